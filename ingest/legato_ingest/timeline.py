@@ -1,0 +1,230 @@
+"""Decodes packed timelines (schema/TIMELINE.md), all those of a request in one vector pass.
+
+One idea: Python touches each column's few header bytes, numpy touches the chunks. Columns of equal width are laid end to end and
+unpacked together; nothing is allocated for chunks before the sum of what the headers declare is known, so that a caller can hold
+it against a budget. It knows nothing of spans, statistics or the store.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato_ingest.segments import Segments
+
+__all__ = ["CHUNKS_MAX", "HOLD_STEP_US", "ColumnHead", "TimelineError", "TimelineHead", "Timelines", "decode", "read_head"]
+
+CHUNKS_MAX = 65_536
+HOLD_STEP_US = 64
+DT, BYTES, TOKENS, KIND, HOLD = 1, 2, 3, 4, 5
+KNOWN = frozenset((DT, BYTES, TOKENS, KIND, HOLD))
+KIND_TEXT = 1
+WIDTHS = frozenset((0, 1, 2, 4, 8, 16, 32))
+
+_HEAD = struct.Struct("<BBI")
+_ENTRY = struct.Struct("<BI")
+_COLUMN = struct.Struct("<BIH")
+_EXCEPTION_BYTES = 6
+_VALUE_END = 1 << 32
+
+
+class TimelineError(ValueError):
+    """A timeline that breaks schema/TIMELINE.md. Its message is the reason named there."""
+
+
+@dataclass(slots=True)
+class ColumnHead:
+    """Where one column lies in its timeline's bytes; checked against the bytes' length."""
+
+    width: int
+    base: int
+    exceptions: int
+    packed_at: int
+    positions_at: int
+
+
+@dataclass(slots=True)
+class TimelineHead:
+    """One timeline's declared number of chunks and its known columns, by id."""
+
+    chunks: int
+    columns: dict[int, ColumnHead]
+
+
+@dataclass(slots=True)
+class Timelines:
+    """The chunks of many streams, end to end.
+
+    ``streams`` says where each stream's chunks lie. ``dt_us``, ``sizes`` (bytes), ``tokens`` and ``holds`` (64 µs steps) are uint32,
+    ``kinds`` uint8, all one entry a chunk. ``has_*`` (one entry a stream) say which columns the stream had; where it had none, the
+    values are 0.
+    """
+
+    streams: Segments
+    dt_us: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
+    tokens: NDArray[np.uint32]
+    kinds: NDArray[np.uint8]
+    holds: NDArray[np.uint32]
+    has_sizes: NDArray[np.bool_]
+    has_tokens: NDArray[np.bool_]
+    has_holds: NDArray[np.bool_]
+
+
+def read_head(blob: bytes) -> TimelineHead:
+    """Read and check all that can be checked without touching chunks. Raises ``TimelineError`` with the specification's reason."""
+    size = len(blob)
+    if size < _HEAD.size:
+        raise TimelineError("truncated")
+    version, count, chunks = _HEAD.unpack_from(blob)
+    if version != 1:
+        raise TimelineError("version")
+    if chunks > CHUNKS_MAX:
+        raise TimelineError("chunks")
+    at = _HEAD.size + count * _ENTRY.size
+    if at > size:
+        raise TimelineError("truncated")
+    columns: dict[int, ColumnHead] = {}
+    seen = set()
+    for place in range(_HEAD.size, at, _ENTRY.size):
+        name, length = _ENTRY.unpack_from(blob, place)
+        if name in seen:
+            raise TimelineError("duplicate")
+        seen.add(name)
+        if at + length > size:
+            raise TimelineError("truncated")
+        if name in KNOWN:
+            columns[name] = _read_column(blob, at, length, chunks)
+        at += length
+    if at != size:
+        raise TimelineError("trailing")
+    if DT not in columns:
+        raise TimelineError("missing")
+    return TimelineHead(chunks, columns)
+
+
+def _read_column(blob: bytes, at: int, length: int, chunks: int) -> ColumnHead:
+    if length < _COLUMN.size:
+        raise TimelineError("length")
+    width, base, exceptions = _COLUMN.unpack_from(blob, at)
+    if width not in WIDTHS:
+        raise TimelineError("width")
+    packed = (chunks * width + 7) // 8
+    if length != _COLUMN.size + packed + exceptions * _EXCEPTION_BYTES:
+        raise TimelineError("length")
+    if exceptions > chunks:
+        raise TimelineError("exceptions")
+    return ColumnHead(width, base, exceptions, at + _COLUMN.size, at + _COLUMN.size + packed)
+
+
+def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timelines, dict[int, str]]:
+    """Decode timelines whose heads ``read_head`` accepted; also the reasons of those that prove bad now, by index.
+
+    A bad one keeps its place with chunks that mean nothing: the caller drops it. Time is linear in the chunks declared.
+    """
+    streams = Segments.of_lengths(np.fromiter((head.chunks for head in heads), np.int64, len(heads)))
+    bad: dict[int, str] = {}
+    out = {name: _decode_column(name, blobs, heads, streams, bad) for name in sorted(KNOWN)}
+
+    def has(name: int) -> NDArray[np.bool_]:
+        return np.fromiter((name in head.columns for head in heads), np.bool_, len(heads))
+
+    has_kinds = has(KIND)
+    kinds = np.minimum(out[KIND], 255).astype(np.uint8)
+    if not has_kinds.all():
+        kinds[np.repeat(~has_kinds, streams.lengths)] = KIND_TEXT
+    timelines = Timelines(
+        streams, out[DT], out[BYTES], out[TOKENS], kinds, out[HOLD], has(BYTES), has(TOKENS), has(HOLD)
+    )
+    return timelines, bad
+
+
+def _decode_column(
+    name: int, blobs: Sequence[bytes], heads: Sequence[TimelineHead], streams: Segments, bad: dict[int, str]
+) -> NDArray[np.uint32]:
+    """One column of every stream, end to end: zeros where a stream lacks it."""
+    values = np.zeros(streams.total, np.uint32)
+    by_width: dict[int, list[int]] = {}
+    patched: list[int] = []
+    bases = np.zeros(len(heads), np.uint32)
+    for i, head in enumerate(heads):
+        column = head.columns.get(name)
+        if column is None or not head.chunks:
+            continue
+        by_width.setdefault(column.width, []).append(i)
+        bases[i] = column.base
+        if column.exceptions:
+            patched.append(i)
+    for width, members in by_width.items():
+        if width:
+            _unpack_width(width, members, [heads[i].columns[name] for i in members], blobs, streams, values)
+    if bases.any():
+        base = np.repeat(bases, streams.lengths)
+        values += base
+        for i in np.unique(streams.owners()[values < base]) if (values < base).any() else ():
+            bad.setdefault(int(i), "overflow")
+    if patched:
+        _patch([heads[i].columns[name] for i in patched], patched, blobs, streams, values, bad)
+    return values
+
+
+def _unpack_width(
+    width: int,
+    members: list[int],
+    columns: list[ColumnHead],
+    blobs: Sequence[bytes],
+    streams: Segments,
+    values: NDArray[np.uint32],
+) -> None:
+    """Unpack the columns of one width and put them where their streams lie."""
+    packed = b"".join([blobs[i][c.packed_at : c.positions_at] for i, c in zip(members, columns, strict=True)])
+    if width >= 8:
+        flat = np.frombuffer(packed, np.dtype(f"<u{width // 8}"))
+        slots = streams.lengths[members]
+    else:
+        raw = np.frombuffer(packed, np.uint8)
+        shifts = np.arange(0, 8, width, dtype=np.uint8)
+        flat = ((raw[:, None] >> shifts) & np.uint8((1 << width) - 1)).reshape(-1)
+        lanes = 8 // width
+        slots = -(-streams.lengths[members] // lanes) * lanes
+    whole = len(members) == len(streams.lengths)
+    if whole and flat.size == streams.total:
+        values[:] = flat
+        return
+    lengths = streams.lengths[members]
+    ranks = Segments.of_lengths(lengths).ranks()
+    source = np.repeat(np.cumsum(slots) - slots, lengths) + ranks
+    values[np.repeat(streams.starts[members], lengths) + ranks] = flat[source]
+
+
+def _patch(
+    columns: list[ColumnHead],
+    members: list[int],
+    blobs: Sequence[bytes],
+    streams: Segments,
+    values: NDArray[np.uint32],
+    bad: dict[int, str],
+) -> None:
+    """Put the exceptions of one column's streams in place."""
+    counts = np.fromiter((c.exceptions for c in columns), np.int64, len(columns))
+    where = [blobs[i][c.positions_at : c.positions_at + 2 * c.exceptions] for i, c in zip(members, columns, strict=True)]
+    what = [
+        blobs[i][c.positions_at + 2 * c.exceptions : c.positions_at + _EXCEPTION_BYTES * c.exceptions]
+        for i, c in zip(members, columns, strict=True)
+    ]
+    positions = np.frombuffer(b"".join(where), np.dtype("<u2")).astype(np.int64)
+    patches = Segments.of_lengths(counts)
+    owners = np.asarray(members)[patches.owners()]
+    wrong = positions >= streams.lengths[owners]
+    unordered = np.zeros(len(positions), np.bool_)
+    unordered[1:] = (positions[1:] <= positions[:-1]) & (owners[1:] == owners[:-1])
+    wrong |= unordered
+    for i in np.unique(owners[wrong]):
+        bad.setdefault(int(i), "exceptions")
+    good = ~wrong
+    patched = np.frombuffer(b"".join(what), np.dtype("<u4"))
+    values[(streams.starts[owners] + positions)[good]] = patched[good]

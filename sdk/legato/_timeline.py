@@ -1,0 +1,155 @@
+"""Packs a stream's chunks into the bytes of ``legato.stream.timeline`` (schema/TIMELINE.md).
+
+One idea: a column is packed by operations on whole sequences that run in C (sort, slice, big integers), so that pure Python
+needs well under a microsecond a chunk and the SDK needs no numpy. It never unpacks: readers do.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import repeat
+from operator import floordiv, sub
+from sys import byteorder
+
+__all__ = ["CHUNKS_MAX", "HOLD_STEP_US", "Kind", "pack"]
+
+CHUNKS_MAX = 65_536
+HOLD_STEP_US = 64
+DT_MAX = 2**32 - 1
+VALUE_MAX = 2**32 - 1
+
+_DT, _BYTES, _TOKENS, _KIND, _HOLD = 1, 2, 3, 4, 5
+_COLUMN_HEAD = struct.Struct("<BIH")
+_DIRECTORY_ENTRY = struct.Struct("<BI")
+_HEAD = struct.Struct("<BBI")
+_EXCEPTION_BYTES = 6
+_ARRAY_CODE = {8: "B", 16: "H", 32: "I"}
+
+
+class Kind(IntEnum):
+    """What a chunk carried. Text, reasoning and tool carry content; the others none."""
+
+    ROLE = 0
+    TEXT = 1
+    REASONING = 2
+    TOOL = 3
+    USAGE = 4
+    HEARTBEAT = 5
+    RETRACT = 6
+    DONE = 7
+
+
+def pack(
+    times_us: Sequence[int],
+    sizes: Sequence[int] | None = None,
+    tokens: Sequence[int] | None = None,
+    kinds: Sequence[int] | None = None,
+    holds_us: Sequence[int] | None = None,
+) -> bytes:
+    """Pack one stream's columns, each as long as the stream has chunks; ``None`` is a column that nobody knows.
+
+    ``times_us``: microseconds from the stream's start to each chunk, ascending. ``sizes``: UTF-8 bytes of content.
+    ``holds_us``: microseconds; kept in steps of 64. Sizes, tokens and holds beyond 2**32 - 1 are kept as that.
+    Raises ``ValueError`` when the columns differ in length, a time goes backwards, or there are more than 65,536 chunks.
+    """
+    chunks = len(times_us)
+    if chunks > CHUNKS_MAX:
+        raise ValueError(f"a timeline holds at most {CHUNKS_MAX} chunks, not {chunks}")
+    given = ((_BYTES, sizes), (_TOKENS, tokens), (_KIND, kinds))
+    columns: dict[int, Sequence[int]] = {name: values for name, values in given if values is not None}
+    if holds_us is not None:
+        columns[_HOLD] = list(map(floordiv, holds_us, repeat(HOLD_STEP_US)))
+    for values in columns.values():
+        if len(values) != chunks:
+            raise ValueError(f"columns differ in length: {len(values)} values for {chunks} chunks")
+    dts = list(map(sub, times_us, [0, *times_us[:-1]])) if chunks else []
+    if dts and max(dts) > DT_MAX:
+        dts, columns = _split_long_gaps(dts, columns)
+    if dts and min(dts) < 0:
+        raise ValueError("times must not go backwards")
+    payloads = {name: _pack_column(values) for name, values in {_DT: dts, **columns}.items()}
+    directory = b"".join(_DIRECTORY_ENTRY.pack(name, len(payload)) for name, payload in payloads.items())
+    return _HEAD.pack(1, len(payloads), len(dts)) + directory + b"".join(payloads.values())
+
+
+def _pack_column(values: Sequence[int]) -> bytes:
+    count = len(values)
+    if not count:
+        return _COLUMN_HEAD.pack(0, 0, 0)
+    ordered = sorted(values)
+    if ordered[0] < 0 or ordered[-1] > VALUE_MAX:
+        values = [min(max(value, 0), VALUE_MAX) for value in values]
+        ordered = sorted(values)
+    width, base, exceptions = _choose_width(ordered)
+    if width == 0:
+        places = [i for i, value in enumerate(values) if value != base] if exceptions else []
+        packed = b""
+    else:
+        top = base + (1 << width)
+        places = [i for i, value in enumerate(values) if value >= top or value < base] if exceptions else []
+        packed = _pack_bits(values, width, base, bool(places))
+    head = _COLUMN_HEAD.pack(width, base, len(places))
+    if not places:
+        return head + packed
+    return head + packed + _little("H", places) + _little("I", [values[i] for i in places])
+
+
+def _choose_width(ordered: list[int]) -> tuple[int, int, int]:
+    """The cheapest (width, base, exceptions) for these ascending values, by the payload's length."""
+    count = len(ordered)
+    base = ordered[count // 2]
+    exceptions = count - bisect_right(ordered, base) + bisect_left(ordered, base)
+    best = (exceptions * _EXCEPTION_BYTES, 0, base, exceptions)
+    for base in {ordered[0], ordered[count >> 6], ordered[count >> 4]} if exceptions else ():
+        low = bisect_left(ordered, base)
+        for width in (1, 2, 4, 8, 16, 32):
+            exceptions = count - bisect_left(ordered, base + (1 << width)) + low
+            cost = -(-count * width // 8) + exceptions * _EXCEPTION_BYTES
+            if exceptions < CHUNKS_MAX and cost < best[0]:
+                best = (cost, width, base, exceptions)
+    return best[1], best[2], best[3]
+
+
+def _pack_bits(values: Sequence[int], width: int, base: int, wrap: bool) -> bytes:
+    """``width`` bits a value, lowest first. With ``wrap``, values that do not fit are cut to what does."""
+    if wrap:
+        mask = (1 << width) - 1
+        values = [(value - base) & mask for value in values]
+    elif base:
+        values = list(map(sub, values, repeat(base)))
+    if width >= 8:
+        return _little(_ARRAY_CODE[width], values)
+    lanes = 8 // width
+    raw = bytes(values)
+    length = -(-len(raw) // lanes)
+    packed = 0
+    for lane in range(lanes):
+        packed |= int.from_bytes(raw[lane::lanes], "little") << (lane * width)
+    return packed.to_bytes(length, "little")
+
+
+def _little(code: str, values: Sequence[int]) -> bytes:
+    column = array(code, values)
+    if byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
+
+
+def _split_long_gaps(dts: list[int], columns: dict[int, Sequence[int]]) -> tuple[list[int], dict[int, Sequence[int]]]:
+    """Write each dt of 71 minutes or more as heartbeats and a rest (schema/TIMELINE.md, Limits)."""
+    fillers = [max(0, dt - 1) // DT_MAX for dt in dts]
+    room = CHUNKS_MAX - len(dts)
+    if sum(fillers) > room:
+        raise ValueError("the timeline spans too long a time for its number of chunks")
+    columns.setdefault(_KIND, [Kind.TEXT] * len(dts))
+
+    def spread(values: Sequence[int], filler: int) -> list[int]:
+        return [v for value, count in zip(values, fillers) for v in [filler] * count + [value]]
+
+    out = {name: spread(values, Kind.HEARTBEAT if name == _KIND else 0) for name, values in columns.items()}
+    rests = [dt - count * DT_MAX for dt, count in zip(dts, fillers)]
+    return spread(rests, DT_MAX), dict(out)
