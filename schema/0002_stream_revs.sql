@@ -40,7 +40,7 @@ CREATE TABLE stream_revs
     otlp_bytes          UInt32 CODEC(T64('bit'), ZSTD(1)),
     wire_bytes          Nullable(UInt64) CODEC(T64('bit'), ZSTD(1)),
 
-    chunks              UInt32 CODEC(T64('bit'), ZSTD(1)),
+    chunks              Nullable(UInt32) CODEC(T64('bit'), ZSTD(1)),
     chunks_dropped      UInt32 CODEC(T64, ZSTD(1)),
     content_chunks      Nullable(UInt32) CODEC(T64('bit'), ZSTD(1)),
     content_bytes       Nullable(UInt64) CODEC(T64('bit'), ZSTD(1)),

@@ -83,9 +83,10 @@ class Segments:
 
     def cumulate(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """The running sum within each segment, the element itself included."""
-        running = np.cumsum(values, dtype=np.int64)
+        running: NDArray[np.int64] = np.cumsum(values, dtype=np.int64)
         before = np.concatenate(([0], running))[self.starts]
-        return running - np.repeat(before, self.lengths)
+        running -= np.repeat(before, self.lengths)
+        return running
 
     def firsts(self, values: NDArray[Any], empty: Any = 0) -> NDArray[Any]:
         """Each segment's first element; ``empty`` for an empty one."""

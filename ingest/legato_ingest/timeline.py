@@ -137,9 +137,7 @@ def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timel
     kinds = np.minimum(out[KIND], 255).astype(np.uint8)
     if not has_kinds.all():
         kinds[np.repeat(~has_kinds, streams.lengths)] = KIND_TEXT
-    timelines = Timelines(
-        streams, out[DT], out[BYTES], out[TOKENS], kinds, out[HOLD], has(BYTES), has(TOKENS), has(HOLD)
-    )
+    timelines = Timelines(streams, out[DT], out[BYTES], out[TOKENS], kinds, out[HOLD], has(BYTES), has(TOKENS), has(HOLD))
     return timelines, bad
 
 

@@ -1,0 +1,118 @@
+"""Typed reading of a span's attributes.
+
+One idea: an attribute that is there with the wrong type or an impossible value is a fault of the span, named by key and type and
+never by value; one that is not there is unknown. A key is looked for on the span, then its scope, then its resource. It knows no
+convention: keys come from the adapters.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+__all__ = ["AttributeFault", "Attributes", "attribute_map"]
+
+_INT_MAX = 2**63 - 1
+TEXT_CHARACTERS_MAX = 1024
+
+
+class AttributeFault(ValueError):
+    """An attribute of the wrong type or an impossible value. The message names the key and the type, never the value."""
+
+
+def attribute_map(attributes: Iterable[KeyValue]) -> dict[str, AnyValue]:
+    """Attributes by key; of equal keys the last counts."""
+    return {attribute.key: attribute.value for attribute in attributes}
+
+
+class Attributes:
+    """The attributes of one span over those of its scope and resource (``outer``, already merged).
+
+    ``get(key)`` is the value under a key, wherever it stands; ``own`` has the span's alone.
+    """
+
+    __slots__ = ("get", "own")
+
+    def __init__(self, own: Mapping[str, AnyValue], outer: Mapping[str, AnyValue]) -> None:
+        self.own = own
+        self.get: Callable[[str], AnyValue | None] = {**outer, **own}.get
+
+    def text(self, key: str) -> str:
+        """A string, cut to 1,024 characters; empty when absent."""
+        value = self.get(key)
+        if value is None:
+            return ""
+        if value.WhichOneof("value") != "string_value":
+            raise _wrong(key, value, "a string")
+        text: str = value.string_value
+        return text if len(text) <= TEXT_CHARACTERS_MAX else text[:TEXT_CHARACTERS_MAX]
+
+    def first_text(self, key: str) -> str:
+        """The first of an array of strings, or a plain string; empty when absent or empty."""
+        value = self.get(key)
+        if value is None or value.WhichOneof("value") != "array_value":
+            return self.text(key)
+        items = value.array_value.values
+        if not items:
+            return ""
+        if items[0].WhichOneof("value") != "string_value":
+            raise _wrong(key, items[0], "an array of strings")
+        text: str = items[0].string_value
+        return text[:TEXT_CHARACTERS_MAX]
+
+    def count(self, key: str, most: int = _INT_MAX) -> int | None:
+        """A whole number from 0 to ``most``."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if value.WhichOneof("value") != "int_value":
+            raise _wrong(key, value, "an integer")
+        if not 0 <= value.int_value <= most:
+            raise AttributeFault(f"{key}: an integer outside 0 to {most}")
+        return value.int_value
+
+    def flag(self, key: str) -> bool:
+        """A boolean; false when absent."""
+        value = self.get(key)
+        if value is None:
+            return False
+        if value.WhichOneof("value") != "bool_value":
+            raise _wrong(key, value, "a boolean")
+        return value.bool_value
+
+    def micros(self, key: str) -> int | None:
+        """A duration given in seconds, as whole µs."""
+        value = self.get(key)
+        if value is None:
+            return None
+        which = value.WhichOneof("value")
+        if which not in ("double_value", "int_value"):
+            raise _wrong(key, value, "a number of seconds")
+        seconds = value.double_value if which == "double_value" else float(value.int_value)
+        if not (math.isfinite(seconds) and 0 <= seconds < 1e9):
+            raise AttributeFault(f"{key}: a number of seconds that is negative, endless or not a number")
+        return round(seconds * 1e6)
+
+    def packed(self, key: str) -> bytes | None:
+        """Bytes, or the same as base64 in a string."""
+        value = self.get(key)
+        if value is None:
+            return None
+        which = value.WhichOneof("value")
+        if which == "bytes_value":
+            return value.bytes_value
+        if which != "string_value":
+            raise _wrong(key, value, "bytes, or base64 in a string")
+        try:
+            return base64.b64decode(value.string_value, validate=True)
+        except (binascii.Error, ValueError):
+            raise AttributeFault(f"{key}: a string that is not base64") from None
+
+
+def _wrong(key: str, value: AnyValue, wanted: str) -> AttributeFault:
+    found = value.WhichOneof("value") or "no value"
+    return AttributeFault(f"{key}: {found.removesuffix('_value')}, expected {wanted}")

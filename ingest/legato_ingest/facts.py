@@ -1,0 +1,61 @@
+"""What one span says of one streamed response, whoever emitted it.
+
+One idea: adapters turn every emitter's span into this one shape, and all that comes after knows no emitter. ``None`` (and for names
+the empty string) is "the span does not say". It holds no statistic: those come from the timeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Outcome", "StreamFacts"]
+
+OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
+# Endings after which the time since the last content is a gap that somebody sat through.
+OPEN_ENDED = frozenset(("client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
+Outcome = str
+
+
+@dataclass(slots=True)
+class StreamFacts:
+    """One rev of one stream at one vantage. Times in ns since the epoch, ``*_us`` in µs from the start, names as in ``stream_revs``."""
+
+    trace_id: bytes
+    span_id: bytes
+    parent_span_id: bytes
+    start_ns: int
+    end_ns: int
+    otlp_bytes: int
+    emitter: str
+    rev: int = 1
+    ended: bool = True
+    next_due_us: int = 0
+    vantage: str = "client"
+    outcome: Outcome = "complete"
+    error_type: str = ""
+    service_name: str = ""
+    service_version: str = ""
+    provider: str = ""
+    model: str = ""
+    response_model: str = ""
+    response_id: str = ""
+    finish_reason: str = ""
+    route: str = ""
+    conversation_id: str = ""
+    engine_id: str = ""
+    client_hash: str = ""
+    transport: str = ""
+    clock: str = ""
+    client_address: str = ""
+    client_port: int = 0
+    server_address: str = ""
+    server_port: int = 0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    wire_bytes: int | None = None
+    chunks: int | None = None
+    chunks_dropped: int = 0
+    ttfb_us: int | None = None
+    ttft_us: int | None = None
+    timeline: bytes | None = None
+    flags: list[str] = field(default_factory=list)

@@ -1,0 +1,114 @@
+"""From chunks to reads to epochs to gaps: what counts as a moment in which something appeared.
+
+One idea: chunks with content and the same time are one **read**; reads within 5 ms of the first of them are one **epoch**; a **gap**
+is the time from an epoch's last read to the next epoch's first, so that every gap is a true distance of two reads. It computes no
+statistic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato_ingest.segments import Segments
+from legato_ingest.timeline import Timelines
+
+__all__ = ["EPOCH_US", "Reads", "gaps_between_epochs", "reads_of"]
+
+# The larger of 5 ms and twice the timer's resolution, which is 1 µs here.
+EPOCH_US = 5_000
+TEXT, REASONING, TOOL = 1, 2, 3
+
+
+@dataclass(slots=True)
+class Reads:
+    """The content reads of many streams, end to end: µs from the stream's start, bytes of content, bytes of text in each."""
+
+    streams: Segments
+    times_us: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    text_sizes: NDArray[np.int64]
+    has_text: NDArray[np.bool_]
+    content_chunks: NDArray[np.int64]
+
+
+def reads_of(timelines: Timelines) -> Reads:
+    """The reads of a batch of timelines. Chunks without content (role, usage, heartbeat, retract, done) are no reads."""
+    chunks = timelines.streams
+    times = chunks.cumulate(timelines.dt_us)
+    is_text = timelines.kinds == TEXT
+    content = is_text | (timelines.kinds == REASONING) | (timelines.kinds == TOOL)
+    lengths = chunks.sums(content)
+    kept = Segments.of_lengths(lengths)
+    times, sizes, text = times[content], timelines.sizes[content].astype(np.int64), is_text[content]
+    first = np.ones(len(times), np.bool_)
+    first[1:] = times[1:] != times[:-1]
+    first[kept.starts[kept.filled]] = True
+    if first.all():
+        return Reads(kept, times, sizes, np.where(text, sizes, 0), text, lengths)
+    at = np.flatnonzero(first)
+    return Reads(
+        Segments.of_lengths(kept.sums(first)),
+        times[at],
+        np.add.reduceat(sizes, at),
+        np.add.reduceat(np.where(text, sizes, 0), at),
+        np.logical_or.reduceat(text, at),
+        lengths,
+    )
+
+
+def gaps_between_epochs(reads: Reads) -> tuple[Segments, NDArray[np.int64]]:
+    """Each stream's gaps in µs, in order of time, its open gap not among them: one fewer than it has epochs."""
+    times, streams = reads.times_us, reads.streams
+    starts = _epoch_starts(times, streams)
+    at = np.flatnonzero(starts)
+    epochs = Segments.of_lengths(streams.sums(starts))
+    inner = np.ones(len(at), np.bool_)
+    inner[epochs.starts[epochs.filled]] = False
+    at = at[inner]
+    return Segments.of_lengths(np.maximum(epochs.lengths - 1, 0)), times[at] - times[at - 1]
+
+
+def _epoch_starts(times: NDArray[np.int64], streams: Segments) -> NDArray[np.bool_]:
+    """Which reads begin an epoch: the first of a stream, and each that comes 5 ms or more after the first of the epoch before.
+
+    A read 5 ms or more after its predecessor always begins one. Between such reads lie runs; only a run that lasts 5 ms or more
+    needs a walk, and all such runs are walked together.
+    """
+    starts = np.ones(len(times), np.bool_)
+    starts[1:] = times[1:] - times[:-1] >= EPOCH_US
+    starts[streams.starts[streams.filled]] = True
+    runs = np.flatnonzero(starts)
+    if not len(runs):
+        return starts
+    lengths = np.diff(np.append(runs, len(times)))
+    spans = times[runs + lengths - 1] - times[runs]
+    long = spans >= EPOCH_US
+    if long.any():
+        _walk(times, runs[long], lengths[long], spans[long], starts)
+    return starts
+
+
+def _walk(
+    times: NDArray[np.int64],
+    runs: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    spans: NDArray[np.int64],
+    starts: NDArray[np.bool_],
+) -> None:
+    """Mark the epochs inside long runs: from each epoch's first read jump to the first read 5 ms later or more."""
+    inside = Segments.of_lengths(lengths)
+    where = np.repeat(runs, lengths) + inside.ranks()
+    # Runs laid out on one ascending axis, far enough apart that no jump crosses into the next but at its first read.
+    shift = np.cumsum(spans + EPOCH_US) - (spans + EPOCH_US)
+    axis = times[where] - np.repeat(times[runs] - shift, lengths)
+    jump = np.searchsorted(axis, axis + EPOCH_US)
+    ends = inside.ends
+    at = inside.starts
+    while at.size:
+        starts[where[at]] = True
+        following = jump[at]
+        alive = following < ends
+        at, ends = following[alive], ends[alive]
