@@ -224,8 +224,8 @@ def _starvation(reads: Reads, has_sizes: NDArray[np.bool_]) -> Part:
     streams = reads.streams
     is_text = reads.text_sizes > 0
     before = streams.cumulate(reads.text_sizes) - reads.text_sizes
-    text = Segments.of_lengths(streams.sums(is_text))
-    first = np.repeat(text.firsts(reads.times_us[is_text]), streams.lengths)
+    text = Segments.of_lengths(streams.sums(reads.has_text))
+    first = np.repeat(text.firsts(reads.times_us[reads.has_text]), streams.lengths)
     known = has_sizes & (text.lengths > 0)
     columns: dict[str, Column] = {}
     for rate in READING_RATES_WPS:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from legato._timeline import pack
 from legato_ingest.statistics import THRESHOLDS_MS, Statistics, describe
 from legato_ingest.timeline import Timelines, decode, read_head

@@ -57,7 +57,12 @@ def valid() -> list[dict[str, Any]]:
         case("ids that nobody knows are skipped", timeline(2, [(200, b"\xff\xff\xff"), (DT, steady), (6, b"")]), [20_000] * 2),
         case("kinds of tomorrow are kept", timeline(2, [(DT, steady), (KIND, column(0, 99, b""))]), [20_000] * 2, kind=[99, 99]),
         case("exceptions below the base", timeline(2, [(DT, column(8, 100, bytes([0, 5]), {0: 3}))]), [3, 105]),
-        case("spare bits are ignored", timeline(3, [(DT, steady), (BYTES, column(1, 0, bytes([0b11111_010])))]), [20_000] * 3, bytes=[0, 1, 0]),
+        case(
+            "spare bits are ignored",
+            timeline(3, [(DT, steady), (BYTES, column(1, 0, bytes([0b11111_010])))]),
+            [20_000] * 3,
+            bytes=[0, 1, 0],
+        ),
         case("the largest value", timeline(1, [(DT, column(0, 2**32 - 1, b""))]), [2**32 - 1]),
         case("the most chunks, 18 bytes", timeline(65_536, [(DT, column(0, 1, b""))]), [1] * 65_536),
     ]

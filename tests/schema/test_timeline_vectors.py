@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from legato._timeline import pack
 from legato_ingest.timeline import TimelineError, decode, read_head
 
