@@ -50,7 +50,8 @@ def request(resource: Mapping[str, Any] | None = None, scope: Mapping[str, Any] 
 
 def scope_of(body: ExportTraceServiceRequest) -> ScopeSpans:
     """The request's only scope."""
-    return body.resource_spans[0].scope_spans[0]
+    scope: ScopeSpans = body.resource_spans[0].scope_spans[0]
+    return scope
 
 
 def steady_timeline(chunks: int = 20, dt_us: int = 25_000, first_us: int = 400_000, size: int = 4) -> bytes:
@@ -75,7 +76,7 @@ def native_span(
     """Add a span of Legato's own to the request: complete, at a client, steady, unless ``attributes`` say otherwise."""
     rng = rng or random.Random()
     start = start_ns if start_ns is not None else time.time_ns() - 60 * SECOND_NS
-    span = scope_of(body).spans.add(
+    span: Span = scope_of(body).spans.add(
         trace_id=rng.randbytes(16) if trace_id is None else trace_id,
         span_id=rng.randbytes(8) if span_id is None else span_id,
         name=name,

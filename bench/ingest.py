@@ -1,0 +1,218 @@
+"""How fast `legato serve` takes packed timelines, how much memory it needs, and how long an acknowledgement takes.
+
+    python bench/ingest.py [--streams 60000] [--chunks 200] [--core 0]
+
+What runs is what users run: the `legato serve` command on an embedded store in a fresh folder, fed over HTTP. It is pinned to one
+core, the sender to the others. First it is fed as fast as it acknowledges: bodies of 500 streams, four requests at a time. Then single
+streams arrive at a steady pace while the heaviest report query runs without a pause, and each acknowledgement is timed.
+Last line: one JSON object with `chunks_per_s_packed`, `peak_rss_mb`, `ack_p99_ms`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import httpx
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+from bench.machine import describe, median, quantile  # noqa: E402
+from helpers.ports import free_port  # noqa: E402
+from helpers.spans import native_span, request  # noqa: E402
+from legato._timeline import pack  # noqa: E402
+
+STREAMS_A_BODY = 500
+SENDERS = 4
+HEAVY = """
+SELECT model, count(), quantileExact(0.99)(gap_p99_us), quantileExact(0.99)(gap_max_us), avg(jitter_ratio),
+       sumMap(gap_bucket, gap_bucket_count), countIf(gap_max_us <= 400000) / count()
+FROM streams GROUP BY model FORMAT JSON
+"""
+
+
+def timelines(chunks: int, rng: random.Random, count: int = 400) -> list[tuple[int, bytes]]:
+    """Timelines drawn as engines make them: 25 ms a step, now and then a stall; holds log-normal around 200 µs."""
+    out = []
+    for _ in range(count):
+        time_us, times = rng.randrange(100_000, 900_000), []
+        for _ in range(chunks):
+            time_us += 200_000 if rng.random() < 0.02 else max(0, int(rng.gauss(25_000, 3_000)))
+            times.append(time_us)
+        sizes = [0, *(rng.randint(1, 9) for _ in range(chunks - 2)), 0]
+        holds = [int(rng.lognormvariate(5.3, 1.98)) for _ in range(chunks)]
+        out.append((time_us, pack(times, sizes, None, [0, *[1] * (chunks - 2), 7], holds)))
+    return out
+
+
+def body(streams: int, pool: list[tuple[int, bytes]], rng: random.Random) -> bytes:
+    """One request of so many streams, with ids of their own, that started within the last minute."""
+    out: ExportTraceServiceRequest = request({"service.name": "bench"})
+    for _ in range(streams):
+        duration_us, timeline = rng.choice(pool)
+        attributes = {
+            "gen_ai.client.operation.time_to_first_chunk": 0.4,
+            "gen_ai.response.time_to_first_chunk": 0.4,
+            "gen_ai.server.ttft": 0.4,
+            "langfuse.observation.completion_start_time": "2026-11-21T00:00:00.000000Z",
+            "legato.stream.timeline": timeline,
+            "legato.stream.gap_max": 0.2,
+            "legato.stream.stalls": 0,
+            "client.address": "127.0.0.1",
+            "client.port": 40_000 + rng.randrange(20_000),
+            "server.address": "127.0.0.1",
+            "server.port": 8_000,
+        }
+        start = time.time_ns() - 70_000_000_000 + rng.randrange(60_000_000_000)
+        native_span(out, attributes, start_ns=start, duration_ns=duration_us * 1000 + 5_000, rng=rng)
+    content: bytes = out.SerializeToString()
+    return content
+
+
+class Serve:
+    """A `legato serve` of its own, on free ports and a fresh store, pinned to one core."""
+
+    def __init__(self, folder: str, core: int) -> None:
+        self.otlp, self.read = free_port(), free_port()
+        environ = {
+            **os.environ,
+            "LEGATO_STORE": f"chdb://{folder}/store",
+            "LEGATO_OTLP_PORT": str(self.otlp),
+            "LEGATO_READ_PORT": str(self.read),
+        }
+        command = ["taskset", "-c", str(core), str(pathlib.Path(sys.executable).with_name("legato")), "serve"]
+        self.process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
+        self.wait()
+
+    def wait(self) -> None:
+        """Until it is ready."""
+        for _ in range(600):
+            try:
+                if httpx.get(f"http://127.0.0.1:{self.otlp}/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            if self.process.poll() is not None:
+                raise SystemExit("legato serve did not start")
+            time.sleep(0.1)
+        raise SystemExit("legato serve was not ready within a minute")
+
+    def rss_peak_mb(self) -> float:
+        """The most memory it held, from the kernel's high-water mark."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+    def query(self, sql: str) -> bytes:
+        """A query through the read endpoint."""
+        reply = httpx.post(f"http://127.0.0.1:{self.read}/", content=sql, timeout=60)
+        reply.raise_for_status()
+        return reply.content
+
+    def stop(self) -> None:
+        """End it as a user would."""
+        self.process.terminate()
+        self.process.wait(30)
+
+
+def send(client: httpx.Client, url: str, content: bytes) -> float:
+    """Send until acknowledged; seconds that it took."""
+    started = time.perf_counter()
+    while True:
+        reply = client.post(url, content=content, headers={"Content-Type": "application/x-protobuf"})
+        if reply.status_code == 200:
+            return time.perf_counter() - started
+        if reply.status_code not in (429, 503):
+            raise SystemExit(f"{reply.status_code}: {reply.content[:200]!r}")
+        time.sleep(0.05)
+
+
+def feed(serve: Serve, bodies: list[bytes]) -> float:
+    """Seconds from the first request to the last acknowledgement."""
+    url = f"http://127.0.0.1:{serve.otlp}/v1/traces"
+    with httpx.Client(timeout=120) as client, concurrent.futures.ThreadPoolExecutor(SENDERS) as pool:
+        started = time.perf_counter()
+        for done in [pool.submit(send, client, url, content) for content in bodies]:
+            done.result()
+        return time.perf_counter() - started
+
+
+def acknowledge(serve: Serve, singles: list[bytes], pace_s: float) -> tuple[list[float], int]:
+    """Seconds of each acknowledgement at an even pace while the heavy query runs without a pause, and how often that ran."""
+    url, stop, ran = f"http://127.0.0.1:{serve.otlp}/v1/traces", threading.Event(), [0]
+
+    def ask() -> None:
+        while not stop.is_set():
+            serve.query(HEAVY)
+            ran[0] += 1
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with httpx.Client(timeout=120) as client, concurrent.futures.ThreadPoolExecutor(16) as pool:
+        waiting = []
+        for i, content in enumerate(singles):
+            due = time.perf_counter() + pace_s
+            waiting.append(pool.submit(send, client, url, content))
+            time.sleep(max(0.0, due - time.perf_counter()) if i + 1 < len(singles) else 0)
+        seconds = [done.result() for done in waiting]
+    stop.set()
+    asking.join()
+    return seconds, ran[0]
+
+
+def main() -> None:
+    """Run both phases and print the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--streams", type=int, default=60_000)
+    options.add_argument("--chunks", type=int, default=200)
+    options.add_argument("--core", type=int, default=0)
+    options.add_argument("--singles", type=int, default=1_500)
+    given = options.parse_args()
+    others = os.sched_getaffinity(0) - {given.core}
+    os.sched_setaffinity(0, others or {given.core})
+    rng = random.Random(1)
+    pool = timelines(given.chunks, rng)
+    bodies = [body(STREAMS_A_BODY, pool, rng) for _ in range(given.streams // STREAMS_A_BODY)]
+    warm = [body(STREAMS_A_BODY, pool, rng) for _ in range(8)]
+    with tempfile.TemporaryDirectory() as folder:
+        serve = Serve(folder, given.core)
+        try:
+            feed(serve, warm)
+            seconds = feed(serve, bodies)
+            singles = [body(1, pool, rng) for _ in range(given.singles)]
+            acks, ran = acknowledge(serve, singles, 0.02)
+            rss = serve.rss_peak_mb()
+            stored = int(serve.query("SELECT count() FROM streams FORMAT TSV"))
+        finally:
+            serve.stop()
+    sent = STREAMS_A_BODY * (len(bodies) + len(warm)) + len(singles)
+    if stored != sent:
+        raise SystemExit(f"{sent} streams were acknowledged and {stored} are there")
+    chunks = STREAMS_A_BODY * len(bodies) * given.chunks
+    size = sum(map(len, bodies)) / chunks
+    print(describe("chdb", "numpy", "pyarrow", "protobuf"))
+    print(f"{chunks:,} chunks in {len(bodies)} requests ({size:.2f} B a chunk): {seconds:.1f} s, serve on one core")
+    print(f"{len(acks):,} single streams at 50 a second beside {ran} report queries: median {1000 * median(acks):.0f} ms")
+    figures = {
+        "chunks_per_s_packed": round(chunks / seconds),
+        "peak_rss_mb": round(rss),
+        "ack_p50_ms": round(1000 * median(acks), 1),
+        "ack_p99_ms": round(1000 * quantile(acks, 0.99), 1),
+        "n_chunks": chunks,
+        "n_acks": len(acks),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

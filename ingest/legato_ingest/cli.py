@@ -1,0 +1,89 @@
+"""The command `legato`: what can be typed, and nothing else.
+
+One idea: each command parses its options, calls one function of another module, and prints. Errors that Legato raises on purpose are
+one line and exit status 1. The store's engine (200 MB) is imported only by the commands that open a store.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from legato_ingest import cli_read
+from legato_ingest.errors import LegatoError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="legato",
+    help="What a streamed LLM response felt like, and why.\n\nStart `legato serve`, send it OTLP, then ask `legato report`.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+schema_app = typer.Typer(name="schema", help="The store's schema: numbered SQL files, applied in order.", no_args_is_help=True)
+app.add_typer(schema_app)
+cli_read.register(app)
+
+StoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
+
+
+@app.command()
+def serve(
+    store: StoreOption = None,
+    otlp_port: Annotated[int | None, typer.Option(help="OTLP port [env: LEGATO_OTLP_PORT, default 4318]")] = None,
+    read_port: Annotated[int | None, typer.Option(help="Read port [env: LEGATO_READ_PORT, default 8123]")] = None,
+) -> None:
+    """Receive OTLP, keep streams in an embedded store, and answer queries, all on loopback.
+
+    Point any OTLP/HTTP exporter at http://127.0.0.1:4318. Read with `legato report`, or with any ClickHouse client on port 8123.
+    Settings come from the environment (docs/reference.md); the options here win.
+    """
+    from legato_ingest.serve import serve as run
+    from legato_ingest.settings import load
+
+    run(load(store=store, otlp_port=otlp_port, read_port=read_port))
+
+
+@schema_app.command("apply")
+def schema_apply(store: StoreOption = None) -> None:
+    """Apply the files that the store lacks. Goes through a running `legato serve` when one holds the store."""
+    from legato_ingest.admin import schema_apply as run
+    from legato_ingest.settings import load
+
+    applied = run(load(store=store))
+    for name in applied:
+        typer.echo(f"applied {name}")
+    typer.echo(f"{len(applied)} applied; the schema is current")
+
+
+@schema_app.command("status")
+def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False) -> None:
+    """Show which files are applied."""
+    from legato_ingest.admin import schema_status as run
+    from legato_ingest.settings import load
+
+    status = run(load(store=store))
+    if as_json:
+        typer.echo(json.dumps(status))
+        return
+    table = Table("number", "name", "state")
+    for file in status["files"]:
+        state = "changed since it was applied" if file["changed"] else "applied" if file["applied"] else "missing"
+        table.add_row(f"{file['number']:04}", file["name"], state)
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the command; Legato's own errors are one line."""
+    try:
+        app()
+    except LegatoError as error:
+        print(f"{pathlib.Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(1)

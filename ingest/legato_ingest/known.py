@@ -1,0 +1,64 @@
+"""Which rows of a group the store has already.
+
+One idea: a row's identity is (tenant, trace, span, rev), all of it from the span. One query a group asks the store for the spans of the
+minutes that the group touches, by the span ids' integers, which ClickHouse looks up in a set; the exact comparison is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from legato_ingest.store import Store
+
+__all__ = ["Key", "keys_of", "known_keys"]
+
+Key = tuple[str, bytes, bytes, int]
+_MINUTE_NS = 60_000_000_000
+_COLUMNS = ("tenant", "trace_id", "span_id", "rev")
+
+
+def keys_of(rows: pa.Table) -> list[Key]:
+    """The identity of each row."""
+    return list(zip(*(rows[name].to_pylist() for name in _COLUMNS), strict=True)) if rows.num_rows else []
+
+
+def known_keys(store: Store, tables: Sequence[pa.Table]) -> set[Key]:
+    """The identities among these rows' that the store may hold, exactly those that it does hold."""
+    rows = pa.concat_tables([table.select(["tenant", "start_time", "span_id"]) for table in tables])
+    if not rows.num_rows:
+        return set()
+    starts = rows["start_time"].combine_chunks().cast(pa.int64()).to_numpy()
+    spans = np.frombuffer(b"".join(rows["span_id"].to_pylist()), "<u8")
+    tenants = [str(tenant) for tenant in pc.unique(rows["tenant"]).to_pylist()]
+    found: set[Key] = set()
+    for low, high in _ranges(starts):
+        inside = spans[(starts >= low) & (starts <= high)]
+        found.update(_ask(store, tenants, low, high, inside))
+    return found
+
+
+def _ranges(starts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[int, int]]:
+    """The minutes that these starts touch, neighbours joined: a late stream does not make the query read the time between."""
+    minutes = np.unique(starts // _MINUTE_NS)
+    breaks = np.flatnonzero(np.diff(minutes) > 1) + 1
+    return [(int(run[0]) * _MINUTE_NS, (int(run[-1]) + 1) * _MINUTE_NS - 1) for run in np.split(minutes, breaks)]
+
+
+def _ask(store: Store, tenants: list[str], low: int, high: int, spans: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[Key]:
+    names = ", ".join("unhex('" + tenant.encode().hex() + "')" for tenant in tenants)
+    sql = f"""
+        SELECT tenant, trace_id, span_id, rev FROM stream_revs
+        WHERE tenant IN ({names})
+          AND start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC')
+          AND reinterpretAsUInt64(span_id) IN ({",".join(map(str, spans.tolist()))})
+        SETTINGS max_query_size = 1000000000, max_threads = 1"""
+    table = store.select_arrow(sql)
+    columns = [table[name].to_pylist() for name in _COLUMNS]
+    return [
+        (tenant.decode() if isinstance(tenant, bytes) else tenant, trace, span, rev)
+        for tenant, trace, span, rev in zip(*columns, strict=True)
+    ]

@@ -1,0 +1,93 @@
+"""OTLP over HTTP: bodies in, replies out.
+
+One idea: what a body costs is bounded before it is spent: bytes on the wire, and bytes after decompression, counted while they come out.
+Replies are protobuf in every case, errors included (google.rpc.Status), as the OTLP specification 1.11 asks. It judges no span.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import zstandard
+from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+
+from legato_ingest.errors import BadRequest, TooLarge
+
+__all__ = ["PROTOBUF", "decode", "error_body", "success_body"]
+
+PROTOBUF = "application/x-protobuf"
+_STEP = 256 * 1024
+_GRPC_CODES = {400: 3, 404: 5, 413: 8, 415: 3, 429: 8, 503: 14}
+
+
+def decode(content_type: str, content_encoding: str, body: bytes, bytes_max: int) -> ExportTraceServiceRequest:
+    """The request in a body. Raises ``BadRequest`` (400, 415) and ``TooLarge`` (413)."""
+    check_type(content_type)
+    content = _decompress(content_encoding.strip().lower(), body, bytes_max)
+    try:
+        return ExportTraceServiceRequest.FromString(content)
+    except DecodeError:
+        raise BadRequest(f"the body's {len(content)} bytes are no ExportTraceServiceRequest in protobuf") from None
+
+
+def check_type(content_type: str) -> None:
+    """Refuse anything but protobuf, before a byte of the body is read."""
+    if content_type.split(";")[0].strip().lower() != PROTOBUF:
+        raise BadRequest(f"content type {content_type[:100]!r} is not taken here: send {PROTOBUF}", 415)
+
+
+def _decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
+    if len(body) > bytes_max:
+        raise TooLarge(f"a body of more than {bytes_max} bytes")
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "zstd"):
+        raise BadRequest(f"content encoding {encoding[:40]!r} is not taken here: send gzip, zstd or none", 415)
+    parts, size = [], 0
+    try:
+        for part in _gunzip(body) if encoding == "gzip" else _unzstd(body):
+            size += len(part)
+            if size > bytes_max:
+                raise TooLarge(f"a body of more than {bytes_max} bytes after decompression")
+            parts.append(part)
+    except (zlib.error, zstandard.ZstdError, EOFError):
+        raise BadRequest(f"the body is no whole {encoding} stream") from None
+    return b"".join(parts)
+
+
+def _gunzip(body: bytes) -> Iterator[bytes]:
+    rest = body
+    while rest:
+        stream = zlib.decompressobj(wbits=31)
+        while not stream.eof:
+            part = stream.decompress(rest, _STEP)
+            rest = stream.unconsumed_tail or stream.unused_data
+            if not part and not stream.eof and not rest:
+                raise EOFError
+            yield part
+
+
+def _unzstd(body: bytes) -> Iterator[bytes]:
+    # A frame may ask for a window of gigabytes: 8 MiB is what the format tells every reader to support.
+    stream = zstandard.ZstdDecompressor(max_window_size=8 * 2**20).stream_reader(body, read_across_frames=True)
+    while part := stream.read(_STEP):
+        yield part
+    if not body:
+        raise EOFError
+
+
+def success_body(rejected: int, message: str) -> bytes:
+    """A 200's body: empty when everything was taken, else a partial success (which senders must not retry)."""
+    reply = ExportTraceServiceResponse()
+    if rejected:
+        reply.partial_success.rejected_spans = rejected
+        reply.partial_success.error_message = message
+    return bytes(reply.SerializeToString())
+
+
+def error_body(status: int, message: str) -> bytes:
+    """The google.rpc.Status of a 4xx or 5xx."""
+    return bytes(Status(code=_GRPC_CODES.get(status, 2), message=message).SerializeToString())

@@ -1,0 +1,145 @@
+"""The OTLP door: `POST /v1/traces`, health and metrics.
+
+One idea: a request is admitted by its size before its body is read, decoded and turned to rows in a thread, and answered when its rows
+are in the store. Every failure has the status that makes a sender do the right thing: 400, 413 and 415 are final, 429 and 503 carry
+Retry-After, and nothing else is ever sent: a Collector drops a batch on a bare 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from legato_ingest import otlp
+from legato_ingest.commit import Committer, Receipt
+from legato_ingest.errors import BadRequest, LegatoError, Overloaded, StoreUnavailable, TooLarge
+from legato_ingest.metrics import Metrics
+from legato_ingest.rows import Batch, Limits, rows_of
+from legato_ingest.settings import Settings
+
+__all__ = ["create_app"]
+
+_log = logging.getLogger("legato")
+
+
+class _Admission:
+    """Bytes of bodies that are held between their arrival and their rows. Used on the event loop only."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """A function that admits more bytes of one request, or raises ``Overloaded``; all are let go at the end."""
+        own = 0
+
+        def admit(size: int) -> None:
+            nonlocal own
+            if self._held > own and self._held + size > self._bytes_max:
+                raise Overloaded(f"{self._held} bytes of requests are being taken already")
+            own += size
+            self._held += size
+
+        try:
+            yield admit
+        finally:
+            self._held -= own
+
+
+def create_app(settings: Settings, committer: Committer, metrics: Metrics, ready: Callable[[], bool]) -> FastAPI:
+    """The app of the OTLP port. ``ready`` says whether the store answers and its schema is current; it may block."""
+    app = FastAPI(title="Legato OTLP", docs_url=None, redoc_url=None, openapi_url=None)
+    admission = _Admission(settings.queue_bytes_max)
+    limiter = anyio.CapacityLimiter(settings.decode_requests_max)
+    limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
+
+    async def take(request: Request) -> Receipt:
+        otlp.check_type(request.headers.get("content-type", ""))
+        encoding = request.headers.get("content-encoding", "")
+        with admission.hold() as admit:
+            body = await _read(request, settings.body_bytes_max, admit)
+            metrics.received_bytes.inc(len(body))
+
+            def work() -> Batch:
+                content = otlp.decode(otlp.PROTOBUF, encoding, body, settings.body_bytes_max)
+                return rows_of(content, tenant="", received_at_ns=time.time_ns(), limits=limits)
+
+            batch = await anyio.to_thread.run_sync(work, limiter=limiter)
+            metrics.received_spans.inc(batch.spans)
+            metrics.ignored_spans.inc(batch.ignored)
+            future = committer.submit(batch)
+        # A sender that hangs up changes nothing: the rows are on their way, and its retry will be a duplicate.
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    @app.post("/v1/traces")
+    async def traces(request: Request) -> Response:
+        started = time.perf_counter()
+        response = await _answer(request, take, settings.retry_after_s, metrics)
+        metrics.request_seconds.observe(time.perf_counter() - started)
+        metrics.requests.labels(str(response.status_code)).inc()
+        return response
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        try:
+            good = await anyio.to_thread.run_sync(ready)
+        except LegatoError:
+            good = False
+        return Response("ready\n" if good else "the store does not answer\n", 200 if good else 503, media_type="text/plain")
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+async def _read(request: Request, bytes_max: int, admit: Callable[[int], None]) -> bytes:
+    """The body, admitted piece by piece; refused as soon as it is known to be too large."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise TooLarge(f"a body of {declared} bytes, at most {bytes_max} are taken")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > bytes_max:
+            raise TooLarge(f"a body of more than {bytes_max} bytes")
+        admit(len(part))
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _answer(request: Request, take: Callable[[Request], Awaitable[Receipt]], retry_after_s: int, metrics: Metrics) -> Response:
+    """The reply to a request, whatever happens in ``take``."""
+    try:
+        receipt = await take(request)
+    except BadRequest as error:
+        return _refusal(error.status, str(error))
+    except Overloaded as error:
+        return _refusal(429, str(error), retry_after_s)
+    except StoreUnavailable as error:
+        _log.warning("not stored, the sender is told to retry: %s", error)
+        return _refusal(503, "the store cannot take it now", retry_after_s)
+    except Exception as error:
+        metrics.errors.labels("receive", type(error).__name__).inc()
+        _log.exception("a request failed inside Legato; the sender is told to retry")
+        return _refusal(503, "an internal error", retry_after_s)
+    message = f"{receipt.rejected} spans rejected: {', '.join(receipt.reasons)}; see the table `rejected`" if receipt.rejected else ""
+    return Response(otlp.success_body(receipt.rejected, message), 200, media_type=otlp.PROTOBUF)
+
+
+def _refusal(status: int, message: str, retry_after_s: int | None = None) -> Response:
+    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return Response(otlp.error_body(status, message), status, headers, media_type=otlp.PROTOBUF)

@@ -1,0 +1,113 @@
+"""`legato serve`: one process that receives, stores and answers.
+
+One idea: three doors (OTLP, read-only ClickHouse, admin) on one event loop over one store that this process owns by its lock. All that
+can fail at the start fails before a door opens, in one line. At the end nothing new is taken, what waits is committed, then the store
+is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from legato_ingest import admin, migrate, read, receive
+from legato_ingest.commit import Committer
+from legato_ingest.errors import LegatoError, SettingsError
+from legato_ingest.lock import StoreLock
+from legato_ingest.metrics import Metrics
+from legato_ingest.settings import Settings
+from legato_ingest.store import Store
+
+__all__ = ["serve"]
+
+_LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
+_GRACE_S = 10
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to its owner: three of them share a process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ``LegatoError`` when it cannot start."""
+    if settings.host not in _LOOPBACK:
+        raise SettingsError(f"LEGATO_HOST is {settings.host}: without tokens `legato serve` listens on loopback only (127.0.0.1, ::1)")
+    with StoreLock(settings.store_path):
+        with contextlib.ExitStack() as stack:
+            otlp_door = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
+            read_door = stack.enter_context(_listen(settings.host, settings.read_port, "LEGATO_READ_PORT"))
+            admin_door = stack.enter_context(admin.listen(settings.store_path))
+            _serve_store(settings, otlp_door, read_door, admin_door)
+    admin.socket_path(settings.store_path).unlink(missing_ok=True)
+
+
+def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket.socket, admin_door: socket.socket) -> None:
+    limits = {
+        "max_execution_time": settings.query_seconds_max,
+        "max_memory_usage": settings.query_memory_bytes_max,
+        "max_result_rows": settings.query_rows_max,
+        "result_overflow_mode": "throw",
+    }
+    store = Store(settings.store_path, limits)
+    migrations = migrate.load(settings.schema_dir)
+    migrate.apply(store, migrations)
+    migrate.set_retention(store, settings.retention_days)
+    metrics = Metrics()
+    committer = Committer(store, metrics, queue_bytes_max=settings.queue_bytes_max, chunks_max=settings.commit_chunks_max)
+    apps = [
+        (receive.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
+        (read.create_app(settings, store, metrics), read_door),
+        (admin.create_app(settings, store), admin_door),
+    ]
+    _announce(settings.store_path, otlp_door, read_door)
+    try:
+        asyncio.run(_run(apps))
+    finally:
+        committer.close()
+        store.close()
+
+
+def _announce(store: pathlib.Path, otlp_door: socket.socket, read_door: socket.socket) -> None:
+    otlp, reading = (f"http://{door.getsockname()[0]}:{door.getsockname()[1]}" for door in (otlp_door, read_door))
+    print(f"legato: store {store}", f"  OTLP  {otlp}/v1/traces  (health {otlp}/readyz, metrics {otlp}/metrics)", sep="\n")
+    print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=True)
+
+
+async def _run(apps: list[tuple[FastAPI, socket.socket]]) -> None:
+    servers = []
+    for app, door in apps:
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
+        servers.append((_Server(config), door))
+
+    def stop() -> None:
+        for server, _ in servers:
+            server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await asyncio.gather(*(server.serve(sockets=[door]) for server, door in servers))
+
+
+def _listen(host: str, port: int, setting: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    door = socket.socket(family, socket.SOCK_STREAM)
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        door.bind((host, port))
+    except OSError as error:
+        door.close()
+        raise LegatoError(f"cannot listen on {host}:{port} ({error.strerror}): stop what does, or set {setting}") from None
+    door.listen(1024)
+    return door

@@ -1,0 +1,70 @@
+"""The settings of the `legato` command: one class, validated once at start.
+
+One idea: every setting is a field with a default, a unit in its name and a sentence; the environment variable is the field's name in
+capitals after ``LEGATO_``. docs/reference.md is held against these fields by a test. No module reads the environment but this one.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from legato_ingest.errors import SettingsError
+
+__all__ = ["Settings", "load"]
+
+
+def _default_store() -> str:
+    base = os.environ.get("XDG_DATA_HOME") or str(pathlib.Path.home() / ".local" / "share")
+    return f"chdb://{base}/legato/store"
+
+
+def _default_schema() -> pathlib.Path:
+    return pathlib.Path(__file__).resolve().parents[2] / "schema"
+
+
+class Settings(BaseSettings):
+    """All settings of `legato`."""
+
+    model_config = SettingsConfigDict(env_prefix="LEGATO_", frozen=True, extra="ignore")
+
+    store: str = Field(default_factory=_default_store, description="Where rows are kept: chdb:///absolute/path (embedded)")
+    schema_dir: pathlib.Path = Field(default_factory=_default_schema, description="Folder of the numbered SQL files")
+    host: str = Field("127.0.0.1", description="Address that both doors listen on; only loopback until there are tokens")
+    otlp_port: int = Field(4318, ge=1, le=65_535, description="Port of OTLP over HTTP, health and metrics")
+    read_port: int = Field(8123, ge=1, le=65_535, description="Port of the read-only ClickHouse endpoint")
+    retention_days: int = Field(90, ge=0, le=36_500, description="Streams that started longer ago are refused and dropped; 0 keeps all")
+    body_bytes_max: int = Field(64 * 2**20, ge=1, description="Largest request body, also after decompression")
+    queue_bytes_max: int = Field(256 * 2**20, ge=1, description="Bytes of bodies and rows that may wait; beyond it requests get 429")
+    decode_requests_max: int = Field(4, ge=1, description="Requests that are decoded at the same time")
+    chunks_per_request_max: int = Field(8_388_608, ge=65_536, description="Chunks that one request's timelines may declare")
+    commit_chunks_max: int = Field(1_000_000, ge=65_536, description="Chunks in one insert (a larger request is an insert of its own)")
+    retry_after_s: int = Field(2, ge=1, description="What 429 and 503 replies tell the sender to wait")
+    query_seconds_max: int = Field(30, ge=1, description="Longest a read query may run")
+    query_memory_bytes_max: int = Field(2 * 2**30, ge=1, description="Most memory that a read query may use")
+    query_rows_max: int = Field(1_000_000, ge=1, description="Most rows that a read query may return")
+    queries_max: int = Field(4, ge=1, description="Read queries that run at the same time; as many again may wait")
+
+    @property
+    def store_path(self) -> pathlib.Path:
+        """The embedded store's folder."""
+        parts = urlsplit(self.store)
+        if parts.scheme != "chdb" or not parts.path.startswith("/") or parts.netloc:
+            raise SettingsError(f"LEGATO_STORE is {parts.scheme}://…, expected chdb:///absolute/path: the embedded store")
+        return pathlib.Path(parts.path)
+
+
+def load(**overrides: object) -> Settings:
+    """The settings from the environment; ``overrides`` (from the command line) win. Raises ``SettingsError``."""
+    try:
+        settings = Settings(**{key: value for key, value in overrides.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "LEGATO_" + "_".join(str(part) for part in first["loc"]).upper().removeprefix("LEGATO_")
+        raise SettingsError(f"{name} has value {first.get('input')!r}: {first['msg']}") from None
+    _ = settings.store_path
+    return settings

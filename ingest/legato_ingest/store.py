@@ -1,0 +1,123 @@
+"""The store: the only module that talks to ClickHouse's engine.
+
+One idea: one interface over clickhouse-connect; rows go in as Arrow tables, whole batches at a time. Reads run on handles of their own
+that have been told their limits and ``readonly = 1`` for good, so nothing a query says can lift them. It knows no table but by the
+names it is given.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from queue import Empty, LifoQueue
+from typing import Any
+
+import clickhouse_connect
+import pyarrow as pa
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+
+from legato_ingest.errors import StoreRefused, StoreUnavailable
+
+__all__ = ["ReadLimits", "Store"]
+
+# Codes of ClickHouse that pass: memory, disk, parts, time-outs, locks, connections. What they refuse now they may take later.
+_TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
+_CODE = re.compile(r"Code: (\d+)")
+# Settings that releases have changed under people, said on every insert.
+_INSERT_SETTINGS: Mapping[str, Any] = {"async_insert": 0, "max_partitions_per_insert_block": 0, "max_insert_threads": 1}
+
+ReadLimits = Mapping[str, int | str]
+
+
+class Store:
+    """An embedded store (chDB) in the folder ``path``. Opening takes a second and 200 MB. Use from any thread.
+
+    ``read_limits`` are ClickHouse settings that every read handle is given before it is made read-only.
+    Raises ``StoreUnavailable`` and ``StoreRefused``.
+    """
+
+    def __init__(self, path: pathlib.Path, read_limits: ReadLimits | None = None) -> None:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = path
+        self._read_limits = dict(read_limits or {})
+        self._readers: LifoQueue[Client] = LifoQueue()
+        self._clients: list[Client] = []
+        self._writing = threading.Lock()
+        self._writer = self._open()
+
+    def _open(self) -> Client:
+        with _translated():
+            client = clickhouse_connect.get_client(interface="chdb", path=str(self._path))
+        self._clients.append(client)
+        return client
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Insert whole or not at all (per partition), synced to disk when this returns."""
+        if rows.num_rows:
+            with self._writing, _translated():
+                self._writer.insert_arrow(table, rows, settings=dict(_INSERT_SETTINGS))
+
+    def command(self, sql: str) -> None:
+        """Run a statement that changes the store."""
+        with self._writing, _translated():
+            self._writer.command(sql)
+
+    def select(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Sequence[Any]]:
+        """The rows of one of Legato's own queries, on the writer's handle: it sees all that was inserted."""
+        with self._writing, _translated():
+            return list(self._writer.query(sql, parameters=dict(parameters or {})).result_rows)
+
+    def select_arrow(self, sql: str) -> pa.Table:
+        """The result of one of Legato's own queries as an Arrow table."""
+        with self._writing, _translated():
+            return self._writer.query_arrow(sql, use_strings=False)
+
+    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated") -> bytes:
+        """The result of somebody's query, in a ClickHouse format, on a read-only handle. ``sql`` has no FORMAT of its own."""
+        with self._reader() as reader, _translated():
+            result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
+        return bytes(result)
+
+    @contextmanager
+    def _reader(self) -> Iterator[Client]:
+        try:
+            reader = self._readers.get_nowait()
+        except Empty:
+            reader = self._open_reader()
+        try:
+            yield reader
+        finally:
+            self._readers.put(reader)
+
+    def _open_reader(self) -> Client:
+        reader = self._open()
+        with _translated():
+            for name, value in self._read_limits.items():
+                reader.command(f"SET {name} = {value!r}")
+            reader.command("SET readonly = 1")
+        return reader
+
+    def close(self) -> None:
+        """Close all handles; the engine flushes and stops."""
+        for client in self._clients:
+            client.close()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the driver's errors into ours: what may pass, and what never will."""
+    try:
+        yield
+    except ClickHouseError as error:
+        message = str(error)
+        found = _CODE.search(message)
+        code = int(found.group(1)) if found else 0
+        if code in _TRANSIENT or not code:
+            raise StoreUnavailable(message) from error
+        raise StoreRefused(message, code) from error
+    except OSError as error:
+        raise StoreUnavailable(f"{type(error).__name__}: {error.strerror}") from error
