@@ -5,7 +5,17 @@ One idea: each says what was found, what was expected and what to do next, and c
 
 from __future__ import annotations
 
-__all__ = ["BadRequest", "LegatoError", "Locked", "Overloaded", "SchemaError", "SettingsError", "StoreRefused", "StoreUnavailable", "TooLarge"]
+__all__ = [
+    "BadRequest",
+    "LegatoError",
+    "Locked",
+    "Overloaded",
+    "SchemaError",
+    "SettingsError",
+    "StoreRefused",
+    "StoreUnavailable",
+    "TooLarge",
+]
 
 
 class LegatoError(Exception):

@@ -32,7 +32,9 @@ class StoreLock:
         except OSError:
             holder = os.read(file, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(file)
-            raise Locked(f"the store {self.path.with_suffix('')} is in use by process {holder}: stop it, or use another LEGATO_STORE") from None
+            raise Locked(
+                f"the store {self.path.with_suffix('')} is in use by process {holder}: stop it, or use another LEGATO_STORE"
+            ) from None
         os.ftruncate(file, 0)
         os.pwrite(file, f"{os.getpid()}\n".encode("ascii"), 0)
         self._file = file

@@ -103,7 +103,9 @@ def _apply_one(store: Store, migration: Migration) -> None:
 
 def set_retention(store: Store, days: int) -> None:
     """Make the store drop streams that started more than ``days`` ago (0: never). Only says so when it says otherwise now."""
-    ((declared,),) = store.select("SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = 'stream_revs'")
+    ((declared,),) = store.select(
+        "SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = 'stream_revs'"
+    )
     rule = f"TTL toDateTime(start_time) + toIntervalDay({days})"
     if days and rule not in str(declared):
         store.command(f"ALTER TABLE stream_revs MODIFY {rule} SETTINGS materialize_ttl_after_modify = 0")

@@ -28,7 +28,8 @@ def decode(content_type: str, content_encoding: str, body: bytes, bytes_max: int
     check_type(content_type)
     content = _decompress(content_encoding.strip().lower(), body, bytes_max)
     try:
-        return ExportTraceServiceRequest.FromString(content)
+        request: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(content)
+        return request
     except DecodeError:
         raise BadRequest(f"the body's {len(content)} bytes are no ExportTraceServiceRequest in protobuf") from None
 

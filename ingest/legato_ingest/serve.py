@@ -53,7 +53,7 @@ def serve(settings: Settings) -> None:
 
 
 def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket.socket, admin_door: socket.socket) -> None:
-    limits = {
+    limits: dict[str, int | str] = {
         "max_execution_time": settings.query_seconds_max,
         "max_memory_usage": settings.query_memory_bytes_max,
         "max_result_rows": settings.query_rows_max,

@@ -148,8 +148,8 @@ def _split_long_gaps(dts: list[int], columns: dict[int, Sequence[int]]) -> tuple
     columns.setdefault(_KIND, [Kind.TEXT] * len(dts))
 
     def spread(values: Sequence[int], filler: int) -> list[int]:
-        return [v for value, count in zip(values, fillers) for v in [filler] * count + [value]]
+        return [v for value, count in zip(values, fillers, strict=True) for v in [filler] * count + [value]]
 
     out = {name: spread(values, Kind.HEARTBEAT if name == _KIND else 0) for name, values in columns.items()}
-    rests = [dt - count * DT_MAX for dt, count in zip(dts, fillers)]
+    rests = [dt - count * DT_MAX for dt, count in zip(dts, fillers, strict=True)]
     return spread(rests, DT_MAX), dict(out)

@@ -1,0 +1,272 @@
+"""`legato.instrument_openai()`: records the streams of the `openai` package.
+
+One idea: stamps are taken where bytes leave the HTTP library, before anything decodes them, so that reads, TTFB and coalesced events are
+true; the iterator above is watched only for how long the application holds each item. All streaming calls, helpers and raw responses
+included, pass through the client's ``request``, which is what is patched. It works with the httpx-based releases and the httpx2-based
+ones: nothing of either is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from opentelemetry import propagate, trace
+
+from legato._clock import now_ns
+from legato._errors import ConfigurationError, guard
+from legato._recorder import Origin, StreamRecorder
+from legato._state import settings
+from legato._stream import begin
+
+__all__ = ["instrument_openai", "uninstrument_openai"]
+
+PATHS = ("/chat/completions", "/completions", "/responses")
+_originals: dict[type, Callable[..., Any]] = {}
+
+
+def instrument_openai() -> None:
+    """Record every streaming chat completion and response of every client from now on. Calling it again does nothing.
+
+    Raises ``ConfigurationError`` when `openai` is not installed.
+    """
+    try:
+        from openai._base_client import AsyncAPIClient, SyncAPIClient
+    except ImportError as error:
+        raise ConfigurationError("the package openai is not installed: pip install openai") from error
+    if _originals or settings().disabled:
+        return
+    for client, patch in ((SyncAPIClient, _patched), (AsyncAPIClient, _patched_async)):
+        _originals[client] = client.request
+        client.request = patch(client.request)  # type: ignore[method-assign]
+
+
+def uninstrument_openai() -> None:
+    """Undo ``instrument_openai``. Streams that run are recorded to their end."""
+    for client, original in _originals.items():
+        client.request = original  # type: ignore[attr-defined]
+    _originals.clear()
+
+
+def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def request(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
+        recorder = _begin(self, options) if more.get("stream") else None
+        if recorder is None:
+            return original(self, cast_to, options, **more)
+        try:
+            result = original(self, cast_to, options, **more)
+        except BaseException as error:
+            recorder.end(error=error)
+            raise
+        with guard("instrument_openai"):
+            _attach(recorder, result, _Reads, _Items)
+        return result
+
+    return request
+
+
+def _patched_async(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def request(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
+        recorder = _begin(self, options) if more.get("stream") else None
+        if recorder is None:
+            return await original(self, cast_to, options, **more)
+        try:
+            result = await original(self, cast_to, options, **more)
+        except BaseException as error:
+            recorder.end(error=error)
+            raise
+        with guard("instrument_openai"):
+            _attach(recorder, result, _AsyncReads, _AsyncItems)
+        return result
+
+    return request
+
+
+def _begin(client: Any, options: Any) -> StreamRecorder | None:
+    """Begin to record and put the trace context into the request's headers; ``None`` for requests that are not watched."""
+    with guard("instrument_openai"):
+        if not str(getattr(options, "url", "")).endswith(PATHS):
+            return None
+        body = options.json_data if isinstance(options.json_data, dict) else {}
+        url = getattr(client, "base_url", None)
+        origin = Origin(
+            model=str(body.get("model") or ""),
+            provider=_provider(str(getattr(url, "host", ""))),
+            transport="http/1.1",
+            server_address=str(getattr(url, "host", "") or ""),
+            server_port=int(getattr(url, "port", None) or (443 if getattr(url, "scheme", "") == "https" else 80)),
+        )
+        recorder = begin(origin, sse=True)
+        given = options.headers if isinstance(options.headers, dict) else {}
+        headers = dict(given)
+        if not any(name.lower() == "traceparent" for name in headers):
+            propagate.inject(headers, context=trace.set_span_in_context(recorder.span))
+        options.headers = headers
+        return recorder
+    return None
+
+
+def _provider(host: str) -> str:
+    """The semantic conventions' name of who serves at this host; ``openai`` is also the protocol of everybody else's."""
+    if host.endswith(".openai.azure.com"):
+        return "azure.ai.openai"
+    known = {"api.deepseek.com": "deepseek", "api.groq.com": "groq", "api.mistral.ai": "mistral_ai", "api.x.ai": "x_ai"}
+    return known.get(host, "openai")
+
+
+def _attach(
+    recorder: StreamRecorder, result: Any, reads: type[_Reads] | type[_AsyncReads], items: type[_Items] | type[_AsyncItems]
+) -> None:
+    """Watch the response's bytes, and the items when the result hands them out itself."""
+    recorder.ttfb_ns = now_ns()
+    response = getattr(result, "response", None) or getattr(result, "http_response", None)
+    if response is None:
+        recorder.end("upstream_error", error_type="unknown_response")
+        return
+    recorder.origin.transport = "http/2" if getattr(response, "http_version", "") == "HTTP/2" else "http/1.1"
+    _addresses(recorder.origin, response)
+    reads(recorder, response)
+    if hasattr(result, "_iterator"):
+        result._iterator = items(recorder, result._iterator)
+
+
+def _addresses(origin: Origin, response: Any) -> None:
+    network = (getattr(response, "extensions", None) or {}).get("network_stream")
+    if network is None:
+        return
+    client, server = network.get_extra_info("client_addr"), network.get_extra_info("server_addr")
+    if client:
+        origin.client_address, origin.client_port = str(client[0]), int(client[1])
+    if server:
+        origin.server_address, origin.server_port = str(server[0]), int(server[1])
+
+
+class _Reads:
+    """Stands before a response's ``iter_bytes`` and ``close``."""
+
+    def __init__(self, recorder: StreamRecorder, response: Any) -> None:
+        self._recorder, self._bytes, self._close = recorder, response.iter_bytes, response.close
+        response.iter_bytes, response.close = self.iter_bytes, self.close
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        recorder = self._recorder
+        read = recorder.read
+        try:
+            for data in self._bytes(chunk_size):
+                read(data)
+                yield data
+        except BaseException as error:
+            recorder.end(error=error)
+            raise
+        recorder.end()
+
+    def close(self) -> None:
+        self._recorder.end("client_cancel")
+        self._close()
+
+
+class _AsyncReads:
+    """Stands before a response's ``aiter_bytes`` and ``aclose``."""
+
+    def __init__(self, recorder: StreamRecorder, response: Any) -> None:
+        self._recorder, self._bytes, self._close = recorder, response.aiter_bytes, response.aclose
+        response.aiter_bytes, response.aclose = self.aiter_bytes, self.aclose
+
+    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        recorder = self._recorder
+        read = recorder.read
+        try:
+            async for data in self._bytes(chunk_size):
+                read(data)
+                yield data
+        except BaseException as error:
+            recorder.end(error=error)
+            raise
+        recorder.end()
+
+    async def aclose(self) -> None:
+        self._recorder.end("client_cancel")
+        await self._close()
+
+
+class _Items:
+    """Stands before a stream's items: the time between giving one and being asked for the next is its hold."""
+
+    __slots__ = ("_given_ns", "_held", "_next", "_recorder", "_source")
+
+    def __init__(self, recorder: StreamRecorder, source: Any) -> None:
+        self._recorder, self._source, self._next, self._held = recorder, source, source.__next__, recorder.held
+        self._given_ns = 0
+
+    def __iter__(self) -> _Items:
+        return self
+
+    def __next__(self) -> Any:
+        if self._given_ns:
+            self._held(now_ns() - self._given_ns)
+        try:
+            item = self._next()
+        except BaseException as error:
+            self._given_ns = 0
+            self._over(error)
+            raise
+        self._given_ns = now_ns()
+        return item
+
+    def _over(self, error: BaseException) -> None:
+        if isinstance(error, StopIteration):
+            self._recorder.end()
+        else:
+            self._recorder.end(error=error)
+
+    def close(self) -> None:
+        self._recorder.end("client_cancel")
+        self._source.close()
+
+    def __del__(self) -> None:
+        if self._given_ns:
+            self._held(now_ns() - self._given_ns)
+        self._recorder.end("client_cancel")
+
+
+class _AsyncItems:
+    """The same for an asynchronous stream."""
+
+    __slots__ = ("_given_ns", "_held", "_next", "_recorder", "_source")
+
+    def __init__(self, recorder: StreamRecorder, source: Any) -> None:
+        self._recorder, self._source, self._next, self._held = recorder, source, source.__anext__, recorder.held
+        self._given_ns = 0
+
+    def __aiter__(self) -> _AsyncItems:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._given_ns:
+            self._held(now_ns() - self._given_ns)
+        try:
+            item = await self._next()
+        except BaseException as error:
+            self._given_ns = 0
+            self._over(error)
+            raise
+        self._given_ns = now_ns()
+        return item
+
+    def _over(self, error: BaseException) -> None:
+        if isinstance(error, StopAsyncIteration):
+            self._recorder.end()
+        else:
+            self._recorder.end(error=error)
+
+    async def aclose(self) -> None:
+        self._recorder.end("client_cancel")
+        await self._source.aclose()
+
+    def __del__(self) -> None:
+        if self._given_ns:
+            self._held(now_ns() - self._given_ns)
+        self._recorder.end("client_cancel")

@@ -1,0 +1,58 @@
+"""`legato.configure()`: sends spans to Legato over OTLP/HTTP, with the extra ``[otlp]``.
+
+One idea: everything here is OpenTelemetry's own, set up for streams: a bounded batch processor that sends every second, protobuf and gzip.
+An application that has a provider already keeps it, and gets Legato's exporter beside its own. Without ``configure()`` Legato's spans
+go wherever the application's provider sends spans.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry import trace
+
+from legato._errors import ConfigurationError
+from legato._state import settings
+from legato._worker import worker
+
+__all__ = ["configure"]
+
+_configured: list[Any] = []
+
+
+def configure(endpoint: str | None = None, *, service_name: str | None = None, service_version: str | None = None) -> Any:
+    """Export to ``endpoint`` (base URL; default LEGATO_ENDPOINT) and return the tracer provider. Calling it again does nothing.
+
+    ``service_name`` and ``service_version`` default to OpenTelemetry's own variables (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
+    Raises ``ConfigurationError`` without the extra.
+    """
+    if _configured:
+        return _configured[0]
+    try:
+        from opentelemetry.exporter.otlp.proto.http import Compression
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigurationError("legato.configure() needs the OTLP exporter: pip install 'legato[otlp]'") from error
+
+    class Flusher(SpanProcessor):
+        """Has the worker finish its streams before the provider flushes or shuts down."""
+
+        def shutdown(self) -> None:
+            worker().close()
+
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            return worker().flush(timeout_millis / 1000)
+
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        named = {"service.name": service_name, "service.version": service_version}
+        provider = TracerProvider(resource=Resource.create({key: value for key, value in named.items() if value}))
+        trace.set_tracer_provider(provider)
+    exporter = OTLPSpanExporter(endpoint=f"{(endpoint or settings().endpoint).rstrip('/')}/v1/traces", compression=Compression.Gzip)
+    provider.add_span_processor(Flusher())
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=max(1, settings().export_interval_ms)))
+    _configured.append(provider)
+    return provider

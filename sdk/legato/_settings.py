@@ -1,0 +1,66 @@
+"""The SDK's settings: one frozen dataclass, read from the environment once.
+
+One idea: every field has a default, a unit in its name and an environment variable named here; nothing else reads the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from legato._errors import ConfigurationError
+
+__all__ = ["Settings"]
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What can be set. ``from_env`` reads LEGATO_* variables and says which one is wrong, and how."""
+
+    endpoint: str = "http://127.0.0.1:4318"
+    """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver that ``configure()`` exports to."""
+    snapshot_interval_ms: int = 10_000
+    """LEGATO_SNAPSHOT_INTERVAL_MS: age of a stream at its first snapshot; the next follow at 3, 9, … times that. 0: none."""
+    export_interval_ms: int = 1_000
+    """LEGATO_EXPORT_INTERVAL_MS: longest time that an ended span waits for others before ``configure()``'s processor sends it."""
+    engine_id: str = ""
+    """LEGATO_ENGINE_ID: the serving engine of this process, the same for its middleware, plugin and agent. Default: host:port."""
+    client_hash_key: str = field(default="", repr=False)
+    """LEGATO_CLIENT_HASH_KEY: secret key of the hash that tells clients apart. Without it no hash is sent."""
+    disabled: bool = False
+    """LEGATO_DISABLED: record nothing."""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+        """The settings in these variables. Raises ``ConfigurationError``."""
+        return cls(
+            endpoint=_url(environ, "LEGATO_ENDPOINT"),
+            snapshot_interval_ms=_milliseconds(environ, "LEGATO_SNAPSHOT_INTERVAL_MS", 10_000),
+            export_interval_ms=_milliseconds(environ, "LEGATO_EXPORT_INTERVAL_MS", 1_000),
+            engine_id=environ.get("LEGATO_ENGINE_ID", ""),
+            client_hash_key=environ.get("LEGATO_CLIENT_HASH_KEY", ""),
+            disabled=_boolean(environ, "LEGATO_DISABLED"),
+        )
+
+
+def _url(environ: Mapping[str, str], key: str) -> str:
+    value = environ.get(key) or "http://127.0.0.1:4318"
+    if not value.startswith(("http://", "https://")):
+        raise ConfigurationError(f"{key} has value {value!r}: expected a URL like http://127.0.0.1:4318")
+    return value.rstrip("/")
+
+
+def _milliseconds(environ: Mapping[str, str], key: str, default: int) -> int:
+    value = environ.get(key) or str(default)
+    if not value.isdecimal():
+        raise ConfigurationError(f"{key} has value {value!r}: expected a whole number of milliseconds")
+    return int(value)
+
+
+def _boolean(environ: Mapping[str, str], key: str) -> bool:
+    value = environ.get(key, "").lower()
+    if value in _TRUE or value in _FALSE:
+        return value in _TRUE
+    raise ConfigurationError(f"{key} has value {value!r}: expected true or false")

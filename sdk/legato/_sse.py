@@ -1,0 +1,224 @@
+"""Finds the chunks in the bytes of a server-sent-event stream of OpenAI's kind.
+
+One idea: an event belongs to the read that completed it, and its content is counted, never kept. Most events are one line of JSON whose
+content needs no unescaping: one regular expression counts them; the rest is parsed. Both ways give the same (a test compares). It follows
+the WHATWG's rules of framing, and it raises on nothing that a server could send.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from legato._timeline import Kind
+
+__all__ = ["Facts", "Scanner"]
+
+_PENDING_BYTES_MAX = 1 << 20
+# A chat chunk with one choice, plain text without escapes, nothing finished and no usage: "delta" holds the content alone.
+_PLAIN_TEXT = re.compile(
+    rb'"choices":\s?\[\{"index":\s?0,\s?"delta":\s?\{"content":\s?"([^"\\]+)"\},\s?"logprobs":\s?null,\s?"finish_reason":\s?null'
+    rb'(?:,\s?"[a-z_]+":\s?null)*\}\]'
+)
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r){2}")
+_TEXT, _ROLE, _HEARTBEAT, _DONE, _USAGE, _TOOL, _REASONING = (
+    int(kind) for kind in (Kind.TEXT, Kind.ROLE, Kind.HEARTBEAT, Kind.DONE, Kind.USAGE, Kind.TOOL, Kind.REASONING)
+)
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the events said of the response itself."""
+
+    response_id: str = ""
+    model: str = ""
+    finish_reasons: list[str] = field(default_factory=list)
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    done: bool = False
+    error: str = ""
+
+
+class Scanner:
+    """Chunks by column, filled by ``feed``: times in ns, sizes in bytes, tokens, kinds.
+
+    ``tokens`` is known only when every chunk with content came with a running usage. ``yielded`` are the indexes of the events that a
+    client library hands to its application, in order.
+    """
+
+    __slots__ = ("_counted", "_last_tokens", "_pending", "_tokens", "facts", "kinds", "sizes", "times", "yielded")
+
+    def __init__(self) -> None:
+        self.times: list[int] = []
+        self.sizes: list[int] = []
+        self.kinds: list[int] = []
+        self.yielded: list[int] = []
+        self.facts = Facts()
+        self._tokens: list[int] = []
+        self._counted = True
+        self._last_tokens = 0
+        self._pending = b""
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """Tokens a chunk, or ``None`` when some chunk's are not known."""
+        return self._tokens if self._counted and self._last_tokens else None
+
+    def feed(self, time_ns: int, data: bytes) -> None:
+        """Take the bytes of one read."""
+        if self._pending:
+            data = self._pending + data
+            self._pending = b""
+        if b"\r" in data:
+            self._feed_any(time_ns, data)
+            return
+        events = data.split(b"\n\n")
+        rest = events.pop()
+        for event in events:
+            self._event(time_ns, event)
+        if rest:
+            self._keep(rest)
+
+    def _feed_any(self, time_ns: int, data: bytes) -> None:
+        """Framing with carriage returns, by lines. A CR at the very end may be half of a line end: it ends the line all the same, and
+        the LF that may follow is then an empty line of nothing, which ends no event."""
+        at = 0
+        for end in _EVENT_END.finditer(data):
+            self._event(time_ns, b"\n".join(_LINE_END.split(data[at : end.start()])))
+            at = end.end()
+        if at < len(data):
+            self._keep(data[at:])
+
+    def _keep(self, rest: bytes) -> None:
+        # An event without an end would grow for ever; what a megabyte cannot hold is no chunk that anybody reads.
+        self._pending = rest if len(rest) <= _PENDING_BYTES_MAX else b""
+
+    def _event(self, time_ns: int, event: bytes) -> None:
+        payload = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _data_of(event)
+        found = _PLAIN_TEXT.search(payload)
+        if found is not None and self.facts.response_id and b'"usage":{' not in payload and b'"usage": {' not in payload:
+            self.yielded.append(len(self.times))
+            self._add(time_ns, found.end(1) - found.start(1), _TEXT, None)
+        elif payload:
+            self._payload(time_ns, payload)
+        elif event.strip(b"\n"):
+            self._add(time_ns, 0, _HEARTBEAT, None)
+
+    def _payload(self, time_ns: int, payload: bytes) -> None:
+        if payload.startswith(b"[DONE]"):
+            self.facts.done = True
+            self._add(time_ns, 0, _DONE, None)
+            return
+        try:
+            content = json.loads(payload)
+        except (ValueError, RecursionError):
+            content = None
+        self.yielded.append(len(self.times))
+        if not isinstance(content, dict):
+            # Nothing that a reader could have seen can be told from it.
+            self._add(time_ns, 0, _HEARTBEAT, None)
+            return
+        try:
+            size, kind, tokens = self._classify(content)
+        except (AttributeError, TypeError, ValueError):
+            size, kind, tokens = 0, _HEARTBEAT, None
+        self._add(time_ns, size, kind, tokens)
+
+    def _add(self, time_ns: int, size: int, kind: int, tokens: int | None) -> None:
+        self.times.append(time_ns)
+        self.sizes.append(size)
+        self.kinds.append(kind)
+        self._tokens.append(tokens or 0)
+        if tokens is None and size:
+            self._counted = False
+
+    def _classify(self, content: dict[str, Any]) -> tuple[int, int, int | None]:
+        if "choices" in content:
+            return self._chat(content)
+        if "error" in content and content["error"]:
+            self.facts.error = _error_type(content["error"])
+            return 0, _DONE, None
+        return self._responses(content)
+
+    def _chat(self, content: dict[str, Any]) -> tuple[int, int, int | None]:
+        facts = self.facts
+        facts.response_id = facts.response_id or str(content.get("id") or "")
+        facts.model = str(content.get("model") or facts.model)
+        text = reasoning = tool = 0
+        role = finished = False
+        for choice in content["choices"] or ():
+            delta = choice.get("delta") or {}
+            text += _size(delta.get("content")) + _size(delta.get("refusal")) + _size(choice.get("text"))
+            reasoning += _size(delta.get("reasoning_content") or delta.get("reasoning"))
+            for call in delta.get("tool_calls") or ():
+                function = call.get("function") or {}
+                tool += _size(function.get("name")) + _size(function.get("arguments"))
+            role = role or "role" in delta
+            if choice.get("finish_reason"):
+                finished = True
+                facts.finish_reasons.append(str(choice["finish_reason"]))
+        tokens = self._usage(content.get("usage"), "prompt_tokens", "completion_tokens")
+        kind = _TEXT if text else _REASONING if reasoning else _TOOL if tool else _DONE if finished else _ROLE if role else None
+        if kind is None:
+            kind = _USAGE if content.get("usage") else _HEARTBEAT
+        return text + reasoning + tool, kind, tokens
+
+    def _responses(self, content: dict[str, Any]) -> tuple[int, int, int | None]:
+        """Events of the Responses API; the kinds of delta are told by their names."""
+        name = str(content.get("type") or "")
+        if name.endswith(".delta"):
+            size = _size(content.get("delta"))
+            kind = _REASONING if "reasoning" in name else _TEXT if "output_text" in name or "refusal" in name else _TOOL
+            return size, kind if size else _HEARTBEAT, None
+        response = content.get("response")
+        if isinstance(response, dict):
+            facts = self.facts
+            facts.response_id = facts.response_id or str(response.get("id") or "")
+            facts.model = str(response.get("model") or facts.model)
+            self._usage(response.get("usage"), "input_tokens", "output_tokens")
+            if name in ("response.completed", "response.incomplete", "response.failed", "response.cancelled"):
+                facts.done = name != "response.failed"
+                reason = (response.get("incomplete_details") or {}).get("reason") or str(response.get("status") or "completed")
+                facts.finish_reasons.append(str(reason))
+                if name == "response.failed":
+                    facts.error = _error_type(response.get("error"))
+                return 0, _DONE, None
+        return 0, _ROLE, None
+
+    def _usage(self, usage: Any, input_key: str, output_key: str) -> int | None:
+        """Note a usage; the tokens that came since the last one."""
+        if not isinstance(usage, dict):
+            return None
+        if isinstance(usage.get(input_key), int):
+            self.facts.input_tokens = max(0, usage[input_key])
+        if not isinstance(usage.get(output_key), int):
+            return None
+        total = max(0, usage[output_key])
+        self.facts.output_tokens = total
+        since: int = max(0, total - self._last_tokens)
+        self._last_tokens = max(total, self._last_tokens)
+        return since
+
+
+def _data_of(event: bytes) -> bytes:
+    """The data of an event of any form: its ``data`` lines joined, a byte-order mark and comments left out."""
+    lines = []
+    for line in event.lstrip(b"\n").removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        if line.startswith(b"data:"):
+            lines.append(line[5:].removeprefix(b" "))
+    return b"\n".join(lines)
+
+
+def _size(text: Any) -> int:
+    """UTF-8 bytes of a string; 0 for anything else. Half a surrogate pair counts as the three bytes that it would take."""
+    if not isinstance(text, str):
+        return 0
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _error_type(error: Any) -> str:
+    found = (error.get("type") or error.get("code")) if isinstance(error, dict) else None
+    return str(found or "error")[:100]

@@ -1,0 +1,132 @@
+"""`legato.asgi.StreamMiddleware`: records what a server sends, event by event.
+
+One idea: each body message is stamped when the application hands it to the server, and its bytes are put aside for the worker; nothing
+is parsed on the event loop. It continues the client's trace and puts its own span into the request's headers, so that an engine below
+continues it too. Responses that are no event streams are passed on untouched and make no span. Backpressure cannot be seen here: a
+server accepts megabytes before a send waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from opentelemetry import propagate
+
+from legato._clock import now_ns
+from legato._errors import guard
+from legato._recorder import Origin, StreamRecorder
+from legato._state import settings
+from legato._stream import begin
+
+__all__ = ["StreamMiddleware"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PATHS = ("/chat/completions", "/completions", "/responses")
+
+
+class StreamMiddleware:
+    """Pure ASGI; takes only the application, so that ``vllm serve --middleware legato.asgi.StreamMiddleware`` works.
+
+    ``paths``: endings of the request paths to watch. ``vantage``: ``server``, or ``gateway`` in front of other servers.
+    ``engine_id``: which engine answers; default LEGATO_ENGINE_ID, else the host and port that the server listens on.
+    """
+
+    def __init__(self, app: App, *, paths: tuple[str, ...] = PATHS, vantage: str = "server", engine_id: str = "") -> None:
+        self.app = app
+        self.paths = paths
+        self.vantage = vantage
+        self.engine_id = engine_id or settings().engine_id
+        self.disabled = settings().disabled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection; only HTTP requests to the watched paths are looked at."""
+        if scope["type"] != "http" or self.disabled or not scope["path"].endswith(self.paths):
+            await self.app(scope, receive, send)
+            return
+        watch: _Watch | None = None
+        with guard("asgi"):
+            watch = _Watch(scope, receive, send, self._origin(scope))
+        if watch is None:
+            await self.app(scope, receive, send)
+            return
+        try:
+            await self.app(watch.scope, watch.receive, watch.send)
+        except BaseException as error:
+            watch.over(error)
+            raise
+        watch.over(None)
+
+    def _origin(self, scope: Scope) -> Origin:
+        client, server = scope.get("client") or ("", 0), scope.get("server") or ("", 0)
+        return Origin(
+            vantage=self.vantage,
+            provider="openai",
+            transport="http/2" if scope.get("http_version") == "2" else "http/1.1",
+            route=scope["path"],
+            engine_id=self.engine_id or (f"{server[0]}:{server[1]}" if server[0] else ""),
+            client_address=str(client[0]),
+            client_port=int(client[1] or 0),
+            server_address=str(server[0]),
+            server_port=int(server[1] or 0),
+        )
+
+
+class _Watch:
+    """One request. The recorder begins with the response, when it is known to be a stream; its start is the request's arrival."""
+
+    __slots__ = ("_gone", "_origin", "_parent", "_receive", "_recorder", "_send", "_sent_all", "_start_ns", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, origin: Origin) -> None:
+        self._start_ns = now_ns()
+        self._receive, self._send, self._origin = receive, send, origin
+        self._recorder: StreamRecorder | None = None
+        self._sent_all = self._gone = False
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        self._parent = propagate.extract(headers)
+        self.scope = scope
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._sent_all:
+            self._gone = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        recorder = self._recorder
+        if recorder is not None and message["type"] == "http.response.body":
+            body = message.get("body", b"")
+            if body:
+                recorder.read(body)
+            if not message.get("more_body", False):
+                self._sent_all = True
+        elif message["type"] == "http.response.start":
+            with guard("asgi"):
+                self._begin(message)
+        await self._send(message)
+
+    def _begin(self, message: Message) -> None:
+        for name, value in message.get("headers", ()):
+            if name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream"):
+                self._recorder = begin(self._origin, start_ns=self._start_ns, context=self._parent, sse=True)
+                self._recorder.ttfb_ns = now_ns()
+                return
+
+    def over(self, error: BaseException | None) -> None:
+        """The application has returned, or raised."""
+        recorder = self._recorder
+        if recorder is None:
+            return
+        if error is not None and not self._gone:
+            recorder.end(error=error)
+        elif self._sent_all:
+            recorder.end()
+        elif self._gone:
+            recorder.end("client_cancel")
+        else:
+            recorder.end("upstream_error", error_type="response_unfinished")
