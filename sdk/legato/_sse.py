@@ -23,7 +23,8 @@ _PLAIN_TEXT = re.compile(
     rb'(?:,\s?"[a-z_]+":\s?null)*\}\]'
 )
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_EVENT_END = re.compile(rb"(?:\r\n|\n|\r){2}")
+# Atomic, or a CR LF could be taken for two line ends.
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r){2}")
 _TEXT, _ROLE, _HEARTBEAT, _DONE, _USAGE, _TOOL, _REASONING = (
     int(kind) for kind in (Kind.TEXT, Kind.ROLE, Kind.HEARTBEAT, Kind.DONE, Kind.USAGE, Kind.TOOL, Kind.REASONING)
 )

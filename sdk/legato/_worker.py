@@ -183,8 +183,14 @@ def worker() -> Worker:
 
 
 def flush(timeout_s: float = 5.0) -> bool:
-    """Wait until every stream that has ended is a span of the tracer provider. False when ``timeout_s`` was not enough."""
-    return worker().flush(timeout_s)
+    """Wait until every stream that has ended is a span, and the provider (where it can) has exported it. False when time ran out.
+
+    Processes that a signal ends run no exit handlers: call this in their shutdown hook. `StreamMiddleware` does so by itself.
+    """
+    if not worker().flush(timeout_s):
+        return False
+    force = getattr(trace.get_tracer_provider(), "force_flush", None)
+    return bool(force(int(timeout_s * 1000))) if force is not None else True
 
 
 def stats() -> Mapping[str, int]:

@@ -8,6 +8,7 @@ server accepts megabytes before a send waits.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from legato._errors import guard
 from legato._recorder import Origin, StreamRecorder
 from legato._state import settings
 from legato._stream import begin
+from legato._worker import flush
 
 __all__ = ["StreamMiddleware"]
 
@@ -46,6 +48,9 @@ class StreamMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection; only HTTP requests to the watched paths are looked at."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, _flushing(send))
+            return
         if scope["type"] != "http" or self.disabled or not scope["path"].endswith(self.paths):
             await self.app(scope, receive, send)
             return
@@ -75,6 +80,18 @@ class StreamMiddleware:
             server_address=str(server[0]),
             server_port=int(server[1] or 0),
         )
+
+
+def _flushing(send: Send) -> Send:
+    """Has what was recorded sent before the server says that it is down: a server ended by a signal runs no exit handlers."""
+
+    async def wrapped(message: Message) -> None:
+        if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+            with guard("asgi"):
+                await asyncio.get_running_loop().run_in_executor(None, flush)
+        await send(message)
+
+    return wrapped
 
 
 class _Watch:

@@ -1,0 +1,122 @@
+"""The demo's application: `openai` clients that read every recorded stream at its recorded time. Run as a process of its own.
+
+One idea: this is what a user's application looks like: two lines of Legato (`configure`, `instrument_openai`), and then the `openai`
+package as ever. It tells the demo how far it is, a JSON line at a time, and takes no part in what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import time
+from dataclasses import asdict, dataclass
+
+from openai import AsyncOpenAI, OpenAIError
+
+import legato
+from demo.plan import Plan
+from demo.recording import Recording, Stream
+
+__all__ = ["Progress", "read_all"]
+
+SERVICE = "demo-app"
+STALL_S = 0.25
+_TELL_EVERY_S = 0.25
+_LATEST_S = 60
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the clients have seen so far."""
+
+    recording: str = ""
+    streams: int = 0
+    running: int = 0
+    ended: int = 0
+    failed: int = 0
+    chunks: int = 0
+    stalls: int = 0
+    gap_max_s: float = 0.0
+
+
+async def read_all(plan: Plan, base_url: str, progress: Progress) -> None:
+    """Replay one recording after another: each stream starts when it did, and all are waited for."""
+    async with AsyncOpenAI(base_url=base_url, api_key="demo", max_retries=0, timeout=_LATEST_S) as client:
+        for recording in plan.recordings():
+            progress.recording = recording.name
+            progress.streams += len(recording.streams)
+            started = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                for stream in recording.streams:
+                    group.create_task(_read_at(client, plan, recording, stream, started, progress))
+
+
+async def _read_at(client: AsyncOpenAI, plan: Plan, recording: Recording, stream: Stream, started: float, progress: Progress) -> None:
+    await asyncio.sleep(max(0.0, started + stream.start_us / 1e6 / plan.speed - time.monotonic()))
+    limit = stream.cancel_us / 1e6 / plan.speed if stream.cancel_us is not None else None
+    progress.running += 1
+    try:
+        async with asyncio.timeout(limit):
+            await _read(client, plan.model(recording), stream.key, progress)
+    except TimeoutError:
+        pass  # the recorded client hung up here too
+    except OpenAIError:
+        progress.failed += 1
+    finally:
+        progress.running -= 1
+        progress.ended += 1
+
+
+async def _read(client: AsyncOpenAI, model: str, key: str, progress: Progress) -> None:
+    chunks = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Replay the stream that X-Request-Id names."}],
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_headers={"X-Request-Id": key},
+    )
+    last = None
+    async for chunk in chunks:
+        if not chunk.choices or not chunk.choices[0].delta.content:
+            continue
+        now = time.monotonic()
+        progress.chunks += 1
+        if last is not None:
+            progress.stalls += now - last >= STALL_S
+            progress.gap_max_s = max(progress.gap_max_s, now - last)
+        last = now
+
+
+async def _tell(progress: Progress) -> None:
+    while True:
+        print(json.dumps(asdict(progress)), flush=True)
+        await asyncio.sleep(_TELL_EVERY_S)
+
+
+async def _run(plan: Plan, base_url: str) -> None:
+    progress = Progress()
+    telling = asyncio.create_task(_tell(progress))
+    await read_all(plan, base_url, progress)
+    telling.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await telling
+    print(json.dumps(asdict(progress)), flush=True)
+
+
+def main() -> None:
+    """Read the plan's streams from a server, exporting to an OTLP endpoint."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plan", help="the plan as JSON")
+    parser.add_argument("--server", required=True, help="base URL of the OpenAI-compatible server")
+    parser.add_argument("--otlp", required=True, help="where `legato serve` takes OTLP")
+    options = parser.parse_args()
+    legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
+    legato.instrument_openai()
+    asyncio.run(_run(Plan.from_json(options.plan), options.server))
+    legato.flush()
+
+
+if __name__ == "__main__":
+    main()

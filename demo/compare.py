@@ -1,0 +1,131 @@
+"""Holds what the store says the clients saw against what the recorded server sent.
+
+One idea: the recording is the truth, frame by frame. Each stored client stream finds its recorded one by its response id, and each of its
+gaps between content chunks has one recorded gap to match. It reads through the same read-only door as everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass
+
+from demo.plan import Plan
+
+__all__ = ["Comparison", "compare", "query"]
+
+STALL_US = 250_000
+_TOLERANCE = 0.05
+_CANCEL_SLACK = 3
+# Text, reasoning, tool: the kinds that carry content (schema/TIMELINE.md).
+_CONTENT_KINDS = frozenset((1, 2, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The demo's numbers: what is stored at the client vantage, and how far it is from the recording."""
+
+    streams: int
+    chunks: int
+    goodput: float
+    stalls_250ms: int
+    recorded_stalls_250ms: int
+    recorded_streams: int
+    streams_differ: int
+    gaps: int
+    gap_diff_p50_ms: float
+    gap_diff_p99_ms: float
+    gap_diff_max_ms: float
+    recorded_gaps_250ms_missed: int
+    server_streams: int
+
+    def to_dict(self) -> dict[str, float]:
+        """The numbers by name."""
+        return asdict(self)
+
+
+def query(read_url: str, sql: str) -> list[dict[str, object]]:
+    """The rows of a SELECT. Raises ``RuntimeError`` with the store's own words when it refuses."""
+    request = urllib.request.Request(read_url, data=f"{sql} FORMAT JSON".encode(), headers={"Content-Type": "text/plain"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            rows: list[dict[str, object]] = json.load(reply)["data"]
+            return rows
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"the read door answered {error.code}: {error.read().decode('utf-8', 'replace').strip()}") from None
+
+
+def compare(plan: Plan, read_url: str) -> Comparison:
+    """Compare all streams of the plan's run."""
+    stored = {str(row["response_id"]): row for row in query(read_url, _STORED.format(prefix=plan.response_id_prefix))}
+    (summary,) = query(read_url, _SUMMARY.format(prefix=plan.response_id_prefix))
+    recorded = {plan.response_id(stream): stream for recording in plan.recordings() for stream in recording.streams}
+    differences: list[float] = []
+    missed = differ = stalls = 0
+    for response_id, stream in recorded.items():
+        expected = [gap / plan.speed for gap in stream.gaps_us()]
+        stalls += sum(gap >= STALL_US for gap in expected)
+        actual = _gaps_us(stored[response_id]) if response_id in stored else []
+        # Where the client hung up, a frame on its way may have come or not.
+        slack = 0 if stream.cancel_us is None else _CANCEL_SLACK
+        if abs(len(actual) - len(expected)) > slack:
+            differ += 1
+            missed += sum(gap >= STALL_US for gap in expected)
+            continue
+        differences += [abs(is_us - was_us) for is_us, was_us in zip(actual, expected, strict=slack == 0)]
+        missed += sum(was >= STALL_US and abs(now - was) > _TOLERANCE * was for now, was in zip(actual, expected, strict=slack == 0))
+    return Comparison(
+        streams=_int(summary["streams"]),
+        chunks=_int(summary["chunks"]),
+        goodput=round(float(str(summary["goodput"] or 0)), 4),
+        stalls_250ms=_int(summary["stalls"]),
+        recorded_stalls_250ms=stalls,
+        recorded_streams=len(recorded),
+        streams_differ=differ,
+        gaps=len(differences),
+        gap_diff_p50_ms=_quantile_ms(differences, 0.5),
+        gap_diff_p99_ms=_quantile_ms(differences, 0.99),
+        gap_diff_max_ms=_quantile_ms(differences, 1.0),
+        recorded_gaps_250ms_missed=missed,
+        server_streams=_int(summary["server_streams"]),
+    )
+
+
+_STORED = """
+SELECT response_id, dt_us, chunk_kind FROM streams
+WHERE vantage = 'client' AND startsWith(response_id, '{prefix}')"""
+
+# The service level of DESIGN §8: no gap over 400 ms, the open one included, first output within 2 s, no error.
+_SUMMARY = """
+SELECT
+    countIf(vantage = 'client') AS streams,
+    countIf(vantage = 'server') AS server_streams,
+    sumIf(chunks, vantage = 'client') AS chunks,
+    sumIf(stalls_250ms, vantage = 'client') AS stalls,
+    if(streams = 0, 0, countIf(vantage = 'client' AND outcome IN ('complete', 'client_cancel')
+        AND ifNull(gap_max_us, 0) <= 400000 AND ifNull(ttfo_us, intDiv(duration_ns, 1000)) <= 2000000) / streams) AS goodput
+FROM streams
+WHERE startsWith(response_id, '{prefix}')"""
+
+
+def _gaps_us(row: dict[str, object]) -> list[int]:
+    steps, kinds = row["dt_us"], row["chunk_kind"]
+    assert isinstance(steps, list) and isinstance(kinds, list)
+    gaps, since, begun = [], 0, False
+    for step, kind in zip(steps, kinds or [1] * len(steps), strict=True):
+        since += step
+        if kind in _CONTENT_KINDS:
+            if begun:
+                gaps.append(since)
+            since, begun = 0, True
+    return gaps
+
+
+def _int(value: object) -> int:
+    return int(str(value or 0))
+
+
+def _quantile_ms(values_us: list[float], share: float) -> float:
+    ordered = sorted(values_us)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1000, 3) if ordered else 0.0

@@ -1,0 +1,122 @@
+"""Reads a recording's server timelines: when each request came, and when how many bytes of its response were sent.
+
+One idea: a stream is its role frame, its content frames and its tail (usage, `[DONE]`), each an offset and a size; all that is replayed
+and compared comes from these three. It reads no ground truth, and no text: recordings have none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["DONE_BYTES", "RECORDINGS", "Recording", "Stream", "load"]
+
+RECORDINGS = pathlib.Path(__file__).parent / "recordings"
+DONE_BYTES = len(b"data: [DONE]\n\n")
+
+Send = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One recorded response. Offsets are microseconds from the request's arrival; ``start_us`` is from the recording's first request."""
+
+    key: str
+    start_us: int
+    role: Send
+    content: tuple[Send, ...]
+    tail: tuple[Send, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    cancel_us: int | None
+
+    @property
+    def done(self) -> bool:
+        """Whether the server got to say `[DONE]`."""
+        return bool(self.tail)
+
+    def gaps_us(self) -> list[int]:
+        """Times between consecutive content frames as the server sent them, until the client hung up, if it did."""
+        times = [at for at, _ in self.content if self.cancel_us is None or at <= self.cancel_us]
+        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The streams of one run, by the time they started."""
+
+    name: str
+    streams: tuple[Stream, ...]
+
+    @property
+    def duration_us(self) -> int:
+        """From the first request to the last frame."""
+        return max((stream.start_us + (*stream.content, *stream.tail)[-1][0] for stream in self.streams), default=0)
+
+    def first(self, seconds: float) -> Recording:
+        """The recording's first seconds: streams still running then end there, with their tail."""
+        limit_us = int(seconds * 1e6)
+        cut = (_cut(stream, limit_us - stream.start_us) for stream in self.streams)
+        return replace(self, streams=tuple(stream for stream in cut if stream is not None))
+
+
+def _cut(stream: Stream, limit_us: int) -> Stream | None:
+    content = tuple(send for send in stream.content if send[0] <= limit_us)
+    if not content:
+        return None
+    if len(content) == len(stream.content):
+        return stream
+    last_us = content[-1][0]
+    cancel_us = stream.cancel_us if stream.cancel_us is not None and stream.cancel_us <= limit_us else None
+    tail = stream.tail or ((0, 0), (0, DONE_BYTES))
+    return replace(
+        stream,
+        content=content,
+        tail=tuple((last_us, size) for _, size in tail),
+        completion_tokens=len(content),
+        cancel_us=cancel_us,
+    )
+
+
+def load(name: str) -> Recording:
+    """The recording of this name in `demo/recordings`, or in the folder of this path. Raises ``FileNotFoundError``."""
+    folder = RECORDINGS / name if (RECORDINGS / name).is_dir() else pathlib.Path(name)
+    files = sorted(folder.glob("server*.jsonl.gz"))
+    if not files:
+        known = ", ".join(sorted(path.name for path in RECORDINGS.iterdir() if path.is_dir()))
+        raise FileNotFoundError(f"no recording {name}: expected one of {known}, or a folder that holds server.jsonl.gz")
+    clients = {str(line["id"]): line for path in sorted(folder.glob("client*.jsonl.gz")) for line in _lines(path)}
+    lines = [line for path in files for line in _lines(path) if len(line["sends"]) > 1]
+    first_ns = min(line["t0_ns"] for line in lines)
+    streams = [_stream(f"{folder.name}-{line['id']}", line, clients.get(str(line["id"]), {}), first_ns) for line in lines]
+    return Recording(folder.name, tuple(sorted(streams, key=lambda stream: (stream.start_us, stream.key))))
+
+
+def _lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _stream(key: str, server: dict[str, Any], client: dict[str, Any], first_ns: int) -> Stream:
+    sends: list[Send] = [(at, size) for at, size in server["sends"]]
+    done = sends[-1][1] == DONE_BYTES
+    content = tuple(sends[1:-2] if done else sends[1:])
+    usage = client.get("usage")
+    prompt, completion = (usage[0], usage[2]) if usage else (16, len(content))
+    t0_ns = server["t0_ns"]
+    cancel_ns = client.get("cancel_ns")
+    return Stream(
+        key=key,
+        start_us=(t0_ns - first_ns) // 1000,
+        role=sends[0],
+        content=content,
+        tail=tuple(sends[-2:]) if done else (),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cancel_us=(cancel_ns - t0_ns) // 1000 if cancel_ns else None,
+    )

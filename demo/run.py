@@ -1,0 +1,162 @@
+"""Runs the demo from end to end: start the store, the server and the clients; when all has been read, report.
+
+One idea: the same steps that a user would take by hand, in the same order, with the same commands; the demo only types them. It measures
+nothing itself: the numbers come from the store.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from demo.compare import Comparison, compare, query
+from demo.plan import Plan
+from demo.processes import Children, choose_port
+from demo.progress import show
+from legato_ingest.lock import StoreLock
+
+__all__ = ["Doors", "run"]
+
+OTLP_PORT, READ_PORT = 4318, 8123
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where this demo's processes listen: Legato's default ports when they are free."""
+
+    otlp_port: int
+    read_port: int
+    server_port: int
+
+    @classmethod
+    def choose(cls) -> Doors:
+        """Ports that are free now."""
+        return cls(choose_port(OTLP_PORT), choose_port(READ_PORT), choose_port(0))
+
+    @property
+    def otlp(self) -> str:
+        """Where `legato serve` takes OTLP."""
+        return f"http://127.0.0.1:{self.otlp_port}"
+
+    @property
+    def read(self) -> str:
+        """Where `legato serve` answers queries."""
+        return f"http://127.0.0.1:{self.read_port}"
+
+    @property
+    def server(self) -> str:
+        """The demo's OpenAI-compatible server."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+def run(plan: Plan, data_dir: pathlib.Path, console: Console, *, once: bool, keep: bool) -> Comparison:
+    """One demo. Returns after the report (``once``), or when `legato serve` ends or the user has had enough (KeyboardInterrupt)."""
+    _prepare(data_dir, keep)
+    doors = Doors.choose()
+    with Children(data_dir) as children:
+        _start(children, plan, data_dir, doors, console)
+        _replay(children, plan, doors, console)
+        result = _report(plan, doors, console)
+        if not once:
+            _hint(plan, doors, console)
+            children.wait("serve")
+    return result
+
+
+def _prepare(data_dir: pathlib.Path, keep: bool) -> None:
+    """An empty folder, unless the last run's streams are to be kept. Raises ``Locked`` when a demo uses it right now."""
+    with StoreLock(_store(data_dir)):
+        if not keep:
+            shutil.rmtree(_store(data_dir), ignore_errors=True)
+
+
+def _store(data_dir: pathlib.Path) -> pathlib.Path:
+    return data_dir.absolute() / "store"
+
+
+def _start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors, console: Console) -> None:
+    with console.status("starting the store and the server"):
+        children.start(
+            "serve",
+            ["legato_ingest", "serve"],
+            {
+                "LEGATO_STORE": f"chdb://{_store(data_dir)}",
+                "LEGATO_OTLP_PORT": str(doors.otlp_port),
+                "LEGATO_READ_PORT": str(doors.read_port),
+            },
+        )
+        children.start("server", ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp])
+        children.wait_ready("serve", f"{doors.otlp}/readyz")
+        children.wait_ready("server", f"{doors.server}/healthz")
+    console.print(f"[bold]legato serve[/] takes OTLP at {doors.otlp} and answers queries at {doors.read}", highlight=False)
+    console.print(f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {doors.server}/v1", highlight=False)
+
+
+def _replay(children: Children, plan: Plan, doors: Doors, console: Console) -> None:
+    module = ["demo.clients", plan.to_json(), "--server", f"{doors.server}/v1", "--otlp", doors.otlp]
+    clients = children.start("clients", module, piped=True)
+    assert clients.stdout is not None
+    show(_checked(children, clients), console, plan.duration_s())
+    children.wait("clients")
+    with console.status("the last spans are on their way"):
+        children.stop("server")
+        children.check()
+
+
+def _checked(children: Children, clients: subprocess.Popen[str]) -> Iterator[str]:
+    assert clients.stdout is not None
+    for line in clients.stdout:
+        children.check()
+        yield line
+
+
+def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
+    """What `legato report` says, as a user would run it, and how it compares with the recording."""
+    console.rule("legato report")
+    console.file.flush()
+    subprocess.run([sys.executable, "-m", "legato_ingest", "report"], env={**os.environ, **_reading(doors)}, check=True)
+    result = compare(plan, doors.read)
+    console.rule("what was stored against what was recorded")
+    table = Table("client vantage", "stored", "recorded", box=None, pad_edge=False)
+    table.add_row("streams", str(result.streams), str(result.recorded_streams))
+    table.add_row("stalls of 250 ms or more", str(result.stalls_250ms), str(result.recorded_stalls_250ms))
+    table.add_row("… of these not found within 5 %", str(result.recorded_gaps_250ms_missed), "")
+    table.add_row(
+        f"difference of {result.gaps:,} gaps",
+        f"p50 {result.gap_diff_p50_ms} ms, p99 {result.gap_diff_p99_ms} ms, max {result.gap_diff_max_ms} ms",
+        "",
+    )
+    console.print(table, highlight=False)
+    return result
+
+
+def _reading(doors: Doors) -> dict[str, str]:
+    """What the reading commands must know when `serve` is not on its default port."""
+    return {} if doors.read_port == READ_PORT else {"LEGATO_READ_PORT": str(doors.read_port)}
+
+
+def _hint(plan: Plan, doors: Doors, console: Console) -> None:
+    sql = (
+        f"SELECT lower(hex(trace_id)) AS id FROM streams WHERE vantage = 'client' AND startsWith(response_id, '{plan.response_id_prefix}')"
+    )
+    worst = query(doors.read, f"{sql} ORDER BY gap_max_us DESC LIMIT 1")
+    legato = " ".join([*(f"{key}={value}" for key, value in _reading(doors).items()), ".venv/bin/legato"])
+    lines = [
+        "[bold]legato serve[/] is still up. In another terminal, try",
+        "",
+        f"  {legato} streams                  # the streams, newest first",
+        *(f"  {legato} stream {row['id']}   # the one that stalled longest, at every vantage" for row in worst),
+        f"  curl {doors.read} --data 'SELECT vantage, quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
+        "",
+        "Ctrl-C ends it. Nothing is left running.",
+    ]
+    console.print(Panel("\n".join(lines), title="what next", title_align="left"), highlight=False)

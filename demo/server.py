@@ -1,0 +1,106 @@
+"""The demo's server: OpenAI's streaming chat completions over SSE, sent at the recorded instants. Run as a process of its own.
+
+One idea: each frame has an absolute deadline, counted from the request's arrival, so that lateness never adds up; the event loop waits with
+`select`, whose time-outs are microseconds, where epoll's are milliseconds. A request's `X-Request-Id` names its recorded stream.
+The SDK's middleware watches from outside the application, as it would at anyone's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import selectors
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Header, HTTPException
+from fastapi.responses import StreamingResponse
+
+import legato
+from demo.frames import Replay, build
+from demo.plan import Plan
+from legato.asgi import StreamMiddleware
+
+__all__ = ["create_app", "serve"]
+
+SERVICE = "demo-server"
+
+
+class BrokenOff(Exception):
+    """The recorded response ended without `[DONE]`: so does this one."""
+
+
+def create_app(plan: Plan) -> FastAPI:
+    """The application alone: what it sends and when, watched by nobody."""
+    app = FastAPI(title="Legato demo", docs_url=None, redoc_url=None, openapi_url=None)
+    replays = {
+        stream.key: build(stream, plan.model(recording), plan.response_id(stream))
+        for recording in plan.recordings()
+        for stream in recording.streams
+    }
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, int]:
+        return {"streams": len(replays)}
+
+    @app.post("/v1/chat/completions")
+    async def completions(body: dict[str, Any], x_request_id: str = Header("")) -> StreamingResponse:
+        arrived = asyncio.get_running_loop().time()
+        if not body.get("stream"):
+            raise HTTPException(400, "this server replays streams: send stream=true")
+        if x_request_id not in replays:
+            raise HTTPException(404, f"no recorded stream {x_request_id!r}: name one in X-Request-Id, for example {next(iter(replays))}")
+        with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        frames = _replay(replays[x_request_id], arrived, plan.speed, with_usage)
+        return StreamingResponse(frames, media_type="text/event-stream", headers={"X-Request-Id": x_request_id})
+
+    return app
+
+
+async def _replay(replay: Replay, arrived: float, speed: float, with_usage: bool) -> AsyncIterator[bytes]:
+    clock = asyncio.get_running_loop().time
+    for frame in replay.frames:
+        if frame.usage and not with_usage:
+            continue
+        wait = arrived + frame.at_us / 1e6 / speed - clock()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        yield frame.data
+    if not replay.complete:
+        raise BrokenOff
+
+
+def serve(app: Any, port: int) -> None:
+    """Serve an ASGI application on loopback until SIGTERM or SIGINT, on an event loop with microsecond timers."""
+    config = uvicorn.Config(app, "127.0.0.1", port, loop="none", log_level="critical", access_log=False, timeout_graceful_shutdown=1)
+    # What stands now stays: a collection of it would hold every stream up for its time.
+    gc.collect()
+    gc.freeze()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+        runner.run(uvicorn.Server(config).serve())
+
+
+def main() -> None:
+    """Serve the plan on a port, exporting to an OTLP endpoint."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plan", help="the plan as JSON")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--otlp", required=True, help="where `legato serve` takes OTLP")
+    options = parser.parse_args()
+    legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
+    app = create_app(Plan.from_json(options.plan))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(legato.flush)
+
+    app.router.lifespan_context = lifespan
+    serve(StreamMiddleware(app), options.port)
+
+
+if __name__ == "__main__":
+    main()
