@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from demo.plan import Plan
 
-__all__ = ["Comparison", "compare", "query"]
+__all__ = ["Comparison", "compare", "judge", "query"]
+
+Row = Mapping[str, object]
 
 STALL_US = 250_000
 _TOLERANCE = 0.05
@@ -57,9 +60,14 @@ def query(read_url: str, sql: str) -> list[dict[str, object]]:
 
 
 def compare(plan: Plan, read_url: str) -> Comparison:
-    """Compare all streams of the plan's run."""
-    stored = {str(row["response_id"]): row for row in query(read_url, _STORED.format(prefix=plan.response_id_prefix))}
+    """Compare all streams of the plan's run with what is in the store now."""
     (summary,) = query(read_url, _SUMMARY.format(prefix=plan.response_id_prefix))
+    return judge(plan, query(read_url, _STORED.format(prefix=plan.response_id_prefix)), summary)
+
+
+def judge(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
+    """Hold stored client streams (``response_id``, ``dt_us``, ``chunk_kind``) against the plan's recordings."""
+    stored = {str(row["response_id"]): row for row in rows}
     recorded = {plan.response_id(stream): stream for recording in plan.recordings() for stream in recording.streams}
     differences: list[float] = []
     missed = differ = stalls = 0
@@ -109,7 +117,7 @@ FROM streams
 WHERE startsWith(response_id, '{prefix}')"""
 
 
-def _gaps_us(row: dict[str, object]) -> list[int]:
+def _gaps_us(row: Row) -> list[int]:
     steps, kinds = row["dt_us"], row["chunk_kind"]
     assert isinstance(steps, list) and isinstance(kinds, list)
     gaps, since, begun = [], 0, False

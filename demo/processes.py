@@ -112,8 +112,13 @@ class Children:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for name in reversed(list(self._running)):
-            self.stop(name)
+        # A second Ctrl-C would leave children behind.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for name in reversed(list(self._running)):
+                self.stop(name)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _answers(url: str) -> bool:

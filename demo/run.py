@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -24,7 +25,7 @@ from demo.processes import Children, choose_port
 from demo.progress import show
 from legato_ingest.lock import StoreLock
 
-__all__ = ["Doors", "run"]
+__all__ = ["Doors", "recorded", "run", "start"]
 
 OTLP_PORT, READ_PORT = 4318, 8123
 
@@ -39,8 +40,13 @@ class Doors:
 
     @classmethod
     def choose(cls) -> Doors:
-        """Ports that are free now."""
+        """Ports that are free now: the default ones if they are."""
         return cls(choose_port(OTLP_PORT), choose_port(READ_PORT), choose_port(0))
+
+    @classmethod
+    def choose_other(cls) -> Doors:
+        """Free ports, never the default ones: a test leaves those to whoever is at work here."""
+        return cls(choose_port(0), choose_port(0), choose_port(0))
 
     @property
     def otlp(self) -> str:
@@ -60,16 +66,26 @@ class Doors:
 
 def run(plan: Plan, data_dir: pathlib.Path, console: Console, *, once: bool, keep: bool) -> Comparison:
     """One demo. Returns after the report (``once``), or when `legato serve` ends or the user has had enough (KeyboardInterrupt)."""
-    _prepare(data_dir, keep)
-    doors = Doors.choose()
-    with Children(data_dir) as children:
-        _start(children, plan, data_dir, doors, console)
-        _replay(children, plan, doors, console)
+    with recorded(plan, data_dir, console, keep=keep) as (children, doors):
         result = _report(plan, doors, console)
         if not once:
             _hint(plan, doors, console)
             children.wait("serve")
     return result
+
+
+@contextmanager
+def recorded(plan: Plan, data_dir: pathlib.Path, console: Console, *, keep: bool = False) -> Iterator[tuple[Children, Doors]]:
+    """The plan replayed and stored, with `legato serve` up for as long as the context lasts. Raises ``ChildFailed``, ``LegatoError``."""
+    plan.recordings()
+    _prepare(data_dir, keep)
+    doors = Doors.choose()
+    with Children(data_dir) as children:
+        start(children, plan, data_dir, doors)
+        console.print(f"[bold]legato serve[/] takes OTLP at {doors.otlp} and answers queries at {doors.read}", highlight=False)
+        console.print(f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {doors.server}/v1", highlight=False)
+        _replay(children, plan, doors, console)
+        yield children, doors
 
 
 def _prepare(data_dir: pathlib.Path, keep: bool) -> None:
@@ -83,22 +99,17 @@ def _store(data_dir: pathlib.Path) -> pathlib.Path:
     return data_dir.absolute() / "store"
 
 
-def _start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors, console: Console) -> None:
-    with console.status("starting the store and the server"):
-        children.start(
-            "serve",
-            ["legato_ingest", "serve"],
-            {
-                "LEGATO_STORE": f"chdb://{_store(data_dir)}",
-                "LEGATO_OTLP_PORT": str(doors.otlp_port),
-                "LEGATO_READ_PORT": str(doors.read_port),
-            },
-        )
-        children.start("server", ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp])
-        children.wait_ready("serve", f"{doors.otlp}/readyz")
-        children.wait_ready("server", f"{doors.server}/healthz")
-    console.print(f"[bold]legato serve[/] takes OTLP at {doors.otlp} and answers queries at {doors.read}", highlight=False)
-    console.print(f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {doors.server}/v1", highlight=False)
+def start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors) -> None:
+    """Start `legato serve` and the replaying server, and wait until both answer. Raises ``ChildFailed``."""
+    environ = {
+        "LEGATO_STORE": f"chdb://{_store(data_dir)}",
+        "LEGATO_OTLP_PORT": str(doors.otlp_port),
+        "LEGATO_READ_PORT": str(doors.read_port),
+    }
+    children.start("serve", ["legato_ingest", "serve"], environ)
+    children.start("server", ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp])
+    children.wait_ready("serve", f"{doors.otlp}/readyz")
+    children.wait_ready("server", f"{doors.server}/healthz")
 
 
 def _replay(children: Children, plan: Plan, doors: Doors, console: Console) -> None:
@@ -123,7 +134,9 @@ def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
     """What `legato report` says, as a user would run it, and how it compares with the recording."""
     console.rule("legato report")
     console.file.flush()
-    subprocess.run([sys.executable, "-m", "legato_ingest", "report"], env={**os.environ, **_reading(doors)}, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "legato_ingest", "report"], env={**os.environ, "LEGATO_READ_PORT": str(doors.read_port)}, check=True
+    )
     result = compare(plan, doors.read)
     console.rule("what was stored against what was recorded")
     table = Table("client vantage", "stored", "recorded", box=None, pad_edge=False)

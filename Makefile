@@ -1,0 +1,46 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer: they create .venv and install what they use.
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+SOURCE := sdk ingest demo bench tests
+PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
+# The python3 on the path when it is new enough, else the newest that is. Each is tried: it must be able to make a virtual environment.
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
+	$(name) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
+
+.PHONY: help demo test check bench install
+.DEFAULT_GOAL := help
+
+help: ## what there is to make
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo ## watch recorded streams being replayed, stored and summarised; ARGS="--help" says more
+	@$(PY) -m demo $(ARGS)
+
+test: $(VENV)/.installed-dev ## run every test; ARGS go to pytest
+	@$(PY) -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev ## lint, format and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy $(SOURCE)
+
+bench: $(VENV)/.installed-dev ## run every bench; minutes each, see bench/README.md
+	@for script in sdk wire storage ingest first_chart; do echo "== $$script"; $(PY) bench/$$script.py || exit 1; done
+
+install: $(VENV)/.installed-dev ## create .venv with all that development needs
+
+$(PY):
+	@test -n "$(PYTHON)" || { echo "Legato needs Python 3.11 or newer with the venv module (on Debian: python3-venv)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp is older than the files that it was made from when they change: then, and only then, pip runs again.
+$(VENV)/.installed-demo: requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml | $(PY)
+	@echo "installing what the demo needs into $(VENV) (once; about a minute)"
+	@$(PIP) -r requirements-demo.txt
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml | $(PY)
+	@echo "installing what development needs into $(VENV) (once; about a minute)"
+	@$(PIP) -r requirements-dev.txt
+	@touch $@ $(VENV)/.installed-demo

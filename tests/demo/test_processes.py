@@ -1,0 +1,65 @@
+"""No process of the demo outlives it, and one that fails says why."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import subprocess
+import time
+
+import pytest
+
+from demo.processes import ChildFailed, Children, choose_port
+
+# Modules of the standard library that stay up, or don't.
+SERVER = ["http.server", "--bind", "127.0.0.1"]
+
+
+def _gone(process: subprocess.Popen[str]) -> bool:
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_children_end_with_the_context_also_after_an_error(tmp_path: pathlib.Path) -> None:
+    """Whatever leaves the context, its children and their groups are gone."""
+    port = choose_port(0)
+    with pytest.raises(ZeroDivisionError), Children(tmp_path) as children:
+        process = children.start("web", [*SERVER, str(port)])
+        children.wait_ready("web", f"http://127.0.0.1:{port}/")
+        raise ZeroDivisionError
+    assert _gone(process)
+
+
+def test_a_child_that_dies_is_reported_with_its_log(tmp_path: pathlib.Path) -> None:
+    """The error has the name, the status and the end of the log."""
+    with Children(tmp_path) as children:
+        children.start("web", [*SERVER, "no-port"])
+        with pytest.raises(ChildFailed, match=r"(?s)web ended with status \d.*no-port"):
+            children.wait_ready("web", "http://127.0.0.1:9/", timeout_s=30)
+        with pytest.raises(ChildFailed, match="web ended with status"):
+            children.check()
+
+
+def test_a_child_that_never_answers_is_reported(tmp_path: pathlib.Path) -> None:
+    """Waiting has an end."""
+    with Children(tmp_path) as children:
+        children.start("web", [*SERVER, str(choose_port(0))])
+        started = time.monotonic()
+        with pytest.raises(ChildFailed, match="did not answer"):
+            children.wait_ready("web", "http://127.0.0.1:9/", timeout_s=0.2)
+        assert time.monotonic() - started < 10
+
+
+def test_the_preferred_port_is_taken_when_it_is_free() -> None:
+    """A port that somebody listens on is left to them."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        assert choose_port(taken) != taken
+    free = choose_port(0)
+    assert choose_port(free) == free

@@ -1,0 +1,52 @@
+"""Recordings are read whole, and cut without losing their end."""
+
+from __future__ import annotations
+
+import pytest
+
+from demo.recording import DONE_BYTES, Recording, Send, Stream, load
+
+
+def _stream(content: tuple[Send, ...], *, start_us: int = 0, cancel_us: int | None = None) -> Stream:
+    return Stream(
+        "x-1", start_us, (90, 249), content, ((content[-1][0] + 5, 233), (content[-1][0] + 9, DONE_BYTES)), 10, len(content), cancel_us
+    )
+
+
+@pytest.mark.parametrize("name", ["calm", "kv", "net"])
+def test_every_recorded_stream_is_whole(name: str) -> None:
+    """Each stream of the demo's own recordings has content, a tail, and at most as many frames as it had tokens."""
+    recording = load(name)
+    assert recording.streams[0].start_us == 0
+    for stream in recording.streams:
+        assert stream.done and stream.tail[1][1] == DONE_BYTES
+        assert 0 < len(stream.content) <= stream.completion_tokens
+        assert [at for at, _ in stream.content] == sorted(at for at, _ in stream.content)
+
+
+def test_kv_has_the_stalls_that_the_demo_shows() -> None:
+    """The default recording has stalls enough to be worth watching."""
+    gaps = [gap for stream in load("kv").streams for gap in stream.gaps_us()]
+    assert sum(gap >= 250_000 for gap in gaps) > 300
+    assert max(gaps) > 10_000_000
+
+
+def test_a_cut_stream_ends_with_its_tail_at_the_cut() -> None:
+    """What would come after the cut is gone, the tail follows the last frame kept, and a stream without a frame is left out."""
+    running = _stream(((100, 210), (600_000, 211), (1_400_000, 212)))
+    late = _stream(((900_000, 210), (950_000, 211)), start_us=500_000)
+    (cut,) = Recording("x", (running, late)).first(1.0).streams
+    assert cut.content == ((100, 210), (600_000, 211))
+    assert cut.tail == ((600_000, 233), (600_000, DONE_BYTES))
+    assert cut.completion_tokens == 2
+
+
+def test_gaps_end_where_the_client_hung_up() -> None:
+    """Frames that the server sent to nobody are no gaps of anyone's."""
+    assert _stream(((100, 210), (600, 211), (900, 212)), cancel_us=700).gaps_us() == [500]
+
+
+def test_an_unknown_recording_names_those_that_there_are() -> None:
+    """A misspelt name is answered with the names that would work."""
+    with pytest.raises(FileNotFoundError, match="expected one of calm, kv, net"):
+        load("cv")

@@ -1,0 +1,111 @@
+"""However a stream ends, it is in the store with the right outcome: real clients, the demo's server, `legato serve`."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from demo.compare import query
+from demo.plan import Plan
+from demo.processes import Children
+from demo.run import Doors, start
+
+APPLICATION = pathlib.Path(__file__).with_name("application.py")
+VIEW = pathlib.Path(__file__).resolve().parents[2] / "schema" / "0004_streams.sql"
+PLAN = Plan(("kv",), 1.0, None, "e2e0")
+# Eight texts, then more; 28 texts in 1.3 s, then nothing for 12 s; texts for 19 s.
+SHORT, STALLING, LONG = "kv-p-000", "kv-s14-002", "kv-s00-000"
+_PATIENCE_S = 20
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    """`legato serve` and the demo's server, on free ports."""
+    folder = tmp_path_factory.mktemp("outcomes")
+    chosen = Doors.choose_other()
+    with Children(folder) as children:
+        start(children, PLAN, folder, chosen)
+        yield chosen
+
+
+def _application(way: str, key: str, doors: Doors, **environ: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(APPLICATION), way, doors.server, doors.otlp, key]
+    return subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
+
+
+def _rows(doors: Doors, way: str, vantage: str = "client", source: str = "streams") -> list[dict[str, object]]:
+    """Rows of the application's stream as they are now; a server's are found by their trace, as a user would."""
+    trace = f"trace_id IN (SELECT trace_id FROM stream_revs WHERE service_name = 'app-{way}')"
+    columns = "outcome, ended, rev, chunks, gap_open_us, gap_max_us, next_due_us, duration_ns, response_id"
+    return query(doors.read, f"SELECT {columns} FROM {source} WHERE vantage = '{vantage}' AND {trace}")
+
+
+def _await(rows: Callable[[], list[dict[str, object]]]) -> dict[str, object]:
+    """The only row, as soon as it is there."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not (found := rows()):
+        assert time.monotonic() < deadline, "the stream is not in the store"
+        time.sleep(0.1)
+    (row,) = found
+    return row
+
+
+@pytest.mark.parametrize(
+    ("way", "key", "outcome", "server_outcome"),
+    [
+        ("complete", SHORT, "complete", "complete"),
+        ("close", LONG, "client_cancel", "client_cancel"),
+        ("cancel", LONG, "client_cancel", "client_cancel"),
+        ("drop", LONG, "client_cancel", "client_cancel"),
+        ("drop_async", LONG, "client_cancel", "client_cancel"),
+    ],
+)
+def test_every_end_has_its_outcome(doors: Doors, way: str, key: str, outcome: str, server_outcome: str) -> None:
+    """A stream that is read out, closed, cancelled or dropped says so at the client, and what the server saw at the server."""
+    with _application(way, key, doors) as process:
+        assert process.wait(30) == 0
+    # The application has flushed, and an acknowledged stream can be read.
+    row = _await(lambda: _rows(doors, way))
+    assert (row["outcome"], row["ended"]) == (outcome, True)
+    assert row["response_id"] == f"chatcmpl-e2e0-{key}"
+    assert _await(lambda: _rows(doors, way, "server"))["outcome"] == server_outcome
+
+
+def test_a_time_out_is_an_open_gap(doors: Doors) -> None:
+    """A stream that times out says so, and the time from its last text to the time-out counts as a gap, the longest."""
+    with _application("timeout", STALLING, doors) as process:
+        assert process.wait(30) == 0
+    row = _await(lambda: _rows(doors, "timeout"))
+    assert (row["outcome"], row["ended"]) == ("timeout", True)
+    assert 600_000 <= int(str(row["gap_open_us"])) < 900_000
+    assert row["gap_max_us"] == row["gap_open_us"]
+    assert _await(lambda: _rows(doors, "timeout", "server"))["outcome"] == "client_cancel"
+
+
+def test_a_killed_application_leaves_its_snapshot_and_is_abandoned(doors: Doors) -> None:
+    """After kill -9 the last snapshot stands: running until the next is overdue by 30 s, abandoned from then on."""
+    with _application("killed", LONG, doors, LEGATO_SNAPSHOT_INTERVAL_MS="1000") as process:
+        try:
+            row = _await(lambda: _rows(doors, "killed"))
+        finally:
+            process.kill()
+    assert (row["outcome"], row["ended"], row["rev"]) == ("running", False, 1)
+    assert int(str(row["chunks"])) > 1
+    assert int(str(row["next_due_us"])) == 3_000_000
+    (later,) = _rows(doors, "killed", source=_view_in(seconds=60))
+    assert later == {**row, "outcome": "abandoned"}
+    # The server saw the socket close.
+    assert _await(lambda: _rows(doors, "killed", "server"))["outcome"] == "client_cancel"
+
+
+def _view_in(seconds: int) -> str:
+    """The view `streams` as its own text defines it, on a clock that is ahead."""
+    text = VIEW.read_text(encoding="utf-8").split(" AS\n", 1)[1].split("\nSETTINGS", 1)[0]
+    assert "now64(3)" in text
+    return f"({text.replace('now64(3)', f'(now64(3) + INTERVAL {seconds} SECOND)')})"
