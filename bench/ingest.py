@@ -3,7 +3,7 @@
     python bench/ingest.py [--streams 60000] [--chunks 200] [--core 0]
 
 What runs is what users run: the `legato serve` command on an embedded store in a fresh folder, fed over HTTP. It is pinned to one
-core, the sender to the others. First it is fed as fast as it acknowledges: bodies of 500 streams, four requests at a time. Then single
+core, the sender to the others. First it is fed as fast as it acknowledges: bodies of 500 streams, eight requests at a time. Then single
 streams arrive at a steady pace while the heaviest report query runs without a pause, and each acknowledgement is timed.
 Last line: one JSON object with `chunks_per_s_packed`, `peak_rss_mb`, `ack_p99_ms`.
 """
@@ -34,7 +34,7 @@ from helpers.spans import native_span, request  # noqa: E402
 from legato._timeline import pack  # noqa: E402
 
 STREAMS_A_BODY = 500
-SENDERS = 4
+SENDERS = 8
 HEAVY = """
 SELECT model, count(), quantileExact(0.99)(gap_p99_us), quantileExact(0.99)(gap_max_us), avg(jitter_ratio),
        sumMap(gap_bucket, gap_bucket_count), countIf(gap_max_us <= 400000) / count()

@@ -63,6 +63,10 @@ def gaps_between_epochs(reads: Reads) -> tuple[Segments, NDArray[np.int64]]:
     """Each stream's gaps in µs, in order of time, its open gap not among them: one fewer than it has epochs."""
     times, streams = reads.times_us, reads.streams
     starts = _epoch_starts(times, streams)
+    if starts.all():
+        inner = np.ones(len(times), np.bool_)
+        inner[streams.starts[streams.filled]] = False
+        return Segments.of_lengths(np.maximum(streams.lengths - 1, 0)), np.diff(times)[inner[1:]]
     at = np.flatnonzero(starts)
     epochs = Segments.of_lengths(streams.sums(starts))
     inner = np.ones(len(at), np.bool_)

@@ -42,7 +42,6 @@ EPOCHS_MIN = 8
 EDGE_US = 200_000
 BUCKETS_PER_DOUBLING = 4
 TOP = 5
-_GAP_BITS = 40
 
 Column = NDArray[Any]
 
@@ -101,14 +100,17 @@ Part = tuple[dict[str, Column], dict[str, NDArray[np.bool_]]]
 def _sorted_with_open(
     closed: Segments, gaps: NDArray[np.int64], open_us: NDArray[np.int64], is_open: NDArray[np.bool_]
 ) -> tuple[Segments, NDArray[np.int64]]:
-    """Each stream's gaps ascending, its open gap among them. A key of (stream, gap) sorts all streams in one pass."""
-    openers = np.flatnonzero(is_open)
-    owners = np.concatenate((closed.owners(), openers))
-    values = np.concatenate((gaps, open_us[openers]))
-    limit = np.int64((1 << _GAP_BITS) - 1)
-    key = (owners.astype(np.uint64) << np.uint64(_GAP_BITS)) | np.minimum(values, limit).astype(np.uint64)
-    key.sort()
-    return Segments.of_lengths(closed.lengths + is_open), (key & np.uint64(limit)).astype(np.int64)
+    """Each stream's gaps ascending, its open gap among them."""
+    streams = Segments.of_lengths(closed.lengths + is_open)
+    values = np.empty(streams.total, np.int64)
+    if is_open.any():
+        last = np.zeros(streams.total, np.bool_)
+        last[(streams.ends - 1)[is_open]] = True
+        values[last] = open_us[is_open]
+        values[~last] = gaps
+    else:
+        values[:] = gaps
+    return streams, streams.sort(values)
 
 
 def _first_times(timelines: Timelines, reads: Reads) -> Part:
@@ -222,15 +224,19 @@ def _starvation(reads: Reads, has_sizes: NDArray[np.bool_]) -> Part:
     Lindley's recursion in closed form. A prebuffer of D would leave (starved − D)⁺. Only text is read; a word is 6 bytes.
     """
     streams = reads.streams
-    is_text = reads.text_sizes > 0
-    before = streams.cumulate(reads.text_sizes) - reads.text_sizes
     text = Segments.of_lengths(streams.sums(reads.has_text))
-    first = np.repeat(text.firsts(reads.times_us[reads.has_text]), streams.lengths)
-    known = has_sizes & (text.lengths > 0)
+    first = text.firsts(reads.times_us[reads.has_text])
+    before = streams.cumulate(reads.text_sizes) - reads.text_sizes
+    since = reads.times_us - np.repeat(first, streams.lengths)
+    # ⌊⌊x / a⌋ / b⌋ = ⌊x / (a b)⌋: one slow division for all rates.
+    at_one_word = before * 1_000_000 // BYTES_PER_WORD
+    shown = reads.text_sizes > 0
+    if not shown.all():
+        streams, since, at_one_word = streams.select(shown), since[shown], at_one_word[shown]
     columns: dict[str, Column] = {}
     for rate in READING_RATES_WPS:
-        wait = np.where(is_text, reads.times_us - first - before * 1_000_000 // (BYTES_PER_WORD * rate), 0)
-        columns[f"starved_{rate}wps_us"] = streams.maxima(np.maximum(wait, 0))
+        columns[f"starved_{rate}wps_us"] = np.maximum(streams.maxima(since - at_one_word // rate), 0)
+    known = has_sizes & (text.lengths > 0)
     return columns, {name: known for name in columns}
 
 
