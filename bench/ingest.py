@@ -51,7 +51,7 @@ def timelines(chunks: int, rng: random.Random, count: int = 400) -> list[tuple[i
             time_us += 200_000 if rng.random() < 0.02 else max(0, int(rng.gauss(25_000, 3_000)))
             times.append(time_us)
         sizes = [0, *(rng.randint(1, 9) for _ in range(chunks - 2)), 0]
-        holds = [int(rng.lognormvariate(5.3, 1.98)) for _ in range(chunks)]
+        holds = [int(rng.lognormvariate(5.3, 1.98)) // 64 for _ in range(chunks)]
         out.append((time_us, pack(times, sizes, None, [0, *[1] * (chunks - 2), 7], holds)))
     return out
 

@@ -22,7 +22,9 @@ from types import TracebackType
 __all__ = ["ChildFailed", "Children", "choose_port"]
 
 _PR_SET_PDEATHSIG = 1
-_STOP_S = 15
+_STOP_S = 15.0
+# After a failure nobody may be left to take what a child still wants to hand over.
+_STOP_AFTER_FAILURE_S = 2.0
 
 
 class ChildFailed(Exception):
@@ -90,13 +92,13 @@ class Children:
         if self._running[name].wait():
             raise self._failed(name, f"ended with status {self._running[name].returncode}")
 
-    def stop(self, name: str) -> None:
+    def stop(self, name: str, patience_s: float = _STOP_S) -> None:
         """Ask a child to end (SIGTERM), and make it (SIGKILL, its whole group) when it takes too long."""
         process = self._running.pop(name)
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(_STOP_S)
+                process.wait(patience_s)
             except subprocess.TimeoutExpired:
                 pass
         if process.stdout is not None:
@@ -112,11 +114,12 @@ class Children:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        patience_s = _STOP_S if kind is None or not issubclass(kind, Exception) else _STOP_AFTER_FAILURE_S
         # A second Ctrl-C would leave children behind.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             for name in reversed(list(self._running)):
-                self.stop(name)
+                self.stop(name, patience_s)
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -138,4 +141,5 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
 
 
 def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # At once: with the store gone too, whoever has spans left would wait for it. A killed `serve` loses nothing that it acknowledged.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -46,9 +46,9 @@ def _show_plain(states: Iterator[dict[str, Any]], console: Console) -> None:
     for last in states:
         if time.monotonic() - told >= _PLAIN_EVERY_S:
             told = time.monotonic()
-            console.print(_line(last))
+            console.print(_line(last), soft_wrap=True)
     if last is not None:
-        console.print(_line(last))
+        console.print(_line(last), soft_wrap=True)
 
 
 def _line(state: dict[str, Any]) -> Text:

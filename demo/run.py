@@ -25,7 +25,7 @@ from demo.processes import Children, choose_port
 from demo.progress import show
 from legato_ingest.lock import StoreLock
 
-__all__ = ["Doors", "recorded", "run", "start"]
+__all__ = ["Doors", "recorded", "run", "start_server", "start"]
 
 OTLP_PORT, READ_PORT = 4318, 8123
 
@@ -66,26 +66,31 @@ class Doors:
 
 def run(plan: Plan, data_dir: pathlib.Path, console: Console, *, once: bool, keep: bool) -> Comparison:
     """One demo. Returns after the report (``once``), or when `legato serve` ends or the user has had enough (KeyboardInterrupt)."""
-    with recorded(plan, data_dir, console, keep=keep) as (children, doors):
+    doors = Doors.choose()
+    with recorded(plan, data_dir, doors, console, keep=keep) as children:
         result = _report(plan, doors, console)
         if not once:
+            start_server(children, plan, doors)
             _hint(plan, doors, console)
             children.wait("serve")
     return result
 
 
 @contextmanager
-def recorded(plan: Plan, data_dir: pathlib.Path, console: Console, *, keep: bool = False) -> Iterator[tuple[Children, Doors]]:
+def recorded(plan: Plan, data_dir: pathlib.Path, doors: Doors, console: Console, *, keep: bool = False) -> Iterator[Children]:
     """The plan replayed and stored, with `legato serve` up for as long as the context lasts. Raises ``ChildFailed``, ``LegatoError``."""
     plan.recordings()
     _prepare(data_dir, keep)
-    doors = Doors.choose()
     with Children(data_dir) as children:
         start(children, plan, data_dir, doors)
-        console.print(f"[bold]legato serve[/] takes OTLP at {doors.otlp} and answers queries at {doors.read}", highlight=False)
-        console.print(f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {doors.server}/v1", highlight=False)
+        console.print(
+            f"[bold]legato serve[/] takes OTLP at {doors.otlp} and answers queries at {doors.read}", highlight=False, soft_wrap=True
+        )
+        console.print(
+            f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {doors.server}/v1", highlight=False, soft_wrap=True
+        )
         _replay(children, plan, doors, console)
-        yield children, doors
+        yield children
 
 
 def _prepare(data_dir: pathlib.Path, keep: bool) -> None:
@@ -107,8 +112,13 @@ def start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors) 
         "LEGATO_READ_PORT": str(doors.read_port),
     }
     children.start("serve", ["legato_ingest", "serve"], environ)
-    children.start("server", ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp])
     children.wait_ready("serve", f"{doors.otlp}/readyz")
+    start_server(children, plan, doors)
+
+
+def start_server(children: Children, plan: Plan, doors: Doors) -> None:
+    """Start the replaying server, for the first time or after it was stopped to hand over what it had. Raises ``ChildFailed``."""
+    children.start("server", ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp])
     children.wait_ready("server", f"{doors.server}/healthz")
 
 
@@ -119,6 +129,7 @@ def _replay(children: Children, plan: Plan, doors: Doors, console: Console) -> N
     show(_checked(children, clients), console, plan.duration_s())
     children.wait("clients")
     with console.status("the last spans are on their way"):
+        # A server that is asked to end hands over what it has first.
         children.stop("server")
         children.check()
 
@@ -169,6 +180,10 @@ def _hint(plan: Plan, doors: Doors, console: Console) -> None:
         f"  {legato} streams                  # the streams, newest first",
         *(f"  {legato} stream {row['id']}   # the one that stalled longest, at every vantage" for row in worst),
         f"  curl {doors.read} --data 'SELECT vantage, quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
+        "",
+        "The server still replays; each request gets the next recorded stream, and is stored:",
+        "",
+        f"""  curl -N {doors.server}/v1/chat/completions --json '{{"stream": true}}'""",
         "",
         "Ctrl-C ends it. Nothing is left running.",
     ]

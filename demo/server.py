@@ -1,8 +1,8 @@
 """The demo's server: OpenAI's streaming chat completions over SSE, sent at the recorded instants. Run as a process of its own.
 
 One idea: each frame has an absolute deadline, counted from the request's arrival, so that lateness never adds up; the event loop waits with
-`select`, whose time-outs are microseconds, where epoll's are milliseconds. A request's `X-Request-Id` names its recorded stream.
-The SDK's middleware watches from outside the application, as it would at anyone's.
+`select`, whose time-outs are microseconds, where epoll's are milliseconds. A request's `X-Request-Id` names its recorded stream;
+without one it gets the next. The SDK's middleware watches from outside the application, as it would at anyone's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import selectors
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,6 +43,8 @@ def create_app(plan: Plan) -> FastAPI:
         for stream in recording.streams
     }
 
+    turns = itertools.cycle(replays)
+
     @app.get("/healthz")
     async def healthz() -> dict[str, int]:
         return {"streams": len(replays)}
@@ -51,6 +54,7 @@ def create_app(plan: Plan) -> FastAPI:
         arrived = asyncio.get_running_loop().time()
         if not body.get("stream"):
             raise HTTPException(400, "this server replays streams: send stream=true")
+        x_request_id = x_request_id or next(turns)
         if x_request_id not in replays:
             raise HTTPException(404, f"no recorded stream {x_request_id!r}: name one in X-Request-Id, for example {next(iter(replays))}")
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import pathlib
 import signal
 import socket
@@ -59,6 +60,8 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         "max_memory_usage": settings.query_memory_bytes_max,
         "max_result_rows": settings.query_rows_max,
         "result_overflow_mode": "throw",
+        # Half of the cores: an acknowledgement must not wait for somebody's report.
+        "max_threads": max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1),
     }
     store = Store(settings.store_path, limits)
     migrations = migrate.load(settings.schema_dir)

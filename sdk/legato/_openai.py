@@ -61,7 +61,7 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
             recorder.end(error=error)
             raise
         with guard("instrument_openai"):
-            _attach(recorder, result, _Reads, _Items)
+            _attach(recorder, result, _Reads, _items)
         return result
 
     return request
@@ -117,9 +117,7 @@ def _provider(host: str) -> str:
     return known.get(host, "openai")
 
 
-def _attach(
-    recorder: StreamRecorder, result: Any, reads: type[_Reads] | type[_AsyncReads], items: type[_Items] | type[_AsyncItems]
-) -> None:
+def _attach(recorder: StreamRecorder, result: Any, reads: Callable[..., Any], items: Callable[..., Any]) -> None:
     """Watch the response's bytes, and the items when the result hands them out itself."""
     recorder.ttfb_ns = now_ns()
     response = getattr(result, "response", None) or getattr(result, "http_response", None)
@@ -156,7 +154,7 @@ class _Reads:
         read = recorder.read
         try:
             for data in self._bytes(chunk_size):
-                read(data)
+                read((now_ns(), data))
                 yield data
         except BaseException as error:
             recorder.end(error=error)
@@ -180,7 +178,7 @@ class _AsyncReads:
         read = recorder.read
         try:
             async for data in self._bytes(chunk_size):
-                read(data)
+                read((now_ns(), data))
                 yield data
         except BaseException as error:
             recorder.end(error=error)
@@ -192,48 +190,28 @@ class _AsyncReads:
         await self._close()
 
 
-class _Items:
+def _items(recorder: StreamRecorder, source: Iterator[Any]) -> Iterator[Any]:
     """Stands before a stream's items: the time between giving one and being asked for the next is its hold."""
-
-    __slots__ = ("_given_ns", "_held", "_next", "_recorder", "_source")
-
-    def __init__(self, recorder: StreamRecorder, source: Any) -> None:
-        self._recorder, self._source, self._next, self._held = recorder, source, source.__next__, recorder.held
-        self._given_ns = 0
-
-    def __iter__(self) -> _Items:
-        return self
-
-    def __next__(self) -> Any:
-        if self._given_ns:
-            self._held(now_ns() - self._given_ns)
-        try:
-            item = self._next()
-        except BaseException as error:
-            self._given_ns = 0
-            self._over(error)
-            raise
-        self._given_ns = now_ns()
-        return item
-
-    def _over(self, error: BaseException) -> None:
-        if isinstance(error, StopIteration):
-            self._recorder.end()
-        else:
-            self._recorder.end(error=error)
-
-    def close(self) -> None:
-        self._recorder.end("client_cancel")
-        self._source.close()
-
-    def __del__(self) -> None:
-        if self._given_ns:
-            self._held(now_ns() - self._given_ns)
-        self._recorder.end("client_cancel")
+    following, held, now = source.__next__, recorder.held, now_ns
+    given = 0
+    try:
+        while True:
+            item = following()
+            given = now()
+            yield item
+            held(now() - given)
+            given = 0
+    except StopIteration:
+        recorder.end()
+    except BaseException as error:
+        if given:
+            held(now() - given)
+        recorder.end(error=error)
+        raise
 
 
 class _AsyncItems:
-    """The same for an asynchronous stream."""
+    """The same for an asynchronous stream. No generator: a dropped one would be finished by the event loop, some time later."""
 
     __slots__ = ("_given_ns", "_held", "_next", "_recorder", "_source")
 

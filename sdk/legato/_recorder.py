@@ -85,7 +85,7 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        *("__weakref__", "origin", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
+        *("__weakref__", "held", "origin", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
         *("_chunks", "_columns", "_end", "_ending", "_finish", "_holds", "_lock", "_reads", "_scanner"),
     )
 
@@ -104,20 +104,16 @@ class StreamRecorder:
         self._chunks: deque[tuple[int, int, int | None, int]] = deque()
         self._reads: deque[tuple[int, bytes]] = deque()
         self._holds: deque[int] = deque()
+        self.read = self._reads.append
+        """``read((now_ns(), data))``: a read of a server-sent-event body. The bytes are parsed later, counted, and dropped."""
+        self.held = self._holds.append
+        """``held(ns)``: how long the application held the next of the chunks handed to it, in order, before it asked for another."""
         self._scanner = Scanner() if sse else None
         self._columns = Columns([], [], [], [], None, 0)
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """A chunk has come now: UTF-8 bytes of its content, its tokens if they are known, its kind."""
         self._chunks.append((now_ns(), size_bytes, tokens, kind))
-
-    def read(self, data: bytes) -> None:
-        """A read of a server-sent-event body has come now. The bytes are parsed later, counted, and dropped."""
-        self._reads.append((now_ns(), data))
-
-    def held(self, hold_ns: int) -> None:
-        """The application held the next of the chunks handed to it, in order, for so long before it asked for another."""
-        self._holds.append(hold_ns)
 
     def end(self, outcome: str = "complete", error: BaseException | None = None, error_type: str = "") -> None:
         """The stream is over now. Any call but the first does nothing. An ``error`` decides the outcome by its type."""
@@ -190,7 +186,12 @@ class StreamRecorder:
                 columns.dropped += len(chunks)
                 chunks.clear()
                 break
-            batch = [chunks.popleft() for _ in range(min(len(chunks), CHUNKS_MAX - len(columns.times)))]
+            room = CHUNKS_MAX - len(columns.times)
+            if self._end is not None and len(chunks) <= room:
+                batch = list(chunks)
+                chunks.clear()
+            else:
+                batch = [chunks.popleft() for _ in range(min(len(chunks), room))]
             times, sizes, tokens, kinds = zip(*batch, strict=True)
             columns.times += times
             columns.sizes += sizes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from datetime import UTC, datetime
 from functools import cache
+from operator import sub
 from typing import Any
 
 from opentelemetry import trace
@@ -16,13 +17,15 @@ from opentelemetry.attributes import BoundedAttributes
 
 from legato._clock import anchor_ns, clock_id, wall_ns
 from legato._recorder import Columns, End, Origin, StreamRecorder
-from legato._timeline import Kind, pack
+from legato._timeline import HOLD_STEP_US, Kind, pack
 from legato._version import __version__
 
 __all__ = ["attributes_of", "start_span", "tracer"]
 
 VISIBLE_NS = 250_000_000
-_CONTENT = (int(Kind.TEXT), int(Kind.REASONING), int(Kind.TOOL))
+_HOLD_STEP_NS = HOLD_STEP_US * 1000
+_TEXT = int(Kind.TEXT)
+_CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 _OPEN_ENDED = ("client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort")
 
 
@@ -55,18 +58,18 @@ def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span
 def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, now_ns: int) -> dict[str, Any]:
     """The attributes of a stream's span (``end`` given) or of a snapshot at ``now_ns``."""
     start = recorder.start_ns
-    times_us = [(time - start) // 1000 for time in columns.times]
+    count = len(columns.times)
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.stream": True,
         "legato.stream.vantage": recorder.origin.vantage,
         "legato.stream.outcome": end.outcome if end else "running",
-        "legato.stream.chunks": len(times_us) + columns.dropped,
+        "legato.stream.chunks": count + columns.dropped,
         "legato.stream.transport": recorder.origin.transport,
     }
-    if times_us:
-        holds = None if columns.holds_ns is None else [hold // 1000 for hold in columns.holds_ns]
-        packed = pack(times_us, columns.sizes, columns.tokens, columns.kinds, holds)
+    if count:
+        holds = None if columns.holds_ns is None else [hold // _HOLD_STEP_NS for hold in columns.holds_ns]
+        packed = pack([(time - start) // 1000 for time in columns.times], columns.sizes, columns.tokens, columns.kinds, holds)
         attributes["legato.stream.timeline"] = packed if _sends_bytes() else base64.b64encode(packed).decode("ascii")
     if columns.dropped:
         attributes["legato.stream.chunks_dropped"] = columns.dropped
@@ -85,13 +88,17 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
 
 def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
     """The longest gap between reads with content, and how many are visible; the open gap at a bad end included."""
-    times = [time for time, kind in zip(columns.times, columns.kinds, strict=True) if kind in _CONTENT]
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    times = columns.times
+    if columns.kinds.count(_TEXT) != len(times):
+        times = [time for time, kind in zip(times, columns.kinds, strict=True) if kind in _CONTENT]
+    gaps = list(map(sub, times[1:], times))
     if end and end.outcome in _OPEN_ENDED and times:
         gaps.append(max(0, end.time_ns - times[-1]))
     if not gaps:
         return {}
-    return {"legato.stream.gap_max": max(gaps) / 1e9, "legato.stream.stalls": sum(gap >= VISIBLE_NS for gap in gaps)}
+    longest = max(gaps)
+    stalls = sum(gap >= VISIBLE_NS for gap in gaps) if longest >= VISIBLE_NS else 0
+    return {"legato.stream.gap_max": longest / 1e9, "legato.stream.stalls": stalls}
 
 
 def _first_token(columns: Columns, start_ns: int) -> dict[str, Any]:

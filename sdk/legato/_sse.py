@@ -1,8 +1,9 @@
 """Finds the chunks in the bytes of a server-sent-event stream of OpenAI's kind.
 
-One idea: an event belongs to the read that completed it, and its content is counted, never kept. Most events are one line of JSON whose
-content needs no unescaping: one regular expression counts them; the rest is parsed. Both ways give the same (a test compares). It follows
-the WHATWG's rules of framing, and it raises on nothing that a server could send.
+One idea: an event belongs to the read that completed it, and its content is counted, never kept. Most events differ from the one before in
+their content alone, which needs no unescaping: those are measured by length, a first one of its kind by a regular expression, and the
+rest is parsed. All ways give the same (a test compares). It follows the WHATWG's rules of framing, and it raises on nothing that a server
+could send.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _PLAIN_TEXT = re.compile(
     rb'"choices":\s?\[\{"index":\s?0,\s?"delta":\s?\{"content":\s?"([^"\\]+)"\},\s?"logprobs":\s?null,\s?"finish_reason":\s?null'
     rb'(?:,\s?"[a-z_]+":\s?null)*\}\]'
 )
+# What content must not hold for its bytes to be its length: the end of the string, escapes, the end of the event.
+_NOT_PLAIN = b'"\\\r\n'
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 # Atomic, or a CR LF could be taken for two line ends.
 _EVENT_END = re.compile(rb"(?>\r\n|\n|\r){2}")
@@ -50,7 +53,10 @@ class Scanner:
     client library hands to its application, in order.
     """
 
-    __slots__ = ("_counted", "_last_tokens", "_pending", "_tokens", "facts", "kinds", "sizes", "times", "yielded")
+    __slots__ = (
+        *("facts", "kinds", "sizes", "times", "yielded"),
+        *("_counted", "_last_tokens", "_pending", "_prefix", "_suffix", "_tokens"),
+    )
 
     def __init__(self) -> None:
         self.times: list[int] = []
@@ -62,6 +68,8 @@ class Scanner:
         self._counted = True
         self._last_tokens = 0
         self._pending = b""
+        # The bytes around the content of the last plain chunk: the next one's are the same, or it is looked at whole.
+        self._prefix = self._suffix = b""
 
     @property
     def tokens(self) -> list[int] | None:
@@ -70,6 +78,14 @@ class Scanner:
 
     def feed(self, time_ns: int, data: bytes) -> None:
         """Take the bytes of one read."""
+        if self._prefix and not self._pending and data.startswith(self._prefix) and data.endswith(self._suffix):
+            content = data[len(self._prefix) : -len(self._suffix)]
+            if content and len(content.translate(None, _NOT_PLAIN)) == len(content):
+                self.yielded.append(len(self.times))
+                self.times.append(time_ns)
+                self.sizes.append(len(content))
+                self.kinds.append(_TEXT)
+                return
         if self._pending:
             data = self._pending + data
             self._pending = b""
@@ -103,10 +119,17 @@ class Scanner:
         if found is not None and self.facts.response_id and b'"usage":{' not in payload and b'"usage": {' not in payload:
             self.yielded.append(len(self.times))
             self._add(time_ns, found.end(1) - found.start(1), _TEXT, None)
+            self._learn(event, payload, found)
         elif payload:
             self._payload(time_ns, payload)
         elif event.strip(b"\n"):
             self._add(time_ns, 0, _HEARTBEAT, None)
+
+    def _learn(self, event: bytes, payload: bytes, found: re.Match[bytes]) -> None:
+        """Note what stands around the content, where the payload is the end of a plain event."""
+        if event.endswith(payload):
+            shift = len(event) - len(payload)
+            self._prefix, self._suffix = event[: shift + found.start(1)], event[shift + found.end(1) :] + b"\n\n"
 
     def _payload(self, time_ns: int, payload: bytes) -> None:
         if payload.startswith(b"[DONE]"):
@@ -132,9 +155,10 @@ class Scanner:
         self.times.append(time_ns)
         self.sizes.append(size)
         self.kinds.append(kind)
-        self._tokens.append(tokens or 0)
         if tokens is None and size:
             self._counted = False
+        if self._counted:
+            self._tokens.append(tokens or 0)
 
     def _classify(self, content: dict[str, Any]) -> tuple[int, int, int | None]:
         if "choices" in content:

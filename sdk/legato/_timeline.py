@@ -11,8 +11,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import repeat
-from operator import floordiv, sub
+from itertools import compress, repeat
+from operator import sub
 from sys import byteorder
 
 __all__ = ["CHUNKS_MAX", "HOLD_STEP_US", "Kind", "pack"]
@@ -48,26 +48,24 @@ def pack(
     sizes: Sequence[int] | None = None,
     tokens: Sequence[int] | None = None,
     kinds: Sequence[int] | None = None,
-    holds_us: Sequence[int] | None = None,
+    holds: Sequence[int] | None = None,
 ) -> bytes:
     """Pack one stream's columns, each as long as the stream has chunks; ``None`` is a column that nobody knows.
 
     ``times_us``: microseconds from the stream's start to each chunk, ascending. ``sizes``: UTF-8 bytes of content.
-    ``holds_us``: microseconds; kept in steps of 64. Sizes, tokens and holds beyond 2**32 - 1 are kept as that.
+    ``holds``: in steps of 64 µs (``HOLD_STEP_US``), rounded down. Sizes, tokens and holds beyond 2**32 - 1 are kept as that.
     Raises ``ValueError`` when the columns differ in length, a time goes backwards, or there are more than 65,536 chunks.
     """
     chunks = len(times_us)
     if chunks > CHUNKS_MAX:
         raise ValueError(f"a timeline holds at most {CHUNKS_MAX} chunks, not {chunks}")
-    given = ((_BYTES, sizes), (_TOKENS, tokens), (_KIND, kinds))
+    given = ((_BYTES, sizes), (_TOKENS, tokens), (_KIND, kinds), (_HOLD, holds))
     columns: dict[int, Sequence[int]] = {name: values for name, values in given if values is not None}
-    if holds_us is not None:
-        columns[_HOLD] = list(map(floordiv, holds_us, repeat(HOLD_STEP_US)))
     for values in columns.values():
         if len(values) != chunks:
             raise ValueError(f"columns differ in length: {len(values)} values for {chunks} chunks")
     dts = list(map(sub, times_us, [0, *times_us[:-1]])) if chunks else []
-    if dts and max(dts) > DT_MAX:
+    if chunks and times_us[-1] > DT_MAX and max(dts) > DT_MAX:
         dts, columns = _split_long_gaps(dts, columns)
     if dts and min(dts) < 0:
         raise ValueError("times must not go backwards")
@@ -80,26 +78,33 @@ def _pack_column(values: Sequence[int]) -> bytes:
     count = len(values)
     if not count:
         return _COLUMN_HEAD.pack(0, 0, 0)
+    first = values[0]
+    if 0 <= first <= VALUE_MAX and values.count(first) == count:
+        return _COLUMN_HEAD.pack(0, first, 0)
     ordered = sorted(values)
     if ordered[0] < 0 or ordered[-1] > VALUE_MAX:
         values = [min(max(value, 0), VALUE_MAX) for value in values]
         ordered = sorted(values)
     width, base, exceptions = _choose_width(ordered)
-    if width == 0:
-        places = [i for i, value in enumerate(values) if value != base] if exceptions else []
-        packed = b""
-    else:
-        top = base + (1 << width)
-        places = [i for i, value in enumerate(values) if value >= top or value < base] if exceptions else []
-        packed = _pack_bits(values, width, base, bool(places))
+    places: list[int] = []
+    if exceptions:
+        low, high = bisect_left(ordered, base), bisect_left(ordered, base + (1 << width))
+        odd = {*ordered[:low], *ordered[high:]}
+        places = list(compress(range(count), map(odd.__contains__, values)))
     head = _COLUMN_HEAD.pack(width, base, len(places))
     if not places:
-        return head + packed
-    return head + packed + _little("H", places) + _little("I", [values[i] for i in places])
+        return head + _pack_bits(values, width, base)
+    usual = list(values)
+    for place in places:
+        usual[place] = base
+    return head + _pack_bits(usual, width, base) + _little("H", places) + _little("I", [values[place] for place in places])
 
 
 def _choose_width(ordered: list[int]) -> tuple[int, int, int]:
-    """The cheapest (width, base, exceptions) for these ascending values, by the payload's length."""
+    """The cheapest (width, base, exceptions) for these ascending values, by the payload's length.
+
+    Two dozen binary searches whatever the number of chunks: bases are the smallest value and two that leave a few below them.
+    """
     count = len(ordered)
     base = ordered[count // 2]
     exceptions = count - bisect_right(ordered, base) + bisect_left(ordered, base)
@@ -111,15 +116,16 @@ def _choose_width(ordered: list[int]) -> tuple[int, int, int]:
             cost = -(-count * width // 8) + exceptions * _EXCEPTION_BYTES
             if exceptions < CHUNKS_MAX and cost < best[0]:
                 best = (cost, width, base, exceptions)
+            if exceptions == low:
+                break
     return best[1], best[2], best[3]
 
 
-def _pack_bits(values: Sequence[int], width: int, base: int, wrap: bool) -> bytes:
-    """``width`` bits a value, lowest first. With ``wrap``, values that do not fit are cut to what does."""
-    if wrap:
-        mask = (1 << width) - 1
-        values = [(value - base) & mask for value in values]
-    elif base:
+def _pack_bits(values: Sequence[int], width: int, base: int) -> bytes:
+    """``width`` bits a value, lowest first; every value fits."""
+    if not width:
+        return b""
+    if base:
         values = list(map(sub, values, repeat(base)))
     if width >= 8:
         return _little(_ARRAY_CODE[width], values)

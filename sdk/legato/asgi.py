@@ -119,7 +119,7 @@ class _Watch:
         if recorder is not None and message["type"] == "http.response.body":
             body = message.get("body", b"")
             if body:
-                recorder.read(body)
+                recorder.read((now_ns(), body))
             if not message.get("more_body", False):
                 self._sent_all = True
         elif message["type"] == "http.response.start":

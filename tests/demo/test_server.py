@@ -86,6 +86,13 @@ def test_a_request_that_cannot_be_replayed_is_told_why(port: int) -> None:
     assert whole.status_code == 400 and "stream=true" in whole.text
 
 
+def test_a_request_that_names_no_stream_gets_the_next(port: int) -> None:
+    """Anyone's client can read from the demo's server."""
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json={"stream": True}) as reply:
+        assert reply.headers["X-Request-Id"].startswith("kv-")
+        assert next(reply.iter_lines()).startswith('data: {"id":"chatcmpl-ab12-kv-')
+
+
 def test_usage_is_sent_to_those_who_ask(port: int) -> None:
     """Without stream_options.include_usage there is no usage frame, as at OpenAI's."""
     (recording,) = PLAN.recordings()

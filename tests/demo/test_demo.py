@@ -1,0 +1,125 @@
+"""The demo as it is typed: the whole of it in real time, and how it ends when it is made to."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _demo(data: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "demo", "--data", str(data), *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _read_until(process: subprocess.Popen[str], words: str) -> str:
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"the demo never said {words!r}, but: {said}")
+
+
+def _processes(data: pathlib.Path) -> dict[str, int]:
+    """The demo's children by name: `serve`, `server`, `clients`. Each writes its log into the demo's folder."""
+    found = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            log = pathlib.Path(os.readlink(folder / "fd" / "2"))
+        except OSError:
+            continue
+        if log.parent == data:
+            found[log.stem] = int(folder.name)
+    return found
+
+
+def test_the_demo_shows_what_was_recorded(tmp_path: pathlib.Path) -> None:
+    """At its defaults all streams are stored, half of the gaps within 2 ms of the recorded, 99 % within 20 ms, every stall within 5 %."""
+    with _demo(tmp_path, "--once") as process:
+        said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    result = json.loads(said.splitlines()[-1])
+    assert result["streams"] == result["server_streams"] == result["recorded_streams"] == 68
+    assert result["streams_differ"] == 0
+    assert result["chunks"] > result["gaps"] > 20_000
+    assert result["gap_diff_p50_ms"] <= 2
+    assert result["gap_diff_p99_ms"] <= 20
+    assert result["recorded_gaps_250ms_missed"] == 0
+    assert result["recorded_stalls_250ms"] > 400
+    assert result["stalls_250ms"] == pytest.approx(result["recorded_stalls_250ms"], rel=0.02)
+    assert 0 <= result["goodput"] < 0.2
+    assert "goodput" in said.split("{", 1)[0]
+    assert _processes(tmp_path) == {}
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path: pathlib.Path) -> None:
+    """Interrupted in mid-stream, the demo ends its processes, says so, and ends itself as an interrupted program does."""
+    with _demo(tmp_path, "--recording", "calm") as process:
+        _read_until(process, "replays calm")
+        _wait_for(tmp_path, {"serve", "server", "clients"})
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "stopped" in said
+    assert _processes(tmp_path) == {}
+
+
+def test_killed_it_takes_its_children_along(tmp_path: pathlib.Path) -> None:
+    """After kill -9 of the demo its children end too."""
+    with _demo(tmp_path, "--recording", "calm") as process:
+        _read_until(process, "replays calm")
+        _wait_for(tmp_path, {"serve", "server", "clients"})
+        process.kill()
+    _wait_for(tmp_path, set())
+
+
+def test_a_store_that_dies_ends_the_demo_with_its_reason(tmp_path: pathlib.Path) -> None:
+    """When a process of the demo ends by itself, the demo says which, and ends the others."""
+    with _demo(tmp_path, "--recording", "calm") as process:
+        _read_until(process, "replays calm")
+        os.kill(_processes(tmp_path)["serve"], signal.SIGKILL)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "serve ended with status -9" in said
+    assert _processes(tmp_path) == {}
+
+
+def test_serve_stays_up_and_the_next_demo_is_told_so(tmp_path: pathlib.Path) -> None:
+    """Without --once the store can be read after the report; a second demo on the same folder is refused before it touches anything."""
+    with _demo(tmp_path, "--recording", "calm", "--seconds", "2") as process:
+        said = _read_until(process, "Ctrl-C ends it")
+        assert "legato" in said and " stream " in said
+        assert set(_processes(tmp_path)) == {"serve", "server"}
+        with _demo(tmp_path, "--once") as second:
+            refusal, _ = second.communicate(timeout=30)
+        assert second.returncode == 1
+        assert "is in use by process" in refusal
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert _processes(tmp_path) == {}
+
+
+def _wait_for(data: pathlib.Path, names: set[str]) -> None:
+    deadline = time.monotonic() + 20
+    while (found := set(_processes(data))) != names:
+        assert time.monotonic() < deadline, f"{found} run, not {names}"
+        time.sleep(0.05)
+
+
+def test_an_unknown_recording_is_one_line(tmp_path: pathlib.Path) -> None:
+    """A mistake in what was typed starts nothing."""
+    with _demo(tmp_path, "--recording", "cv") as process:
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert said.startswith("demo: no recording cv: expected one of calm, kv, net")
+    assert _processes(tmp_path) == {}

@@ -1,0 +1,104 @@
+"""Servers for tests: an app of ours in a thread, and the real command in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from helpers.ports import free_port
+
+__all__ = ["Served", "legato", "serve_process", "served"]
+
+_PATIENCE_S = 30
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are pytest's."""
+        yield
+
+
+@contextlib.contextmanager
+def served(app: Any) -> Iterator[str]:
+    """The URL at which uvicorn serves an app in a thread."""
+    door = socket.socket()
+    door.bind(("127.0.0.1", 0))
+    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + _PATIENCE_S
+    while not server.started:
+        assert time.monotonic() < deadline and thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{door.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(_PATIENCE_S)
+        door.close()
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running `legato serve`."""
+
+    process: subprocess.Popen[str]
+    environ: dict[str, str]
+    store: pathlib.Path
+    otlp: str
+    read: str
+
+
+def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run the command `legato` to its end."""
+    command = [sys.executable, "-m", "legato_ingest", *arguments]
+    return subprocess.run(command, env={**os.environ, **(environ or {})}, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+@contextlib.contextmanager
+def serve_process(store: pathlib.Path, **settings: str) -> Iterator[Served]:
+    """`legato serve` on free ports, ready; stopped at the end."""
+    otlp, read = free_port(), free_port()
+    environ = {
+        **os.environ,
+        "LEGATO_STORE": f"chdb://{store}",
+        "LEGATO_OTLP_PORT": str(otlp),
+        "LEGATO_READ_PORT": str(read),
+        "LEGATO_READ_URL": f"http://127.0.0.1:{read}",
+        **settings,
+    }
+    command = [sys.executable, "-m", "legato_ingest", "serve"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            _await_ready(process, f"http://127.0.0.1:{otlp}/readyz")
+            yield Served(process, environ, store, f"http://127.0.0.1:{otlp}", f"http://127.0.0.1:{read}")
+        finally:
+            process.terminate()
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _await_ready(process: subprocess.Popen[str], url: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(url).status_code == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"{url} was not ready in {_PATIENCE_S} s")

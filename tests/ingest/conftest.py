@@ -1,0 +1,37 @@
+"""One embedded store for all tests of this folder: the engine takes one path a process."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from legato_ingest import migrate
+from legato_ingest.store import Store
+
+SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+READ_LIMITS: dict[str, int | str] = {"max_execution_time": 20, "max_memory_usage": 2**30, "max_result_rows": 100_000}
+
+
+@pytest.fixture(scope="session")
+def store_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder that holds the shared store, and nothing else."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="session")
+def shared_store(store_folder: pathlib.Path) -> Iterator[Store]:
+    """A store with the schema, for the whole session."""
+    store = Store(store_folder / "store", {**READ_LIMITS, "result_overflow_mode": "throw"})
+    migrate.apply(store, migrate.load(SCHEMA))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def store(shared_store: Store) -> Store:
+    """The shared store, emptied of streams and rejections."""
+    shared_store.command("TRUNCATE TABLE stream_revs")
+    shared_store.command("TRUNCATE TABLE rejected")
+    return shared_store

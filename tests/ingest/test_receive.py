@@ -1,0 +1,421 @@
+"""The OTLP door: every reply has a defined status and a protobuf body, and whatever is sent, the server lives."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, cast
+
+import httpx
+import pytest
+import zstandard
+from google.rpc.status_pb2 import Status
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+
+from helpers.serving import served
+from helpers.spans import SECOND_NS, native_span, request, scope_of
+from helpers.tables import rejected, streams
+from legato_ingest import receive
+from legato_ingest.commit import Committer, Receipt
+from legato_ingest.errors import Overloaded, StoreUnavailable
+from legato_ingest.metrics import Metrics
+from legato_ingest.rows import Batch
+from legato_ingest.settings import Settings
+from legato_ingest.store import Store
+
+PROTOBUF = "application/x-protobuf"
+
+
+class Door:
+    """A running OTLP port and its client."""
+
+    def __init__(self, url: str, metrics: Metrics) -> None:
+        self.url = url
+        self.client = httpx.Client(base_url=url, timeout=60)
+        self.metrics = metrics
+
+    def post(self, body: bytes, encoding: str = "", content_type: str | None = PROTOBUF, **more: Any) -> httpx.Response:
+        """Send a body to /v1/traces."""
+        headers = {"content-encoding": encoding} if encoding else {}
+        if content_type is not None:
+            headers["content-type"] = content_type
+        return self.client.post("/v1/traces", content=body, headers=headers, **more)
+
+
+@contextmanager
+def door_of(committer: Committer, metrics: Metrics | None = None, ready: bool = True, **values: Any) -> Iterator[Door]:
+    """The door over a committer, with these settings."""
+    metrics = metrics or Metrics()
+    app = receive.create_app(Settings(**values), committer, metrics, lambda: ready)
+    with served(app) as url:
+        door = Door(url, metrics)
+        yield door
+        door.client.close()
+
+
+@pytest.fixture(scope="module")
+def lasting(shared_store: Store) -> Iterator[Door]:
+    """A door over the shared store for the whole module, with small limits."""
+    metrics = Metrics()
+    committer = Committer(shared_store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
+    with door_of(committer, metrics, body_bytes_max=200_000) as door:
+        yield door
+    committer.close()
+
+
+@pytest.fixture
+def door(store: Store, lasting: Door) -> Door:
+    """The lasting door, the store emptied."""
+    return lasting
+
+
+def body_of(spans: int = 1, bad: int = 0) -> ExportTraceServiceRequest:
+    """A request with good spans and some whose timeline is garbage."""
+    body = request()
+    for _ in range(spans):
+        native_span(body)
+    for _ in range(bad):
+        native_span(body, {"legato.stream.timeline": b"\xff"})
+    return body
+
+
+def refused(reply: httpx.Response, status: int, code: int) -> Status:
+    """The reply is this refusal, with a google.rpc.Status that says something."""
+    assert reply.status_code == status, (reply.status_code, reply.content)
+    assert reply.headers["content-type"] == PROTOBUF
+    said = Status.FromString(reply.content)
+    assert said.code == code and said.message
+    assert ("retry-after" in reply.headers) == (status in (429, 503))
+    return cast(Status, said)
+
+
+def accepted(reply: httpx.Response) -> ExportTraceServiceResponse:
+    """The reply is a 200 in protobuf."""
+    assert reply.status_code == 200, (reply.status_code, reply.content)
+    assert reply.headers["content-type"] == PROTOBUF
+    return cast(ExportTraceServiceResponse, ExportTraceServiceResponse.FromString(reply.content))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encode"),
+    [
+        ("", bytes),
+        ("identity", bytes),
+        ("gzip", gzip.compress),
+        ("GZIP", gzip.compress),
+        ("gzip", lambda raw: gzip.compress(raw[:100]) + gzip.compress(raw[100:])),
+        ("zstd", zstandard.ZstdCompressor().compress),
+        ("zstd", lambda raw: zstandard.ZstdCompressor().compress(raw[:100]) + zstandard.ZstdCompressor().compress(raw[100:])),
+        ("zstd", lambda raw: zstandard.ZstdCompressor(write_content_size=False).compress(raw)),
+    ],
+    ids=["plain", "identity", "gzip", "GZIP", "gzip members", "zstd", "zstd frames", "zstd without size"],
+)
+def test_every_encoding_of_the_same_spans_is_stored(store: Store, door: Door, encoding: str, encode: Any) -> None:
+    """Acknowledged with an empty success, and in the store by then."""
+    body = body_of(3)
+    reply = accepted(door.post(encode(body.SerializeToString()), encoding))
+    assert not reply.HasField("partial_success")
+    assert {row["span_id"] for row in streams(store)} == {span.span_id for span in scope_of(body).spans}
+
+
+def test_parameters_of_the_content_type_are_ignored(door: Door) -> None:
+    """Some senders name a charset."""
+    accepted(door.post(body_of().SerializeToString(), content_type="Application/X-Protobuf; charset=utf-8"))
+
+
+def test_an_empty_request_is_taken(store: Store, door: Door) -> None:
+    """It holds no spans and is no error, compressed or not."""
+    for content, encoding in ((b"", ""), (gzip.compress(b""), "gzip"), (zstandard.compress(b""), "zstd"), (b"", "gzip")):
+        assert accepted(door.post(content, encoding)).partial_success.rejected_spans == 0
+    assert not streams(store)
+
+
+def test_spans_of_others_are_taken_and_not_stored(store: Store, door: Door) -> None:
+    """A database call is acknowledged without a word."""
+    body = request()
+    scope_of(body).spans.add(trace_id=b"t" * 16, span_id=b"s" * 8, name="SELECT", start_time_unix_nano=time.time_ns())
+    assert not accepted(door.post(body.SerializeToString())).HasField("partial_success")
+    assert not streams(store) and not rejected(store)
+
+
+def test_a_partial_success_counts_and_says_why(store: Store, door: Door) -> None:
+    """Two of five are refused: the rest is stored, the reply says how many and for what reason."""
+    body = body_of(3, bad=1)
+    native_span(body, {"legato.stream.ttfb": -1.0})
+    partial = accepted(door.post(body.SerializeToString())).partial_success
+    assert partial.rejected_spans == 2
+    assert "attribute" in partial.error_message and "timeline" in partial.error_message and "rejected" in partial.error_message
+    assert len(streams(store)) == 3 and len(rejected(store)) == 2
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "", "application/x-protobuf-delimited", None, "x" * 5_000])
+def test_another_content_type_is_415(door: Door, content_type: str | None) -> None:
+    """Even with a body that would do."""
+    refused(door.post(body_of().SerializeToString(), content_type=content_type), 415, 3)
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "x" * 300])
+def test_another_encoding_is_415(door: Door, encoding: str) -> None:
+    """It is named, and cut."""
+    assert len(refused(door.post(b"abc", encoding), 415, 3).message) < 200
+
+
+RAW = body_of(4).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding"),
+    [
+        (b"\xff\xff\xff", ""),
+        (b"{}", ""),
+        (RAW[:-3], ""),
+        (RAW, "gzip"),
+        (RAW, "zstd"),
+        (gzip.compress(RAW)[:-1], "gzip"),
+        (gzip.compress(RAW)[:-9], "gzip"),
+        (gzip.compress(RAW)[: len(RAW) // 9], "gzip"),
+        (gzip.compress(RAW)[:5], "gzip"),
+        (gzip.compress(RAW) + b"junk", "gzip"),
+        (gzip.compress(RAW)[:-8] + bytes(8), "gzip"),
+        (zlib.compress(RAW), "gzip"),
+        (zstandard.compress(RAW) + b"junk", "zstd"),
+        (zstandard.ZstdCompressor().compress(b"\xff" * 50), "zstd"),
+        (gzip.compress(b"\xff" * 50), "gzip"),
+    ],
+)
+def test_a_body_that_is_no_request_is_400(store: Store, door: Door, content: bytes, encoding: str) -> None:
+    """Truncated, garbled or wrongly labelled: refused for good, nothing stored."""
+    refused(door.post(content, encoding), 400, 3)
+    assert not streams(store)
+
+
+def test_every_truncation_of_a_compressed_body_is_400(store: Store, door: Door) -> None:
+    """Wherever the connection broke, half of a request is never taken for the whole."""
+    for encoding, content in (("gzip", gzip.compress(RAW)), ("zstd", zstandard.compress(RAW))):
+        for cut in [*range(1, 12), *range(12, len(content), 37), len(content) - 1]:
+            reply = door.post(content[:cut], encoding)
+            assert reply.status_code == 400, (encoding, cut, len(content), reply.status_code)
+    assert not streams(store)
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip", "zstd"])
+def test_too_many_bytes_are_413(door: Door, encoding: str) -> None:
+    """On the wire or after decompression, a bomb of many gigabytes too."""
+    many = bytes(200_001)
+    content = {"": many, "gzip": gzip.compress(many), "zstd": zstandard.compress(many)}[encoding]
+    refused(door.post(content, encoding), 413, 8)
+
+
+def test_a_bomb_costs_no_memory(door: Door) -> None:
+    """1 GiB of zeros in 1 MB is refused as soon as the limit is passed."""
+    bomb = zlib.compressobj(9, wbits=31)
+    content = b"".join(bomb.compress(bytes(2**20)) for _ in range(190)) + bomb.flush()
+    assert len(content) < 200_000
+    started = time.perf_counter()
+    refused(door.post(content, "gzip"), 413, 8)
+    assert time.perf_counter() - started < 2
+
+
+def test_a_zstd_frame_may_not_ask_for_a_huge_window(door: Door) -> None:
+    """A window of 128 MiB is refused before it is allocated."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=27, compression_level=1)
+    writer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    content = writer.compress(RAW) + writer.flush()
+    refused(door.post(content, "zstd"), 400, 3)
+
+
+def test_a_body_without_a_length_is_bounded(door: Door) -> None:
+    """Chunked transfer is counted while it arrives."""
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(30):
+            yield bytes(10_000)
+
+    refused(door.client.post("/v1/traces", content=pieces(), headers={"content-type": PROTOBUF}), 413, 8)
+
+
+def test_a_declared_length_is_believed_before_it_is_read(door: Door) -> None:
+    """A sender that announces a terabyte gets its 413 at once."""
+    host, port = door.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: {host}\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 1099511627776\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_a_sender_that_hangs_up_harms_nobody(store: Store, door: Door) -> None:
+    """Half a body and a closed connection: the next request is served."""
+    host, port = door.url.removeprefix("http://").split(":")
+    for _ in range(5):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            head = f"POST /v1/traces HTTP/1.1\r\nHost: {host}\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 5000\r\n\r\n"
+            connection.sendall(head.encode() + bytes(100))
+    accepted(door.post(body_of().SerializeToString()))
+    assert len(streams(store)) == 1
+
+
+class Stub:
+    """A committer that answers as it is told."""
+
+    def __init__(self, answer: Receipt | Exception, raises: Exception | None = None, wait: threading.Event | None = None) -> None:
+        self._answer, self._raises, self._wait = answer, raises, wait
+
+    def submit(self, batch: Batch) -> Future[Receipt]:
+        """As Committer.submit."""
+        if self._raises:
+            raise self._raises
+        if self._wait:
+            self._wait.wait(30)
+        future: Future[Receipt] = Future()
+        if isinstance(self._answer, Exception):
+            future.set_exception(self._answer)
+        else:
+            future.set_result(self._answer)
+        return future
+
+
+@pytest.mark.parametrize(
+    ("stub", "status", "code"),
+    [
+        (Stub(StoreUnavailable("Code: 243")), 503, 14),
+        (Stub(Receipt(), raises=StoreUnavailable("the server is stopping")), 503, 14),
+        (Stub(Receipt(), raises=Overloaded("full")), 429, 8),
+        (Stub(RuntimeError("a secret")), 503, 14),
+        (Stub(Receipt(), raises=KeyError("a secret")), 503, 14),
+        (Stub(MemoryError()), 503, 14),
+    ],
+    ids=["unavailable", "stopping", "overloaded", "bug after", "bug before", "memory"],
+)
+def test_what_may_pass_is_retried(stub: Stub, status: int, code: int) -> None:
+    """429 and 503 say when to come back, an error of our own is a 503 too, and none tells what went on inside."""
+    with door_of(cast(Committer, stub), retry_after_s=7) as door:
+        reply = door.post(body_of().SerializeToString())
+        assert "secret" not in refused(reply, status, code).message
+        assert reply.headers["retry-after"] == "7"
+        assert door.client.get("/healthz").status_code == 200
+
+
+def test_bodies_in_flight_are_bounded() -> None:
+    """While one request holds the bound, others get 429 and are told to come back; afterwards they are taken."""
+    wait = threading.Event()
+    content = body_of(20).SerializeToString()
+    with door_of(cast(Committer, Stub(Receipt(), wait=wait)), queue_bytes_max=2 * len(content)) as door, ThreadPoolExecutor(8) as pool:
+        # `submit` runs on the event loop, so the bodies are held by senders that have not finished instead.
+        host, port = door.url.removeprefix("http://").split(":")
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: {host}\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(content)}\r\n\r\n"
+        held = [socket.create_connection((host, int(port)), timeout=10) for _ in range(2)]
+        for connection in held:
+            connection.sendall(head.encode() + content[:-1])
+        time.sleep(0.3)
+        for reply in pool.map(lambda _: door.post(content), range(4)):
+            refused(reply, 429, 8)
+        wait.set()
+        for connection in held:
+            connection.sendall(content[-1:])
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+            connection.close()
+        accepted(door.post(content))
+
+
+def test_ready_means_that_the_store_answers() -> None:
+    """Alive is not ready."""
+    for ready, status in ((True, 200), (False, 503)):
+        with door_of(cast(Committer, Stub(Receipt())), ready=ready) as door:
+            assert door.client.get("/healthz").status_code == 200
+            assert door.client.get("/readyz").status_code == status
+
+
+def test_what_happened_is_counted(store: Store) -> None:
+    """Requests by reply, spans by fate, bytes and times are at /metrics."""
+    metrics = Metrics()
+    committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
+    with door_of(committer, metrics) as door:
+        content = body_of(3, bad=1).SerializeToString()
+        door.post(content)
+        door.post(content)
+        door.post(b"", content_type="text/plain")
+        text = door.client.get("/metrics").text
+    committer.close()
+    for line in (
+        'legato_requests_total{status="200"} 2.0',
+        'legato_requests_total{status="415"} 1.0',
+        f"legato_received_bytes_total {2 * len(content):.1f}",
+        "legato_received_spans_total 8.0",
+        "legato_stored_spans_total 3.0",
+        "legato_stored_chunks_total 60.0",
+        "legato_duplicate_spans_total 3.0",
+        'legato_rejected_spans_total{reason="timeline"} 2.0',
+        "legato_queue_bytes 0.0",
+        "legato_request_seconds_count 3.0",
+    ):
+        assert line in text.splitlines(), line
+
+
+def test_no_other_path_takes_spans(door: Door) -> None:
+    """GET on the path, and paths nobody knows, are no 200 and no 5xx."""
+    assert door.client.get("/v1/traces").status_code == 405
+    for path in ("/v1/metrics", "/v1/logs", "/docs", "/openapi.json", "/v1/traces/x"):
+        assert door.client.post(path, content=b"").status_code in (404, 405), path
+
+
+def test_a_hundred_thousand_spans_in_one_request(store: Store) -> None:
+    """All are stored and acknowledged in one reply."""
+    body = request()
+    rng, start = random.Random(5), time.time_ns() - 60 * SECOND_NS
+    pattern = native_span(body, rng=rng, start_ns=start).SerializeToString()
+    spans = scope_of(body).spans
+    for _ in range(99_999):
+        span = spans.add()
+        span.MergeFromString(pattern)
+        span.trace_id, span.span_id = rng.randbytes(16), rng.randbytes(8)
+    metrics = Metrics()
+    committer = Committer(store, metrics, queue_bytes_max=2**28, chunks_max=10**6)
+    with door_of(committer, metrics) as door:
+        assert not accepted(door.post(gzip.compress(body.SerializeToString(), 1), "gzip")).HasField("partial_success")
+    committer.close()
+    assert store.select("SELECT count(), uniqExact(span_id), sum(length(dt_us)) FROM stream_revs") == [(100_000, 100_000, 2_000_000)]
+
+
+def test_many_senders_at_once_lose_nothing(store: Store, door: Door) -> None:
+    """Each of 60 requests from 8 threads is acknowledged and stored once."""
+    bodies = [body_of(3).SerializeToString() for _ in range(60)]
+    with ThreadPoolExecutor(8) as pool:
+        for reply in pool.map(lambda content: door.post(content), [*bodies, *bodies]):
+            accepted(reply)
+    assert store.select("SELECT count(), uniqExact(span_id) FROM stream_revs") == [(180, 180)]
+
+
+_ENCODINGS = st.sampled_from(["", "gzip", "zstd", "identity", "br"])
+
+
+@given(st.binary(max_size=300), _ENCODINGS, st.sampled_from([PROTOBUF, PROTOBUF, "application/json"]))
+@hypothesis_settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_body_has_a_defined_answer(lasting: Door, content: bytes, encoding: str, content_type: str) -> None:
+    """Never a 5xx, never silence."""
+    reply = lasting.post(content, encoding, content_type)
+    assert reply.status_code in (200, 400, 413, 415)
+    assert reply.headers["content-type"] == PROTOBUF
+
+
+@given(st.data())
+@hypothesis_settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_request_has_a_defined_answer(lasting: Door, data: st.DataObject) -> None:
+    """Real spans with some bytes changed: they are stored, rejected or refused, and the server lives."""
+    raw = bytearray(RAW)
+    for _ in range(data.draw(st.integers(1, 6))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    compress = data.draw(st.sampled_from(["", "gzip", "zstd"]))
+    content = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.compress}[compress](bytes(raw))
+    reply = lasting.post(content, compress)
+    assert reply.status_code in (200, 400), reply.content
+    assert lasting.client.get("/healthz").status_code == 200

@@ -1,0 +1,252 @@
+"""The rules of the house that a test can hold: the shape of the code, who imports whom, one version, documents that tell the truth."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+
+import pytest
+from helpers.repository import ROOT, code_lines, files, functions, imports, modules, public, text_files, tree
+from rich.console import Console
+
+import legato
+from demo.compare import query
+from demo.plan import Plan
+from demo.run import Doors, recorded, start_server
+from helpers import documents
+from legato_ingest.metrics import Metrics
+from legato_ingest.settings import Settings
+
+DISTRIBUTIONS = {"sdk": "legato", "ingest": "legato_ingest", "gpu_agent": "legato_gpu_agent"}
+ROOMS = (*DISTRIBUTIONS, "demo", "bench", "tests")
+REFERENCE = ROOT / "docs" / "reference.md"
+
+
+def _where(path: pathlib.Path, node: ast.AST | None = None) -> str:
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+def test_no_function_is_longer_than_70_lines() -> None:
+    """A function fits on a screen."""
+    long = [_where(path, each) for path in modules(*ROOMS) for each in functions(path) if code_lines(path, each) > 70]
+    assert not long
+
+
+def test_no_module_of_a_package_is_longer_than_400_lines() -> None:
+    """A module is a noun, not a department."""
+    lengths = {_where(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules(*DISTRIBUTIONS, "demo", "bench")}
+    assert not {path: lines for path, lines in lengths.items() if lines > 400}
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Each module that holds anything opens with a docstring."""
+    silent = [_where(path) for path in modules(*ROOMS) if tree(path).body and ast.get_docstring(tree(path)) is None]
+    assert not silent
+
+
+def test_everything_public_has_a_docstring() -> None:
+    """What others may call says what it does, in both packages."""
+    silent = [
+        f"{_where(path, node)} {node.name}" for path in modules(*DISTRIBUTIONS) for node in public(path) if ast.get_docstring(node) is None
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize("room", [*DISTRIBUTIONS, "bench"])
+def test_distributions_meet_in_the_wire_and_the_schema_alone(room: str) -> None:
+    """No distribution imports another, nothing imports the demo, and no package imports tests or benches."""
+    packages = set(DISTRIBUTIONS.values()) - {DISTRIBUTIONS.get(room)}
+    forbidden = {"demo"} if room == "bench" else {*packages, "demo", "bench", "tests", "helpers"}
+    crossing = {(_where(path), name) for path in modules(room) for name in imports(path) if name.split(".")[0] in forbidden}
+    assert not crossing
+
+
+def test_the_sdk_imports_the_opentelemetry_api_alone() -> None:
+    """What `import legato` loads is the standard library and `opentelemetry-api`; extras load where they are asked for."""
+    allowed = {*sys.stdlib_module_names, "opentelemetry", "legato"}
+    names = {name for path in modules("sdk") for name in imports(path, at_import_only=True)}
+    assert {name for name in names if name.split(".")[0] not in allowed} == set()
+    beyond_api = (
+        "opentelemetry.sdk",
+        "opentelemetry.exporter",
+        "opentelemetry.proto",
+        "opentelemetry.semconv",
+        "opentelemetry.instrumentation",
+    )
+    assert {name for name in names if name.startswith(beyond_api)} == set()
+
+
+def test_importing_the_sdk_loads_no_exporter() -> None:
+    """An application that imports Legato does not pay for what it does not use."""
+    script = "import sys, legato, legato.asgi; print('\\n'.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    heavy = ("openai", "httpx", "numpy", "google.protobuf", "requests", "grpc", "fastapi", "opentelemetry.sdk", "opentelemetry.exporter")
+    assert [name for name in loaded if name.startswith(heavy)] == []
+
+
+def test_there_is_one_version() -> None:
+    """Both distributions, the SDK's own word and the newest entry of the CHANGELOG agree."""
+    projects = [path for path in files() if path.name == "pyproject.toml" and path.parent != ROOT]
+    versions = {tomllib.loads(path.read_text(encoding="utf-8"))["project"]["version"] for path in projects}
+    released = re.findall(r"^## \[?v?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(projects) >= 2
+    assert versions == {legato.__version__} == {released[0]}
+
+
+def _settings() -> set[str]:
+    """The environment variables that either program reads."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in modules("sdk"))
+    return set(re.findall(r"\bLEGATO_[A-Z0-9_]*[A-Z0-9]\b", text)) | {f"LEGATO_{name.upper()}" for name in Settings.model_fields}
+
+
+def test_every_setting_is_documented() -> None:
+    """docs/reference.md has each setting of both programs, and none that does not exist."""
+    page = set(re.findall(r"\bLEGATO_[A-Z0-9_]*[A-Z0-9]\b", REFERENCE.read_text(encoding="utf-8")))
+    assert _settings() - page == set()
+    read = {
+        name for path in modules(*DISTRIBUTIONS) for name in re.findall(r"\bLEGATO_[A-Z0-9_]*[A-Z0-9]\b", path.read_text(encoding="utf-8"))
+    }
+    assert page - _settings() - read == set()
+
+
+def test_every_metric_is_documented() -> None:
+    """docs/reference.md has each metric under the name that a scrape shows."""
+    text = REFERENCE.read_text(encoding="utf-8")
+    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in Metrics().registry.collect()}
+    assert len(names) > 10
+    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_documents_are_short_and_their_links_lead_somewhere() -> None:
+    """The README has at most 150 lines, and relative links of all pages point at files that are there."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    broken = []
+    for path in (path for path in files() if path.suffix == ".md"):
+        for target in re.findall(r"\]\((?!https?://|mailto:|#)([^)#\s]+)", path.read_text(encoding="utf-8")):
+            if not (path.parent / target).exists():
+                broken.append((_where(path), target))
+    assert not broken
+
+
+# Written in pieces, so that this file does not hold what it forbids.
+_REGISTRIES = re.compile(
+    "|".join(("py" + r"pi\.org", "python" + r"hosted\.org", "registry" + r"\.npmjs", "crates" + r"\.io", "proxy" + r"\.golang"))
+)
+_LOCAL = re.compile("|".join(("/" + "work/", "/" + "root/", "/" + "home/", "/" + "Users/")))
+_UNDONE = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
+
+
+@pytest.mark.parametrize("pattern", [_REGISTRIES, _LOCAL, _UNDONE], ids=["registries", "local paths", "undone"])
+def test_no_file_names_what_is_only_here(pattern: re.Pattern[str]) -> None:
+    """No download addresses, no paths of one machine, no notes to self."""
+    found = [f"{_where(path)} {match.group()}" for path, text in text_files() if (match := pattern.search(text))]
+    assert not found
+
+
+def test_pins_are_plain() -> None:
+    """Requirement files name packages and versions, nothing else: no addresses, no options but -e and -r."""
+    for path in ROOT.glob("requirements*.txt"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert re.fullmatch(r"|#.*|-e \./\w+(\[\w+\])?|-r [\w-]+\.txt|[\w.-]+(\[[\w,]+\])?==[\w.]+", line), f"{path.name}: {line}"
+
+
+def test_continuous_integration_runs_what_developers_run() -> None:
+    """`.ci/run` is executable, says CI=true, and runs both checks."""
+    script = ROOT / ".ci" / "run"
+    text = script.read_text(encoding="utf-8")
+    assert os.access(script, os.X_OK)
+    assert "export CI=true" in text and re.search(r"^make check$", text, re.MULTILINE) and re.search(r"^make test\b", text, re.MULTILINE)
+
+
+_SAMPLE = """
+import pytest
+def test_in_a_test(): pytest.skip("no such tool")
+@pytest.mark.skipif(True, reason="no such tool")
+def test_by_a_mark(): pass
+"""
+
+
+@pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
+def test_what_would_be_skipped_fails_in_continuous_integration(tmp_path: pathlib.Path, ci: str, status: int) -> None:
+    """With CI=true a missing tool is a failure."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_sample.py").write_text(_SAMPLE, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    run = subprocess.run(command, env={**os.environ, "CI": ci}, capture_output=True, text=True)
+    assert run.returncode == status, run.stdout
+    assert ("2 skipped" in run.stdout) is (ci == "")
+
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "start.md")
+COMMANDS = [(page.name, command) for page in PAGES for command in documents.commands(page)]
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    """Demo and tests are the first things to type."""
+    made = [target for command in documents.commands(PAGES[0]) for target in documents.make_targets(command)]
+    assert made[:2] == ["demo", "test"]
+
+
+@pytest.mark.parametrize("command", [command for _, command in COMMANDS if documents.make_targets(command)])
+def test_documented_targets_exist(command: str) -> None:
+    """Each documented `make` names a target that there is, and options that the demo has. (The demo and the tests are run by tests.)"""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in documents.make_targets(command):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    if "demo" in documents.make_targets(command):
+        options = (ROOT / "demo" / "__main__.py").read_text(encoding="utf-8")
+        for option in re.findall(r"--([a-z]+)", command):
+            assert re.search(rf'^    {option}: _|"--{option}"', options, re.MULTILINE) or option == "help"
+
+
+Reader = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Runs a command as a reader would after the demo: `serve` is up (on other ports than the pages say) and has streams."""
+    folder = tmp_path_factory.mktemp("reader")
+    doors, plan = Doors.choose_other(), Plan(("calm",), 1.0, 3.0, "d0c5")
+    for page in PAGES:
+        for name, text in documents.python_files(page).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    with recorded(plan, folder, doors, Console(quiet=True)) as children:
+        start_server(children, plan, doors)
+        (stream,) = query(doors.read, "SELECT lower(hex(trace_id)) AS id FROM streams WHERE vantage = 'client' LIMIT 1")
+        yield lambda command: _run_as_reader(command, folder, doors, str(stream["id"]))
+
+
+def _run_as_reader(command: str, folder: pathlib.Path, doors: Doors, stream_id: str) -> subprocess.CompletedProcess[str]:
+    """Run it with what the pages write as an example replaced by what there is here: ports, a stream's id, the environment's folder."""
+    text = command.replace(".venv/bin/", f"{sys.prefix}/bin/")
+    text = text.replace(":8123", f":{doors.read_port}").replace(":4318", f":{doors.otlp_port}")
+    text = re.sub(r"\b(TRACE_)?ID\b|<[a-z_ -]*id[a-z_ -]*>", stream_id, text)
+    environ = {
+        "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "LEGATO_STORE": f"chdb://{folder}/store",
+        "LEGATO_READ_PORT": str(doors.read_port),
+        "LEGATO_OTLP_PORT": str(doors.otlp_port),
+        "LEGATO_ENDPOINT": doors.otlp,
+        "OPENAI_BASE_URL": f"{doors.server}/v1",
+        "OPENAI_API_KEY": "demo",
+    }
+    written = {name for page in PAGES for name in documents.python_files(page)}
+    place = folder if any(name in command for name in written) else ROOT
+    script = ["bash", "-euo", "pipefail", "-c", text]
+    return subprocess.run(script, cwd=place, env=environ, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if documents.is_runnable(pair[1])])
+def test_documented_commands_run(reader: Reader, page: str, command: str) -> None:
+    """Every command of the README and of docs/start.md does what a reader sees it do: it succeeds, and says something."""
+    result = reader(command)
+    assert result.returncode == 0, f"{page}: {result.stderr}"
+    assert result.stdout.strip(), page
