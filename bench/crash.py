@@ -224,11 +224,11 @@ def judge(serve: Serve, sent: Sent) -> tuple[int, int]:
         where = f"WHERE modulo(cityHash64(trace_id), {pages}) = {page}"
         ((rows, distinct),) = serve.rows(f"SELECT count(), uniqExact(trace_id, span_id, rev) FROM stream_revs {where}")
         twice += int(rows) - int(distinct)
-        for trace, span, rev, chunks in serve.rows(f"SELECT hex(trace_id), hex(span_id), rev, length(dt_us) FROM streams {where}"):
+        for trace, span, row_rev, chunks in serve.rows(f"SELECT hex(trace_id), hex(span_id), rev, length(dt_us) FROM streams {where}"):
             key = trace.lower(), span.lower()
             twice += key in found
-            strangers += key not in newest or int(rev) > newest[key]
-            found[key] = int(rev) if int(chunks) == CHUNKS else 0
+            strangers += key not in newest or int(row_rev) > newest[key]
+            found[key] = int(row_rev) if int(chunks) == CHUNKS else 0
     if strangers:
         raise SystemExit(f"{strangers} rows are stored that were never acknowledged, though every body was sent until it was")
     return sum(found[key] != rev for key, rev in newest.items()), twice

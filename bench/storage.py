@@ -4,10 +4,10 @@
 
 Every client of every recording becomes a native span, goes through ingest's own code into an embedded store with the schema that
 users have, and is merged to one part a day. The peer's tables are the ClickHouse exporter's `otel_traces` (its columns, codecs, keys
-and indexes), filled by SQL from the very same rows: once with a span event for each chunk (time, bytes, tokens, kind), once with a span for
-each. Such emitters stamp nanoseconds, so theirs have digits below the microsecond, drawn at random. Bytes are those of columns, marks, keys and indexes; a part's fixed files (checksums, names of columns: tens of KB whatever its
-size) are left out on both sides and printed. Last line: JSON with `bytes_per_chunk`, `ratio_span_events`, `ratio_span_per_chunk`,
-`n_chunks`.
+and indexes), filled by SQL from the very same rows: once with a span event for each chunk (time, bytes, tokens, kind), once with a span
+for each. Such emitters stamp nanoseconds, so theirs have digits below the microsecond, drawn at random. Bytes are those of columns,
+marks, keys and indexes; a part's fixed files (checksums, names of columns: tens of KB whatever its size) are left out on both sides and
+printed. Last line: JSON with `bytes_per_chunk`, `ratio_span_events`, `ratio_span_per_chunk`, `n_chunks`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ STREAM = """
         'gen_ai.response.finish_reasons', finish_reason, 'gen_ai.usage.input_tokens', ifNull(toString(input_tokens), ''),
         'gen_ai.usage.output_tokens', ifNull(toString(output_tokens), ''), 'client.port', toString(client_port),
         'client.address', client_address, 'server.address', server_address, 'server.port', toString(server_port),
-        'outcome', outcome, 'time_to_first_chunk', ifNull(toString(ttft_us / 1e6), ''), 'wire_bytes', ifNull(toString(wire_bytes), '')) AS SpanAttributes
+        'gen_ai.operation.name', 'chat', 'gen_ai.request.stream', 'true', 'stream.outcome', outcome, 'stream.vantage', vantage,
+        'stream.transport', transport, 'stream.chunks', ifNull(toString(chunks), ''),
+        'stream.gap_max', ifNull(toString(gap_max_us / 1e6), ''), 'stream.stalls', ifNull(toString(stalls_250ms), ''),
+        'stream.ttfb', ifNull(toString(ttfb_us / 1e6), ''), 'stream.wire_bytes', ifNull(toString(wire_bytes), ''),
+        'gen_ai.response.time_to_first_chunk', ifNull(toString(ttft_us / 1e6), '')) AS SpanAttributes
 """
 KINDS = "['role', 'text', 'reasoning', 'tool', 'usage', 'heartbeat', 'retract', 'done']"
 SPAN_EVENTS = f"""
@@ -79,8 +83,9 @@ SPANS = f"""
 INSERT INTO peer_spans (Timestamp, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, ServiceName, ResourceAttributes, ScopeName,
                         Duration, StatusCode, SpanAttributes)
 SELECT addNanoseconds(start_time, chunk.1 * 1000 + rand64(1) % 1000), lower(hex(trace_id)), lower(hex(reinterpretAsFixedString(rand64()))),
-       lower(hex(span_id)), 'gen_ai.chunk', 'Internal', service_name, map('service.name', service_name), 'legato', chunk.4 * 1000 + rand64(2) % 1000,
-       'Unset', map('bytes', toString(chunk.2), 'tokens', toString(chunk.5), 'kind', {KINDS}[chunk.3 + 1])
+       lower(hex(span_id)), 'gen_ai.chunk', 'Internal', service_name, map('service.name', service_name), 'legato',
+       chunk.4 * 1000 + rand64(2) % 1000, 'Unset',
+       map('bytes', toString(chunk.2), 'tokens', toString(chunk.5), 'kind', {KINDS}[chunk.3 + 1])
 FROM stream_revs ARRAY JOIN arrayZip(arrayCumSum(dt_us), chunk_bytes, chunk_kind, dt_us,
                          arrayResize(chunk_tokens, length(dt_us))) AS chunk
 """

@@ -6,6 +6,7 @@ import json
 import pathlib
 import secrets
 import signal
+import subprocess
 import sys
 from typing import Annotated
 
@@ -56,6 +57,8 @@ def main(
     make demo ARGS="--recording kv --speed 2 --once"  twice as fast, and end after the report
     """
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     plan = Plan(tuple(recording), speed, seconds, secrets.token_hex(2))
     try:
@@ -64,7 +67,7 @@ def main(
     except KeyboardInterrupt:
         console.print("stopped: all of the demo's processes have ended")
         sys.exit(130)
-    except (ChildFailed, FileNotFoundError, LegatoError, RuntimeError) as error:
+    except (ChildFailed, FileNotFoundError, LegatoError, subprocess.CalledProcessError) as error:
         Console(stderr=True).print(f"demo: {error}", style="red", markup=False, highlight=False)
         sys.exit(1)
     if once:

@@ -6,15 +6,14 @@ gaps between content chunks has one recorded gap to match. It reads through the 
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from demo.plan import Plan
+from legato_ingest.queries import GOOD, JUDGED
+from legato_ingest.reader import Reader
 
-__all__ = ["Comparison", "compare", "judge", "query"]
+__all__ = ["Comparison", "compare", "judge"]
 
 Row = Mapping[str, object]
 
@@ -48,21 +47,11 @@ class Comparison:
         return asdict(self)
 
 
-def query(read_url: str, sql: str) -> list[dict[str, object]]:
-    """The rows of a SELECT. Raises ``RuntimeError`` with the store's own words when it refuses."""
-    request = urllib.request.Request(read_url, data=f"{sql} FORMAT JSON".encode(), headers={"Content-Type": "text/plain"})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            rows: list[dict[str, object]] = json.load(reply)["data"]
-            return rows
-    except urllib.error.HTTPError as error:
-        raise RuntimeError(f"the read door answered {error.code}: {error.read().decode('utf-8', 'replace').strip()}") from None
-
-
 def compare(plan: Plan, read_url: str) -> Comparison:
-    """Compare all streams of the plan's run with what is in the store now."""
-    (summary,) = query(read_url, _SUMMARY.format(prefix=plan.response_id_prefix))
-    return judge(plan, query(read_url, _STORED.format(prefix=plan.response_id_prefix)), summary)
+    """Compare all streams of the plan's run with what is in the store now. Raises ``LegatoError`` when it cannot be read."""
+    reader = Reader(read_url)
+    (summary,) = reader.rows(_SUMMARY, {"prefix": plan.response_id_prefix, "gap_us": 400_000, "first_us": 2_000_000})
+    return judge(plan, reader.rows(_STORED, {"prefix": plan.response_id_prefix}), summary)
 
 
 def judge(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
@@ -102,19 +91,19 @@ def judge(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
 
 _STORED = """
 SELECT response_id, dt_us, chunk_kind FROM streams
-WHERE vantage = 'client' AND startsWith(response_id, '{prefix}')"""
+WHERE vantage = 'client' AND startsWith(response_id, {prefix:String})"""
 
-# The service level of DESIGN §8: no gap over 400 ms, the open one included, first output within 2 s, no error.
-_SUMMARY = """
+# What is good is the CLI's to say, and said once.
+_SUMMARY = f"""
 SELECT
     countIf(vantage = 'client') AS streams,
     countIf(vantage = 'server') AS server_streams,
     sumIf(chunks, vantage = 'client') AS chunks,
     sumIf(stalls_250ms, vantage = 'client') AS stalls,
-    if(streams = 0, 0, countIf(vantage = 'client' AND outcome IN ('complete', 'client_cancel')
-        AND ifNull(gap_max_us, 0) <= 400000 AND ifNull(ttfo_us, intDiv(duration_ns, 1000)) <= 2000000) / streams) AS goodput
+    countIf(vantage = 'client' AND {JUDGED}) AS judged,
+    if(judged = 0, 0, countIf(vantage = 'client' AND {JUDGED} AND {GOOD}) / judged) AS goodput
 FROM streams
-WHERE startsWith(response_id, '{prefix}')"""
+WHERE startsWith(response_id, {{prefix:String}})"""
 
 
 def _gaps_us(row: Row) -> list[int]:

@@ -16,18 +16,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
 
-from demo.compare import Comparison, compare, query
+from demo.compare import Comparison, compare
 from demo.plan import Plan
 from demo.processes import Children, choose_port
 from demo.progress import show
 from legato_ingest.lock import StoreLock
+from legato_ingest.reader import DEFAULT_URL, Reader
 
 __all__ = ["Doors", "recorded", "run", "start_server", "start"]
 
 OTLP_PORT, READ_PORT = 4318, 8123
+_WORST = """
+SELECT left(lower(hex(trace_id)), 12) AS id FROM streams
+WHERE vantage = 'client' AND startsWith(response_id, {prefix:String}) ORDER BY gap_max_us DESC LIMIT 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +148,7 @@ def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
     """What `legato report` says, as a user would run it, and how it compares with the recording."""
     console.rule("legato report")
     console.file.flush()
-    subprocess.run(
-        [sys.executable, "-m", "legato_ingest", "report"], env={**os.environ, "LEGATO_READ_PORT": str(doors.read_port)}, check=True
-    )
+    subprocess.run([sys.executable, "-m", "legato_ingest", "report"], env={**os.environ, "LEGATO_READ_URL": doors.read}, check=True)
     result = compare(plan, doors.read)
     console.rule("what was stored against what was recorded")
     table = Table("client vantage", "stored", "recorded", box=None, pad_edge=False)
@@ -155,36 +156,30 @@ def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
     table.add_row("stalls of 250 ms or more", str(result.stalls_250ms), str(result.recorded_stalls_250ms))
     table.add_row("… of these not found within 5 %", str(result.recorded_gaps_250ms_missed), "")
     table.add_row(
-        f"difference of {result.gaps:,} gaps",
-        f"p50 {result.gap_diff_p50_ms} ms, p99 {result.gap_diff_p99_ms} ms, max {result.gap_diff_max_ms} ms",
+        f"gaps compared: {result.gaps:,}; they differ by, in ms",
+        f"p50 {result.gap_diff_p50_ms:.1f}  p99 {result.gap_diff_p99_ms:.1f}  max {result.gap_diff_max_ms:.1f}",
         "",
     )
     console.print(table, highlight=False)
     return result
 
 
-def _reading(doors: Doors) -> dict[str, str]:
-    """What the reading commands must know when `serve` is not on its default port."""
-    return {} if doors.read_port == READ_PORT else {"LEGATO_READ_PORT": str(doors.read_port)}
-
-
 def _hint(plan: Plan, doors: Doors, console: Console) -> None:
-    sql = (
-        f"SELECT lower(hex(trace_id)) AS id FROM streams WHERE vantage = 'client' AND startsWith(response_id, '{plan.response_id_prefix}')"
-    )
-    worst = query(doors.read, f"{sql} ORDER BY gap_max_us DESC LIMIT 1")
-    legato = " ".join([*(f"{key}={value}" for key, value in _reading(doors).items()), ".venv/bin/legato"])
+    worst = Reader(doors.read).rows(_WORST, {"prefix": plan.response_id_prefix})
+    legato = ".venv/bin/legato" if doors.read == DEFAULT_URL else f"LEGATO_READ_URL={doors.read} .venv/bin/legato"
+    console.rule("what next")
     lines = [
-        "[bold]legato serve[/] is still up. In another terminal, try",
+        "legato serve is still up. In another terminal:",
         "",
-        f"  {legato} streams                  # the streams, newest first",
-        *(f"  {legato} stream {row['id']}   # the one that stalled longest, at every vantage" for row in worst),
-        f"  curl {doors.read} --data 'SELECT vantage, quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
+        f"  {legato} streams",
+        *(f"  {legato} stream {row['id']}   # the one that stalled longest" for row in worst),
+        f"  curl {doors.read} --data 'SELECT vantage, count(), quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
         "",
-        "The server still replays; each request gets the next recorded stream, and is stored:",
+        "The server still replays: each request gets the next recorded stream, and is stored.",
         "",
-        f"""  curl -N {doors.server}/v1/chat/completions --json '{{"stream": true}}'""",
+        f"""  curl -N {doors.server}/v1/chat/completions --data '{{"stream": true}}'""",
         "",
-        "Ctrl-C ends it. Nothing is left running.",
+        "Ctrl-C ends all of it.",
     ]
-    console.print(Panel("\n".join(lines), title="what next", title_align="left"), highlight=False)
+    # Not in a box: these lines are there to be copied.
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

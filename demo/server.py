@@ -11,13 +11,14 @@ import argparse
 import asyncio
 import gc
 import itertools
+import json
 import selectors
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Header, HTTPException
+from fastapi import FastAPI, Header, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
 import legato
@@ -50,8 +51,9 @@ def create_app(plan: Plan) -> FastAPI:
         return {"streams": len(replays)}
 
     @app.post("/v1/chat/completions")
-    async def completions(body: dict[str, Any], x_request_id: str = Header("")) -> StreamingResponse:
+    async def completions(request: Request, x_request_id: str = Header("")) -> StreamingResponse:
         arrived = asyncio.get_running_loop().time()
+        body = await _json(request)
         if not body.get("stream"):
             raise HTTPException(400, "this server replays streams: send stream=true")
         x_request_id = x_request_id or next(turns)
@@ -62,6 +64,15 @@ def create_app(plan: Plan) -> FastAPI:
         return StreamingResponse(frames, media_type="text/event-stream", headers={"X-Request-Id": x_request_id})
 
     return app
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    """The body, whatever type it says it has: `curl --data` says a form's."""
+    try:
+        body = json.loads(await request.body())
+    except ValueError:
+        raise HTTPException(400, 'the body is no JSON: send {"stream": true}') from None
+    return body if isinstance(body, dict) else {}
 
 
 async def _replay(replay: Replay, arrived: float, speed: float, with_usage: bool) -> AsyncIterator[bytes]:

@@ -13,15 +13,15 @@ import tomllib
 from collections.abc import Callable, Iterator
 
 import pytest
-from helpers.repository import ROOT, code_lines, files, functions, imports, modules, public, text_files, tree
 from rich.console import Console
 
 import legato
-from demo.compare import query
 from demo.plan import Plan
 from demo.run import Doors, recorded, start_server
 from helpers import documents
+from helpers.repository import ROOT, code_lines, files, functions, imports, modules, public, text_files, tree
 from legato_ingest.metrics import Metrics
+from legato_ingest.reader import Reader
 from legato_ingest.settings import Settings
 
 DISTRIBUTIONS = {"sdk": "legato", "ingest": "legato_ingest", "gpu_agent": "legato_gpu_agent"}
@@ -206,11 +206,11 @@ def test_documented_targets_exist(command: str) -> None:
             assert re.search(rf'^    {option}: _|"--{option}"', options, re.MULTILINE) or option == "help"
 
 
-Reader = Callable[[str], subprocess.CompletedProcess[str]]
+Typist = Callable[[str], subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
     """Runs a command as a reader would after the demo: `serve` is up (on other ports than the pages say) and has streams."""
     folder = tmp_path_factory.mktemp("reader")
     doors, plan = Doors.choose_other(), Plan(("calm",), 1.0, 3.0, "d0c5")
@@ -219,7 +219,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
             (folder / name).write_text(text, encoding="utf-8")
     with recorded(plan, folder, doors, Console(quiet=True)) as children:
         start_server(children, plan, doors)
-        (stream,) = query(doors.read, "SELECT lower(hex(trace_id)) AS id FROM streams WHERE vantage = 'client' LIMIT 1")
+        (stream,) = Reader(doors.read).rows("SELECT lower(hex(trace_id)) AS id FROM streams WHERE vantage = 'client' LIMIT 1")
         yield lambda command: _run_as_reader(command, folder, doors, str(stream["id"]))
 
 
@@ -232,6 +232,7 @@ def _run_as_reader(command: str, folder: pathlib.Path, doors: Doors, stream_id: 
         "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
         "HOME": str(folder),
         "LEGATO_STORE": f"chdb://{folder}/store",
+        "LEGATO_READ_URL": doors.read,
         "LEGATO_READ_PORT": str(doors.read_port),
         "LEGATO_OTLP_PORT": str(doors.otlp_port),
         "LEGATO_ENDPOINT": doors.otlp,
@@ -245,7 +246,7 @@ def _run_as_reader(command: str, folder: pathlib.Path, doors: Doors, stream_id: 
 
 
 @pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if documents.is_runnable(pair[1])])
-def test_documented_commands_run(reader: Reader, page: str, command: str) -> None:
+def test_documented_commands_run(reader: Typist, page: str, command: str) -> None:
     """Every command of the README and of docs/start.md does what a reader sees it do: it succeeds, and says something."""
     result = reader(command)
     assert result.returncode == 0, f"{page}: {result.stderr}"

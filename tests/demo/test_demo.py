@@ -8,10 +8,12 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+_PATIENCE_S = 60.0
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -21,12 +23,18 @@ def _demo(data: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def _read_until(process: subprocess.Popen[str], words: str) -> str:
+    """What the demo says up to a line with ``words``. One that stays silent for too long is ended: its output ends with it."""
     assert process.stdout is not None
     said = ""
-    for line in process.stdout:
-        said += line
-        if words in line:
-            return said
+    patience = threading.Timer(_PATIENCE_S, process.terminate)
+    patience.start()
+    try:
+        for line in process.stdout:
+            said += line
+            if words in line:
+                return said
+    finally:
+        patience.cancel()
     raise AssertionError(f"the demo never said {words!r}, but: {said}")
 
 
@@ -58,7 +66,7 @@ def test_the_demo_shows_what_was_recorded(tmp_path: pathlib.Path) -> None:
     assert result["recorded_stalls_250ms"] > 400
     assert result["stalls_250ms"] == pytest.approx(result["recorded_stalls_250ms"], rel=0.02)
     assert 0 <= result["goodput"] < 0.2
-    assert "goodput" in said.split("{", 1)[0]
+    assert "good at" in said
     assert _processes(tmp_path) == {}
 
 
@@ -97,7 +105,7 @@ def test_a_store_that_dies_ends_the_demo_with_its_reason(tmp_path: pathlib.Path)
 def test_serve_stays_up_and_the_next_demo_is_told_so(tmp_path: pathlib.Path) -> None:
     """Without --once the store can be read after the report; a second demo on the same folder is refused before it touches anything."""
     with _demo(tmp_path, "--recording", "calm", "--seconds", "2") as process:
-        said = _read_until(process, "Ctrl-C ends it")
+        said = _read_until(process, "Ctrl-C ends")
         assert "legato" in said and " stream " in said
         assert set(_processes(tmp_path)) == {"serve", "server"}
         with _demo(tmp_path, "--once") as second:

@@ -61,7 +61,7 @@ async def _times_of_content(port: int, stream: Stream) -> list[float]:
 
 
 def test_gaps_are_the_recorded_ones(port: int) -> None:
-    """22 streams at once: half of all gaps within 1 ms of the recorded ones, 99 % within 10 ms."""
+    """22 streams at once: half of all gaps within 1 ms of the recorded ones, 99 % within 20 ms."""
     (recording,) = PLAN.recordings()
 
     async def read_all() -> list[list[float]]:
@@ -74,7 +74,7 @@ def test_gaps_are_the_recorded_ones(port: int) -> None:
         differences_ms += [abs(gap - was / 1e3) for gap, was in zip(gaps_ms, stream.gaps_us(), strict=True)]
     assert len(differences_ms) > 1000
     assert statistics.median(differences_ms) <= 1
-    assert statistics.quantiles(differences_ms, n=100)[98] <= 10
+    assert statistics.quantiles(differences_ms, n=100)[98] <= 20
 
 
 def test_a_request_that_cannot_be_replayed_is_told_why(port: int) -> None:
@@ -82,6 +82,8 @@ def test_a_request_that_cannot_be_replayed_is_told_why(port: int) -> None:
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     unknown = httpx.post(url, json={"stream": True}, headers={"X-Request-Id": "nobody"})
     assert unknown.status_code == 404 and "name one in X-Request-Id" in unknown.text
+    broken = httpx.post(url, content=b"stream", headers={"X-Request-Id": "nobody"})
+    assert broken.status_code == 400 and "no JSON" in broken.text
     whole = httpx.post(url, json={}, headers={"X-Request-Id": "nobody"})
     assert whole.status_code == 400 and "stream=true" in whole.text
 

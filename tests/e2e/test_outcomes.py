@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from demo.compare import query
 from demo.plan import Plan
 from demo.processes import Children
 from demo.run import Doors, start
+from legato_ingest.reader import Reader
 
 APPLICATION = pathlib.Path(__file__).with_name("application.py")
 VIEW = pathlib.Path(__file__).resolve().parents[2] / "schema" / "0004_streams.sql"
@@ -39,14 +40,14 @@ def _application(way: str, key: str, doors: Doors, **environ: str) -> subprocess
     return subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
 
 
-def _rows(doors: Doors, way: str, vantage: str = "client", source: str = "streams") -> list[dict[str, object]]:
+def _rows(doors: Doors, way: str, vantage: str = "client", source: str = "streams") -> list[dict[str, Any]]:
     """Rows of the application's stream as they are now; a server's are found by their trace, as a user would."""
     trace = f"trace_id IN (SELECT trace_id FROM stream_revs WHERE service_name = 'app-{way}')"
     columns = "outcome, ended, rev, chunks, gap_open_us, gap_max_us, next_due_us, duration_ns, response_id"
-    return query(doors.read, f"SELECT {columns} FROM {source} WHERE vantage = '{vantage}' AND {trace}")
+    return Reader(doors.read).rows(f"SELECT {columns} FROM {source} WHERE vantage = '{vantage}' AND {trace}")
 
 
-def _await(rows: Callable[[], list[dict[str, object]]]) -> dict[str, object]:
+def _await(rows: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
     """The only row, as soon as it is there."""
     deadline = time.monotonic() + _PATIENCE_S
     while not (found := rows()):

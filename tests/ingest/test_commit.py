@@ -141,6 +141,9 @@ def test_duplicates_within_a_group_are_stored_once(store: Store) -> None:
     with committing(double) as committer:
         double.gate.clear()
         first = committer.submit(rows(batch_of(1, seed=9)))
+        deadline = time.monotonic() + PATIENCE_S
+        while committer._queue and time.monotonic() < deadline:
+            time.sleep(0.001)
         waiting = [committer.submit(rows(body)) for _ in range(3)]
         double.gate.set()
         assert first.result(PATIENCE_S) == Receipt()
@@ -184,7 +187,6 @@ def test_resent_recut_and_interleaved_with_snapshots_changes_no_row(store: Store
             now, pieces = pieces[:9], pieces[9:]
             send(committer, *now)
     assert streams(store) == expected
-    assert store.select("SELECT count() FROM stream_revs") == [(36,)]
 
 
 def test_a_late_snapshot_does_not_replace_the_end(store: Store) -> None:
@@ -351,7 +353,9 @@ def test_close_commits_what_waits(store: Store) -> None:
         committer.submit(rows(batch_of(1)))
 
 
-@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="set_result on a cancelled future ends the writing thread: all later requests hang")
+@pytest.mark.xfail(
+    strict=True, raises=TimeoutError, reason="set_result on a cancelled future ends the writing thread: all later requests hang"
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_sender_that_gives_up_does_not_stop_the_writer(store: Store) -> None:
     """A cancelled future is a sender that hung up: those that come after it are stored and answered."""

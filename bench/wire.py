@@ -1,0 +1,182 @@
+"""How many bytes a chunk costs on the wire, before gzip: the requests that the SDK's batch processor makes.
+
+    python bench/wire.py [--recordings demo/recordings]
+
+Every client of every recording is played through the SDK: its reads, at their recorded times, hold server-sent events as long as the
+recorded ones; the connection, the usage and the ending are the recording's; each item is held for a time drawn log-normal (median 200 µs,
+p99 20 ms). OpenTelemetry's own batch processor cuts the requests, its own encoder writes them. `bytes_per_chunk` is one span a stream;
+`bytes_per_chunk_with_snapshots` adds what streams of over 10 s send on their way. `timeline_bytes_per_chunk` is the timeline alone,
+without holds. Last line: one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from opentelemetry import trace  # noqa: E402
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans  # noqa: E402
+from opentelemetry.sdk.resources import Resource  # noqa: E402
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult  # noqa: E402
+
+import legato._recorder  # noqa: E402
+import legato._stream  # noqa: E402
+from bench.machine import describe  # noqa: E402
+from bench.recordings import DONE, ROLE, USAGE, RecordedStream, streams_of  # noqa: E402
+from legato._clock import anchor_ns  # noqa: E402
+from legato._recorder import Origin  # noqa: E402
+from legato._timeline import pack  # noqa: E402
+from legato._worker import Worker  # noqa: E402
+
+SNAPSHOT_INTERVAL_MS = 10_000
+# What stands around a token in the recorded events; the rest of an event's bytes is taken for content.
+ENVELOPE = 205
+
+
+class Sink(SpanExporter):
+    """Counts the bytes of every request."""
+
+    def __init__(self) -> None:
+        self.bytes = self.spans = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Encode a batch as the OTLP exporter does."""
+        self.bytes += len(encode_spans(spans).SerializeToString())
+        self.spans += len(spans)
+        return SpanExportResult.SUCCESS
+
+
+class Clock:
+    """The time that the SDK believes in."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def __call__(self) -> int:
+        return self.ns
+
+
+class Stepped(Worker):
+    """A worker without a thread: the bench says when it works."""
+
+    def _start(self) -> None:
+        pass
+
+    def drain(self) -> None:
+        """Finish what has ended."""
+        while not self._queue.empty():
+            recorder = self._queue.get()
+            if recorder is not None:
+                self._complete(recorder)
+
+
+def events(stream: RecordedStream) -> Iterator[tuple[int, bytes, int]]:
+    """(µs, bytes, items handed to the application) of each read."""
+    head = f'data: {{"id":"chatcmpl-{stream.name}","object":"chat.completion.chunk","created":1,"model":"demo","choices":'
+    for at, chunks in groupby(stream.chunks, key=lambda chunk: chunk[0]):
+        parts, items = [], 0
+        for _, size, kind in chunks:
+            items += kind != DONE
+            if kind == ROLE:
+                parts.append(head + '[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}')
+            elif kind == USAGE and stream.usage:
+                asked, given = stream.usage
+                usage = f'{{"prompt_tokens":{asked},"total_tokens":{asked + given},"completion_tokens":{given}}}'
+                parts.append(head + f'[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"length"}}],"usage":{usage}}}')
+            elif kind == DONE:
+                parts.append("data: [DONE]")
+            else:
+                text = "x" * max(1, size - ENVELOPE)
+                delta = f'[{{"index":0,"delta":{{"content":"{text}"}},"logprobs":null,"finish_reason":null}}]'
+                parts.append(f"{head}{delta}}}")
+        yield at, "".join(part + "\n\n" for part in parts).encode(), items
+
+
+def play(stream: RecordedStream, worker: Stepped, clock: Clock, rng: random.Random) -> None:
+    """One recorded stream through the SDK, in its own time."""
+    start = stream.start_ns - anchor_ns
+    clock.ns = start
+    origin = Origin(
+        model="demo",
+        provider="openai",
+        transport="http/1.1",
+        client_address="127.0.0.1",
+        client_port=stream.port,
+        server_address="127.0.0.1",
+        server_port=8000,
+        conversation_id=f"conversation-{stream.name}",
+        client_hash=f"{rng.getrandbits(64):016x}",
+    )
+    recorder = legato._stream.begin(origin, start_ns=start, sse=True)
+    recorder.ttfb_ns = start + stream.head_us * 1000
+    for at, data, items in events(stream):
+        clock.ns = start + at * 1000
+        worker.tick()
+        recorder.read((clock.ns, data))
+        for _ in range(items):
+            recorder.held(int(1000 * rng.lognormvariate(5.298, 1.98)))
+    clock.ns = start + stream.end_us * 1000
+    worker.tick()
+    recorder.end(stream.outcome)
+    worker.drain()
+
+
+def timeline_bytes(streams: list[RecordedStream]) -> int:
+    """Bytes of the timelines alone, without holds."""
+    total = 0
+    for stream in streams:
+        times, sizes, kinds = (list(column) for column in zip(*stream.chunks, strict=True))
+        total += len(pack(times, [max(0, size - ENVELOPE) for size in sizes], None, kinds))
+    return total
+
+
+def main() -> None:
+    """Play all recordings and print the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--recordings", type=pathlib.Path, default=ROOT / "demo" / "recordings")
+    given = options.parse_args()
+    streams = streams_of(given.recordings)
+    ended, whole = measure(streams, 0), measure(streams, SNAPSHOT_INTERVAL_MS)
+    chunks = sum(len(stream.chunks) for stream in streams)
+    print(describe("opentelemetry-sdk"))
+    print(f"{chunks:,} chunks of {len(streams)} streams; with snapshots at 10 s, 30 s, …: {whole.spans - ended.spans} more spans")
+    figures = {
+        "bytes_per_chunk": round(ended.bytes / chunks, 3),
+        "timeline_bytes_per_chunk": round(timeline_bytes(streams) / chunks, 3),
+        "bytes_per_chunk_with_snapshots": round(whole.bytes / chunks, 3),
+        "n_chunks": chunks,
+        "n_snapshots": whole.spans - ended.spans,
+    }
+    print(json.dumps(figures))
+
+
+def measure(streams: list[RecordedStream], snapshot_interval_ms: int) -> Sink:
+    """The requests that all streams make; an interval of 0 sends no snapshots."""
+    sink, clock, rng = Sink(), Clock(), random.Random(1)
+    provider = TracerProvider(resource=Resource.create({"service.name": "bench", "service.version": "1.0.0"}))
+    provider.add_span_processor(BatchSpanProcessor(sink, max_queue_size=1 << 20, schedule_delay_millis=3_600_000))
+    worker = Stepped(snapshot_interval_ms, clock)
+    replaced: Any = legato._recorder
+    replaced.now_ns = clock
+    replaced = legato._stream
+    replaced.worker = lambda: worker
+    replaced = trace
+    replaced.get_tracer = provider.get_tracer
+    for stream in streams:
+        play(stream, worker, clock, rng)
+    provider.force_flush()
+    return sink
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""`legato serve` is killed under load, again and again: what it acknowledged is there, and once."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from bench.crash import Sent, Serve, judge, storm
+
+KILLS = 20
+SPANS = 2_000
+
+
+@pytest.fixture
+def serve(tmp_path: pathlib.Path) -> Iterator[Serve]:
+    """The command on a fresh store."""
+    running = Serve(tmp_path)
+    yield running
+    running.stop()
+
+
+def test_twenty_kills_lose_nothing_and_double_nothing(serve: Serve) -> None:
+    """SIGKILL at random moments under load, senders that retry, re-cut and repeat: every acknowledged stream is there once."""
+    sent = storm(serve, KILLS, SPANS, seed=3)
+    assert sent.retries > 0, "no kill met a request: the test has shown nothing"
+    assert judge(serve, sent) == (0, 0)
+    # The judge itself: a stream that was acknowledged and is not there is seen, and so is one that nobody sent.
+    lost = Sent({*sent.revs, ("ab" * 16, "cd" * 8, 1)})
+    assert judge(serve, lost) == (1, 0)
+    with pytest.raises(SystemExit, match="never acknowledged"):
+        judge(serve, Sent(set(list(sent.revs)[1:])))

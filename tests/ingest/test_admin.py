@@ -1,0 +1,151 @@
+"""`legato serve` and `legato schema` as processes: the lock, the admin door, a start and an end."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from helpers.serving import Served, legato, serve_process
+from helpers.spans import native_span, request
+
+SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A running `legato serve` whose store's path is longer than a socket's may be."""
+    folder = tmp_path_factory.mktemp("admin") / ("a-long-name-" * 6) / ("and-another-" * 6)
+    with serve_process(folder / "store") as made:
+        yield made
+
+
+def send(server: Served, spans: int) -> None:
+    """Native spans, acknowledged."""
+    body = request()
+    for _ in range(spans):
+        native_span(body)
+    reply = httpx.post(f"{server.otlp}/v1/traces", content=body.SerializeToString(), headers={"content-type": "application/x-protobuf"})
+    assert reply.status_code == 200, reply.content
+
+
+def test_status_and_apply_go_through_the_door(server: Served) -> None:
+    """While serve holds the store, commands ask it."""
+    status = json.loads(legato("schema", "status", "--json", environ=server.environ).stdout)
+    assert status["newest_applied"] == len(status["files"]) == len(list(SCHEMA.glob("*.sql")))
+    assert all(file["applied"] and not file["changed"] for file in status["files"])
+    applied = legato("schema", "apply", environ=server.environ)
+    assert applied.returncode == 0 and "0 applied; the schema is current" in applied.stdout
+    assert "0002" in legato("schema", "status", environ=server.environ).stdout
+
+
+def test_only_the_owner_can_open_the_door(server: Served) -> None:
+    """The socket, the lock and the folder of the store are the owner's alone."""
+    door = server.store.with_name("store.admin")
+    assert stat.S_ISSOCK(door.stat().st_mode) and stat.S_IMODE(door.stat().st_mode) == 0o600
+    assert stat.S_IMODE(server.store.with_name("store.lock").stat().st_mode) == 0o600
+    assert stat.S_IMODE(server.store.stat().st_mode) == 0o700
+
+
+def test_the_door_is_not_on_the_network(server: Served) -> None:
+    """Neither port changes the schema."""
+    for url in (server.otlp, server.read):
+        assert httpx.post(f"{url}/schema/apply").status_code == 404
+
+
+def test_a_second_serve_on_the_same_store_is_refused(server: Served) -> None:
+    """In one line with the first's process id; the first goes on."""
+    result = legato("serve", "--otlp-port", "1024", "--read-port", "1025", environ=server.environ)
+    assert result.returncode == 1
+    assert f"in use by process {server.process.pid}" in result.stderr and "Traceback" not in result.stderr
+    assert httpx.get(f"{server.otlp}/readyz").status_code == 200
+
+
+def test_a_port_in_use_is_one_line(server: Served, tmp_path: pathlib.Path) -> None:
+    """It names the setting, and leaves neither door nor lock behind."""
+    result = legato("serve", environ={**server.environ, "LEGATO_STORE": f"chdb://{tmp_path}/store"})
+    assert result.returncode == 1 and "LEGATO_OTLP_PORT" in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "store.admin").exists()
+
+
+def test_both_doors_listen_on_loopback_only(server: Served) -> None:
+    """Another address of this machine refuses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            address = probe.getsockname()[0]
+        except OSError:
+            address = "127.0.0.2"
+    for url in (server.otlp, server.read):
+        with pytest.raises(OSError), socket.create_connection((address, int(url.rsplit(":", 1)[1])), timeout=2):
+            pass
+
+
+def test_what_was_acknowledged_is_there_after_a_stop_and_after_a_kill(tmp_path: pathlib.Path) -> None:
+    """SIGTERM ends it with status 0 and takes its door along; SIGKILL leaves a dead door that the next start replaces."""
+    store = tmp_path / "store"
+    with serve_process(store) as first:
+        send(first, 5)
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(20) == 0
+        assert not (tmp_path / "store.admin").exists()
+    with serve_process(store) as second:
+        assert httpx.post(second.read, content="SELECT count() FROM streams").text == "5\n"
+        send(second, 2)
+        second.process.kill()
+        second.process.wait(20)
+        assert (tmp_path / "store.admin").exists()
+    with serve_process(store) as third:
+        assert httpx.post(third.read, content="SELECT count() FROM streams").text == "7\n"
+        assert stat.S_IMODE((tmp_path / "store.admin").stat().st_mode) == 0o600
+
+
+def test_the_schema_is_applied_without_a_server(tmp_path: pathlib.Path) -> None:
+    """By the command itself; serve then finds it current."""
+    environ = {"LEGATO_STORE": f"chdb://{tmp_path}/store"}
+    assert "missing" in legato("schema", "status", environ=environ).stdout
+    result = legato("schema", "apply", environ=environ)
+    assert "applied 0001_schema_migrations" in result.stdout and "4 applied" in result.stdout
+    assert "0 applied" in legato("schema", "apply", environ=environ).stdout
+
+
+def test_a_newer_store_stops_serve_in_one_line(tmp_path: pathlib.Path) -> None:
+    """And the command: neither changes anything."""
+    environ = {"LEGATO_STORE": f"chdb://{tmp_path}/store"}
+    assert legato("schema", "apply", environ=environ).returncode == 0
+    older = tmp_path / "schema"
+    older.mkdir()
+    for file in sorted(SCHEMA.glob("*.sql"))[:3]:
+        (older / file.name).write_bytes(file.read_bytes())
+    for command in (["schema", "apply"], ["serve", "--otlp-port", "1024", "--read-port", "1025"]):
+        result = legato(*command, environ={**environ, "LEGATO_SCHEMA_DIR": str(older)})
+        assert result.returncode == 1, result.stdout
+        assert "is at 4, this version of Legato knows 3" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_request_in_flight_is_answered_at_the_end(tmp_path: pathlib.Path) -> None:
+    """SIGTERM while requests come in: whatever was acknowledged is there after a restart."""
+    store, acknowledged = tmp_path / "store", 0
+    with serve_process(store) as first:
+        deadline = time.monotonic() + 10
+        try:
+            for i in range(400):
+                send(first, 3)
+                acknowledged += 3
+                if i == 20:
+                    first.process.send_signal(signal.SIGTERM)
+                assert time.monotonic() < deadline
+        except (httpx.TransportError, AssertionError):
+            pass
+        assert first.process.wait(20) == 0
+    assert acknowledged >= 60
+    with serve_process(store) as second:
+        stored = int(httpx.post(second.read, content="SELECT count() FROM streams").text)
+    assert stored >= acknowledged

@@ -1,0 +1,67 @@
+"""The store's lock: one holder, told by name, gone with its process."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from legato_ingest.errors import Locked
+from legato_ingest.lock import StoreLock
+
+HOLD = """
+import pathlib, sys, time
+from legato_ingest.lock import StoreLock
+lock = StoreLock(pathlib.Path(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: pathlib.Path) -> None:
+    """With the process id and what to do."""
+    store = tmp_path / "deep" / "store"
+    with StoreLock(store):
+        with pytest.raises(Locked, match=rf"{store}.* process {os.getpid()}: stop it"):
+            StoreLock(store).acquire()
+    with StoreLock(store):
+        pass
+
+
+def test_another_processs_lock_ends_with_it(tmp_path: pathlib.Path) -> None:
+    """However it ends: killed, the lock is free at once, and the file left behind locks nobody out."""
+    store = tmp_path / "store"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(store)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
+        with pytest.raises(Locked, match=f"process {process.pid}:"):
+            StoreLock(store).acquire()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with StoreLock(store):
+        assert (tmp_path / "store.lock").read_text(encoding="ascii") == f"{os.getpid()}\n"
+
+
+def test_only_its_owner_can_read_the_lock(tmp_path: pathlib.Path) -> None:
+    """The file is made for its owner alone."""
+    with StoreLock(tmp_path / "store") as lock:
+        assert stat.S_IMODE(lock.path.stat().st_mode) == 0o600
+
+
+def test_release_twice_is_nothing(tmp_path: pathlib.Path) -> None:
+    """And does not close somebody else's file."""
+    lock = StoreLock(tmp_path / "store").acquire()
+    lock.release()
+    lock.release()
+
+
+def test_the_message_names_a_store_with_a_dot(tmp_path: pathlib.Path) -> None:
+    """`store.v2` is named whole."""
+    with StoreLock(tmp_path / "store.v2"):
+        with pytest.raises(Locked) as caught:
+            StoreLock(tmp_path / "store.v2").acquire()
+    assert f"{tmp_path / 'store.v2'} is in use" in str(caught.value)
