@@ -6,7 +6,7 @@ never written into the text; what is put in by name here are only our own consta
 
 from __future__ import annotations
 
-__all__ = ["FIND", "GOOD", "REPORT", "STREAM", "STREAMS", "TOTALS"]
+__all__ = ["FIND", "GOOD", "JUDGED", "REPORT", "STREAM", "STREAMS", "TOTALS"]
 
 # NULL where the gaps are not known: such a stream is neither good nor bad. A cancel is judged like any other stream: its open gap is
 # a gap, and a late start is a late start.
@@ -14,6 +14,9 @@ GOOD = """if(gaps IS NULL, NULL,
        outcome NOT IN ('upstream_error', 'timeout', 'abandoned', 'engine_abort')
        AND ifNull(gap_max_us, 0) <= 400000
        AND if(ttfo_us IS NULL AND outcome = 'client_cancel', duration_ns <= 2000000000, ifNull(ttfo_us, ttft_us) <= 2000000))"""
+
+# Streams that a verdict can be given on: ended, with known gaps.
+JUDGED = "outcome != 'running' AND gaps IS NOT NULL"
 
 _WHERE = """start_time >= now64(9) - toIntervalSecond({since_s:UInt64}) AND outcome != 'running'
   AND ({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String})"""

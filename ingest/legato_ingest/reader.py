@@ -13,9 +13,10 @@ import httpx
 
 from legato_ingest.errors import LegatoError
 
-__all__ = ["Reader", "Row"]
+__all__ = ["DEFAULT_URL", "Reader", "Row"]
 
 Row = dict[str, Any]
+DEFAULT_URL = "http://127.0.0.1:8123"
 
 
 class Reader:
