@@ -18,6 +18,7 @@ from openai import AsyncOpenAI, NotFoundError
 
 import legato
 from demo.plan import Plan
+from demo.processes import come_first
 from demo.recording import Recording, Stream
 
 __all__ = ["Progress", "read_all"]
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--server", required=True, help="base URL of the OpenAI-compatible server")
     parser.add_argument("--otlp", required=True, help="where `legato serve` takes OTLP")
     options = parser.parse_args()
+    come_first()
     legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
     asyncio.run(_warm_up(options.server))
     legato.instrument_openai()

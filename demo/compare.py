@@ -50,8 +50,8 @@ class Comparison:
 def compare(plan: Plan, read_url: str) -> Comparison:
     """Compare all streams of the plan's run with what is in the store now. Raises ``LegatoError`` when it cannot be read."""
     reader = Reader(read_url)
-    (summary,) = reader.rows(_SUMMARY, prefix=plan.response_id_prefix)
-    return judge(plan, reader.rows(_STORED, prefix=plan.response_id_prefix), summary)
+    (summary,) = reader.rows(_SUMMARY, {"prefix": plan.response_id_prefix, "gap_us": 400_000, "first_us": 2_000_000})
+    return judge(plan, reader.rows(_STORED, {"prefix": plan.response_id_prefix}), summary)
 
 
 def judge(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:

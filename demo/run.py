@@ -165,7 +165,7 @@ def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
 
 
 def _hint(plan: Plan, doors: Doors, console: Console) -> None:
-    worst = Reader(doors.read).rows(_WORST, prefix=plan.response_id_prefix)
+    worst = Reader(doors.read).rows(_WORST, {"prefix": plan.response_id_prefix})
     legato = ".venv/bin/legato" if doors.read == DEFAULT_URL else f"LEGATO_READ_URL={doors.read} .venv/bin/legato"
     console.rule("what next")
     lines = [

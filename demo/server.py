@@ -24,6 +24,7 @@ from fastapi.responses import StreamingResponse
 import legato
 from demo.frames import Replay, build
 from demo.plan import Plan
+from demo.processes import come_first
 from legato.asgi import StreamMiddleware
 
 __all__ = ["create_app", "serve"]
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--otlp", required=True, help="where `legato serve` takes OTLP")
     options = parser.parse_args()
+    come_first()
     legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
     app = create_app(Plan.from_json(options.plan))
 

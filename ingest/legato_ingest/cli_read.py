@@ -1,117 +1,181 @@
-"""The commands that read: `legato report`, `legato streams`, `legato stream`.
+"""The commands of `legato` that read: `report`, `streams`, `stream`.
 
-One idea: they are clients of the read endpoint like any other; with ``--json`` they print what they know for programs. None opens a store.
+One idea: each asks the read endpoint one or two questions and prints a page, or the same as JSON. They open no store, so they work
+beside a running `legato serve`, and against any of them that can be reached.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.status import Status
 
-__all__ = ["register", "seconds"]
+from legato_ingest.errors import LegatoError
+from legato_ingest.reader import DEFAULT_URL, Reader
 
-Url = Annotated[
-    str, typer.Option("--url", envvar="LEGATO_READ_URL", help="Where `legato serve` answers [default: http://127.0.0.1:LEGATO_READ_PORT]")
-]
-Since = Annotated[str, typer.Option(help="How far back: 90s, 15m, 6h, 2d")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+__all__ = ["register"]
 
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_WIDTH_WITHOUT_TERMINAL = 120
+_HEX = re.compile(r"[0-9a-f]{8,32}")
 
-def _default_url() -> str:
-    from legato_ingest.settings import load
-
-    return f"http://127.0.0.1:{load().read_port}"
-
-
-def seconds(text: str) -> int:
-    """Seconds in a span like 15m. Raises ``typer.BadParameter``."""
-    match = re.fullmatch(r"(\d{1,9})([smhdw])", text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no span of time: write a number and s, m, h, d or w, like 15m")
-    return int(match.group(1)) * _UNITS[match.group(2)]
+UrlOption = Annotated[str, typer.Option(envvar="LEGATO_READ_URL", help="Where `legato serve` answers queries")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page")]
+SinceOption = Annotated[str, typer.Option(help="How far back: 90s, 15m, 1h, 7d, 2w, or all")]
+ModelOption = Annotated[str, typer.Option(help="Only this requested model", show_default=False)]
+ServiceOption = Annotated[str, typer.Option(help="Only this service.name", show_default=False)]
+VantageOption = Annotated[str, typer.Option(help="Only this vantage: engine, server, gateway, client, screen", show_default=False)]
+GapOption = Annotated[int, typer.Option(min=1, help="A good stream has no gap over this many ms")]
+FirstOption = Annotated[int, typer.Option(min=1, help="A good stream shows something within this many ms")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the app."""
+    """Add the reading commands to ``app``."""
     app.command()(report)
     app.command()(streams)
     app.command()(stream)
 
 
 def report(
-    since: Since = "24h",
-    model: Annotated[str, typer.Option(help="Only this model")] = "",
-    service: Annotated[str, typer.Option(help="Only this service")] = "",
-    url: Url = "",
-    as_json: Json = False,
+    since: SinceOption = "1h",
+    model: ModelOption = "",
+    service: ServiceOption = "",
+    vantage: VantageOption = "",
+    gap_ms: GapOption = 400,
+    first_ms: FirstOption = 2_000,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """What the streams felt like: goodput, gaps, jitter, first tokens, by vantage, service and model, each with its n."""
-    from legato_ingest import report as page
-    from legato_ingest.reader import Reader
+    """How streams felt, by model, service and vantage.
 
-    with Reader(url or _default_url()) as reader, _patience("asking for the report"):
-        rows = page.figures(reader, since_s=seconds(since), model=model, service=service)
-    if as_json:
-        typer.echo(json.dumps(rows, ensure_ascii=False))
-    else:
-        Console().print(page.render(rows))
+    A stream is good when no visible gap exceeded 400 ms, its first output came within 2 s and it did not end in an error. A user's cancel
+    is good, unless it followed such a gap (the wait before the cancel counts) or such a start. Running streams are not judged yet.
+
+    Every figure stands with n, the number of streams that know it: a span without a timeline knows no gaps and is left out, never
+    counted as 0.
+
+    Examples: legato report; legato report --since 7d --vantage client; legato report --json | jq '.groups[].goodput'
+    """
+    from legato_ingest import report as page
+
+    question = page.Question(_seconds(since), model, service, vantage, gap_ms, first_ms)
+    with _asking():
+        rows = page.fetch(Reader(url), question)
+    _show(page.as_json(rows, question) if as_json else page.render(rows, question))
 
 
 def streams(
-    since: Since = "24h",
-    model: Annotated[str, typer.Option(help="Only this model")] = "",
-    service: Annotated[str, typer.Option(help="Only this service")] = "",
-    outcome: Annotated[str, typer.Option(help="Only this outcome: complete, client_cancel, timeout, upstream_error, abandoned, …")] = "",
-    vantage: Annotated[str, typer.Option(help="Only this vantage: client, server, …")] = "",
+    since: SinceOption = "1h",
+    model: ModelOption = "",
+    service: ServiceOption = "",
+    vantage: VantageOption = "",
+    outcome: Annotated[str, typer.Option(help="Only this outcome, as in client_cancel", show_default=False)] = "",
     stalled: Annotated[bool, typer.Option("--stalled", help="Only streams with a gap of 250 ms or more")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many")] = 40,
-    url: Url = "",
-    as_json: Json = False,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many at most")] = 20,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """List streams, the newest first. Green is good, red is not."""
-    from legato_ingest import report as page
-    from legato_ingest.reader import Reader
+    """The latest streams, one line each: when, where, how it ended, TTFT, worst gap, and its gaps over its time.
 
-    with Reader(url or _default_url()) as reader, _patience("listing streams"):
-        rows = page.streams(
-            reader,
-            since_s=seconds(since),
-            model=model,
-            service=service,
-            outcome=outcome,
-            vantage=vantage,
-            stalled=int(stalled),
-            limit=limit,
-        )
+    Examples: legato streams; legato streams --stalled --vantage client; legato streams --outcome client_cancel --since 1d
+    """
+    from legato_ingest import report as report_page
+    from legato_ingest import stream_page as page
+    from legato_ingest.queries import STREAMS
+
+    question = report_page.Question(_seconds(since), model, service, vantage, groups_max=limit)
+    with _asking():
+        rows = Reader(url).rows(STREAMS, {**question.parameters(), "outcome": outcome, "stalled": int(stalled)})
     if as_json:
-        typer.echo(json.dumps(rows, ensure_ascii=False))
+        _show(rows[:limit])
+    elif rows:
+        _show(page.render_list(rows[:limit], len(rows) > limit))
+    elif outcome or stalled:
+        _show("no stream matches: ask for more with --since, or leave a filter out")
     else:
-        Console().print(page.render_streams(rows))
+        _show(report_page.nothing(question))
 
 
 def stream(
-    wanted: Annotated[str, typer.Argument(metavar="ID", help="Trace, span or response id; 8 hex digits of the first two are enough")],
-    url: Url = "",
-    as_json: Json = False,
+    id: Annotated[
+        str, typer.Argument(help="A trace id (8 hex digits of its start are enough), a span id, or a response id", show_default=False)
+    ],
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Show one stream: its vantages under each other, its stalls, and what nobody could know."""
+    """One stream, its vantages under each other: facts, timelines, every stall of 250 ms or more and what came after it.
+
+    Vantages that share a clock (one host) are drawn on one time axis; others each from its own start. What a vantage cannot know is said.
+
+    Examples: legato stream 4bf92f3577b3; legato stream chatcmpl-9f2c; legato stream 4bf92f3577b3 --json
+    """
     from legato_ingest import stream_page as page
-    from legato_ingest.reader import Reader
 
-    with Reader(url or _default_url()) as reader, _patience("looking for the stream"):
-        rows = page.find(reader, wanted)
-    if as_json:
-        typer.echo(json.dumps([{**row, "stalls": page.stalls_of(row)} for row in rows], ensure_ascii=False))
+    with _asking():
+        rows = _vantages(Reader(url), id.strip())
+    _show(page.as_json(rows) if as_json else page.render_stream(rows, _console().width))
+
+
+def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
+    """The rows of the stream that the id means. Raises ``LegatoError`` when it means none, or several."""
+    from legato_ingest.queries import FIND_STREAM, FIND_TRACE, VANTAGES
+
+    as_hex = given.lower().replace("-", "")
+    is_hex = bool(_HEX.fullmatch(as_hex))
+    found = reader.rows(FIND_TRACE, {"id": as_hex}) if is_hex and len(as_hex) == 32 else []
+    found = found or reader.rows(FIND_STREAM, {"id": as_hex, "given": given, "hex": int(is_hex)})
+    if not found:
+        raise LegatoError(f"no stream has the id {given!r} (trace id, span id or response id); `legato streams` lists the latest")
+    ones = [row for row in found if row["is_one"]]
+    traces = sorted({row["trace"] for row in ones or found})
+    if len(traces) > 1 and not ones:
+        raise LegatoError(
+            f"{len(traces)} traces start with {given}: {', '.join(traces[:5])}{' …' if len(traces) > 5 else ''}; give more digits"
+        )
+    responses = sorted({row["response_id"] for row in ones or found} - {""})
+    rows = reader.rows(
+        VANTAGES,
+        {
+            "traces": traces,
+            "responses": responses,
+            "first_ns": min(int(row["first_ns"]) for row in found),
+            "last_ns": max(int(row["last_ns"]) for row in found),
+            "gap_us": 400_000,
+            "first_us": 2_000_000,
+        },
+    )
+    # A trace may hold many streams (an agent's calls). Who named one of them sees that one, and what has no response id of its own.
+    return [row for row in rows if not (ones and responses) or row["response_id"] in ("", *responses)]
+
+
+def _seconds(since: str) -> int:
+    if since == "all":
+        return 0
+    number, unit = since[:-1], since[-1:]
+    if not (number.isascii() and number.isdigit() and unit in _UNITS) or not 0 < int(number) * _UNITS[unit] <= 3_650 * 86_400:
+        raise typer.BadParameter(f"{since!r} is no time span: write 90s, 15m, 1h, 7d, 2w, or all", param_hint="--since")
+    return int(number) * _UNITS[unit]
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH_WITHOUT_TERMINAL, highlight=False)
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    """A spinner on the terminal's error stream while the store answers, so that output can be piped."""
+    with Console(stderr=True).status("asking the store …"):
+        yield
+
+
+def _show(page: Any) -> None:
+    if isinstance(page, dict | list):
+        typer.echo(json.dumps(page))
     else:
-        Console().print(page.render(rows))
-
-
-def _patience(doing: str) -> Status:
-    """A spinner on the terminal's error side while a query runs; nothing where nobody looks."""
-    return Console(stderr=True).status(doing)
+        _console().print(page, markup=False)

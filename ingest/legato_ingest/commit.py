@@ -111,11 +111,13 @@ class Committer:
             if not isinstance(error, StoreUnavailable):
                 error = StoreUnavailable(f"{type(error).__name__} while committing")
             for waiting in group:
-                waiting.future.set_exception(error)
+                if waiting.future.set_running_or_notify_cancel():
+                    waiting.future.set_exception(error)
             return
         self._metrics.commit_seconds.observe(time.perf_counter() - started)
         for waiting, receipt in zip(group, receipts, strict=True):
-            waiting.future.set_result(receipt)
+            if waiting.future.set_running_or_notify_cancel():
+                waiting.future.set_result(receipt)
 
     def _insert(self, group: list[_Waiting]) -> list[Receipt]:
         fresh = self._drop_known(group)

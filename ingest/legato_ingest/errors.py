@@ -12,6 +12,7 @@ __all__ = [
     "Overloaded",
     "SchemaError",
     "SettingsError",
+    "StoreError",
     "StoreRefused",
     "StoreUnavailable",
     "TooLarge",
@@ -34,16 +35,20 @@ class SchemaError(LegatoError):
     """The store's schema and the files of this version cannot go together."""
 
 
-class StoreUnavailable(LegatoError):
-    """The store cannot do it now; the same request may succeed later (503)."""
-
-
-class StoreRefused(LegatoError):
-    """The store will never take this; the same request fails again."""
+class StoreError(LegatoError):
+    """What the store answered. ``code`` is ClickHouse's (0 when the driver failed before it)."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
         self.code = code
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot do it now; the same request may succeed later (503)."""
+
+
+class StoreRefused(StoreError):
+    """The store will never take this; the same request fails again."""
 
 
 class Overloaded(LegatoError):

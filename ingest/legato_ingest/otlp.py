@@ -20,6 +20,7 @@ __all__ = ["PROTOBUF", "decode", "error_body", "success_body"]
 
 PROTOBUF = "application/x-protobuf"
 _STEP = 256 * 1024
+_STEP_IN = 1024
 _GRPC_CODES = {400: 3, 404: 5, 413: 8, 415: 3, 429: 8, 503: 14}
 
 
@@ -72,10 +73,20 @@ def _gunzip(body: bytes) -> Iterator[bytes]:
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
+    """Each frame to its end: a reader that takes the end of the input for the end of a frame would acknowledge half a body."""
     # A frame may ask for a window of gigabytes: 8 MiB is what the format tells every reader to support.
-    stream = zstandard.ZstdDecompressor(max_window_size=8 * 2**20).stream_reader(body, read_across_frames=True)
-    while part := stream.read(_STEP):
-        yield part
+    decompressor = zstandard.ZstdDecompressor(max_window_size=8 * 2**20)
+    rest = body
+    while rest:
+        frame = decompressor.decompressobj()
+        at = 0
+        while not frame.eof:
+            if at >= len(rest):
+                raise EOFError
+            # Small steps in, so that one step out is bounded: zstd's blocks hold at most 128 KiB.
+            yield frame.decompress(rest[at : at + _STEP_IN])
+            at += _STEP_IN
+        rest = frame.unused_data + rest[at:]
     if not body:
         raise EOFError
 

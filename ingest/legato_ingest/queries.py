@@ -1,80 +1,136 @@
-"""The SQL that the CLI asks: all of it, in one place.
+"""The SQL of the CLI, in one place.
 
-One idea: what makes a stream good is one expression (``GOOD``), used wherever goodput is. It follows docs/concepts.md. Values are bound,
-never written into the text; what is put in by name here are only our own constants.
+One idea: a figure has one definition. What makes a stream good is one expression (``GOOD``), used by every query that judges; values
+are bound as ``{name:Type}``. Rows that cannot know a figure hold NULL, and aggregates leave them out: each stands beside its own n.
+It runs nothing.
 """
 
 from __future__ import annotations
 
-__all__ = ["FIND", "GOOD", "JUDGED", "REPORT", "STREAM", "STREAMS", "TOTALS"]
+__all__ = ["FIND_STREAM", "GOOD", "JUDGED", "REPORT", "STREAMS", "VANTAGES"]
 
-# NULL where the gaps are not known: such a stream is neither good nor bad. A cancel is judged like any other stream: its open gap is
-# a gap, and a late start is a late start.
-GOOD = """if(gaps IS NULL, NULL,
-       outcome NOT IN ('upstream_error', 'timeout', 'abandoned', 'engine_abort')
-       AND ifNull(gap_max_us, 0) <= 400000
-       AND if(ttfo_us IS NULL AND outcome = 'client_cancel', duration_ns <= 2000000000, ifNull(ttfo_us, ttft_us) <= 2000000))"""
+# The first visible text; of a stream without text (tool calls) its first content; of one without content, how long somebody waited.
+FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
+# The SLI of DESIGN §8. A stream without a gap has none over the limit. A cancel is no error: it is bad only for the gap (the open gap is
+# part of gap_max_us) or the late start before it. An application that died left its user without an end.
+GOOD = (
+    "(coalesce(gap_max_us, 0) <= {gap_us:UInt64} "
+    f"AND {FIRST_OUTPUT_US} <= {{first_us:UInt64}} "
+    "AND outcome NOT IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned'))"
+)
+# Who can be judged: streams that are over and whose timeline is known. To judge the others by what little they know would count those
+# among them that are known to be bad, and none that were good.
+JUDGED = "(outcome != 'running' AND content_chunks IS NOT NULL)"
 
-# Streams that a verdict can be given on: ended, with known gaps.
-JUDGED = "outcome != 'running' AND gaps IS NOT NULL"
+_SINCE = "({since_s:UInt64} = 0 OR start_time >= now64(9) - toIntervalSecond({since_s:UInt64}))"
+_FILTERS = (
+    "({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String}) "
+    "AND ({vantage:String} = '' OR vantage = {vantage:String})"
+)
 
-_WHERE = """start_time >= now64(9) - toIntervalSecond({since_s:UInt64}) AND outcome != 'running'
-  AND ({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String})"""
 
-# The p99 of p99s is an order statistic at rank ⌈0.99 n⌉, as the per-stream ones are.
-_FIGURES = f"""
-    count() AS streams,
-    countIf(gaps IS NOT NULL) AS timed,
-    sum(chunks) AS chunks_total,
-    countIf({GOOD}) AS good,
-    arrayElement(arraySort(groupArrayIf(gap_p99_us, gap_p99_us IS NOT NULL)),
-                 toUInt64(ceil(0.99 * countIf(gap_p99_us IS NOT NULL)))) AS gap_p99_of_p99_us,
-    countIf(gap_p99_us IS NOT NULL) AS gap_p99_n,
-    max(gap_max_us) AS gap_worst_us,
-    quantileExactIf(0.5)(jitter_ratio, jitter_ratio IS NOT NULL) AS jitter_ratio_p50,
-    countIf(jitter_ratio IS NOT NULL) AS jitter_ratio_n,
-    quantileExactIf(0.5)(ttft_us, ttft_us IS NOT NULL) AS ttft_p50_us,
-    quantileExactIf(0.95)(ttft_us, ttft_us IS NOT NULL) AS ttft_p95_us,
-    countIf(ttft_us IS NOT NULL) AS ttft_n,
-    sum(stalls_250ms) AS stalls,
-    sum(excess_250ms_us) AS stalls_excess_us,
-    countIf(outcome = 'client_cancel') AS cancelled,
-    countIf(outcome NOT IN ('complete', 'client_cancel')) AS failed"""
+def _rank(share: float, column: str) -> str:
+    """The order statistic at rank ⌈share n⌉ of the streams that are over and know it.
+
+    quantileExact takes rank ⌊level n⌋ + 1; a level just below the share makes that ⌈share n⌉, for n up to ten million.
+    """
+    return f"quantileExactIf({share - 1e-9:.9f})({column}, is_over)"
+
 
 REPORT = f"""
-SELECT vantage, service_name, model, {_FIGURES}
-FROM streams WHERE {_WHERE}
-GROUP BY vantage, service_name, model ORDER BY streams DESC, vantage, service_name, model"""
+SELECT
+    model, service_name AS service, vantage,
+    count() AS streams,
+    countIf(NOT is_over) AS running,
+    countIf(is_judged) AS judged,
+    countIf(is_judged AND is_good) AS good,
+    countIf(is_over AND gap_p99_us IS NOT NULL) AS gap_n,
+    if(gap_n <= 100, maxIf(gap_p99_us, is_over), {_rank(0.99, "gap_p99_us")}) AS gap_p99_p99_us,
+    maxIf(gap_max_us, is_over) AS gap_worst_us,
+    {_rank(0.5, "jitter_ratio")} AS jitter_p50,
+    countIf(is_over AND jitter_ratio IS NOT NULL) AS jitter_n,
+    {_rank(0.5, "ttft_us")} AS ttft_p50_us,
+    {_rank(0.95, "ttft_us")} AS ttft_p95_us,
+    countIf(is_over AND ttft_us IS NOT NULL) AS ttft_n,
+    sumIf(stalls_250ms, is_over) AS stalls,
+    countIf(is_over AND stalls_250ms > 0) AS stalled,
+    sumIf(excess_250ms_us, is_over) AS excess_us,
+    countIf(is_over AND stalls_250ms IS NOT NULL) AS stalls_n,
+    sumMap(map(outcome, toUInt64(1))) AS outcomes
+FROM
+(
+    SELECT
+        model, service_name, vantage, outcome, gap_p99_us, gap_max_us, jitter_ratio, ttft_us, stalls_250ms, excess_250ms_us,
+        outcome != 'running' AS is_over, {JUDGED} AS is_judged, {GOOD} AS is_good
+    FROM streams
+    WHERE {_SINCE} AND {_FILTERS}
+)
+GROUP BY model, service_name, vantage
+ORDER BY streams DESC, model, service, vantage
+LIMIT {{limit:UInt32}}
+"""
 
-TOTALS = f"SELECT {_FIGURES} FROM streams WHERE {_WHERE} AND vantage = {{vantage:String}}"
-
-_SUMMARY = f"""
-    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, formatDateTime(start_time, '%F %T') AS started, service_name, model,
-    vantage, outcome, chunks, gaps, ttft_us, gap_max_us, stalls_250ms, {GOOD} AS good"""
-
+# The sparkline: the longest gap between content reads that ends in each of 16 equal parts of the stream.
+_SPARK = (
+    "arrayMap(part -> arrayMax(arrayMap((gap, at) -> if(intDiv(at * 16, read_at[-1] + 1) = part, gap, 0), gaps_us, read_at)), range(16))"
+)
 STREAMS = f"""
-SELECT {_SUMMARY}
+WITH
+    arrayFilter((at, kind) -> kind IN (1, 2, 3), arrayMap(at -> toUInt64(at), arrayCumSum(dt_us)), chunk_kind) AS read_at,
+    arrayDifference(arrayMap(at -> toInt64(at), read_at)) AS gaps_us
+SELECT
+    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toString(start_time) AS start,
+    toUnixTimestamp64Milli(start_time) AS start_ms, intDiv(duration_ns, 1000) AS duration_us,
+    model, service_name AS service, vantage, outcome, response_id, chunks, content_bytes,
+    ttft_us, gap_max_us, gap_open_us, stalls_250ms, excess_250ms_us,
+    if({JUDGED}, {GOOD}, NULL) AS good,
+    if(empty(read_at), [], {_SPARK}) AS spark
 FROM streams
-WHERE start_time >= now64(9) - toIntervalSecond({{since_s:UInt64}})
-  AND ({{model:String}} = '' OR model = {{model:String}}) AND ({{service:String}} = '' OR service_name = {{service:String}})
-  AND ({{outcome:String}} = '' OR outcome = {{outcome:String}}) AND ({{vantage:String}} = '' OR vantage = {{vantage:String}})
-  AND ({{stalled:UInt8}} = 0 OR stalls_250ms > 0)
-ORDER BY start_time DESC LIMIT {{limit:UInt32}}"""
+WHERE {_SINCE} AND {_FILTERS}
+    AND ({{outcome:String}} = '' OR outcome = {{outcome:String}})
+    AND ({{stalled:UInt8}} = 0 OR stalls_250ms > 0)
+ORDER BY start_time DESC
+LIMIT {{limit:UInt32}}
+"""
 
-# An id is a trace, a span, a response, or the beginning of a trace or span id.
-FIND = """
-SELECT DISTINCT lower(hex(trace_id)) AS trace, response_id
-FROM streams
-WHERE response_id = {id:String} OR startsWith(lower(hex(trace_id)), {hex:String}) OR startsWith(lower(hex(span_id)), {hex:String})
-LIMIT 20"""
+# Which streams an id may mean: a whole trace id by the index, else the start of one, a span's id or a response's.
+FIND_STREAM = """
+SELECT
+    lower(hex(trace_id)) AS trace, response_id, (response_id = {given:String} OR lower(hex(span_id)) = {id:String}) AS is_one,
+    toUnixTimestamp64Nano(min(start_time)) AS first_ns, toUnixTimestamp64Nano(max(start_time)) AS last_ns
+FROM stream_revs
+WHERE response_id = {given:String}
+    OR if({hex:UInt8} = 1, startsWith(lower(hex(trace_id)), {id:String}) OR lower(hex(span_id)) = {id:String}, 0)
+GROUP BY trace, response_id, is_one
+ORDER BY first_ns DESC
+LIMIT 200
+"""
+FIND_TRACE = """
+SELECT
+    lower(hex(trace_id)) AS trace, response_id, 0 AS is_one,
+    toUnixTimestamp64Nano(min(start_time)) AS first_ns, toUnixTimestamp64Nano(max(start_time)) AS last_ns
+FROM stream_revs
+WHERE trace_id = unhex({id:String})
+GROUP BY trace, response_id
+ORDER BY first_ns DESC
+LIMIT 200
+"""
 
-STREAM = f"""
-SELECT {_SUMMARY},
-    toUnixTimestamp64Nano(start_time) AS start_ns, duration_ns, rev, ended, response_id, finish_reason, error_type, route, transport,
-    provider, emitter, engine_id, service_version, client_address, client_port, server_address, server_port, input_tokens, output_tokens,
-    wire_bytes, otlp_bytes, clock, flags, ttfb_us, ttfo_us, gap_p50_us, gap_p95_us, gap_p99_us, gap_open_us, jitter_ratio,
-    tokens_per_chunk, head_burst, tail_flush, burstiness, starved_4wps_us, content_bytes, excess_250ms_us, hold_max_us, chunks_dropped,
-    dt_us, chunk_bytes, chunk_kind, chunk_hold_64us
+# All vantages of these traces, and those that share a response with them under another trace. The times let the primary key find them.
+VANTAGES = f"""
+SELECT
+    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toUnixTimestamp64Nano(start_time) AS start_ns,
+    toString(start_time) AS start, rev,
+    ended, duration_ns, flags, vantage, outcome, error_type, service_name AS service, service_version, provider, model, response_model,
+    response_id, finish_reason, route, engine_id, emitter, transport, clock, input_tokens, output_tokens, wire_bytes,
+    chunks, chunks_dropped, content_chunks, content_bytes, ttfb_us, ttft_us, ttfo_us, gaps, gap_max_us, gap_open_us, gap_p50_us, gap_p99_us,
+    stalls_250ms, excess_250ms_us, jitter_ratio, tokens_per_chunk, hold_sum_us, hold_max_us,
+    dt_us, chunk_bytes, chunk_tokens, chunk_kind, chunk_hold_64us,
+    if({JUDGED}, {GOOD}, NULL) AS good
 FROM streams
-WHERE trace_id = unhex({{trace:String}}) OR (response_id != '' AND response_id = {{response:String}})
-ORDER BY start_time, indexOf(['screen', 'client', 'gateway', 'server', 'engine'], vantage), span"""
+WHERE start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 1 HOUR
+    AND fromUnixTimestamp64Nano({{last_ns:Int64}}) + INTERVAL 1 HOUR
+    AND (has({{traces:Array(String)}}, lower(hex(trace_id))) OR (response_id != '' AND has({{responses:Array(String)}}, response_id)))
+ORDER BY start_time, span_id
+LIMIT 200
+"""

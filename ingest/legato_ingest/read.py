@@ -1,8 +1,8 @@
 """The read-only door: enough of ClickHouse's HTTP interface for its clients.
 
 One idea: a statement is judged by `sql_guard`, then run on a read-only handle with fixed limits, so a reader can change neither data nor
-limits. The Host header must be a loopback name: a web page that rebinds its own name to 127.0.0.1 gets nothing. It writes nothing and
-caches no result.
+limits: settings in the URL are ignored, GET and POST are the same. Only loopback names may ask, and no answer may be read by a page of
+another origin. It writes nothing and caches no result.
 """
 
 from __future__ import annotations
@@ -10,107 +10,148 @@ from __future__ import annotations
 import gzip
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Any, Protocol
 
-import anyio
+import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 
-from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.errors import BadRequest, StoreError
 from legato_ingest.metrics import Metrics
+from legato_ingest.read_request import Question, is_local, question_of
 from legato_ingest.settings import Settings
-from legato_ingest.sql_guard import Guard
-from legato_ingest.store import Store
+from legato_ingest.sql_guard import Guard, bound
 
-__all__ = ["create_app"]
+__all__ = ["Answers", "create_app"]
 
-_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
-_FORMAT_NAME = re.compile(r"\w{1,64}")
 _ERROR_CODE = re.compile(r"Code: (\d+)")
-_STATUS = {497: 403, 164: 403, 62: 400, 53: 400, 46: 404, 47: 404, 60: 404, 81: 404, 159: 504, 241: 507, 396: 413}
+# As ClickHouse answers: what the asker got wrong is 400, what is not there 404. Everything else is 500: 503 and 504 would make drivers
+# ask a heavy question again.
+_STATUS = {
+    497: 403, 164: 403, 516: 403,
+    6: 400, 26: 400, 27: 400, 36: 400, 38: 400, 41: 400, 42: 400, 43: 400, 53: 400, 62: 400, 456: 400, 457: 400,
+    46: 404, 47: 404, 60: 404, 73: 404, 81: 404, 115: 404,
+}  # fmt: skip
 _PLAIN = "text/plain; charset=utf-8"
-_TYPES = {"JSON": "application/json", "JSONCompact": "application/json", "CSV": "text/csv; charset=utf-8"}
-# The statement that clickhouse-go asks first, and its answer at the protocol revision of that one reply: revision 0 makes the driver
+_TYPES = {
+    "JSON": "application/json; charset=utf-8", "JSONCompact": "application/json; charset=utf-8",
+    "JSONEachRow": "application/x-ndjson; charset=utf-8", "CSV": "text/csv; charset=utf-8", "CSVWithNames": "text/csv; charset=utf-8",
+    "TabSeparated": "text/tab-separated-values; charset=utf-8",
+}  # fmt: skip
+# The statement that clickhouse-go asks first. Its answer is one block at the protocol's revision; the revision 0 in it makes the driver
 # read every later block as plain Native, which is what the engine writes.
 _GO_HELLO = "SELECT displayName(), version(), revision(), timezone()"
 
 
-def create_app(settings: Settings, store: Store, metrics: Metrics) -> FastAPI:
+class Answers(Protocol):
+    """What this module needs of a store."""
+
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated") -> bytes:
+        """The result of a statement in a format, on a handle that cannot write."""
+        ...
+
+
+def create_app(settings: Settings, store: Answers, metrics: Metrics) -> FastAPI:
     """The app of the read port."""
     app = FastAPI(title="Legato read", docs_url=None, redoc_url=None, openapi_url=None)
     guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"))
     running = anyio.CapacityLimiter(settings.queries_max)
+    admitted = 0
 
-    def work(text: str, parameters: Mapping[str, str], default_format: str) -> tuple[bytes, str]:
-        if text.strip().rstrip(";") == _GO_HELLO and default_format == "Native":
-            return _hello(store), "Native"
-        statement = guard.check(text, parameters)
-        chosen = statement.format or default_format
-        return store.query_bytes(statement.sql, parameters, chosen), chosen
+    @lru_cache(maxsize=1)
+    def timezone() -> str:
+        return store.query_bytes("SELECT timezone()").decode().strip()
+
+    def work(question: Question) -> tuple[bytes, str, str]:
+        if question.sql.strip().rstrip(";") == _GO_HELLO and question.default_format == "Native":
+            return _hello(store), "Native", timezone()
+        statement = guard.check(question.sql, question.parameters)
+        chosen = statement.format or question.default_format
+        return store.query_bytes(statement.sql, bound(statement, question.parameters), chosen), chosen, timezone()
 
     async def answer(request: Request) -> Response:
-        if request.headers.get("host", "").rsplit(":", 1)[0] not in _HOSTS:
-            return Response("the Host header is no loopback name\n", 403, media_type=_PLAIN)
-        text = "\n".join(part for part in (request.query_params.get("query", ""), (await _body(request))) if part)
-        if not text.strip():
+        question = await question_of(request)
+        if not question.sql.strip():
             return Response("Ok.\n", media_type=_PLAIN)
-        if running.borrowed_tokens >= settings.queries_max and running.statistics().tasks_waiting >= settings.queries_max:
-            metrics.queries.labels("busy").inc()
-            return Response("too many queries run already\n", 503, {"Retry-After": str(settings.retry_after_s)}, media_type=_PLAIN)
-        default_format = request.headers.get("x-clickhouse-format") or request.query_params.get("default_format") or "TabSeparated"
-        if not _FORMAT_NAME.fullmatch(default_format):
-            return Response("no such format\n", 400, media_type=_PLAIN)
+        # Counted here, between two awaits: the limiter's own queue is entered only after it has yielded to others that would pass too.
+        nonlocal admitted
+        if admitted >= 2 * settings.queries_max:
+            raise BadRequest(f"{settings.queries_max} queries run and as many wait: ask again in {settings.retry_after_s} s", 503)
+        admitted += 1
         started = time.perf_counter()
         try:
-            result, chosen = await anyio.to_thread.run_sync(work, text, _parameters(request), default_format, limiter=running)
-        except (StoreRefused, StoreUnavailable) as error:
-            metrics.queries.labels("error").inc()
-            return _error(error)
-        metrics.queries.labels("ok").inc()
+            result, chosen, zone = await anyio.to_thread.run_sync(work, question, limiter=running)
+        finally:
+            admitted -= 1
         metrics.query_seconds.observe(time.perf_counter() - started)
-        return _reply(request, result, chosen)
+        return _reply(question, result, chosen, zone)
 
-    app.add_api_route("/", answer, methods=["GET", "POST"])
-
-    @app.get("/ping")
-    async def ping() -> Response:
+    async def ping(request: Request) -> Response:
         return Response("Ok.\n", media_type=_PLAIN)
 
+    app.add_api_route("/ping", _guarded(ping, settings, metrics), methods=["GET"], response_model=None)
+    app.add_api_route("/", _guarded(answer, settings, metrics, "ok"), methods=["GET", "POST"], response_model=None)
     return app
 
 
-async def _body(request: Request) -> str:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > 4 * 2**20:
-            break
-        parts.append(part)
-    return b"".join(parts).decode("utf-8", "replace")
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _parameters(request: Request) -> dict[str, str]:
-    """Bound parameters: ``param_name=value`` in the URL. All other parameters, settings among them, are ignored."""
-    return {key.removeprefix("param_"): value for key, value in request.query_params.items() if key.startswith("param_")}
+def _guarded(handler: Handler, settings: Settings, metrics: Metrics, counted: str = "") -> Handler:
+    """The handler behind the check of who asks; every refusal is counted and answered in ClickHouse's words."""
+
+    async def guarded(request: Request) -> Response:
+        if not is_local(request, settings.host):
+            metrics.queries.labels("foreign").inc()
+            return Response("the Host (or Origin) is no loopback name; use http://127.0.0.1 or http://localhost\n", 403, media_type=_PLAIN)
+        try:
+            response = await handler(request)
+        except BadRequest as error:
+            metrics.queries.labels("busy" if error.status == 503 else "error").inc()
+            headers = {"Retry-After": str(settings.retry_after_s)} if error.status == 503 else None
+            return _error(str(error), error.status, headers)
+        except StoreError as error:
+            metrics.queries.labels("error").inc()
+            return _store_error(error)
+        if counted:
+            metrics.queries.labels(counted).inc()
+        return response
+
+    return guarded
 
 
-def _reply(request: Request, result: bytes, chosen: str) -> Response:
-    headers = {"X-ClickHouse-Format": chosen, "X-ClickHouse-Timezone": "UTC", "X-ClickHouse-Server-Display-Name": "legato"}
-    if "gzip" in request.headers.get("accept-encoding", "") and request.query_params.get("enable_http_compression") == "1":
+def _reply(question: Question, result: bytes, chosen: str, zone: str) -> Response:
+    headers = {
+        "X-ClickHouse-Format": chosen,
+        "X-ClickHouse-Timezone": zone,
+        "X-ClickHouse-Server-Display-Name": "legato",
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if question.query_id:
+        headers["X-ClickHouse-Query-Id"] = question.query_id
+    if question.gzip:
         headers["Content-Encoding"] = "gzip"
         result = gzip.compress(result, 1)
-    return Response(result, 200, headers, media_type=_TYPES.get(chosen, _PLAIN if chosen.startswith("Tab") else "application/octet-stream"))
+    return Response(result, 200, headers, media_type=_TYPES.get(chosen, "application/octet-stream"))
 
 
-def _error(error: StoreRefused | StoreUnavailable) -> Response:
-    message = str(error).strip()
+def _store_error(error: StoreError) -> Response:
+    found = _ERROR_CODE.search(str(error))
+    code = error.code or (int(found.group(1)) if found else 0)
+    return _error(str(error), _STATUS.get(code, 500), {}, code)
+
+
+def _error(message: str, status: int, headers: dict[str, str] | None = None, code: int = 0) -> Response:
     found = _ERROR_CODE.search(message)
-    code = error.code if isinstance(error, StoreRefused) and error.code else int(found.group(1)) if found else 0
+    code = code or (int(found.group(1)) if found else 0)
     if not found:
         message = f"Code: {code}. DB::Exception: {message}"
-    return Response(message + "\n", _STATUS.get(code, 500), {"X-ClickHouse-Exception-Code": str(code)}, media_type=_PLAIN)
+    return Response(message.strip() + "\n", status, {"X-ClickHouse-Exception-Code": str(code), **(headers or {})}, media_type=_PLAIN)
 
 
-def _hello(store: Store) -> bytes:
+def _hello(store: Answers) -> bytes:
     """One Native block at revision 54460: BlockInfo, then name, type, no custom serialisation and one value a column."""
     version, timezone = store.query_bytes("SELECT version(), timezone()").decode().rstrip("\n").split("\t")
 

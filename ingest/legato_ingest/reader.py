@@ -1,48 +1,88 @@
-"""Reads from `legato serve` over its ClickHouse endpoint, as any client does.
+"""Asks the read endpoint, as the CLI does.
 
-One idea: the CLI has no way of its own to the data. Values go in as bound parameters, rows come out of JSONCompact. It opens no store
-and imports no engine.
+One idea: one POST a question, values bound as parameters and never put into the text, rows back as JSON. Only the standard library, so
+that a command answers at once; it never opens a store and never imports its engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import http.client
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import httpx
+from urllib.parse import urlencode, urlsplit
 
 from legato_ingest.errors import LegatoError
 
-__all__ = ["DEFAULT_URL", "Reader", "Row"]
+__all__ = ["DEFAULT_URL", "ReadError", "Reader"]
 
-Row = dict[str, Any]
 DEFAULT_URL = "http://127.0.0.1:8123"
+Value = str | int | float | Sequence[str]
+_TIMEOUT_S = 60
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0"})
+_QUOTED_ESCAPES = str.maketrans({"\\": "\\\\", "'": "\\'"})
+
+
+class ReadError(LegatoError):
+    """The endpoint cannot be reached, or did not answer the question."""
 
 
 class Reader:
-    """Queries the endpoint at ``url``. Raises ``LegatoError`` with what to do next when nobody answers or a query is refused."""
+    """A client of the endpoint at ``url``."""
 
-    def __init__(self, url: str, timeout_s: float = 60.0) -> None:
-        self._url = url.rstrip("/")
-        self._client = httpx.Client(timeout=timeout_s)
+    def __init__(self, url: str = DEFAULT_URL) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ReadError(f"the read URL is {url!r}, expected something like {DEFAULT_URL}")
+        self._https = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port or (443 if self._https else 8123)
+        self._path = parts.path or "/"
 
-    def rows(self, sql: str, **parameters: object) -> list[Row]:
-        """The rows of a query, each by column name. ``parameters`` are bound to ``{name:Type}`` in it."""
-        params: Mapping[str, str] = {f"param_{key}": str(value) for key, value in parameters.items()}
+    def rows(self, sql: str, parameters: Mapping[str, Value] | None = None) -> list[dict[str, Any]]:
+        """The rows of a query, each by column name. Raises ``ReadError``."""
+        query = {"default_format": "JSONEachRow", **{f"param_{name}": _encoded(value) for name, value in (parameters or {}).items()}}
+        return [json.loads(line) for line in self._ask(sql, query).splitlines()]
+
+    def _ask(self, sql: str, query: Mapping[str, str]) -> bytes:
+        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
         try:
-            reply = self._client.post(f"{self._url}/", params={**params, "default_format": "JSONCompact"}, content=sql.encode())
-        except httpx.TransportError as error:
-            raise LegatoError(
-                f"nothing answers at {self._url} ({error}): start `legato serve`, or name its read port with --url or LEGATO_READ_URL"
+            connection.request("POST", f"{self._path}?{urlencode(query)}", sql.encode())
+            reply = connection.getresponse()
+            body = reply.read()
+        except ConnectionRefusedError:
+            raise ReadError(
+                f"no `legato serve` on {self._host}:{self._port}: start it with `legato serve`, "
+                "or say where it is with --url or LEGATO_READ_URL"
             ) from None
-        if reply.status_code != 200:
-            raise LegatoError(f"the query was refused ({reply.status_code}): {reply.text.strip()[:500]}")
-        answer = reply.json()
-        names = [column["name"] for column in answer["meta"]]
-        return [dict(zip(names, row, strict=True)) for row in answer["data"]]
+        except TimeoutError:
+            raise ReadError(
+                f"{self._host}:{self._port} did not answer within {_TIMEOUT_S} s: ask for less (--since 15m), or again"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise ReadError(
+                f"cannot ask {self._host}:{self._port} ({type(error).__name__}: {error}): is it `legato serve`'s read port?"
+            ) from None
+        finally:
+            connection.close()
+        if reply.status != 200 or reply.headers.get("X-ClickHouse-Format") is None:
+            raise ReadError(self._complaint(reply.status, reply.headers.get("X-ClickHouse-Exception-Code"), body))
+        return body
 
-    def __enter__(self) -> Reader:
-        return self
+    def _complaint(self, status: int, code: str | None, body: bytes) -> str:
+        where = f"{self._host}:{self._port}"
+        if code is None:
+            return f"{where} answers (status {status}), but not as a read endpoint: is it `legato serve`'s read port?"
+        text = body.decode("utf-8", "replace").strip()[:500]
+        if code == "60":
+            return f"the store behind {where} lacks a table of this version ({text}): `legato schema status` shows what is applied"
+        return f"{where} refused the query (status {status}): {text}"
 
-    def __exit__(self, *exception: object) -> None:
-        self._client.close()
+
+def _encoded(value: Value) -> str:
+    """A value as a parameter in a URL is written: strings escaped, lists as a literal."""
+    if isinstance(value, str):
+        return value.translate(_ESCAPES)
+    if isinstance(value, Sequence):
+        return "[" + ",".join("'" + item.translate(_QUOTED_ESCAPES) + "'" for item in value) + "]"
+    return str(value)

@@ -59,6 +59,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         "max_execution_time": settings.query_seconds_max,
         "max_memory_usage": settings.query_memory_bytes_max,
         "max_result_rows": settings.query_rows_max,
+        "max_result_bytes": settings.query_memory_bytes_max // 8,
         "result_overflow_mode": "throw",
         # Half of the cores: an acknowledgement must not wait for somebody's report.
         "max_threads": max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1),

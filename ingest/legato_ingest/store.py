@@ -58,23 +58,23 @@ class Store:
     def insert(self, table: str, rows: pa.Table) -> None:
         """Insert whole or not at all (per partition), synced to disk when this returns."""
         if rows.num_rows:
-            with self._writing, _translated():
-                self._writer.insert_arrow(table, rows, settings=dict(_INSERT_SETTINGS))
+            with self._write() as writer:
+                writer.insert_arrow(table, rows, settings=dict(_INSERT_SETTINGS))
 
     def command(self, sql: str) -> None:
         """Run a statement that changes the store."""
-        with self._writing, _translated():
-            self._writer.command(sql)
+        with self._write() as writer:
+            writer.command(sql)
 
     def select(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Sequence[Any]]:
         """The rows of one of Legato's own queries, on the writer's handle: it sees all that was inserted."""
-        with self._writing, _translated():
-            return list(self._writer.query(sql, parameters=dict(parameters or {})).result_rows)
+        with self._write() as writer:
+            return list(writer.query(sql, parameters=dict(parameters or {})).result_rows)
 
     def select_arrow(self, sql: str) -> pa.Table:
         """The result of one of Legato's own queries as an Arrow table."""
-        with self._writing, _translated():
-            return self._writer.query_arrow(sql, use_strings=False)
+        with self._write() as writer:
+            return writer.query_arrow(sql, use_strings=False)
 
     def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated") -> bytes:
         """The result of somebody's query, in a ClickHouse format, on a read-only handle. ``sql`` has no FORMAT of its own."""
@@ -90,8 +90,26 @@ class Store:
             reader = self._open_reader()
         try:
             yield reader
-        finally:
-            self._readers.put(reader)
+        except BaseException:
+            # The engine keeps what a failed query had written already, and puts it before the next answer of the same handle.
+            self._drop(reader)
+            raise
+        self._readers.put(reader)
+
+    @contextmanager
+    def _write(self) -> Iterator[Client]:
+        """The writer's handle, for one statement; a new one after a failure, for the same reason."""
+        with self._writing, _translated():
+            try:
+                yield self._writer
+            except BaseException:
+                self._drop(self._writer)
+                self._writer = self._open()
+                raise
+
+    def _drop(self, client: Client) -> None:
+        self._clients.remove(client)
+        client.close()
 
     def _open_reader(self) -> Client:
         reader = self._open()
@@ -117,7 +135,7 @@ def _translated() -> Iterator[None]:
         found = _CODE.search(message)
         code = int(found.group(1)) if found else 0
         if code in _TRANSIENT or not code:
-            raise StoreUnavailable(message) from error
+            raise StoreUnavailable(message, code) from error
         raise StoreRefused(message, code) from error
     except OSError as error:
         raise StoreUnavailable(f"{type(error).__name__}: {error.strerror}") from error

@@ -1,146 +1,226 @@
-"""`legato stream ID`: one stream, its vantages under each other.
+"""`legato streams` and `legato stream ID`: the latest streams, and one stream with its vantages under each other.
 
-One idea: vantages that share a clock lie on one axis of time; those that do not each begin at their own start, and the page says so.
-Times stand in full; what a vantage cannot know is named.
+One idea: what was stored is drawn as it is, on one time axis when the vantages share a clock and each from its own start when they do
+not; what a vantage cannot know is said in words. It judges nothing and asks only `queries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from legato_ingest import queries
-from legato_ingest.errors import LegatoError
-from legato_ingest.figures import DASH, count, duration, ratio
-from legato_ingest.reader import Reader, Row
+from legato_ingest.figures import DASH, bytes_of, clean, count, duration, ratio, sparkline
+from legato_ingest.stream_gaps import STALL_US, Read, Stall, reads_of, shared_clock, stalls_of
 
-__all__ = ["find", "render", "stalls_of"]
+__all__ = ["as_json", "render_list", "render_stream"]
 
-STALL_US = 250_000
-WIDTH = 72
-_CONTENT = (1, 2, 3)
-_HEX = frozenset("0123456789abcdef")
-_WHOLE = frozenset(
-    "chunks gaps ttft_us gap_max_us stalls_250ms start_ns duration_ns ttfb_us ttfo_us gap_p50_us gap_p95_us gap_p99_us gap_open_us "
-    "starved_4wps_us content_bytes wire_bytes excess_250ms_us hold_max_us".split()
-)
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ARRAYS = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_64us")
+_KINDS = {0: "role", 1: "text", 2: "reasoning", 3: "tool", 4: "usage", 5: "heartbeat", 6: "retract", 7: "done"}
+# From the engine outwards, as the bytes travel.
+_ORDER = {name: place for place, name in enumerate(("engine", "server", "gateway", "client", "screen"))}
+_STALLS_SHOWN = 40
+_BAD = frozenset(("timeout", "upstream_error", "engine_abort", "abandoned"))
 
-
-def find(reader: Reader, wanted: str) -> list[Row]:
-    """All vantages of the stream with this trace, span or response id (8 hex digits of the first two are enough)."""
-    wanted = wanted.strip()
-    as_hex = wanted.lower()
-    if len(as_hex) < 8 or not set(as_hex) <= _HEX:
-        as_hex = "-"
-    matches = reader.rows(queries.FIND, id=wanted, hex=as_hex)
-    traces = sorted({row["trace"] for row in matches})
-    if not traces:
-        raise LegatoError(f"no stream has the trace, span or response id {wanted!r}: `legato streams` lists them")
-    responses = {row["response_id"] for row in matches if row["response_id"]}
-    if len(traces) > 1 and len(responses) > 1:
-        raise LegatoError(f"{wanted!r} is the beginning of {len(traces)} traces: {', '.join(traces[:5])} …; give more digits")
-    rows = reader.rows(queries.STREAM, trace=traces[0], response=next(iter(responses), ""))
-    return [{key: int(value) if key in _WHOLE and value is not None else value for key, value in row.items()} for row in rows]
+Row = Mapping[str, Any]
 
 
-def stalls_of(row: Row) -> list[Row]:
-    """The stalls of one vantage: µs from its start to the stall's begin, its length, what ended it, the hold before it where known."""
-    times = list(accumulate(row["dt_us"]))
-    content = [i for i, kind in enumerate(row["chunk_kind"]) if kind in _CONTENT]
-    found = []
-    for before, after in zip(content, content[1:], strict=False):
-        gap = times[after] - times[before]
-        if gap >= STALL_US:
-            together = [i for i in content if times[i] == times[after]]
-            holds = row["chunk_hold_64us"]
-            found.append(
-                {
-                    "at_us": times[before],
-                    "gap_us": gap,
-                    "chunks_after": len(together),
-                    "bytes_after": sum(row["chunk_bytes"][i] for i in together) if row["chunk_bytes"] else None,
-                    "hold_us": sum(holds[before:after]) * 64 if holds else None,
-                    "open": False,
-                }
-            )
-    if row["gap_open_us"] is not None and row["gap_open_us"] >= STALL_US and content:
-        last = times[content[-1]]
-        found.append({"at_us": last, "gap_us": row["gap_open_us"], "chunks_after": 0, "bytes_after": 0, "hold_us": None, "open": True})
-    return found
+def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
+    """The latest streams, one line each."""
+    rows = [clean(row) for row in rows]
+    table = Table(pad_edge=False, box=None)
+    for name in ("stream", "start (UTC)", "model · service", "vantage", "outcome"):
+        table.add_column(name, no_wrap=name != "model · service")
+    for name in ("chunks", "TTFT", "worst gap", "stalls"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("gaps over time", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["trace"][:12],
+            row["start"][5:19],
+            Text(f"{row['model']} · {row['service']}"),
+            Text(row["vantage"]),
+            Text(row["outcome"], style="red" if row["outcome"] in _BAD else ""),
+            count(row["chunks"]),
+            duration(row["ttft_us"]),
+            Text(duration(row["gap_max_us"]), style="red" if row["good"] == 0 else ""),
+            count(row["stalls_250ms"]),
+            Text.assemble(sparkline(row["spark"]), (sparkline([row["gap_open_us"]]), "red") if row["gap_open_us"] is not None else ""),
+        )
+    last = "There are more: see them with --limit. " if more else ""
+    return Group(table, Text(f"{last}Red: not good by the report's rule. Look at one: legato stream {rows[0]['trace'][:12]}", style="dim"))
 
 
-def render(rows: list[Row]) -> RenderableType:
-    """The page for a terminal."""
-    first = rows[0]
-    title = Text.assemble(("stream ", "bold"), first["trace"], f"  {first['model']}  {first['started']} UTC  {first['response_id']}")
-    parts: list[RenderableType] = [title, _facts(rows), _axis(rows)]
-    parts += [_stall_table(row) for row in rows if row["dt_us"]]
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The vantages as data, each with its stalls; the timeline's arrays as they are stored."""
+    starts = shared_clock(rows)
+    out = []
+    for index, row in enumerate(rows):
+        stalls = [stall.as_dict() for stall in stalls_of(row, reads_of(row))]
+        offset = None if starts is None else (starts[index] - min(starts)) // 1_000
+        out.append({**row, "offset_us": offset, "stalls": stalls if row["content_chunks"] is not None else None})
+    return out
+
+
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """Streams of a trace one after another, the vantages of each from the engine outwards."""
+    first: dict[str, int] = {}
+    for row in rows:
+        start = int(row["start_ns"])
+        first[row["response_id"]] = min(start, first.get(row["response_id"], start))
+    return sorted(
+        rows, key=lambda row: (first[row["response_id"]], row["response_id"], _ORDER.get(row["vantage"], 9), int(row["start_ns"]))
+    )
+
+
+def render_stream(rows: Sequence[Row], width: int = 100) -> RenderableType:
+    """One stream: facts, timelines, stalls."""
+    rows = ordered([clean(row) for row in rows])
+    reads = [reads_of(row) for row in rows]
+    stalls = [stalls_of(row, read) for row, read in zip(rows, reads, strict=True)]
+    parts: list[RenderableType] = [_facts(rows), Text(), *_axis(rows, reads, stalls, max(width - 24, 20)), Text()]
+    for row, found in zip(rows, stalls, strict=True):
+        parts.extend(_stalls(row, found))
     return Group(*parts)
 
 
-def _facts(rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for row in rows:
-        table.add_column(str(row["vantage"]), justify="right")
-    lines: tuple[tuple[str, Callable[[Row], object]], ...] = (
-        ("service", lambda row: row["service_name"] or DASH),
-        ("outcome", lambda row: row["outcome"] + (f" ({row['error_type']})" if row["error_type"] else "")),
-        ("duration", lambda row: duration(row["duration_ns"] / 1000)),
-        ("chunks (gaps)", lambda row: f"{count(row['chunks'])} ({count(row['gaps'])})"),
-        ("TTFB / TTFT / TTFO", lambda row: " / ".join(duration(row[key]) for key in ("ttfb_us", "ttft_us", "ttfo_us"))),
-        ("gap p50 / p95", lambda row: f"{duration(row['gap_p50_us'])} / {duration(row['gap_p95_us'])}"),
-        ("gap p99", lambda row: duration(row["gap_p99_us"]) + (" (max)" if row["gaps"] and row["gaps"] <= 100 else "")),
-        ("gap max (open)", lambda row: f"{duration(row['gap_max_us'])} ({duration(row['gap_open_us'])})"),
-        ("stalls ≥ 250 ms", lambda row: count(row["stalls_250ms"])),
-        ("jitter ratio", lambda row: ratio(row["jitter_ratio"])),
-        ("tokens a chunk", lambda row: ratio(row["tokens_per_chunk"])),
-        ("head burst / tail flush", lambda row: f"{ratio(row['head_burst'])} / {ratio(row['tail_flush'])}"),
-        ("starved at 4 words/s", lambda row: duration(row["starved_4wps_us"])),
-        ("longest hold", lambda row: duration(row["hold_max_us"])),
-        ("span on the wire", lambda row: f"{row['otlp_bytes']:,} B"),
-        ("notes", lambda row: ", ".join(row["flags"]) or DASH),
-    )
-    for name, cell in lines:
-        table.add_row(name, *(Text(str(cell(row))) for row in rows))
+def _facts(rows: Sequence[Row]) -> Table:
+    table = Table(pad_edge=False, box=None, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    for _ in rows:
+        table.add_column(overflow="fold")
+    for name, values in _fact_rows(rows):
+        if any(value not in ("", DASH) for value in values):
+            table.add_row(name, *[Text(value) for value in values])
+    table.add_row("cannot know", *[_unknown(row) for row in rows])
     return table
 
 
-def _axis(rows: list[Row]) -> RenderableType:
-    """A row of marks a vantage: how much content came in each slice of time."""
-    clocks = {tuple(row["clock"].split(":")[:2]) for row in rows}
-    shared = len(clocks) == 1 and clocks != {("",)}
-    origin = min(row["start_ns"] for row in rows)
-    end_us = max((row["start_ns"] - origin) // 1000 * shared + row["duration_ns"] // 1000 for row in rows) or 1
-    lines = [Text(f"{'':8} 0 {'':{WIDTH - 10}}{duration(end_us):>8}")]
-    for row in rows:
-        shift = (row["start_ns"] - origin) // 1000 if shared else 0
-        lines.append(Text(f"{row['vantage']:8} ") + Text(_marks(row, shift, end_us)))
-    note = "one clock, one axis" if shared else "clocks apart: each vantage begins at its own start"
-    return Group(*lines, Text(f"{'':8} {note}; each mark is {duration(end_us / WIDTH)}", "dim"))
+def _fact_rows(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
+    """Each fact with one value a vantage."""
+    yield "vantage", [f"{row['vantage']} · {row['service']}" for row in rows]
+    yield "trace", [row["trace"] for row in rows]
+    yield "span", [row["span"] for row in rows]
+    yield "response", [row["response_id"] for row in rows]
+    yield "model", [" → ".join(dict.fromkeys(filter(None, (row["model"], row["response_model"])))) for row in rows]
+    yield "start (UTC)", [row["start"] for row in rows]
+    yield "lasted", [duration(int(row["duration_ns"]) / 1_000) for row in rows]
+    yield "outcome", [_outcome(row) for row in rows]
+    yield "good", [{1: "yes", 0: "no"}.get(row["good"], DASH) for row in rows]
+    yield "chunks", [_chunks(row) for row in rows]
+    yield "TTFB / TTFT / TTFO", [" / ".join(duration(row[name]) for name in ("ttfb_us", "ttft_us", "ttfo_us")) for row in rows]
+    yield "gap p50 / p99 / worst", [_gaps(row) for row in rows]
+    yield "jitter ratio", [ratio(row["jitter_ratio"]) for row in rows]
+    yield "tokens in / out", [f"{count(row['input_tokens'])} / {count(row['output_tokens'])}" for row in rows]
+    yield "held by the application", [_held(row) for row in rows]
+    yield "transport", [f"{row['transport'] or DASH}, {bytes_of(row['wire_bytes'])} on the wire" for row in rows]
+    yield "route", [row["route"] for row in rows]
+    yield "engine", [row["engine_id"] for row in rows]
+    yield "recorded by", [row["emitter"] for row in rows]
+    yield "flags", [", ".join(row["flags"]) for row in rows]
 
 
-def _marks(row: Row, shift_us: int, end_us: int) -> str:
-    slots = [0] * WIDTH
-    for time, kind in zip(accumulate(row["dt_us"]), row["chunk_kind"], strict=True):
-        if kind in _CONTENT:
-            slots[min(WIDTH - 1, (time + shift_us) * WIDTH // end_us)] += 1
-    most = max(slots, default=0) or 1
-    return "".join(" " if not n else "▁▂▃▄▅▆▇█"[min(7, n * 8 // (most + 1))] for n in slots)
+def _outcome(row: Row) -> str:
+    details = [row["finish_reason"], row["error_type"], "" if row["ended"] else f"snapshot {row['rev']}"]
+    return " · ".join(filter(None, (row["outcome"], *details)))
 
 
-def _stall_table(row: Row) -> RenderableType:
-    stalls = stalls_of(row)
-    if not stalls:
-        return Text(f"{row['vantage']}: no stall of 250 ms or more")
-    table = Table(title=f"{row['vantage']}: stalls", title_justify="left", box=None, pad_edge=False)
-    for heading in ("at", "for", "then came", "held by the application"):
-        table.add_column(heading, justify="right")
+def _chunks(row: Row) -> str:
+    kinds: dict[str, int] = {}
+    for kind in row["chunk_kind"]:
+        name = _KINDS.get(kind, f"kind {kind}")
+        kinds[name] = kinds.get(name, 0) + 1
+    dropped = f", {count(row['chunks_dropped'])} beyond the limit" if row["chunks_dropped"] else ""
+    described = ", ".join(f"{count(number)} {name}" for name, number in kinds.items())
+    return f"{count(row['chunks'])}{dropped}" + (f" ({described}; {bytes_of(row['content_bytes'])})" if kinds else "")
+
+
+def _gaps(row: Row) -> str:
+    """The p99 of up to 100 gaps is their maximum, and is called that."""
+    label = "p99" if (row["gaps"] or 0) > 100 else "max"
+    return f"{duration(row['gap_p50_us'])} / {label} {duration(row['gap_p99_us'])} / {duration(row['gap_max_us'])} (n={count(row['gaps'])})"
+
+
+def _held(row: Row) -> str:
+    return DASH if row["hold_sum_us"] is None else f"{duration(row['hold_sum_us'])}, longest {duration(row['hold_max_us'])}"
+
+
+def _unknown(row: Row) -> str:
+    if row["content_chunks"] is None:
+        return "the timeline: its span brought only a summary, so no gap is known"
+    missing = [
+        ("reads and the first byte (watched above the network)", row["transport"] == "iterator"),
+        ("the first byte", row["ttfb_us"] is None and row["transport"] != "iterator"),
+        ("bytes of content", not row["chunk_bytes"] and bool(row["dt_us"])),
+        ("tokens of each chunk", not row["chunk_tokens"] and bool(row["dt_us"])),
+        ("tokens of the whole", row["output_tokens"] is None),
+        ("how long the application held it", not row["chunk_hold_64us"] and bool(row["dt_us"])),
+        ("its clock", not row["clock"]),
+    ]
+    return "; ".join(name for name, is_missing in missing if is_missing) or "nothing of the above"
+
+
+def _axis(rows: Sequence[Row], reads: Sequence[Sequence[Read]], stalls: Sequence[Sequence[Stall]], width: int) -> Iterator[RenderableType]:
+    """Each vantage's chunks over time, all on the same scale."""
+    starts = shared_clock(rows) if len(rows) > 1 else None
+    offsets = [0] * len(rows) if starts is None else [(start - min(starts)) // 1_000 for start in starts]
+    ends = [offset + max(int(row["duration_ns"]) // 1_000, sum(row["dt_us"]), 1) for offset, row in zip(offsets, rows, strict=True)]
+    step = max(ends) / width
+    if len(rows) > 1:
+        same = "one clock stamped them all: one time axis"
+        yield Text(same if starts else "their clocks differ or are unknown: each is drawn from its own start", style="dim")
+    for row, read, found, offset, end in zip(rows, reads, stalls, offsets, ends, strict=True):
+        line = _line(read, found, offset, end, step, width) if row["content_chunks"] is not None else Text("timeline unknown", style="dim")
+        yield Text(f"{row['vantage'][:10]:<10} ", style="bold").append_text(line)
+    yield Text(" " * 11 + f"{'0':<{width - 10}}{duration(max(ends)):>10}", style="dim")
+    yield Text(" " * 11 + f"one mark: {duration(step)}. Height: chunks in it. · before and between, ─ stall, ╌ open gap", style="dim")
+
+
+def _line(reads: Sequence[Read], stalls: Sequence[Stall], offset: int, end: int, step: float, width: int) -> Text:
+    counts = [0] * width
+    for read in reads:
+        counts[min(int((offset + read.at_us) / step), width - 1)] += read.chunks
+    top = max(counts) or 1
+    marks = [" " if (place + 1) * step <= offset or place * step >= end else "·" for place in range(width)]
     for stall in stalls:
-        then = "the end" if stall["open"] else f"{stall['chunks_after']} chunks, {count(stall['bytes_after'])} B"
-        table.add_row(duration(stall["at_us"]), duration(stall["gap_us"]), then, duration(stall["hold_us"]))
-    return table
+        first, last = (offset + stall.start_us) / step, (offset + stall.start_us + stall.length_us) / step
+        for place in range(int(first), min(int(last) + 1, width)):
+            marks[place] = "╌" if stall.open else "─"
+    line = Text()
+    for number, mark in zip(counts, marks, strict=True):
+        if number:
+            line.append(_BLOCKS[(number * 8 - 1) // top], style="cyan")
+        else:
+            line.append(mark, style="red" if mark in "─╌" else "dim")
+    return line
+
+
+def _stalls(row: Row, stalls: Sequence[Stall]) -> Iterator[RenderableType]:
+    """The list of stalls, or why there is none."""
+    who = f"{row['vantage']} · {row['service']}"
+    if row["content_chunks"] is None:
+        return
+    if not stalls:
+        yield Text(f"{who}: no stall of {STALL_US // 1_000} ms or more", style="dim")
+        return
+    yield Text(f"{who}: stalls of {STALL_US // 1_000} ms or more", style="bold")
+    table = Table(pad_edge=False, box=None)
+    for name in ("at", "for", "of it held", "then came"):
+        table.add_column(name, justify="left" if name == "then came" else "right", no_wrap=True)
+    for stall in stalls[:_STALLS_SHOWN]:
+        held = "unknown" if stall.held_us is None else duration(stall.held_us)
+        table.add_row(duration(stall.start_us), Text(duration(stall.length_us), style="red"), held, Text(_after(row, stall)))
+    yield table
+    if len(stalls) > _STALLS_SHOWN:
+        yield Text(f"and {len(stalls) - _STALLS_SHOWN:,} more: all of them with --json", style="dim")
+
+
+def _after(row: Row, stall: Stall) -> str:
+    if stall.open:
+        return f"nothing: {row['outcome']}"
+    size = "bytes unknown" if stall.bytes is None else bytes_of(stall.bytes)
+    return f"{count(stall.chunks)} chunk{'s' if stall.chunks != 1 else ''}, {size}"

@@ -61,7 +61,7 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
             recorder.end(error=error)
             raise
         with guard("instrument_openai"):
-            _attach(recorder, result, _Reads, _items)
+            _attach(recorder, result, _Reads, _Items)
         return result
 
     return request
@@ -147,22 +147,27 @@ class _Reads:
 
     def __init__(self, recorder: StreamRecorder, response: Any) -> None:
         self._recorder, self._bytes, self._close = recorder, response.iter_bytes, response.close
+        self._reading = False
         response.iter_bytes, response.close = self.iter_bytes, self.close
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        recorder = self._recorder
-        read = recorder.read
+        recorder, read = self._recorder, self._recorder.read
+        self._reading = True
         try:
             for data in self._bytes(chunk_size):
                 read((now_ns(), data))
+                self._reading = False
                 yield data
+                self._reading = True
         except BaseException as error:
             recorder.end(error=error)
             raise
         recorder.end()
 
     def close(self) -> None:
-        self._recorder.end("client_cancel")
+        # The HTTP library closes the response of a read that failed before it raises: then the error says how the stream ended.
+        if not self._reading:
+            self._recorder.end("client_cancel")
         self._close()
 
 
@@ -171,80 +176,102 @@ class _AsyncReads:
 
     def __init__(self, recorder: StreamRecorder, response: Any) -> None:
         self._recorder, self._bytes, self._close = recorder, response.aiter_bytes, response.aclose
+        self._reading = False
         response.aiter_bytes, response.aclose = self.aiter_bytes, self.aclose
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        recorder = self._recorder
-        read = recorder.read
+        recorder, read = self._recorder, self._recorder.read
+        self._reading = True
         try:
             async for data in self._bytes(chunk_size):
                 read((now_ns(), data))
+                self._reading = False
                 yield data
+                self._reading = True
         except BaseException as error:
             recorder.end(error=error)
             raise
         recorder.end()
 
     async def aclose(self) -> None:
-        self._recorder.end("client_cancel")
+        if not self._reading:
+            self._recorder.end("client_cancel")
         await self._close()
 
 
-def _items(recorder: StreamRecorder, source: Iterator[Any]) -> Iterator[Any]:
-    """Stands before a stream's items: the time between giving one and being asked for the next is its hold."""
-    following, held, now = source.__next__, recorder.held, now_ns
-    given = 0
-    try:
-        while True:
-            item = following()
-            given = now()
-            yield item
-            held(now() - given)
-            given = 0
-    except StopIteration:
-        recorder.end()
-    except BaseException as error:
-        if given:
-            held(now() - given)
-        recorder.end(error=error)
-        raise
+class _Items:
+    """Stands before a stream's items: the time between giving one and being asked for the next is its hold.
+
+    A stream of `openai` is in a cycle with its own generator, so nothing happens when an application leaves a loop and drops it. But each
+    loop gets a generator of its own here, which ends with the loop: that is when the stream was left.
+    """
+
+    def __init__(self, recorder: StreamRecorder, source: Any) -> None:
+        self._recorder, self._source = recorder, source
+        self._steps: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        recorder, following, held, now = self._recorder, self._source.__next__, self._recorder.held, now_ns
+        recorder.left_ns = given = 0
+        try:
+            while True:
+                item = following()
+                given = now()
+                yield item
+                held(now() - given)
+                given = 0
+        except StopIteration:
+            recorder.end()
+        except GeneratorExit:
+            if given:
+                held(now() - given)
+            recorder.leave()
+        except BaseException as error:
+            recorder.end(error=error)
+            raise
+
+    def __next__(self) -> Any:
+        if self._steps is None:
+            self._steps = iter(self)
+        return next(self._steps)
+
+    def close(self) -> None:
+        self._recorder.end("client_cancel")
+        self._source.close()
 
 
 class _AsyncItems:
-    """The same for an asynchronous stream. No generator: a dropped one would be finished by the event loop, some time later."""
-
-    __slots__ = ("_given_ns", "_held", "_next", "_recorder", "_source")
+    """The same for an asynchronous stream."""
 
     def __init__(self, recorder: StreamRecorder, source: Any) -> None:
-        self._recorder, self._source, self._next, self._held = recorder, source, source.__anext__, recorder.held
-        self._given_ns = 0
+        self._recorder, self._source = recorder, source
+        self._steps: AsyncIterator[Any] | None = None
 
-    def __aiter__(self) -> _AsyncItems:
-        return self
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        recorder, following, held, now = self._recorder, self._source.__anext__, self._recorder.held, now_ns
+        recorder.left_ns = given = 0
+        try:
+            while True:
+                item = await following()
+                given = now()
+                yield item
+                held(now() - given)
+                given = 0
+        except StopAsyncIteration:
+            recorder.end()
+        except GeneratorExit:
+            if given:
+                held(now() - given)
+            recorder.leave()
+        except BaseException as error:
+            recorder.end(error=error)
+            raise
 
     async def __anext__(self) -> Any:
-        if self._given_ns:
-            self._held(now_ns() - self._given_ns)
-        try:
-            item = await self._next()
-        except BaseException as error:
-            self._given_ns = 0
-            self._over(error)
-            raise
-        self._given_ns = now_ns()
-        return item
-
-    def _over(self, error: BaseException) -> None:
-        if isinstance(error, StopAsyncIteration):
-            self._recorder.end()
-        else:
-            self._recorder.end(error=error)
+        if self._steps is None:
+            self._steps = self.__aiter__()
+        return await self._steps.__anext__()
 
     async def aclose(self) -> None:
         self._recorder.end("client_cancel")
         await self._source.aclose()
-
-    def __del__(self) -> None:
-        if self._given_ns:
-            self._held(now_ns() - self._given_ns)
-        self._recorder.end("client_cancel")

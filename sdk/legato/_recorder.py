@@ -85,7 +85,7 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        *("__weakref__", "held", "origin", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
+        *("__weakref__", "held", "left_ns", "origin", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
         *("_chunks", "_columns", "_end", "_ending", "_finish", "_holds", "_lock", "_reads", "_scanner"),
     )
 
@@ -97,6 +97,8 @@ class StreamRecorder:
         self.ttfb_ns: int | None = None
         self.wire_bytes: int | None = None
         self.rev = 0
+        self.left_ns = 0
+        """When the application left its loop over the stream without closing it; 0 while it has not."""
         self._finish = finish
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -115,13 +117,17 @@ class StreamRecorder:
         """A chunk has come now: UTF-8 bytes of its content, its tokens if they are known, its kind."""
         self._chunks.append((now_ns(), size_bytes, tokens, kind))
 
-    def end(self, outcome: str = "complete", error: BaseException | None = None, error_type: str = "") -> None:
-        """The stream is over now. Any call but the first does nothing. An ``error`` decides the outcome by its type."""
+    def leave(self) -> None:
+        """The application left its loop over the stream. It may take it up again; else the stream was cancelled now."""
+        self.left_ns = now_ns()
+
+    def end(self, outcome: str = "complete", error: BaseException | None = None, error_type: str = "", at_ns: int | None = None) -> None:
+        """The stream is over now (or was, ``at_ns``). Any call but the first does nothing. An ``error`` decides the outcome by its type."""
         if not self._ending.acquire(blocking=False):
             return
         if error is not None:
             outcome, error_type = outcome_of(error)
-        self._end = End(now_ns(), outcome if outcome in _MARKS else "upstream_error", error_type)
+        self._end = End(now_ns() if at_ns is None else at_ns, outcome if outcome in _MARKS else "upstream_error", error_type)
         self._finish(self)
 
     @property

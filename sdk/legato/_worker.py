@@ -28,6 +28,8 @@ QUEUE_MAX = 4096
 # Reads that a running stream may pile up before they are parsed: bounds the memory that raw bytes take.
 DIGEST_AT = 512
 _TICK_S = 0.25
+# A loop that was left may be followed by another over the same stream; after this time it was a cancel.
+LEFT_NS = 1_000_000_000
 SNAPSHOT_FACTOR = 3
 
 
@@ -78,7 +80,9 @@ class Worker:
         """End what is still open as abandoned and flush: the process is about to exit."""
         for reference, _ in list(self._live.values()):
             recorder = reference()
-            if recorder is not None:
+            if recorder is not None and recorder.left_ns:
+                recorder.end("client_cancel", at_ns=recorder.left_ns)
+            elif recorder is not None:
                 recorder.end("abandoned")
         self.flush()
 
@@ -110,6 +114,8 @@ class Worker:
             recorder = reference()
             if recorder is None or recorder.ended:
                 self._live.pop(key, None)
+            elif recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
+                recorder.end("client_cancel", at_ns=recorder.left_ns)
             elif self._interval_ns and now >= due:
                 age = now - recorder.start_ns
                 following = self._interval_ns

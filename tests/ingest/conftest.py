@@ -14,15 +14,15 @@ SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 READ_LIMITS: dict[str, int | str] = {"max_execution_time": 20, "max_memory_usage": 2**30, "max_result_rows": 100_000}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def store_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder that holds the shared store, and nothing else."""
     return tmp_path_factory.mktemp("shared")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_store(store_folder: pathlib.Path) -> Iterator[Store]:
-    """A store with the schema, for the whole session."""
+    """A store with the schema, for one module: others open stores of their own, and the engine takes one path at a time."""
     store = Store(store_folder / "store", {**READ_LIMITS, "result_overflow_mode": "throw"})
     migrate.apply(store, migrate.load(SCHEMA))
     yield store

@@ -353,9 +353,6 @@ def test_close_commits_what_waits(store: Store) -> None:
         committer.submit(rows(batch_of(1)))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TimeoutError, reason="set_result on a cancelled future ends the writing thread: all later requests hang"
-)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_sender_that_gives_up_does_not_stop_the_writer(store: Store) -> None:
     """A cancelled future is a sender that hung up: those that come after it are stored and answered."""

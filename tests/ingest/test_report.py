@@ -1,284 +1,92 @@
-"""The report's figures, against the same computed in plain Python from the spans that were sent."""
+"""The page of `legato report`: every figure beside its n, dashes for what nobody knows, words where there is nothing."""
 
 from __future__ import annotations
 
-import math
-import random
-import statistics
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+import io
 from typing import Any
 
-import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 
-from helpers.serving import served
-from helpers.spans import SECOND_NS, native_span, request, scope_of
-from legato._timeline import pack
-from legato_ingest import read, report
-from legato_ingest.figures import count, duration, p99, ratio, share
-from legato_ingest.metrics import Metrics
-from legato_ingest.reader import Reader
-from legato_ingest.rows import Limits, rows_of
-from legato_ingest.settings import load
-from legato_ingest.store import Store
-
-TEXT = 1
+from legato_ingest.report import Question, as_json, render
 
 
-@dataclass
-class Told:
-    """A stream as it was sent: its content's times, and how it ended."""
-
-    group: tuple[str, str, str]
-    times_us: list[int]
-    outcome: str
-    duration_us: int
-
-    def gaps(self) -> list[int]:
-        """Between chunks (all lie more than 5 ms apart), and the open one."""
-        found = [b - a for a, b in zip(self.times_us, self.times_us[1:], strict=False)]
-        if self.outcome != "complete" and self.times_us:
-            found.append(self.duration_us - self.times_us[-1])
-        return found
-
-    def good(self) -> bool:
-        """By the rule of docs/concepts.md."""
-        if self.outcome not in ("complete", "client_cancel"):
-            return False
-        if any(gap > 400_000 for gap in self.gaps()):
-            return False
-        if not self.times_us:
-            return self.outcome == "client_cancel" and self.duration_us <= 2_000_000
-        return self.times_us[0] <= 2_000_000
+def row(**more: Any) -> dict[str, Any]:
+    """A row of the report's query."""
+    return {
+        "model": "model-a", "service": "shop", "vantage": "client", "streams": 1_300, "running": 2, "judged": 1_200, "good": 1_199,
+        "gap_n": 1_190, "gap_p99_p99_us": 612_000, "gap_worst_us": 4_100_000, "jitter_p50": 3.25, "jitter_n": 1_100,
+        "ttft_p50_us": 310_000, "ttft_p95_us": 1_250_000, "ttft_n": 1_250, "stalls": 31, "stalled": 1, "excess_us": 5_600_000,
+        "stalls_n": 1_200, "outcomes": {"client_cancel": 9, "complete": 1_291}, **more,
+    }  # fmt: skip
 
 
-OUTCOMES = ["complete"] * 6 + ["client_cancel"] * 2 + ["timeout", "upstream_error", "engine_abort", "abandoned"]
+UNKNOWN = row(
+    judged=0, good=0, gap_n=0, gap_p99_p99_us=None, gap_worst_us=None, jitter_p50=None, jitter_n=0, stalls=None, stalled=0,
+    excess_us=None, stalls_n=0,
+)  # fmt: skip
 
 
-def told(rng: random.Random) -> Told:
-    """A random stream."""
-    vantage, service, model = rng.choice(["client", "server"]), rng.choice(["app", "web"]), rng.choice(["m1", "m2"])
-    at, times = rng.choice([200_000, 1_999_999, 2_000_000, 2_000_001, 2_500_000]), []
-    for _ in range(rng.choice([0, 1, 2, 30, 150])):
-        times.append(at)
-        at += rng.choice([6_000, 20_000, 25_000, 33_000, 120_000] * 8 + [250_000, 399_999, 400_000, 400_001, 900_000])
-    outcome = rng.choice(OUTCOMES)
-    if not times:
-        outcome = rng.choice(["client_cancel", "timeout"])
-    after = rng.choice([1_000, 100_000, 400_000, 400_001, 1_900_000, 2_000_000, 2_100_000])
-    return Told((vantage, service, model), times, outcome, (times[-1] if times else 0) + after)
+def page(rows: list[dict[str, Any]], question: Question | None = None, width: int = 130) -> str:
+    """The page as text."""
+    out = io.StringIO()
+    Console(width=width, file=out).print(render(rows, question or Question()))
+    return out.getvalue()
 
 
-def store_all(store: Store, streams: list[Told]) -> None:
-    """As spans, through the rows, into the store."""
-    for service in {each.group[1] for each in streams}:
-        body = request({"service.name": service})
-        for each in (each for each in streams if each.group[1] == service):
-            attributes = {
-                "legato.stream.timeline": pack(each.times_us, [5] * len(each.times_us), None, [TEXT] * len(each.times_us)),
-                "legato.stream.vantage": each.group[0],
-                "legato.stream.outcome": each.outcome,
-                "gen_ai.request.model": each.group[2],
-            }
-            native_span(body, attributes, duration_ns=each.duration_us * 1000, start_ns=time.time_ns() - 300 * SECOND_NS)
-        put(store, body)
+def test_every_figure_stands_with_its_n() -> None:
+    """Goodput never rounds to 100 %, units fit, outcomes by size."""
+    text = page([row()])
+    for part in (
+        "99.92 %",
+        "n=1,200",
+        "612 ms",
+        "n=1,190",
+        "4.10 s",
+        "3.2",
+        "n=1,100",
+        "310 ms / 1.25 s",
+        "n=1,250",
+        "31 in 1 stream ",
+        "5.60 s",
+    ):
+        assert part in text, part
+    assert text.index("1,291 complete") < text.index("9 client_cancel") and "max " not in text.split("good:")[0]
+    assert "in the last hour" in text and "400 ms" in text
 
 
-def put(store: Store, body: Any) -> None:
-    """A request's rows into the store."""
-    batch = rows_of(body, tenant="", received_at_ns=time.time_ns(), limits=Limits())
-    assert batch.rejected.num_rows == 0, batch.rejected.to_pylist()
-    store.insert("stream_revs", batch.revs)
+def test_up_to_a_hundred_streams_have_a_maximum_and_no_p99() -> None:
+    """The label says what the number is, on the page and in the data."""
+    few, many = row(gap_n=100), row(gap_n=101)
+    assert "max 612 ms" in page([few]) and "max 612 ms" not in page([many])
+    labels = [group["gap_p99_of_p99_ms"]["label"] for group in as_json([few, many], Question())["groups"]]
+    assert labels == ["max", "p99"]
 
 
-def rank(values: list[float], share_: float) -> float:
-    """The order statistic at rank ⌈p n⌉."""
-    return sorted(values)[math.ceil(share_ * len(values)) - 1]
+def test_unknown_is_a_dash_and_null() -> None:
+    """Never 0, and never without its n."""
+    text = page([UNKNOWN])
+    assert text.count("n=0") >= 5 and "0 %" not in text and "0 ms\n" not in text
+    (group,) = as_json([UNKNOWN], Question())["groups"]
+    assert group["stalls_250ms"] == {"value": None, "streams": 0, "n": 0} and group["excess_250ms_ms"]["value"] is None
 
 
-@pytest.fixture(scope="module")
-def url(shared_store: Store) -> Iterator[str]:
-    """The read door."""
-    with served(read.create_app(load(), shared_store, Metrics())) as address:
-        yield address
+def test_an_empty_store_says_how_to_fill_it() -> None:
+    """With what was asked for."""
+    text = page([], Question(since_s=7 * 86_400, model="m", vantage="client"))
+    assert "no streams yet in the last 7 days, model m, vantage client" in text and "make demo" in text
+    assert "no streams yet\n" in page([], Question(since_s=0))
+    assert as_json([], Question())["groups"] == []
 
 
-@pytest.fixture
-def reader(store: Store, url: str) -> Iterator[Reader]:
-    """A reader of the emptied store."""
-    with Reader(url) as made:
-        yield made
+def test_too_many_groups_are_cut_and_said() -> None:
+    """The largest are shown."""
+    rows = [row(model=f"model-{n}") for n in range(4)]
+    text = page(rows, Question(groups_max=3))
+    assert "model-2" in text and "model-3" not in text and "Only the 3 largest groups" in text
+    assert as_json(rows, Question(groups_max=3))["more_groups"] is True
 
 
-def text_of(page: RenderableType, width: int = 100) -> str:
-    """What a terminal shows."""
-    console = Console(width=width, record=True, file=None, quiet=False, force_terminal=False)
-    with console.capture() as captured:
-        console.print(page)
-    return captured.get()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_figures_are_those_of_plain_python(store: Store, reader: Reader, seed: int) -> None:
-    """Goodput by the rule, p99 of the p99s, counts, stalls and first tokens, by group, each with its n."""
-    rng = random.Random(seed)
-    streams = [told(rng) for _ in range(250)]
-    store_all(store, streams)
-    rows = report.figures(reader, since_s=3600)
-    groups = {each.group for each in streams}
-    assert {(row["vantage"], row["service_name"], row["model"]) for row in rows} == groups
-    assert [row["streams"] for row in rows] == sorted((row["streams"] for row in rows), reverse=True)
-    for row in rows:
-        mine = [each for each in streams if each.group == (row["vantage"], row["service_name"], row["model"])]
-        gaps = [each.gaps() for each in mine]
-        p99s: list[float] = [rank(list(map(float, each)), 0.99) for each in gaps if each]
-        firsts = [each.times_us[0] for each in mine if each.times_us]
-        assert (row["streams"], row["timed"]) == (len(mine), len(mine))
-        assert row["good"] == sum(each.good() for each in mine)
-        assert row["goodput"] == row["good"] / len(mine)
-        assert (row["gap_p99_of_p99_us"], row["gap_p99_n"]) == (rank(p99s, 0.99), len(p99s))
-        assert row["gap_worst_us"] == max(gap for each in gaps for gap in each)
-        assert row["stalls"] == sum(gap >= 250_000 for each in gaps for gap in each)
-        assert row["stalls_excess_us"] == sum(max(0, gap - 250_000) for each in gaps for gap in each)
-        assert row["ttft_n"] == len(firsts) and min(firsts) <= row["ttft_p50_us"] <= row["ttft_p95_us"] <= max(firsts)
-        assert row["ttft_p50_us"] in (statistics.median_low(firsts), statistics.median_high(firsts))
-        assert row["cancelled"] == sum(each.outcome == "client_cancel" for each in mine)
-        assert row["failed"] == sum(each.outcome not in ("client_cancel", "complete") for each in mine)
-        assert row["chunks_total"] == sum(len(each.times_us) for each in mine)
-
-
-@pytest.mark.parametrize(("times", "outcome", "duration_us", "good"), [
-    ([100, 400_100], "complete", 500_000, True),
-    ([100, 400_101], "complete", 500_000, False),
-    ([2_000_000], "complete", 2_500_000, True),
-    ([2_000_001], "complete", 2_500_000, False),
-    ([100], "complete", 9_000_000, True),
-    ([100], "client_cancel", 400_100, True),
-    ([100], "client_cancel", 400_101, False),
-    ([], "client_cancel", 2_000_000, True),
-    ([], "client_cancel", 2_000_001, False),
-    ([2_000_001], "client_cancel", 2_100_000, False),
-    ([100], "timeout", 200_000, False),
-    ([100], "upstream_error", 200_000, False),
-    ([100], "engine_abort", 200_000, False),
-    ([100], "abandoned", 200_000, False),
-])  # fmt: skip
-def test_a_stream_is_good_by_the_rule(store: Store, reader: Reader, times: list[int], outcome: str, duration_us: int, good: bool) -> None:
-    """At each edge: 400 ms and 2 s are still good, one µs more is not; a cancel is judged like the rest; an error never is."""
-    each = Told(("client", "app", "m"), times, outcome, duration_us)
-    assert each.good() == good
-    store_all(store, [each])
-    (row,) = report.figures(reader, since_s=3600)
-    assert row["goodput"] == float(good)
-    (listed,) = report.streams(reader, since_s=3600, model="", service="", outcome="", vantage="", stalled=0, limit=9)
-    assert bool(listed["good"]) == good
-
-
-def test_a_role_only_start_and_late_text_is_a_late_start(store: Store, reader: Reader) -> None:
-    """Reasoning may begin in time: what counts is the first text where there is any."""
-    body = request()
-    native_span(
-        body, {"legato.stream.timeline": pack([i * 300_000 for i in range(9)], [5] * 9, None, [2] * 8 + [1])}, duration_ns=3 * SECOND_NS
-    )
-    put(store, body)
-    (row,) = report.figures(reader, since_s=3600)
-    assert row["goodput"] == 0
-
-
-def test_what_runs_is_not_counted_and_what_was_left_is(store: Store, reader: Reader) -> None:
-    """A snapshot whose next is not due is running; one that is overdue is an abandoned stream, and not good."""
-    body = request()
-    for age, due in ((5, 30.0), (300, 30.0)):
-        native_span(
-            body,
-            {"legato.stream.outcome": "running", "legato.stream.span_id": f"{age:016x}", "legato.stream.next_due": due},
-            name="legato.stream.snapshot",
-            start_ns=time.time_ns() - age * SECOND_NS,
-        )
-    put(store, body)
-    (row,) = report.figures(reader, since_s=3600)
-    assert (row["streams"], row["failed"], row["goodput"]) == (1, 1, 0.0)
-    listed = report.streams(reader, since_s=3600, model="", service="", outcome="running", vantage="", stalled=0, limit=9)
-    assert [each["span"] for each in listed] == [f"{5:016x}"]
-
-
-def test_gaps_that_nobody_knows_are_a_dash(store: Store, reader: Reader) -> None:
-    """A span without a timeline counts as a stream and in no gap figure."""
-    body = request()
-    native_span(body, drop=["legato.stream.timeline"])
-    put(store, body)
-    (row,) = report.figures(reader, since_s=3600)
-    assert (row["streams"], row["timed"], row["goodput"], row["gap_p99_of_p99_us"], row["jitter_ratio_p50"]) == (1, 0, None, None, None)
-    page = text_of(report.render([row]))
-    for line in page.splitlines():
-        if line.strip().startswith(("goodput at", "p99 of", "jitter ratio", "longest", "stalls")):
-            assert line.rstrip().endswith("–"), line
-
-
-def test_the_filters_filter(store: Store, reader: Reader) -> None:
-    """By time, model, service, outcome, vantage and stalls; hostile names are only names."""
-    streams = [told(random.Random(i)) for i in range(60)]
-    store_all(store, streams)
-    assert {row["model"] for row in report.figures(reader, since_s=3600, model="m1")} == {"m1"}
-    assert {row["service_name"] for row in report.figures(reader, since_s=3600, service="web")} == {"web"}
-    assert report.figures(reader, since_s=60) == [] == report.figures(reader, since_s=3600, model="it's') --")
-    every: dict[str, Any] = {"since_s": 3600, "model": "", "service": "", "outcome": "", "vantage": "", "stalled": 0, "limit": 1000}
-    assert len(report.streams(reader, **every)) == 60
-    assert len(report.streams(reader, **{**every, "limit": 7})) == 7
-    stalled = report.streams(reader, **{**every, "stalled": 1})
-    assert len(stalled) == sum(any(gap >= 250_000 for gap in each.gaps()) for each in streams)
-    cancelled = report.streams(reader, **{**every, "outcome": "client_cancel", "vantage": "server"})
-    assert len(cancelled) == sum(each.outcome == "client_cancel" and each.group[0] == "server" for each in streams)
-
-
-def test_a_filter_may_hold_any_name(store: Store, reader: Reader) -> None:
-    """A model with a quote and a backslash in its name is found."""
-    name = "it's a \\ model"
-    store_all(store, [Told(("client", "app", name), [100], "complete", 1_000)])
-    assert [row["model"] for row in report.figures(reader, since_s=3600, model=name)] == [name]
-
-
-def test_the_pages_are_whole(store: Store, reader: Reader) -> None:
-    """Every group and figure stands on the page with its n, in 80 columns; an empty store says what to do."""
-    assert "No streams in this time" in text_of(report.render([])) and "No streams" in text_of(report.render_streams([]))
-    store_all(store, [told(random.Random(i)) for i in range(80)])
-    rows = report.figures(reader, since_s=3600)
-    page = text_of(report.render(rows), 80)
-    for row in rows:
-        assert f"(n={row['timed']})" in page and f"(max, n={row['gap_p99_n']})" in page
-    assert all(len(line) <= 80 for line in page.splitlines())
-    listed = report.streams(reader, since_s=3600, model="", service="", outcome="", vantage="", stalled=0, limit=5)
-    shown = text_of(report.render_streams(listed), 140)
-    assert all(row["trace"][:16] in shown for row in listed)
-
-
-def test_names_are_shown_as_they_are(store: Store, reader: Reader) -> None:
-    """Square brackets in a model's name are no markup."""
-    store_all(store, [Told(("client", "[bold]app", "[red]m[/red]"), [100], "complete", 1_000)])
-    page = text_of(report.render(report.figures(reader, since_s=3600)), 120)
-    assert "[bold]app" in page and "[red]m[/red]" in page
-
-
-def test_figures_are_written_with_units_and_n() -> None:
-    """What nobody knows is a dash, never 0."""
-    assert [duration(value) for value in (None, 0, 999, 1000, 25_400, 250_000, 1_500_000)] == [
-        "–",
-        "0 µs",
-        "999 µs",
-        "1 ms",
-        "25.4 ms",
-        "250 ms",
-        "1.5 s",
-    ]
-    assert (share(0, 0), share(1, 3), ratio(None), ratio(1.23456), count(None), count(12_345)) == (
-        "–",
-        "33.3 % (n=3)",
-        "–",
-        "1.23",
-        "–",
-        "12,345",
-    )
-    assert (p99(None, 0), p99(5_000, 100), p99(5_000, 101)) == ("–", "5 ms (max, n=100)", "5 ms (n=101)")
-    assert len(scope_of(request()).spans) == 0
+def test_markup_in_names_is_text() -> None:
+    """Names come from whoever sent spans: they are printed, not obeyed."""
+    text = page([row(model="[red]x[/]\x1b[2J", service="[link=http://evil]s[/link]", outcomes={"[bold]o": 1})], width=160)
+    assert "[red]x[/]" in text and "[link=http://evil]s[/link]" in text and "\x1b" not in text and "[bold]o" in text

@@ -12,7 +12,6 @@ TRIES = 8
 FAILING = "SELECT throwIf(number = 1000000), number FROM numbers(2000000)"
 
 
-@pytest.mark.xfail(strict=True, reason="chDB gives what a failed query had written so far to the handle's next query")
 def test_a_failed_read_does_not_spoil_the_writers_next(store: Store) -> None:
     """The look-up of known rows stands on this: a wrong answer there would store a row twice or lose one."""
     answers = []
@@ -27,7 +26,6 @@ def test_a_failed_read_does_not_spoil_the_writers_next(store: Store) -> None:
     assert answers == [[(7, 8)]] * TRIES
 
 
-@pytest.mark.xfail(strict=False, reason="chDB gives what a failed query had written so far to the handle's next query")
 def test_a_failed_query_does_not_spoil_the_readers_next(store: Store) -> None:
     """Nobody sees rows of another's query."""
     store.query_bytes("SELECT 1")

@@ -1,153 +1,216 @@
-"""The page of one stream: its vantages, its stalls, and how it is found."""
+"""The pages of `legato streams` and `legato stream`: what was stored, as it is; what is not known, in words."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import io
 from typing import Any
 
-import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from helpers.serving import served
-from helpers.spans import SECOND_NS, native_span, request
-from legato._timeline import pack
-from legato_ingest import read, stream_page
-from legato_ingest.errors import LegatoError
-from legato_ingest.metrics import Metrics
-from legato_ingest.reader import Reader
-from legato_ingest.rows import Limits, rows_of
-from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.stream_page import as_json, ordered, render_list, render_stream
 
-TRACE = bytes.fromhex("4bf92f3577b34da6a3ce929d0e0e4736")
+SECOND_NS = 1_000_000_000
 
 
-@pytest.fixture(scope="module")
-def url(shared_store: Store) -> Iterator[str]:
-    """The read door."""
-    with served(read.create_app(load(), shared_store, Metrics())) as address:
-        yield address
+def row(vantage: str = "client", dts_ms: tuple[float, ...] = (400, *(20,) * 40, 600, *(20,) * 40), **more: Any) -> dict[str, Any]:
+    """A row of the query of vantages."""
+    n = len(dts_ms)
+    return {
+        "trace": "4bf92f3577b34da6a3ce929d0e0e4736",
+        "span": "00f067aa0ba902b7",
+        "start_ns": 100 * SECOND_NS,
+        "start": "2026-01-02 03:04:05.000000000",
+        "rev": 1,
+        "ended": True,
+        "duration_ns": round(sum(dts_ms) * 1e6),
+        "flags": [],
+        "vantage": vantage,
+        "outcome": "complete",
+        "error_type": "",
+        "service": "shop",
+        "service_version": "",
+        "provider": "openai",
+        "model": "model-a",
+        "response_model": "",
+        "response_id": "chatcmpl-1",
+        "finish_reason": "stop",
+        "route": "",
+        "engine_id": "",
+        "emitter": "legato-python/0.1.0",
+        "transport": "http/1.1",
+        "clock": "",
+        "input_tokens": None,
+        "output_tokens": 81,
+        "wire_bytes": None,
+        "chunks": n,
+        "chunks_dropped": 0,
+        "content_chunks": n,
+        "content_bytes": 4 * n,
+        "ttfb_us": 3_000,
+        "ttft_us": 400_000,
+        "ttfo_us": 400_000,
+        "gaps": n - 1,
+        "gap_max_us": 600_000,
+        "gap_open_us": None,
+        "gap_p50_us": 20_000,
+        "gap_p99_us": 600_000,
+        "stalls_250ms": 1,
+        "excess_250ms_us": 350_000,
+        "jitter_ratio": 30.0,
+        "tokens_per_chunk": None,
+        "hold_sum_us": None,
+        "hold_max_us": None,
+        "dt_us": [round(dt * 1_000) for dt in dts_ms],
+        "chunk_bytes": [4] * n,
+        "chunk_tokens": [],
+        "chunk_kind": [1] * n,
+        "chunk_hold_64us": [],
+        "good": 0,
+        **more,
+    }
 
 
-@pytest.fixture
-def reader(store: Store, url: str) -> Iterator[Reader]:
-    """A reader of the emptied store."""
-    with Reader(url) as made:
-        yield made
+SUMMARY: dict[str, Any] = {
+    "dt_us": [],
+    "chunk_bytes": [],
+    "chunk_kind": [],
+    "content_chunks": None,
+    "content_bytes": None,
+    "gaps": None,
+    "gap_max_us": None,
+    "gap_p50_us": None,
+    "gap_p99_us": None,
+    "stalls_250ms": None,
+    "excess_250ms_us": None,
+    "jitter_ratio": None,
+    "ttfo_us": None,
+    "good": None,
+}
 
 
-def put(store: Store, *spans: dict[str, Any], scope: dict[str, Any] | None = None, **more: Any) -> None:
-    """Native spans into the store, each with its attributes; ``trace_id`` and the like are for all."""
-    body = request(None, {"legato.emitter": "legato-python/0.1.0", **(scope or {})})
-    for attributes in spans:
-        native_span(body, attributes, **more)
-    store.insert("stream_revs", rows_of(body, tenant="", received_at_ns=time.time_ns(), limits=Limits()).revs)
+def text(page: RenderableType, width: int = 120) -> str:
+    """The page as a terminal of this width shows it."""
+    out = io.StringIO()
+    Console(width=width, file=out, highlight=False).print(page)
+    return out.getvalue()
 
 
-def page_of(rows: list[dict[str, Any]], width: int = 100) -> str:
-    """What a terminal shows."""
-    console = Console(width=width)
-    with console.capture() as captured:
-        console.print(stream_page.render(rows))
-    return captured.get()
+def line_of(page: str, start: str) -> str:
+    """The line that starts so."""
+    return next(line for line in page.splitlines() if line.startswith(start))
 
 
-def test_vantages_are_found_by_any_id_and_lie_under_each_other(store: Store, reader: Reader) -> None:
-    """By the trace, its beginning, a span, or the response; the client above the server."""
-    for vantage, span in (("server", b"s" * 8), ("client", b"c" * 8)):
-        put(
-            store,
-            {"legato.stream.vantage": vantage, "gen_ai.response.id": "chatcmpl-x"},
-            trace_id=TRACE,
-            span_id=span,
-            start_ns=time.time_ns() - SECOND_NS,
-        )
-    put(store, {"gen_ai.response.id": "other"})
-    for wanted in (
-        TRACE.hex(),
-        TRACE.hex().upper(),
-        TRACE.hex()[:8],
-        (b"s" * 8).hex(),
-        (b"c" * 8).hex()[:10],
-        "chatcmpl-x",
-        " chatcmpl-x ",
-    ):
-        rows = stream_page.find(reader, wanted)
-        assert sorted(row["vantage"] for row in rows) == ["client", "server"], wanted
-        assert {row["trace"] for row in rows} == {TRACE.hex()}
+def test_one_stream_at_one_vantage() -> None:
+    """Facts, the drawing, the stall and what came after it."""
+    page = text(render_stream([row()], 120))
+    assert "max 600 ms / 600 ms (n=81)" in page and "82 (82 text; 328 B)" in page and "3.0 ms / 400 ms / 400 ms" in page
+    assert (
+        "client · shop: stalls of 250 ms or more" in page
+        and line_of(page, "1.20 s").split() == "1.20 s 600 ms unknown 1 chunk, 4 B".split()
+    )
+    drawn = line_of(page, "client  ")
+    assert "─" * 10 in drawn and drawn[11] == "·" and "clock" not in page.split("client  ")[0].split("cannot know")[0]
 
 
-def test_traces_apart_are_joined_by_the_response(store: Store, reader: Reader) -> None:
-    """Vantages that share no trace still lie under each other."""
-    put(store, {"legato.stream.vantage": "server", "gen_ai.response.id": "joined"})
-    put(store, {"legato.stream.vantage": "client", "gen_ai.response.id": "joined"})
-    assert {row["vantage"] for row in stream_page.find(reader, "joined")} == {"client", "server"}
+def test_the_drawing_is_to_scale() -> None:
+    """Each mark is the same time: the stall takes 600 of 2600 ms of the axis, the start 400."""
+    drawn = line_of(text(render_stream([row()], 124), 124), "client  ")[11:].rstrip("\n")
+    assert len(drawn) <= 100
+    assert abs(drawn.count("─") - 100 * 600 / 2_600) <= 2 and abs(drawn.count("·") - 100 * 400 / 2_600) <= 2
 
 
-_EMPTY_ID = pytest.mark.xfail(strict=True, reason="FIND: response_id = '' holds for every stream whose response id nobody knows")
+def test_vantages_of_one_clock_share_the_axis() -> None:
+    """The server, 300 ms later on the same clock, is drawn 300 ms further right, whatever its anchor says of the wall."""
+    client = row(clock="boot:4026:0")
+    server = row("server", clock=f"boot:4026:{-200_000_000}", start_ns=100 * SECOND_NS + 100_000_000)
+    page = text(render_stream([client, server], 124), 124)
+    assert "one clock stamped them all: one time axis" in page
+    above, below = line_of(page, "server ")[11:], line_of(page, "client  ")[11:]
+    shift = above.index("─") - below.index("─")
+    assert abs(shift - 100 * 300 / 2_900) <= 1 and page.index("server ") < page.index("client  ")
+    assert [out["offset_us"] for out in as_json([client, server])] == [0, 300_000]
 
 
-@pytest.mark.parametrize(
-    "wanted", ["nosuch", "00", "ffffffffffffffff", pytest.param("", marks=_EMPTY_ID), "%", "zzzzzzzz", "{a:String}", "4bf92f3"]
-)
-def test_what_is_not_there_is_said(store: Store, reader: Reader, wanted: str) -> None:
-    """With what to do; too few digits find nothing, nor does the empty id find a stream without a response id."""
-    put(store, {}, trace_id=TRACE, drop=["gen_ai.response.id"])
-    with pytest.raises(LegatoError, match="no stream has the trace"):
-        stream_page.find(reader, wanted)
+def test_vantages_of_different_clocks_start_at_their_own_zero() -> None:
+    """And the page says so."""
+    page = text(render_stream([row(clock="a:1:0"), row("server", clock="b:1:0", start_ns=200 * SECOND_NS)], 124), 124)
+    assert "their clocks differ or are unknown: each is drawn from its own start" in page
+    assert line_of(page, "server ")[11:].index("─") == line_of(page, "client  ")[11:].index("─")
+    assert [out["offset_us"] for out in as_json([row(), row()])] == [None, None]
 
 
-def test_an_ambiguous_beginning_is_refused(store: Store, reader: Reader) -> None:
-    """Two traces with the same beginning: the longer ones are named."""
-    for i in (1, 2):
-        put(store, {"gen_ai.response.id": f"r{i}"}, trace_id=TRACE[:15] + bytes([i]))
-    with pytest.raises(LegatoError, match="beginning of 2 traces"):
-        stream_page.find(reader, TRACE.hex()[:12])
-    assert len(stream_page.find(reader, (TRACE[:15] + b"\x01").hex())) == 1
+def test_what_is_not_known_is_said() -> None:
+    """By vantage, in words."""
+    assert "tokens of each chunk; how long the application held it; its clock" in " ".join(text(render_stream([row()], 200), 200).split())
+    page = text(render_stream([row(transport="iterator", ttfb_us=None, clock="a:1:0", chunk_bytes=[])], 200), 200)
+    assert "reads and the first byte (watched above the network); bytes of content" in page and "bytes unknown" in page
+    summary = text(render_stream([row(**SUMMARY)], 200), 200)
+    assert "its span brought only a summary, so no gap is known" in summary and "timeline unknown" in summary and "stalls of" not in summary
+    assert as_json([row(**SUMMARY)])[0]["stalls"] is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="find(): two traces are only told apart when both have a response id; else the first is shown as if meant"
-)
-def test_an_ambiguous_beginning_without_response_ids_is_refused(store: Store, reader: Reader) -> None:
-    """Streams whose response id nobody knows are as different as others."""
-    for i in (1, 2):
-        put(store, {}, trace_id=TRACE[:15] + bytes([i]), drop=["gen_ai.response.id"])
-    with pytest.raises(LegatoError, match="beginning of 2 traces"):
-        stream_page.find(reader, TRACE.hex()[:12])
+def test_the_open_gap_is_drawn_and_told() -> None:
+    """A dashed line, and nothing came after."""
+    made = row(dts_ms=(100, 20, 20), outcome="client_cancel", gap_open_us=900_000, duration_ns=1_040_000_000)
+    page = text(render_stream([made]))
+    assert "╌" * 10 in line_of(page, "client  ") and "nothing: client_cancel" in page
 
 
-def test_stalls_are_told_with_what_came_after(store: Store, reader: Reader) -> None:
-    """Where, how long, how many chunks and bytes ended it, the hold; and the open gap."""
-    times = [100_000, 200_000, 700_000, 700_000, 750_000, 1_000_000]
-    timeline = pack(times, [3, 4, 5, 6, 7, 8], None, [1, 1, 1, 1, 5, 1])
-    put(store, {"legato.stream.timeline": timeline, "legato.stream.outcome": "client_cancel"}, trace_id=TRACE, duration_ns=2 * SECOND_NS)
-    (row,) = stream_page.find(reader, TRACE.hex())
-    stalls = stream_page.stalls_of(row)
-    told = [(stall["at_us"], stall["gap_us"], stall["chunks_after"], stall["bytes_after"], stall["open"]) for stall in stalls]
-    assert told == [(200_000, 500_000, 2, 11, False), (700_000, 300_000, 1, 8, False), (1_000_000, 1_000_000, 0, 0, True)]
-    assert len(stalls) == row["stalls_250ms"]
-    page = page_of([row])
-    assert "500 ms" in page and "the end" in page and "client_cancel" in page
+def test_holds_stand_beside_the_stall() -> None:
+    """When the application was the one that waited, it shows."""
+    page = text(render_stream([row(dts_ms=(100, 300), chunk_hold_64us=[4_600, 0], hold_sum_us=294_400, hold_max_us=294_400)]))
+    assert line_of(page, "100 ms").split()[:6] == "100 ms 300 ms 294 ms".split() and "294 ms, longest 294 ms" in page
 
 
-def test_a_page_without_gaps_or_chunks_is_whole(store: Store, reader: Reader) -> None:
-    """A summary alone, and a stream in which nothing came, have pages too; what nobody knows is a dash."""
-    put(store, {}, trace_id=TRACE, span_id=b"a" * 8, drop=["legato.stream.timeline"])
-    put(store, {"legato.stream.timeline": pack([]), "legato.stream.outcome": "timeout"}, trace_id=TRACE, span_id=b"b" * 8, duration_ns=0)
-    rows = stream_page.find(reader, TRACE.hex())
-    assert len(rows) == 2
-    assert "–" in page_of(rows) and all(stream_page.stalls_of(row) == [] for row in rows)
+def test_many_stalls_are_cut() -> None:
+    """The rest is a command away."""
+    page = text(render_stream([row(dts_ms=(300,) * 60)]))
+    assert "and 19 more: all of them with --json" in page and len(as_json([row(dts_ms=(300,) * 60)])[0]["stalls"]) == 59
 
 
-def test_clocks_decide_about_the_axis(store: Store, reader: Reader) -> None:
-    """Vantages of one clock share an axis; of others each begins at its own start, and the page says so."""
-    now = time.time_ns() - 60 * SECOND_NS
-    for name, clocks in (("one", ("boot:1:5", "boot:1:9")), ("two", ("boot:1:5", "other:1:5")), ("none", ("", ""))):
-        for i, (vantage, clock) in enumerate(zip(("client", "server"), clocks, strict=True)):
-            attributes = {"legato.stream.vantage": vantage, "gen_ai.response.id": name}
-            put(store, attributes, scope={"legato.stream.clock": clock} if clock else None, start_ns=now + i * SECOND_NS)
-    pages = {name: page_of(stream_page.find(reader, name)) for name in ("one", "two", "none")}
-    assert "one clock" in pages["one"] and "clocks apart" in pages["two"] and "clocks apart" in pages["none"]
-    assert all(len(line) <= 100 for page in pages.values() for line in page.splitlines())
+def test_no_stall_is_said() -> None:
+    """Silence would read as a fault of the page."""
+    assert "client · shop: no stall of 250 ms or more" in text(render_stream([row(dts_ms=(100, 20))]))
+
+
+def test_a_stream_that_brought_nothing() -> None:
+    """No chunk at all, no duration: nothing to divide by."""
+    page = text(render_stream([row(dts_ms=(), duration_ns=0, ttft_us=None, ttfo_us=None, gap_max_us=None)]))
+    assert "no stall of 250 ms or more" in page
+
+
+def test_order_is_by_stream_then_from_the_engine_outwards() -> None:
+    """Two streams of one trace keep their vantages together."""
+    rows = [
+        row("client", response_id="b", start_ns=50),
+        row("client", response_id="a", start_ns=10),
+        row("engine", response_id="b", start_ns=60),
+    ]
+    rows.append(row("server", response_id="a", start_ns=20))
+    assert [(r["response_id"], r["vantage"]) for r in ordered(rows)] == [("a", "server"), ("a", "client"), ("b", "engine"), ("b", "client")]
+
+
+def test_the_list() -> None:
+    """One line a stream, its gaps as blocks, the open gap last."""
+    listed = row(spark=[0, 600_000, 20_000], gap_open_us=2_000_000)
+    page = text(render_list([listed], more=True))
+    assert (
+        line_of(page, "4bf92f3577b3").split()
+        == "4bf92f3577b3 01-02 03:04:05 model-a · shop client complete 82 400 ms 600 ms 1 ▁▆▁█".split()
+    )
+    assert "There are more" in page and "legato stream 4bf92f3577b3" in page
+
+
+def test_markup_in_names_is_text() -> None:
+    """Whoever sends spans does not write the page."""
+    evil: dict[str, Any] = {
+        "model": "[red]m[/]\x1b[2J",
+        "service": "[b]s",
+        "response_id": "[/]",
+        "outcome": "[link=x]o",
+        "route": "[i]",
+        "flags": ["[u]"],
+    }
+    page = text(render_stream([row(**evil)], 200), 200)
+    assert "[red]m[/]" in page and "[link=x]o" in page and "[/]" in page and "\x1b" not in page
+    assert "[red]m[/]" in text(render_list([row(spark=[], **evil)]), 200)

@@ -1,0 +1,113 @@
+"""Reads the syntax tree that ClickHouse prints for a statement, and refuses what does not only read.
+
+One idea: only kinds of nodes, functions, table functions and tables that are named here may stand in the tree, so what a later
+ClickHouse adds is refused until somebody names it. The tree is the engine's own reading of the statement, not ours. It runs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from legato_ingest.sql_functions import allows, allows_table
+from legato_ingest.sql_text import Refused
+
+__all__ = ["check"]
+
+_SELECTS = frozenset(("SelectWithUnionQuery", "SelectIntersectExceptQuery"))
+# These name their table in the root's own line, as "database table", not in a node of its own.
+_NAMING = frozenset("ExistsTableQuery ExistsViewQuery ShowCreateTableQuery ShowCreateViewQuery".split())
+_ROOTS = _SELECTS | _NAMING | frozenset("Explain DescribeQuery ExistsDatabaseQuery ShowTables ShowColumns".split())
+_NODES = _ROOTS | frozenset(
+    "SelectQuery ExpressionList Function Identifier TableIdentifier Literal Asterisk QualifiedAsterisk TablesInSelectQuery "
+    "TablesInSelectQueryElement TableExpression TableJoin ArrayJoin Subquery WithElement OrderByElement InterpolateElement "
+    "WindowDefinition WindowListElement ColumnsTransformerList ColumnsExceptTransformer ColumnsReplaceTransformer "
+    "ColumnsReplaceTransformer::Replacement ColumnsRegexpMatcher ColumnsListMatcher QualifiedColumnsRegexpMatcher "
+    "QualifiedColumnsListMatcher SampleRatio QueryParameter DataType TupleDataType NameTypePair".split()
+)
+_EXPLAINS = frozenset(("EXPLAIN", "EXPLAIN AST", "EXPLAIN SYNTAX", "EXPLAIN QUERY TREE", "EXPLAIN PIPELINE", "EXPLAIN ESTIMATE"))
+# What a client needs to find its way: names, types and sizes; nobody's queries, users, grants or processes. `tables` and `parts` do tell
+# where the store lies on this host's disk, which whoever reaches a loopback port can ask the process list too.
+_SYSTEM_TABLES = frozenset(
+    "one numbers numbers_mt zeros databases tables columns functions settings formats data_type_families time_zones parts parts_columns "
+    "data_skipping_indices build_options contributors".split()
+)
+_LINE = re.compile(r"( *)(\S+)(?: (.*))?")
+_TABLE = re.compile(r"((?:\w+\.)?\w+)(?: \(alias .*\))?(?: \(children \d+\))?")
+_COUNT = re.compile(r" ?\(children \d+\)$")
+_SET = re.compile(r"[\w.]+(?: \(alias .*\))?")
+_IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
+
+
+def check(tree: str) -> None:
+    """Raise ``Refused`` unless every node of the printed tree is one that only reads."""
+    path: list[str] = []
+    for depth, node, rest in _nodes(tree):
+        if depth > len(path) or (depth == 0) != (not path):
+            raise Refused("the statement's tree is not one tree")
+        path[depth:] = [node]
+        _check_node(path, node, rest)
+    if not path:
+        raise Refused("the statement is empty")
+
+
+def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
+    """(depth, kind, rest) of each line. Only ``\\n`` ends a line: literals hold their other line breaks unescaped."""
+    for line in tree.split("\n"):
+        if line:
+            match = _LINE.fullmatch(line)
+            if match is None:
+                raise Refused("the statement's tree cannot be read")
+            yield len(match.group(1)), match.group(2), match.group(3) or ""
+
+
+def _check_node(path: list[str], node: str, rest: str) -> None:
+    parent = path[-2] if len(path) > 1 else ""
+    if not parent and node not in _ROOTS:
+        raise Refused(f"{node} is none of these")
+    if node == "Set":
+        raise Refused("SETTINGS are not taken")
+    if node not in _NODES:
+        raise Refused(f"{node} is not taken")
+    if node == "Literal" and parent in _ROOTS:
+        raise Refused("INTO OUTFILE writes a file")
+    if node == "Explain" and _COUNT.sub("", rest) not in _EXPLAINS:
+        raise Refused(f"{rest.partition(' (')[0]} is not taken")
+    if node in _NAMING:
+        database, _, table = _COUNT.sub("", rest).partition(" ")
+        _check_table(database, table)
+    _check_names(path, node, rest, parent)
+
+
+def _check_names(path: list[str], node: str, rest: str, parent: str) -> None:
+    if node == "Function":
+        name = rest.partition(" ")[0]
+        path[-1] = f"Function {name}"
+        if parent == "TableExpression" and not (allows_table(name) or name.lower() == "view"):
+            raise Refused(f"the table function {name} is not open here")
+        if parent != "TableExpression" and not allows(name):
+            raise Refused(f"the function {name} is not open here")
+    elif node == "TableIdentifier":
+        match = _TABLE.fullmatch(rest)
+        if match is None:
+            raise Refused(f"the table {rest.partition(' (')[0]} is not open here")
+        database, _, table = match.group(1).rpartition(".")
+        _check_table(database, table)
+    elif node == "Identifier":
+        _check_identifier(path, rest)
+
+
+def _check_identifier(path: list[str], rest: str) -> None:
+    """A name in an expression is a column, but for ``x IN name``, which reads a table."""
+    if len(path) > 2 and path[-2] == "ExpressionList" and _IN.fullmatch(path[-3].removeprefix("Function ")) and not _SET.fullmatch(rest):
+        raise Refused(f"IN {rest} is not taken")
+    database, _, table = rest.partition(" ")[0].partition(".")
+    if table and database.lower() in ("system", "information_schema"):
+        _check_table(database, table.partition(".")[0])
+
+
+def _check_table(database: str, table: str) -> None:
+    """A table of Legato's own (no database, or the default one), or one of the system's that tell names and sizes."""
+    if database in ("", "default") or (database == "system" and table in _SYSTEM_TABLES):
+        return
+    raise Refused(f"the table {database}.{table} is not open here")

@@ -1,0 +1,108 @@
+"""One stream's chunks as its reader met them: reads, stalls, and what came after each.
+
+One idea: everything is derived from the stored timeline, and what the timeline lacks stays None. It agrees with the stored statistics:
+a distance of 250 ms between two content reads always lies between two epochs, so the stalls here are those counted there. It draws
+nothing and asks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any
+
+__all__ = ["STALL_US", "Read", "Stall", "reads_of", "shared_clock", "stalls_of"]
+
+STALL_US = 250_000
+_CONTENT = frozenset((1, 2, 3))
+_HOLD_STEP_US = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Content that arrived together: µs from the stream's start, its first chunk's index, chunks, and bytes (None when unknown)."""
+
+    at_us: int
+    index: int
+    chunks: int
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A gap of 250 ms or more: when it began, how long it was, what ended it, and how much of it the application held the stream.
+
+    ``chunks`` and ``bytes`` are those of the read that ended it; both None for the open gap, which the stream's end ended.
+    ``held_us`` is None where holds are unknown.
+    """
+
+    start_us: int
+    length_us: int
+    open: bool
+    chunks: int | None
+    bytes: int | None
+    held_us: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def reads_of(row: Mapping[str, Any]) -> list[Read]:
+    """The content reads of a row of ``queries.VANTAGES``. Chunks without content are none: a keep-alive does not end a stall."""
+    sizes: Sequence[int] = row["chunk_bytes"]
+    reads: list[Read] = []
+    for index, (at, kind) in enumerate(zip(accumulate(row["dt_us"]), row["chunk_kind"], strict=True)):
+        if kind not in _CONTENT:
+            continue
+        size = sizes[index] if sizes else None
+        if reads and reads[-1].at_us == at:
+            last = reads.pop()
+            reads.append(Read(at, last.index, last.chunks + 1, None if size is None or last.bytes is None else last.bytes + size))
+        else:
+            reads.append(Read(at, index, 1, size))
+    return reads
+
+
+def stalls_of(row: Mapping[str, Any], reads: Sequence[Read], least_us: int = STALL_US) -> list[Stall]:
+    """The gaps of at least ``least_us`` in order of time, the open gap last."""
+    holds: Sequence[int] = row["chunk_hold_64us"]
+    stalls = [
+        Stall(
+            before.at_us,
+            after.at_us - before.at_us,
+            False,
+            after.chunks,
+            after.bytes,
+            _held(holds, before.index, after.index, after.at_us - before.at_us),
+        )
+        for before, after in zip(reads, reads[1:], strict=False)
+        if after.at_us - before.at_us >= least_us
+    ]
+    open_us = row["gap_open_us"]
+    if reads and open_us is not None and open_us >= least_us:
+        stalls.append(Stall(reads[-1].at_us, open_us, True, None, None, _held(holds, reads[-1].index, len(holds), open_us)))
+    return stalls
+
+
+def _held(holds: Sequence[int], first: int, end: int, length_us: int) -> int | None:
+    """How long the chunks of a gap's first read, and those without content after it, were held. Never more than the gap."""
+    return min(sum(holds[first:end]) * _HOLD_STEP_US, length_us) if holds else None
+
+
+def shared_clock(rows: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Each row's start in ns on the one monotonic clock that all of them were stamped by, or None when their clocks differ or are unknown.
+
+    ``clock`` is ``boot id:time namespace:anchor``; wall time = anchor + monotonic time. Two processes of one host anchor at different
+    moments, between which the wall clock may have been set: without the anchors the starts are comparable exactly.
+    """
+    clocks = [_clock(row["clock"]) for row in rows]
+    if any(clock is None for clock in clocks) or len({clock[0] for clock in clocks if clock}) != 1:
+        return None
+    return [int(row["start_ns"]) - clock[1] for row, clock in zip(rows, clocks, strict=True) if clock]
+
+
+def _clock(text: str) -> tuple[str, int] | None:
+    name, _, anchor = text.rpartition(":")
+    return (name, int(anchor)) if name.count(":") == 1 and anchor.removeprefix("-").isdecimal() else None

@@ -1,0 +1,109 @@
+"""A real embedded store with the real schema, streams made through the real rows, and the read endpoint on a real port."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from helpers.spans import SECOND_NS, native_span, request
+from legato._timeline import pack
+from legato_ingest.metrics import Metrics
+from legato_ingest.read import create_app
+from legato_ingest.rows import Limits, rows_of
+from legato_ingest.settings import Settings
+from legato_ingest.store import Store
+
+__all__ = ["LIMITS", "open_store", "reading", "serving", "stream", "streams_in"]
+
+LIMITS: dict[str, int | str] = {
+    "max_execution_time": 10,
+    "max_memory_usage": 1 << 30,
+    "max_result_rows": 100_000,
+    "result_overflow_mode": "throw",
+}
+_SCHEMA = pathlib.Path(__file__).parents[2] / "schema"
+
+
+@contextlib.contextmanager
+def open_store(path: pathlib.Path) -> Iterator[Store]:
+    """A store with every file of schema/ applied in order. An engine has one path a process: close it before the next is opened."""
+    store = Store(path, LIMITS)
+    try:
+        for file in sorted(_SCHEMA.glob("[0-9]*.sql")):
+            store.command(file.read_text(encoding="utf-8"))
+        yield store
+    finally:
+        store.close()
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The app on a free port of this host; yields its URL."""
+    door = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{door.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        door.close()
+
+
+@contextlib.contextmanager
+def reading(store: Store, **settings: Any) -> Iterator[str]:
+    """The read endpoint over a store; yields its URL."""
+    with serving(create_app(Settings(**settings), store, Metrics())) as url:
+        yield url
+
+
+def stream(
+    gaps_ms: Sequence[float] = (20.0,) * 19,
+    first_ms: float = 400.0,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    end_ms: float = 5.0,
+    kinds: Sequence[int] | None = None,
+    holds_ms: Sequence[float] | None = None,
+    age_s: float = 60.0,
+    **more: Any,
+) -> dict[str, Any]:
+    """A stream as ``streams_in`` takes it: text chunks at these distances, the end ``end_ms`` after the last."""
+    times = [first_ms]
+    for gap in gaps_ms:
+        times.append(times[-1] + gap)
+    times_us = [round(t * 1000) for t in times]
+    codes = list(kinds or [1] * len(times))
+    holds = None if holds_ms is None else [round(h * 1000) for h in holds_ms]
+    packed = pack(times_us, [6 if kind in (1, 2, 3) else 0 for kind in codes], None, codes, holds)
+    return {
+        "attributes": {"legato.stream.timeline": packed, "legato.stream.chunks": len(times), **(attributes or {})},
+        "duration_ns": times_us[-1] * 1000 + round(end_ms * 1e6),
+        "age_s": age_s,
+        **more,
+    }
+
+
+def streams_in(store: Store, streams: Sequence[Mapping[str, Any]], service: str = "shop", clock: str = "", seed: int = 7) -> None:
+    """Store these streams of one service (and one clock) by the way that OTLP takes."""
+    scope = {"legato.emitter": "legato-python/0.1.0", **({"legato.stream.clock": clock} if clock else {})}
+    body, rng, now = request({"service.name": service}, scope), random.Random(seed), time.time_ns()
+    for made in streams:
+        options = {key: value for key, value in made.items() if key not in ("attributes", "age_s")}
+        options.setdefault("start_ns", now - round(made["age_s"] * SECOND_NS))
+        native_span(body, made["attributes"], rng=rng, **options)
+    batch = rows_of(body, tenant="", received_at_ns=now, limits=Limits())
+    assert batch.rejected.num_rows == 0, batch.rejected.to_pylist()
+    store.insert("stream_revs", batch.revs)

@@ -1,0 +1,165 @@
+"""`legato report`, `streams` and `stream`, typed as people type them, over a real endpoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from helpers.ports import free_port
+from helpers.reading import open_store, reading, stream, streams_in
+from helpers.spans import SECOND_NS
+from legato_ingest.cli_read import register
+from legato_ingest.errors import LegatoError
+from legato_ingest.store import Store
+
+TRACE = bytes.fromhex("4bf92f3577b34da6a3ce929d0e0e4736")
+AGENT = bytes.fromhex("aaaaaaaa0000000000000000000000ff")
+
+
+def response(name: str, **more: Any) -> dict[str, Any]:
+    """The attributes of a response."""
+    return {"gen_ai.response.id": name, **more}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One stream at two vantages under one trace, one whose gateway has another trace, an agent's trace of two streams, a cancel."""
+    server, now = {"legato.stream.vantage": "server"}, time.time_ns() - 30 * SECOND_NS
+    with open_store(tmp_path_factory.mktemp("cli") / "store") as opened:
+        calm = stream(
+            (20,) * 30 + (600,) + (20,) * 30, attributes=response("chatcmpl-1"), trace_id=TRACE, span_id=b"12345678", start_ns=now
+        )
+        sent = stream((20,) * 61, attributes=response("chatcmpl-1", **server), trace_id=TRACE, start_ns=now + 1_000_000)
+        streams_in(opened, [calm], "shop", "boot:4026:0", 1)
+        streams_in(opened, [sent], "api", "boot:4026:0", 2)
+        apart = [stream(attributes=response("resp_X", **more), trace_id=bytes([7 + n]) * 16) for n, more in enumerate(({}, server))]
+        streams_in(opened, apart, "apart", seed=3)
+        streams_in(opened, [stream(attributes=response(name), trace_id=AGENT) for name in ("call-1", "call-2")], "agent", seed=4)
+        near = bytes.fromhex("aaaaaaaa1111") + bytes(10)
+        cancel = stream((20,), attributes=response("c", **{"legato.stream.outcome": "client_cancel"}), trace_id=near, end_ms=900)
+        streams_in(opened, [cancel], "shop", seed=5)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def url(store: Store) -> Iterator[str]:
+    """The endpoint."""
+    with reading(store) as address:
+        yield address
+
+
+def legato(url: str, *words: str) -> Result:
+    """Type a command."""
+    app = typer.Typer()
+    register(app)
+    return CliRunner().invoke(app, words, env={"LEGATO_READ_URL": url, "COLUMNS": "120"})
+
+
+def data(url: str, *words: str) -> Any:
+    """Its JSON."""
+    result = legato(url, *words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refusal(url: str, *words: str) -> str:
+    """The one line that `main` prints."""
+    result = legato(url, *words)
+    assert isinstance(result.exception, LegatoError)
+    return str(result.exception)
+
+
+def test_report(url: str) -> None:
+    """A page and the same as data."""
+    page = legato(url, "report")
+    assert page.exit_code == 0 and "shop · client" in page.stdout and "1 client_cancel" in page.stdout
+    groups = {(g["service"], g["vantage"]): g for g in data(url, "report")["groups"]}
+    assert groups["shop", "client"]["goodput"] == {"value": 0.0, "good": 0, "n": 2} and groups["api", "server"]["goodput"]["good"] == 1
+    assert data(url, "report", "--gap-ms", "1000")["groups"][0]["goodput"]["value"] == 1
+    assert {g["vantage"] for g in data(url, "report", "--vantage", "server", "--since", "all")["groups"]} == {"server"}
+    assert "no streams yet" in legato(url, "report", "--model", "none").stdout
+
+
+def test_streams(url: str) -> None:
+    """Newest first, filtered, cut."""
+    assert [row["service"] for row in data(url, "streams", "--stalled")] == ["shop", "shop"]
+    assert [row["response_id"] for row in data(url, "streams", "--outcome", "client_cancel")] == ["c"]
+    assert len(data(url, "streams")) == 7 and len(data(url, "streams", "--limit", "2")) == 2
+    page = legato(url, "streams", "--limit", "2").stdout
+    assert "4bf92f3577b3" in page and "There are more" in page
+    assert "no stream matches" in legato(url, "streams", "--outcome", "timeout").stdout
+    assert "no streams yet" in legato(url, "streams", "--service", "nobody").stdout
+    (row,) = data(url, "streams", "--stalled", "--vantage", "client", "--limit", "1")
+    assert row["good"] == 0 and max(row["spark"]) == 600_000 and len(row["spark"]) == 16
+
+
+@pytest.mark.parametrize("given", ["4bf92f3577b34da6a3ce929d0e0e4736", "4BF92F35", "4bf92f35-77b34da6", "3132333435363738", "chatcmpl-1"])
+def test_a_stream_by_any_of_its_ids(url: str, given: str) -> None:
+    """Trace id, its start, span id, response id."""
+    rows = data(url, "stream", given)
+    assert {row["vantage"] for row in rows} == {"client", "server"} and {row["service"] for row in rows} == {"shop", "api"}
+    stalls = {row["vantage"]: row["stalls"] for row in rows}
+    assert [stall["length_us"] for stall in stalls["client"]] == [600_000] and stalls["server"] == []
+    assert {row["vantage"]: row["offset_us"] for row in rows} == {"client": 0, "server": 1_000}
+
+
+def test_a_streams_page(url: str) -> None:
+    """Its vantages under each other."""
+    page = legato(url, "stream", "4bf92f35").stdout
+    assert page.index("server · api") < page.index("client · shop") and "one clock stamped them all" in page
+    assert "api: no stall of 250 ms or more" in page and "600 ms" in page
+
+
+def test_the_response_joins_what_the_trace_does_not(url: str) -> None:
+    """A gateway that did not pass the trace context on."""
+    for given in ("resp_X", "07070707", "08080808"):
+        assert {row["vantage"] for row in data(url, "stream", given)} == {"client", "server"}
+
+
+def test_one_call_of_an_agents_trace(url: str) -> None:
+    """Named by its response it stands alone; named by its trace all do."""
+    assert [row["response_id"] for row in data(url, "stream", "call-2")] == ["call-2"]
+    assert {row["response_id"] for row in data(url, "stream", "aaaaaaaa0000")} == {"call-1", "call-2"}
+
+
+def test_ids_that_mean_none_or_several(url: str) -> None:
+    """What to do next."""
+    assert "no stream has the id 'nothing'" in refusal(url, "stream", "nothing") and "`legato streams` lists" in refusal(
+        url, "stream", "0" * 32
+    )
+    assert "2 traces start with aaaaaaaa: aaaaaaaa00000" in refusal(url, "stream", "aaaaaaaa") and "give more digits" in refusal(
+        url, "stream", "aaaaaaaa"
+    )
+    assert "no stream" in refusal(url, "stream", "4bf92f3") and "no stream" in refusal(url, "stream", "' OR 1=1 --")
+
+
+def test_bad_options(url: str) -> None:
+    """Usage errors have status 2 and say what is expected."""
+    for since in ("x", "5", "5y", "-1h", "0s", "1e3s", "٣h", "99999999d"):
+        result = legato(url, "report", "--since", since)
+        assert result.exit_code == 2 and "write 90s, 15m" in " ".join(result.output.replace("│", "").split())
+    assert legato(url, "stream").exit_code == 2 and legato(url, "report", "--gap-ms", "0").exit_code == 2
+
+
+def test_nobody_listens() -> None:
+    """One line and status 1, from the real command."""
+    port = free_port()
+    command = [sys.executable, "-m", "legato_ingest", "report", "--url", f"http://127.0.0.1:{port}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1 and result.stdout == "" and "Traceback" not in result.stderr
+    assert f"no `legato serve` on 127.0.0.1:{port}: start it with `legato serve`" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "streams", "stream"])
+def test_help_teaches(command: str) -> None:
+    """Each help has an example to copy."""
+    text = legato("", command, "--help").stdout
+    assert "Examples" in text and f"legato {command}" in text

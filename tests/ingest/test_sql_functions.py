@@ -1,0 +1,78 @@
+"""The list of functions that a reader may call, held against the functions of the installed engine."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.reading import open_store
+from legato_ingest.sql_functions import allows, allows_table, named
+from legato_ingest.store import Store
+
+# Names that touch files, network, other processes, dictionaries, models, the host, secrets, other people's queries, or wait.
+DANGEROUS = re.compile(
+    r"file(?!_)|^url$|s3|gcs|azure|hdfs|remote|cluster(?!ing)|python|chdb|executable|catboost|naivebayes(?!ngrams)|evalml|^ai[a-z]+|dict(?!ionaryof)|join(get)?$"
+    r"|joinget|regionto|regionin|regionhier|getmacro|getserver|getmergetree|getsetting|globalvariable|getclient|authuser|authenticated|roles$"
+    r"|profiles$|^sleep|certificate|addressto|demangle|filesystem|hostname|fqdn|tcpport|serveruuid|kernel|zookeeper|transaction|queryid"
+    r"|query_id|connection|serialid|logtrace|flamegraph|aggthrow|hascolumnintable|crypt|threadfuzzer|^shard|buildid|^__|storetags|^tid$"
+)
+LOOK_WORSE_THAN_THEY_ARE = frozenset(("arrayjoin", "timeseriespredictlineartogrid"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Any store: its engine is what is asked."""
+    with open_store(tmp_path_factory.mktemp("functions") / "store") as opened:
+        yield opened
+
+
+def test_what_is_named_is_there(store: Store) -> None:
+    """Each name is a function of the engine of that kind; `lambda` and `exists` are its syntax."""
+    rows = store.select("SELECT lower(name), is_aggregate FROM system.functions")
+    engine = {True: {name for name, aggregate in rows if aggregate}, False: {name for name, aggregate in rows if not aggregate}}
+    assert named("plain") - engine[False] == {"lambda", "exists"}
+    assert named("aggregate") <= engine[True]
+    assert named("table") <= {name.lower() for (name,) in store.select("SELECT name FROM system.table_functions")}
+
+
+def test_nothing_dangerous_is_allowed(store: Store) -> None:
+    """No function of the engine whose name tells of files, network, the host, waiting or other people's queries; all built in."""
+    names = {name.lower() for (name,) in store.select("SELECT name FROM system.functions")}
+    dangerous = {name for name in names if DANGEROUS.search(name)} - LOOK_WORSE_THAN_THEY_ARE
+    assert len(dangerous) > 100
+    assert sorted(name for name in dangerous if allows(name)) == []
+    assert store.select("SELECT name FROM system.functions WHERE origin != 'System'") == []
+
+
+def test_no_alias_opens_a_refused_function(store: Store) -> None:
+    """A name allowed while the function that it stands for is not would be a hole."""
+    rows = store.select("SELECT lower(name), lower(alias_to) FROM system.functions WHERE alias_to != ''")
+    assert [(name, target) for name, target in rows if allows(name) and not allows(target)] == []
+
+
+def test_table_functions_are_few(store: Store) -> None:
+    """Only those that make rows from nothing."""
+    engine = {name for (name,) in store.select("SELECT name FROM system.table_functions")}
+    allowed = sorted(name for name in engine if allows_table(name))
+    assert allowed == ["generateSeries", "generate_series", "null", "numbers", "numbers_mt", "primes", "values", "zeros", "zeros_mt"]
+
+
+def test_unknown_names_are_refused() -> None:
+    """A function of a later engine waits until somebody has read what it does."""
+    assert not allows("readTheWholeDisk") and not allows("") and not allows("OrNull") and not allows_table("readTheWholeDisk")
+
+
+def test_combinators_stack_three_high() -> None:
+    """Aggregates carry their suffixes; plain functions do not."""
+    assert allows("sumIf") and allows("quantileExactIf") and allows("argMaxOrNullIf") and allows("uniqArrayStateIf") and allows("COUNTIF")
+    assert not allows("lengthIf") and not allows("sumIfIfIfIf") and not allows("fileIf")
+
+
+def test_the_list_is_in_lower_case() -> None:
+    """As it is compared."""
+    text = (pathlib.Path(__file__).parents[2] / "ingest/legato_ingest/sql_functions.txt").read_text(encoding="utf-8")
+    names = " ".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert names == names.lower()
