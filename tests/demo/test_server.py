@@ -73,7 +73,7 @@ def test_gaps_are_the_recorded_ones(port: int) -> None:
         gaps_ms = [(later - earlier) * 1e3 for earlier, later in zip(times, times[1:], strict=False)]
         differences_ms += [abs(gap - was / 1e3) for gap, was in zip(gaps_ms, stream.gaps_us(), strict=True)]
     assert len(differences_ms) > 1000
-    assert statistics.median(differences_ms) <= 1
+    assert statistics.median(differences_ms) <= 2
     assert statistics.quantiles(differences_ms, n=100)[98] <= 20
 
 

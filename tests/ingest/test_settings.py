@@ -18,10 +18,10 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_defaults_need_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback, the usual ports, a store in the user's data folder, the repository's schema."""
-    monkeypatch.setenv("XDG_DATA_HOME", "/data/home")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data/share")
     settings = load()
     assert (settings.host, settings.otlp_port, settings.read_port) == ("127.0.0.1", 4318, 8123)
-    assert settings.store_path == pathlib.Path("/data/home/legato/store")
+    assert settings.store_path == pathlib.Path("/data/share/legato/store")
     assert (settings.schema_dir / "0001_schema_migrations.sql").is_file()
 
 

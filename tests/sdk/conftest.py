@@ -1,0 +1,64 @@
+"""One tracer provider for all tests of the SDK (OpenTelemetry sets one a process), emptied for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import legato
+from legato_ingest.timeline import decode, read_head
+
+Spans = Callable[[], list[ReadableSpan]]
+
+
+@pytest.fixture(scope="session")
+def exporter() -> InMemorySpanExporter:
+    """The spans of the whole process."""
+    provider = TracerProvider()
+    kept = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    trace.set_tracer_provider(provider)
+    return kept
+
+
+@pytest.fixture
+def spans(exporter: InMemorySpanExporter) -> Iterator[Spans]:
+    """The spans of this test, when all that has ended is finished."""
+    legato.flush()
+    exporter.clear()
+
+    def finished() -> list[ReadableSpan]:
+        assert legato.flush()
+        # Servers under test may make spans of their own.
+        everybodys = exporter.get_finished_spans()
+        return [span for span in everybodys if span.instrumentation_scope and span.instrumentation_scope.name == "legato"]
+
+    yield finished
+    legato.flush()
+    exporter.clear()
+
+
+@pytest.fixture
+def columns() -> Callable[[ReadableSpan], dict[str, Any]]:
+    """Decodes a span's timeline: µs from the start, sizes, kinds, holds in steps of 64 µs."""
+
+    def unpack(span: ReadableSpan) -> dict[str, Any]:
+        blob = (span.attributes or {})["legato.stream.timeline"]
+        assert isinstance(blob, bytes)
+        timelines, bad = decode([blob], [read_head(blob)])
+        assert not bad
+        return {
+            "times_us": timelines.dt_us.cumsum().tolist(),
+            "sizes": timelines.sizes.tolist(),
+            "kinds": timelines.kinds.tolist(),
+            "tokens": timelines.tokens.tolist() if timelines.has_tokens[0] else None,
+            "holds": timelines.holds.tolist() if timelines.has_holds[0] else None,
+        }
+
+    return unpack

@@ -1,0 +1,218 @@
+"""Real `openai` clients against a real server: every end has its outcome, stamps are those of the bytes, and no text leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+
+import legato
+from helpers.completions import WORDS, completions_server, seen_headers
+
+Spans = Callable[[], list[ReadableSpan]]
+Columns = Callable[[ReadableSpan], dict[str, Any]]
+CONTENT = sum(len(word.encode()) for word in WORDS)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The server's base URL, with the instrumentation on."""
+    legato.instrument_openai()
+    with completions_server() as base:
+        yield base
+    legato.uninstrument_openai()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """A synchronous client."""
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as made:
+        yield made
+
+
+def ask(client: Any, model: str = "normal", **more: Any) -> Any:
+    """A streaming chat completion."""
+    return client.chat.completions.create(model=model, messages=[{"role": "user", "content": "q"}], stream=True, **more)
+
+
+def only(spans: list[ReadableSpan]) -> dict[str, Any]:
+    """The attributes of the only span."""
+    (span,) = spans
+    return dict(span.attributes or {})
+
+
+def test_a_stream_is_recorded_whole(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
+    """Kinds, sizes in UTF-8, times, usage, ids and the connection."""
+    assert len(list(ask(client))) == len(WORDS) + 3
+    (span,) = spans()
+    found: dict[str, Any] = dict(span.attributes or {})
+    assert found["legato.stream.outcome"] == "complete" and found["legato.stream.vantage"] == "client"
+    assert found["gen_ai.request.model"] == "normal" and found["gen_ai.response.model"] == "served"
+    assert found["gen_ai.response.id"] == "chatcmpl-test" and list(found["gen_ai.response.finish_reasons"]) == ["stop"]
+    assert (found["gen_ai.usage.input_tokens"], found["gen_ai.usage.output_tokens"]) == (7, 5)
+    assert found["server.address"] == found["client.address"] == "127.0.0.1" and found["client.port"] > 0
+    chunks = columns(span)
+    assert chunks["kinds"] == [0, 1, 1, 1, 1, 1, 7, 4, 7]
+    assert chunks["sizes"][1:6] == [len(word.encode()) for word in WORDS]
+    assert 0 < found["legato.stream.ttfb"] < found["gen_ai.response.time_to_first_chunk"]
+    assert 10_000 < chunks["times_us"][2] - chunks["times_us"][1] < 500_000
+
+
+def test_no_text_leaves_the_process(client: openai.OpenAI, spans: Spans) -> None:
+    """No attribute of the span holds a word of the answer."""
+    list(ask(client))
+    said = repr([span.attributes for span in spans()])
+    assert not any(word.strip(' "') in said for word in WORDS)
+
+
+def test_chunks_of_one_write_share_their_time(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
+    """Coalesced events are one read."""
+    list(ask(client, "burst"))
+    (span,) = spans()
+    times = columns(span)["times_us"]
+    assert len(set(times[1:6])) == 1
+
+
+def test_a_hold_is_the_applications(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
+    """Sleeping between chunks is recorded as holding them, and not as waiting for the next."""
+    for number, _ in enumerate(ask(client)):
+        if number == 2:
+            time.sleep(0.3)
+    (span,) = spans()
+    chunks = columns(span)
+    assert chunks["holds"] is not None and 290 <= chunks["holds"][2] * 0.064 < 600
+    assert max(chunks["holds"][:2] + chunks["holds"][3:]) * 0.064 < 100
+
+
+def test_leaving_the_loop_is_a_cancel(client: openai.OpenAI, spans: Spans) -> None:
+    """A loop that is left, with nobody closing the stream, is a cancel at the time it was left."""
+    stream = ask(client)
+    for number, _ in enumerate(stream):
+        if number == 2:
+            break
+    deadline = time.monotonic() + 5
+    while not (found := spans()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert only(found)["legato.stream.outcome"] == "client_cancel"
+    stream.close()
+
+
+def test_a_second_loop_takes_the_stream_up(client: openai.OpenAI, spans: Spans) -> None:
+    """A peek at the first chunk is no cancel."""
+    stream = ask(client)
+    for _ in stream:
+        break
+    assert len(list(stream)) == len(WORDS) + 2
+    assert only(spans())["legato.stream.outcome"] == "complete"
+
+
+def test_closing_is_a_cancel(client: openai.OpenAI, spans: Spans) -> None:
+    """Also by leaving a with block, and also after an exception of the application's own."""
+    with pytest.raises(ZeroDivisionError), ask(client) as stream:
+        for _ in stream:
+            raise ZeroDivisionError
+    assert only(spans())["legato.stream.outcome"] == "client_cancel"
+
+
+@pytest.mark.parametrize(
+    ("model", "outcome", "status"),
+    [("cut", "upstream_error", "ERROR"), ("break", "upstream_error", "ERROR"), ("abort", "engine_abort", "UNSET")],
+)
+def test_a_broken_answer_says_so(client: openai.OpenAI, spans: Spans, model: str, outcome: str, status: str) -> None:
+    """A connection that breaks, a body that ends before the answer, an engine that aborts."""
+    try:
+        list(ask(client, model))
+    except Exception as error:
+        assert model == "break", error
+    (span,) = spans()
+    assert only([span])["legato.stream.outcome"] == outcome
+    assert span.status.status_code.name == status
+
+
+def test_a_time_out_counts_its_open_gap(url: str, spans: Spans) -> None:
+    """The wait for the chunk that never came is the longest gap."""
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=0.4) as client, pytest.raises(Exception, match="."):
+        list(ask(client, "hang"))
+    found = only(spans())
+    assert found["legato.stream.outcome"] == "timeout" and "Timeout" in found["error.type"]
+    assert found["legato.stream.gap_max"] >= 0.39 and found["legato.stream.stalls"] == 1
+
+
+def test_a_refused_request_is_a_row(client: openai.OpenAI, spans: Spans) -> None:
+    """An answer of 500 has no chunks and an error's type."""
+    with pytest.raises(openai.InternalServerError):
+        ask(client, "fail")
+    found = only(spans())
+    assert (found["legato.stream.outcome"], found["legato.stream.chunks"]) == ("upstream_error", 0)
+    assert found["error.type"].endswith("InternalServerError")
+
+
+def test_plain_calls_are_none_of_our_business(client: openai.OpenAI, spans: Spans) -> None:
+    """A call that does not stream makes no span."""
+    client.chat.completions.create(model="normal", messages=[])
+    assert spans() == []
+
+
+def test_the_trace_goes_along(client: openai.OpenAI, spans: Spans) -> None:
+    """The request carries the stream's own trace context; the caller's headers are left alone."""
+    mine = {"X-Mine": "1"}
+    list(ask(client, extra_headers=mine))
+    (span,) = spans()
+    sent = seen_headers[-1]
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}" in sent["traceparent"] and f"{span.context.span_id:016x}" in sent["traceparent"]
+    assert mine == {"X-Mine": "1"} and sent["x-mine"] == "1"
+
+
+def test_helpers_responses_and_raw_answers(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
+    """The stream helper, the Responses API, and raw responses all pass through the same place."""
+    with client.chat.completions.stream(model="normal", messages=[]) as helped:
+        list(helped)
+    list(client.responses.create(model="r", input="q", stream=True))
+    with client.chat.completions.with_streaming_response.create(model="normal", messages=[], stream=True) as raw:
+        assert b"".join(raw.iter_bytes())
+    first, second, third = spans()
+    assert [only([span])["legato.stream.outcome"] for span in (first, second, third)] == ["complete"] * 3
+    assert only([second])["gen_ai.response.id"] == "resp-test"
+    assert [sum(columns(span)["sizes"]) for span in (first, second, third)] == [CONTENT] * 3
+
+
+def test_asynchronous_ends(url: str, spans: Spans) -> None:
+    """Read out, cancelled in mid-stream, closed, and left."""
+
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+            assert len([chunk async for chunk in await ask(client)]) == len(WORDS) + 3
+
+            async def forever() -> None:
+                async for _ in await ask(client, "hang"):
+                    pass
+
+            task = asyncio.create_task(forever())
+            await asyncio.sleep(0.3)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            stream = await ask(client)
+            await anext(aiter(stream))
+            await stream.close()
+
+    asyncio.run(run())
+    gc.collect()
+    assert [only([span])["legato.stream.outcome"] for span in spans()] == ["complete", "client_cancel", "client_cancel"]
+
+
+def test_it_can_be_undone(client: openai.OpenAI, spans: Spans) -> None:
+    """Without the instrumentation nothing is recorded; instrumenting twice records once."""
+    legato.uninstrument_openai()
+    list(ask(client))
+    assert spans() == []
+    legato.instrument_openai()
+    legato.instrument_openai()
+    list(ask(client))
+    assert len(spans()) == 1

@@ -1,0 +1,113 @@
+"""The scanner of server-sent events: framing, kinds and sizes, however the bytes are cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legato._sse import Scanner
+from legato._timeline import Kind
+
+
+def scan(*reads: bytes) -> Scanner:
+    """A scanner that took these reads, one a nanosecond."""
+    scanner = Scanner()
+    for time_ns, data in enumerate(reads):
+        scanner.feed(time_ns, data)
+    return scanner
+
+
+def event(content: Any) -> bytes:
+    """A JSON event."""
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
+    """A chat completion chunk as engines send it."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return {"id": "c-1", "model": "m", "choices": [choice], **more}
+
+
+CASES: list[tuple[str, bytes, int, int]] = [
+    ("role", event(chunk({"role": "assistant", "content": ""})), Kind.ROLE, 0),
+    ("text", event(chunk({"content": "é!"})), Kind.TEXT, 3),
+    ("escapes", event(chunk({"content": 'a"\n'})), Kind.TEXT, 3),
+    ("reasoning", event(chunk({"reasoning_content": "hm"})), Kind.REASONING, 2),
+    ("tool", event(chunk({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]})), Kind.TOOL, 3),
+    ("refusal", event(chunk({"refusal": "no"})), Kind.TEXT, 2),
+    ("usage", event({"id": "c-1", "choices": [], "usage": {"completion_tokens": 4}}), Kind.USAGE, 0),
+    ("finish", event(chunk({}, "stop")), Kind.DONE, 0),
+    ("done", b"data: [DONE]\n\n", Kind.DONE, 0),
+    ("comment", b": keep-alive\n\n", Kind.HEARTBEAT, 0),
+    ("ping", b"event: ping\n\n", Kind.HEARTBEAT, 0),
+    ("empty delta", event(chunk({"content": ""})), Kind.HEARTBEAT, 0),
+    ("malformed", b"data: {oops\n\n", Kind.HEARTBEAT, 0),
+    ("no object", b"data: [1,2]\n\n", Kind.HEARTBEAT, 0),
+    ("strange types", b'data: {"choices":[{"delta":7}]}\n\n', Kind.HEARTBEAT, 0),
+    ("error", event({"error": {"type": "overloaded"}}), Kind.DONE, 0),
+    ("responses text", event({"type": "response.output_text.delta", "delta": "hey"}), Kind.TEXT, 3),
+    ("responses reasoning", event({"type": "response.reasoning_summary_text.delta", "delta": "h"}), Kind.REASONING, 1),
+    ("responses tool", event({"type": "response.function_call_arguments.delta", "delta": "{}"}), Kind.TOOL, 2),
+    ("responses end", event({"type": "response.completed", "response": {"id": "r", "status": "completed"}}), Kind.DONE, 0),
+]
+
+
+@pytest.mark.parametrize(("data", "kind", "size"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_each_event_has_its_kind_and_size(data: bytes, kind: int, size: int) -> None:
+    """Role frames, usage, comments and the end are no tokens; content is counted in UTF-8."""
+    scanner = scan(data)
+    assert (scanner.kinds, scanner.sizes) == ([kind], [size])
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@given(
+    st.lists(st.one_of(texts.map(lambda text: event(chunk({"content": text}))), st.sampled_from([case[1] for case in CASES])), max_size=12)
+)
+@settings(deadline=None)
+def test_the_fast_way_gives_what_the_slow_way_gives(events: list[bytes]) -> None:
+    """A read an event (the fast way) counts the same as all events parsed."""
+    fast = scan(*events)
+    slow = Scanner()
+    for each in events:
+        payload = each.removesuffix(b"\n\n")
+        if payload.startswith(b"data: "):
+            slow._payload(0, payload[6:])
+        else:
+            slow._event(0, payload)
+    assert (fast.sizes, fast.kinds) == (slow.sizes, slow.kinds)
+
+
+@given(st.lists(st.sampled_from([case[1] for case in CASES]), min_size=1, max_size=8), st.data(), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+@settings(deadline=None)
+def test_any_cut_gives_the_same_chunks(events: list[bytes], data: st.DataObject, line_end: bytes) -> None:
+    """Reads may end anywhere, also between CR and LF; an event belongs to the read that completes it."""
+    whole = b"".join(events).replace(b"\n", line_end)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    uncut, cut = scan(*events), scan(*parts)
+    assert (cut.kinds, cut.sizes, cut.yielded) == (uncut.kinds, uncut.sizes, uncut.yielded)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=8))
+def test_no_bytes_make_it_fail(reads: list[bytes]) -> None:
+    """Whatever a server sends, the scanner raises nothing and keeps its columns equal in length."""
+    scanner = scan(*reads)
+    assert len(scanner.times) == len(scanner.sizes) == len(scanner.kinds)
+
+
+def test_tokens_come_from_a_running_usage() -> None:
+    """Differences of the usage that engines can send with every chunk; unknown when a chunk comes without."""
+    running = [event(chunk({"content": "ab"}, usage={"completion_tokens": total})) for total in (1, 2, 5)]
+    assert scan(*running).tokens == [1, 1, 3]
+    assert scan(*running, event(chunk({"content": "c"}))).tokens is None
+
+
+def test_a_comment_is_not_handed_to_the_application() -> None:
+    """Holds belong to the events that a client library yields: no comments, no [DONE]."""
+    assert scan(b": hi\n\n", CASES[1][1], b"data: [DONE]\n\n").yielded == [1]

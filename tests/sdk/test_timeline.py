@@ -1,0 +1,50 @@
+"""The packer: what it packs is what the reader decodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legato._timeline import CHUNKS_MAX, DT_MAX, pack
+from legato_ingest.timeline import decode, read_head
+
+steps = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 2**31))
+values = st.one_of(st.integers(0, 1), st.integers(0, 300), st.integers(0, 2**32 - 1))
+
+
+@given(st.lists(st.tuples(steps, values, values, st.integers(0, 7), values), max_size=200), st.booleans())
+@settings(deadline=None)
+def test_every_column_comes_back(rows: list[tuple[int, int, int, int, int]], holds: bool) -> None:
+    """Whatever widths, bases and exceptions it chose."""
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], [], []]
+    times = np.cumsum(columns[0], dtype=np.int64).tolist()
+    blob = pack(times, columns[1], columns[2], columns[3], columns[4] if holds else None)
+    timelines, bad = decode([blob], [read_head(blob)])
+    assert not bad
+    assert timelines.dt_us.tolist() == columns[0]
+    assert (timelines.sizes.tolist(), timelines.tokens.tolist(), timelines.kinds.tolist()) == (columns[1], columns[2], columns[3])
+    assert bool(timelines.has_holds[0]) is holds
+    assert not holds or timelines.holds.tolist() == columns[4]
+
+
+def test_limits() -> None:
+    """65,536 chunks and no more; times that go forward; values that are kept at the largest."""
+    assert read_head(pack(list(range(CHUNKS_MAX)))).chunks == CHUNKS_MAX
+    with pytest.raises(ValueError, match="65536"):
+        pack([0] * (CHUNKS_MAX + 1))
+    with pytest.raises(ValueError, match="backwards"):
+        pack([5, 4])
+    with pytest.raises(ValueError, match="length"):
+        pack([1, 2], [1])
+    blob = pack([1, 2], [2**40, 3])
+    assert decode([blob], [read_head(blob)])[0].sizes.tolist() == [2**32 - 1, 3]
+
+
+def test_a_pause_of_hours_becomes_heartbeats() -> None:
+    """No gap is cut: the pause is written in parts, without content."""
+    blob = pack([1_000, 1_000 + 2 * DT_MAX + 5], [3, 4])
+    timelines, _ = decode([blob], [read_head(blob)])
+    assert int(timelines.dt_us.astype(np.int64).sum()) == 1_000 + 2 * DT_MAX + 5
+    assert timelines.kinds.tolist() == [1, 5, 5, 1] and timelines.sizes.tolist() == [3, 0, 0, 4]
