@@ -25,6 +25,8 @@ from legato_ingest.store import Store
 __all__ = ["Committer", "Receipt"]
 
 REVS, REJECTED = "stream_revs", "rejected"
+# What ClickHouse answers to a value that it cannot take: these, and no others, are a row's own fault.
+_ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
 
 
 @dataclass(slots=True)
@@ -129,7 +131,7 @@ class Committer:
             refused = pa.concat_tables([refused, _refused_row(row, error)])
             receipts[owner].rejected += 1
             receipts[owner].reasons.append("store_refused")
-        self._store.insert(REJECTED, refused)
+        self._store.insert(REJECTED, self._drop_known_rejections(refused))
         self._count_outcome(group, fresh, refused, len(stored))
         return receipts
 
@@ -146,6 +148,25 @@ class Committer:
             fresh.append(waiting.batch.revs if all(mask) else waiting.batch.revs.filter(pa.array(mask, pa.bool_())))
         return fresh
 
+    def _drop_known_rejections(self, refused: pa.Table) -> pa.Table:
+        """The rejections that are new: a request that is sent again has the same bad spans."""
+        if not refused.num_rows:
+            return refused
+        hashes = [value.hex() for value in refused["span_sha256"].to_pylist()]
+        listed = ",".join(f"'{value}'" for value in set(hashes))
+        seen = {
+            (str(sha256), str(reason))
+            for sha256, reason in self._store.select(
+                f"SELECT lower(hex(span_sha256)), reason FROM rejected WHERE lower(hex(span_sha256)) IN ({listed})"
+                " SETTINGS max_query_size = 1000000000"
+            )
+        }
+        mask = []
+        for key in zip(hashes, refused["reason"].to_pylist(), strict=True):
+            mask.append(key not in seen)
+            seen.add(key)
+        return refused.filter(pa.array(mask, pa.bool_()))
+
     def _insert_bisecting(self, tables: list[pa.Table]) -> list[tuple[int, StoreRefused]]:
         """Insert all; where the store refuses, halve until the row that it refuses stands alone. Returns those rows' places."""
         rows = pa.concat_tables(tables)
@@ -157,6 +178,9 @@ class Committer:
                 self._store.insert(REVS, rows.slice(start, count))
             except StoreRefused as error:
                 self._metrics.errors.labels("insert", str(error.code)).inc()
+                if error.code not in _ROW_CODES:
+                    # Not the rows' fault (a table that is gone, a wrong column): to blame them would acknowledge their loss.
+                    raise StoreUnavailable(f"ClickHouse error {error.code} on an insert", error.code) from error
                 if count == 1:
                     bad.append((start, error))
                 else:

@@ -18,6 +18,8 @@ __all__ = ["Key", "keys_of", "known_keys"]
 
 Key = tuple[str, bytes, bytes, int]
 _MINUTE_NS = 60_000_000_000
+# More stretches of time than this are asked for in one: a backfill of months must not be hundreds of queries.
+_RANGES_MAX = 16
 _COLUMNS = ("tenant", "trace_id", "span_id", "rev")
 
 
@@ -45,6 +47,8 @@ def _ranges(starts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[in
     """The minutes that these starts touch, neighbours joined: a late stream does not make the query read the time between."""
     minutes = np.unique(starts // _MINUTE_NS)
     breaks = np.flatnonzero(np.diff(minutes) > 1) + 1
+    if len(breaks) >= _RANGES_MAX:
+        breaks = breaks[:0]
     return [(int(run[0]) * _MINUTE_NS, (int(run[-1]) + 1) * _MINUTE_NS - 1) for run in np.split(minutes, breaks)]
 
 

@@ -61,32 +61,35 @@ def _decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
 
 
 def _gunzip(body: bytes) -> Iterator[bytes]:
-    rest = body
-    while rest:
+    at = 0
+    while at < len(body):
         stream = zlib.decompressobj(wbits=31)
         while not stream.eof:
-            part = stream.decompress(rest, _STEP)
-            rest = stream.unconsumed_tail or stream.unused_data
-            if not part and not stream.eof and not rest:
+            if at >= len(body):
                 raise EOFError
-            yield part
+            step = body[at : at + _STEP_IN]
+            at += len(step)
+            while step and not stream.eof:
+                yield stream.decompress(step, _STEP)
+                step = stream.unconsumed_tail
+        at -= len(stream.unused_data)
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
     """Each frame to its end: a reader that takes the end of the input for the end of a frame would acknowledge half a body."""
     # A frame may ask for a window of gigabytes: 8 MiB is what the format tells every reader to support.
     decompressor = zstandard.ZstdDecompressor(max_window_size=8 * 2**20)
-    rest = body
-    while rest:
+    at = 0
+    while at < len(body):
         frame = decompressor.decompressobj()
-        at = 0
         while not frame.eof:
-            if at >= len(rest):
+            if at >= len(body):
                 raise EOFError
             # Small steps in, so that one step out is bounded: zstd's blocks hold at most 128 KiB.
-            yield frame.decompress(rest[at : at + _STEP_IN])
-            at += _STEP_IN
-        rest = frame.unused_data + rest[at:]
+            step = body[at : at + _STEP_IN]
+            at += len(step)
+            yield frame.decompress(step)
+        at -= len(frame.unused_data)
     if not body:
         raise EOFError
 

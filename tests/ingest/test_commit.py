@@ -367,3 +367,28 @@ def test_a_sender_that_gives_up_does_not_stop_the_writer(store: Store) -> None:
     assert after.result(2) == Receipt()
     committer.close()
     assert len(streams(store)) == 3
+
+
+def test_a_retry_of_rejected_spans_adds_no_rejection(store: Store) -> None:
+    """The same bad span sent three times is one row of `rejected`."""
+    body = batch_of(2)
+    scope_of(body).spans[0].end_time_unix_nano = 1
+    with committing(Double(store)) as committer:
+        for _ in range(3):
+            assert committer.submit(rows(body)).result(PATIENCE_S).rejected == 1
+    assert store.select("SELECT count() FROM rejected") == [(1,)]
+
+
+def test_a_failure_that_is_not_the_rows_fault_costs_no_row(store: Store) -> None:
+    """A table that is gone is an outage: nothing is acknowledged, nothing is rejected."""
+    double = Double(store)
+
+    def fail(table: str, _: pa.Table) -> None:
+        raise StoreRefused("Code: 60. Unknown table", 60)
+
+    double.before = fail
+    with committing(double) as committer:
+        future = committer.submit(rows(batch_of(2)))
+        with pytest.raises(StoreUnavailable):
+            future.result(PATIENCE_S)
+    assert store.select("SELECT count() FROM rejected") == [(0,)]
