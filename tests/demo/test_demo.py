@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,9 +19,15 @@ _PATIENCE_S = 60.0
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def _demo(data: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def _demo(data: pathlib.Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A demo that is gone at the end of the block, also when an assertion fails in it."""
     command = [sys.executable, "-m", "demo", "--data", str(data), *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _read_until(process: subprocess.Popen[str], words: str) -> str:
@@ -119,7 +127,7 @@ def test_serve_stays_up_and_the_next_demo_is_told_so(tmp_path: pathlib.Path) -> 
         with _demo(tmp_path, "--once") as second:
             refusal, _ = second.communicate(timeout=30)
         assert second.returncode == 1
-        assert "is in use by process" in refusal
+        assert "is in use by process" in " ".join(refusal.split())
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert _processes(tmp_path) == {}
