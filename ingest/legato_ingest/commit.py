@@ -11,8 +11,10 @@ import hashlib
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +26,7 @@ from legato_ingest.store import Store
 
 __all__ = ["Committer", "Receipt"]
 
+T = TypeVar("T")
 REVS, REJECTED = "stream_revs", "rejected"
 # What ClickHouse answers to a value that it cannot take: these, and no others, are a row's own fault.
 _ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
@@ -124,15 +127,15 @@ class Committer:
     def _insert(self, group: list[_Waiting]) -> list[Receipt]:
         fresh = self._drop_known(group)
         receipts = [_receipt(waiting.batch) for waiting in group]
-        stored = self._insert_bisecting(fresh)
+        bad = self._insert_bisecting(fresh)
         refused = pa.concat_tables([waiting.batch.rejected for waiting in group])
-        for at, error in stored:
+        for at, error in bad:
             owner, row = _owner_of(fresh, at)
             refused = pa.concat_tables([refused, _refused_row(row, error)])
             receipts[owner].rejected += 1
             receipts[owner].reasons.append("store_refused")
         self._store.insert(REJECTED, self._drop_known_rejections(refused))
-        self._count_outcome(group, fresh, refused, len(stored))
+        self._count_outcome(group, fresh, refused, len(bad))
         return receipts
 
     def _drop_known(self, group: list[_Waiting]) -> list[pa.Table]:
@@ -141,11 +144,7 @@ class Committer:
         seen = known_keys(self._store, [waiting.batch.revs for waiting in group])
         fresh = []
         for waiting, own in zip(group, keys, strict=True):
-            mask = []
-            for key in own:
-                mask.append(key not in seen)
-                seen.add(key)
-            fresh.append(waiting.batch.revs if all(mask) else waiting.batch.revs.filter(pa.array(mask, pa.bool_())))
+            fresh.append(_unseen(waiting.batch.revs, own, seen))
         return fresh
 
     def _drop_known_rejections(self, refused: pa.Table) -> pa.Table:
@@ -161,11 +160,7 @@ class Committer:
                 " SETTINGS max_query_size = 1000000000"
             )
         }
-        mask = []
-        for key in zip(hashes, refused["reason"].to_pylist(), strict=True):
-            mask.append(key not in seen)
-            seen.add(key)
-        return refused.filter(pa.array(mask, pa.bool_()))
+        return _unseen(refused, zip(hashes, refused["reason"].to_pylist(), strict=True), seen)
 
     def _insert_bisecting(self, tables: list[pa.Table]) -> list[tuple[int, StoreRefused]]:
         """Insert all; where the store refuses, halve until the row that it refuses stands alone. Returns those rows' places."""
@@ -197,6 +192,15 @@ class Committer:
         metrics.duplicate_spans.inc(offered - stored)
         for reason in refused["reason"].to_pylist():
             metrics.rejected_spans.labels(reason).inc()
+
+
+def _unseen(rows: pa.Table, keys: Iterable[T], seen: set[T]) -> pa.Table:
+    """The rows whose keys are not in ``seen`` yet; their keys are put in."""
+    mask = []
+    for key in keys:
+        mask.append(key not in seen)
+        seen.add(key)
+    return rows if all(mask) else rows.filter(pa.array(mask, pa.bool_()))
 
 
 def _chunks_in(tables: list[pa.Table]) -> int:

@@ -96,6 +96,7 @@ class Worker:
             self._thread.start()
 
     def _run(self) -> None:
+        ticked = now_ns()
         while True:
             try:
                 recorder = self._queue.get(timeout=_TICK_S if self._live else 5.0)
@@ -103,7 +104,9 @@ class Worker:
                 recorder = None
             if recorder is not None:
                 self._complete(recorder)
-            if self._live and (recorder is None or self._clock() % 8 == 0):
+            # Also when streams end without a pause: the queue is then never empty, and snapshots are due all the same.
+            if self._live and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
+                ticked = now_ns()
                 with guard("snapshot"):
                     self.tick()
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from legato_ingest.adapters.common import facts_of
 from legato_ingest.attributes import Attributes
 from legato_ingest.facts import StreamFacts
 
 __all__ = ["adapt"]
 
-_UINT32_MAX = 2**32 - 1
-_PORT_MAX = 65_535
 _TIMEOUT_WORDS = ("timeout", "deadline")
 
 
@@ -25,32 +24,14 @@ def adapt(span: Span, attributes: Attributes) -> StreamFacts | None:
     if not streamed:
         return None
     error_type = attributes.text("error.type")
-    facts = StreamFacts(
-        trace_id=span.trace_id,
-        span_id=span.span_id,
-        parent_span_id=span.parent_span_id,
-        start_ns=span.start_time_unix_nano,
-        end_ns=span.end_time_unix_nano,
-        otlp_bytes=span.ByteSize(),
+    facts = facts_of(
+        span,
+        attributes,
         emitter=attributes.text("telemetry.sdk.name") or "semconv",
         vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
         outcome=_outcome(span, error_type),
-        error_type=error_type,
-        service_name=attributes.text("service.name"),
-        service_version=attributes.text("service.version"),
-        provider=attributes.text("gen_ai.provider.name") or attributes.text("gen_ai.system"),
-        model=attributes.text("gen_ai.request.model"),
-        response_model=attributes.text("gen_ai.response.model"),
-        response_id=attributes.text("gen_ai.response.id"),
-        finish_reason=attributes.first_text("gen_ai.response.finish_reasons"),
-        route=attributes.text("http.route"),
-        conversation_id=attributes.text("gen_ai.conversation.id"),
-        server_address=attributes.text("server.address"),
-        server_port=attributes.count("server.port", _PORT_MAX) or 0,
-        input_tokens=attributes.count("gen_ai.usage.input_tokens", _UINT32_MAX),
-        output_tokens=attributes.count("gen_ai.usage.output_tokens", _UINT32_MAX),
-        ttft_us=attributes.micros("gen_ai.response.time_to_first_chunk"),
     )
+    facts.provider = facts.provider or attributes.text("gen_ai.system")
     if facts.ttft_us is not None:
         facts.flags.append("ttft_any_chunk")
     return facts
