@@ -77,10 +77,6 @@ class Segments:
         """Each segment's maximum; ``empty`` for an empty one."""
         return self._reduce(np.maximum, values, empty, values.dtype)
 
-    def minima(self, values: NDArray[Any], empty: Any = 0) -> NDArray[Any]:
-        """Each segment's minimum; ``empty`` for an empty one."""
-        return self._reduce(np.minimum, values, empty, values.dtype)
-
     def cumulate(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """The running sum within each segment, the element itself included."""
         running: NDArray[np.int64] = np.cumsum(values, dtype=np.int64)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+
+from helpers.serving import served
 
 __all__ = ["WORDS", "completions_server", "seen_headers"]
 
@@ -107,16 +105,5 @@ def create_app() -> FastAPI:
 @contextlib.contextmanager
 def completions_server(app: Any = None) -> Iterator[str]:
     """Serve on a free port; yields the base URL."""
-    door = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app or create_app(), log_level="critical", access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{door.getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        door.close()
+    with served(app or create_app()) as url:
+        yield f"{url}/v1"

@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import random
-import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import uvicorn
-from fastapi import FastAPI
-
+from helpers.serving import served
 from helpers.spans import SECOND_NS, native_span, request
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
@@ -22,7 +18,7 @@ from legato_ingest.rows import Limits, rows_of
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
 
-__all__ = ["LIMITS", "open_store", "reading", "serving", "stream", "streams_in"]
+__all__ = ["LIMITS", "open_store", "reading", "stream", "streams_in"]
 
 LIMITS: dict[str, int | str] = {
     "max_execution_time": 10,
@@ -46,26 +42,9 @@ def open_store(path: pathlib.Path) -> Iterator[Store]:
 
 
 @contextlib.contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """The app on a free port of this host; yields its URL."""
-    door = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
-    thread.start()
-    while not server.started and thread.is_alive():
-        time.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{door.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        door.close()
-
-
-@contextlib.contextmanager
 def reading(store: Store, **settings: Any) -> Iterator[str]:
     """The read endpoint over a store; yields its URL."""
-    with serving(create_app(Settings(**settings), store, Metrics())) as url:
+    with served(create_app(Settings(**settings), store, Metrics())) as url:
         yield url
 
 

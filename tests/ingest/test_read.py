@@ -17,7 +17,8 @@ import pytest
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from helpers.reading import open_store, reading, serving, stream, streams_in
+from helpers.reading import open_store, reading, stream, streams_in
+from helpers.serving import served
 from legato_ingest.metrics import Metrics
 from legato_ingest.read import create_app
 from legato_ingest.settings import load
@@ -245,7 +246,7 @@ def test_queries_are_bounded() -> None:
     """Of twelve at once two run and two wait; the others are told to come back, at once."""
     store, metrics = Slow(), Metrics()
     replies: list[httpx.Response] = []
-    with serving(create_app(load(queries_max=2), store, metrics)) as url:
+    with served(create_app(load(queries_max=2), store, metrics)) as url:
 
         def ask() -> None:
             replies.append(httpx.get(url, params={"query": "SELECT 1"}, timeout=20))

@@ -10,7 +10,8 @@ import pytest
 from fastapi import FastAPI
 
 from helpers.ports import free_port
-from helpers.reading import open_store, reading, serving
+from helpers.reading import open_store, reading
+from helpers.serving import served
 from legato_ingest.reader import Reader, ReadError
 from legato_ingest.store import Store
 
@@ -53,7 +54,7 @@ def test_nobody_listens() -> None:
 
 def test_somebody_else_listens() -> None:
     """An answer that is not a read endpoint's is not taken for one."""
-    with serving(FastAPI()) as url, pytest.raises(ReadError, match=r"answers \(status 404\), but not as a read endpoint"):
+    with served(FastAPI()) as url, pytest.raises(ReadError, match=r"answers \(status 404\), but not as a read endpoint"):
         Reader(url).rows("SELECT 1")
 
 
