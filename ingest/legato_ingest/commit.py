@@ -128,12 +128,9 @@ class Committer:
         fresh = self._drop_known(group)
         receipts = [_receipt(waiting.batch) for waiting in group]
         bad = self._insert_bisecting(fresh)
-        refused = pa.concat_tables([waiting.batch.rejected for waiting in group])
-        for at, error in bad:
-            owner, row = _owner_of(fresh, at)
-            refused = pa.concat_tables([refused, _refused_row(row, error)])
-            receipts[owner].rejected += 1
-            receipts[owner].reasons.append("store_refused")
+        refused = pa.concat_tables([*(waiting.batch.rejected for waiting in group), *(_refused_row(row, error) for row, error in bad)])
+        if bad:
+            _tell_refused(group, receipts, {key for row, _ in bad for key in keys_of(row)})
         self._store.insert(REJECTED, self._drop_known_rejections(refused))
         self._count_outcome(group, fresh, refused, len(bad))
         return receipts
@@ -162,10 +159,10 @@ class Committer:
         }
         return _unseen(refused, zip(hashes, refused["reason"].to_pylist(), strict=True), seen)
 
-    def _insert_bisecting(self, tables: list[pa.Table]) -> list[tuple[int, StoreRefused]]:
-        """Insert all; where the store refuses, halve until the row that it refuses stands alone. Returns those rows' places."""
+    def _insert_bisecting(self, tables: list[pa.Table]) -> list[tuple[pa.Table, StoreRefused]]:
+        """Insert all; where the store refuses, halve until the row that it refuses stands alone. Returns those rows."""
         rows = pa.concat_tables(tables)
-        bad: list[tuple[int, StoreRefused]] = []
+        bad: list[tuple[pa.Table, StoreRefused]] = []
         spans = [(0, rows.num_rows)]
         while spans:
             start, count = spans.pop()
@@ -177,7 +174,7 @@ class Committer:
                     # Not the rows' fault (a table that is gone, a wrong column): to blame them would acknowledge their loss.
                     raise StoreUnavailable(f"ClickHouse error {error.code} on an insert", error.code) from error
                 if count == 1:
-                    bad.append((start, error))
+                    bad.append((rows.slice(start, 1), error))
                 else:
                     half = count // 2
                     spans += [(start + half, count - half), (start, half)]
@@ -211,13 +208,13 @@ def _receipt(batch: Batch) -> Receipt:
     return Receipt(batch.rejected.num_rows, sorted(set(batch.rejected["reason"].to_pylist())))
 
 
-def _owner_of(tables: list[pa.Table], at: int) -> tuple[int, pa.Table]:
-    """The table that row ``at`` of their concatenation came from, and the row itself."""
-    for owner, table in enumerate(tables):
-        if at < table.num_rows:
-            return owner, table.slice(at, 1)
-        at -= table.num_rows
-    raise IndexError(at)
+def _tell_refused(group: list[_Waiting], receipts: list[Receipt], bad: set[Key]) -> None:
+    """Everyone who sent a row that the store refuses hears of it, also the sender of a copy that was never tried."""
+    for waiting, receipt in zip(group, receipts, strict=True):
+        count = sum(key in bad for key in keys_of(waiting.batch.revs))
+        if count:
+            receipt.rejected += count
+            receipt.reasons.append("store_refused")
 
 
 def _refused_row(row: pa.Table, error: StoreRefused) -> pa.Table:

@@ -10,29 +10,17 @@ import zlib
 from collections.abc import Iterator
 
 import zstandard
-from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["PROTOBUF", "decode", "error_body", "success_body"]
+__all__ = ["PROTOBUF", "check_type", "decompress", "error_body", "success_body"]
 
 PROTOBUF = "application/x-protobuf"
 _STEP = 256 * 1024
 _STEP_IN = 1024
 _GRPC_CODES = {400: 3, 404: 5, 413: 8, 415: 3, 429: 8, 503: 14}
-
-
-def decode(content_type: str, content_encoding: str, body: bytes, bytes_max: int) -> ExportTraceServiceRequest:
-    """The request in a body. Raises ``BadRequest`` (400, 415) and ``TooLarge`` (413)."""
-    check_type(content_type)
-    content = _decompress(content_encoding.strip().lower(), body, bytes_max)
-    try:
-        request: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(content)
-        return request
-    except DecodeError:
-        raise BadRequest(f"the body's {len(content)} bytes are no ExportTraceServiceRequest in protobuf") from None
 
 
 def check_type(content_type: str) -> None:
@@ -41,7 +29,9 @@ def check_type(content_type: str) -> None:
         raise BadRequest(f"content type {content_type[:100]!r} is not taken here: send {PROTOBUF}", 415)
 
 
-def _decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
+def decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
+    """A body's content. Raises ``BadRequest`` (400, 415) and ``TooLarge`` (413)."""
+    encoding = encoding.strip().lower()
     if len(body) > bytes_max:
         raise TooLarge(f"a body of more than {bytes_max} bytes")
     if encoding in ("", "identity"):

@@ -21,7 +21,8 @@ from legato_ingest import otlp
 from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import BadRequest, LegatoError, Overloaded, StoreUnavailable, TooLarge
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Batch, Limits, rows_of
+from legato_ingest.pieces import batch_of
+from legato_ingest.rows import Batch, Limits
 from legato_ingest.settings import Settings
 
 __all__ = ["create_app"]
@@ -61,6 +62,10 @@ def create_app(settings: Settings, committer: Committer, metrics: Metrics, ready
     limiter = anyio.CapacityLimiter(settings.decode_requests_max)
     limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
 
+    def fault(error: Exception) -> None:
+        metrics.errors.labels("span", type(error).__name__).inc()
+        _log.error("a span failed inside Legato and was rejected as `internal`", exc_info=error)
+
     async def take(request: Request) -> Receipt:
         otlp.check_type(request.headers.get("content-type", ""))
         encoding = request.headers.get("content-encoding", "")
@@ -69,8 +74,8 @@ def create_app(settings: Settings, committer: Committer, metrics: Metrics, ready
             metrics.received_bytes.inc(len(body))
 
             def work() -> Batch:
-                content = otlp.decode(otlp.PROTOBUF, encoding, body, settings.body_bytes_max)
-                return rows_of(content, tenant="", received_at_ns=time.time_ns(), limits=limits)
+                content = otlp.decompress(encoding, body, settings.body_bytes_max)
+                return batch_of(content, tenant="", received_at_ns=time.time_ns(), limits=limits, on_fault=fault)
 
             batch = await anyio.to_thread.run_sync(work, limiter=limiter)
             metrics.received_spans.inc(batch.spans)

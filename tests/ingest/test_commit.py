@@ -241,13 +241,13 @@ def test_a_row_that_the_store_refuses_stands_alone(store: Store, at: int) -> Non
 
 
 def test_a_refused_row_is_one_row_after_retries(store: Store) -> None:
-    """Sent again, it is refused again, and `rejected` has it once."""
-    double, body = Double(store), batch_of(4)
+    """Sent again, also in the same group, it is refused again, and `rejected` has it once."""
+    double, body, refusal = Double(store), batch_of(4), Receipt(1, ["store_refused"])
     double.before = refuse(scope_of(body).spans[2].span_id)
     with committing(double) as committer:
         for _ in range(3):
-            assert send(committer, body) == [Receipt(1, ["store_refused"])]
-    assert len(streams(store)) == 3 and len(rejected(store)) == 1
+            assert send(committer, body, batch_of(2, seed=7), body) == [refusal, Receipt(), refusal]
+    assert len(streams(store)) == 5 and len(rejected(store)) == 1
 
 
 def test_a_store_that_refuses_all_rejects_all(store: Store) -> None:

@@ -1,0 +1,191 @@
+"""Cutting a body: the same rows as parsing it whole, a fault costs one span, and a bomb costs no memory."""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from helpers.spans import native_span, request, scope_of
+from legato_ingest import pieces
+from legato_ingest.errors import BadRequest, LegatoError, TooLarge
+from legato_ingest.pieces import SPANS_MAX, batch_of
+from legato_ingest.rows import Batch, Limits, rows_of
+
+NOW_NS = time.time_ns()
+MIB = 2**20
+
+
+def batch(content: bytes, faults: list[Exception] | None = None, limits: Limits | None = None) -> Batch:
+    """The rows of a body at a fixed moment."""
+    heard = faults.append if faults is not None else lambda error: pytest.fail(f"fault: {error!r}")
+    return batch_of(content, tenant="", received_at_ns=NOW_NS, limits=limits or Limits(), on_fault=heard)
+
+
+def body_of(scopes: int, spans: int, seed: int = 1) -> ExportTraceServiceRequest:
+    """A request of several resources, each with this many spans, one of them refused."""
+    rng, body = random.Random(seed), ExportTraceServiceRequest()
+    for number in range(scopes):
+        part = request({"service.name": f"service-{number}"})
+        for _ in range(spans):
+            native_span(part, rng=rng, start_ns=NOW_NS - rng.randrange(10**12))
+        native_span(part, {"legato.stream.ttfb": -1.0}, rng=rng, start_ns=NOW_NS - 5)
+        body.resource_spans.extend(part.resource_spans)
+    return body
+
+
+def spoiled(body: ExportTraceServiceRequest, name: str) -> bytes:
+    """The body with the named span's name no longer UTF-8."""
+    content = body.SerializeToString()
+    assert content.count(name.encode()) == 1
+    return bytes(content.replace(name.encode(), b"\xff" * len(name)))
+
+
+@pytest.mark.parametrize("spans_max", [1, 3, 1000])
+def test_a_body_in_pieces_has_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch, spans_max: int) -> None:
+    """Services, refusals and counts are those of the uncut request, in its order."""
+    monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(pieces, "_PIECE_SPANS_MAX", spans_max)
+    body = body_of(3, 5)
+    whole, cut = rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits()), batch(body.SerializeToString())
+    assert cut.revs.equals(whole.revs) and cut.rejected.equals(whole.rejected)
+    assert (cut.spans, cut.ignored, cut.chunks) == (whole.spans, whole.ignored, whole.chunks) == (18, 0, 300)
+
+
+def test_the_budget_of_chunks_is_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cutting a request does not multiply what it may declare."""
+    monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(pieces, "_PIECE_SPANS_MAX", 2)
+    cut = batch(body_of(1, 9).SerializeToString(), limits=Limits(chunks_per_request_max=100))
+    assert cut.chunks == 100
+    assert sorted(cut.rejected["reason"].to_pylist()) == ["attribute", *["chunk_budget"] * 4]
+
+
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_a_text_that_is_not_utf8_costs_its_own_span(at: int) -> None:
+    """Its neighbours are stored; what is known of it is its ids, its size and its hash."""
+    body = request()
+    for number in range(20):
+        native_span(body, name=f"chat number-{number:03}")
+    bad = scope_of(body).spans[at]
+    cut = batch(spoiled(body, bad.name))
+    assert cut.revs.num_rows == 19 and cut.spans == 20
+    (row,) = cut.rejected.to_pylist()
+    assert (row["reason"], row["trace_id"], row["span_id"], row["otlp_bytes"]) == ("protobuf", bad.trace_id, bad.span_id, bad.ByteSize())
+    again = batch(spoiled(body, bad.name)).rejected.to_pylist()[0]
+    assert again["span_sha256"] == row["span_sha256"]
+
+
+def test_a_resource_that_is_not_utf8_costs_its_own_spans() -> None:
+    """Whose they are is not known: they are rejected, and the neighbouring service is stored."""
+    cut = batch(spoiled(body_of(2, 4), "service-1"))
+    assert cut.revs["service_name"].unique().to_pylist() == ["service-0"]
+    assert cut.rejected["reason"].to_pylist().count("protobuf") == 5
+
+
+def test_a_fault_inside_legato_costs_the_span_that_met_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is rejected as internal and heard of: answered 503, its sender would bring it again for ever."""
+    poison = b"\x07" * 8
+
+    def failing(body: ExportTraceServiceRequest, **more: object) -> Batch:
+        if any(span.span_id == poison for r in body.resource_spans for s in r.scope_spans for span in s.spans):
+            raise IndexError("poison")
+        return rows_of(body, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pieces, "rows_of", failing)
+    body, faults = request(), list[Exception]()
+    for number in range(9):
+        native_span(body, span_id=poison if number == 4 else None)
+    cut = batch(body.SerializeToString(), faults)
+    assert cut.revs.num_rows == 8 and [repr(fault) for fault in faults] == ["IndexError('poison')"]
+    (row,) = cut.rejected.to_pylist()
+    assert (row["reason"], row["span_id"]) == ("internal", poison) and "IndexError" in row["detail"] and "poison" not in row["detail"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(24, "too many open files")], ids=lambda e: type(e).__name__)
+def test_trouble_of_the_process_is_no_spans_fault(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Rejecting would be losing: the sender shall try again."""
+
+    def failing(*args: object, **more: object) -> Batch:
+        raise error
+
+    monkeypatch.setattr(pieces, "rows_of", failing)
+    with pytest.raises(type(error)):
+        batch(body_of(1, 1).SerializeToString())
+
+
+def nested(content: bytes) -> bytes:
+    """Bytes as the spans of one scope of one resource."""
+    return pieces._message(1, pieces._message(2, content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        nested(b"\x12\x00" * (8 * MIB)),
+        nested(b"") * (4 * MIB),
+        pieces._message(1, b"") * (8 * MIB),
+        pieces._message(1, pieces._message(1, bytes(MIB)) + pieces._message(2, pieces._message(2, b""))),
+    ],
+    ids=["spans", "scopes", "resources", "a resource of a megabyte"],
+)
+def test_a_body_of_too_many_things_is_too_large(content: bytes) -> None:
+    """Refused after a bounded walk, before anything is parsed."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TooLarge):
+        batch(content)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_as_many_empty_spans_as_are_taken_cost_little() -> None:
+    """They are no streams: ignored, at less than a quarter of a gigabyte."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cut = batch(nested(b"\x12\x00" * (SPANS_MAX - 2)))
+    assert cut.spans == cut.ignored == SPANS_MAX - 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 250_000
+
+
+def test_a_span_without_end_is_rejected_alone() -> None:
+    """Nine megabytes of attributes in one span: its neighbour is stored."""
+    body = request()
+    native_span(body)
+    native_span(body, {f"key-{number}": "x" * MIB for number in range(9)})
+    cut = batch(body.SerializeToString())
+    assert cut.revs.num_rows == 1 and cut.rejected["reason"].to_pylist() == ["size"]
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_any_bytes_are_rows_or_refused(content: bytes) -> None:
+    """Garbage as a body, and as the content of a span."""
+    for body in (content, nested(content), nested(pieces._message(2, content))):
+        try:
+            cut = batch(body)
+        except BadRequest:
+            continue
+        except LegatoError as error:
+            pytest.fail(repr(error))
+        assert cut.spans == cut.revs.num_rows + cut.rejected.num_rows + cut.ignored
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_flipped_byte_costs_at_most_what_it_touched(data: st.DataObject) -> None:
+    """Any byte of any span: every other span is stored, whatever became of this one."""
+    body = request()
+    for number in range(4):
+        native_span(body, rng=random.Random(number), start_ns=NOW_NS - 1000)
+    spans = scope_of(body).spans
+    at = data.draw(st.integers(0, 3))
+    raw = bytearray(spans[at].SerializeToString())
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    parts = [bytes(raw) if number == at else span.SerializeToString() for number, span in enumerate(spans)]
+    cut = batch(nested(b"".join(pieces._message(2, part) for part in parts)))
+    others = {span.span_id for number, span in enumerate(spans) if number != at}
+    assert others <= set(cut.revs["span_id"].to_pylist())
+    assert cut.spans == 4
