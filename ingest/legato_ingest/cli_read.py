@@ -115,9 +115,12 @@ def stream(
     Examples: legato stream 4bf92f3577b3; legato stream chatcmpl-9f2c; legato stream 4bf92f3577b3 --json
     """
     from legato_ingest import stream_page as page
+    from legato_ingest.queries import VANTAGES_MAX
 
     with _asking():
         rows = _vantages(Reader(url), id.strip())
+    if len(rows) == VANTAGES_MAX:
+        typer.echo(f"the first {VANTAGES_MAX} recordings of this trace, in the order of their starts; there may be more", err=True)
     _show(page.as_json(rows) if as_json else page.render_stream(rows, _console().width))
 
 

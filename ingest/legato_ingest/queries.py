@@ -7,7 +7,7 @@ It runs nothing.
 
 from __future__ import annotations
 
-__all__ = ["FIND_STREAM", "GOOD", "JUDGED", "REPORT", "STREAMS", "VANTAGES"]
+__all__ = ["FIND_STREAM", "GOOD", "JUDGED", "REPORT", "STREAMS", "VANTAGES", "VANTAGES_MAX"]
 
 # The first visible text; of a stream without text (tool calls) its first content; of one without content, how long somebody waited.
 FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
@@ -116,6 +116,7 @@ ORDER BY first_ns DESC
 LIMIT 200
 """
 
+VANTAGES_MAX = 200
 # All vantages of these traces, and those that share a response with them under another trace. The times let the primary key find them.
 VANTAGES = f"""
 SELECT
@@ -132,5 +133,5 @@ WHERE start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 
     AND fromUnixTimestamp64Nano({{last_ns:Int64}}) + INTERVAL 1 HOUR
     AND (has({{traces:Array(String)}}, lower(hex(trace_id))) OR (response_id != '' AND has({{responses:Array(String)}}, response_id)))
 ORDER BY start_time, span_id
-LIMIT 200
+LIMIT {VANTAGES_MAX}
 """

@@ -80,7 +80,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     gc.set_threshold(100_000, 50, 100)
     _announce(settings.store_path, otlp_door, read_door)
     try:
-        asyncio.run(_run(apps))
+        asyncio.run(_run(apps, store))
     finally:
         committer.close()
         store.close()
@@ -92,7 +92,7 @@ def _announce(store: pathlib.Path, otlp_door: socket.socket, read_door: socket.s
     print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=True)
 
 
-async def _run(apps: list[tuple[FastAPI, socket.socket]]) -> None:
+async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store) -> None:
     servers = []
     for app, door in apps:
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
@@ -101,6 +101,8 @@ async def _run(apps: list[tuple[FastAPI, socket.socket]]) -> None:
     def stop() -> None:
         for server, _ in servers:
             server.should_exit = True
+        # A report may run for another half a minute: nobody waits for it any more.
+        loop.run_in_executor(None, store.end_reads)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -45,6 +45,7 @@ class Store:
         self._path = path
         self._read_limits = dict(read_limits or {})
         self._readers: LifoQueue[Client] = LifoQueue()
+        self._reading = True
         self._clients: list[Client] = []
         self._writing = threading.Lock()
         self._writer = self._open()
@@ -82,8 +83,17 @@ class Store:
             result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
         return bytes(result)
 
+    def end_reads(self) -> None:
+        """Cancel the queries of readers that run, and refuse new ones: the server is stopping."""
+        self._reading = False
+        with self._write() as writer:
+            # Nothing of the writer's own can be running: this holds its lock.
+            writer.command("KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC")
+
     @contextmanager
     def _reader(self) -> Iterator[Client]:
+        if not self._reading:
+            raise StoreUnavailable("the server is stopping")
         try:
             reader = self._readers.get_nowait()
         except Empty:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,8 @@ def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s:
 
 
 @contextlib.contextmanager
-def serve_process(store: pathlib.Path, **settings: str) -> Iterator[Served]:
-    """`legato serve` on free ports, ready; stopped at the end."""
+def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings: str) -> Iterator[Served]:
+    """`legato serve` on free ports, ready; stopped at the end. ``prefix`` is a command that runs it (and becomes it)."""
     otlp, read = free_port(), free_port()
     environ = {
         **os.environ,
@@ -80,7 +80,7 @@ def serve_process(store: pathlib.Path, **settings: str) -> Iterator[Served]:
         "LEGATO_READ_URL": f"http://127.0.0.1:{read}",
         **settings,
     }
-    command = [sys.executable, "-m", "legato_ingest", "serve"]
+    command = [*prefix, sys.executable, "-m", "legato_ingest", "serve"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             _await_ready(process, f"http://127.0.0.1:{otlp}/readyz")

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
 
@@ -128,6 +129,26 @@ def test_a_newer_store_stops_serve_in_one_line(tmp_path: pathlib.Path) -> None:
         result = legato(*command, environ={**environ, "LEGATO_SCHEMA_DIR": str(older)})
         assert result.returncode == 1, result.stdout
         assert "is at 4, this version of Legato knows 3" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_report_that_runs_does_not_hold_up_the_end(tmp_path: pathlib.Path) -> None:
+    """SIGTERM cancels what readers run: the reader is told, and nobody waits for the query's own time limit."""
+    with serve_process(tmp_path / "store") as served:
+        replies: list[httpx.Response] = []
+        endless = "SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 1"
+
+        def ask() -> None:
+            replies.append(httpx.post(served.read, content=endless, timeout=60))
+
+        reader = threading.Thread(target=ask)
+        reader.start()
+        time.sleep(1)
+        started = time.monotonic()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(20) == 0
+        assert time.monotonic() - started < 5
+        reader.join(20)
+    assert [reply.status_code for reply in replies] == [500] and "cancelled" in replies[0].text
 
 
 def test_a_request_in_flight_is_answered_at_the_end(tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,81 @@
+"""`legato serve` on a disk that is full for a while: nothing is acknowledged that is not there, and it goes on when there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from helpers.serving import Served, serve_process
+from helpers.spans import native_span, request
+
+HEADERS = {"content-type": "application/x-protobuf"}
+_MOUNT = 'mount -t tmpfs -o size={size} tmpfs "{folder}" && exec "$0" "$@"'
+
+
+def can_mount() -> bool:
+    """Whether this user may mount a small disk of its own (a container may forbid it: then the limit alone is tried)."""
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs tmpfs /mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@contextlib.contextmanager
+def full_by_limit(served: Served) -> Iterator[None]:
+    """No file of the process may grow: every write fails, with EFBIG in place of ENOSPC."""
+    limits = resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+    yield
+    resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, limits)
+
+
+@contextlib.contextmanager
+def full_by_filler(served: Served) -> Iterator[None]:
+    """Its own disk holds another file to the last byte. The disk is seen through the process: it is mounted for nobody else."""
+    filler = pathlib.Path(f"/proc/{served.process.pid}/root{served.store.parent}/filler")
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4_096))
+    yield
+    filler.unlink()
+
+
+def post(served: Served, count: int) -> int:
+    """Send so many streams; the reply's status."""
+    body = request()
+    for _ in range(count):
+        native_span(body)
+    return httpx.post(f"{served.otlp}/v1/traces", content=body.SerializeToString(), headers=HEADERS, timeout=60).status_code
+
+
+def stored(served: Served) -> int:
+    """Streams, as a reader counts them."""
+    return int(httpx.post(served.read, content="SELECT count() FROM streams").text)
+
+
+@pytest.mark.parametrize("disk", ["limit", "tmpfs"] if can_mount() else ["limit"])
+def test_a_full_disk_is_a_503_and_passes(tmp_path: pathlib.Path, disk: str) -> None:
+    """Full, senders are told to retry and readers still read; with room again the retry is stored, and all outlives a restart."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", _MOUNT.format(size="64m", folder=folder)]
+    with serve_process(folder / "store", prefix=mount if disk == "tmpfs" else []) as served:
+        assert post(served, 10) == 200
+        with full_by_filler(served) if disk == "tmpfs" else full_by_limit(served):
+            assert [post(served, 300) for _ in range(3)] == [503] * 3
+            assert stored(served) == 10
+            errors = httpx.get(f"{served.otlp}/metrics").text
+            assert 'legato_errors_total{stage="commit",type="StoreUnavailable"} 3.0' in errors, errors
+        assert post(served, 300) == 200
+        assert stored(served) == 310
+        if disk == "limit":
+            served.process.kill()
+            served.process.wait()
+    if disk == "limit":
+        with serve_process(folder / "store") as again:
+            assert stored(again) == 310
