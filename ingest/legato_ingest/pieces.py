@@ -22,8 +22,8 @@ from legato_ingest.rows import Batch, Limits, rejected_table, rows_of
 
 __all__ = ["SPANS_MAX", "batch_of"]
 
-# A body of empty spans, two bytes each, has fewer than SPANS_MAX in this many bytes.
-_WHOLE_BYTES_MAX = 256 * 1024
+_WHOLE_BYTES_MAX = 2 * 2**20
+_WHOLE_SPANS_MAX = 65_536
 _PIECE_BYTES_MAX = 2 * 2**20
 _PIECE_SPANS_MAX = 16_384
 _SPAN_BYTES_MAX = 8 * 2**20
@@ -32,6 +32,7 @@ _AROUND_BYTES_MAX = 256 * 1024
 SPANS_MAX = 262_144
 # The spans' way in: ExportTraceServiceRequest.resource_spans, ResourceSpans.scope_spans, ScopeSpans.spans (trace.proto of OTLP 1.x).
 _RESOURCE_SPANS, _SCOPE_SPANS, _SPANS = 1, 2, 2
+_SPAN_TAG = bytes([_SPANS << 3 | 2])
 _TRACE_ID, _SPAN_ID = 1, 2
 
 
@@ -54,7 +55,8 @@ def batch_of(content: bytes, *, tenant: str, received_at_ns: int, limits: Limits
     Raises ``BadRequest`` (400) when it is no OTLP request, ``TooLarge`` (413) when it holds more than ``SPANS_MAX`` spans.
     """
     rows = _Rows(tenant, received_at_ns, limits, on_fault)
-    if len(content) <= _WHOLE_BYTES_MAX:
+    # Every span begins with its field's tag, so there are no more spans than such bytes.
+    if len(content) <= _WHOLE_BYTES_MAX and content.count(_SPAN_TAG) <= _WHOLE_SPANS_MAX:
         try:
             return rows.of(content)
         except (MemoryError, OSError, LegatoError):
