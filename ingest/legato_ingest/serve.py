@@ -63,8 +63,6 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         "result_overflow_mode": "throw",
         # Half of the cores: an acknowledgement must not wait for somebody's report.
         "max_threads": max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1),
-        # And of a core that both want, a quarter (setpriority(2)). With less, a report that holds a lock makes the writer wait for it.
-        "os_thread_priority": 5,
     }
     store = Store(settings.store_path, limits)
     migrations = migrate.load(settings.schema_dir)
