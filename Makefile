@@ -2,7 +2,7 @@
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
-SOURCE := sdk ingest demo bench tests
+SOURCE := sdk ingest gpu_agent demo bench tests
 PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
 # The python3 on the path when it is new enough, else the newest that is. Each is tried: it must be able to make a virtual environment.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
@@ -35,12 +35,12 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 # A stamp is older than the files that it was made from when they change: then, and only then, pip runs again.
-$(VENV)/.installed-demo: requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml | $(PY)
+$(VENV)/.installed-demo: requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml gpu_agent/pyproject.toml | $(PY)
 	@echo "installing what the demo needs into $(VENV) (once; about a minute)"
 	@$(PIP) -r requirements-demo.txt
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml | $(PY)
+$(VENV)/.installed-dev: requirements-dev.txt requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml gpu_agent/pyproject.toml | $(PY)
 	@echo "installing what development needs into $(VENV) (once; about a minute)"
 	@$(PIP) -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed-demo

@@ -12,18 +12,19 @@ from dataclasses import dataclass, field
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.adapters import FAMILIES
+from legato_ingest.adapters import FAMILIES, engine
 from legato_ingest.attributes import AttributeFault, Attributes, attribute_map
-from legato_ingest.facts import StreamFacts
-from legato_ingest.timeline import TimelineError, TimelineHead, read_head
+from legato_ingest.facts import EngineFlush, StreamFacts
+from legato_ingest.timeline import KNOWN, TimelineError, TimelineHead, read_head
 
-__all__ = ["Adapted", "Limits", "Rejection", "Stream", "adapt", "reject"]
+__all__ = ["Adapted", "Flush", "Limits", "Rejection", "Stream", "adapt", "reject"]
 
 _DAY_NS = 86_400_000_000_000
 _NS_MAX = 2**63 - 1
 # A start this far ahead of the receiver's clock is a wrong clock, not the jitter of a right one.
 _FUTURE_NS = 60_000_000_000
 _NO_HEAD = TimelineHead(0, {})
+_STEP_COLUMNS = frozenset(range(1, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,20 @@ class Stream:
 
 
 @dataclass(slots=True)
+class Flush:
+    """One flush of engine steps and the checked head of its columns, with the span they came from."""
+
+    facts: EngineFlush
+    head: TimelineHead
+    span: Span
+    attributes: Attributes
+
+    def refuse(self, reason: str, detail: str) -> Rejection:
+        """The record of this flush's refusal by a later step."""
+        return reject(self.span, self.attributes, reason, detail)
+
+
+@dataclass(slots=True)
 class Rejection:
     """A span that is not stored, and why: ``detail`` names keys and types, never values."""
 
@@ -71,6 +86,7 @@ class Adapted:
     """What a request held. ``ignored`` spans are no streamed responses: acknowledged and not stored."""
 
     streams: list[Stream] = field(default_factory=list)
+    flushes: list[Flush] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     ignored: int = 0
     chunks: int = 0
@@ -102,16 +118,23 @@ def _take(span: Span, attributes: Attributes, received_at_ns: int, limits: Limit
             return
         _check_identity(facts)
         _check_times(facts, received_at_ns, limits)
-        head = _check_timeline(facts, limits.chunks_per_request_max - adapted.chunks)
+        steps = isinstance(facts, EngineFlush)
+        head = _check_timeline(facts.timeline, limits.chunks_per_request_max - adapted.chunks, _STEP_COLUMNS if steps else KNOWN)
     except _Refused as refusal:
         adapted.rejections.append(reject(span, attributes, refusal.reason, str(refusal)))
         return
     adapted.chunks += head.chunks
-    adapted.streams.append(Stream(facts, head, span, attributes))
+    if isinstance(facts, EngineFlush):
+        adapted.flushes.append(Flush(facts, head, span, attributes))
+    else:
+        adapted.streams.append(Stream(facts, head, span, attributes))
 
 
-def _facts(span: Span, attributes: Attributes) -> StreamFacts | None:
+def _facts(span: Span, attributes: Attributes) -> StreamFacts | EngineFlush | None:
     try:
+        flush = engine.adapt(span, attributes)
+        if flush is not None:
+            return flush
         for family in FAMILIES.values():
             facts = family(span, attributes)
             if facts is not None:
@@ -121,7 +144,7 @@ def _facts(span: Span, attributes: Attributes) -> StreamFacts | None:
     return None
 
 
-def _check_identity(facts: StreamFacts) -> None:
+def _check_identity(facts: StreamFacts | EngineFlush) -> None:
     if len(facts.trace_id) != 16 or not any(facts.trace_id):
         raise _Refused("identity", f"trace id of {len(facts.trace_id)} bytes, expected 16 and not all zero")
     if len(facts.span_id) != 8 or not any(facts.span_id):
@@ -130,7 +153,7 @@ def _check_identity(facts: StreamFacts) -> None:
         raise _Refused("identity", f"parent span id of {len(facts.parent_span_id)} bytes, expected 0 or 8")
 
 
-def _check_times(facts: StreamFacts, received_at_ns: int, limits: Limits) -> None:
+def _check_times(facts: StreamFacts | EngineFlush, received_at_ns: int, limits: Limits) -> None:
     if not 0 < facts.start_ns <= _NS_MAX or not 0 < facts.end_ns <= _NS_MAX:
         raise _Refused("time", "start or end is zero or beyond the year 2262")
     if facts.end_ns < facts.start_ns:
@@ -146,11 +169,11 @@ def _check_times(facts: StreamFacts, received_at_ns: int, limits: Limits) -> Non
         raise _Refused("retention", f"starts before the {limits.retention_days} days that are kept")
 
 
-def _check_timeline(facts: StreamFacts, budget: int) -> TimelineHead:
-    if facts.timeline is None:
+def _check_timeline(timeline: bytes | None, budget: int, columns: frozenset[int]) -> TimelineHead:
+    if timeline is None:
         return _NO_HEAD
     try:
-        head = read_head(facts.timeline)
+        head = read_head(timeline, columns)
     except TimelineError as error:
         raise _Refused("timeline", str(error)) from None
     if head.chunks > budget:

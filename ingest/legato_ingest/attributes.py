@@ -11,6 +11,7 @@ import base64
 import binascii
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
@@ -74,6 +75,28 @@ class Attributes:
         if not 0 <= value.int_value <= most:
             raise AttributeFault(f"{key}: an integer outside 0 to {most}")
         return value.int_value
+
+    def texts(self, key: str) -> list[str]:
+        """An array of strings, each cut to 1,024 characters; empty when absent."""
+        return [value[:TEXT_CHARACTERS_MAX] for value in self._array(key, "string_value", "an array of strings")]
+
+    def counts(self, key: str, most: int = _INT_MAX) -> list[int]:
+        """An array of whole numbers from 0 to ``most``; empty when absent."""
+        values: list[int] = self._array(key, "int_value", "an array of integers")
+        if values and not 0 <= min(values) <= max(values) <= most:
+            raise AttributeFault(f"{key}: an integer outside 0 to {most}")
+        return values
+
+    def _array(self, key: str, which: str, wanted: str) -> list[Any]:
+        value = self.get(key)
+        if value is None:
+            return []
+        if value.WhichOneof("value") != "array_value":
+            raise _wrong(key, value, wanted)
+        for item in value.array_value.values:
+            if item.WhichOneof("value") != which:
+                raise _wrong(key, item, wanted)
+        return [getattr(item, which) for item in value.array_value.values]
 
     def flag(self, key: str) -> bool:
         """A boolean; false when absent."""

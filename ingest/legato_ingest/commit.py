@@ -19,7 +19,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
-from legato_ingest.known import Key, keys_of, known_keys
+from legato_ingest.known import Key, engine_keys, keys_of, known_engine_keys, known_keys
 from legato_ingest.metrics import Metrics
 from legato_ingest.rows import Batch
 from legato_ingest.store import Store
@@ -27,7 +27,7 @@ from legato_ingest.store import Store
 __all__ = ["Committer", "Receipt"]
 
 T = TypeVar("T")
-REVS, REJECTED = "stream_revs", "rejected"
+REVS, STEPS, REQUESTS, REJECTED = "stream_revs", "engine_steps", "engine_requests", "rejected"
 # What ClickHouse answers to a value that it cannot take: these, and no others, are a row's own fault.
 _ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
 
@@ -64,7 +64,7 @@ class Committer:
 
     def submit(self, batch: Batch) -> Future[Receipt]:
         """Hand over a request's rows; the future is done when they are in the store. Raises ``Overloaded``, having taken nothing."""
-        size = batch.revs.nbytes + batch.rejected.nbytes
+        size = batch.revs.nbytes + batch.steps.nbytes + batch.requests.nbytes + batch.rejected.nbytes
         with self._changed:
             if self._closing:
                 raise StoreUnavailable("the server is stopping")
@@ -131,9 +131,21 @@ class Committer:
         refused = pa.concat_tables([*(waiting.batch.rejected for waiting in group), *(_refused_row(row, error) for row, error in bad)])
         if bad:
             _tell_refused(group, receipts, {key for row, _ in bad for key in keys_of(row)})
+        self._insert_engine(group)
         self._store.insert(REJECTED, self._drop_known_rejections(refused))
         self._count_outcome(group, fresh, refused, len(bad))
         return receipts
+
+    def _insert_engine(self, group: list[_Waiting]) -> None:
+        """Steps and finished requests that are new. A step's key is its engine, its time and its number; its numbers cannot be refused."""
+        for table, number in ((STEPS, "step"), (REQUESTS, "response_id")):
+            rows = pa.concat_tables([waiting.batch.steps if table == STEPS else waiting.batch.requests for waiting in group])
+            if rows.num_rows:
+                keys = engine_keys(rows, number)
+                fresh = _unseen(rows, keys, known_engine_keys(self._store, table, rows, number))
+                self._store.insert(table, fresh)
+                self._metrics.engine_rows.labels(table, "stored").inc(fresh.num_rows)
+                self._metrics.engine_rows.labels(table, "duplicate").inc(rows.num_rows - fresh.num_rows)
 
     def _drop_known(self, group: list[_Waiting]) -> list[pa.Table]:
         """Each batch's rows that neither the store nor an earlier place of the group has."""

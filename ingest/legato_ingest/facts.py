@@ -6,9 +6,11 @@ the empty string) is "the span does not say". It holds no statistic: those come 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["Outcome", "StreamFacts"]
+__all__ = ["EngineFlush", "Outcome", "StreamFacts"]
 
 OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
 # Endings after which the time since the last content is a gap that somebody sat through.
@@ -58,4 +60,22 @@ class StreamFacts:
     ttfb_us: int | None = None
     ttft_us: int | None = None
     timeline: bytes | None = None
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class EngineFlush:
+    """A flush of one engine's steps: ``timeline`` holds them packed, ``finished`` the requests that ended, an array a field (STEPS.md)."""
+
+    trace_id: bytes
+    span_id: bytes
+    parent_span_id: bytes
+    start_ns: int
+    end_ns: int
+    emitter: str
+    engine_id: str
+    epoch_ns: int
+    step_first: int
+    timeline: bytes | None
+    finished: Mapping[str, Sequence[Any]]
     flags: list[str] = field(default_factory=list)

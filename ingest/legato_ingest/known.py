@@ -7,6 +7,7 @@ minutes that the group touches, by the span ids' integers, which ClickHouse look
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +15,10 @@ import pyarrow.compute as pc
 
 from legato_ingest.store import Store
 
-__all__ = ["Key", "keys_of", "known_keys"]
+__all__ = ["Key", "engine_keys", "keys_of", "known_engine_keys", "known_keys"]
 
 Key = tuple[str, bytes, bytes, int]
+EngineKey = tuple[str, str, int, Any]
 _MINUTE_NS = 60_000_000_000
 # More stretches of time than this are asked for in one: a backfill of months must not be hundreds of queries.
 _RANGES_MAX = 16
@@ -66,3 +68,30 @@ def _ask(store: Store, tenants: list[str], low: int, high: int, spans: np.ndarra
         (tenant.decode() if isinstance(tenant, bytes) else tenant, trace, span, rev)
         for tenant, trace, span, rev in zip(*columns, strict=True)
     ]
+
+
+def engine_keys(rows: pa.Table, number: str) -> list[EngineKey]:
+    """The identity of each row of an engine's table; ``number`` is the column that tells rows of one moment apart."""
+    columns = [rows[name].to_pylist() for name in ("tenant", "engine_id", number)]
+    times = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_pylist()
+    return [(_text(tenant), _text(engine), time, _text(key)) for tenant, engine, key, time in zip(*columns, times, strict=True)]
+
+
+def known_engine_keys(store: Store, table: str, rows: pa.Table, number: str) -> set[EngineKey]:
+    """The identities that the store holds of these engines in the minutes that these rows touch."""
+    starts = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_numpy()
+    engines = ", ".join(f"unhex('{str(engine).encode().hex()}')" for engine in pc.unique(rows["engine_id"]).to_pylist())
+    found: set[EngineKey] = set()
+    for low, high in _ranges(starts):
+        sql = f"""
+            SELECT tenant, engine_id, recorded_at, {number} FROM {table}
+            WHERE engine_id IN ({engines})
+              AND recorded_at BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC')
+            SETTINGS max_query_size = 1000000000, max_threads = 1"""
+        found.update(engine_keys(store.select_arrow(sql), number))
+    return found
+
+
+def _text(value: Any) -> Any:
+    """The engine gives strings as bytes."""
+    return value.decode() if isinstance(value, bytes) else value

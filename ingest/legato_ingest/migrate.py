@@ -35,6 +35,15 @@ class Migration:
     sha256: str
 
 
+# The tables that the retention applies to, and the time that it counts from.
+_KEPT_BY = {
+    "stream_revs": "start_time",
+    "engine_steps": "recorded_at",
+    "engine_requests": "recorded_at",
+    "verdicts": "start_time",
+}
+
+
 def load(folder: pathlib.Path) -> list[Migration]:
     """The files of a schema folder by number. Raises ``SchemaError`` when there are none, or numbers are missing or double."""
     found = []
@@ -102,12 +111,13 @@ def _apply_one(store: Store, migration: Migration) -> None:
 
 
 def set_retention(store: Store, days: int) -> None:
-    """Make the store drop streams that started more than ``days`` ago (0: never). Only says so when it says otherwise now."""
-    ((declared,),) = store.select(
-        "SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = 'stream_revs'"
-    )
-    rule = f"TTL toDateTime(start_time) + toIntervalDay({days})"
-    if days and rule not in str(declared):
-        store.command(f"ALTER TABLE stream_revs MODIFY {rule} SETTINGS materialize_ttl_after_modify = 0")
-    if not days and "TTL toDateTime(start_time)" in str(declared):
-        store.command("ALTER TABLE stream_revs REMOVE TTL")
+    """Make the store drop what happened more than ``days`` ago (0: never). Only says so when it says otherwise now."""
+    for table, time in _KEPT_BY.items():
+        ((declared,),) = store.select(
+            f"SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = '{table}'"
+        )
+        rule = f"TTL toDateTime({time}) + toIntervalDay({days})"
+        if days and rule not in str(declared):
+            store.command(f"ALTER TABLE {table} MODIFY {rule} SETTINGS materialize_ttl_after_modify = 0")
+        if not days and f"TTL toDateTime({time})" in str(declared):
+            store.command(f"ALTER TABLE {table} REMOVE TTL")

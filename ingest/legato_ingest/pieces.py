@@ -100,8 +100,7 @@ class _Rows:
         """One batch of several."""
         parts = [self.of(b""), *batches]
         return Batch(
-            pa.concat_tables([batch.revs for batch in parts]),
-            pa.concat_tables([batch.rejected for batch in parts]),
+            *(pa.concat_tables([getattr(batch, name) for batch in parts]) for name in ("revs", "steps", "requests", "rejected")),
             *(sum(getattr(batch, name) for batch in parts) for name in ("spans", "ignored", "chunks")),
         )
 

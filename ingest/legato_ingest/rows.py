@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from legato_ingest.adapt import Adapted, Limits, Rejection, Stream, adapt
+from legato_ingest.engine_rows import engine_tables
 from legato_ingest.facts import OPEN_ENDED, StreamFacts
 from legato_ingest.segments import Segments
 from legato_ingest.statistics import Statistics, describe
@@ -36,9 +37,11 @@ _FLOAT_MASK = np.uint32(0xFFFFF800)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A request's rows: ``revs`` for ``stream_revs``, ``rejected`` for ``rejected``. ``ignored`` spans are no streamed responses."""
+    """A request's rows by table. ``ignored`` spans are neither streamed responses nor engine steps; ``chunks`` counts steps too."""
 
     revs: pa.Table
+    steps: pa.Table
+    requests: pa.Table
     rejected: pa.Table
     spans: int
     ignored: int
@@ -48,11 +51,21 @@ class Batch:
 def rows_of(request: ExportTraceServiceRequest, *, tenant: str, received_at_ns: int, limits: Limits) -> Batch:
     """All rows of a request. Memory beyond the rows themselves is bounded by ``limits.chunks_per_pass_max``."""
     adapted = adapt(request, received_at_ns, limits)
-    spans = len(adapted.streams) + len(adapted.rejections) + adapted.ignored
+    spans = len(adapted.streams) + len(adapted.flushes) + len(adapted.rejections) + adapted.ignored
     tables = [_pass(streams, adapted, tenant, received_at_ns) for streams in _passes(adapted, limits.chunks_per_pass_max)]
     revs = pa.concat_tables(tables) if tables else _revs_table([], tenant, received_at_ns)
+    steps, requests = _engine_tables(adapted, tenant, received_at_ns)
     rejected = rejected_table(adapted.rejections, tenant, received_at_ns)
-    return Batch(revs, rejected, spans, adapted.ignored, adapted.chunks)
+    return Batch(revs, steps, requests, rejected, spans, adapted.ignored, adapted.chunks)
+
+
+def _engine_tables(adapted: Adapted, tenant: str, received_at_ns: int) -> tuple[pa.Table, pa.Table]:
+    steps, requests, bad = engine_tables(adapted.flushes, tenant, received_at_ns)
+    if bad:
+        adapted.rejections.extend(adapted.flushes[i].refuse("timeline", reason) for i, reason in bad.items())
+        good = [flush for i, flush in enumerate(adapted.flushes) if i not in bad]
+        steps, requests, _ = engine_tables(good, tenant, received_at_ns)
+    return steps, requests
 
 
 def _passes(adapted: Adapted, chunks_max: int) -> Iterator[list[Stream]]:

@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from legato_ingest import admin, migrate, read, receive
+from legato_ingest.attribution.worker import Worker
 from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.lock import StoreLock
@@ -69,6 +70,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     migrate.apply(store, migrations)
     migrate.set_retention(store, settings.retention_days)
     metrics = Metrics()
+    attribution = Worker(Store(settings.store_path), settings, metrics)
     committer = Committer(store, metrics, queue_bytes_max=settings.queue_bytes_max, chunks_max=settings.commit_chunks_max)
     apps = [
         (receive.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
@@ -83,6 +85,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         asyncio.run(_run(apps, store))
     finally:
         committer.close()
+        attribution.close()
         store.close()
 
 

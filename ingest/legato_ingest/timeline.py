@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from legato_ingest.segments import Segments
 
-__all__ = ["CHUNKS_MAX", "HOLD_STEP_US", "ColumnHead", "TimelineError", "TimelineHead", "Timelines", "decode", "read_head"]
+__all__ = [
+    "CHUNKS_MAX",
+    "HOLD_STEP_US",
+    "KNOWN",
+    "ColumnHead",
+    "TimelineError",
+    "TimelineHead",
+    "Timelines",
+    "columns_of",
+    "decode",
+    "read_head",
+]
 
 CHUNKS_MAX = 65_536
 HOLD_STEP_US = 64
@@ -75,8 +86,11 @@ class Timelines:
     has_holds: NDArray[np.bool_]
 
 
-def read_head(blob: bytes) -> TimelineHead:
-    """Read and check all that can be checked without touching chunks. Raises ``TimelineError`` with the specification's reason."""
+def read_head(blob: bytes, known: frozenset[int] = KNOWN) -> TimelineHead:
+    """Read and check all that can be checked without touching chunks, of the columns in ``known``.
+
+    Raises ``TimelineError`` with the specification's reason.
+    """
     size = len(blob)
     if size < _HEAD.size:
         raise TimelineError("truncated")
@@ -97,7 +111,7 @@ def read_head(blob: bytes) -> TimelineHead:
         seen.add(name)
         if at + length > size:
             raise TimelineError("truncated")
-        if name in KNOWN:
+        if name in known:
             columns[name] = _read_column(blob, at, length, chunks)
         at += length
     if at != size:
@@ -126,9 +140,7 @@ def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timel
 
     A bad one keeps its place with chunks that mean nothing: the caller drops it. Time is linear in the chunks declared.
     """
-    streams = Segments.of_lengths(np.fromiter((head.chunks for head in heads), np.int64, len(heads)))
-    bad: dict[int, str] = {}
-    out = {name: _decode_column(name, blobs, heads, streams, bad) for name in sorted(KNOWN)}
+    streams, out, bad = columns_of(blobs, heads, KNOWN)
 
     def has(name: int) -> NDArray[np.bool_]:
         return np.fromiter((name in head.columns for head in heads), np.bool_, len(heads))
@@ -139,6 +151,15 @@ def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timel
         kinds[np.repeat(~has_kinds, streams.lengths)] = KIND_TEXT
     timelines = Timelines(streams, out[DT], out[BYTES], out[TOKENS], kinds, out[HOLD], has(BYTES), has(TOKENS), has(HOLD))
     return timelines, bad
+
+
+def columns_of(
+    blobs: Sequence[bytes], heads: Sequence[TimelineHead], names: frozenset[int]
+) -> tuple[Segments, dict[int, NDArray[np.uint32]], dict[int, str]]:
+    """Where each blob's rows lie, the named columns of all blobs end to end (zeros where a blob lacks one), and what proves bad now."""
+    rows = Segments.of_lengths(np.fromiter((head.chunks for head in heads), np.int64, len(heads)))
+    bad: dict[int, str] = {}
+    return rows, {name: _decode_column(name, blobs, heads, rows, bad) for name in sorted(names)}, bad
 
 
 def _decode_column(

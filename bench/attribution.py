@@ -1,0 +1,263 @@
+"""Attributes the stalls of a recording, by what an observer may know of it.
+
+    python bench/attribution.py RECORDING --out VERDICTS.jsonl [--hide server] [--hide engine] [--gap-ms 100 --excess-ms 50]
+
+The recording's clients, servers and engine steps are sent as OTLP to a fresh `legato serve` through the ordinary path (steps by the agent's
+own encoder), its worker judges them, and the verdicts are read back and written a line each. No `truth_*` file and no `run.json` is
+opened; a file that the folder lacks counts as hidden. No clock is declared to be shared between files. Sizes are unknown, so a boundary is
+an event's place. Last line: one JSON object with `gaps_per_s` (the judgement alone, on this core), `verdicts`, `streams`, `n_gaps`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import pathlib
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+from bench.machine import describe  # noqa: E402
+from bench.recordings import RecordedStream, load  # noqa: E402
+from helpers.serving import Served, serve_process  # noqa: E402
+from helpers.spans import native_span, request  # noqa: E402
+from legato._timeline import pack  # noqa: E402
+from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of  # noqa: E402
+
+ROLE, TEXT, USAGE, DONE = 0, 1, 4, 7
+FLUSH_STEPS = 200
+DONE_BYTES = 14
+PATIENCE_S = 60
+
+
+def lines(folder: pathlib.Path, name: str) -> Iterator[dict[str, Any]]:
+    """The records of one file; none where the folder lacks it."""
+    path = folder / f"{name}.jsonl.gz"
+    if path.exists():
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+
+
+def trace_of(ident: str) -> bytes:
+    """The trace that a client's request id stands for."""
+    return hashlib.blake2b(ident.encode(), digest_size=16).digest()
+
+
+def send(served: Served, content: bytes) -> None:
+    """Post a body until it is acknowledged as a whole."""
+    while True:
+        reply = httpx.post(f"{served.otlp}/v1/traces", content=content, headers={"Content-Type": "application/x-protobuf"}, timeout=120)
+        if reply.status_code == 200 and not reply.content:
+            return
+        if reply.status_code not in (429, 503):
+            raise SystemExit(f"the recording was not taken: {reply.status_code} {reply.content[:300]!r}")
+        time.sleep(0.2)
+
+
+def send_streams(served: Served, streams: Iterator[tuple[str, int, int, str, bytes, str, str]]) -> int:
+    """Spans of (id, start ns, end µs, vantage, timeline, outcome, engine id), in bodies of a few hundred; how many."""
+    rng, count = random.Random(), 0
+    body = request({"service.name": "recording"})
+    for ident, start_ns, end_us, vantage, timeline, outcome, engine_id in streams:
+        attributes = {
+            "legato.stream.vantage": vantage,
+            "legato.stream.timeline": timeline,
+            "legato.stream.outcome": outcome,
+            "legato.engine.id": engine_id,
+            "gen_ai.response.id": f"chatcmpl-{ident}",
+        }
+        native_span(body, attributes, trace_id=trace_of(ident), start_ns=start_ns, duration_ns=end_us * 1000, rng=rng)
+        count += 1
+        if count % 300 == 0:
+            send(served, body.SerializeToString())
+            body = request({"service.name": "recording"})
+    send(served, body.SerializeToString())
+    return count
+
+
+def clients(folder: pathlib.Path) -> Iterator[tuple[str, int, int, str, bytes, str, str]]:
+    """The clients' streams."""
+    for stream in load(folder):
+        timeline = pack([at for at, _, _ in stream.chunks], None, None, [kind for _, _, kind in stream.chunks])
+        yield stream.name, stream.start_ns, end_of(stream), "client", timeline, stream.outcome, ""
+
+
+def end_of(stream: RecordedStream) -> int:
+    """When a stream was over: with its last chunk at the earliest."""
+    return max(stream.end_us, stream.chunks[-1][0])
+
+
+def servers(folder: pathlib.Path) -> Iterator[tuple[str, int, int, str, bytes, str, str]]:
+    """The same streams as the server's middleware saw them: the first send opens, the last two close one that ended."""
+    for path in sorted(folder.glob("server*.jsonl.gz")):
+        suffix = path.name.removeprefix("server").removesuffix(".jsonl.gz")
+        for record in lines(folder, f"server{suffix}"):
+            sends = record["sends"]
+            if not sends:
+                continue
+            ended = sends[-1][1] == DONE_BYTES
+            kinds = [ROLE, *[TEXT] * (len(sends) - 1)]
+            if ended and len(sends) > 2:
+                kinds[-2:] = [USAGE, DONE]
+            timeline = pack([at for at, _ in sends], None, None, kinds)
+            outcome = "complete" if ended else "client_cancel"
+            yield record["id"], record["t0_ns"], sends[-1][0], "server", timeline, outcome, f"engine{suffix}"
+
+
+def send_steps(served: Served, folder: pathlib.Path) -> int:
+    """The engines' steps, by the agent's encoder; how many."""
+    count = 0
+    for path in sorted(folder.glob("steps*.jsonl.gz")):
+        suffix = path.name.removeprefix("steps").removesuffix(".jsonl.gz")
+        records = list(lines(folder, f"steps{suffix}"))
+        epoch = next((record["t_ns"] for record in records if record["ev"] == "init"), 0)
+        engine, steps = Engine(f"engine{suffix}", epoch), [record for record in records if record["ev"] == "step"]
+        for at in range(0, len(steps), FLUSH_STEPS):
+            flush = steps[at : at + FLUSH_STEPS]
+            finished = [finished_of(record, each) for record in flush for each in record.get("fin", [])]
+            send(served, request_of(engine, [step_of(record) for record in flush], finished).SerializeToString())
+            count += len(flush)
+    return count
+
+
+def step_of(record: dict[str, Any]) -> Step:
+    """A recorded step as the plugin gives it to the agent."""
+    work, intervals, spec = record.get("it") or {}, record.get("itl") or [], record.get("spec") or {}
+    return Step(
+        number=record["n"],
+        recorded_ns=record["t_ns"],
+        interval_us=round(min(intervals) * 1e6) if intervals else None,
+        interval_max_us=round(max(intervals) * 1e6) if intervals else None,
+        running=record.get("run"),
+        waiting=record["wait"] + record.get("defer", 0) if "wait" in record else None,
+        prefill_requests=work.get("ctx_reqs"),
+        prefill_tokens=work.get("ctx_toks"),
+        decode_requests=work.get("gen_reqs"),
+        decode_tokens=work.get("gen_toks"),
+        draft_tokens=spec.get("draft_toks"),
+        accepted_tokens=spec.get("acc"),
+        elapsed_us=round(work["ms"] * 1000) if "ms" in work else None,
+        kv_used_ppm=round(record["kv"] * 1e6) if "kv" in record else None,
+        preempted=record.get("preempted"),
+    )
+
+
+def finished_of(record: dict[str, Any], each: dict[str, Any]) -> FinishedRequest:
+    """A recorded end of a request."""
+    return FinishedRequest(
+        step=record["n"],
+        response_id=each["id"],
+        reason=each.get("reason", ""),
+        preemptions=each.get("preempt", 0),
+        prompt_tokens=each.get("prompt", 0),
+        output_tokens=each.get("gen", 0),
+        queued_us=round(each.get("queued", 0) * 1e6),
+        prefill_us=round(each.get("prefill", 0) * 1e6),
+        decode_us=round(each.get("decode", 0) * 1e6),
+    )
+
+
+def rows(served: Served, sql: str) -> list[dict[str, Any]]:
+    """A query's rows through the read endpoint."""
+    reply = httpx.post(served.read, content=f"{sql} FORMAT JSONEachRow", timeout=120)
+    reply.raise_for_status()
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
+    """The worker's verdicts in the scorer's format, once it has gone over all that was sent."""
+    last = "SELECT toUnixTimestamp64Milli(max(received_at)) AS t FROM stream_revs"
+    swept = "SELECT toUnixTimestamp64Milli(max(until)) AS t FROM attribution_runs"
+    until = time.monotonic() + PATIENCE_S
+    while int(rows(served, swept)[0]["t"]) < int(rows(served, last)[0]["t"]):
+        if time.monotonic() > until:
+            raise SystemExit(f"the worker did not judge within {PATIENCE_S} s")
+        time.sleep(0.2)
+    found = rows(
+        served,
+        "SELECT lower(hex(trace_id)) AS trace, toUnixTimestamp64Nano(start_time) + 1000 * gap_start_us AS start, 1000 * gap_us AS gap,"
+        " cause, parts FROM verdicts FINAL ORDER BY start, trace",
+    )
+    return [
+        {
+            "id": names[row["trace"]],
+            "gap_start_ns": int(row["start"]),
+            "gap_end_ns": int(row["start"]) + int(row["gap"]),
+            "cause": row["cause"],
+            "components_ns": {name: int(ns) for name, ns in row["parts"].items()},
+        }
+        for row in found
+    ]
+
+
+def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
+    """The judgement's own speed: a hundred thousand gaps over an hour of steps, the median of some runs."""
+    from legato_ingest.attribution.stalls import Gaps, judge
+    from legato_ingest.attribution.steps import Steps, charge
+
+    rng, count, total = np.random.default_rng(1), 100_000, 180_000
+    interval = rng.normal(20e6, 1e6, total)
+    recorded = (np.cumsum(interval) + rng.exponential(5e5, total)).astype(np.int64)
+    some = np.full(total, 8.0)
+    zero = np.zeros(total)
+    steps = Steps(np.arange(total), recorded, interval, interval, some, zero, zero, zero, some, some, zero, zero)
+    start = np.sort(rng.integers(10**9, int(recorded[-1]) - 10**9, count))
+    gap = rng.integers(10**8, 9 * 10**8, count)
+    none = np.zeros(count, np.int64)
+    yes = np.ones(count, np.bool_)
+    gaps = Gaps(start, start + gap, start, start + gap - 10**6, yes, none, none, ~yes, ~yes, none)
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        judge(gaps, charge(steps))
+        seconds.append(time.perf_counter() - started)
+    return count / sorted(seconds)[repeats // 2], count
+
+
+def main() -> None:
+    """Send, wait, write, print the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("recording", type=pathlib.Path)
+    options.add_argument("--out", type=pathlib.Path, required=True)
+    options.add_argument("--hide", action="append", choices=("server", "engine"), default=[])
+    options.add_argument("--gap-ms", type=float, default=100.0)
+    options.add_argument("--excess-ms", type=float, default=50.0)
+    given = options.parse_args()
+    if not (given.recording / "client.jsonl.gz").exists():
+        raise SystemExit(f"{given.recording} is no recording: expected client.jsonl.gz in it")
+    settings = {
+        "LEGATO_RETENTION_DAYS": "0",
+        "LEGATO_STALL_MS": str(given.gap_ms),
+        "LEGATO_STALL_EXCESS_MS": str(given.excess_ms),
+        "LEGATO_ATTRIBUTE_EVERY_S": "0.5",
+        "LEGATO_ATTRIBUTE_SETTLE_S": "0.5",
+    }
+    names = {trace_of(str(record["id"])).hex(): str(record["id"]) for record in lines(given.recording, "client")}
+    with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store", **settings) as served:
+        steps = 0 if "engine" in given.hide else send_steps(served, given.recording)
+        if "server" not in given.hide:
+            send_streams(served, servers(given.recording))
+        streams = send_streams(served, clients(given.recording))
+        found = verdicts(served, names)
+    given.out.write_text("".join(json.dumps(verdict) + "\n" for verdict in found), encoding="utf-8")
+    speed, count = gaps_per_s()
+    print(describe("chdb", "numpy"))
+    print(f"{streams} streams and {steps:,} engine steps sent, {len(found):,} stalls judged; {os.path.basename(given.recording)}")
+    print(json.dumps({"gaps_per_s": round(speed), "verdicts": len(found), "streams": streams, "n_gaps": count}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""An engine's steps as OTLP: one span a flush, its steps packed by columns (schema/STEPS.md).
+
+One idea: the span's ids come from the engine, its epoch and the first step's number, so a flush that is sent twice is the same span, and
+one path on the receiver's side deduplicates, rejects and routes steps like streams. It keeps no queue and sends nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from legato_gpu_agent import __version__
+from legato_gpu_agent.columns import ROWS_MAX, pack
+
+__all__ = ["Engine", "FinishedRequest", "Step", "request_of"]
+
+SPAN_NAME = "legato.engine.steps"
+_DT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Which engine: the id that its server's streams carry too, and when it started (ns since the epoch)."""
+
+    id: str
+    epoch_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step, as it was known when its record was written. ``None`` is unknown.
+
+    ``recorded_ns``: the front end's wall clock at the record. ``interval_us``: the shortest time since the token before, by the engine's
+    clock, over the requests that got a token; ``interval_max_us``: the longest. Counts are those at the end of the step.
+    """
+
+    number: int
+    recorded_ns: int
+    interval_us: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    prefill_requests: int | None = None
+    prefill_tokens: int | None = None
+    decode_requests: int | None = None
+    decode_tokens: int | None = None
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+    elapsed_us: int | None = None
+    kv_used_ppm: int | None = None
+    preempted: int | None = None
+    interval_max_us: int | None = None
+
+
+# Ids of schema/STEPS.md: 1 is `dt`, 2 the step's number, then the fields of Step in their order.
+_COLUMNS = {field.name: number for number, field in enumerate(fields(Step)[2:], 3)}
+_NUMBER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """A request that ended in a step, by the id that its client knows (``gen_ai.response.id``)."""
+
+    step: int
+    response_id: str
+    reason: str = ""
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    queued_us: int = 0
+    prefill_us: int = 0
+    decode_us: int = 0
+
+
+def request_of(engine: Engine, steps: Sequence[Step], finished: Sequence[FinishedRequest] = ()) -> ExportTraceServiceRequest:
+    """A flush as an OTLP request. Raises ``ValueError`` without steps, or with more than 65,536."""
+    if not 0 < len(steps) <= ROWS_MAX:
+        raise ValueError(f"{len(steps)} steps, a flush has 1 to {ROWS_MAX}")
+    first, last = steps[0], steps[-1]
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    scope.scope.name = "legato"
+    scope.scope.attributes.add(key="legato.emitter", value=AnyValue(string_value=f"legato-gpu-agent/{__version__}"))
+    span = scope.spans.add(
+        trace_id=_digest(engine, "", 16),
+        span_id=_digest(engine, str(first.number), 8),
+        name=SPAN_NAME,
+        start_time_unix_nano=first.recorded_ns,
+        end_time_unix_nano=max(last.recorded_ns, first.recorded_ns),
+    )
+    _add(span, "legato.engine.id", AnyValue(string_value=engine.id))
+    _add(span, "legato.engine.epoch", AnyValue(int_value=engine.epoch_ns))
+    _add(span, "legato.engine.step_first", AnyValue(int_value=first.number))
+    _add(span, "legato.engine.steps", AnyValue(bytes_value=_packed(steps)))
+    if finished:
+        _add_finished(span, finished)
+    return request
+
+
+def _packed(steps: Sequence[Step]) -> bytes:
+    """The columns; one that is unknown in every step is left out, and one known in some has its values plus one (0 is unknown)."""
+    times = np.array([step.recorded_ns // 1000 for step in steps], np.int64)
+    numbers = np.array([step.number for step in steps], np.int64)
+    columns = {_DT: np.diff(times, prepend=times[0]), _NUMBER: np.diff(numbers, prepend=numbers[0])}
+    for name, number in _COLUMNS.items():
+        values = [getattr(step, name) for step in steps]
+        if any(value is not None for value in values):
+            columns[number] = np.array([0 if value is None else value + 1 for value in values], np.int64)
+    return pack(columns, len(steps))
+
+
+def _add_finished(span: Span, finished: Sequence[FinishedRequest]) -> None:
+    for field in fields(FinishedRequest):
+        values = [getattr(each, field.name) for each in finished]
+        kind = "string_value" if isinstance(values[0], str) else "int_value"
+        array = AnyValue()
+        array.array_value.values.extend(AnyValue(**{kind: value}) for value in values)
+        _add(span, f"legato.engine.finished.{field.name}", array)
+
+
+def _add(span: Span, key: str, value: AnyValue) -> None:
+    span.attributes.add(key=key, value=value)
+
+
+def _digest(engine: Engine, part: str, size: int) -> bytes:
+    return hashlib.blake2b(f"{engine.id}\0{engine.epoch_ns}\0{part}".encode(), digest_size=size).digest()

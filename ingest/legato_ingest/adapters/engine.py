@@ -1,0 +1,71 @@
+"""Spans of Legato's engine agents: schema/STEPS.md.
+
+They say what an engine did in every step, and which requests it finished. They cannot say which requests were in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from legato_ingest.adapters.common import UINT32_MAX
+from legato_ingest.attributes import AttributeFault, Attributes
+from legato_ingest.facts import EngineFlush
+
+__all__ = ["adapt"]
+
+_STEPS = "legato.engine.steps"
+_FINISHED = "legato.engine.finished."
+FINISHED_MAX = 65_536
+_UINT64_MAX = 2**63 - 1
+# Each array of finished requests, its type, and the most that its values may be.
+_ARRAYS: dict[str, int | None] = {
+    "response_id": None,
+    "reason": None,
+    "step": _UINT64_MAX,
+    "preemptions": UINT32_MAX,
+    "prompt_tokens": UINT32_MAX,
+    "output_tokens": UINT32_MAX,
+    "queued_us": _UINT64_MAX,
+    "prefill_us": _UINT64_MAX,
+    "decode_us": _UINT64_MAX,
+}
+
+
+def adapt(span: Span, attributes: Attributes) -> EngineFlush | None:
+    """The facts of a flush of engine steps; ``None`` when the span is none. Raises ``AttributeFault``."""
+    if _STEPS not in attributes.own:
+        return None
+    engine_id = attributes.text("legato.engine.id")
+    if not engine_id:
+        raise AttributeFault("legato.engine.id: absent or empty")
+    return EngineFlush(
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_span_id=span.parent_span_id,
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        emitter=attributes.text("legato.emitter"),
+        engine_id=engine_id,
+        epoch_ns=attributes.count("legato.engine.epoch") or 0,
+        step_first=attributes.count("legato.engine.step_first") or 0,
+        timeline=attributes.packed(_STEPS),
+        finished=_finished(attributes),
+    )
+
+
+def _finished(attributes: Attributes) -> dict[str, Sequence[Any]]:
+    """The arrays, all of one length; what the emitter leaves out is empty or 0."""
+    found = {
+        name: attributes.texts(_FINISHED + name) if most is None else attributes.counts(_FINISHED + name, most)
+        for name, most in _ARRAYS.items()
+    }
+    count = len(found["response_id"])
+    if count > FINISHED_MAX:
+        raise AttributeFault(f"{_FINISHED}response_id: more than {FINISHED_MAX} values")
+    for name, values in found.items():
+        if len(values) not in (0, count):
+            raise AttributeFault(f"{_FINISHED}{name}: {len(values)} values for {count} requests")
+    return {name: values or [0 if _ARRAYS[name] is not None else ""] * count for name, values in found.items()}

@@ -1,0 +1,95 @@
+"""From the vantages of streams to gaps: which two chunks bound a gap, and when they were seen at the server.
+
+One idea: a chunk is the same chunk at both ends by its place among the content chunks, or, where the ends cut the content differently, by
+the byte at which it begins. Nothing is matched by time. It judges nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato_ingest.attribution.stalls import Gaps
+
+__all__ = ["Vantage", "gaps_of"]
+
+Ints = NDArray[np.int64]
+# Kinds of chunks that carry content (schema/TIMELINE.md): text, reasoning, tool.
+_CONTENT = (1, 2, 3)
+_HOLD_STEP_NS = 64_000
+# A stream whose chunks nearly all came in releases of several, three releases or more, came through a buffer.
+_BUFFERED_SHARE, _RELEASES_MIN = 0.75, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Vantage:
+    """One stream as one vantage saw it: the content chunks alone. Times in ns since the epoch by that vantage's clock.
+
+    ``sizes`` are bytes of content, empty when unknown; ``holds_ns`` likewise.
+    """
+
+    times_ns: Ints
+    sizes: Ints
+    holds_ns: Ints
+
+    @classmethod
+    def of(cls, start_ns: int, dt_us: Ints, kinds: Ints, sizes: Ints, holds: Ints) -> Vantage:
+        """From a row's arrays, all chunks included; ``holds`` in steps of 64 µs."""
+        content = np.isin(kinds, _CONTENT)
+        times = start_ns + 1000 * np.cumsum(dt_us)
+        return cls(times[content], sizes[content] if len(sizes) else sizes, _HOLD_STEP_NS * holds[content] if len(holds) else holds)
+
+
+def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: int) -> Gaps:
+    """The client's gaps of at least ``gap_ns_min`` between reads of content, in order."""
+    times = client.times_ns
+    new_read = np.flatnonzero(np.diff(times) > 0) + 1
+    gap_ns = times[new_read] - times[new_read - 1]
+    after = new_read[gap_ns >= gap_ns_min]
+    before = after - 1
+    count = len(after)
+    places = _places(client, server, after)
+    seen = places > 0
+    at = np.where(seen, places, 1) if server is not None and len(server.times_ns) > 1 else np.ones(count, np.int64)
+    sends = server.times_ns if server is not None and len(server.times_ns) > 1 else np.zeros(2, np.int64)
+    return Gaps(
+        start_ns=times[before],
+        end_ns=times[after],
+        server_start_ns=sends[at - 1],
+        server_end_ns=sends[at],
+        has_server=seen,
+        shift_ns=np.full(count, shift_ns, np.int64),
+        hold_ns=client.holds_ns[before] if len(client.holds_ns) else np.zeros(count, np.int64),
+        buffered=np.full(count, _buffered(times)),
+        unread=np.zeros(count, np.bool_),
+        usual_ns=np.full(count, int(np.median(np.diff(sends))) if len(sends) > 2 else 0, np.int64),
+    )
+
+
+def _places(client: Vantage, server: Vantage | None, after: Ints) -> Ints:
+    """For client chunks their places at the server; -1 where nobody can say."""
+    unknown = np.full(len(after), -1, np.int64)
+    if server is None or not len(server.times_ns):
+        return unknown
+    ours, theirs = len(client.times_ns), len(server.times_ns)
+    if ours == theirs or (ours < theirs and not len(client.sizes)):
+        return np.where(after < theirs, after, -1)
+    if len(client.sizes) and len(server.sizes):
+        begins = np.cumsum(client.sizes)[after] - client.sizes[after]
+        ends = np.cumsum(server.sizes)
+        if ours > theirs and ends[-1] != client.sizes.sum():
+            return unknown
+        places = np.searchsorted(ends, begins, "right")
+        return np.where(places < theirs, places, -1)
+    return unknown
+
+
+def _buffered(times: Ints) -> bool:
+    """Whether nearly all of a stream's chunks came several at a time."""
+    if len(times) < 2:
+        return False
+    _, counts = np.unique(times, return_counts=True)
+    several = counts > 1
+    return bool(several.sum() >= _RELEASES_MIN and counts[several].sum() >= _BUFFERED_SHARE * len(times))

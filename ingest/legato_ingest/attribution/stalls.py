@@ -1,0 +1,151 @@
+"""The stalls of one engine's streams, each charged to its causes.
+
+One idea: a gap is bounded by two chunks. What passed between the same two chunks at the server is the server's; the rest is the way's. What
+passed at the server is laid over the engine's steps: whole steps up to the one that made the chunk, then the front end. Every part is
+a difference of two times of one clock, in whole ns, and the parts add up to the gap. All gaps are judged at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato_ingest.attribution.steps import Charges, split
+
+__all__ = ["CAUSES", "Gaps", "Verdicts", "judge"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+CAUSES = (
+    "base", "scheduling", "kv_pressure", "host", "front_end", "coalescing", "connection", "slow_reader", "consumer",
+    "generation", "unknown",
+)  # fmt: skip
+_AT = {name: place for place, name in enumerate(CAUSES)}
+# A cause is named when it has this share of what was charged beyond the base; below, the stall is mixed.
+_NAMED = 0.5
+# A record explains a silence when it was late for more than this share of it.
+_LATE_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Gaps between reads of content, one entry each. Client times are of the client's clock, server times of the server's.
+
+    ``has_server``: the two chunks were seen at the server. ``shift_ns``: engine records' clock minus the server's. ``hold_ns``: how long
+    the application held the chunk before the gap. ``buffered``: the stream came in releases of a buffer. ``unread``: the socket held the
+    data while nobody read. ``usual_ns``: the stream's usual gap at the server.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    server_start_ns: Ints
+    server_end_ns: Ints
+    has_server: Bools
+    shift_ns: Ints
+    hold_ns: Ints
+    buffered: Bools
+    unread: Bools
+    usual_ns: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """One entry a gap. ``parts`` (int64, gaps x ``CAUSES``) add up to the gap exactly; ``cause`` is an index of ``CAUSES``, or -1: mixed.
+
+    ``step_first`` and ``step_last`` are the engine steps that the gap was laid over (-1: none).
+    """
+
+    parts: Ints
+    excess_ns: Ints
+    cause: Ints
+    share: NDArray[np.float64]
+    step_first: Ints
+    step_last: Ints
+
+
+def judge(gaps: Gaps, steps: Charges | None) -> Verdicts:
+    """Charge every gap. Linear in gaps times the logarithm of steps; no gap is looked at alone."""
+    count = len(gaps.start_ns)
+    parts = np.zeros((count, len(CAUSES)), np.int64)
+    first, last = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    server = np.where(gaps.has_server, gaps.server_end_ns - gaps.server_start_ns, 0)
+    laid = np.zeros(count, np.bool_)
+    if steps is not None and steps.fitted:
+        laid = _lay(gaps, steps, parts, first, last)
+    # The server saw it, no engine step explains it: the healthy part, and that the bytes were made late.
+    coarse = gaps.has_server & ~laid
+    usual = np.where(coarse, np.minimum(np.maximum(gaps.usual_ns, 0), server), 0)
+    parts[:, _AT["base"]] += usual
+    parts[:, _AT["generation"]] += np.where(coarse, server - usual, 0)
+    _deliver(gaps, parts, (gaps.end_ns - gaps.start_ns) - server)
+    return _named(gaps, parts, first, last)
+
+
+def _lay(gaps: Gaps, steps: Charges, parts: Ints, first: Ints, last: Ints) -> Bools:
+    """Charge what passed at the server to the engine's steps; where they are known. Returns which gaps were charged."""
+    begin, end = gaps.server_start_ns + gaps.shift_ns, gaps.server_end_ns + gaps.shift_ns
+    total = len(steps.end_ns)
+    next_step = np.searchsorted(steps.end_ns, begin, "right")
+    newest = np.searchsorted(steps.end_ns, end, "right") - 1
+    seen = np.concatenate([[0], np.cumsum(steps.preempted)])
+    inside = gaps.has_server & (next_step > 0) & (next_step < total)
+    at, to = np.minimum(next_step, total - 1), np.clip(newest, 0, total - 1)
+    reach = np.maximum(to, at) + 1
+    made = inside & (newest >= at)
+    silent = made & (to > at) & _awake(steps, at, end)
+    robbed = silent & (seen[reach] > seen[np.maximum(at - 1, 0)])
+    # A preempted stream is charged time, whatever the steps were made of: it takes an unbroken record. Others need every step's split.
+    upto = np.where(silent, to, at)
+    laid = inside & np.where(robbed, _unbroken(steps.linked, at, upto), _unbroken(steps.whole, at, upto))
+    made, robbed = made & laid, robbed & laid
+    took = np.where(made, steps.end_ns[at] - begin, 0)
+    base, scheduling, kv, host = split(took, steps.base_most_ns[at], steps.work_most_ns[at], steps.recompute_share[at])
+    for name, part in (("base", base), ("scheduling", scheduling), ("kv_pressure", kv), ("host", host)):
+        running = np.concatenate([[0], np.cumsum(getattr(steps, name))])
+        rest = np.where(made, running[upto + 1] - running[at + 1], 0)
+        parts[:, _AT[name]] += np.where(robbed, 0, part + rest)
+    until = np.where(made, steps.end_ns[upto], begin)
+    parts[:, _AT["kv_pressure"]] += np.where(robbed, until - begin, 0)
+    parts[:, _AT["front_end"]] += np.where(laid, end - until, 0)
+    first[made], last[made] = steps.number[at[made]], steps.number[upto[made]]
+    return laid
+
+
+def _unbroken(good: Bools, first: Ints, last: Ints) -> Bools:
+    """Whether every step from ``first`` to ``last`` is good."""
+    faults = np.concatenate([[0], np.cumsum(~good)])
+    return np.asarray(faults[last + 1] == faults[first])
+
+
+def _awake(steps: Charges, at: Ints, end: Ints) -> Bools:
+    """Whether the front end recorded step ``at`` and the next while a silence from ``at`` to ``end`` lasted, not only when it was over.
+
+    Then several steps passed and brought the stream nothing. Of the two, as a front end may stop between a step's record and its send.
+    """
+    after = np.minimum(at + 1, len(steps.end_ns) - 1)
+    late = np.maximum(steps.late_ns[at], steps.late_ns[after])
+    return np.asarray(late < _LATE_SHARE * (end - steps.end_ns[at]))
+
+
+def _deliver(gaps: Gaps, parts: Ints, late: Ints) -> None:
+    """Charge what the client waited beyond the server: to its own application as far as that held the stream, else to the way."""
+    held = np.clip(np.minimum(gaps.hold_ns, late), 0, None)
+    parts[:, _AT["consumer"]] += held
+    way = late - held
+    to = np.where(gaps.unread, _AT["slow_reader"], np.where(gaps.buffered, _AT["coalescing"], _AT["connection"]))
+    to = np.where(gaps.has_server, to, _AT["unknown"])
+    parts[np.arange(len(to)), to] += way
+
+
+def _named(gaps: Gaps, parts: Ints, first: Ints, last: Ints) -> Verdicts:
+    excess = (gaps.end_ns - gaps.start_ns) - parts[:, _AT["base"]]
+    charged = parts.copy()
+    charged[:, _AT["base"]] = np.iinfo(np.int64).min
+    leading = np.argmax(charged, axis=1) if len(parts) else np.zeros(0, np.int64)
+    most = parts[np.arange(len(parts)), leading]
+    share = np.divide(most, excess, out=np.zeros(len(parts)), where=excess > 0)
+    cause = np.where(share >= _NAMED, leading, -1)
+    return Verdicts(parts, excess, cause, share, first, last)

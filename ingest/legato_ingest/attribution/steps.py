@@ -1,0 +1,166 @@
+"""One engine's steps: when each really ended, and what it spent its time on.
+
+One idea: a record says when the front end *wrote* it, which is late when the front end is. The intervals in it come from the engine's own
+clock, so they add up to the true ends but for one constant; the record that came soonest after its step gives that. What a step took is
+split by a model fitted to the engine's own steps: base per step and request, and cost per token of prefill or recompute. What the model
+does not explain is the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Charges", "Steps", "charge"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# The fit leaves out steps beyond this multiple of what it expects, and is repeated until they settle (least squares, trimmed).
+_TRIM, _ROUNDS = 1.6, 7
+# A prefill may cost this multiple of the fit (its context grows), and this share of a usual step more, before the rest is the host's.
+_WORK_FACTOR, _WORK_SLACK = 1.5, 0.25
+# Fewer clean steps than this fit nothing.
+_STEPS_MIN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one engine and epoch in order, one entry a step; unknown values are NaN.
+
+    ``recorded_ns``: the front end's clock. ``interval_ns`` and ``elapsed_ns``: the engine's own durations. ``finished``: requests that
+    ended in the step.
+    """
+
+    number: Ints
+    recorded_ns: Ints
+    interval_ns: Floats
+    elapsed_ns: Floats
+    running: Floats
+    waiting: Floats
+    prefill_requests: Floats
+    prefill_tokens: Floats
+    decode_requests: Floats
+    decode_tokens: Floats
+    draft_tokens: Floats
+    finished: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Charges:
+    """What each step took and on what: ns. ``took = base + scheduling + kv_pressure + host`` exactly, one entry a step.
+
+    ``end_ns`` is on the clock of the records; ``late_ns`` is how long after its end a step was recorded. ``preempted`` marks steps in which
+    a request was preempted. ``linked``: the record before this one is there, and the engine was busy between them. ``whole``: the engine
+    also said how long the step took and what was in it, so that its split is a fact.
+    ``base_most_ns`` and ``work_most_ns`` bound what a part of the step may be charged as base, and as work.
+    """
+
+    number: Ints
+    end_ns: Ints
+    late_ns: Ints
+    took: Ints
+    base: Ints
+    scheduling: Ints
+    kv_pressure: Ints
+    host: Ints
+    base_most_ns: Ints
+    work_most_ns: Ints
+    recompute_share: Floats
+    preempted: NDArray[np.bool_]
+    linked: NDArray[np.bool_]
+    whole: NDArray[np.bool_]
+    fitted: bool
+
+
+def charge(steps: Steps) -> Charges:
+    """Charge every step of an engine. Linear in the number of steps."""
+    end = _ends(steps)
+    count = len(end)
+    took = np.diff(end, prepend=end[:1])
+    linked = np.zeros(count, np.bool_)
+    busy = np.nan_to_num(steps.running[:-1]) + np.nan_to_num(steps.waiting[:-1]) > 0
+    linked[1:] = (np.diff(steps.number) == 1) & busy
+    requests = np.nan_to_num(steps.prefill_requests) + np.nan_to_num(steps.decode_requests)
+    prefill = np.nan_to_num(steps.prefill_tokens)
+    # A preempted request's recompute is counted among the decode tokens: far more of them than requests and drafts explain.
+    recompute = np.maximum(0, np.nan_to_num(steps.decode_tokens - steps.decode_requests) - np.nan_to_num(steps.draft_tokens))
+    work = prefill + recompute
+    known = linked & ~np.isnan(steps.decode_requests) & ~np.isnan(steps.interval_ns)
+    fit = _fit(took.astype(np.float64), requests, work, known)
+    base_most = np.maximum(0, fit[0] + fit[1] * requests) if fit is not None else np.zeros(count)
+    usual = float(np.median(took[known])) if known.any() else 0.0
+    work_most = np.where(work > 0, _WORK_FACTOR * max(0.0, fit[2]) * work + _WORK_SLACK * usual, 0) if fit is not None else np.zeros(count)
+    share = np.divide(recompute, work, out=np.zeros(count), where=work > 0)
+    base, scheduling, kv, host = split(took, base_most, work_most, share)
+    return Charges(
+        number=steps.number,
+        end_ns=end,
+        late_ns=steps.recorded_ns - end,
+        took=took,
+        base=base,
+        scheduling=scheduling,
+        kv_pressure=kv,
+        host=host,
+        base_most_ns=base_most.astype(np.int64),
+        work_most_ns=work_most.astype(np.int64),
+        recompute_share=share,
+        preempted=_preempted(steps),
+        linked=linked,
+        whole=known,
+        fitted=fit is not None,
+    )
+
+
+def split(
+    took: Ints, base_most: NDArray[np.number], work_most: NDArray[np.number], recompute_share: Floats
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Durations as (base, scheduling, kv_pressure, host), in whole ns that add up exactly."""
+    base = np.minimum(took, base_most.astype(np.int64))
+    work = np.minimum(took - base, work_most.astype(np.int64))
+    kv = (work * recompute_share).astype(np.int64)
+    return base, work - kv, kv, took - base - work
+
+
+def _ends(steps: Steps) -> Ints:
+    """When each step ended, on the records' clock.
+
+    Within a run of steps whose intervals are known, end = constant + sum of intervals; the constant is the largest that lets no record
+    come before its step's end. A step without an interval begins a new run.
+    """
+    known = ~np.isnan(steps.interval_ns)
+    known[:1] = False
+    known[1:] &= np.diff(steps.number) == 1
+    run = np.cumsum(~known)
+    since = np.cumsum(np.where(known, steps.interval_ns, 0)).astype(np.int64)
+    slack = steps.recorded_ns - since
+    if not len(slack):
+        return slack
+    starts = np.flatnonzero(~known)
+    constant = np.minimum.reduceat(slack, starts)
+    return np.maximum.accumulate(since + constant[run - 1])
+
+
+def _fit(took: Floats, requests: Floats, work: Floats, known: NDArray[np.bool_]) -> Floats | None:
+    """Base ns a step, ns a request, ns a token of work: least squares over usual steps; ``None`` with too few of them."""
+    if known.sum() < _STEPS_MIN:
+        return None
+    terms = np.stack([np.ones(len(took)), requests, work], axis=1)
+    kept = known
+    fit: Floats = np.zeros(3)
+    for _ in range(_ROUNDS):
+        fit = np.asarray(np.linalg.lstsq(terms[kept], took[kept], rcond=None)[0], np.float64)
+        kept = known & (took < _TRIM * (terms @ fit))
+        if kept.sum() < _STEPS_MIN:
+            return None
+    return fit
+
+
+def _preempted(steps: Steps) -> NDArray[np.bool_]:
+    """Steps in which running fell by more than the requests that ended, while waiting rose."""
+    out = np.zeros(len(steps.number), np.bool_)
+    fell = -np.diff(np.nan_to_num(steps.running)) - np.nan_to_num(steps.finished[1:])
+    out[1:] = (fell > 0) & (np.diff(np.nan_to_num(steps.waiting)) > 0)
+    return out

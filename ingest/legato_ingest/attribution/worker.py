@@ -1,0 +1,112 @@
+"""The worker that judges streams as they settle, and again when late evidence comes.
+
+One idea: it follows the times of receipt. What came in since the last sweep, and long enough ago for the other vantages to have followed,
+is judged; how far it has come is a row in the store, so a restart goes on there. It has a handle of its own and delays no acknowledgement.
+Only the process that holds the store's lock runs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from legato_ingest.attribution.evidence import between
+from legato_ingest.attribution.sweep import Swept, Thresholds, sweep
+from legato_ingest.errors import StoreError
+from legato_ingest.metrics import Metrics
+from legato_ingest.settings import Settings
+from legato_ingest.store import Store
+
+__all__ = ["Worker"]
+
+_log = logging.getLogger("legato")
+# Steps that came this long after they were recorded came late: the streams that may have run through them are judged again.
+_LATE_MS = 30_000
+# How long before a late step a stream that ran through it may have started.
+_STREAM_NS_MAX = 600_000_000_000
+
+
+class Worker:
+    """Owns the judging thread and ``store``, a handle of its own."""
+
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics) -> None:
+        self._store = store
+        self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
+        self._every_s, self._settle_ms = settings.attribute_every_s, int(settings.attribute_settle_s * 1000)
+        self._metrics = metrics
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="legato-attribute", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Finish the sweep that runs, then stop and close the store's handle."""
+        self._closing.set()
+        self._thread.join()
+        self._store.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._every_s):
+            try:
+                self.step()
+            except StoreError as error:
+                self._metrics.errors.labels("attribute", type(error).__name__).inc()
+                _log.warning("the attribution could not sweep, and tries again: %s", error)
+            except Exception as error:
+                self._metrics.errors.labels("attribute", type(error).__name__).inc()
+                _log.exception("the attribution failed, and tries again")
+
+    def step(self) -> Swept:
+        """One sweep over what has settled since the last."""
+        started = time.monotonic()
+        since, until = self._swept_until(), time.time_ns() // 1_000_000 - self._settle_ms
+        swept = Swept()
+        if until <= since:
+            return swept
+        due = self._due(since, until)
+        for low, high, received in due:
+            part = sweep(self._store, low, high, self._thresholds, time.time_ns(), received)
+            swept.streams += part.streams
+            swept.verdicts += part.verdicts
+        if due or since == 0:
+            self._note(until, swept, time.monotonic() - started)
+        self._metrics.verdicts.inc(swept.verdicts)
+        self._metrics.sweep_seconds.observe(time.monotonic() - started)
+        return swept
+
+    def _swept_until(self) -> int:
+        ((until,),) = self._store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM attribution_runs")
+        return max(0, int(until))
+
+    def _due(self, since: int, until: int) -> list[tuple[int, int, tuple[int, int] | None]]:
+        """Stretches of streams' starts to judge: those that came in, and those that late steps may change."""
+        new = f"{between((since, until))}"
+        ((count, low, high),) = self._store.select(
+            "SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs"
+            f" WHERE vantage = 'client' AND trace_id IN (SELECT trace_id FROM stream_revs WHERE {new})"
+        )
+        due: list[tuple[int, int, tuple[int, int] | None]] = []
+        if count:
+            due.append((int(low), int(high), (since, until)))
+        ((count, low, high),) = self._store.select(
+            "SELECT count(), toUnixTimestamp64Nano(min(recorded_at)), toUnixTimestamp64Nano(max(recorded_at)) FROM engine_steps"
+            f" WHERE {new} AND received_at > recorded_at + INTERVAL {_LATE_MS} MILLISECOND"
+        )
+        if count and since:
+            due.append((int(low) - _STREAM_NS_MAX, int(high), None))
+        return due
+
+    def _note(self, until: int, swept: Swept, seconds: float) -> None:
+        moment = pa.timestamp("ms", "UTC")
+        row = {
+            "tenant": pa.array([""]),
+            "until": pa.array([until], moment),
+            "ran_at": pa.array([datetime.now(UTC)], moment),
+            "streams": pa.array([swept.streams], pa.uint32()),
+            "verdicts": pa.array([swept.verdicts], pa.uint32()),
+            "seconds": pa.array([seconds], pa.float32()),
+        }
+        self._store.insert("attribution_runs", pa.table(row))

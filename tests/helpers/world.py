@@ -1,0 +1,102 @@
+"""A small world for attribution: an engine that steps, streams that get a token a step, a front end, a path, and faults to order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from legato_ingest.attribution.pairs import Vantage
+from legato_ingest.attribution.steps import Steps
+
+__all__ = ["MS", "World"]
+
+MS = 1_000_000
+BASE_NS, TOKEN_NS = 20 * MS, 200_000
+
+
+@dataclass
+class World:
+    """``steps`` steps of 20 ms, ``streams`` of them running. Faults by step number; all in ns.
+
+    ``prefill``: tokens of somebody's prompt in a step. ``slow``: what a step took longer for no reason of its own. ``frozen``: (step, ns):
+    the front end stops after that step for so long. ``preempted``: (first, last): stream 0 gets nothing in these steps, its recompute is in
+    the last. ``held``: (step, ns): the path keeps what is sent to stream 0 from that step on for so long. ``speed`` divides all times.
+    """
+
+    steps: int = 400
+    streams: int = 4
+    seed: int = 1
+    speed: int = 1
+    prefill: dict[int, int] = field(default_factory=dict)
+    slow: dict[int, int] = field(default_factory=dict)
+    frozen: tuple[int, int] | None = None
+    preempted: tuple[int, int] | None = None
+    held: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        took = BASE_NS + rng.integers(-MS, MS, self.steps)
+        for step, tokens in self.prefill.items():
+            took[step] += TOKEN_NS * tokens
+        for step, extra in self.slow.items():
+            took[step] += extra
+        if self.preempted:
+            took[self.preempted[1]] += TOKEN_NS * 600
+        self.ends = 10**15 + np.cumsum(took) // self.speed
+        self.awake = self.ends.copy()
+        if self.frozen:
+            step, length = self.frozen
+            until = self.ends[step] + length // self.speed
+            self.awake = np.where((self.ends > self.ends[step]) & (self.ends < until), until, self.ends)
+        self.recorded = self.awake + rng.integers(100_000, 400_000, self.steps) // self.speed
+        self.took = took // self.speed
+
+    def records(self) -> Steps:
+        """What the plugin tells of the steps."""
+        count = self.steps
+        running = np.full(count, float(self.streams))
+        waiting, decode = np.zeros(count), np.full(count, float(self.streams))
+        tokens = decode.copy()
+        if self.preempted:
+            first, last = self.preempted
+            running[first:last] -= 1
+            waiting[first:last] += 1
+            decode[first:last] -= 1
+            tokens[first:last] -= 1
+            tokens[last] += 600
+        prefill = np.zeros(count)
+        for step, size in self.prefill.items():
+            prefill[step] = size
+        return Steps(
+            number=np.arange(count),
+            recorded_ns=self.recorded,
+            interval_ns=np.where(np.arange(count) == 0, np.nan, self.took.astype(float)),
+            elapsed_ns=self.took.astype(float),
+            running=running,
+            waiting=waiting,
+            prefill_requests=(prefill > 0).astype(float),
+            prefill_tokens=prefill,
+            decode_requests=decode,
+            decode_tokens=tokens,
+            draft_tokens=np.zeros(count),
+            finished=np.zeros(count),
+        )
+
+    def server(self, stream: int) -> Vantage:
+        """When the stream's tokens were sent: one a step, soon after the front end was awake."""
+        sent = self.recorded + 200_000 // self.speed + 1000 * stream
+        if stream == 0 and self.preempted:
+            first, last = self.preempted
+            sent = np.delete(sent, np.arange(first, last))
+        return Vantage(sent, np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    def client(self, stream: int, offset_ns: int = 0, drift_ppm: float = 0.0) -> Vantage:
+        """When they arrived, by a clock of the client's own."""
+        arrived = self.server(stream).times_ns + 300_000 // self.speed
+        if stream == 0 and self.held:
+            step, length = self.held
+            until = arrived[step] + length // self.speed
+            arrived = np.where((np.arange(len(arrived)) >= step) & (arrived < until), until, arrived)
+        own = arrived + offset_ns + ((arrived - arrived[0]) * drift_ppm / 1e6).astype(np.int64)
+        return Vantage(own, np.zeros(0, np.int64), np.zeros(0, np.int64))

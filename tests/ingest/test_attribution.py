@@ -1,0 +1,164 @@
+"""Attribution over worlds whose truth is known: each cause by its name, every part adds up, and no clock's offset changes a verdict."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.world import MS, World
+from legato_ingest.attribution.clocks import shift_of
+from legato_ingest.attribution.pairs import Vantage, gaps_of
+from legato_ingest.attribution.stalls import CAUSES, Verdicts, judge
+from legato_ingest.attribution.steps import charge
+
+GAP_NS = 100 * MS
+
+
+def judged(
+    world: World, stream: int = 0, *, server: bool = True, engine: bool = True, offset_ns: int = 0, drift_ppm: float = 0.0
+) -> Verdicts:
+    """The verdicts of one stream of a world."""
+    client = world.client(stream, offset_ns, drift_ppm)
+    gaps = gaps_of(client, world.server(stream) if server else None, 0, GAP_NS // world.speed)
+    verdicts = judge(gaps, charge(world.records()) if engine else None)
+    assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
+    return verdicts
+
+
+def causes(verdicts: Verdicts) -> list[str]:
+    """The names of the causes."""
+    return [CAUSES[cause] if cause >= 0 else "mixed" for cause in verdicts.cause]
+
+
+def part(verdicts: Verdicts, name: str, row: int = 0) -> float:
+    """One part of a verdict in ms."""
+    return float(verdicts.parts[row, CAUSES.index(name)]) / MS
+
+
+WORLDS = {
+    "scheduling": World(prefill={n: 1500 for n in range(40, 400, 60)}),
+    "host": World(slow={200: 300 * MS}),
+    "front_end": World(frozen=(200, 400 * MS)),
+    "kv_pressure": World(preempted=(200, 230)),
+    "connection": World(held=(200, 500 * MS)),
+}
+
+
+@pytest.mark.parametrize("cause", WORLDS)
+@pytest.mark.parametrize("speed", [1, 20])
+def test_each_cause_is_named(cause: str, speed: int) -> None:
+    """With all vantages, also in a world twenty times as fast."""
+    world = World(**{**{key: value for key, value in vars(WORLDS[cause]).items() if key in World.__dataclass_fields__}, "speed": speed})
+    verdicts = judged(world)
+    assert len(verdicts.cause) >= 1 and set(causes(verdicts)) == {cause}
+
+
+def test_the_parts_are_right() -> None:
+    """To the millisecond: what the fault took, no more."""
+    assert part(judged(WORLDS["host"]), "host") == pytest.approx(300, abs=3)
+    assert part(judged(WORLDS["front_end"]), "front_end") == pytest.approx(380, abs=4)
+    assert part(judged(WORLDS["connection"]), "connection") == pytest.approx(480, abs=25)
+    assert part(judged(WORLDS["scheduling"]), "scheduling") == pytest.approx(300, abs=8)
+    assert part(judged(WORLDS["kv_pressure"]), "kv_pressure") == pytest.approx(30 * 20 + 120 + 20, abs=3)
+
+
+def test_anothers_recompute_is_kv_pressure_too() -> None:
+    """The others wait for one long step, which is the victim's recompute."""
+    verdicts = judged(WORLDS["kv_pressure"], stream=1)
+    assert causes(verdicts) == ["kv_pressure"] and part(verdicts, "kv_pressure") == pytest.approx(120, abs=3)
+
+
+@pytest.mark.parametrize("cause", WORLDS)
+@pytest.mark.parametrize(("hours", "drift_ppm"), [(1, 0.0), (-1, 0.0), (0, 50.0), (1, -50.0)])
+def test_the_clients_clock_changes_no_verdict(cause: str, hours: int, drift_ppm: float) -> None:
+    """An hour off, or drifting by 50 ppm."""
+    plain, off = judged(WORLDS[cause]), judged(WORLDS[cause], offset_ns=hours * 3_600_000 * MS, drift_ppm=drift_ppm)
+    assert causes(plain) == causes(off)
+    assert np.abs(plain.parts - off.parts).max() <= 100_000
+
+
+def test_the_engines_clock_is_found_by_its_finished_requests() -> None:
+    """Records an hour off: the shift is what moves them back, to half a millisecond."""
+    world = World()
+    sends = np.array([world.server(stream).times_ns[-1 - stream] for stream in range(4)])
+    records = np.array([world.recorded[-1 - stream] for stream in range(4)]) + 3_600_000 * MS
+    shift = shift_of(sends, records)
+    assert shift is not None and abs(shift - 3_600_000 * MS) < MS // 2
+    assert shift_of(sends[:0], records[:0]) is None
+
+
+def test_a_missing_vantage_weakens_the_claim() -> None:
+    """Without the engine it is generation or the way; without the server nobody says; never another cause."""
+    for cause, world in WORLDS.items():
+        way = cause == "connection"
+        assert set(causes(judged(world, engine=False))) == {"connection" if way else "generation"}, cause
+        assert set(causes(judged(world, server=False))) == {"unknown"}
+        assert set(causes(judged(world, server=False, engine=False))) == {"unknown"}
+
+
+def test_missing_records_are_no_evidence() -> None:
+    """An agent that lost the steps of the fault: the server's gap is generation, not the front end's."""
+    world = WORLDS["host"]
+    records = world.records()
+    kept = np.r_[0:195, 205:400]
+    holed = type(records)(**{name: getattr(records, name)[kept] for name in records.__dataclass_fields__})
+    gaps = gaps_of(world.client(0), world.server(0), 0, GAP_NS)
+    assert causes(judge(gaps, charge(holed))) == ["generation"]
+
+
+def test_a_buffer_is_told_from_an_outage() -> None:
+    """One releases all the time, the other once."""
+    world = World()
+    server = world.server(0)
+    released = -(-(server.times_ns - server.times_ns[0]) // (250 * MS)) * 250 * MS + server.times_ns[0]
+    gaps = gaps_of(Vantage(released, server.sizes, server.holds_ns), server, 0, GAP_NS)
+    verdicts = judge(gaps, charge(world.records()))
+    assert len(verdicts.cause) > 20 and set(causes(verdicts)) == {"coalescing"}
+
+
+def test_the_applications_hold_is_its_own() -> None:
+    """Half a second of sleep after each tenth chunk, known from the client's record."""
+    server = World().server(0)
+    slept = np.where(np.arange(400) % 10 == 5, 500 * MS, 0)
+    times = np.zeros(400, np.int64)
+    free = 0
+    for i, sent in enumerate(server.times_ns):
+        times[i] = max(int(sent), free)
+        free = times[i] + slept[i]
+    for seen in (server, None):
+        verdicts = judge(gaps_of(Vantage(times, server.sizes, slept), seen, 0, 400 * MS), None)
+        assert len(verdicts.cause) and set(causes(verdicts)) == {"consumer"}
+
+
+def test_bytes_join_what_is_cut_differently() -> None:
+    """A client that saw two chunks in one where the server sent them apart is compared at the same byte."""
+    server = Vantage(np.array([0, 10, 20, 500, 510]) * MS, np.array([3, 4, 5, 6, 7]), np.zeros(0, np.int64))
+    client = Vantage(np.array([1, 21, 501]) * MS, np.array([7, 5, 13]), np.zeros(0, np.int64))
+    gaps = gaps_of(client, server, 0, GAP_NS)
+    assert gaps.has_server.tolist() == [True]
+    assert (gaps.server_start_ns[0], gaps.server_end_ns[0]) == (20 * MS, 500 * MS)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 400), st.booleans(), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_parts_always_add_up(seed: int, merge: int, at: int, server: bool, engine: bool) -> None:
+    """Whatever is merged, held or missing: whole ns, and never less than nothing beyond the way."""
+    world = World(seed=seed, prefill={seed % 390: 900}, frozen=(seed % 380, 150 * MS), preempted=(seed % 300, seed % 300 + 1 + merge))
+    times = world.client(0).times_ns
+    merged = times[np.minimum((np.arange(len(times)) // merge + 1) * merge - 1, len(times) - 1)]
+    gaps = gaps_of(Vantage(merged, np.zeros(0, np.int64), np.zeros(0, np.int64)), world.server(0) if server else None, at * MS, 50 * MS)
+    verdicts = judge(gaps, charge(world.records()) if engine else None)
+    assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
+    way = [CAUSES.index(name) for name in ("coalescing", "connection")]
+    assert (np.delete(verdicts.parts, way, axis=1) >= 0).all()
+
+
+def test_no_streams_and_no_steps_are_no_error() -> None:
+    """Empty arrays all the way."""
+    nothing = Vantage(*[np.zeros(0, np.int64)] * 3)
+    records = World().records()
+    empty = type(records)(**{name: getattr(records, name)[:0] for name in records.__dataclass_fields__})
+    assert len(judge(gaps_of(nothing, nothing, 0, GAP_NS), charge(empty)).cause) == 0
+    assert causes(judge(gaps_of(World(slow={9: 200 * MS}).client(1), World().server(1), 0, GAP_NS), charge(empty))) == ["connection"]

@@ -1,0 +1,104 @@
+"""Engine steps on their way in: the agent's own bytes to rows, once, and what is bad costs nobody else."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from helpers.spans import any_value, native_span
+from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
+from legato_ingest.commit import Committer
+from legato_ingest.metrics import Metrics
+from legato_ingest.rows import Batch, Limits, rows_of
+from legato_ingest.store import Store
+
+NOW_NS = time.time_ns() // 1_000_000 * 1_000_000
+ENGINE = Engine("host:8000", NOW_NS - 10**12)
+
+
+def steps(count: int, first: int = 100) -> list[Step]:
+    """Steps of 20 ms from a second ago, with a prefill in every third."""
+    return [
+        Step(
+            number=first + i,
+            recorded_ns=NOW_NS - 10**9 + 20_000_000 * i,
+            interval_us=20_000 + i if i else None,
+            running=4,
+            waiting=0,
+            prefill_tokens=512 if i % 3 == 0 else 0,
+            decode_requests=4,
+            decode_tokens=4,
+        )
+        for i in range(count)
+    ]
+
+
+FINISHED = [FinishedRequest(102, "chatcmpl-a", "stop", 1, 20, 300), FinishedRequest(103, "chatcmpl-b", output_tokens=7)]
+
+
+def batch(body: ExportTraceServiceRequest) -> Batch:
+    """The rows of a body."""
+    return rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits())
+
+
+def test_steps_arrive_as_they_were_recorded() -> None:
+    """Every field of every step, unknown ones NULL, times to the microsecond."""
+    given = steps(50)
+    found = batch(request_of(ENGINE, given, FINISHED))
+    rows = found.steps.to_pylist()
+    assert [row["step"] for row in rows] == [step.number for step in given]
+    assert [row["recorded_at"].value for row in rows] == [step.recorded_ns for step in given]
+    for name in ("interval_us", "running", "waiting", "prefill_tokens", "decode_tokens", "draft_tokens", "interval_max_us"):
+        assert [row[name] for row in rows] == [getattr(step, name) for step in given], name
+    assert {row["engine_id"] for row in rows} == {"host:8000"} and rows[0]["engine_epoch"].value == ENGINE.epoch_ns
+    requests = found.requests.to_pylist()
+    assert [(row["response_id"], row["reason"], row["preemptions"], row["output_tokens"]) for row in requests] == [
+        ("chatcmpl-a", "stop", 1, 300),
+        ("chatcmpl-b", "", 0, 7),
+    ]
+    assert (found.spans, found.chunks, found.revs.num_rows) == (1, 50, 0)
+
+
+def test_a_flush_sent_again_re_cut_or_beside_streams_is_stored_once(store: Store) -> None:
+    """The same rows whatever way they come."""
+    metrics = Metrics()
+    committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
+    both = request_of(ENGINE, steps(40), FINISHED)
+    native_span(both)
+    for body in (both, request_of(ENGINE, steps(40), FINISHED), request_of(ENGINE, steps(40)[:15]), request_of(ENGINE, steps(40)[15:])):
+        assert committer.submit(batch(body)).result(20).rejected == 0
+    committer.close()
+    assert store.select("SELECT count(), uniqExact(step) FROM engine_steps") == [(40, 40)]
+    assert store.select("SELECT count() FROM engine_requests") == [(2,)]
+    assert store.select("SELECT count() FROM streams") == [(1,)]
+    assert metrics.registry.get_sample_value("legato_engine_rows_total", {"table": "engine_steps", "outcome": "stored"}) == 40
+    assert metrics.registry.get_sample_value("legato_engine_rows_total", {"table": "engine_steps", "outcome": "duplicate"}) == 80
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("legato.engine.id", "", "attribute"),
+        ("legato.engine.id", 7, "attribute"),
+        ("legato.engine.epoch", -1, "attribute"),
+        ("legato.engine.steps", b"\x02\x00", "timeline"),
+        ("legato.engine.steps", 5, "attribute"),
+        ("legato.engine.finished.response_id", "one", "attribute"),
+        ("legato.engine.finished.response_id", ["a", "b", "c"], "attribute"),
+        ("legato.engine.finished.preemptions", [1, -2], "attribute"),
+    ],
+)
+def test_a_bad_flush_is_rejected_alone(key: str, value: object, reason: str) -> None:
+    """By name and type; the flush and the stream beside it are stored."""
+    body = request_of(ENGINE, steps(5), FINISHED)
+    bad = body.resource_spans[0].scope_spans[0].spans[0]
+    body.resource_spans[0].scope_spans[0].spans.add().CopyFrom(request_of(ENGINE, steps(7, 200)).resource_spans[0].scope_spans[0].spans[0])
+    native_span(body)
+    for attribute in bad.attributes:
+        if attribute.key == key:
+            attribute.value.CopyFrom(any_value(value))
+    found = batch(body)
+    assert found.rejected["reason"].to_pylist() == [reason]
+    assert (found.steps.num_rows, found.requests.num_rows, found.revs.num_rows) == (7, 0, 1)
