@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.world import MS, World
 from legato_ingest.attribution.clocks import shift_of
-from legato_ingest.attribution.pairs import Vantage, gaps_of
+from legato_ingest.attribution.pairs import Vantage, gaps_of, made_by
 from legato_ingest.attribution.stalls import CAUSES, Verdicts, judge
 from legato_ingest.attribution.steps import charge
 
@@ -162,3 +162,18 @@ def test_no_streams_and_no_steps_are_no_error() -> None:
     empty = type(records)(**{name: getattr(records, name)[:0] for name in records.__dataclass_fields__})
     assert len(judge(gaps_of(nothing, nothing, 0, GAP_NS), charge(empty)).cause) == 0
     assert causes(judge(gaps_of(World(slow={9: 200 * MS}).client(1), World().server(1), 0, GAP_NS), charge(empty))) == ["connection"]
+
+
+@pytest.mark.parametrize("cause", WORLDS)
+@pytest.mark.parametrize("hours", [0, -1])
+def test_tokens_are_matched_to_steps_without_a_server(cause: str, hours: int) -> None:
+    """Each cause by its name still, from the client's times and the engine's records, whatever the client's clock says."""
+    world = WORLDS[cause]
+    client, charges = world.client(0, hours * 3_600_000 * MS), charge(world.records())
+    recorded = charges.end_ns + charges.late_ns
+    shift = int(recorded[-1] - client.times_ns[-1])
+    made = made_by(client, recorded, shift, len(recorded) - 1)
+    gaps = gaps_of(client, made, 0, GAP_NS)
+    verdicts = judge(gaps, charges)
+    assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
+    assert len(verdicts.cause) >= 1 and set(causes(verdicts)) == {cause}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.stalls import Gaps
 
-__all__ = ["Vantage", "gaps_of"]
+__all__ = ["Vantage", "gaps_of", "made_by"]
 
 Ints = NDArray[np.int64]
 # Kinds of chunks that carry content (schema/TIMELINE.md): text, reasoning, tool.
@@ -21,6 +21,9 @@ _CONTENT = (1, 2, 3)
 _HOLD_STEP_NS = 64_000
 # A stream whose chunks nearly all came in releases of several, three releases or more, came through a buffer.
 _BUFFERED_SHARE, _RELEASES_MIN = 0.75, 3
+
+# A chunk may seem to come before its step's record by this share of a usual step: the soonest delivery is known no better.
+_EARLY_SHARE = 0.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,23 @@ class Vantage:
         content = np.isin(kinds, _CONTENT)
         times = start_ns + 1000 * np.cumsum(dt_us)
         return cls(times[content], sizes[content] if len(sizes) else sizes, _HOLD_STEP_NS * holds[content] if len(holds) else holds)
+
+
+def made_by(client: Vantage, recorded_ns: Ints, shift_ns: int, last_step: int) -> Vantage:
+    """When a stream's chunks were handed on, by the records of the engine's steps: for a server that was not recorded.
+
+    Each chunk is of the latest step that had been recorded when it arrived, no two of one step, and the last of the step ``last_step`` (an
+    index; -1: unknown). So chunks that were kept and came together are of the steps before, one each. ``shift_ns`` is the records' clock
+    minus the client's, the soonest delivery taken for none.
+    """
+    recorded = np.maximum.accumulate(recorded_ns)
+    early = int(_EARLY_SHARE * np.median(np.diff(recorded))) if len(recorded) > 1 else 0
+    latest = np.searchsorted(recorded, client.times_ns + shift_ns + early, "right") - 1
+    if last_step >= 0:
+        latest = np.minimum(latest, last_step)
+    ranks = np.arange(len(latest))
+    steps = np.minimum.accumulate((latest - ranks)[::-1])[::-1] + ranks
+    return Vantage(recorded[np.maximum(steps, 0)], client.sizes, client.holds_ns)
 
 
 def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: int) -> Gaps:

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.evidence import Engine, Received, Stream, engines_of, streams_in
-from legato_ingest.attribution.pairs import gaps_of
+from legato_ingest.attribution.engines import Engine, engines_of
+from legato_ingest.attribution.evidence import Received, Stream, streams_in
+from legato_ingest.attribution.pairs import gaps_of, made_by
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.store import Store
 
@@ -64,11 +65,11 @@ def sweep(store: Store, low_ns: int, high_ns: int, thresholds: Thresholds, judge
 
 
 def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_at_ns: int, swept: Swept) -> None:
-    engines = engines_of(store, streams)
+    named, engines = engines_of(store, streams)
     groups: dict[tuple[str, str] | None, list[Stream]] = {}
-    for stream in streams:
+    for stream in named:
         key = (stream.tenant, stream.engine_id)
-        groups.setdefault(key if stream.server and key in engines and engines[key].shift_ns is not None else None, []).append(stream)
+        groups.setdefault(key if key in engines and _comparable(stream, engines[key]) else None, []).append(stream)
     for group, members in groups.items():
         engine = engines[group] if group else None
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
@@ -81,10 +82,27 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
     swept.streams += len(streams)
 
 
+def _comparable(stream: Stream, engine: Engine) -> bool:
+    """Whether the engine's clock is known beside the server's or, without one, the client's."""
+    return stream.clock in engine.client_shift_ns if stream.server is None else engine.shift_ns is not None
+
+
 def _gaps(streams: list[Stream], engine: Engine | None, gap_ns_min: int) -> tuple[Gaps, NDArray[np.int64]]:
     """The gaps of all streams, end to end, and whose each is."""
-    shift = engine.shift_ns if engine is not None and engine.shift_ns is not None else 0
-    each = [gaps_of(stream.client, stream.server, shift, gap_ns_min) for stream in streams]
+    each = []
+    for stream in streams:
+        server, shift = stream.server, 0
+        if engine is not None and server is not None:
+            shift = engine.shift_ns or 0
+        elif engine is not None:
+            at = np.flatnonzero(engine.charges.number == engine.last_step.get(stream.response_id, -1))
+            server = made_by(
+                stream.client,
+                engine.charges.end_ns + engine.charges.late_ns,
+                engine.client_shift_ns[stream.clock],
+                int(at[-1]) if len(at) else -1,
+            )
+        each.append(gaps_of(stream.client, server, shift, gap_ns_min))
     joined = Gaps(*(np.concatenate([getattr(gaps, field.name) for gaps in each]) for field in fields(Gaps)))
     return joined, np.repeat(np.arange(len(streams)), [len(gaps.start_ns) for gaps in each])
 
@@ -107,7 +125,7 @@ def _rows(
         "excess_us": pa.array((verdicts.excess_ns[at] // 1000).astype(np.uint64)),
         "judged_at": pa.array(np.full(len(at), judged_at_ns // 1_000_000), pa.timestamp("ms", "UTC")),
         "cause": pa.array(causes, pa.string()),
-        "confidence": pa.array([_CONFIDENCE.get(cause, "unknown") for cause in causes], pa.string()),
+        "confidence": pa.array([_confidence(stream, cause) for stream, cause in zip(mine, causes, strict=True)], pa.string()),
         "share": pa.array(verdicts.share[at].astype(np.float32)),
         "parts": pa.array([list(each.items()) for each in parts], pa.map_(pa.string(), pa.int64())),
         "engine_id": pa.array([stream.engine_id for stream in mine], pa.string()),
@@ -118,6 +136,12 @@ def _rows(
     for name, values in steps.items():
         columns[name] = pa.array(np.maximum(values, 0).astype(np.uint64), mask=values < 0)
     return pa.table(columns)
+
+
+def _confidence(stream: Stream, cause: str) -> str:
+    """Weaker without the server: which step made a chunk is then concluded, not recorded."""
+    said = _CONFIDENCE.get(cause, "unknown")
+    return "likely" if said == "strong" and stream.server is None else said
 
 
 def _missing(stream: Stream, step_first: int) -> list[str]:

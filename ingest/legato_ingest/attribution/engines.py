@@ -1,0 +1,187 @@
+"""What the store knows of the engines of some streams: their steps, charged, and how their records' clocks stand to the others.
+
+One idea: the requests that an engine finished name the streams that it served, so they find the engine where no server told of it, and how
+far its clock is; only then are steps read, over the time of those streams. It reads and does not judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from legato_ingest.attribution.clocks import shift_of
+from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream
+from legato_ingest.attribution.steps import Charges, Steps, charge
+from legato_ingest.store import Store
+
+__all__ = ["Engine", "engines_of"]
+
+# Steps are read this much before and after the streams: for the fit, and as finished requests tell the time of their flush only.
+_AROUND_NS = 60_000_000_000
+_STEPS = """
+SELECT toUnixTimestamp64Nano(s.recorded_at) AS recorded_ns, s.step AS number, {columns}
+FROM engine_steps AS s FINAL
+WHERE tenant = {tenant} AND engine_id = {engine} AND recorded_at BETWEEN {low} AND {high}
+ORDER BY engine_epoch, number
+SETTINGS max_threads = 1"""
+_COLUMNS = (
+    "interval_us", "elapsed_us", "running", "waiting",
+    "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
+)  # fmt: skip
+_REQUESTS = """
+SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS recorded_ns
+FROM engine_requests FINAL
+WHERE recorded_at BETWEEN {low} AND {high} AND {which}
+SETTINGS max_query_size = 1000000000, max_threads = 1"""
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine over the time of some streams.
+
+    ``shift_ns``: its records' clock minus its server's; ``client_shift_ns``: minus each client's (``Stream.clock``), the soonest delivery
+    taken for none. What nothing tells is ``None`` or absent. ``last_step``: the step that ended a request, by response id.
+    """
+
+    charges: Charges
+    shift_ns: int | None
+    client_shift_ns: dict[str, int]
+    last_step: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    engine: Key
+    response_id: str
+    step: int
+    recorded_ns: int
+
+
+def engines_of(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream], dict[Key, Engine]]:
+    """The streams, each with its engine's id where anything tells it, and those engines by tenant and id."""
+    finished = _finished_by(store, streams)
+    served = {each.response_id: each.engine[1] for each in finished}
+    only = {tenant: ids for tenant, ids in _ids(finished).items() if len(ids) == 1}
+    named = []
+    for stream in streams:
+        guess = served.get(stream.response_id, "")
+        if not guess and stream.server is None and stream.tenant in only:
+            # A stream that was left is in no record of finished requests; with one engine there is nothing to choose.
+            (guess,) = only[stream.tenant]
+        named.append(replace(stream, engine_id=stream.engine_id or guess))
+    engines = {}
+    for key in sorted({(stream.tenant, stream.engine_id) for stream in named if stream.engine_id}):
+        own = [stream for stream in named if (stream.tenant, stream.engine_id) == key]
+        engine = _engine(store, key, own, [each for each in finished if each.engine == key])
+        if engine is not None:
+            engines[key] = engine
+    return named, engines
+
+
+def _ids(finished: Sequence[_Finished]) -> dict[str, set[str]]:
+    out: dict[str, set[str]] = {}
+    for each in finished:
+        out.setdefault(each.engine[0], set()).add(each.engine[1])
+    return out
+
+
+def _finished_by(store: Store, streams: Sequence[Stream]) -> list[_Finished]:
+    """The records of these streams' ends, whatever clock they are of."""
+    responses = sorted({stream.response_id for stream in streams if stream.response_id})
+    if not responses:
+        return []
+    low, high = min(_first(stream) for stream in streams), max(_last(stream) for stream in streams)
+    return _requests(store, low - CLOCKS_APART_NS, high + CLOCKS_APART_NS, f"response_id IN ({','.join(map(_quoted, responses))})")
+
+
+def _requests(store: Store, low: int, high: int, which: str) -> list[_Finished]:
+    table = store.select_arrow(_REQUESTS.format(low=_time(low), high=_time(high), which=which))
+    columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "response_id", "step", "recorded_ns"))
+    return [
+        _Finished((_text(tenant), _text(engine)), _text(response), int(step), int(recorded))
+        for tenant, engine, response, step, recorded in zip(*columns, strict=True)
+    ]
+
+
+def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequence[_Finished]) -> Engine | None:
+    by_response = {stream.response_id: stream for stream in streams}
+    ours = [each for each in finished if each.response_id in by_response]
+    if not ours:
+        return None
+    coarse = int(np.median([each.recorded_ns - _last(by_response[each.response_id]) for each in ours]))
+    low = min(_first(stream) for stream in streams) + coarse - _AROUND_NS
+    high = max(_last(stream) for stream in streams) + coarse + _AROUND_NS
+    steps = _read_steps(store, key, low, high)
+    if steps is None:
+        return None
+    recorded = dict(zip(steps.number.tolist(), steps.recorded_ns.tolist(), strict=True))
+    ended = [(by_response[each.response_id], recorded[each.step]) for each in ours if each.step in recorded]
+    clocks = {stream.clock for stream, _ in ended}
+    shifts = {clock: _shift([(stream.client.times_ns, at) for stream, at in ended if stream.clock == clock]) for clock in clocks}
+    return Engine(
+        charges=charge(steps),
+        shift_ns=_shift([(stream.server.times_ns, at) for stream, at in ended if stream.server is not None]),
+        client_shift_ns={clock: shift for clock, shift in shifts.items() if shift is not None},
+        last_step={each.response_id: each.step for each in ours},
+    )
+
+
+def _shift(ended: Sequence[tuple[NDArray[np.int64], int]]) -> int | None:
+    pairs = np.array([(int(times[-1]), at) for times, at in ended if len(times)], np.int64).reshape(-1, 2)
+    return shift_of(pairs[:, 0], pairs[:, 1])
+
+
+def _read_steps(store: Store, key: Key, low: int, high: int) -> Steps | None:
+    names = {"tenant": _quoted(key[0]), "engine": _quoted(key[1]), "low": _time(low), "high": _time(high)}
+    table = store.select_arrow(_STEPS.format(columns=", ".join(f"s.{name} AS {name}" for name in _COLUMNS), **names))
+    if not table.num_rows:
+        return None
+    numbers = _array(table, "number").astype(np.int64)
+    which = f"tenant = {names['tenant']} AND engine_id = {names['engine']}"
+    ends = np.array([each.step for each in _requests(store, low, high + _AROUND_NS, which)], np.int64)
+    order = np.argsort(numbers, kind="stable")
+    places = order[np.minimum(np.searchsorted(numbers, ends, sorter=order), len(numbers) - 1)]
+    finished = np.bincount(places[numbers[places] == ends], minlength=len(numbers)).astype(np.float64)
+    values = {name: _array(table, name).astype(np.float64) for name in _COLUMNS}
+    return Steps(
+        number=numbers,
+        recorded_ns=_array(table, "recorded_ns").astype(np.int64),
+        interval_ns=1000 * values.pop("interval_us"),
+        elapsed_ns=1000 * values.pop("elapsed_us"),
+        finished=finished,
+        **values,
+    )
+
+
+def _first(stream: Stream) -> int:
+    times = (stream.server or stream.client).times_ns
+    return int(times[0]) if len(times) else stream.start_ns
+
+
+def _last(stream: Stream) -> int:
+    times = (stream.server or stream.client).times_ns
+    return int(times[-1]) if len(times) else stream.start_ns
+
+
+def _array(table: pa.Table, name: str) -> NDArray[Any]:
+    """A column; unknown values as NaN."""
+    return np.asarray(table[name].combine_chunks().to_numpy(zero_copy_only=False))
+
+
+def _time(ns: int) -> str:
+    return f"fromUnixTimestamp64Nano({max(0, ns)}, 'UTC')"
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _quoted(text: str) -> str:
+    return f"unhex('{text.encode().hex()}')"
