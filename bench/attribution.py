@@ -11,6 +11,7 @@ an event's place. Last line: one JSON object with `gaps_per_s` (the judgement al
 from __future__ import annotations
 
 import argparse
+import bisect
 import gzip
 import hashlib
 import json
@@ -90,9 +91,28 @@ def send_streams(served: Served, streams: Iterator[tuple[str, int, int, str, byt
 
 def clients(folder: pathlib.Path) -> Iterator[tuple[str, int, int, str, bytes, str, str]]:
     """The clients' streams."""
+    samples: dict[str, list[dict[str, Any]]] = {}
+    for sample in lines(folder, "tcpinfo"):
+        if sample["side"] == "client":
+            samples.setdefault(sample["id"], []).append(sample)
     for stream in load(folder):
-        timeline = pack([at for at, _, _ in stream.chunks], None, None, [kind for _, _, kind in stream.chunks])
+        kinds = [kind for _, _, kind in stream.chunks]
+        timeline = pack([at for at, _, _ in stream.chunks], None, None, kinds, None, sockets_of(stream, samples.get(stream.name, [])))
         yield stream.name, stream.start_ns, end_of(stream), "client", timeline, stream.outcome, ""
+
+
+def sockets_of(stream: RecordedStream, samples: list[dict[str, Any]]) -> dict[int, list[int]] | None:
+    """The timeline's columns of the socket, from what was sampled just before some reads: a sample is of the first read after it."""
+    if not samples:
+        return None
+    times = [at for at, _, _ in stream.chunks]
+    columns = {number: [0] * len(times) for number in (10, 11, 12)}
+    for sample in samples:
+        place = bisect.bisect_left(times, (sample["t_ns"] - stream.start_ns) // 1000)
+        if place < len(times):
+            for number, name in ((10, "inq"), (11, "rcv_wnd"), (12, "last_data_recv_ms")):
+                columns[number][place] = int(sample[name]) + 1
+    return columns
 
 
 def end_of(stream: RecordedStream) -> int:

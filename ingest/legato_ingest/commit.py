@@ -27,7 +27,7 @@ from legato_ingest.store import Store
 __all__ = ["Committer", "Receipt"]
 
 T = TypeVar("T")
-REVS, STEPS, REQUESTS, REJECTED = "stream_revs", "engine_steps", "engine_requests", "rejected"
+REVS, SOCKETS, STEPS, REQUESTS, REJECTED = "stream_revs", "stream_sockets", "engine_steps", "engine_requests", "rejected"
 # What ClickHouse answers to a value that it cannot take: these, and no others, are a row's own fault.
 _ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
 
@@ -131,6 +131,8 @@ class Committer:
         refused = pa.concat_tables([*(waiting.batch.rejected for waiting in group), *(_refused_row(row, error) for row, error in bad)])
         if bad:
             _tell_refused(group, receipts, {key for row, _ in bad for key in keys_of(row)})
+        # A rev that is sent again replaces its own row here: nothing counts these rows.
+        self._store.insert(SOCKETS, pa.concat_tables([waiting.batch.sockets for waiting in group]))
         self._insert_engine(group)
         self._store.insert(REJECTED, self._drop_known_rejections(refused))
         self._count_outcome(group, fresh, refused, len(bad))

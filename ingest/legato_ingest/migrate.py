@@ -38,6 +38,7 @@ class Migration:
 # The tables that the retention applies to, and the time that it counts from.
 _KEPT_BY = {
     "stream_revs": "start_time",
+    "stream_sockets": "start_time",
     "engine_steps": "recorded_at",
     "engine_requests": "recorded_at",
     "verdicts": "start_time",

@@ -100,7 +100,7 @@ class _Rows:
         """One batch of several."""
         parts = [self.of(b""), *batches]
         return Batch(
-            *(pa.concat_tables([getattr(batch, name) for batch in parts]) for name in ("revs", "steps", "requests", "rejected")),
+            *(pa.concat_tables([getattr(batch, name) for batch in parts]) for name in ("revs", "sockets", "steps", "requests", "rejected")),
             *(sum(getattr(batch, name) for batch in parts) for name in ("spans", "ignored", "chunks")),
         )
 

@@ -20,7 +20,7 @@ from legato_ingest.engine_rows import engine_tables
 from legato_ingest.facts import OPEN_ENDED, StreamFacts
 from legato_ingest.segments import Segments
 from legato_ingest.statistics import Statistics, describe
-from legato_ingest.timeline import TimelineHead, Timelines, decode
+from legato_ingest.timeline import IDLE, QUEUED, WINDOW, Timelines, decode
 
 __all__ = ["Batch", "Limits", "rejected_table", "rows_of"]
 
@@ -40,6 +40,7 @@ class Batch:
     """A request's rows by table. ``ignored`` spans are neither streamed responses nor engine steps; ``chunks`` counts steps too."""
 
     revs: pa.Table
+    sockets: pa.Table
     steps: pa.Table
     requests: pa.Table
     rejected: pa.Table
@@ -53,10 +54,11 @@ def rows_of(request: ExportTraceServiceRequest, *, tenant: str, received_at_ns: 
     adapted = adapt(request, received_at_ns, limits)
     spans = len(adapted.streams) + len(adapted.flushes) + len(adapted.rejections) + adapted.ignored
     tables = [_pass(streams, adapted, tenant, received_at_ns) for streams in _passes(adapted, limits.chunks_per_pass_max)]
-    revs = pa.concat_tables(tables) if tables else _revs_table([], tenant, received_at_ns)
+    tables = tables or [_pass([], adapted, tenant, received_at_ns)]
+    revs, sockets = (pa.concat_tables(each) for each in zip(*tables, strict=True))
     steps, requests = _engine_tables(adapted, tenant, received_at_ns)
     rejected = rejected_table(adapted.rejections, tenant, received_at_ns)
-    return Batch(revs, steps, requests, rejected, spans, adapted.ignored, adapted.chunks)
+    return Batch(revs, sockets, steps, requests, rejected, spans, adapted.ignored, adapted.chunks)
 
 
 def _engine_tables(adapted: Adapted, tenant: str, received_at_ns: int) -> tuple[pa.Table, pa.Table]:
@@ -82,23 +84,23 @@ def _passes(adapted: Adapted, chunks_max: int) -> Iterator[list[Stream]]:
         yield group
 
 
-def _pass(streams: list[Stream], adapted: Adapted, tenant: str, received_at_ns: int) -> pa.Table:
+def _pass(streams: list[Stream], adapted: Adapted, tenant: str, received_at_ns: int) -> tuple[pa.Table, pa.Table]:
+    """The rows of ``stream_revs`` and ``stream_sockets`` for some streams; what proves bad now is rejected."""
     timelines, bad = _decode(streams)
     if bad:
         adapted.rejections.extend(streams[i].refuse("timeline", reason) for i, reason in bad.items())
         streams = [stream for i, stream in enumerate(streams) if i not in bad]
         timelines, _ = _decode(streams)
-    return _revs_table([stream.facts for stream in streams], tenant, received_at_ns, timelines)
+    revs = _revs_table([stream.facts for stream in streams], tenant, received_at_ns, timelines)
+    return revs, _sockets_table(revs, timelines)
 
 
 def _decode(streams: list[Stream]) -> tuple[Timelines, dict[int, str]]:
     return decode([stream.facts.timeline or _EMPTY_TIMELINE for stream in streams], [stream.head for stream in streams])
 
 
-def _revs_table(facts: list[StreamFacts], tenant: str, received_at_ns: int, timelines: Timelines | None = None) -> pa.Table:
+def _revs_table(facts: list[StreamFacts], tenant: str, received_at_ns: int, timelines: Timelines) -> pa.Table:
     count = len(facts)
-    if timelines is None:
-        timelines, _ = decode([_EMPTY_TIMELINE] * count, [TimelineHead(0, {})] * count)
     columns: dict[str, pa.Array] = {"tenant": _repeated(tenant, count)}
     columns.update(_identity_columns(facts, received_at_ns))
     columns.update({name: pa.array([getattr(fact, name) for fact in facts], pa.string()) for name in _TEXTS})
@@ -202,6 +204,20 @@ def _timeline_columns(timelines: Timelines) -> dict[str, pa.Array]:
         "chunk_kind": column(timelines.kinds, None),
         "chunk_hold_64us": column(timelines.holds, timelines.has_holds),
     }
+
+
+def _sockets_table(revs: pa.Table, timelines: Timelines) -> pa.Table:
+    """A row for each stream with evidence of its socket, with the reads that have any."""
+    none = np.zeros(timelines.streams.total, np.uint32)
+    at = np.flatnonzero(timelines.sockets.get(QUEUED, none))
+    owners = timelines.streams.owners()[at]
+    having, counts = np.unique(owners, return_counts=True)
+    streams = Segments.of_lengths(counts)
+    columns = {name: revs[name].take(pa.array(having)) for name in ("tenant", "start_time", "trace_id", "span_id", "rev")}
+    columns["at"] = _lists(streams, (at - timelines.streams.starts[owners]).astype(np.uint32))
+    for name, number in (("queued_bytes", QUEUED), ("window_bytes", WINDOW), ("idle_ms", IDLE)):
+        columns[name] = _lists(streams, timelines.sockets.get(number, none)[at])
+    return pa.table(columns)
 
 
 def rejected_table(rejections: Sequence[Rejection], tenant: str, received_at_ns: int) -> pa.Table:

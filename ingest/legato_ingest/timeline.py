@@ -19,7 +19,10 @@ from legato_ingest.segments import Segments
 __all__ = [
     "CHUNKS_MAX",
     "HOLD_STEP_US",
+    "IDLE",
     "KNOWN",
+    "QUEUED",
+    "WINDOW",
     "ColumnHead",
     "TimelineError",
     "TimelineHead",
@@ -32,7 +35,10 @@ __all__ = [
 CHUNKS_MAX = 65_536
 HOLD_STEP_US = 64
 DT, BYTES, TOKENS, KIND, HOLD = 1, 2, 3, 4, 5
-KNOWN = frozenset((DT, BYTES, TOKENS, KIND, HOLD))
+QUEUED, WINDOW, IDLE = 10, 11, 12
+SOCKET = frozenset((QUEUED, WINDOW, IDLE))
+_ALWAYS = frozenset((DT, BYTES, TOKENS, KIND, HOLD))
+KNOWN = _ALWAYS | SOCKET
 KIND_TEXT = 1
 WIDTHS = frozenset((0, 1, 2, 4, 8, 16, 32))
 
@@ -71,8 +77,8 @@ class Timelines:
     """The chunks of many streams, end to end.
 
     ``streams`` says where each stream's chunks lie. ``dt_us``, ``sizes`` (bytes), ``tokens`` and ``holds`` (64 µs steps) are uint32,
-    ``kinds`` uint8, all one entry a chunk. ``has_*`` (one entry a stream) say which columns the stream had; where it had none, the
-    values are 0.
+    ``kinds`` uint8, all one entry a chunk. ``sockets``: the columns of the socket by id, as packed; empty when no stream has any.
+    ``has_*`` (one entry a stream) say which columns the stream had; where it had none, the values are 0.
     """
 
     streams: Segments
@@ -84,6 +90,7 @@ class Timelines:
     has_sizes: NDArray[np.bool_]
     has_tokens: NDArray[np.bool_]
     has_holds: NDArray[np.bool_]
+    sockets: dict[int, NDArray[np.uint32]]
 
 
 def read_head(blob: bytes, known: frozenset[int] = KNOWN) -> TimelineHead:
@@ -140,7 +147,8 @@ def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timel
 
     A bad one keeps its place with chunks that mean nothing: the caller drops it. Time is linear in the chunks declared.
     """
-    streams, out, bad = columns_of(blobs, heads, KNOWN)
+    socket = any(not SOCKET.isdisjoint(head.columns) for head in heads)
+    streams, out, bad = columns_of(blobs, heads, KNOWN if socket else _ALWAYS)
 
     def has(name: int) -> NDArray[np.bool_]:
         return np.fromiter((name in head.columns for head in heads), np.bool_, len(heads))
@@ -149,7 +157,8 @@ def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timel
     kinds = np.minimum(out[KIND], 255).astype(np.uint8)
     if not has_kinds.all():
         kinds[np.repeat(~has_kinds, streams.lengths)] = KIND_TEXT
-    timelines = Timelines(streams, out[DT], out[BYTES], out[TOKENS], kinds, out[HOLD], has(BYTES), has(TOKENS), has(HOLD))
+    sockets = {name: out[name] for name in SOCKET & out.keys()}
+    timelines = Timelines(streams, out[DT], out[BYTES], out[TOKENS], kinds, out[HOLD], has(BYTES), has(TOKENS), has(HOLD), sockets)
     return timelines, bad
 
 

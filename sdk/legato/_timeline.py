@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import compress, repeat
 from operator import sub
@@ -49,11 +49,13 @@ def pack(
     tokens: Sequence[int] | None = None,
     kinds: Sequence[int] | None = None,
     holds: Sequence[int] | None = None,
+    sockets: Mapping[int, Sequence[int]] | None = None,
 ) -> bytes:
     """Pack one stream's columns, each as long as the stream has chunks; ``None`` is a column that nobody knows.
 
     ``times_us``: microseconds from the stream's start to each chunk, ascending. ``sizes``: UTF-8 bytes of content.
-    ``holds``: in steps of 64 µs (``HOLD_STEP_US``), rounded down. Sizes, tokens and holds beyond 2**32 - 1 are kept as that.
+    ``holds``: in steps of 64 µs (``HOLD_STEP_US``), rounded down.
+    ``sockets``: columns 10 to 12 by id. Sizes, tokens and holds beyond 2**32 - 1 are kept as that.
     Raises ``ValueError`` when the columns differ in length, a time goes backwards, or there are more than 65,536 chunks.
     """
     chunks = len(times_us)
@@ -61,6 +63,7 @@ def pack(
         raise ValueError(f"a timeline holds at most {CHUNKS_MAX} chunks, not {chunks}")
     given = ((_BYTES, sizes), (_TOKENS, tokens), (_KIND, kinds), (_HOLD, holds))
     columns: dict[int, Sequence[int]] = {name: values for name, values in given if values is not None}
+    columns.update(sockets or {})
     for values in columns.values():
         if len(values) != chunks:
             raise ValueError(f"columns differ in length: {len(values)} values for {chunks} chunks")

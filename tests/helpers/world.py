@@ -49,7 +49,7 @@ class World:
             step, length = self.frozen
             until = self.ends[step] + length // self.speed
             self.awake = np.where((self.ends > self.ends[step]) & (self.ends < until), until, self.ends)
-        self.recorded = self.awake + rng.integers(100_000, 400_000, self.steps) // self.speed
+        self.recorded = np.maximum.accumulate(self.awake + rng.integers(100_000, 400_000, self.steps) // self.speed)
         self.took = took // self.speed
 
     def records(self) -> Steps:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.world import MS, World
 from legato_ingest.attribution.clocks import shift_of
-from legato_ingest.attribution.pairs import Vantage, gaps_of, made_by
+from legato_ingest.attribution.pairs import Sockets, Vantage, gaps_of, made_by
 from legato_ingest.attribution.stalls import CAUSES, Verdicts, judge
 from legato_ingest.attribution.steps import charge
 
@@ -177,3 +177,17 @@ def test_tokens_are_matched_to_steps_without_a_server(cause: str, hours: int) ->
     verdicts = judge(gaps, charges)
     assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
     assert len(verdicts.cause) >= 1 and set(causes(verdicts)) == {cause}
+
+
+def test_a_slow_reader_is_told_from_a_loss() -> None:
+    """By what the socket held just before the read: data that had lain there, or data that had only just come."""
+    dt_us = np.full(10, 500_000)
+    sockets = Sockets(
+        *(np.array(each) for each in ([2, 4, 6, 8, 99], [9_001, 801, 2_001, 0, 5], [2_001, 60_001, 0, 0, 1], [1, 1, 401, 0, 1]))
+    )
+    assert sockets.unread(dt_us).tolist() == [2, 6]
+    world = WORLDS["connection"]
+    client = world.client(0)
+    for places, cause in (([200], "slow_reader"), ([], "connection")):
+        seen = Vantage(client.times_ns, client.sizes, client.holds_ns, np.array(places, np.int64))
+        assert causes(judge(gaps_of(seen, world.server(0), 0, GAP_NS), charge(world.records()))) == [cause]

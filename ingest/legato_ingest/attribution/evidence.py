@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from legato_ingest.attribution.pairs import Vantage
+from legato_ingest.attribution.pairs import Sockets, Vantage
 from legato_ingest.store import Store
 
 __all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "streams_in"]
@@ -28,6 +28,10 @@ WHERE start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimes
 ORDER BY start_time, span_id
 SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
 # The server's clock may be this far from the client's and its vantage still be found.
+_SOCKETS = """
+SELECT tenant, trace_id, span_id, at, queued_bytes, window_bytes, idle_ms FROM stream_sockets FINAL
+WHERE start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC')
+SETTINGS max_threads = 1"""
 CLOCKS_APART_NS = 7_200_000_000_000
 
 Received = tuple[int, int]
@@ -77,6 +81,7 @@ def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, receive
         )
     )
     by_key = {_key(row): row for row in _rows(servers)}
+    sockets = _sockets_in(store, low_ns, high_ns)
     out = []
     for row in _rows(clients):
         server = by_key.get(_key(row))
@@ -86,7 +91,7 @@ def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, receive
                 start_ns=row["start_ns"],
                 trace_id=row["trace_id"],
                 span_id=row["span_id"],
-                client=_vantage(row),
+                client=_vantage(row, sockets.get((row["tenant"], row["trace_id"], row["span_id"]))),
                 server=_vantage(server) if server else None,
                 engine_id=(server or row)["engine_id"],
                 response_id=row["response_id"],
@@ -111,8 +116,19 @@ def _key(row: dict[str, Any]) -> tuple[str, bytes, str]:
     return row["tenant"], row["trace_id"], row["response_id"]
 
 
-def _vantage(row: dict[str, Any]) -> Vantage:
-    return Vantage.of(row["start_ns"], row["dt_us"], row["chunk_kind"], row["chunk_bytes"], row["chunk_hold_64us"])
+def _vantage(row: dict[str, Any], sockets: Sockets | None = None) -> Vantage:
+    return Vantage.of(row["start_ns"], row["dt_us"], row["chunk_kind"], row["chunk_bytes"], row["chunk_hold_64us"], sockets)
+
+
+def _sockets_in(store: Store, low_ns: int, high_ns: int) -> dict[tuple[str, bytes, bytes], Sockets]:
+    """What is known of the sockets of the streams that started in this time."""
+    table = store.select_arrow(_SOCKETS.format(low=low_ns, high=high_ns))
+    arrays = [table[name].combine_chunks() for name in ("at", "queued_bytes", "window_bytes", "idle_ms")]
+    keys = zip(*(table[name].to_pylist() for name in ("tenant", "trace_id", "span_id")), strict=True)
+    return {
+        (_text(tenant), trace, span): Sockets(*(column[i].values.to_numpy(zero_copy_only=False).astype(np.int64) for column in arrays))
+        for i, (tenant, trace, span) in enumerate(keys)
+    }
 
 
 def _text(value: Any) -> Any:

@@ -6,14 +6,14 @@ the byte at which it begins. Nothing is matched by time. It judges nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.stalls import Gaps
 
-__all__ = ["Vantage", "gaps_of", "made_by"]
+__all__ = ["Sockets", "Vantage", "gaps_of", "made_by"]
 
 Ints = NDArray[np.int64]
 # Kinds of chunks that carry content (schema/TIMELINE.md): text, reasoning, tool.
@@ -26,23 +26,53 @@ _BUFFERED_SHARE, _RELEASES_MIN = 0.75, 3
 _EARLY_SHARE = 0.35
 
 
+# Data lay unread when it had arrived this long before the read, as a share of the gap, and by more than the kernel's clock is coarse.
+_IDLE_SHARE, _IDLE_MS_MIN = 0.02, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """What the socket held just before some reads: ``at`` are chunk places, the rest as in TIMELINE.md (plus one; 0 unknown)."""
+
+    at: Ints
+    queued_bytes: Ints
+    window_bytes: Ints
+    idle_ms: Ints
+
+    def unread(self, dt_us: Ints) -> Ints:
+        """The places where data had waited for the reader: more of it than the window had left, or for a while.
+
+        After a loss all of it comes at once, so the last of it has only just come, and the window is as wide as ever.
+        """
+        at = self.at[self.at < len(dt_us)]
+        queued, window, idle = (values[: len(at)] for values in (self.queued_bytes, self.window_bytes, self.idle_ms))
+        filled = (window > 0) & (queued > window)
+        waited = 1000 * (idle - 1) > np.maximum(_IDLE_SHARE * dt_us[at], 1000 * _IDLE_MS_MIN)
+        return np.asarray(at[filled | waited])
+
+
 @dataclass(frozen=True, slots=True)
 class Vantage:
     """One stream as one vantage saw it: the content chunks alone. Times in ns since the epoch by that vantage's clock.
 
-    ``sizes`` are bytes of content, empty when unknown; ``holds_ns`` likewise.
+    ``sizes`` are bytes of content, empty when unknown; ``holds_ns`` likewise. ``unread``: places of chunks before whose read the socket
+    held data that nobody had read.
     """
 
     times_ns: Ints
     sizes: Ints
     holds_ns: Ints
+    unread: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
-    def of(cls, start_ns: int, dt_us: Ints, kinds: Ints, sizes: Ints, holds: Ints) -> Vantage:
+    def of(cls, start_ns: int, dt_us: Ints, kinds: Ints, sizes: Ints, holds: Ints, sockets: Sockets | None = None) -> Vantage:
         """From a row's arrays, all chunks included; ``holds`` in steps of 64 µs."""
         content = np.isin(kinds, _CONTENT)
         times = start_ns + 1000 * np.cumsum(dt_us)
-        return cls(times[content], sizes[content] if len(sizes) else sizes, _HOLD_STEP_NS * holds[content] if len(holds) else holds)
+        held = _HOLD_STEP_NS * holds[content] if len(holds) else holds
+        unread = sockets.unread(dt_us) if sockets is not None else np.zeros(0, np.int64)
+        places = (np.cumsum(content) - 1)[unread[content[unread]]]
+        return cls(times[content], sizes[content] if len(sizes) else sizes, held, places)
 
 
 def made_by(client: Vantage, recorded_ns: Ints, shift_ns: int, last_step: int) -> Vantage:
@@ -83,7 +113,7 @@ def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: 
         shift_ns=np.full(count, shift_ns, np.int64),
         hold_ns=client.holds_ns[before] if len(client.holds_ns) else np.zeros(count, np.int64),
         buffered=np.full(count, _buffered(times)),
-        unread=np.zeros(count, np.bool_),
+        unread=np.isin(after, client.unread),
         usual_ns=np.full(count, int(np.median(np.diff(sends))) if len(sends) > 2 else 0, np.int64),
     )
 
