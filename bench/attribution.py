@@ -238,7 +238,7 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
     gap = rng.integers(10**8, 9 * 10**8, count)
     none = np.zeros(count, np.int64)
     yes = np.ones(count, np.bool_)
-    gaps = Gaps(start, start + gap, start, start + gap - 10**6, yes, none, none, ~yes, ~yes, none)
+    gaps = Gaps(start, start + gap, start, start + gap - 10**6, yes, none, none, ~yes, ~yes, none, none, np.zeros(count))
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()

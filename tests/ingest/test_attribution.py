@@ -90,12 +90,22 @@ def test_the_engines_clock_is_found_by_its_finished_requests() -> None:
 
 
 def test_a_missing_vantage_weakens_the_claim() -> None:
-    """Without the engine it is generation or the way; without the server nobody says; never another cause."""
+    """Without the engine it is generation or the way; from the client alone generation or delivery; never another cause."""
     for cause, world in WORLDS.items():
         way = cause == "connection"
         assert set(causes(judged(world, engine=False))) == {"connection" if way else "generation"}, cause
-        assert set(causes(judged(world, server=False))) == {"unknown"}
-        assert set(causes(judged(world, server=False, engine=False))) == {"unknown"}
+        for engine in (True, False):
+            # The front end of this world merges nothing: what it kept comes at once, so the chunks did exist.
+            kept = way or cause == "front_end"
+            assert set(causes(judged(world, server=False, engine=engine))) == {"delivery" if kept else "generation"}, cause
+
+
+def test_the_client_alone_abstains_where_the_stream_ends() -> None:
+    """A gap before the last chunk: whether more would have come right behind, nobody knows."""
+    times = World().server(0).times_ns.copy()
+    times[-1] += 400 * MS
+    verdicts = judge(gaps_of(Vantage(times, np.zeros(0, np.int64), np.zeros(0, np.int64)), None, 0, GAP_NS), None)
+    assert causes(verdicts) == ["unknown"]
 
 
 def test_missing_records_are_no_evidence() -> None:

@@ -16,11 +16,14 @@ from legato_ingest.attribution.stalls import Gaps
 __all__ = ["Sockets", "Vantage", "gaps_of", "made_by"]
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 # Kinds of chunks that carry content (schema/TIMELINE.md): text, reasoning, tool.
 _CONTENT = (1, 2, 3)
 _HOLD_STEP_NS = 64_000
 # A stream whose chunks nearly all came in releases of several, three releases or more, came through a buffer.
 _BUFFERED_SHARE, _RELEASES_MIN = 0.75, 3
+# What comes within this share of a gap after it came right behind it. A gap in which fewer chunks are missing tells nothing.
+_BEHIND_SHARE, _MISSING_MIN, _LEFT_MIN = 0.15, 1, 4
 
 # A chunk may seem to come before its step's record by this share of a usual step: the soonest delivery is known no better.
 _EARLY_SHARE = 0.35
@@ -99,7 +102,7 @@ def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: 
     gap_ns = times[new_read] - times[new_read - 1]
     after = new_read[gap_ns >= gap_ns_min]
     before = after - 1
-    count = len(after)
+    count, pace = len(after), _pace(times)
     places = _places(client, server, after)
     seen = places > 0
     at = np.where(seen, places, 1) if server is not None and len(server.times_ns) > 1 else np.ones(count, np.int64)
@@ -115,7 +118,39 @@ def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: 
         buffered=np.full(count, _buffered(times)),
         unread=np.isin(after, client.unread),
         usual_ns=np.full(count, int(np.median(np.diff(sends))) if len(sends) > 2 else 0, np.int64),
+        pace_ns=np.full(count, pace, np.int64),
+        caught_up=_caught_up(times, after, pace),
     )
+
+
+def _pace(times: Ints) -> int:
+    """The usual time a chunk, ns: of the reads' times since the read before, each over the chunks that it brought, the median."""
+    reads, counts = np.unique(times, return_counts=True)
+    return int(np.median(np.diff(reads) / counts[1:])) if len(reads) > 1 else 0
+
+
+def _caught_up(times: Ints, after: Ints, pace_ns: int) -> Floats:
+    """For the gaps before these chunks, how much of what a steady stream would have brought meanwhile came right behind; NaN: no telling.
+
+    About 1 when the chunks existed and were kept somewhere, about 0 when they were yet to be made (the token index as a clock of the
+    server's). A share of the gap counts as right behind, less what would have come in it anyway.
+    """
+    gap = (times[after] - times[after - 1]).astype(np.float64)
+    if not pace_ns or not len(after):
+        return np.full(len(after), np.nan)
+    window = _BEHIND_SHARE * gap + 2 * pace_ns
+    together = np.searchsorted(times, times[after], "right") - after - 1
+    behind = np.searchsorted(times, times[after] + window.astype(np.int64), "right") - after - 1 - together
+    came = together + behind
+    left = len(times) - after - 1
+    missing = np.minimum(gap / pace_ns - 1, left)
+    steady = np.minimum(window / pace_ns, left)
+    share = (together + np.maximum(behind - steady, 0)) / np.maximum(missing, 1)
+    whole = came / np.maximum(missing, 1)
+    # The stream's end came right behind: then all that was left came at once, or it is too little to tell.
+    share = np.where(came == left, whole, share)
+    unsure = (gap < (_MISSING_MIN + 1) * pace_ns) | (left < _LEFT_MIN) & (together < left) | (left == 0)
+    return np.where(unsure, np.nan, share)
 
 
 def _places(client: Vantage, server: Vantage | None, after: Ints) -> Ints:

@@ -21,13 +21,15 @@ Bools = NDArray[np.bool_]
 
 CAUSES = (
     "base", "scheduling", "kv_pressure", "host", "front_end", "coalescing", "connection", "slow_reader", "consumer",
-    "generation", "unknown",
+    "generation", "delivery", "unknown",
 )  # fmt: skip
 _AT = {name: place for place, name in enumerate(CAUSES)}
 # A cause is named when it has this share of what was charged beyond the base; below, the stall is mixed.
 _NAMED = 0.5
 # A record explains a silence when it was late for more than this share of it.
 _LATE_SHARE = 0.5
+# From the client alone: chunks were kept when most of the missing came right behind, not yet made when few did. Between, abstain.
+_LATE_MIN, _MADE_MAX = 0.5, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Gaps:
     ``has_server``: the two chunks were seen at the server. ``shift_ns``: engine records' clock minus the server's. ``hold_ns``: how long
     the application held the chunk before the gap. ``buffered``: the stream came in releases of a buffer. ``unread``: the socket held the
     data while nobody read. ``usual_ns``: the stream's usual gap at the server.
+    ``pace_ns``: its usual time a chunk at the client. ``caught_up``: how much of what was missing came right behind the gap (NaN: no
+    telling).
     """
 
     start_ns: Ints
@@ -49,6 +53,8 @@ class Gaps:
     buffered: Bools
     unread: Bools
     usual_ns: Ints
+    pace_ns: Ints
+    caught_up: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +141,19 @@ def _deliver(gaps: Gaps, parts: Ints, late: Ints) -> None:
     held = np.clip(np.minimum(gaps.hold_ns, late), 0, None)
     parts[:, _AT["consumer"]] += held
     way = late - held
+    alone = ~gaps.has_server
+    usual = np.where(alone, np.minimum(gaps.pace_ns, way), 0)
+    parts[:, _AT["base"]] += usual
+    way = way - usual
     to = np.where(gaps.unread, _AT["slow_reader"], np.where(gaps.buffered, _AT["coalescing"], _AT["connection"]))
-    to = np.where(gaps.has_server, to, _AT["unknown"])
+    to = np.where(alone, _coarse(gaps.caught_up), to)
     parts[np.arange(len(to)), to] += way
+
+
+def _coarse(caught_up: NDArray[np.float64]) -> Ints:
+    """From the client alone: delivered late, generated late, or nobody can say."""
+    said = np.where(caught_up >= _LATE_MIN, _AT["delivery"], np.where(caught_up <= _MADE_MAX, _AT["generation"], _AT["unknown"]))
+    return np.where(np.isnan(caught_up), _AT["unknown"], said)
 
 
 def _named(gaps: Gaps, parts: Ints, first: Ints, last: Ints) -> Verdicts:

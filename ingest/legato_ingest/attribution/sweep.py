@@ -30,6 +30,7 @@ _CONFIDENCE = {
     "host": "strong",
     "front_end": "strong",
     "generation": "strong",
+    "delivery": "likely",
     "coalescing": "strong",
     "slow_reader": "strong",
     "connection": "likely",
