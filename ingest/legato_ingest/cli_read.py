@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -126,7 +126,7 @@ def stream(
 
 def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
     """The rows of the stream that the id means. Raises ``LegatoError`` when it means none, or several."""
-    from legato_ingest.queries import FIND_STREAM, FIND_TRACE, VANTAGES
+    from legato_ingest.queries import FIND_STREAM, FIND_TRACE, VANTAGES, VERDICTS
 
     as_hex = given.lower().replace("-", "")
     is_hex = bool(_HEX.fullmatch(as_hex))
@@ -141,17 +141,15 @@ def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
             f"{len(traces)} traces start with {given}: {', '.join(traces[:5])}{' …' if len(traces) > 5 else ''}; give more digits"
         )
     responses = sorted({row["response_id"] for row in ones or found} - {""})
-    rows = reader.rows(
-        VANTAGES,
-        {
-            "traces": traces,
-            "responses": responses,
-            "first_ns": min(int(row["first_ns"]) for row in found),
-            "last_ns": max(int(row["last_ns"]) for row in found),
-            "gap_us": 400_000,
-            "first_us": 2_000_000,
-        },
-    )
+    where: dict[str, str | int | float | Sequence[str]] = {
+        "traces": traces,
+        "first_ns": min(int(row["first_ns"]) for row in found),
+        "last_ns": max(int(row["last_ns"]) for row in found),
+    }
+    rows = reader.rows(VANTAGES, {**where, "responses": responses, "gap_us": 400_000, "first_us": 2_000_000})
+    verdicts = reader.rows(VERDICTS, where)
+    for row in rows:
+        row["verdicts"] = [verdict for verdict in verdicts if (verdict["trace"], verdict["span"]) == (row["trace"], row["span"])]
     # A trace may hold many streams (an agent's calls). Who named one of them sees that one, and what has no response id of its own.
     return [row for row in rows if not (ones and responses) or row["response_id"] in ("", *responses)]
 

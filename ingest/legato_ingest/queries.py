@@ -7,7 +7,7 @@ It runs nothing.
 
 from __future__ import annotations
 
-__all__ = ["FIND_STREAM", "GOOD", "JUDGED", "REPORT", "STREAMS", "VANTAGES", "VANTAGES_MAX"]
+__all__ = ["FIND_STREAM", "GOOD", "JUDGED", "REPORT", "STREAMS", "VANTAGES", "VANTAGES_MAX", "VERDICTS"]
 
 # The first visible text; of a stream without text (tool calls) its first content; of one without content, how long somebody waited.
 FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
@@ -114,6 +114,18 @@ WHERE trace_id = unhex({id:String})
 GROUP BY trace, response_id
 ORDER BY first_ns DESC
 LIMIT 200
+"""
+
+# The newest judgement of each of these traces' stalls.
+VERDICTS = """
+SELECT
+    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, gap_start_us, gap_us, excess_us, cause, confidence, share, parts, engine_id,
+    step_first, step_last, missing
+FROM verdicts FINAL
+WHERE start_time BETWEEN fromUnixTimestamp64Nano({first_ns:Int64}) - INTERVAL 1 HOUR
+    AND fromUnixTimestamp64Nano({last_ns:Int64}) + INTERVAL 1 HOUR
+    AND has({traces:Array(String)}, lower(hex(trace_id)))
+ORDER BY trace, span, gap_start_us
 """
 
 VANTAGES_MAX = 200

@@ -24,6 +24,8 @@ _KINDS = {0: "role", 1: "text", 2: "reasoning", 3: "tool", 4: "usage", 5: "heart
 # From the engine outwards, as the bytes travel.
 _ORDER = {name: place for place, name in enumerate(("engine", "server", "gateway", "client", "screen"))}
 _STALLS_SHOWN = 40
+# Parts of a verdict below this share of the gap are not printed (the JSON has them).
+_WORTH_SHARE = 0.05
 _BAD = frozenset(("timeout", "upstream_error", "engine_abort", "abandoned"))
 
 Row = Mapping[str, Any]
@@ -209,14 +211,28 @@ def _stalls(row: Row, stalls: Sequence[Stall]) -> Iterator[RenderableType]:
         return
     yield Text(f"{who}: stalls of {STALL_US // 1_000} ms or more", style="bold")
     table = Table(pad_edge=False, box=None)
-    for name in ("at", "for", "of it held", "then came"):
-        table.add_column(name, justify="left" if name == "then came" else "right", no_wrap=True)
+    verdicts = {int(verdict["gap_start_us"]): verdict for verdict in row.get("verdicts", ())}
+    for name in ("at", "for", "of it held", "then came", *(["why"] if verdicts else [])):
+        table.add_column(name, justify="left" if name in ("then came", "why") else "right", no_wrap=name != "why")
     for stall in stalls[:_STALLS_SHOWN]:
         held = "unknown" if stall.held_us is None else duration(stall.held_us)
-        table.add_row(duration(stall.start_us), Text(duration(stall.length_us), style="red"), held, Text(_after(row, stall)))
+        cells: list[str | Text] = [duration(stall.start_us), Text(duration(stall.length_us), style="red"), held, Text(_after(row, stall))]
+        table.add_row(*cells, *([Text(_why(verdicts.get(stall.start_us)))] if verdicts else []))
     yield table
     if len(stalls) > _STALLS_SHOWN:
         yield Text(f"and {len(stalls) - _STALLS_SHOWN:,} more: all of them with --json", style="dim")
+
+
+def _why(verdict: Row | None) -> str:
+    """A verdict in a line: the parts that matter, largest first, how sure, over which engine steps, without which vantage."""
+    if verdict is None:
+        return DASH
+    parts = sorted(((int(ns) // 1_000, name) for name, ns in verdict["parts"].items()), reverse=True)
+    worth = [f"{name} {duration(us)}" for us, name in parts if us >= _WORTH_SHARE * int(verdict["gap_us"])]
+    first, last = verdict["step_first"], verdict["step_last"]
+    steps = "" if first is None else f"step {first}" if first == last else f"steps {first} to {last}"
+    missing = f"without {' and '.join(verdict['missing'])}" if verdict["missing"] else ""
+    return " · ".join(filter(None, (", ".join(worth), verdict["confidence"], steps, missing)))
 
 
 def _after(row: Row, stall: Stall) -> str:

@@ -214,3 +214,16 @@ def test_markup_in_names_is_text() -> None:
     page = text(render_stream([row(**evil)], 200), 200)
     assert "[red]m[/]" in page and "[link=x]o" in page and "[/]" in page and "\x1b" not in page
     assert "[red]m[/]" in text(render_list([row(spark=[], **evil)]), 200)
+
+
+def test_why_stands_beside_the_stall() -> None:
+    """Its parts, largest first, small ones left out; how sure, over which steps, without what."""
+    verdict = {
+        "gap_start_us": "1200000", "gap_us": "600000", "parts": {"base": 20_000_000, "scheduling": 480_000_000, "connection": 100_000_000},
+        "cause": "scheduling", "confidence": "likely", "step_first": "41", "step_last": "43", "missing": ["server"],
+    }  # fmt: skip
+    page = text(render_stream([row(verdicts=[verdict])], 200), 200)
+    assert "scheduling 480 ms, connection 100 ms · likely · steps 41 to 43 · without server" in page
+    assert "why" not in text(render_stream([row(verdicts=[])], 200), 200)
+    other = {**verdict, "gap_start_us": "5", "step_first": None, "step_last": None}
+    assert "scheduling" not in text(render_stream([row(verdicts=[other])], 200), 200)
