@@ -71,6 +71,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     migrate.set_retention(store, settings.retention_days)
     metrics = Metrics()
     attribution = Worker(Store(settings.store_path), settings, metrics)
+    attribution.start()
     committer = Committer(store, metrics, queue_bytes_max=settings.queue_bytes_max, chunks_max=settings.commit_chunks_max)
     apps = [
         (receive.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),

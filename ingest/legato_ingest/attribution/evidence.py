@@ -16,7 +16,7 @@ import pyarrow as pa
 from legato_ingest.attribution.pairs import Sockets, Vantage
 from legato_ingest.store import Store
 
-__all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "streams_in"]
+__all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "slices_of", "streams_in"]
 
 _ARRAYS = "dt_us, chunk_kind, chunk_bytes, chunk_hold_64us"
 _STREAMS = """
@@ -32,6 +32,14 @@ _SOCKETS = """
 SELECT tenant, trace_id, span_id, at, queued_bytes, window_bytes, idle_ms FROM stream_sockets FINAL
 WHERE start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC')
 SETTINGS max_threads = 1"""
+_SECONDS = """
+SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, toInt64(count()) AS streams
+FROM stream_revs
+WHERE start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC') AND {which}
+GROUP BY second ORDER BY second
+SETTINGS max_threads = 1"""
+_SECOND_NS = 1_000_000_000
+_STRETCH_NS_MAX = 300 * _SECOND_NS
 CLOCKS_APART_NS = 7_200_000_000_000
 
 Received = tuple[int, int]
@@ -60,14 +68,37 @@ class Stream:
     clock: str
 
 
+def slices_of(
+    store: Store, low_ns: int, high_ns: int, gap_us_min: int, received: Received | None, streams_max: int
+) -> list[tuple[int, int]]:
+    """The time as stretches that hold such streams, each of about ``streams_max`` at most (a second may hold more)."""
+    table = store.select_arrow(_SECONDS.format(low=low_ns, high=high_ns, which=_due(gap_us_min, received)))
+    out: list[tuple[int, int]] = []
+    held = 0
+    for second, count in zip(table["second"].to_pylist(), table["streams"].to_pylist(), strict=True):
+        low, high = max(low_ns, second * _SECOND_NS), min(high_ns, (second + 1) * _SECOND_NS - 1)
+        if out and held + count <= streams_max and low - out[-1][0] < _STRETCH_NS_MAX:
+            out[-1] = (out[-1][0], high)
+            held += count
+        else:
+            out.append((low, high))
+            held = count
+    return out
+
+
+def _due(gap_us_min: int, received: Received | None) -> str:
+    which = f"vantage = 'client' AND ended AND (gap_max_us >= {gap_us_min})"
+    if received is not None:
+        which += f" AND trace_id IN (SELECT trace_id FROM stream_revs WHERE {between(received)})"
+    return which
+
+
 def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, received: Received | None = None) -> list[Stream]:
     """Client streams that started in this time and had such a gap, each with its server's vantage (the same trace and response).
 
     ``received``: only those of which a vantage was received in this time.
     """
-    which = f"vantage = 'client' AND ended AND (gap_max_us >= {gap_us_min})"
-    if received is not None:
-        which += f" AND trace_id IN (SELECT trace_id FROM stream_revs WHERE {between(received)})"
+    which = _due(gap_us_min, received)
     clients = store.select_arrow(_STREAMS.format(arrays=_ARRAYS, low=low_ns, high=high_ns, which=which))
     if not clients.num_rows:
         return []

@@ -6,6 +6,7 @@ never touches streams, and it judges in slices of bounded time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -13,14 +14,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.engines import Engine, engines_of
-from legato_ingest.attribution.evidence import Received, Stream, streams_in
+from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in
 from legato_ingest.attribution.pairs import gaps_of, made_by
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.store import Store
 
 __all__ = ["Swept", "Thresholds", "sweep"]
 
-_SLICE_NS = 300_000_000_000
+# Streams in memory at once.
+_STREAMS_MAX = 2_000
 _NS_MAX = 2**63 - 1
 # Causes that follow from a sum of records of one clock, those that follow from the release pattern, and those that are what is left.
 _CONFIDENCE = {
@@ -55,11 +57,25 @@ class Swept:
     verdicts: int = 0
 
 
-def sweep(store: Store, low_ns: int, high_ns: int, thresholds: Thresholds, judged_at_ns: int, received: Received | None = None) -> Swept:
-    """Judge the client streams that started between these times, ends included; with ``received``, of which a vantage came in that time."""
+def sweep(
+    store: Store,
+    low_ns: int,
+    high_ns: int,
+    thresholds: Thresholds,
+    judged_at_ns: int,
+    received: Received | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Swept:
+    """Judge the client streams that started between these times, ends included; with ``received``, of which a vantage came in that time.
+
+    ``stopping`` is asked between slices: what is left then is left.
+    """
     swept = Swept()
-    for low in range(max(0, low_ns), min(high_ns, _NS_MAX) + 1, _SLICE_NS):
-        streams = streams_in(store, low, min(low + _SLICE_NS - 1, high_ns), int(thresholds.gap_ms * 1000), received)
+    gap_us = int(thresholds.gap_ms * 1000)
+    for low, high in slices_of(store, max(0, low_ns), min(high_ns, _NS_MAX), gap_us, received, _STREAMS_MAX):
+        if stopping():
+            break
+        streams = streams_in(store, low, high, gap_us, received)
         if streams:
             _judge(store, streams, thresholds, judged_at_ns, swept)
     return swept

@@ -31,7 +31,7 @@ _STREAM_NS_MAX = 600_000_000_000
 
 
 class Worker:
-    """Owns the judging thread and ``store``, a handle of its own."""
+    """Owns the judging thread and ``store``, a handle of its own. Without ``start()`` it judges only when ``step()`` is called."""
 
     def __init__(self, store: Store, settings: Settings, metrics: Metrics) -> None:
         self._store = store
@@ -40,12 +40,16 @@ class Worker:
         self._metrics = metrics
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="legato-attribute", daemon=True)
+
+    def start(self) -> None:
+        """Sweep in the background from now on."""
         self._thread.start()
 
     def close(self) -> None:
-        """Finish the sweep that runs, then stop and close the store's handle."""
+        """Finish the slice that runs, then stop and close the store's handle. What is left is judged after the next start."""
         self._closing.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._store.close()
 
     def _run(self) -> None:
@@ -68,10 +72,10 @@ class Worker:
             return swept
         due = self._due(since, until)
         for low, high, received in due:
-            part = sweep(self._store, low, high, self._thresholds, time.time_ns(), received)
+            part = sweep(self._store, low, high, self._thresholds, time.time_ns(), received, self._closing.is_set)
             swept.streams += part.streams
             swept.verdicts += part.verdicts
-        if due or since == 0:
+        if (due or since == 0) and not self._closing.is_set():
             self._note(until, swept, time.monotonic() - started)
         self._metrics.verdicts.inc(swept.verdicts)
         self._metrics.sweep_seconds.observe(time.monotonic() - started)
