@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.machine import describe, median, quantile  # noqa: E402
-from helpers.ports import free_port  # noqa: E402
+from helpers.serving import Served, serve_process  # noqa: E402
 from helpers.spans import native_span, request  # noqa: E402
 from legato._timeline import pack  # noqa: E402
 
@@ -80,49 +79,17 @@ def body(streams: int, pool: list[tuple[int, bytes]], rng: random.Random) -> byt
     return content
 
 
-class Serve:
-    """A `legato serve` of its own, on free ports and a fresh store, pinned to one core."""
+def rss_peak_mb(served: Served) -> float:
+    """The most memory that serve held, from the kernel's high-water mark."""
+    status = pathlib.Path(f"/proc/{served.process.pid}/status").read_text(encoding="utf-8")
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
-    def __init__(self, folder: str, core: int) -> None:
-        self.otlp, self.read = free_port(), free_port()
-        environ = {
-            **os.environ,
-            "LEGATO_STORE": f"chdb://{folder}/store",
-            "LEGATO_OTLP_PORT": str(self.otlp),
-            "LEGATO_READ_PORT": str(self.read),
-        }
-        command = ["taskset", "-c", str(core), str(pathlib.Path(sys.executable).with_name("legato")), "serve"]
-        self.process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
-        self.wait()
 
-    def wait(self) -> None:
-        """Until it is ready."""
-        for _ in range(600):
-            try:
-                if httpx.get(f"http://127.0.0.1:{self.otlp}/readyz").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            if self.process.poll() is not None:
-                raise SystemExit("legato serve did not start")
-            time.sleep(0.1)
-        raise SystemExit("legato serve was not ready within a minute")
-
-    def rss_peak_mb(self) -> float:
-        """The most memory it held, from the kernel's high-water mark."""
-        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
-
-    def query(self, sql: str) -> bytes:
-        """A query through the read endpoint."""
-        reply = httpx.post(f"http://127.0.0.1:{self.read}/", content=sql, timeout=60)
-        reply.raise_for_status()
-        return reply.content
-
-    def stop(self) -> None:
-        """End it as a user would."""
-        self.process.terminate()
-        self.process.wait(30)
+def query(served: Served, sql: str) -> bytes:
+    """A query through the read endpoint."""
+    reply = httpx.post(served.read, content=sql, timeout=60)
+    reply.raise_for_status()
+    return reply.content
 
 
 def send(client: httpx.Client, url: str, content: bytes) -> float:
@@ -137,9 +104,9 @@ def send(client: httpx.Client, url: str, content: bytes) -> float:
         time.sleep(0.05)
 
 
-def feed(serve: Serve, bodies: list[bytes]) -> float:
+def feed(served: Served, bodies: list[bytes]) -> float:
     """Seconds from the first request to the last acknowledgement."""
-    url = f"http://127.0.0.1:{serve.otlp}/v1/traces"
+    url = f"{served.otlp}/v1/traces"
     with httpx.Client(timeout=120) as client, concurrent.futures.ThreadPoolExecutor(SENDERS) as pool:
         started = time.perf_counter()
         for done in [pool.submit(send, client, url, content) for content in bodies]:
@@ -147,13 +114,13 @@ def feed(serve: Serve, bodies: list[bytes]) -> float:
         return time.perf_counter() - started
 
 
-def acknowledge(serve: Serve, singles: list[bytes], pace_s: float) -> tuple[list[float], int]:
+def acknowledge(served: Served, singles: list[bytes], pace_s: float) -> tuple[list[float], int]:
     """Seconds of each acknowledgement at an even pace while the heavy query runs without a pause, and how often that ran."""
-    url, stop, ran = f"http://127.0.0.1:{serve.otlp}/v1/traces", threading.Event(), [0]
+    url, stop, ran = f"{served.otlp}/v1/traces", threading.Event(), [0]
 
     def ask() -> None:
         while not stop.is_set():
-            serve.query(HEAVY)
+            query(served, HEAVY)
             ran[0] += 1
 
     asking = threading.Thread(target=ask)
@@ -184,17 +151,14 @@ def main() -> None:
     pool = timelines(given.chunks, rng)
     bodies = [body(STREAMS_A_BODY, pool, rng) for _ in range(given.streams // STREAMS_A_BODY)]
     warm = [body(STREAMS_A_BODY, pool, rng) for _ in range(8)]
-    with tempfile.TemporaryDirectory() as folder:
-        serve = Serve(folder, given.core)
-        try:
-            feed(serve, warm)
-            seconds = feed(serve, bodies)
-            singles = [body(1, pool, rng) for _ in range(given.singles)]
-            acks, ran = acknowledge(serve, singles, 0.02)
-            rss = serve.rss_peak_mb()
-            stored = int(serve.query("SELECT count() FROM streams FORMAT TSV"))
-        finally:
-            serve.stop()
+    pinned = ("taskset", "-c", str(given.core))
+    with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store", prefix=pinned) as served:
+        feed(served, warm)
+        seconds = feed(served, bodies)
+        singles = [body(1, pool, rng) for _ in range(given.singles)]
+        acks, ran = acknowledge(served, singles, 0.02)
+        rss = rss_peak_mb(served)
+        stored = int(query(served, "SELECT count() FROM streams FORMAT TSV"))
     sent = STREAMS_A_BODY * (len(bodies) + len(warm)) + len(singles)
     if stored != sent:
         raise SystemExit(f"{sent} streams were acknowledged and {stored} are there")

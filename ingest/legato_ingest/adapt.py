@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -17,14 +18,13 @@ from legato_ingest.attributes import AttributeFault, Attributes, attribute_map
 from legato_ingest.facts import EngineFlush, StreamFacts
 from legato_ingest.timeline import KNOWN, TimelineError, TimelineHead, read_head
 
-__all__ = ["Adapted", "Flush", "Limits", "Rejection", "Stream", "adapt", "reject"]
+__all__ = ["Adapted", "Flush", "Limits", "Rejection", "Stream", "Taken", "adapt", "reject"]
 
 _DAY_NS = 86_400_000_000_000
 _NS_MAX = 2**63 - 1
 # A start this far ahead of the receiver's clock is a wrong clock, not the jitter of a right one.
 _FUTURE_NS = 60_000_000_000
 _NO_HEAD = TimelineHead(0, {})
-_STEP_COLUMNS = frozenset(range(1, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +37,25 @@ class Limits:
     future_max_s: int = 86_400
 
 
-@dataclass(slots=True)
-class Stream:
-    """One stream's facts and the checked head of its timeline (no chunks where it has none), with the span they came from."""
+Facts = TypeVar("Facts", StreamFacts, EngineFlush)
 
-    facts: StreamFacts
+
+@dataclass(slots=True)
+class Taken(Generic[Facts]):
+    """What a span says and the checked head of its packed columns (no rows where it has none), with the span itself."""
+
+    facts: Facts
     head: TimelineHead
     span: Span
     attributes: Attributes
 
     def refuse(self, reason: str, detail: str) -> Rejection:
-        """The record of this stream's refusal by a later step."""
+        """The record of its refusal by a later step."""
         return reject(self.span, self.attributes, reason, detail)
 
 
-@dataclass(slots=True)
-class Flush:
-    """One flush of engine steps and the checked head of its columns, with the span they came from."""
-
-    facts: EngineFlush
-    head: TimelineHead
-    span: Span
-    attributes: Attributes
-
-    def refuse(self, reason: str, detail: str) -> Rejection:
-        """The record of this flush's refusal by a later step."""
-        return reject(self.span, self.attributes, reason, detail)
+Stream = Taken[StreamFacts]
+Flush = Taken[EngineFlush]
 
 
 @dataclass(slots=True)
@@ -119,15 +112,15 @@ def _take(span: Span, attributes: Attributes, received_at_ns: int, limits: Limit
         _check_identity(facts)
         _check_times(facts, received_at_ns, limits)
         steps = isinstance(facts, EngineFlush)
-        head = _check_timeline(facts.timeline, limits.chunks_per_request_max - adapted.chunks, _STEP_COLUMNS if steps else KNOWN)
+        head = _check_timeline(facts.timeline, limits.chunks_per_request_max - adapted.chunks, engine.COLUMNS if steps else KNOWN)
     except _Refused as refusal:
         adapted.rejections.append(reject(span, attributes, refusal.reason, str(refusal)))
         return
     adapted.chunks += head.chunks
     if isinstance(facts, EngineFlush):
-        adapted.flushes.append(Flush(facts, head, span, attributes))
+        adapted.flushes.append(Taken(facts, head, span, attributes))
     else:
-        adapted.streams.append(Stream(facts, head, span, attributes))
+        adapted.streams.append(Taken(facts, head, span, attributes))
 
 
 def _facts(span: Span, attributes: Attributes) -> StreamFacts | EngineFlush | None:

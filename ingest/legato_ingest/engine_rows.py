@@ -13,35 +13,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.adapt import Flush
+from legato_ingest.adapters.engine import COLUMNS, STEP_COLUMNS
 from legato_ingest.segments import Segments
 from legato_ingest.timeline import columns_of
 
-__all__ = ["STEP_COLUMNS", "engine_tables"]
+__all__ = ["engine_tables"]
 
 _DT, _NUMBER = 1, 2
-# STEPS.md's columns that hold a value plus one, by the table's names.
-STEP_COLUMNS = {
-    "interval_us": 3,
-    "running": 4,
-    "waiting": 5,
-    "prefill_requests": 6,
-    "prefill_tokens": 7,
-    "decode_requests": 8,
-    "decode_tokens": 9,
-    "draft_tokens": 10,
-    "accepted_tokens": 11,
-    "elapsed_us": 12,
-    "kv_used_ppm": 13,
-    "preempted": 14,
-    "interval_max_us": 15,
-}
-_NAMES = frozenset((_DT, _NUMBER, *STEP_COLUMNS.values()))
 _TIMESTAMP, _RECEIVED = pa.timestamp("ns", "UTC"), pa.timestamp("ms", "UTC")
 
 
 def engine_tables(flushes: Sequence[Flush], tenant: str, received_at_ns: int) -> tuple[pa.Table, pa.Table, dict[int, str]]:
     """The rows of ``engine_steps`` and ``engine_requests``, and the flushes that prove bad with the reason: the caller drops those."""
-    rows, columns, bad = columns_of([flush.facts.timeline or b"" for flush in flushes], [flush.head for flush in flushes], _NAMES)
+    rows, columns, bad = columns_of([flush.facts.timeline or b"" for flush in flushes], [flush.head for flush in flushes], COLUMNS)
     owners = rows.owners()
     table = {
         **_common(flushes, owners, tenant, received_at_ns),

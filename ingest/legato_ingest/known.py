@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from legato_ingest.literals import between_ns, quoted_all, unquoted
 from legato_ingest.store import Store
 
 __all__ = ["Key", "engine_keys", "keys_of", "known_engine_keys", "known_keys"]
@@ -55,43 +56,34 @@ def _ranges(starts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[in
 
 
 def _ask(store: Store, tenants: list[str], low: int, high: int, spans: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[Key]:
-    names = ", ".join("unhex('" + tenant.encode().hex() + "')" for tenant in tenants)
     sql = f"""
         SELECT tenant, trace_id, span_id, rev FROM stream_revs
-        WHERE tenant IN ({names})
-          AND start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC')
+        WHERE tenant IN ({quoted_all(tenants)})
+          AND {between_ns("start_time", low, high)}
           AND reinterpretAsUInt64(span_id) IN ({",".join(map(str, spans.tolist()))})
         SETTINGS max_query_size = 1000000000, max_threads = 1"""
     table = store.select_arrow(sql)
     columns = [table[name].to_pylist() for name in _COLUMNS]
-    return [
-        (tenant.decode() if isinstance(tenant, bytes) else tenant, trace, span, rev)
-        for tenant, trace, span, rev in zip(*columns, strict=True)
-    ]
+    return [(unquoted(tenant), trace, span, rev) for tenant, trace, span, rev in zip(*columns, strict=True)]
 
 
 def engine_keys(rows: pa.Table, number: str) -> list[EngineKey]:
     """The identity of each row of an engine's table; ``number`` is the column that tells rows of one moment apart."""
     columns = [rows[name].to_pylist() for name in ("tenant", "engine_id", number)]
     times = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_pylist()
-    return [(_text(tenant), _text(engine), time, _text(key)) for tenant, engine, key, time in zip(*columns, times, strict=True)]
+    return [(unquoted(tenant), unquoted(engine), time, unquoted(key)) for tenant, engine, key, time in zip(*columns, times, strict=True)]
 
 
 def known_engine_keys(store: Store, table: str, rows: pa.Table, number: str) -> set[EngineKey]:
     """The identities that the store holds of these engines in the minutes that these rows touch."""
     starts = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_numpy()
-    engines = ", ".join(f"unhex('{str(engine).encode().hex()}')" for engine in pc.unique(rows["engine_id"]).to_pylist())
+    engines = quoted_all(pc.unique(rows["engine_id"]).to_pylist())
     found: set[EngineKey] = set()
     for low, high in _ranges(starts):
         sql = f"""
             SELECT tenant, engine_id, recorded_at, {number} FROM {table}
             WHERE engine_id IN ({engines})
-              AND recorded_at BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC')
+              AND {between_ns("recorded_at", low, high)}
             SETTINGS max_query_size = 1000000000, max_threads = 1"""
         found.update(engine_keys(store.select_arrow(sql), number))
     return found
-
-
-def _text(value: Any) -> Any:
-    """The engine gives strings as bytes."""
-    return value.decode() if isinstance(value, bytes) else value

@@ -72,7 +72,6 @@ class World:
             number=np.arange(count),
             recorded_ns=self.recorded,
             interval_ns=np.where(np.arange(count) == 0, np.nan, self.took.astype(float)),
-            elapsed_ns=self.took.astype(float),
             running=running,
             waiting=waiting,
             prefill_requests=(prefill > 0).astype(float),

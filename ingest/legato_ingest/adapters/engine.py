@@ -14,8 +14,20 @@ from legato_ingest.adapters.common import UINT32_MAX
 from legato_ingest.attributes import AttributeFault, Attributes
 from legato_ingest.facts import EngineFlush
 
-__all__ = ["adapt"]
+__all__ = ["COLUMNS", "STEP_COLUMNS", "adapt"]
 
+# STEPS.md's columns that hold a value plus one, by the table's names; the two before them are `dt` and `number`.
+STEP_COLUMNS = {
+    name: number
+    for number, name in enumerate(
+        (
+            "interval_us", "running", "waiting", "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
+            "accepted_tokens", "elapsed_us", "kv_used_ppm", "preempted", "interval_max_us",
+        ),
+        3,
+    )
+}  # fmt: skip
+COLUMNS = frozenset((1, 2, *STEP_COLUMNS.values()))
 _STEPS = "legato.engine.steps"
 _FINISHED = "legato.engine.finished."
 FINISHED_MAX = 65_536

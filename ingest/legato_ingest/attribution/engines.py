@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.clocks import shift_of
 from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream
 from legato_ingest.attribution.steps import Charges, Steps, charge
+from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store
 
 __all__ = ["Engine", "engines_of"]
@@ -26,17 +27,17 @@ _AROUND_NS = 60_000_000_000
 _STEPS = """
 SELECT toUnixTimestamp64Nano(s.recorded_at) AS recorded_ns, s.step AS number, {columns}
 FROM engine_steps AS s FINAL
-WHERE tenant = {tenant} AND engine_id = {engine} AND recorded_at BETWEEN {low} AND {high}
+WHERE {which} AND {inside}
 ORDER BY engine_epoch, number
 SETTINGS max_threads = 1"""
 _COLUMNS = (
-    "interval_us", "elapsed_us", "running", "waiting",
+    "interval_us", "running", "waiting",
     "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
 )  # fmt: skip
 _REQUESTS = """
 SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS recorded_ns
 FROM engine_requests FINAL
-WHERE recorded_at BETWEEN {low} AND {high} AND {which}
+WHERE {inside} AND {which}
 SETTINGS max_query_size = 1000000000, max_threads = 1"""
 
 Key = tuple[str, str]
@@ -98,14 +99,14 @@ def _finished_by(store: Store, streams: Sequence[Stream]) -> list[_Finished]:
     if not responses:
         return []
     low, high = min(_first(stream) for stream in streams), max(_last(stream) for stream in streams)
-    return _requests(store, low - CLOCKS_APART_NS, high + CLOCKS_APART_NS, f"response_id IN ({','.join(map(_quoted, responses))})")
+    return _requests(store, low - CLOCKS_APART_NS, high + CLOCKS_APART_NS, f"response_id IN ({quoted_all(responses)})")
 
 
 def _requests(store: Store, low: int, high: int, which: str) -> list[_Finished]:
-    table = store.select_arrow(_REQUESTS.format(low=_time(low), high=_time(high), which=which))
+    table = store.select_arrow(_REQUESTS.format(inside=between_ns("recorded_at", low, high), which=which))
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "response_id", "step", "recorded_ns"))
     return [
-        _Finished((_text(tenant), _text(engine)), _text(response), int(step), int(recorded))
+        _Finished((unquoted(tenant), unquoted(engine)), unquoted(response), int(step), int(recorded))
         for tenant, engine, response, step, recorded in zip(*columns, strict=True)
     ]
 
@@ -139,12 +140,12 @@ def _shift(ended: Sequence[tuple[NDArray[np.int64], int]]) -> int | None:
 
 
 def _read_steps(store: Store, key: Key, low: int, high: int) -> Steps | None:
-    names = {"tenant": _quoted(key[0]), "engine": _quoted(key[1]), "low": _time(low), "high": _time(high)}
-    table = store.select_arrow(_STEPS.format(columns=", ".join(f"s.{name} AS {name}" for name in _COLUMNS), **names))
+    which = f"tenant = {quoted(key[0])} AND engine_id = {quoted(key[1])}"
+    columns = ", ".join(f"s.{name} AS {name}" for name in _COLUMNS)
+    table = store.select_arrow(_STEPS.format(columns=columns, which=which, inside=between_ns("recorded_at", low, high)))
     if not table.num_rows:
         return None
     numbers = _array(table, "number").astype(np.int64)
-    which = f"tenant = {names['tenant']} AND engine_id = {names['engine']}"
     ends = np.array([each.step for each in _requests(store, low, high + _AROUND_NS, which)], np.int64)
     order = np.argsort(numbers, kind="stable")
     places = order[np.minimum(np.searchsorted(numbers, ends, sorter=order), len(numbers) - 1)]
@@ -154,7 +155,6 @@ def _read_steps(store: Store, key: Key, low: int, high: int) -> Steps | None:
         number=numbers,
         recorded_ns=_array(table, "recorded_ns").astype(np.int64),
         interval_ns=1000 * values.pop("interval_us"),
-        elapsed_ns=1000 * values.pop("elapsed_us"),
         finished=finished,
         **values,
     )
@@ -173,15 +173,3 @@ def _last(stream: Stream) -> int:
 def _array(table: pa.Table, name: str) -> NDArray[Any]:
     """A column; unknown values as NaN."""
     return np.asarray(table[name].combine_chunks().to_numpy(zero_copy_only=False))
-
-
-def _time(ns: int) -> str:
-    return f"fromUnixTimestamp64Nano({max(0, ns)}, 'UTC')"
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _quoted(text: str) -> str:
-    return f"unhex('{text.encode().hex()}')"

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from legato_ingest.attribution.pairs import Sockets, Vantage
+from legato_ingest.literals import between_ns, quoted_all, unquoted
 from legato_ingest.store import Store
 
 __all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "slices_of", "streams_in"]
@@ -24,22 +25,22 @@ SELECT
     tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, vantage, response_id, engine_id, clock, service_name,
     {arrays}
 FROM stream_revs FINAL
-WHERE start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC') AND {which}
+WHERE {inside} AND {which}
 ORDER BY start_time, span_id
 SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
-# The server's clock may be this far from the client's and its vantage still be found.
 _SOCKETS = """
 SELECT tenant, trace_id, span_id, at, queued_bytes, window_bytes, idle_ms FROM stream_sockets FINAL
-WHERE start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC')
+WHERE {inside}
 SETTINGS max_threads = 1"""
 _SECONDS = """
 SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, toInt64(count()) AS streams
 FROM stream_revs
-WHERE start_time BETWEEN fromUnixTimestamp64Nano({low}, 'UTC') AND fromUnixTimestamp64Nano({high}, 'UTC') AND {which}
+WHERE {inside} AND {which}
 GROUP BY second ORDER BY second
 SETTINGS max_threads = 1"""
 _SECOND_NS = 1_000_000_000
 _STRETCH_NS_MAX = 300 * _SECOND_NS
+# The server's clock may be this far from the client's and its vantage still be found.
 CLOCKS_APART_NS = 7_200_000_000_000
 
 Received = tuple[int, int]
@@ -72,7 +73,7 @@ def slices_of(
     store: Store, low_ns: int, high_ns: int, gap_us_min: int, received: Received | None, streams_max: int
 ) -> list[tuple[int, int]]:
     """The time as stretches that hold such streams, each of about ``streams_max`` at most (a second may hold more)."""
-    table = store.select_arrow(_SECONDS.format(low=low_ns, high=high_ns, which=_due(gap_us_min, received)))
+    table = store.select_arrow(_SECONDS.format(inside=_started(low_ns, high_ns), which=_due(gap_us_min, received)))
     out: list[tuple[int, int]] = []
     held = 0
     for second, count in zip(table["second"].to_pylist(), table["streams"].to_pylist(), strict=True):
@@ -84,6 +85,10 @@ def slices_of(
             out.append((low, high))
             held = count
     return out
+
+
+def _started(low_ns: int, high_ns: int) -> str:
+    return between_ns("start_time", low_ns, high_ns)
 
 
 def _due(gap_us_min: int, received: Received | None) -> str:
@@ -99,15 +104,14 @@ def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, receive
     ``received``: only those of which a vantage was received in this time.
     """
     which = _due(gap_us_min, received)
-    clients = store.select_arrow(_STREAMS.format(arrays=_ARRAYS, low=low_ns, high=high_ns, which=which))
+    clients = store.select_arrow(_STREAMS.format(arrays=_ARRAYS, inside=_started(low_ns, high_ns), which=which))
     if not clients.num_rows:
         return []
-    traces = ",".join(f"unhex('{trace.hex()}')" for trace in sorted(set(clients["trace_id"].to_pylist())))
+    traces = quoted_all(sorted(set(clients["trace_id"].to_pylist())))
     servers = store.select_arrow(
         _STREAMS.format(
             arrays=_ARRAYS,
-            low=low_ns - CLOCKS_APART_NS,
-            high=high_ns + CLOCKS_APART_NS,
+            inside=_started(low_ns - CLOCKS_APART_NS, high_ns + CLOCKS_APART_NS),
             which=f"vantage = 'server' AND ended AND trace_id IN ({traces})",
         )
     )
@@ -138,7 +142,7 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     plain = [table[name].to_pylist() for name in names]
     lists = {name: table[name].combine_chunks() for name in _ARRAYS.split(", ")}
     for i, values in enumerate(zip(*plain, strict=True)):
-        row = {name: value if name in ("trace_id", "span_id") else _text(value) for name, value in zip(names, values, strict=True)}
+        row = {name: value if name in ("trace_id", "span_id") else unquoted(value) for name, value in zip(names, values, strict=True)}
         row.update({name: column[i].values.to_numpy(zero_copy_only=False).astype(np.int64) for name, column in lists.items()})
         yield row
 
@@ -153,14 +157,10 @@ def _vantage(row: dict[str, Any], sockets: Sockets | None = None) -> Vantage:
 
 def _sockets_in(store: Store, low_ns: int, high_ns: int) -> dict[tuple[str, bytes, bytes], Sockets]:
     """What is known of the sockets of the streams that started in this time."""
-    table = store.select_arrow(_SOCKETS.format(low=low_ns, high=high_ns))
+    table = store.select_arrow(_SOCKETS.format(inside=_started(low_ns, high_ns)))
     arrays = [table[name].combine_chunks() for name in ("at", "queued_bytes", "window_bytes", "idle_ms")]
     keys = zip(*(table[name].to_pylist() for name in ("tenant", "trace_id", "span_id")), strict=True)
     return {
-        (_text(tenant), trace, span): Sockets(*(column[i].values.to_numpy(zero_copy_only=False).astype(np.int64) for column in arrays))
+        (unquoted(tenant), trace, span): Sockets(*(column[i].values.to_numpy(zero_copy_only=False).astype(np.int64) for column in arrays))
         for i, (tenant, trace, span) in enumerate(keys)
     }
-
-
-def _text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value

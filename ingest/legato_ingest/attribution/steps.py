@@ -30,14 +30,12 @@ _STEPS_MIN = 20
 class Steps:
     """The steps of one engine and epoch in order, one entry a step; unknown values are NaN.
 
-    ``recorded_ns``: the front end's clock. ``interval_ns`` and ``elapsed_ns``: the engine's own durations. ``finished``: requests that
-    ended in the step.
+    ``recorded_ns``: the front end's clock. ``interval_ns``: the engine's own duration. ``finished``: requests that ended in the step.
     """
 
     number: Ints
     recorded_ns: Ints
     interval_ns: Floats
-    elapsed_ns: Floats
     running: Floats
     waiting: Floats
     prefill_requests: Floats

@@ -53,7 +53,6 @@ class Swept:
     """What a sweep did."""
 
     streams: int = 0
-    gaps: int = 0
     verdicts: int = 0
 
 
@@ -94,7 +93,6 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         worth = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
         rows = _rows(members, owners, gaps, verdicts, np.flatnonzero(worth), judged_at_ns)
         store.insert("verdicts", rows)
-        swept.gaps += len(owners)
         swept.verdicts += rows.num_rows
     swept.streams += len(streams)
 

@@ -87,7 +87,7 @@ class Worker:
 
     def _due(self, since: int, until: int) -> list[tuple[int, int, tuple[int, int] | None]]:
         """Stretches of streams' starts to judge: those that came in, and those that late steps may change."""
-        new = f"{between((since, until))}"
+        new = between((since, until))
         ((count, low, high),) = self._store.select(
             "SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs"
             f" WHERE vantage = 'client' AND trace_id IN (SELECT trace_id FROM stream_revs WHERE {new})"
