@@ -209,7 +209,7 @@ def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
     found = rows(
         served,
         "SELECT lower(hex(trace_id)) AS trace, toUnixTimestamp64Nano(start_time) + 1000 * gap_start_us AS start, 1000 * gap_us AS gap,"
-        " cause, parts FROM verdicts FINAL ORDER BY start, trace",
+        " cause, confidence, parts FROM verdicts FINAL WHERE cause != 'base' ORDER BY start, trace",
     )
     return [
         {
@@ -217,6 +217,7 @@ def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
             "gap_start_ns": int(row["start"]),
             "gap_end_ns": int(row["start"]) + int(row["gap"]),
             "cause": row["cause"],
+            "confidence": row["confidence"],
             "components_ns": {name: int(ns) for name, ns in row["parts"].items()},
         }
         for row in found
@@ -238,7 +239,23 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
     gap = rng.integers(10**8, 9 * 10**8, count)
     none = np.zeros(count, np.int64)
     yes = np.ones(count, np.bool_)
-    gaps = Gaps(start, start + gap, start, start + gap - 10**6, yes, none, none, ~yes, ~yes, none, none, np.zeros(count))
+    gaps = Gaps(
+        start_ns=start,
+        end_ns=start + gap,
+        server_start_ns=start,
+        server_end_ns=start + gap - 10**6,
+        has_server=yes,
+        server_error_ns=none,
+        shift_ns=none,
+        hold_ns=none,
+        hold_known=~yes,
+        buffered=~yes,
+        unread=~yes,
+        socket_known=~yes,
+        usual_ns=none,
+        pace_ns=none,
+        caught_up=np.zeros(count),
+    )
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -39,6 +39,11 @@ SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) 
 FROM engine_requests FINAL
 WHERE {inside} AND {which}
 SETTINGS max_query_size = 1000000000, max_threads = 1"""
+_FIRST_TOKENS = """
+SELECT response_id, toUnixTimestamp64Nano(start_time) + 1000 * ttft_us AS first_ns
+FROM stream_revs FINAL
+WHERE {inside} AND {which} AND vantage = 'server' AND ttft_us IS NOT NULL AND response_id != ''
+SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
 
 Key = tuple[str, str]
 
@@ -49,12 +54,14 @@ class Engine:
 
     ``shift_ns``: its records' clock minus its server's; ``client_shift_ns``: minus each client's (``Stream.clock``), the soonest delivery
     taken for none. What nothing tells is ``None`` or absent. ``last_step``: the step that ended a request, by response id.
+    ``first_tokens``: the place of the step that gave a request its first token, by response id, as its server saw it.
     """
 
     charges: Charges
     shift_ns: int | None
     client_shift_ns: dict[str, int]
     last_step: dict[str, int]
+    first_tokens: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +133,27 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     ended = [(by_response[each.response_id], recorded[each.step]) for each in ours if each.step in recorded]
     clocks = {stream.clock for stream, _ in ended}
     shifts = {clock: _shift([(stream.client.times_ns, at) for stream, at in ended if stream.clock == clock]) for clock in clocks}
+    charges = charge(steps)
+    shift_ns = _shift([(stream.server.times_ns, at) for stream, at in ended if stream.server is not None])
     return Engine(
-        charges=charge(steps),
-        shift_ns=_shift([(stream.server.times_ns, at) for stream, at in ended if stream.server is not None]),
+        charges=charges,
+        shift_ns=shift_ns,
         client_shift_ns={clock: shift for clock, shift in shifts.items() if shift is not None},
         last_step={each.response_id: each.step for each in ours},
+        first_tokens={} if shift_ns is None else _first_tokens(store, key, charges.end_ns - shift_ns),
     )
+
+
+def _first_tokens(store: Store, key: Key, end_ns: NDArray[np.int64]) -> dict[str, int]:
+    """``Engine.first_tokens``; ``end_ns`` are the ends of the steps by the server's clock."""
+    inside = between_ns("start_time", int(end_ns[0]) - _AROUND_NS, int(end_ns[-1]))
+    table = store.select_arrow(_FIRST_TOKENS.format(inside=inside, which=_of_engine(key)))
+    places = np.searchsorted(end_ns, _array(table, "first_ns").astype(np.int64), "right") - 1
+    return {unquoted(name): int(place) for name, place in zip(table["response_id"].to_pylist(), places, strict=True) if place >= 0}
+
+
+def _of_engine(key: Key) -> str:
+    return f"tenant = {quoted(key[0])} AND engine_id = {quoted(key[1])}"
 
 
 def _shift(ended: Sequence[tuple[NDArray[np.int64], int]]) -> int | None:
@@ -140,7 +162,7 @@ def _shift(ended: Sequence[tuple[NDArray[np.int64], int]]) -> int | None:
 
 
 def _read_steps(store: Store, key: Key, low: int, high: int) -> Steps | None:
-    which = f"tenant = {quoted(key[0])} AND engine_id = {quoted(key[1])}"
+    which = _of_engine(key)
     columns = ", ".join(f"s.{name} AS {name}" for name in _COLUMNS)
     table = store.select_arrow(_STEPS.format(columns=columns, which=which, inside=between_ns("recorded_at", low, high)))
     if not table.num_rows:

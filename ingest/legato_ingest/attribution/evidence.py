@@ -6,7 +6,7 @@ and does not judge.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from legato_ingest.attribution.pairs import Sockets, Vantage
 from legato_ingest.literals import between_ns, quoted_all, unquoted
 from legato_ingest.store import Store
 
-__all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "slices_of", "streams_in"]
+__all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "slices_of", "streams_in", "verdicts_of"]
 
 _ARRAYS = "dt_us, chunk_kind, chunk_bytes, chunk_hold_64us"
 _STREAMS = """
@@ -38,6 +38,10 @@ FROM stream_revs
 WHERE {inside} AND {which}
 GROUP BY second ORDER BY second
 SETTINGS max_threads = 1"""
+_TOLD = """
+SELECT tenant, trace_id, span_id, gap_start_us FROM verdicts FINAL
+WHERE {inside} AND trace_id IN ({traces}) AND cause != 'base'
+SETTINGS max_query_size = 1000000000, max_threads = 1"""
 _SECOND_NS = 1_000_000_000
 _STRETCH_NS_MAX = 300 * _SECOND_NS
 # The server's clock may be this far from the client's and its vantage still be found.
@@ -134,6 +138,15 @@ def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, receive
             )
         )
     return out
+
+
+def verdicts_of(store: Store, streams: Sequence[Stream]) -> set[tuple[str, bytes, bytes, int]]:
+    """The gaps of these streams that are called stalls: tenant, trace, span, and the gap's start in µs."""
+    starts = [stream.start_ns for stream in streams]
+    traces = quoted_all(sorted({stream.trace_id for stream in streams}))
+    table = store.select_arrow(_TOLD.format(inside=_started(min(starts), max(starts)), traces=traces))
+    columns = [table[name].to_pylist() for name in ("tenant", "trace_id", "span_id", "gap_start_us")]
+    return {(unquoted(tenant), trace, span, int(start)) for tenant, trace, span, start in zip(*columns, strict=True)}
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:

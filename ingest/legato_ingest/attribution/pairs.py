@@ -59,13 +59,14 @@ class Vantage:
     """One stream as one vantage saw it: the content chunks alone. Times in ns since the epoch by that vantage's clock.
 
     ``sizes`` are bytes of content, empty when unknown; ``holds_ns`` likewise. ``unread``: places of chunks before whose read the socket
-    held data that nobody had read.
+    held data that nobody had read, of those (``sampled``) where it was looked at.
     """
 
     times_ns: Ints
     sizes: Ints
     holds_ns: Ints
     unread: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    sampled: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def of(cls, start_ns: int, dt_us: Ints, kinds: Ints, sizes: Ints, holds: Ints, sockets: Sockets | None = None) -> Vantage:
@@ -73,9 +74,16 @@ class Vantage:
         content = np.isin(kinds, _CONTENT)
         times = start_ns + 1000 * np.cumsum(dt_us)
         held = _HOLD_STEP_NS * holds[content] if len(holds) else holds
-        unread = sockets.unread(dt_us) if sockets is not None else np.zeros(0, np.int64)
-        places = (np.cumsum(content) - 1)[unread[content[unread]]]
-        return cls(times[content], sizes[content] if len(sizes) else sizes, held, places)
+        nothing = np.zeros(0, np.int64)
+        unread, sampled = (sockets.unread(dt_us), sockets.at[sockets.at < len(dt_us)]) if sockets is not None else (nothing, nothing)
+        rank = np.cumsum(content) - 1
+        return cls(
+            times[content],
+            sizes[content] if len(sizes) else sizes,
+            held,
+            rank[unread[content[unread]]],
+            rank[sampled[content[sampled]]],
+        )
 
 
 def made_by(client: Vantage, recorded_ns: Ints, shift_ns: int, last_step: int) -> Vantage:
@@ -95,8 +103,11 @@ def made_by(client: Vantage, recorded_ns: Ints, shift_ns: int, last_step: int) -
     return Vantage(recorded[np.maximum(steps, 0)], client.sizes, client.holds_ns)
 
 
-def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: int) -> Gaps:
-    """The client's gaps of at least ``gap_ns_min`` between reads of content, in order."""
+def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: int, server_error_ns: int = 0) -> Gaps:
+    """The client's gaps of at least ``gap_ns_min`` between reads of content, in order.
+
+    ``server_error_ns``: how far the server's times may be off where they were not recorded but concluded (``made_by``).
+    """
     times = client.times_ns
     new_read = np.flatnonzero(np.diff(times) > 0) + 1
     gap_ns = times[new_read] - times[new_read - 1]
@@ -113,10 +124,13 @@ def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: 
         server_start_ns=sends[at - 1],
         server_end_ns=sends[at],
         has_server=seen,
+        server_error_ns=np.full(count, server_error_ns, np.int64),
         shift_ns=np.full(count, shift_ns, np.int64),
         hold_ns=client.holds_ns[before] if len(client.holds_ns) else np.zeros(count, np.int64),
+        hold_known=np.full(count, len(client.holds_ns) > 0),
         buffered=np.full(count, _buffered(times)),
         unread=np.isin(after, client.unread),
+        socket_known=np.isin(after, client.sampled),
         usual_ns=np.full(count, int(np.median(np.diff(sends))) if len(sends) > 2 else 0, np.int64),
         pace_ns=np.full(count, pace, np.int64),
         caught_up=_caught_up(times, after, pace),

@@ -7,14 +7,15 @@ a difference of two times of one clock, in whole ns, and the parts add up to the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.steps import Charges, split
 
-__all__ = ["CAUSES", "Gaps", "Verdicts", "judge"]
+__all__ = ["CAUSES", "LATE_MIN", "MADE_MAX", "Gaps", "Verdicts", "judge"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -29,18 +30,18 @@ _NAMED = 0.5
 # A record explains a silence when it was late for more than this share of it.
 _LATE_SHARE = 0.5
 # From the client alone: chunks were kept when most of the missing came right behind, not yet made when few did. Between, abstain.
-_LATE_MIN, _MADE_MAX = 0.5, 0.25
+LATE_MIN, MADE_MAX = 0.5, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
     """Gaps between reads of content, one entry each. Client times are of the client's clock, server times of the server's.
 
-    ``has_server``: the two chunks were seen at the server. ``shift_ns``: engine records' clock minus the server's. ``hold_ns``: how long
-    the application held the chunk before the gap. ``buffered``: the stream came in releases of a buffer. ``unread``: the socket held the
-    data while nobody read. ``usual_ns``: the stream's usual gap at the server.
-    ``pace_ns``: its usual time a chunk at the client. ``caught_up``: how much of what was missing came right behind the gap (NaN: no
-    telling).
+    ``has_server``: the two chunks were seen at the server, or concluded from the engine's steps, within ``server_error_ns``. ``shift_ns``:
+    engine records' clock minus the server's. ``hold_ns``: how long the application held the chunk before the gap (0 where that is not
+    ``hold_known``). ``buffered``: the stream came in releases of a buffer. ``unread``: the socket held the data while nobody read (never
+    where the socket is not ``socket_known``). ``usual_ns``: the stream's usual gap at the server. ``pace_ns``: its usual time a chunk at
+    the client. ``caught_up``: how much of what was missing came right behind the gap (NaN: no telling).
     """
 
     start_ns: Ints
@@ -48,20 +49,33 @@ class Gaps:
     server_start_ns: Ints
     server_end_ns: Ints
     has_server: Bools
+    server_error_ns: Ints
     shift_ns: Ints
     hold_ns: Ints
+    hold_known: Bools
     buffered: Bools
     unread: Bools
+    socket_known: Bools
     usual_ns: Ints
     pace_ns: Ints
     caught_up: NDArray[np.float64]
+
+    def at(self, rows: Ints) -> Gaps:
+        """These gaps alone."""
+        return Gaps(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @classmethod
+    def joined(cls, several: Sequence[Gaps]) -> Gaps:
+        """All of these, end to end."""
+        return cls(*(np.concatenate([getattr(each, field.name) for each in several]) for field in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
     """One entry a gap. ``parts`` (int64, gaps x ``CAUSES``) add up to the gap exactly; ``cause`` is an index of ``CAUSES``, or -1: mixed.
 
-    ``step_first`` and ``step_last`` are the engine steps that the gap was laid over (-1: none).
+    ``step_first`` and ``step_last`` are the engine steps that the gap was laid over, by their place in the steps (-1: none). ``laid``: the
+    engine's record explains the gap. ``preempted``: the step in which the stream itself was preempted, by its place (-1: it was not).
     """
 
     parts: Ints
@@ -70,28 +84,48 @@ class Verdicts:
     share: NDArray[np.float64]
     step_first: Ints
     step_last: Ints
+    laid: Bools
+    preempted: Ints
+
+    def at(self, rows: Ints) -> Verdicts:
+        """The verdicts on these gaps alone."""
+        return Verdicts(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 def judge(gaps: Gaps, steps: Charges | None) -> Verdicts:
     """Charge every gap. Linear in gaps times the logarithm of steps; no gap is looked at alone."""
     count = len(gaps.start_ns)
     parts = np.zeros((count, len(CAUSES)), np.int64)
-    first, last = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     server = np.where(gaps.has_server, gaps.server_end_ns - gaps.server_start_ns, 0)
-    laid = np.zeros(count, np.bool_)
+    over = _Laid.nothing(count)
     if steps is not None and steps.fitted:
-        laid = _lay(gaps, steps, parts, first, last)
+        over = _lay(gaps, steps, parts)
     # The server saw it, no engine step explains it: the healthy part, and that the bytes were made late.
-    coarse = gaps.has_server & ~laid
+    coarse = gaps.has_server & ~over.laid
     usual = np.where(coarse, np.minimum(np.maximum(gaps.usual_ns, 0), server), 0)
     parts[:, _AT["base"]] += usual
     parts[:, _AT["generation"]] += np.where(coarse, server - usual, 0)
     _deliver(gaps, parts, (gaps.end_ns - gaps.start_ns) - server)
-    return _named(gaps, parts, first, last)
+    return _named(gaps, parts, over)
 
 
-def _lay(gaps: Gaps, steps: Charges, parts: Ints, first: Ints, last: Ints) -> Bools:
-    """Charge what passed at the server to the engine's steps; where they are known. Returns which gaps were charged."""
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """Over which steps each gap was laid; as in ``Verdicts``."""
+
+    laid: Bools
+    first: Ints
+    last: Ints
+    preempted: Ints
+
+    @classmethod
+    def nothing(cls, count: int) -> _Laid:
+        none = np.full(count, -1, np.int64)
+        return cls(np.zeros(count, np.bool_), none, none, none)
+
+
+def _lay(gaps: Gaps, steps: Charges, parts: Ints) -> _Laid:
+    """Charge what passed at the server to the engine's steps, where they are known."""
     begin, end = gaps.server_start_ns + gaps.shift_ns, gaps.server_end_ns + gaps.shift_ns
     total = len(steps.end_ns)
     next_step = np.searchsorted(steps.end_ns, begin, "right")
@@ -116,8 +150,8 @@ def _lay(gaps: Gaps, steps: Charges, parts: Ints, first: Ints, last: Ints) -> Bo
     until = np.where(made, steps.end_ns[upto], begin)
     parts[:, _AT["kv_pressure"]] += np.where(robbed, until - begin, 0)
     parts[:, _AT["front_end"]] += np.where(laid, end - until, 0)
-    first[made], last[made] = steps.number[at[made]], steps.number[upto[made]]
-    return laid
+    robbery = np.searchsorted(seen, seen[np.maximum(at - 1, 0)], "right") - 1
+    return _Laid(laid, np.where(made, at, -1), np.where(made, upto, -1), np.where(robbed, robbery, -1))
 
 
 def _unbroken(good: Bools, first: Ints, last: Ints) -> Bools:
@@ -152,11 +186,11 @@ def _deliver(gaps: Gaps, parts: Ints, late: Ints) -> None:
 
 def _coarse(caught_up: NDArray[np.float64]) -> Ints:
     """From the client alone: delivered late, generated late, or nobody can say."""
-    said = np.where(caught_up >= _LATE_MIN, _AT["delivery"], np.where(caught_up <= _MADE_MAX, _AT["generation"], _AT["unknown"]))
+    said = np.where(caught_up >= LATE_MIN, _AT["delivery"], np.where(caught_up <= MADE_MAX, _AT["generation"], _AT["unknown"]))
     return np.where(np.isnan(caught_up), _AT["unknown"], said)
 
 
-def _named(gaps: Gaps, parts: Ints, first: Ints, last: Ints) -> Verdicts:
+def _named(gaps: Gaps, parts: Ints, over: _Laid) -> Verdicts:
     excess = (gaps.end_ns - gaps.start_ns) - parts[:, _AT["base"]]
     charged = parts.copy()
     charged[:, _AT["base"]] = np.iinfo(np.int64).min
@@ -164,4 +198,4 @@ def _named(gaps: Gaps, parts: Ints, first: Ints, last: Ints) -> Verdicts:
     most = parts[np.arange(len(parts)), leading]
     share = np.divide(most, excess, out=np.zeros(len(parts)), where=excess > 0)
     cause = np.where(share >= _NAMED, leading, -1)
-    return Verdicts(parts, excess, cause, share, first, last)
+    return Verdicts(parts, excess, cause, share, over.first, over.last, over.laid, over.preempted)

@@ -67,6 +67,7 @@ class Charges:
     base_most_ns: Ints
     work_most_ns: Ints
     recompute_share: Floats
+    prefill_tokens: Floats
     preempted: NDArray[np.bool_]
     linked: NDArray[np.bool_]
     whole: NDArray[np.bool_]
@@ -105,6 +106,7 @@ def charge(steps: Steps) -> Charges:
         base_most_ns=base_most.astype(np.int64),
         work_most_ns=work_most.astype(np.int64),
         recompute_share=share,
+        prefill_tokens=prefill,
         preempted=_preempted(steps),
         linked=linked,
         whole=known,

@@ -7,16 +7,16 @@ never touches streams, and it judges in slices of bounded time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.engines import Engine, engines_of
-from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in
+from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
 from legato_ingest.attribution.pairs import gaps_of, made_by
-from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
+from legato_ingest.attribution.stalls import Gaps, judge
+from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.store import Store
 
 __all__ = ["Swept", "Thresholds", "sweep"]
@@ -24,20 +24,6 @@ __all__ = ["Swept", "Thresholds", "sweep"]
 # Streams in memory at once.
 _STREAMS_MAX = 2_000
 _NS_MAX = 2**63 - 1
-# Causes that follow from a sum of records of one clock, those that follow from the release pattern, and those that are what is left.
-_CONFIDENCE = {
-    "consumer": "proven",
-    "scheduling": "strong",
-    "kv_pressure": "strong",
-    "host": "strong",
-    "front_end": "strong",
-    "generation": "strong",
-    "delivery": "likely",
-    "coalescing": "strong",
-    "slow_reader": "strong",
-    "connection": "likely",
-    "mixed": "strong",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +77,23 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
         verdicts = judge(gaps, engine.charges if engine else None)
         worth = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
-        rows = _rows(members, owners, gaps, verdicts, np.flatnonzero(worth), judged_at_ns)
+        judged = Judged(members, owners, gaps, verdicts, engine)
+        healthy = _withdrawn(store, judged, np.flatnonzero(~worth))
+        rows = verdict_rows(judged, np.flatnonzero(worth).tolist(), healthy, judged_at_ns)
         store.insert("verdicts", rows)
         swept.verdicts += rows.num_rows
     swept.streams += len(streams)
+
+
+def _withdrawn(store: Store, judged: Judged, unworthy: NDArray[np.int64]) -> list[int]:
+    """Of these gaps, which the store calls stalls: by what was known before."""
+    mine = [judged.streams[owner] for owner in judged.owners[unworthy]]
+    if not mine:
+        return []
+    told = verdicts_of(store, mine)
+    places = (judged.gaps.start_ns[unworthy] - np.array([stream.start_ns for stream in mine])) // 1000
+    keys = [(stream.tenant, stream.trace_id, stream.span_id, int(place)) for stream, place in zip(mine, places, strict=True)]
+    return [int(row) for row, key in zip(unworthy, keys, strict=True) if key in told]
 
 
 def _comparable(stream: Stream, engine: Engine) -> bool:
@@ -106,7 +105,7 @@ def _gaps(streams: list[Stream], engine: Engine | None, gap_ns_min: int) -> tupl
     """The gaps of all streams, end to end, and whose each is."""
     each = []
     for stream in streams:
-        server, shift = stream.server, 0
+        server, shift, error = stream.server, 0, 0
         if engine is not None and server is not None:
             shift = engine.shift_ns or 0
         elif engine is not None:
@@ -117,48 +116,6 @@ def _gaps(streams: list[Stream], engine: Engine | None, gap_ns_min: int) -> tupl
                 engine.client_shift_ns[stream.clock],
                 int(at[-1]) if len(at) else -1,
             )
-        each.append(gaps_of(stream.client, server, shift, gap_ns_min))
-    joined = Gaps(*(np.concatenate([getattr(gaps, field.name) for gaps in each]) for field in fields(Gaps)))
-    return joined, np.repeat(np.arange(len(streams)), [len(gaps.start_ns) for gaps in each])
-
-
-def _rows(
-    streams: list[Stream], owners: NDArray[np.int64], gaps: Gaps, verdicts: Verdicts, at: NDArray[np.int64], judged_at_ns: int
-) -> pa.Table:
-    mine = [streams[owner] for owner in owners[at]]
-    starts = np.array([stream.start_ns for stream in mine], np.int64)
-    causes = [CAUSES[cause] if cause >= 0 else "mixed" for cause in verdicts.cause[at]]
-    steps = {"step_first": verdicts.step_first[at], "step_last": verdicts.step_last[at]}
-    parts = [{name: int(ns) for name, ns in zip(CAUSES, row, strict=True) if ns} for row in verdicts.parts[at]]
-    columns = {
-        "tenant": pa.array([stream.tenant for stream in mine], pa.string()),
-        "start_time": pa.array(starts, pa.timestamp("ns", "UTC")),
-        "trace_id": pa.array([stream.trace_id for stream in mine], pa.binary(16)),
-        "span_id": pa.array([stream.span_id for stream in mine], pa.binary(8)),
-        "gap_start_us": pa.array(((gaps.start_ns[at] - starts) // 1000).astype(np.uint64)),
-        "gap_us": pa.array(((gaps.end_ns[at] - gaps.start_ns[at]) // 1000).astype(np.uint64)),
-        "excess_us": pa.array((verdicts.excess_ns[at] // 1000).astype(np.uint64)),
-        "judged_at": pa.array(np.full(len(at), judged_at_ns // 1_000_000), pa.timestamp("ms", "UTC")),
-        "cause": pa.array(causes, pa.string()),
-        "confidence": pa.array([_confidence(stream, cause) for stream, cause in zip(mine, causes, strict=True)], pa.string()),
-        "share": pa.array(verdicts.share[at].astype(np.float32)),
-        "parts": pa.array([list(each.items()) for each in parts], pa.map_(pa.string(), pa.int64())),
-        "engine_id": pa.array([stream.engine_id for stream in mine], pa.string()),
-        "missing": pa.array(
-            [_missing(stream, first) for stream, first in zip(mine, steps["step_first"], strict=True)], pa.list_(pa.string())
-        ),
-    }
-    for name, values in steps.items():
-        columns[name] = pa.array(np.maximum(values, 0).astype(np.uint64), mask=values < 0)
-    return pa.table(columns)
-
-
-def _confidence(stream: Stream, cause: str) -> str:
-    """Weaker without the server: which step made a chunk is then concluded, not recorded."""
-    said = _CONFIDENCE.get(cause, "unknown")
-    return "likely" if said == "strong" and stream.server is None else said
-
-
-def _missing(stream: Stream, step_first: int) -> list[str]:
-    """The vantages that the verdict had to do without."""
-    return [name for name, absent in (("server", stream.server is None), ("engine", step_first < 0)) if absent]
+            error = int(np.median(engine.charges.took))
+        each.append(gaps_of(stream.client, server, shift, gap_ns_min, error))
+    return Gaps.joined(each), np.repeat(np.arange(len(streams)), [len(gaps.start_ns) for gaps in each])

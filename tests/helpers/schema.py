@@ -1,0 +1,19 @@
+"""The numbered files of the schema, as tests look at them."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+__all__ = ["FILES", "MADE", "altered"]
+
+FILES = sorted((pathlib.Path(__file__).resolve().parents[2] / "schema").glob("*.sql"))
+
+
+def altered(file: pathlib.Path) -> str:
+    """The table that a file adds columns to; empty for one that makes something."""
+    match = re.search(r"^ALTER TABLE (\w+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+MADE = {file.stem.split("_", 1)[1]: file for file in FILES if not altered(file)}
