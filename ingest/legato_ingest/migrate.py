@@ -42,6 +42,7 @@ _KEPT_BY = {
     "engine_steps": "recorded_at",
     "engine_requests": "recorded_at",
     "verdicts": "start_time",
+    "replays": "start_time",
 }
 
 

@@ -63,11 +63,13 @@ def excluded_of(gaps: Gaps, verdicts: Verdicts, error_ns: Ints) -> list[dict[str
     made = gaps.has_server & ~verdicts.laid & (parts["generation"] <= error_ns)
     in_time = gaps.has_server & (gaps.server_error_ns == 0) & (_way(parts) <= error_ns)
     alone = ~gaps.has_server
+    # Of a stream that was preempted itself the steps say nothing but that: it was in none of them.
+    took_part = verdicts.laid & (verdicts.preempted < 0)
     rules: list[tuple[str, str, Bools]] = [(name, "the server sent it in time", made) for name in _ENGINE]
     rules += [
-        ("scheduling", "no prompt in its steps", verdicts.laid & (verdicts.step_first >= 0)),
-        ("kv_pressure", "no preemption and no recompute in its steps", verdicts.laid & (verdicts.preempted < 0)),
-        ("host", "its steps took what their work explains", verdicts.laid),
+        ("scheduling", "no prompt in its steps", took_part & (verdicts.step_first >= 0)),
+        ("kv_pressure", "no preemption and no recompute in its steps", took_part),
+        ("host", "its steps took what their work explains", took_part),
         ("front_end", "sent as soon as its step was over", verdicts.laid),
         *[(name, "it came as soon as it was sent", in_time) for name in ("coalescing", "connection", "slow_reader")],
         ("coalescing", "reads came one by one", gaps.has_server & ~gaps.buffered),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.stalls import Gaps
 
-__all__ = ["Sockets", "Vantage", "gaps_of", "made_by"]
+__all__ = ["Sockets", "Vantage", "gaps_of", "made_by", "places_of", "steps_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -89,18 +89,26 @@ class Vantage:
 def made_by(client: Vantage, recorded_ns: Ints, shift_ns: int, last_step: int) -> Vantage:
     """When a stream's chunks were handed on, by the records of the engine's steps: for a server that was not recorded.
 
-    Each chunk is of the latest step that had been recorded when it arrived, no two of one step, and the last of the step ``last_step`` (an
-    index; -1: unknown). So chunks that were kept and came together are of the steps before, one each. ``shift_ns`` is the records' clock
-    minus the client's, the soonest delivery taken for none.
+    ``last_step``: the place of the step that ended the request (-1: unknown). ``shift_ns`` is the records' clock minus the client's, the
+    soonest delivery taken for none.
     """
     recorded = np.maximum.accumulate(recorded_ns)
     early = int(_EARLY_SHARE * np.median(np.diff(recorded))) if len(recorded) > 1 else 0
-    latest = np.searchsorted(recorded, client.times_ns + shift_ns + early, "right") - 1
+    steps = steps_of(client.times_ns + shift_ns + early, recorded, last_step)
+    return Vantage(recorded[np.maximum(steps, 0)], client.sizes, client.holds_ns)
+
+
+def steps_of(times_ns: Ints, ready_ns: Ints, last_step: int = -1) -> Ints:
+    """The places of the steps that made chunks which were there at these times (both of one clock; ``ready_ns`` ascending); below 0: none.
+
+    Each is of the latest step that was ready, no two of one step, the last of ``last_step``. So chunks that were kept and came together are
+    of the steps before, one each.
+    """
+    latest = np.searchsorted(ready_ns, times_ns, "right") - 1
     if last_step >= 0:
         latest = np.minimum(latest, last_step)
     ranks = np.arange(len(latest))
-    steps = np.minimum.accumulate((latest - ranks)[::-1])[::-1] + ranks
-    return Vantage(recorded[np.maximum(steps, 0)], client.sizes, client.holds_ns)
+    return np.asarray(np.minimum.accumulate((latest - ranks)[::-1])[::-1] + ranks)
 
 
 def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: int, server_error_ns: int = 0) -> Gaps:
@@ -114,7 +122,7 @@ def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: 
     after = new_read[gap_ns >= gap_ns_min]
     before = after - 1
     count, pace = len(after), _pace(times)
-    places = _places(client, server, after)
+    places = places_of(client, server, after)
     seen = places > 0
     at = np.where(seen, places, 1) if server is not None and len(server.times_ns) > 1 else np.ones(count, np.int64)
     sends = server.times_ns if server is not None and len(server.times_ns) > 1 else np.zeros(2, np.int64)
@@ -167,8 +175,8 @@ def _caught_up(times: Ints, after: Ints, pace_ns: int) -> Floats:
     return np.where(unsure, np.nan, share)
 
 
-def _places(client: Vantage, server: Vantage | None, after: Ints) -> Ints:
-    """For client chunks their places at the server; -1 where nobody can say."""
+def places_of(client: Vantage, server: Vantage | None, after: Ints) -> Ints:
+    """For client chunks, by their places, their places at the server; -1 where nobody can say."""
     unknown = np.full(len(after), -1, np.int64)
     if server is None or not len(server.times_ns):
         return unknown

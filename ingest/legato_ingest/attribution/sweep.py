@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.engines import Engine, engines_of
 from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
 from legato_ingest.attribution.pairs import gaps_of, made_by
+from legato_ingest.attribution.replay_rows import replay_rows
 from legato_ingest.attribution.stalls import Gaps, judge
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.store import Store
@@ -76,12 +77,13 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         engine = engines[group] if group else None
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
         verdicts = judge(gaps, engine.charges if engine else None)
-        worth = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
+        stalls = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
         judged = Judged(members, owners, gaps, verdicts, engine)
-        healthy = _withdrawn(store, judged, np.flatnonzero(~worth))
-        rows = verdict_rows(judged, np.flatnonzero(worth).tolist(), healthy, judged_at_ns)
-        store.insert("verdicts", rows)
-        swept.verdicts += rows.num_rows
+        healthy = _withdrawn(store, judged, np.flatnonzero(~stalls))
+        worth = np.flatnonzero(stalls).tolist()
+        store.insert("replays", replay_rows(judged, worth, int(thresholds.gap_ms * 1_000_000), judged_at_ns))
+        store.insert("verdicts", verdict_rows(judged, worth, healthy, judged_at_ns))
+        swept.verdicts += len(worth) + len(healthy)
     swept.streams += len(streams)
 
 
