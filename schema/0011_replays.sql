@@ -1,17 +1,20 @@
--- One row a stream and a cause that took part in its stalls: how many would be left without it, by replay. The newest judgement counts.
+-- One row a stream and a cause that took part in its stalls: its stalls and the time in them, and what would be left without the cause, by
+-- replay, at least and at most. The newest judgement counts.
 CREATE TABLE replays
 (
-    tenant     LowCardinality(String) CODEC(ZSTD(1)),
-    start_time DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    trace_id   FixedString(16) CODEC(NONE),
-    span_id    FixedString(8) CODEC(NONE),
-    cause      LowCardinality(String) CODEC(ZSTD(1)),
-    judged_at  DateTime64(3, 'UTC') CODEC(Delta, ZSTD(1)),
-    engine_id  LowCardinality(String) CODEC(ZSTD(1)),
-    stalls     UInt32 CODEC(T64, ZSTD(1)),
-    left_min   UInt32 CODEC(T64, ZSTD(1)),
-    left_max   UInt32 CODEC(T64, ZSTD(1)),
-    saved_us   UInt64 CODEC(T64, ZSTD(1))
+    tenant           LowCardinality(String) CODEC(ZSTD(1)),
+    start_time       DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    trace_id         FixedString(16) CODEC(NONE),
+    span_id          FixedString(8) CODEC(NONE),
+    cause            LowCardinality(String) CODEC(ZSTD(1)),
+    judged_at        DateTime64(3, 'UTC') CODEC(Delta, ZSTD(1)),
+    engine_id        LowCardinality(String) CODEC(ZSTD(1)),
+    stalls           UInt32 CODEC(T64, ZSTD(1)),
+    stalls_min       UInt32 CODEC(T64, ZSTD(1)),
+    stalls_max       UInt32 CODEC(T64, ZSTD(1)),
+    stalled_us       UInt64 CODEC(T64, ZSTD(1)),
+    stalled_min_us   UInt64 CODEC(T64, ZSTD(1)),
+    stalled_max_us   UInt64 CODEC(T64, ZSTD(1))
 )
 ENGINE = ReplacingMergeTree(judged_at)
 PARTITION BY toYYYYMMDD(start_time)

@@ -17,12 +17,14 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from legato_ingest import migrate
+from legato_ingest.attribution.worker import Worker
 from legato_ingest.errors import LegatoError, Locked
 from legato_ingest.lock import StoreLock
+from legato_ingest.metrics import Metrics
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
 
-__all__ = ["create_app", "listen", "schema_apply", "schema_status"]
+__all__ = ["attribute", "create_app", "listen", "schema_apply", "schema_status"]
 
 
 def socket_path(store_path: pathlib.Path) -> pathlib.Path:
@@ -47,7 +49,7 @@ def listen(store_path: pathlib.Path) -> socket.socket:
     return door
 
 
-def create_app(settings: Settings, store: Store) -> FastAPI:
+def create_app(settings: Settings, store: Store, worker: Worker) -> FastAPI:
     """The app behind the door."""
     app = FastAPI(title="Legato admin", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -58,6 +60,10 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     @app.get("/schema/status")
     def status() -> Any:
         return _guarded(lambda: _status(settings, store))
+
+    @app.post("/attribute")
+    def again(since_s: int) -> Any:
+        return _guarded(lambda: worker.again(since_s))
 
     return app
 
@@ -77,6 +83,16 @@ def schema_apply(settings: Settings) -> list[str]:
 def schema_status(settings: Settings) -> dict[str, Any]:
     """What is applied and what is missing, by whoever holds the store. Raises ``LegatoError``."""
     return dict(_through(settings, "GET", "/schema/status", lambda store: _status(settings, store)))
+
+
+def attribute(settings: Settings, since_s: int) -> dict[str, Any]:
+    """Judge again what started in the last ``since_s`` seconds (0: ever), by whoever holds the store. Raises ``LegatoError``."""
+
+    def here(store: Store) -> dict[str, Any]:
+        migrate.apply(store, migrate.load(settings.schema_dir))
+        return dict(Worker(store, settings, Metrics()).again(since_s))
+
+    return dict(_through(settings, "POST", f"/attribute?since_s={since_s}", here))
 
 
 def _apply(settings: Settings, store: Store) -> dict[str, Any]:
@@ -121,7 +137,7 @@ def _ask(door: pathlib.Path, method: str, path: str, locked: Locked) -> dict[str
     folder = os.open(door.parent, os.O_RDONLY)
     try:
         transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{folder}/{door.name}")
-        with httpx.Client(transport=transport, timeout=300) as client:
+        with httpx.Client(transport=transport, timeout=httpx.Timeout(10, read=None)) as client:
             reply = client.request(method, f"http://legato{path}")
     except httpx.TransportError as error:
         raise Locked(f"{locked}; and its admin door {door} does not answer ({error})") from None

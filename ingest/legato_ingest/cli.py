@@ -51,6 +51,28 @@ def serve(
     run(load(store=store, otlp_port=otlp_port, read_port=read_port))
 
 
+@app.command()
+def attribute(
+    since: Annotated[str, typer.Option(help="Streams that started in the last 90s, 15m, 1h, 7d, 2w, or all")],
+    store: StoreOption = None,
+) -> None:
+    """Judge stalls again: after other thresholds were set, or with a version that knows more.
+
+    `legato serve` judges every stream by itself, also when evidence comes late: this is for what has been judged. The newest verdict
+    counts.
+    Goes through a running `legato serve` when one holds the store, and then by that one's settings.
+
+    Example: legato attribute --since 1d
+    """
+    from legato_ingest.admin import attribute as run
+    from legato_ingest.settings import load
+    from legato_ingest.spans_of_time import seconds_of
+
+    with Console(stderr=True).status("judging …"):
+        done = run(load(store=store), seconds_of(since))
+    typer.echo(f"{done['streams']:,} stalled streams judged, {done['verdicts']:,} verdicts, {done['seconds']:.1f} s")
+
+
 @schema_app.command("apply")
 def schema_apply(store: StoreOption = None) -> None:
     """Apply the files that the store lacks. Goes through a running `legato serve` when one holds the store."""

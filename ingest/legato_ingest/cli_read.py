@@ -1,4 +1,4 @@
-"""The commands of `legato` that read: `report`, `streams`, `stream`.
+"""The commands of `legato` that read: `report`, `streams`, `stream`, `blame`.
 
 One idea: each asks the read endpoint one or two questions and prints a page, or the same as JSON. They open no store, so they work
 beside a running `legato serve`, and against any of them that can be reached.
@@ -17,10 +17,10 @@ from rich.console import Console
 
 from legato_ingest.errors import LegatoError
 from legato_ingest.reader import DEFAULT_URL, Reader
+from legato_ingest.spans_of_time import seconds_of
 
 __all__ = ["register"]
 
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _WIDTH_WITHOUT_TERMINAL = 120
 _HEX = re.compile(r"[0-9a-f]{8,32}")
 
@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
     app.command()(report)
     app.command()(streams)
     app.command()(stream)
+    app.command()(blame)
 
 
 def report(
@@ -63,7 +64,7 @@ def report(
     """
     from legato_ingest import report as page
 
-    question = page.Question(_seconds(since), model, service, vantage, gap_ms, first_ms)
+    question = page.Question(seconds_of(since), model, service, vantage, gap_ms, first_ms)
     with _asking():
         rows = page.fetch(Reader(url), question)
     _show(page.as_json(rows, question) if as_json else page.render(rows, question))
@@ -88,7 +89,7 @@ def streams(
     from legato_ingest import stream_page as page
     from legato_ingest.queries import STREAMS
 
-    question = report_page.Question(_seconds(since), model, service, vantage, groups_max=limit)
+    question = report_page.Question(seconds_of(since), model, service, vantage, groups_max=limit)
     with _asking():
         rows = Reader(url).rows(STREAMS, {**question.parameters(), "outcome": outcome, "stalled": int(stalled)})
     if as_json:
@@ -124,6 +125,31 @@ def stream(
     _show(page.as_json(rows) if as_json else page.render_stream(rows, _console().width))
 
 
+def blame(
+    since: SinceOption = "1h",
+    model: ModelOption = "",
+    service: ServiceOption = "",
+    engine: Annotated[str, typer.Option(help="Only stalls of this engine's streams, by legato.engine.id", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many engine events at most")] = 10,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """What stalled client streams: causes by the time they took, and the engine events behind them, each with its n.
+
+    Every nanosecond of every judged stall is charged to a cause. What fixing one alone would remove is found by replaying each stream
+    without it, all else as it was; a range, where that depends on what cannot be seen. Causes overlap, so these do not add up.
+    Stalls without evidence are called generation, delivery or unknown, and counted.
+
+    Examples: legato blame; legato blame --since 1d --engine 10.0.0.5:8000; legato blame --json | jq '.causes[0]'
+    """
+    from legato_ingest import blame_page as page
+
+    question = page.Question(seconds_of(since), model, service, engine, limit)
+    with _asking():
+        answer = page.fetch(Reader(url), question)
+    _show(page.as_json(answer) if as_json else page.render(answer))
+
+
 def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
     """The rows of the stream that the id means. Raises ``LegatoError`` when it means none, or several."""
     from legato_ingest.queries import FIND_STREAM, FIND_TRACE, VANTAGES, VERDICTS
@@ -152,15 +178,6 @@ def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
         row["verdicts"] = [verdict for verdict in verdicts if (verdict["trace"], verdict["span"]) == (row["trace"], row["span"])]
     # A trace may hold many streams (an agent's calls). Who named one of them sees that one, and what has no response id of its own.
     return [row for row in rows if not (ones and responses) or row["response_id"] in ("", *responses)]
-
-
-def _seconds(since: str) -> int:
-    if since == "all":
-        return 0
-    number, unit = since[:-1], since[-1:]
-    if not (number.isascii() and number.isdigit() and unit in _UNITS) or not 0 < int(number) * _UNITS[unit] <= 3_650 * 86_400:
-        raise typer.BadParameter(f"{since!r} is no time span: write 90s, 15m, 1h, 7d, 2w, or all", param_hint="--since")
-    return int(number) * _UNITS[unit]
 
 
 def _console() -> Console:

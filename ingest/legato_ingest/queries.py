@@ -7,7 +7,20 @@ It runs nothing.
 
 from __future__ import annotations
 
-__all__ = ["FIND_STREAM", "GOOD", "JUDGED", "REPORT", "STREAMS", "VANTAGES", "VANTAGES_MAX", "VERDICTS"]
+__all__ = [
+    "BLAME",
+    "BUT_FOR",
+    "CULPRITS",
+    "FIND_STREAM",
+    "GOOD",
+    "JUDGED",
+    "JUDGED_STALLS",
+    "REPORT",
+    "STREAMS",
+    "VANTAGES",
+    "VANTAGES_MAX",
+    "VERDICTS",
+]
 
 # The first visible text; of a stream without text (tool calls) its first content; of one without content, how long somebody waited.
 FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
@@ -120,12 +133,85 @@ LIMIT 200
 VERDICTS = """
 SELECT
     lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, gap_start_us, gap_us, excess_us, cause, confidence, share, parts, engine_id,
-    step_first, step_last, missing
+    step_first, step_last, missing, evidence, excluded, error_us, culprit_step, culprit_us, culprit_responses
 FROM verdicts FINAL
-WHERE start_time BETWEEN fromUnixTimestamp64Nano({first_ns:Int64}) - INTERVAL 1 HOUR
+WHERE cause != 'base' AND start_time BETWEEN fromUnixTimestamp64Nano({first_ns:Int64}) - INTERVAL 1 HOUR
     AND fromUnixTimestamp64Nano({last_ns:Int64}) + INTERVAL 1 HOUR
     AND has({traces:Array(String)}, lower(hex(trace_id)))
 ORDER BY trace, span, gap_start_us
+"""
+
+# Which judged stalls a question is about: those of client streams that match. A gap that proved healthy is no stall.
+_BLAMED = f"""
+    cause != 'base' AND {_SINCE}
+    AND ({{engine:String}} = '' OR engine_id = {{engine:String}})
+    AND (({{model:String}} = '' AND {{service:String}} = '') OR (trace_id, span_id) IN (
+        SELECT trace_id, span_id FROM streams WHERE ({{model:String}} != '' OR {{service:String}} != '') AND {_SINCE} AND {_FILTERS}))"""
+# By cause: the stalls that it is named for, and how sure; `parts` adds up all that was charged, whatever the name.
+BLAME = f"""
+SELECT
+    cause, count() AS stalls, uniqExact(trace_id, span_id) AS streams, sum(excess_us) AS excess_us, sumMap(parts) AS parts,
+    sumMap(map(confidence, toUInt64(1))) AS confidences,
+    sumMap(arrayMap(name -> (name, toUInt64(1)), missing)::Map(String, UInt64)) AS missing
+FROM verdicts FINAL
+WHERE {_BLAMED}
+GROUP BY cause
+ORDER BY excess_us DESC
+"""
+# The client stalls of 250 ms or more, and how many of them have been judged, whatever was found.
+JUDGED_STALLS = f"""
+SELECT
+    (SELECT sum(stalls_250ms) FROM streams WHERE vantage = 'client' AND outcome != 'running' AND {_SINCE} AND {_FILTERS}) AS stalls,
+    (SELECT count() FROM verdicts FINAL WHERE gap_us >= 250000 AND {_BLAMED.replace("cause != 'base' AND ", "")}) AS judged
+"""
+# By cause: what would be left of the stalls without it, and of the time in them, of the streams that could be replayed. The cause '' stands
+# for all of these streams as they were.
+BUT_FOR = f"""
+WITH replayed AS (SELECT * FROM replays FINAL WHERE {_BLAMED})
+SELECT
+    cause, count() AS streams, sum(stalls) AS stalls, sum(stalls_min) AS stalls_min, sum(stalls_max) AS stalls_max,
+    sum(stalled_us) AS stalled_us, sum(stalled_min_us) AS stalled_min_us, sum(stalled_max_us) AS stalled_max_us
+FROM replayed
+GROUP BY cause
+UNION ALL
+SELECT '', count(), sum(stalls), sum(stalls), sum(stalls), sum(stalled_us), sum(stalled_us), sum(stalled_us)
+FROM (SELECT any(stalls) AS stalls, any(stalled_us) AS stalled_us FROM replayed GROUP BY tenant, start_time, trace_id, span_id)
+"""
+# One row an engine event: the stalls of one request's prompt or preemption where the request is known, else of one step.
+CULPRITS = f"""
+WITH
+    blamed AS
+    (
+        SELECT
+            tenant, engine_id, cause, culprit_responses AS responses, if(empty(culprit_responses), ifNull(culprit_step, 0), 0) AS lone_step,
+            min(culprit_at) AS at, groupUniqArray(culprit_at) AS moments, min(culprit_step) AS step,
+            count() AS stalls, uniqExact(trace_id, span_id) AS streams, countIf(has(evidence, 'preempted_step')) AS own,
+            sum(excess_us) AS excess_us, max(gap_us) AS gap_max_us
+        FROM verdicts FINAL
+        WHERE culprit_step IS NOT NULL AND {_BLAMED}
+        GROUP BY tenant, engine_id, cause, responses, lone_step
+        ORDER BY excess_us DESC
+        LIMIT {{limit:UInt32}}
+    ),
+    work AS
+    (
+        SELECT tenant, engine_id, recorded_at, prefill_tokens, decode_requests, decode_tokens
+        FROM engine_steps FINAL
+        WHERE (tenant, engine_id, recorded_at) IN (SELECT tenant, engine_id, arrayJoin(moments) FROM blamed)
+    )
+SELECT
+    engine_id, cause, responses, toString(at) AS happened, step, length(moments) AS steps, stalls, streams, own, excess_us, gap_max_us,
+    prefill_tokens, recompute_tokens
+FROM blamed
+LEFT JOIN
+(
+    SELECT tenant, engine_id, cause, responses, lone_step, sum(work.prefill_tokens) AS prefill_tokens,
+        sum(if(work.decode_tokens > work.decode_requests, work.decode_tokens - work.decode_requests, 0)) AS recompute_tokens
+    FROM (SELECT tenant, engine_id, cause, responses, lone_step, arrayJoin(moments) AS recorded_at FROM blamed) AS each
+    INNER JOIN work USING (tenant, engine_id, recorded_at)
+    GROUP BY tenant, engine_id, cause, responses, lone_step
+) AS sums USING (tenant, engine_id, cause, responses, lone_step)
+ORDER BY excess_us DESC
 """
 
 VANTAGES_MAX = 200

@@ -76,7 +76,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     apps = [
         (receive.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
         (read.create_app(settings, store, metrics), read_door),
-        (admin.create_app(settings, store), admin_door),
+        (admin.create_app(settings, store, attribution), admin_door),
     ]
     # What stands now stays, and a request makes tens of thousands of objects that die together: let the collector look less often.
     gc.freeze()

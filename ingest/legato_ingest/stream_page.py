@@ -15,6 +15,7 @@ from rich.text import Text
 
 from legato_ingest.figures import DASH, bytes_of, clean, count, duration, ratio, sparkline
 from legato_ingest.stream_gaps import STALL_US, Read, Stall, reads_of, shared_clock, stalls_of
+from legato_ingest.verdict_words import grounds, why
 
 __all__ = ["as_json", "render_list", "render_stream"]
 
@@ -24,8 +25,6 @@ _KINDS = {0: "role", 1: "text", 2: "reasoning", 3: "tool", 4: "usage", 5: "heart
 # From the engine outwards, as the bytes travel.
 _ORDER = {name: place for place, name in enumerate(("engine", "server", "gateway", "client", "screen"))}
 _STALLS_SHOWN = 40
-# Parts of a verdict below this share of the gap are not printed (the JSON has them).
-_WORTH_SHARE = 0.05
 _BAD = frozenset(("timeout", "upstream_error", "engine_abort", "abandoned"))
 
 Row = Mapping[str, Any]
@@ -217,22 +216,13 @@ def _stalls(row: Row, stalls: Sequence[Stall]) -> Iterator[RenderableType]:
     for stall in stalls[:_STALLS_SHOWN]:
         held = "unknown" if stall.held_us is None else duration(stall.held_us)
         cells: list[str | Text] = [duration(stall.start_us), Text(duration(stall.length_us), style="red"), held, Text(_after(row, stall))]
-        table.add_row(*cells, *([Text(_why(verdicts.get(stall.start_us)))] if verdicts else []))
+        table.add_row(*cells, *([Text(why(verdicts.get(stall.start_us)))] if verdicts else []))
     yield table
+    told = [verdicts[stall.start_us] for stall in stalls if stall.start_us in verdicts]
+    if told:
+        yield from grounds(max(told, key=lambda verdict: int(verdict["gap_us"])))
     if len(stalls) > _STALLS_SHOWN:
         yield Text(f"and {len(stalls) - _STALLS_SHOWN:,} more: all of them with --json", style="dim")
-
-
-def _why(verdict: Row | None) -> str:
-    """A verdict in a line: the parts that matter, largest first, how sure, over which engine steps, without which vantage."""
-    if verdict is None:
-        return DASH
-    parts = sorted(((int(ns) // 1_000, name) for name, ns in verdict["parts"].items()), reverse=True)
-    worth = [f"{name} {duration(us)}" for us, name in parts if us >= _WORTH_SHARE * int(verdict["gap_us"])]
-    first, last = verdict["step_first"], verdict["step_last"]
-    steps = "" if first is None else f"step {first}" if first == last else f"steps {first} to {last}"
-    missing = f"without {' and '.join(verdict['missing'])}" if verdict["missing"] else ""
-    return " · ".join(filter(None, (", ".join(worth), verdict["confidence"], steps, missing)))
 
 
 def _after(row: Row, stall: Stall) -> str:

@@ -12,22 +12,24 @@ from legato_ingest.attribution.steps import Steps
 __all__ = ["MS", "World"]
 
 MS = 1_000_000
-BASE_NS, TOKEN_NS = 20 * MS, 200_000
+BASE_NS, TOKEN_NS, REQUEST_NS = 20 * MS, 200_000, 5 * MS
 
 
 @dataclass
 class World:
     """``steps`` steps of 20 ms, ``streams`` of them running. Faults by step number; all in ns.
 
-    ``prefill``: tokens of somebody's prompt in a step. ``slow``: what a step took longer for no reason of its own. ``frozen``: (step, ns):
-    the front end stops after that step for so long. ``preempted``: (first, last): stream 0 gets nothing in these steps, its recompute is in
-    the last. ``held``: (step, ns): the path keeps what is sent to stream 0 from that step on for so long. ``speed`` divides all times.
+    ``busy``: in a step so many requests more than the streams, each of which makes it longer. ``prefill``: tokens of somebody's prompt in
+    a step. ``slow``: what a step took longer for no reason of its own. ``frozen``: (step, ns): the front end stops after that step for so
+    long. ``preempted``: (first, last): stream 0 gets nothing in these steps, its recompute is in the last. ``held``: (step, ns): the path
+    keeps what is sent to stream 0 from that step on for so long. ``speed`` divides all times.
     """
 
     steps: int = 400
     streams: int = 4
     seed: int = 1
     speed: int = 1
+    busy: dict[int, int] = field(default_factory=dict)
     prefill: dict[int, int] = field(default_factory=dict)
     slow: dict[int, int] = field(default_factory=dict)
     frozen: tuple[int, int] | None = None
@@ -39,6 +41,8 @@ class World:
         took = BASE_NS + rng.integers(-MS, MS, self.steps)
         for step, tokens in self.prefill.items():
             took[step] += TOKEN_NS * tokens
+        for step, more in self.busy.items():
+            took[step] += REQUEST_NS * more
         for step, extra in self.slow.items():
             took[step] += extra
         if self.preempted:
@@ -57,6 +61,8 @@ class World:
         count = self.steps
         running = np.full(count, float(self.streams))
         waiting, decode = np.zeros(count), np.full(count, float(self.streams))
+        for step, more in self.busy.items():
+            decode[step] += more
         tokens = decode.copy()
         if self.preempted:
             first, last = self.preempted

@@ -221,9 +221,15 @@ def test_why_stands_beside_the_stall() -> None:
     verdict = {
         "gap_start_us": "1200000", "gap_us": "600000", "parts": {"base": 20_000_000, "scheduling": 480_000_000, "connection": 100_000_000},
         "cause": "scheduling", "confidence": "likely", "step_first": "41", "step_last": "43", "missing": ["server"],
+        "evidence": {"server_gap_us": "510000", "unread": "1"}, "excluded": {"host": "its steps took what their work explains"},
+        "error_us": 1200,
+        "culprit_responses": ["chatcmpl-7", "chatcmpl-8"],
     }  # fmt: skip
     page = text(render_stream([row(verdicts=[verdict])], 200), 200)
-    assert "scheduling 480 ms, connection 100 ms · likely · steps 41 to 43 · without server" in page
+    assert "scheduling 480 ms, connection 100 ms · likely · steps 41 to 43 · prompt of chatcmpl-7 and 1 more · without server" in page
+    assert "it is base 20.000 ms, scheduling 480.000 ms, connection 100.000 ms; each within 1.2 ms" in page
+    assert "because the server sent the next chunk after 510 ms; data lay unread in the client's socket" in page
+    assert "and not host: its steps took what their work explains" in page
     assert "why" not in text(render_stream([row(verdicts=[])], 200), 200)
     other = {**verdict, "gap_start_us": "5", "step_first": None, "step_last": None}
     assert "scheduling" not in text(render_stream([row(verdicts=[other])], 200), 200)

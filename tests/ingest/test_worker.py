@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.spans import native_span, request
 from helpers.world import MS, World
-from legato._timeline import pack
-from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
-from legato_ingest.attribution.pairs import Vantage
+from helpers.world_spans import put, steps, stream
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Limits, rows_of
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 
 WORLD = World(slow={200: 600 * MS})
 RECEIVED_NS = int(WORLD.ends[-1]) + 10**9
-TRACE = b"\x07" * 16
 
 
 def worker(store: Store) -> Worker:
@@ -30,64 +24,22 @@ def worker(store: Store) -> Worker:
     return Worker(store, load(attribute_settle_s=0), Metrics())
 
 
-def put(store: Store, body: ExportTraceServiceRequest, received_at_ns: int = RECEIVED_NS) -> None:
-    """Store a body as received at this time."""
-    batch = rows_of(body, tenant="", received_at_ns=received_at_ns, limits=Limits(retention_days=0))
-    assert not batch.rejected.num_rows
-    for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
-        store.insert(table, rows)
-
-
-def stream(vantage: str, seen: Vantage) -> ExportTraceServiceRequest:
-    """The stream as one vantage saw it."""
-    body = request()
-    start = int(seen.times_ns[0]) // 1000 * 1000 - 400 * MS
-    times = ((seen.times_ns - start) // 1000).tolist()
-    attributes = {
-        "legato.stream.vantage": vantage,
-        "legato.stream.timeline": pack(times, None, None, [1] * len(times)),
-        "legato.engine.id": "e" if vantage == "server" else "",
-        "gen_ai.response.id": "chatcmpl-1",
-    }
-    native_span(body, attributes, trace_id=TRACE, start_ns=start, duration_ns=(times[-1] + 1) * 1000, rng=random.Random(vantage))
-    return body
-
-
-def steps() -> ExportTraceServiceRequest:
-    """The engine's steps, the stream's end among them."""
-    records = WORLD.records()
-    return request_of(
-        Engine("e", 5),
-        [
-            Step(
-                number=i,
-                recorded_ns=int(records.recorded_ns[i]) // 1000 * 1000,
-                interval_us=None if np.isnan(records.interval_ns[i]) else int(records.interval_ns[i]) // 1000,
-                running=4,
-                waiting=0,
-                prefill_tokens=0,
-                prefill_requests=0,
-                decode_requests=4,
-                decode_tokens=4,
-            )
-            for i in range(WORLD.steps)
-        ],
-        [FinishedRequest(WORLD.steps - 1, "chatcmpl-1")],
-    )
-
-
 def verdicts(store: Store) -> list[Any]:
     """What readers see."""
     return [tuple(row) for row in store.select("SELECT cause, confidence, missing, step_first FROM verdicts FINAL")]
 
 
-PARTS = {"client": lambda: stream("client", WORLD.client(0)), "server": lambda: stream("server", WORLD.server(0)), "steps": steps}
+PARTS: dict[str, Callable[[], ExportTraceServiceRequest]] = {
+    "client": lambda: stream(WORLD, "client"),
+    "server": lambda: stream(WORLD, "server"),
+    "steps": lambda: steps(WORLD),
+}
 
 
 def test_a_settled_stream_is_judged_once(store: Store) -> None:
     """With all vantages, and the next sweep, also of another worker, finds nothing to do."""
     for part in PARTS.values():
-        put(store, part())
+        put(store, part(), RECEIVED_NS)
     first = worker(store)
     assert first.step().verdicts == 1
     assert verdicts(store) == [("host", "strong", [], 200)]
@@ -107,7 +59,7 @@ def test_late_evidence_is_judged_again(store: Store, late: str, before: tuple[An
     """The claim is weaker first, and the full one when the rest has come, whichever it is."""
     for name, part in PARTS.items():
         if name != late:
-            put(store, part())
+            put(store, part(), RECEIVED_NS)
     judge = worker(store)
     judge.step()
     assert verdicts(store) == [before]
@@ -120,7 +72,7 @@ def test_late_evidence_is_judged_again(store: Store, late: str, before: tuple[An
 
 def test_a_client_alone_is_judged(store: Store) -> None:
     """Nothing else was recorded: a coarse word, and what is missing."""
-    put(store, PARTS["client"]())
+    put(store, PARTS["client"](), RECEIVED_NS)
     assert worker(store).step().verdicts == 1
     assert verdicts(store) == [("generation", "likely", ["server", "engine"], None)]
 
@@ -128,8 +80,68 @@ def test_a_client_alone_is_judged(store: Store) -> None:
 def test_a_stop_leaves_the_rest_for_the_next_start(store: Store) -> None:
     """What was not judged is not noted as judged."""
     for part in PARTS.values():
-        put(store, part())
+        put(store, part(), RECEIVED_NS)
     stopped = worker(store)
     stopped._closing.set()
     assert stopped.step().streams == 0
     assert worker(store).step().verdicts == 1
+
+
+def test_what_proves_healthy_is_told_so(store: Store) -> None:
+    """Without the engine a silence is generated late; its record says that the step was full, and took what such a step takes."""
+    world = World(busy={n: 60 for n in range(50, 400, 25)})
+    for vantage in ("client", "server"):
+        put(store, stream(world, vantage), RECEIVED_NS)
+    judge = worker(store)
+    judge.step()
+    assert [row[0] for row in verdicts(store)] == ["generation"] * 14
+    put(store, steps(world), RECEIVED_NS)
+    judge.again(0)
+    assert [row[0] for row in verdicts(store)] == ["base"] * 14
+
+
+def test_judging_again_changes_nothing_but_when(store: Store) -> None:
+    """`legato attribute`: the same verdicts, of which the newest count."""
+    for part in PARTS.values():
+        put(store, part(), RECEIVED_NS)
+    judge = worker(store)
+    judge.step()
+    before = verdicts(store)
+    assert judge.again(0)["verdicts"] == 1 and verdicts(store) == before
+    assert judge.again(1) == {"streams": 0, "verdicts": 0, "seconds": pytest.approx(0, abs=5)}
+    ((rows, newest),) = store.select("SELECT count(), uniqExact(judged_at) FROM verdicts")
+    assert rows == newest == 2
+
+
+def test_a_verdict_stands_on_its_grounds(store: Store) -> None:
+    """Its numbers, whom to blame, what is out of the question, and how far it may be off."""
+    for part in PARTS.values():
+        put(store, part(), RECEIVED_NS)
+    worker(store).step()
+    ((evidence, excluded, error_us, step, blamed_us, whose),) = store.select(
+        "SELECT evidence, excluded, error_us, culprit_step, culprit_us, culprit_responses FROM verdicts FINAL"
+    )
+    assert evidence["server_gap_us"] == pytest.approx(620_000, abs=3_000) and "hold_us" not in evidence
+    assert excluded["kv_pressure"] == "no preemption and no recompute in its steps" and not {"host", "consumer"} & set(excluded)
+    assert 0 < error_us < 1_000
+    assert (step, whose) == (200, []) and blamed_us == pytest.approx(600_000, abs=3_000)
+    ((joined,),) = store.select(
+        "SELECT count() FROM verdicts AS v INNER JOIN engine_steps AS s ON v.engine_id = s.engine_id AND v.culprit_at = s.recorded_at"
+        " AND v.culprit_step = s.step"
+    )
+    assert joined == 1
+
+
+def test_one_event_stalls_many_and_has_a_name(store: Store) -> None:
+    """A preemption: the victim's own stall is its own, and the others waited for its recompute; without it nothing is left."""
+    world = World(preempted=(200, 230))
+    put(store, steps(world, 2), RECEIVED_NS)
+    for number in (0, 1):
+        for vantage in ("server", "client"):
+            put(store, stream(world, vantage, number), RECEIVED_NS)
+    judge = Worker(store, load(attribute_settle_s=0, stall_ms=100), Metrics())
+    judge.step()
+    rows = store.select("SELECT culprit_responses, has(evidence, 'preempted_step'), culprit_step FROM verdicts FINAL ORDER BY trace_id")
+    assert [tuple(row) for row in rows] == [(["chatcmpl-1"], 1, 200), (["chatcmpl-1"], 0, 230)]
+    replays = store.select("SELECT cause, stalls, stalls_min, stalls_max, stalled_min_us FROM replays FINAL")
+    assert [tuple(row) for row in replays] == [("kv_pressure", 1, 0, 0, 0)] * 2

@@ -42,18 +42,19 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Without ``cause``: how many stalls would be left, at least and at most, and how much earlier the last chunk would have come."""
+    """Without ``cause``: how many stalls would be left, and how much time in them, at least and at most."""
 
     cause: str
     stalls_min: int
     stalls_max: int
-    saved_ns: int
+    stalled_min_ns: int
+    stalled_max_ns: int
 
 
 def replay(
     client: Vantage, server: Vantage, shift_ns: int, steps: Charges, causes: Sequence[str], delays: Sequence[Delay], stall_ns: int
-) -> tuple[int, list[Left]] | None:
-    """The stream's gaps of ``stall_ns`` or more, and for each of the ``causes`` what would be left of them without it.
+) -> tuple[int, int, list[Left]] | None:
+    """The stream's gaps of ``stall_ns`` or more, the time in them, and for each of the ``causes`` what would be left without it.
 
     ``None`` where the stream cannot be laid over the steps chunk by chunk: then nobody knows.
     """
@@ -70,10 +71,10 @@ def replay(
             others = [delay for delay in delays if delay.cause != cause]
             by_chunk = client.times_ns - path.delayed([delay for delay in delays if delay.cause == cause])
         ways = (by_chunk, _through(path.made_ns - removed + path.usual_ns, others))
-        counts = [_stalls(way, stall_ns) for way in ways]
-        saved = int(client.times_ns[-1] - max(int(way.max()) for way in ways))
-        out.append(Left(cause, min(counts), max(counts), max(saved, 0)))
-    return _stalls(client.times_ns, stall_ns), out
+        (stalls, stalled), (others_stalls, others_stalled) = (_stalls(way, stall_ns) for way in ways)
+        counts, times = sorted((stalls, others_stalls)), sorted((stalled, others_stalled))
+        out.append(Left(cause, *counts, *times))
+    return *_stalls(client.times_ns, stall_ns), out
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +141,8 @@ def _through(arrival_ns: Ints, delays: Sequence[Delay]) -> Ints:
     return np.maximum.accumulate(out)
 
 
-def _stalls(times_ns: Ints, stall_ns: int) -> int:
-    return int((np.diff(np.maximum.accumulate(times_ns)) >= stall_ns).sum())
+def _stalls(times_ns: Ints, stall_ns: int) -> tuple[int, int]:
+    """How many gaps of this length or more, and the ns in them."""
+    gaps = np.diff(np.maximum.accumulate(times_ns))
+    stalls = gaps[gaps >= stall_ns]
+    return len(stalls), int(stalls.sum())

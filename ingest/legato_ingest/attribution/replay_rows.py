@@ -30,9 +30,11 @@ _SCHEMA = pa.schema(
         ("judged_at", pa.timestamp("ms", "UTC")),
         ("engine_id", pa.string()),
         ("stalls", pa.uint32()),
-        ("left_min", pa.uint32()),
-        ("left_max", pa.uint32()),
-        ("saved_us", pa.uint64()),
+        ("stalls_min", pa.uint32()),
+        ("stalls_max", pa.uint32()),
+        ("stalled_us", pa.uint64()),
+        ("stalled_min_us", pa.uint64()),
+        ("stalled_max_us", pa.uint64()),
     ]
 )
 
@@ -63,7 +65,7 @@ def _of_stream(judged: Judged, owner: int, own: list[int], stall_ns: int, judged
     result = replay(stream.client, stream.server, engine.shift_ns, engine.charges, causes, delays, stall_ns)
     if result is None:
         return
-    stalls, left = result
+    stalls, stalled_ns, left = result
     for each in left:
         yield {
             "tenant": stream.tenant,
@@ -74,7 +76,9 @@ def _of_stream(judged: Judged, owner: int, own: list[int], stall_ns: int, judged
             "judged_at": judged_at_ns // 1_000_000,
             "engine_id": stream.engine_id,
             "stalls": stalls,
-            "left_min": each.stalls_min,
-            "left_max": each.stalls_max,
-            "saved_us": each.saved_ns // 1000,
+            "stalls_min": each.stalls_min,
+            "stalls_max": each.stalls_max,
+            "stalled_us": stalled_ns // 1000,
+            "stalled_min_us": each.stalled_min_ns // 1000,
+            "stalled_max_us": each.stalled_max_ns // 1000,
         }

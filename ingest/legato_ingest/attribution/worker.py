@@ -28,6 +28,7 @@ _log = logging.getLogger("legato")
 _LATE_MS = 30_000
 # How long before a late step a stream that ran through it may have started.
 _STREAM_NS_MAX = 600_000_000_000
+_NS_MAX = 2**63 - 1
 
 
 class Worker:
@@ -39,6 +40,7 @@ class Worker:
         self._every_s, self._settle_ms = settings.attribute_every_s, int(settings.attribute_settle_s * 1000)
         self._metrics = metrics
         self._closing = threading.Event()
+        self._sweeping = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="legato-attribute", daemon=True)
 
     def start(self) -> None:
@@ -50,7 +52,8 @@ class Worker:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._store.close()
+        with self._sweeping:
+            self._store.close()
 
     def _run(self) -> None:
         while not self._closing.wait(self._every_s):
@@ -65,6 +68,10 @@ class Worker:
 
     def step(self) -> Swept:
         """One sweep over what has settled since the last."""
+        with self._sweeping:
+            return self._step()
+
+    def _step(self) -> Swept:
         started = time.monotonic()
         since, until = self._swept_until(), time.time_ns() // 1_000_000 - self._settle_ms
         swept = Swept()
@@ -80,6 +87,18 @@ class Worker:
         self._metrics.verdicts.inc(swept.verdicts)
         self._metrics.sweep_seconds.observe(time.monotonic() - started)
         return swept
+
+    def again(self, since_s: int) -> dict[str, float]:
+        """Judge again all streams that started in the last ``since_s`` seconds (0: ever): how many, and how long it took.
+
+        Not at the same time as a sweep: of two judgements the newest counts, and this one is to be it.
+        """
+        started = time.monotonic()
+        low = time.time_ns() - since_s * 1_000_000_000 if since_s else 0
+        with self._sweeping:
+            swept = sweep(self._store, low, _NS_MAX, self._thresholds, time.time_ns(), stopping=self._closing.is_set)
+        self._metrics.verdicts.inc(swept.verdicts)
+        return {"streams": swept.streams, "verdicts": swept.verdicts, "seconds": time.monotonic() - started}
 
     def _swept_until(self) -> int:
         ((until,),) = self._store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM attribution_runs")

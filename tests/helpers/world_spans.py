@@ -1,0 +1,75 @@
+"""A world (`helpers.world`) as the spans that its engine's agent, its server and its clients send, put into a store by the ordinary way."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from helpers.spans import native_span, request
+from helpers.world import MS, World
+from legato._timeline import pack
+from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
+from legato_ingest.rows import Limits, rows_of
+from legato_ingest.store import Store
+
+__all__ = ["put", "response_id", "steps", "stream", "trace_id"]
+
+ENGINE = "e"
+
+
+def trace_id(number: int) -> bytes:
+    """The trace of the world's stream ``number``."""
+    return bytes([7 + number]) * 16
+
+
+def response_id(number: int) -> str:
+    """Its response."""
+    return f"chatcmpl-{number + 1}"
+
+
+def put(store: Store, body: ExportTraceServiceRequest, received_at_ns: int) -> None:
+    """Store a body as received at this time."""
+    batch = rows_of(body, tenant="", received_at_ns=received_at_ns, limits=Limits(retention_days=0))
+    assert not batch.rejected.num_rows
+    for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
+        store.insert(table, rows)
+
+
+def stream(world: World, vantage: str, number: int = 0) -> ExportTraceServiceRequest:
+    """One of the world's streams as its server or its client saw it."""
+    seen = world.server(number) if vantage == "server" else world.client(number)
+    body = request()
+    start = int(seen.times_ns[0]) // 1000 * 1000 - 400 * MS
+    times = ((seen.times_ns - start) // 1000).tolist()
+    attributes = {
+        "legato.stream.vantage": vantage,
+        "legato.stream.timeline": pack(times, None, None, [1] * len(times)),
+        "legato.engine.id": ENGINE if vantage == "server" else "",
+        "gen_ai.response.id": response_id(number),
+    }
+    rng = random.Random(f"{vantage}{number}")
+    native_span(body, attributes, trace_id=trace_id(number), start_ns=start, duration_ns=(times[-1] + 1) * 1000, rng=rng)
+    return body
+
+
+def steps(world: World, streams: int = 1) -> ExportTraceServiceRequest:
+    """The engine's steps, the ends of the first ``streams`` streams among them."""
+    records = world.records()
+    made = [
+        Step(
+            number=i,
+            recorded_ns=int(records.recorded_ns[i]) // 1000 * 1000,
+            interval_us=None if np.isnan(records.interval_ns[i]) else int(records.interval_ns[i]) // 1000,
+            running=int(records.running[i]),
+            waiting=int(records.waiting[i]),
+            prefill_tokens=int(records.prefill_tokens[i]),
+            prefill_requests=int(records.prefill_requests[i]),
+            decode_requests=int(records.decode_requests[i]),
+            decode_tokens=int(records.decode_tokens[i]),
+        )
+        for i in range(world.steps)
+    ]
+    ended = [FinishedRequest(world.steps - 1, response_id(number)) for number in range(streams)]
+    return request_of(Engine(ENGINE, 5), made, ended)

@@ -1,0 +1,142 @@
+"""`legato blame` and `legato attribute`, typed as people type them, over worlds whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from helpers.reading import open_store, reading, stream, streams_in
+from helpers.serving import legato, serve_process
+from helpers.world import World
+from helpers.world_spans import put, steps
+from helpers.world_spans import stream as span_of
+from legato_ingest.attribution.worker import Worker
+from legato_ingest.cli import app
+from legato_ingest.metrics import Metrics
+from legato_ingest.settings import load
+from legato_ingest.store import Store
+
+# A prompt stalls both streams, then the first is preempted, and the second waits for its recompute.
+WORLD = World(prefill={100: 1500}, preempted=(200, 230))
+PREFILL_MS, OWN_MS, RECOMPUTE_MS = 300, 720, 120
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The world's two streams at server and client with the engine's steps, one stream that only its client saw, one that runs."""
+    received = int(WORLD.ends[-1]) + 10**9
+    with open_store(tmp_path_factory.mktemp("blame") / "store") as opened:
+        put(opened, steps(WORLD, 2), received)
+        for number in (0, 1):
+            for vantage in ("server", "client"):
+                put(opened, span_of(WORLD, vantage, number), received)
+        cut = stream((20,) * 30, end_ms=900, attributes={"legato.stream.outcome": "client_cancel"})
+        streams_in(opened, [stream((20,) * 20 + (700,) + (20,) * 40), cut], "alone")
+        Worker(opened, load(attribute_settle_s=0, stall_ms=100), Metrics()).again(0)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def url(store: Store) -> Iterator[str]:
+    """The read endpoint."""
+    with reading(store) as address:
+        yield address
+
+
+def typed(url: str, *words: str) -> str:
+    """What the command prints."""
+    result = CliRunner().invoke(app, ["blame", *words], env={"LEGATO_READ_URL": url, "COLUMNS": "140"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def data(url: str, *words: str) -> Any:
+    """Its JSON."""
+    return json.loads(typed(url, "--json", *words))
+
+
+def test_causes_are_ranked_by_the_time_that_they_took(url: str) -> None:
+    """All that was charged, to the millisecond; names are counted beside it; nothing is left out."""
+    answer = data(url, "--since", "all")
+    causes = {each["cause"]: each for each in answer["causes"]}
+    assert [each["cause"] for each in answer["causes"]][:3] == ["kv_pressure", "generation", "scheduling"]
+    assert causes["scheduling"]["charged_us"] == pytest.approx(2 * 1000 * PREFILL_MS, abs=10_000)
+    assert causes["kv_pressure"]["charged_us"] == pytest.approx(1000 * (OWN_MS + RECOMPUTE_MS + 20), abs=10_000)
+    assert causes["generation"]["charged_us"] == pytest.approx(680_000, abs=1_000)
+    assert (causes["scheduling"]["stalls"], causes["scheduling"]["streams"]) == (2, 2)
+    assert causes["generation"]["confidences"] == {"likely": 1} and causes["generation"]["missing"] == {"server": 1, "engine": 1}
+    assert answer["stalls"] == 5 and sum(each["stalls"] for each in answer["causes"]) == 5
+    charged = sum(each["charged_us"] for each in answer["causes"])
+    assert charged == pytest.approx(answer["excess_us"], abs=10)
+
+
+def test_what_fixing_one_cause_removes_comes_from_replay(url: str) -> None:
+    """Two streams could be replayed; the prompt alone stalled both, the preemption each of them once."""
+    answer = data(url, "--since", "all")
+    without = {each["cause"]: each["without"] for each in answer["causes"]}
+    assert answer["replayed"]["streams"] == 2 and answer["replayed"]["stalls"] == 4
+    for cause in ("scheduling", "kv_pressure"):
+        assert (without[cause]["stalls"], without[cause]["stalls_min"], without[cause]["stalls_max"]) == (4, 2, 2)
+    assert without["generation"] is None
+
+
+def test_engine_events_have_names_and_a_reach(url: str) -> None:
+    """The preemption is one event with its victim's stall and the wait for its recompute; the prompt's step is another."""
+    preemption, prompt = data(url, "--since", "all")["events"]
+    assert (preemption["cause"], preemption["responses"], preemption["stalls"], preemption["own"]) == ("kv_pressure", ["chatcmpl-1"], 2, 1)
+    assert preemption["recompute_tokens"] == 600
+    assert (prompt["cause"], prompt["step"], prompt["streams"], prompt["prefill_tokens"]) == ("scheduling", 100, 2, 1500)
+
+
+def test_the_page_says_the_same(url: str) -> None:
+    """With n, with what was missing, and with the stalls that nobody judged."""
+    page = typed(url, "--since", "all")
+    assert "5 stalls, " in page and "1,500 prompt tokens prefilled" in page
+    assert "preempted: chatcmpl-1; recompute of 600 tokens" in page
+    assert "2 of 4" in page and "engine for 1 of 5, server for 1 of 5" in page
+    assert "1 of 5 stalls of 250 ms or more are not judged: open at the stream's end" in page.replace("\n", " ")
+    assert data(url, "--since", "all", "--limit", "1")["events"][0]["cause"] == "kv_pressure"
+
+
+@pytest.mark.parametrize(
+    ("words", "causes"),
+    [
+        (["--engine", "e"], {"scheduling", "kv_pressure"}),
+        (["--service", "alone"], {"generation"}),
+        (["--since", "1h"], {"generation"}),
+    ],
+)
+def test_a_question_may_be_narrower(url: str, words: list[str], causes: set[str]) -> None:
+    """By engine, by service, by time."""
+    since = [] if "--since" in words else ["--since", "all"]
+    found = {each["cause"] for each in data(url, *since, *words)["causes"] if each["stalls"]}
+    assert found == causes
+
+
+def test_nothing_to_blame_is_said_in_words(url: str) -> None:
+    """No table of zeros."""
+    assert "no stall was judged" in typed(url, "--engine", "nobody's", "--service", "nobody's")
+
+
+def test_attribute_goes_through_whoever_holds_the_store(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """While serve runs, by its door; after it, by opening the store; the newest verdict counts either way."""
+    folder = tmp_path_factory.mktemp("attribute")
+    with serve_process(folder / "store", LEGATO_RETENTION_DAYS="0") as served:
+        for body in (steps(WORLD, 1), span_of(WORLD, "server"), span_of(WORLD, "client")):
+            reply = httpx.post(
+                f"{served.otlp}/v1/traces", content=body.SerializeToString(), headers={"content-type": "application/x-protobuf"}
+            )
+            assert reply.status_code == 200
+        environ = served.environ
+        first = legato("attribute", "--since", "all", environ=environ)
+        assert first.returncode == 0 and first.stdout.startswith("1 stalled streams judged, 2 verdicts")
+    time.sleep(0.1)
+    again = legato("attribute", "--since", "all", environ=environ)
+    assert again.returncode == 0 and again.stdout.startswith("1 stalled streams judged, 2 verdicts"), again.stderr
+    assert legato("attribute", "--since", "yesterday", environ=environ).returncode == 2
