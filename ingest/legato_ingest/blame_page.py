@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from legato_ingest.figures import DASH, clean, count, duration, share
-from legato_ingest.queries import BLAME, BUT_FOR, CULPRITS, JUDGED_STALLS
+from legato_ingest.queries import BLAME, BUT_FOR, CULPRITS, FIRST_TOKENS, JUDGED_STALLS
 from legato_ingest.reader import Reader
 
 __all__ = ["Answer", "Question", "as_json", "fetch", "render"]
@@ -24,6 +24,8 @@ __all__ = ["Answer", "Question", "as_json", "fetch", "render"]
 Row = Mapping[str, Any]
 # Causes that name no event: what evidence was too short to say.
 _SHORT = frozenset(("generation", "delivery", "unknown"))
+# How the time to a first token divides, in words.
+_FIRST = {"queue": "the queue", "prefill": "its own prefill", "front_end": "the front end", "transit": "the way there and back"}
 _NAMES_SHOWN = 2
 _WORTH_SHARE = 0.001
 _TIMES = ("stalled_max_us", "stalled_min_us")
@@ -38,17 +40,22 @@ class Question:
     service: str = ""
     engine: str = ""
     limit: int = 10
+    first_ms: int = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the store said: a row a cause, what would be left without each, a row an engine event, and how many stalls there were."""
+    """What the store said: a row a cause, what would be left without each, a row an engine event, how many stalls there were, and how
+    the first tokens' time divides.
+    """
 
     causes: Sequence[Row]
     but_for: Mapping[str, Row]
     culprits: Sequence[Row]
     stalls: int
     judged: int
+    first_tokens: Row
+    first_ms: int
 
 
 def fetch(reader: Reader, question: Question) -> Answer:
@@ -60,14 +67,18 @@ def fetch(reader: Reader, question: Question) -> Answer:
         "vantage": "",
         "engine": question.engine,
         "limit": question.limit,
+        "first_us": question.first_ms * 1_000,
     }
-    ((told),) = reader.rows(JUDGED_STALLS, parameters)
+    (told,) = reader.rows(JUDGED_STALLS, parameters)
+    (first,) = reader.rows(FIRST_TOKENS, parameters)
     return Answer(
         causes=reader.rows(BLAME, parameters),
         but_for={row["cause"]: row for row in reader.rows(BUT_FOR, parameters)},
         culprits=reader.rows(CULPRITS, parameters),
         stalls=int(told["stalls"] or 0),
         judged=int(told["judged"]),
+        first_tokens=first,
+        first_ms=question.first_ms,
     )
 
 
@@ -103,6 +114,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         ],
         "replayed": {name: answer.but_for.get("", {}).get(name, 0) for name in ("streams", "stalls", "stalled_us")},
         "events": list(answer.culprits),
+        "first_tokens": dict(answer.first_tokens),
     }
 
 
@@ -113,7 +125,7 @@ def _without(row: Row | None) -> dict[str, Any] | None:
 def render(answer: Answer) -> RenderableType:
     """The answer as a page for a terminal."""
     if not answer.causes:
-        return Text(_nothing(answer))
+        return Group(Text(_nothing(answer)), *_first_tokens(answer))
     stalls, excess = sum(row["stalls"] for row in answer.causes), sum(row["excess_us"] for row in answer.causes)
     parts: list[RenderableType] = [
         Text.assemble((f"{count(stalls)} stalls", "bold"), f", {duration(excess)} beyond the healthy step"),
@@ -123,7 +135,7 @@ def render(answer: Answer) -> RenderableType:
     ]
     if answer.culprits:
         parts += [Text(), _culprits(answer.culprits)]
-    return Group(*parts)
+    return Group(*parts, *_first_tokens(answer))
 
 
 def _nothing(answer: Answer) -> str:
@@ -199,6 +211,21 @@ def _legend(answer: Answer) -> str:
             "stream's end, or not settled yet."
         )
     return "\n".join(lines)
+
+
+def _first_tokens(answer: Answer) -> list[RenderableType]:
+    """Where the time to the first token went, in two sentences."""
+    row = answer.first_tokens
+    if not int(row["split_streams"]):
+        return []
+    whole = int(row["ttft_us"])
+    parts = sorted(((int(row[f"{name}_us"]), words) for name, words in _FIRST.items()), reverse=True)
+    line = ", ".join(f"{words} {share(max(us, 0), whole)}" for us, words in parts)
+    late = sorted(((int(n), _FIRST[name]) for name, n in row["late_by"].items()), reverse=True)
+    text = f"{count(int(row['late']))} of {count(int(row['streams']))} came later than {duration(answer.first_ms * 1_000)}"
+    text += f"; most of that was {', '.join(f'{words} in {count(n)}' for n, words in late)}" if late else ""
+    known = f"the time to all of them, where it is known (n={count(int(row['split_streams']))}): {line}"
+    return [Text(), Text("First tokens", style="bold"), Text(f"{text}\n{known}")]
 
 
 def _culprits(rows: Sequence[Row]) -> Table:

@@ -152,7 +152,7 @@ def blame(
 
 def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
     """The rows of the stream that the id means. Raises ``LegatoError`` when it means none, or several."""
-    from legato_ingest.queries import FIND_STREAM, FIND_TRACE, VANTAGES, VERDICTS
+    from legato_ingest.queries import FIND_STREAM, FIND_TRACE, FINISHED, VANTAGES, VERDICTS
 
     as_hex = given.lower().replace("-", "")
     is_hex = bool(_HEX.fullmatch(as_hex))
@@ -174,7 +174,10 @@ def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
     }
     rows = reader.rows(VANTAGES, {**where, "responses": responses, "gap_us": 400_000, "first_us": 2_000_000})
     verdicts = reader.rows(VERDICTS, where)
+    told = sorted({row["response_id"] for row in rows} - {""})
+    finished = {row["response_id"]: row for row in (reader.rows(FINISHED, {"responses": told}) if told else [])}
     for row in rows:
+        row["request"] = finished.get(row["response_id"])
         row["verdicts"] = [verdict for verdict in verdicts if (verdict["trace"], verdict["span"]) == (row["trace"], row["span"])]
     # A trace may hold many streams (an agent's calls). Who named one of them sees that one, and what has no response id of its own.
     return [row for row in rows if not (ones and responses) or row["response_id"] in ("", *responses)]

@@ -11,6 +11,8 @@ __all__ = [
     "BLAME",
     "BUT_FOR",
     "CULPRITS",
+    "FINISHED",
+    "FIRST_TOKENS",
     "FIND_STREAM",
     "GOOD",
     "JUDGED",
@@ -212,6 +214,56 @@ LEFT JOIN
     GROUP BY tenant, engine_id, cause, responses, lone_step
 ) AS sums USING (tenant, engine_id, cause, responses, lone_step)
 ORDER BY excess_us DESC
+"""
+
+# What engines told of these responses' requests.
+FINISHED = """
+SELECT response_id, engine_id, queued_us, prefill_us, preemptions, prompt_tokens
+FROM engine_requests FINAL
+WHERE has({responses:Array(String)}, response_id)
+"""
+# How the time to the first token divides. A client's time less its server's is the way there and back; an engine's own clock says how long
+# the request was queued and how long prefilled, its first step included; what is left of the server's time is the front end's.
+FIRST_TOKENS = f"""
+WITH
+    client AS
+    (
+        SELECT tenant, trace_id, response_id, ttft_us
+        FROM streams
+        WHERE vantage = 'client' AND ttft_us IS NOT NULL AND {_SINCE} AND {_FILTERS}
+    ),
+    server AS
+    (
+        SELECT tenant, trace_id, response_id, any(ttft_us) AS sent_us
+        FROM streams
+        WHERE vantage = 'server' AND ttft_us IS NOT NULL
+            AND (tenant, trace_id, response_id) IN (SELECT tenant, trace_id, response_id FROM client)
+        GROUP BY tenant, trace_id, response_id
+    ),
+    request AS
+    (
+        SELECT tenant, response_id, any(queued_us) AS queue_us, any(prefill_us) AS prefill_us
+        FROM engine_requests FINAL
+        WHERE (tenant, response_id) IN (SELECT tenant, response_id FROM client)
+            AND ({{engine:String}} = '' OR engine_id = {{engine:String}})
+        GROUP BY tenant, response_id
+    ),
+    split AS
+    (
+        SELECT
+            toInt64(ttft_us) AS ttft, ttft - toInt64(sent_us) AS transit, toInt64(queue_us) AS queue, toInt64(prefill_us) AS prefill,
+            toInt64(sent_us) - queue - prefill AS front_end, [transit, queue, prefill, front_end] AS parts,
+            ['transit', 'queue', 'prefill', 'front_end'][indexOf(parts, arrayMax(parts))] AS most
+        FROM client
+        INNER JOIN server USING (tenant, trace_id, response_id)
+        INNER JOIN request USING (tenant, response_id)
+        WHERE front_end >= 0
+    )
+SELECT
+    (SELECT count() FROM client) AS streams, (SELECT countIf(ttft_us > {{first_us:UInt64}}) FROM client) AS late,
+    count() AS split_streams, sum(ttft) AS ttft_us, sum(transit) AS transit_us, sum(queue) AS queue_us, sum(prefill) AS prefill_us,
+    sum(front_end) AS front_end_us, sumMapIf(map(most, toUInt64(1)), ttft > {{first_us:UInt64}}) AS late_by
+FROM split
 """
 
 VANTAGES_MAX = 200

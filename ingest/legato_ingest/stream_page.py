@@ -114,6 +114,7 @@ def _fact_rows(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
     yield "good", [{1: "yes", 0: "no"}.get(row["good"], DASH) for row in rows]
     yield "chunks", [_chunks(row) for row in rows]
     yield "TTFB / TTFT / TTFO", [" / ".join(duration(row[name]) for name in ("ttfb_us", "ttft_us", "ttfo_us")) for row in rows]
+    yield "of the TTFT, queued / prefilled", [_request(row) for row in rows]
     yield "gap p50 / p99 / worst", [_gaps(row) for row in rows]
     yield "jitter ratio", [ratio(row["jitter_ratio"]) for row in rows]
     yield "tokens in / out", [f"{count(row['input_tokens'])} / {count(row['output_tokens'])}" for row in rows]
@@ -144,6 +145,12 @@ def _gaps(row: Row) -> str:
     """The p99 of up to 100 gaps is their maximum, and is called that."""
     label = "p99" if (row["gaps"] or 0) > 100 else "max"
     return f"{duration(row['gap_p50_us'])} / {label} {duration(row['gap_p99_us'])} / {duration(row['gap_max_us'])} (n={count(row['gaps'])})"
+
+
+def _request(row: Row) -> str:
+    """What the engine says of the request before its first token; the rest of the TTFT is the front end's and the way's."""
+    request = row.get("request")
+    return DASH if request is None else f"{duration(int(request['queued_us']))} / {duration(int(request['prefill_us']))}"
 
 
 def _held(row: Row) -> str:

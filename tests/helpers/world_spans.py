@@ -8,15 +8,17 @@ import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.spans import native_span, request
-from helpers.world import MS, World
+from helpers.world import World
 from legato._timeline import pack
 from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
 from legato_ingest.rows import Limits, rows_of
 from legato_ingest.store import Store
 
-__all__ = ["put", "response_id", "steps", "stream", "trace_id"]
+__all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "put", "response_id", "steps", "stream", "trace_id"]
 
 ENGINE = "e"
+# How long before its first token each request came, was queued and was prefilled.
+FIRST_US, QUEUED_US, PREFILL_US = 400_000, 100_000, 250_000
 
 
 def trace_id(number: int) -> bytes:
@@ -41,7 +43,7 @@ def stream(world: World, vantage: str, number: int = 0) -> ExportTraceServiceReq
     """One of the world's streams as its server or its client saw it."""
     seen = world.server(number) if vantage == "server" else world.client(number)
     body = request()
-    start = int(seen.times_ns[0]) // 1000 * 1000 - 400 * MS
+    start = int(seen.times_ns[0]) // 1000 * 1000 - 1000 * FIRST_US
     times = ((seen.times_ns - start) // 1000).tolist()
     attributes = {
         "legato.stream.vantage": vantage,
@@ -71,5 +73,5 @@ def steps(world: World, streams: int = 1) -> ExportTraceServiceRequest:
         )
         for i in range(world.steps)
     ]
-    ended = [FinishedRequest(world.steps - 1, response_id(number)) for number in range(streams)]
+    ended = [FinishedRequest(world.steps - 1, response_id(number), queued_us=QUEUED_US, prefill_us=PREFILL_US) for number in range(streams)]
     return request_of(Engine(ENGINE, 5), made, ended)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from helpers.reading import open_store, reading, stream, streams_in
 from helpers.serving import legato, serve_process
 from helpers.world import World
-from helpers.world_spans import put, steps
+from helpers.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, steps
 from helpers.world_spans import stream as span_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli import app
@@ -100,7 +100,7 @@ def test_the_page_says_the_same(url: str) -> None:
     assert "5 stalls, " in page and "1,500 prompt tokens prefilled" in page
     assert "preempted: chatcmpl-1; recompute of 600 tokens" in page
     assert "2 of 4" in page and "engine for 1 of 5, server for 1 of 5" in page
-    assert "1 of 5 stalls of 250 ms or more are not judged: open at the stream's end" in page.replace("\n", " ")
+    assert "1 of 5 stalls of 250 ms or more are not judged: open at the stream's end" in page.replace("\n", " ").replace("  ", " ")
     assert data(url, "--since", "all", "--limit", "1")["events"][0]["cause"] == "kv_pressure"
 
 
@@ -117,6 +117,17 @@ def test_a_question_may_be_narrower(url: str, words: list[str], causes: set[str]
     since = [] if "--since" in words else ["--since", "all"]
     found = {each["cause"] for each in data(url, *since, *words)["causes"] if each["stalls"]}
     assert found == causes
+
+
+def test_the_time_to_the_first_token_is_divided(url: str) -> None:
+    """Queue and prefill by the engine's own clock, the way by the difference of client and server, the rest is the front end's."""
+    first = data(url, "--since", "all")["first_tokens"]
+    assert (first["streams"], first["split_streams"], first["late"]) == (4, 2, 0)
+    assert (first["queue_us"], first["prefill_us"]) == (2 * QUEUED_US, 2 * PREFILL_US)
+    assert first["transit_us"] == 0 and first["front_end_us"] == 2 * (FIRST_US - QUEUED_US - PREFILL_US)
+    assert sum(first[f"{name}_us"] for name in ("queue", "prefill", "front_end", "transit")) == first["ttft_us"]
+    page = typed(url, "--since", "all").replace("\n", " ").replace("  ", " ")
+    assert "(n=2): its own prefill 62.5 %, the queue 25.0 %, the front end 12.5 %, the way there and back 0 %" in page
 
 
 def test_nothing_to_blame_is_said_in_words(url: str) -> None:
