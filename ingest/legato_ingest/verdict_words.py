@@ -66,6 +66,8 @@ def grounds(verdict: Row) -> Iterator[Text]:
     facts += [words for (name, value), words in _FLAGS.items() if int(verdict["evidence"].get(name, -1)) == value]
     if "caught_up_percent" in verdict["evidence"]:
         facts.append(f"{verdict['evidence']['caught_up_percent']} % of what was missing came right behind it")
+    if "coincident_stalls" in verdict["evidence"]:
+        facts.append(f"{verdict['evidence']['coincident_stalls']} other streams had the same gap at the same moment, and say so")
     if facts:
         yield Text(f"  because {'; '.join(facts)}", style="dim")
     if verdict["excluded"]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +12,9 @@ from hypothesis import strategies as st
 
 from helpers.world import MS, World
 from legato_ingest.attribution.clocks import shift_of
+from legato_ingest.attribution.coincidence import lend_words
 from legato_ingest.attribution.pairs import Sockets, Vantage, gaps_of, made_by
-from legato_ingest.attribution.stalls import CAUSES, Verdicts, judge
+from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.attribution.steps import charge
 
 GAP_NS = 100 * MS
@@ -106,6 +110,50 @@ def test_the_client_alone_abstains_where_the_stream_ends() -> None:
     times[-1] += 400 * MS
     verdicts = judge(gaps_of(Vantage(times, np.zeros(0, np.int64), np.zeros(0, np.int64)), None, 0, GAP_NS), None)
     assert causes(verdicts) == ["unknown"]
+
+
+def _alone(streams: list[tuple[int, ...]]) -> tuple[Gaps, Verdicts, np.ndarray[Any, np.dtype[np.int64]]]:
+    """Client streams of a chunk every 20 ms, in each a gap of so many ms after so many chunks, of so many in all."""
+    each = []
+    for after, gap_ms, chunks in streams:
+        times = 20 * MS * np.arange(1, chunks + 1)
+        times[after:] += gap_ms * MS
+        each.append(gaps_of(Vantage(times, np.zeros(0, np.int64), np.zeros(0, np.int64)), None, 0, GAP_NS))
+    gaps = Gaps.joined(each)
+    return gaps, judge(gaps, None), np.repeat(np.arange(len(each)), [len(one.start_ns) for one in each])
+
+
+def test_streams_that_stall_together_lend_each_other_their_word() -> None:
+    """A gap before a stream's last chunk says nothing by itself; others had the same and went on evenly: it was made late."""
+    gaps, verdicts, owners = _alone([(50, 400, 51), (50, 400, 200), (50, 403, 200)])
+    assert causes(verdicts) == ["unknown", "generation", "generation"]
+    told = lend_words(gaps, verdicts, owners, np.zeros(3, np.int64))
+    assert causes(told) == ["generation"] * 3 and told.coincident.tolist() == [2, 0, 0]
+    assert (told.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all() and part(told, "unknown") == 0
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [(50, 700, 200)],  # ends later
+        [(30, 800, 200)],  # begins earlier
+        [(20, 400, 200)],  # another moment
+        [(50, 400, 51)],  # knows nothing either
+        [],
+    ],
+)
+def test_what_is_no_coincidence_lends_nothing(others: list[tuple[int, int, int]]) -> None:
+    """Both ends must agree, and somebody must know."""
+    gaps, verdicts, owners = _alone([(50, 400, 51), *others])
+    assert causes(lend_words(gaps, verdicts, owners, np.zeros(len(owners), np.int64)))[0] == "unknown"
+
+
+def test_a_coincidence_of_two_clocks_is_none() -> None:
+    """Times of different clocks say nothing about a moment; and nobody who knows is overruled."""
+    gaps, verdicts, owners = _alone([(50, 400, 51), (50, 400, 200)])
+    assert causes(lend_words(gaps, verdicts, owners, np.array([0, 1]))) == ["unknown", "generation"]
+    contrary = replace(verdicts, cause=np.array([CAUSES.index("delivery"), CAUSES.index("generation")]))
+    assert causes(lend_words(gaps, contrary, owners, np.zeros(2, np.int64))) == ["delivery", "generation"]
 
 
 def test_missing_records_are_no_evidence() -> None:

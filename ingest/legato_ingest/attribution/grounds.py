@@ -43,6 +43,7 @@ def evidence_of(gaps: Gaps, verdicts: Verdicts, steps: Charges | None) -> list[d
         ("caught_up_percent", ~gaps.has_server & ~np.isnan(gaps.caught_up), np.nan_to_num(100 * gaps.caught_up).astype(np.int64)),
         ("buffered", gaps.has_server & gaps.buffered, gaps.buffered.astype(np.int64)),
         ("unread", gaps.socket_known, gaps.unread.astype(np.int64)),
+        ("coincident_stalls", verdicts.coincident > 0, verdicts.coincident),
         ("preempted_step", verdicts.preempted >= 0, _at(number, verdicts.preempted)),
         ("record_late_us", verdicts.step_last >= 0, _at(late, verdicts.step_last) // 1000),
     ]

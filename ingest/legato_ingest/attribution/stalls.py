@@ -76,6 +76,7 @@ class Verdicts:
 
     ``step_first`` and ``step_last`` are the engine steps that the gap was laid over, by their place in the steps (-1: none). ``laid``: the
     engine's record explains the gap. ``preempted``: the step in which the stream itself was preempted, by its place (-1: it was not).
+    ``coincident``: how many other streams' stalls at the same moment the cause was concluded from.
     """
 
     parts: Ints
@@ -86,6 +87,7 @@ class Verdicts:
     step_last: Ints
     laid: Bools
     preempted: Ints
+    coincident: Ints
 
     def at(self, rows: Ints) -> Verdicts:
         """The verdicts on these gaps alone."""
@@ -198,4 +200,4 @@ def _named(gaps: Gaps, parts: Ints, over: _Laid) -> Verdicts:
     most = parts[np.arange(len(parts)), leading]
     share = np.divide(most, excess, out=np.zeros(len(parts)), where=excess > 0)
     cause = np.where(share >= _NAMED, leading, -1)
-    return Verdicts(parts, excess, cause, share, over.first, over.last, over.laid, over.preempted)
+    return Verdicts(parts, excess, cause, share, over.first, over.last, over.laid, over.preempted, np.zeros(len(parts), np.int64))

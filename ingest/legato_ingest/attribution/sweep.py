@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from legato_ingest.attribution.coincidence import lend_words
 from legato_ingest.attribution.engines import Engine, engines_of
 from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
 from legato_ingest.attribution.pairs import gaps_of, made_by
@@ -76,7 +77,7 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
     for group, members in groups.items():
         engine = engines[group] if group else None
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
-        verdicts = judge(gaps, engine.charges if engine else None)
+        verdicts = lend_words(gaps, judge(gaps, engine.charges if engine else None), owners, _clocks(members)[owners])
         stalls = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
         judged = Judged(members, owners, gaps, verdicts, engine)
         healthy = _withdrawn(store, judged, np.flatnonzero(~stalls))
@@ -85,6 +86,12 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         store.insert("verdicts", verdict_rows(judged, worth, healthy, judged_at_ns))
         swept.verdicts += len(worth) + len(healthy)
     swept.streams += len(streams)
+
+
+def _clocks(streams: list[Stream]) -> NDArray[np.int64]:
+    """A number a clock: streams of the same clock have the same."""
+    numbers: dict[tuple[str, str], int] = {}
+    return np.array([numbers.setdefault((stream.tenant, stream.clock), len(numbers)) for stream in streams], np.int64)
 
 
 def _withdrawn(store: Store, judged: Judged, unworthy: NDArray[np.int64]) -> list[int]:
