@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -112,6 +113,14 @@ def timeout(server: str, key: str) -> None:
     raise SystemExit("the stream was to time out, and did not")
 
 
+def slow(server: str, key: str) -> None:
+    """Read to the end, and sleep half a second after each of the first chunks."""
+    with OpenAI(base_url=server, api_key="demo") as client:
+        for number, _ in enumerate(client.chat.completions.create(**_request(key))):
+            if number <= ENOUGH:
+                time.sleep(0.5)
+
+
 def main() -> None:
     """Read one stream in the way that is asked for."""
     way, server, otlp, key = sys.argv[1:]
@@ -125,6 +134,7 @@ def main() -> None:
         "drop_async": drop_async,
         "timeout": timeout,
         "killed": complete,
+        "slow": slow,
     }
     ways[way](f"{server}/v1", key)
     legato.flush()

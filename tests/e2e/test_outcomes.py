@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from demo.plan import Plan
 from demo.processes import Children
 from demo.run import Doors, start
+from helpers.completions import completions_server
 from legato_ingest.reader import Reader
 
 APPLICATION = pathlib.Path(__file__).with_name("application.py")
@@ -22,6 +25,12 @@ VIEW = pathlib.Path(__file__).resolve().parents[2] / "schema" / "0004_streams.sq
 PLAN = Plan(("kv",), 1.0, None, "e2e0")
 # Eight texts, then more; 28 texts in 1.3 s, then nothing for 12 s; texts for 19 s.
 SHORT, STALLING, LONG = "kv-p-000", "kv-s14-002", "kv-s00-000"
+VERDICTS = """
+SELECT cause, confidence, gap_us, parts['consumer'] AS held_ns, evidence, missing
+FROM verdicts FINAL
+WHERE trace_id IN (SELECT trace_id FROM stream_revs WHERE service_name = 'app-slow')
+ORDER BY gap_start_us
+"""
 _PATIENCE_S = 20
 
 
@@ -110,3 +119,19 @@ def _view_in(seconds: int) -> str:
     text = VIEW.read_text(encoding="utf-8").split(" AS\n", 1)[1].split("\nSETTINGS", 1)[0]
     assert "now64(3)" in text
     return f"({text.replace('now64(3)', f'(now64(3) + INTERVAL {seconds} SECOND)')})"
+
+
+def test_an_application_that_sleeps_is_told_so_from_its_own_record(doors: Doors) -> None:
+    """`time.sleep(0.5)` after each chunk, of a server that nobody watches: the consumer's, proven, from the client alone."""
+    with completions_server() as url, _application("slow", "any", replace(doors, server_port=urlsplit(url).port or 0)) as process:
+        assert process.wait(60) == 0
+    deadline = time.monotonic() + _PATIENCE_S
+    while not (found := Reader(doors.read).rows(VERDICTS)):
+        assert time.monotonic() < deadline, "nothing was judged"
+        time.sleep(0.2)
+    assert [(row["cause"], row["confidence"], row["missing"]) for row in found] == [("consumer", "proven", ["server", "engine"])] * len(
+        found
+    )
+    assert sum(int(row["gap_us"]) for row in found) > 2_000_000
+    for row in found:
+        assert int(row["held_ns"]) >= 0.9 * 1000 * int(row["gap_us"]) and int(row["evidence"]["hold_us"]) >= 490_000

@@ -190,6 +190,18 @@ def test_the_applications_hold_is_its_own() -> None:
         assert len(verdicts.cause) and set(causes(verdicts)) == {"consumer"}
 
 
+def test_the_holds_of_a_read_add_up() -> None:
+    """An application that sleeps after each chunk: ten of them came in one read, so the next read is ten sleeps late."""
+    dt_us = np.array([0, 500_000, *[0] * 9, 5_000_000, 20_000])
+    kinds = np.ones(13, np.int64)
+    kinds[5] = 0
+    seen = Vantage.of(0, dt_us, kinds, np.zeros(0, np.int64), np.full(13, 500_000 // 64))
+    assert len(seen.times_ns) == 12
+    verdicts = judge(gaps_of(seen, None, 0, GAP_NS), None)
+    assert causes(verdicts) == ["consumer", "consumer"]
+    assert part(verdicts, "consumer", 1) == pytest.approx(5_000, abs=1)
+
+
 def test_bytes_join_what_is_cut_differently() -> None:
     """A client that saw two chunks in one where the server sent them apart is compared at the same byte."""
     server = Vantage(np.array([0, 10, 20, 500, 510]) * MS, np.array([3, 4, 5, 6, 7]), np.zeros(0, np.int64))

@@ -73,7 +73,7 @@ class Vantage:
         """From a row's arrays, all chunks included; ``holds`` in steps of 64 µs."""
         content = np.isin(kinds, _CONTENT)
         times = start_ns + 1000 * np.cumsum(dt_us)
-        held = _HOLD_STEP_NS * holds[content] if len(holds) else holds
+        held = _held(_HOLD_STEP_NS * holds, content) if len(holds) else holds
         nothing = np.zeros(0, np.int64)
         unread, sampled = (sockets.unread(dt_us), sockets.at[sockets.at < len(dt_us)]) if sockets is not None else (nothing, nothing)
         rank = np.cumsum(content) - 1
@@ -84,6 +84,12 @@ class Vantage:
             rank[unread[content[unread]]],
             rank[sampled[content[sampled]]],
         )
+
+
+def _held(holds_ns: Ints, content: NDArray[np.bool_]) -> Ints:
+    """How long the application held each content chunk and what came behind it without content."""
+    places = np.flatnonzero(content)
+    return np.add.reduceat(holds_ns, places) if len(places) else holds_ns[:0]
 
 
 def made_by(client: Vantage, recorded_ns: Ints, shift_ns: int, last_step: int) -> Vantage:
@@ -134,7 +140,7 @@ def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: 
         has_server=seen,
         server_error_ns=np.full(count, server_error_ns, np.int64),
         shift_ns=np.full(count, shift_ns, np.int64),
-        hold_ns=client.holds_ns[before] if len(client.holds_ns) else np.zeros(count, np.int64),
+        hold_ns=_holds(client, after),
         hold_known=np.full(count, len(client.holds_ns) > 0),
         buffered=np.full(count, _buffered(times)),
         unread=np.isin(after, client.unread),
@@ -143,6 +149,15 @@ def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: 
         pace_ns=np.full(count, pace, np.int64),
         caught_up=_caught_up(times, after, pace),
     )
+
+
+def _holds(client: Vantage, after: Ints) -> Ints:
+    """How long the application held the reads before these chunks: all chunks of a read were handed to it one after another."""
+    if not len(client.holds_ns):
+        return np.zeros(len(after), np.int64)
+    until = np.concatenate([[0], np.cumsum(client.holds_ns)])
+    first = np.searchsorted(client.times_ns, client.times_ns[after - 1])
+    return np.asarray(until[after] - until[first])
 
 
 def _pace(times: Ints) -> int:
