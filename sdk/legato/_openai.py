@@ -16,7 +16,9 @@ from opentelemetry import propagate, trace
 
 from legato._clock import now_ns
 from legato._errors import ConfigurationError, guard
+from legato._loop import lateness
 from legato._recorder import Origin, StreamRecorder
+from legato._socket import QUIET_NS, looker
 from legato._state import settings
 from legato._stream import begin
 
@@ -147,15 +149,19 @@ class _Reads:
 
     def __init__(self, recorder: StreamRecorder, response: Any) -> None:
         self._recorder, self._bytes, self._close = recorder, response.iter_bytes, response.close
-        self._reading = False
+        self._look, self._reading = looker(response), False
         response.iter_bytes, response.close = self.iter_bytes, self.close
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        recorder, read = self._recorder, self._recorder.read
+        recorder, read, look, last = self._recorder, self._recorder.read, self._look, now_ns()
         self._reading = True
         try:
             for data in self._bytes(chunk_size):
-                read((now_ns(), data))
+                now = now_ns()
+                if now - last > QUIET_NS:
+                    recorder.look(now, look, len(data))
+                last = now
+                read((now, data))
                 self._reading = False
                 yield data
                 self._reading = True
@@ -176,18 +182,28 @@ class _AsyncReads:
 
     def __init__(self, recorder: StreamRecorder, response: Any) -> None:
         self._recorder, self._bytes, self._close = recorder, response.aiter_bytes, response.aclose
-        self._reading = False
+        self._look, self._reading = looker(response), False
         response.aiter_bytes, response.aclose = self.aiter_bytes, self.aclose
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        recorder, read = self._recorder, self._recorder.read
+        recorder, read, look, last = self._recorder, self._recorder.read, self._look, now_ns()
+        loop, asked = lateness(), last
         self._reading = True
         try:
+            if loop is not None:
+                loop.watch(recorder)
             async for data in self._bytes(chunk_size):
-                read((now_ns(), data))
+                now = now_ns()
+                if now - last > QUIET_NS:
+                    recorder.look(now, look, len(data))
+                    if loop is not None:
+                        recorder.late(now, loop.late_ns(asked, now))
+                last = now
+                read((now, data))
                 self._reading = False
                 yield data
                 self._reading = True
+                asked = now_ns()
         except BaseException as error:
             recorder.end(error=error)
             raise

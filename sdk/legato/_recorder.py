@@ -8,6 +8,7 @@ nor HTTP: `_spans` and the instrumentations do.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from legato._clock import now_ns
+from legato._socket import Look
 from legato._sse import Facts, Scanner
 from legato._timeline import CHUNKS_MAX, Kind
 
@@ -57,7 +59,10 @@ class End:
 
 @dataclass(slots=True)
 class Columns:
-    """The chunks by column: times in ns of the monotonic clock; ``None`` is a column that nobody knows. ``dropped``: beyond the limit."""
+    """The chunks by column: times in ns of the monotonic clock; ``None`` is a column that nobody knows. ``dropped``: beyond the limit.
+
+    ``looks``: what the kernel knew when a read came after a pause: the read's time, bytes in the queue before it, ms since the last came.
+    """
 
     times: list[int]
     sizes: list[int]
@@ -65,6 +70,7 @@ class Columns:
     kinds: list[int]
     holds_ns: list[int] | None
     dropped: int
+    looks: list[tuple[int, int, int]]
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
@@ -86,7 +92,7 @@ class StreamRecorder:
 
     __slots__ = (
         *("__weakref__", "held", "left_ns", "origin", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
-        *("_chunks", "_columns", "_end", "_ending", "_finish", "_holds", "_lock", "_reads", "_scanner"),
+        *("_chunks", "_columns", "_end", "_ending", "_finish", "_holds", "_lates", "_lock", "_looks", "_reads", "_scanner"),
     )
 
     def __init__(self, origin: Origin, span: Span, start_ns: int, finish: Callable[[StreamRecorder], None], *, sse: bool = False) -> None:
@@ -106,16 +112,29 @@ class StreamRecorder:
         self._chunks: deque[tuple[int, int, int | None, int]] = deque()
         self._reads: deque[tuple[int, bytes]] = deque()
         self._holds: deque[int] = deque()
+        self._lates: deque[tuple[int, int]] = deque(maxlen=CHUNKS_MAX)
+        self._looks: deque[tuple[int, int, int]] = deque(maxlen=CHUNKS_MAX)
         self.read = self._reads.append
         """``read((now_ns(), data))``: a read of a server-sent-event body. The bytes are parsed later, counted, and dropped."""
         self.held = self._holds.append
         """``held(ns)``: how long the application held the next of the chunks handed to it, in order, before it asked for another."""
         self._scanner = Scanner() if sse else None
-        self._columns = Columns([], [], [], [], None, 0)
+        self._columns = Columns([], [], [], [], None, 0, [])
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """A chunk has come now: UTF-8 bytes of its content, its tokens if they are known, its kind."""
         self._chunks.append((now_ns(), size_bytes, tokens, kind))
+
+    def look(self, time_ns: int, look: Look | None, read_bytes: int) -> None:
+        """A read came after a pause, at this time and with so many bytes: note what the kernel knows of it."""
+        known = look() if look is not None else None
+        if known is not None:
+            self._looks.append((time_ns, known[0] + read_bytes, known[1]))
+
+    def late(self, time_ns: int, late_ns: int) -> None:
+        """The read at this time came after its event loop had been late: that is the application's time, as a hold is."""
+        if late_ns:
+            self._lates.append((time_ns, late_ns))
 
     def leave(self) -> None:
         """The application left its loop over the stream. It may take it up again; else the stream was cancelled now."""
@@ -183,6 +202,11 @@ class StreamRecorder:
             for at, hold in zip(scanner.yielded, self._holds, strict=False):
                 if at < CHUNKS_MAX:
                     columns.holds_ns[at] = hold
+            for time_ns, late_ns in self._lates:
+                before = bisect_left(columns.times, time_ns) - 1
+                if before >= 0:
+                    columns.holds_ns[before] += late_ns
+        columns.looks = list(self._looks)
 
     def _digest_chunks(self) -> None:
         chunks, columns = self._chunks, self._columns

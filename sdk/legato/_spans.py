@@ -7,6 +7,7 @@ text of any prompt or response: counts, times and the response's own ids.
 from __future__ import annotations
 
 import base64
+from bisect import bisect_left
 from datetime import UTC, datetime
 from functools import cache
 from operator import sub
@@ -26,6 +27,7 @@ VISIBLE_NS = 250_000_000
 _HOLD_STEP_NS = HOLD_STEP_US * 1000
 _TEXT = int(Kind.TEXT)
 _CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
+_QUEUED, _IDLE = 10, 12
 _OPEN_ENDED = ("client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort")
 
 
@@ -69,7 +71,8 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
     }
     if count:
         holds = None if columns.holds_ns is None else [hold // _HOLD_STEP_NS for hold in columns.holds_ns]
-        packed = pack([(time - start) // 1000 for time in columns.times], columns.sizes, columns.tokens, columns.kinds, holds)
+        times = [(time - start) // 1000 for time in columns.times]
+        packed = pack(times, columns.sizes, columns.tokens, columns.kinds, holds, _sockets(columns))
         attributes["legato.stream.timeline"] = packed if _sends_bytes() else base64.b64encode(packed).decode("ascii")
     if columns.dropped:
         attributes["legato.stream.chunks_dropped"] = columns.dropped
@@ -84,6 +87,18 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
     if end and end.error_type:
         attributes["error.type"] = end.error_type
     return attributes
+
+
+def _sockets(columns: Columns) -> dict[int, list[int]] | None:
+    """The columns of the socket (schema/TIMELINE.md, 10 and 12), for the first chunk of each read that it was asked about."""
+    if not columns.looks:
+        return None
+    queued, idle = [0] * len(columns.times), [0] * len(columns.times)
+    for time_ns, waiting, since_ms in columns.looks:
+        place = bisect_left(columns.times, time_ns)
+        if place < len(columns.times) and columns.times[place] == time_ns:
+            queued[place], idle[place] = waiting + 1, since_ms + 1
+    return {_QUEUED: queued, _IDLE: idle}
 
 
 def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:

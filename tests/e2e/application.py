@@ -121,6 +121,20 @@ def slow(server: str, key: str) -> None:
                 time.sleep(0.5)
 
 
+def busy(server: str, key: str) -> None:
+    """Read to the end on an event loop that something else keeps busy, once, for a second."""
+
+    async def run() -> None:
+        async with AsyncOpenAI(base_url=server, api_key="demo") as client:
+            number = 0
+            async for _ in await client.chat.completions.create(**_request(key)):
+                number += 1
+                if number == ENOUGH:
+                    asyncio.get_running_loop().call_soon(time.sleep, 1.0)
+
+    asyncio.run(run())
+
+
 def main() -> None:
     """Read one stream in the way that is asked for."""
     way, server, otlp, key = sys.argv[1:]
@@ -135,6 +149,7 @@ def main() -> None:
         "timeout": timeout,
         "killed": complete,
         "slow": slow,
+        "busy": busy,
     }
     ways[way](f"{server}/v1", key)
     legato.flush()

@@ -28,7 +28,7 @@ SHORT, STALLING, LONG = "kv-p-000", "kv-s14-002", "kv-s00-000"
 VERDICTS = """
 SELECT cause, confidence, gap_us, parts['consumer'] AS held_ns, evidence, missing
 FROM verdicts FINAL
-WHERE trace_id IN (SELECT trace_id FROM stream_revs WHERE service_name = 'app-slow')
+WHERE trace_id IN (SELECT trace_id FROM stream_revs WHERE service_name = {service:String})
 ORDER BY gap_start_us
 """
 _PATIENCE_S = 20
@@ -121,17 +121,33 @@ def _view_in(seconds: int) -> str:
     return f"({text.replace('now64(3)', f'(now64(3) + INTERVAL {seconds} SECOND)')})"
 
 
+def _verdicts(doors: Doors, service: str) -> list[dict[str, Any]]:
+    """The verdicts on the service's stream, as soon as there are any."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not (found := Reader(doors.read).rows(VERDICTS, {"service": service})):
+        assert time.monotonic() < deadline, "nothing was judged"
+        time.sleep(0.2)
+    return found
+
+
+def test_an_event_loop_that_was_late_is_the_applications(doors: Doors) -> None:
+    """What the server sent in time was not read for a second, as nothing ran on the loop: not the network's, and not the server's."""
+    with _application("busy", "kv-s11-000", doors) as process:
+        assert process.wait(60) == 0
+    found = _verdicts(doors, "app-busy")
+    assert {row["cause"] for row in found} <= {"consumer", "generation"}
+    (late,) = [row for row in found if row["cause"] == "consumer"]
+    assert late["confidence"] == "proven" and 900_000 < int(late["gap_us"]) < 1_200_000
+    assert int(late["held_ns"]) > 0.9 * 1000 * int(late["gap_us"])
+
+
 def test_an_application_that_sleeps_is_told_so_from_its_own_record(doors: Doors) -> None:
     """`time.sleep(0.5)` after each chunk, of a server that nobody watches: the consumer's, proven, from the client alone."""
     with completions_server() as url, _application("slow", "any", replace(doors, server_port=urlsplit(url).port or 0)) as process:
         assert process.wait(60) == 0
-    deadline = time.monotonic() + _PATIENCE_S
-    while not (found := Reader(doors.read).rows(VERDICTS)):
-        assert time.monotonic() < deadline, "nothing was judged"
-        time.sleep(0.2)
-    assert [(row["cause"], row["confidence"], row["missing"]) for row in found] == [("consumer", "proven", ["server", "engine"])] * len(
-        found
-    )
+    found = _verdicts(doors, "app-slow")
+    said = {(row["cause"], row["confidence"], *row["missing"]) for row in found}
+    assert said == {("consumer", "proven", "server", "engine")}
     assert sum(int(row["gap_us"]) for row in found) > 2_000_000
     for row in found:
         assert int(row["held_ns"]) >= 0.9 * 1000 * int(row["gap_us"]) and int(row["evidence"]["hold_us"]) >= 490_000

@@ -1,0 +1,189 @@
+"""What the kernel knows of a late read, through real clients: data that lay there while nobody read, and data that was not there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import sys
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+from opentelemetry.sdk.trace import ReadableSpan
+
+import legato
+from helpers.completions import completions_server, delta, frame
+from legato._loop import lateness
+from legato._socket import looker
+from legato_ingest.timeline import columns_of, read_head
+
+Spans = Callable[[], list[ReadableSpan]]
+QUEUED, IDLE = 10, 12
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+
+
+async def words(count: int, pause_s: float) -> AsyncIterator[str]:
+    """So many words, so long apart."""
+    for _ in range(count):
+        yield frame(delta({"content": "word"}))
+        await asyncio.sleep(pause_s)
+    yield frame(delta({}, "stop"))
+    yield "data: [DONE]\n\n"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server whose model's name is the words and the ms between them."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def completions(request: Request) -> StreamingResponse:
+        count, _, pause_ms = (await request.json())["model"].partition("x")
+        return StreamingResponse(words(int(count), int(pause_ms) / 1000), media_type="text/event-stream")
+
+    legato.instrument_openai()
+    with completions_server(app) as base:
+        yield base
+    legato.uninstrument_openai()
+
+
+def looked(span: ReadableSpan) -> list[tuple[int, int, int]]:
+    """Of the chunks whose read was looked at: µs since the chunk before, bytes that waited, ms since the last arrival."""
+    blob = (span.attributes or {})["legato.stream.timeline"]
+    assert isinstance(blob, bytes)
+    _, columns, bad = columns_of([blob], [read_head(blob)], frozenset((1, QUEUED, IDLE)))
+    assert not bad
+    rows = zip(*(columns[name].tolist() for name in (1, QUEUED, IDLE)), strict=True)
+    return [(dt, queued - 1, idle - 1) for dt, queued, idle in rows if queued and idle]
+
+
+def test_data_lay_there_while_the_event_loop_was_busy(url: str, spans: Spans) -> None:
+    """The last word came at once; the loop slept for half a second before it was read."""
+
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+            stream = await client.chat.completions.create(model="2x20", messages=[], stream=True)
+            number = 0
+            async for _ in stream:
+                number += 1
+                if number == 1:
+                    asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+
+    asyncio.run(run())
+    ((dt_us, queued, idle_ms),) = [each for each in looked(spans()[0]) if each[0] > 400_000]
+    assert dt_us >= 480_000 and 400 <= idle_ms <= dt_us / 1000 and queued > 100
+
+
+def test_a_late_event_loop_is_the_applications_time(url: str, spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
+    """The stream went on while nothing ran on the loop: the chunk before the gap was held for as long, and no other."""
+
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+            number = 0
+            async for _ in await client.chat.completions.create(model="40x20", messages=[], stream=True):
+                number += 1
+                if number == 5:
+                    asyncio.get_running_loop().call_later(0.002, time.sleep, 0.5)
+
+    asyncio.run(run())
+    (span,) = spans()
+    holds_ms = [0.064 * hold for hold in columns(span)["holds"]]
+    times = columns(span)["times_us"]
+    at = holds_ms.index(max(holds_ms))
+    gap_ms = (times[at + 1] - times[at]) / 1000
+    assert 450 < max(holds_ms) <= gap_ms and gap_ms > 490
+    assert sum(holds_ms) - max(holds_ms) < 250
+
+
+def test_a_busy_body_of_the_loop_counts_once(url: str, spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
+    """An application that blocks its own loop between two chunks held the first: the loop was late too, and that is the same time."""
+
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+            number = 0
+            async for _ in await client.chat.completions.create(model="20x20", messages=[], stream=True):
+                number += 1
+                if number == 5:
+                    time.sleep(0.4)
+
+    asyncio.run(run())
+    holds_ms = [0.064 * hold for hold in columns(spans()[0])["holds"]]
+    assert 390 <= sum(holds_ms) < 700
+
+
+def test_the_timer_stops_with_the_last_stream(url: str) -> None:
+    """Nothing is left on the loop, whatever ended the streams; and no loop is kept alive."""
+
+    async def run() -> weakref.ref[asyncio.AbstractEventLoop]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+
+            async def read(leave: bool) -> None:
+                stream = await client.chat.completions.create(model="10x20", messages=[], stream=True)
+                async for _ in stream:
+                    if leave:
+                        await stream.close()
+                        return
+
+            await asyncio.gather(read(False), read(True))
+        await asyncio.sleep(0.1)
+        found = lateness()
+        assert found is not None and not found._streams and found._timer is None
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(run())
+    gc.collect()
+    assert loop() is None
+    assert lateness() is None
+
+
+def test_data_that_had_not_come_had_not_lain_there(url: str, spans: Spans) -> None:
+    """A slow server: each read comes as soon as its data, whoever asks."""
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+        for _ in client.chat.completions.create(model="4x150", messages=[], stream=True):
+            pass
+    found = looked(spans()[0])
+    assert len(found) >= 3 and all(dt > 100_000 and idle < 60 and queued > 0 for dt, queued, idle in found)
+
+
+def test_a_steady_stream_is_not_looked_at(url: str, spans: Spans) -> None:
+    """Nothing is asked and nothing is sent where no read comes late."""
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+        for _ in client.chat.completions.create(model="30x5", messages=[], stream=True):
+            pass
+    assert len(looked(spans()[0])) <= 2
+
+
+class _Broken:
+    family = socket.AF_INET
+
+    def getsockopt(self, *_: Any) -> bytes:
+        """As a loop's stand-in for a socket does."""
+        raise TypeError("no such thing here")
+
+
+@pytest.mark.parametrize(
+    ("connection", "version"),
+    [(None, "HTTP/1.1"), (socket.socket(socket.AF_UNIX), "HTTP/1.1"), (_Broken(), "HTTP/2"), (object(), "HTTP/1.1")],
+)
+def test_where_nobody_knows_nothing_is_said(connection: Any, version: str) -> None:
+    """No socket, no TCP, several streams on one connection."""
+    network = SimpleNamespace(get_extra_info=lambda name: connection)
+    assert looker(SimpleNamespace(http_version=version, extensions={"network_stream": network})) is None
+    assert looker(SimpleNamespace(http_version=version)) is None
+
+
+def test_a_socket_that_fails_never_raises() -> None:
+    """Closed, or no real one."""
+    closed = socket.socket()
+    closed.close()
+    for connection in (closed, _Broken()):
+        network = SimpleNamespace(get_extra_info=lambda name, connection=connection: connection)
+        look = looker(SimpleNamespace(http_version="HTTP/1.1", extensions={"network_stream": network}))
+        assert look is not None and look() is None
