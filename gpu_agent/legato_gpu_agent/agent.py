@@ -26,7 +26,9 @@ from legato_gpu_agent.steps import request_of
 __all__ = ["Agent", "bind"]
 
 _log = logging.getLogger("legato")
-LOOK_EVERY_S = 0.01
+LOOK_EVERY_S, LOOK_IDLE_S = 0.01, 0.05
+# After this long without a datagram the looks are rarer.
+_IDLE_AFTER_S = 1.0
 DRAIN_S = 10.0
 
 
@@ -73,6 +75,7 @@ class Agent:
         self._post = Post(settings.endpoint, metrics)
         self._stopping = threading.Event()
         self._overflowed: dict[str, int] = {}
+        self._heard_at = 0.0
 
     def stop(self) -> None:
         """End soon. Safe in a signal handler."""
@@ -82,12 +85,15 @@ class Agent:
         """Until stopped; whether all was sent."""
         self._post.start()
         flush_at = time.monotonic() + self._settings.flush_ms / 1000
-        while not self._stopping.wait(LOOK_EVERY_S):
+        while not self._stopping.wait(self._pause_s()):
             self._read()
             if time.monotonic() >= flush_at or self._pending.is_full:
                 self._flush()
                 flush_at = time.monotonic() + self._settings.flush_ms / 1000
         return self._close()
+
+    def _pause_s(self) -> float:
+        return LOOK_EVERY_S if time.monotonic() - self._heard_at < _IDLE_AFTER_S else LOOK_IDLE_S
 
     def _close(self) -> bool:
         """The socket's name goes first, so that plugins keep what comes from now on for the next agent."""
@@ -113,6 +119,7 @@ class Agent:
             self._take(data)
 
     def _take(self, data: bytes) -> None:
+        self._heard_at = time.monotonic()
         try:
             if len(data) > DATAGRAM_BYTES_MAX:
                 raise BadDatagram("size")

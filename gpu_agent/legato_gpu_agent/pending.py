@@ -15,9 +15,9 @@ from legato_gpu_agent.records import Engine, FinishedRequest, SchedulerEvent, St
 
 __all__ = ["Flush", "Pending"]
 
-ENGINES_MAX = 256
+ENGINES_MAX = 64
 FLUSH_STEPS_MAX = 4_096
-_EXTRAS_MAX = 16_384
+EXTRAS_MAX = 8_192
 _FORGET_NS = 600 * 10**9
 _CLOCKS_APART_NS = 86_400 * 10**9
 # One column holds the difference to the step before: 32 bits of µs, and of numbers.
@@ -38,7 +38,7 @@ class Flush:
 class _Held:
     heard_ns: int
     steps: dict[int, Step] = field(default_factory=dict)
-    finished: deque[FinishedRequest] = field(default_factory=lambda: deque(maxlen=_EXTRAS_MAX))
+    finished: deque[FinishedRequest] = field(default_factory=lambda: deque(maxlen=EXTRAS_MAX))
     flushed: int = 0
     dropped: int = 0
 
@@ -79,7 +79,7 @@ class Pending:
             held.steps[step.number] = step
             lost, held.dropped = max(datagram.dropped - held.dropped, 0), max(datagram.dropped, held.dropped)
             return lost
-        self.overflowed["finished"] += max(len(held.finished) + len(datagram.finished) - _EXTRAS_MAX, 0)
+        self.overflowed["finished"] += max(len(held.finished) + len(datagram.finished) - EXTRAS_MAX, 0)
         held.finished.extend(datagram.finished)
         return 0
 
@@ -97,7 +97,7 @@ class Pending:
         steps = [held.steps[number] for number in sorted(held.steps)]
         held.flushed = steps[-1].number
         held.steps = {}
-        finished, held.finished = list(held.finished), deque(maxlen=_EXTRAS_MAX)
+        finished, held.finished = list(held.finished), deque(maxlen=EXTRAS_MAX)
         parts = list(_parts(steps))
         for part in parts[:-1]:
             yield Flush(engine, part, (), ())
@@ -115,8 +115,8 @@ class Pending:
     def _take_events(self, datagram: Datagram, now_ns: int) -> None:
         if datagram.engine.id not in self._events and len(self._events) >= ENGINES_MAX:
             raise BadDatagram("engines")
-        kept = self._events.setdefault(datagram.engine.id, deque(maxlen=_EXTRAS_MAX))
-        self.overflowed["scheduler"] += max(len(kept) + len(datagram.events) - _EXTRAS_MAX, 0)
+        kept = self._events.setdefault(datagram.engine.id, deque(maxlen=EXTRAS_MAX))
+        self.overflowed["scheduler"] += max(len(kept) + len(datagram.events) - EXTRAS_MAX, 0)
         kept.extend(datagram.events)
 
 

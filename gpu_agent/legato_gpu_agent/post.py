@@ -86,31 +86,34 @@ class Post:
         return not left and not self._busy
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing.is_set())
-                if not self._queue or time.monotonic() >= self._deadline:
-                    return
-                body = self._queue.popleft()
-                self._busy = True
-            self._deliver(body)
+        while (body := self._next()) is not None:
+            self._busy = not self._deliver(body)
             with self._changed:
                 self._bytes -= len(body.content)
-                self._busy = False
                 self._metrics.queue_bytes.set(self._bytes)
+        self._disconnect()
 
-    def _deliver(self, body: Body) -> None:
-        """Until it is acknowledged or refused for good, or time is up."""
+    def _next(self) -> Body | None:
+        """The oldest flush; nothing when it is time to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing.is_set())
+            if not self._queue or time.monotonic() >= self._deadline:
+                return None
+            self._busy = True
+            return self._queue.popleft()
+
+    def _deliver(self, body: Body) -> bool:
+        """Until it is acknowledged or refused for good; false when time was up before."""
         wait_s = _WAIT_FIRST_S
         while True:
             status, retry_after_s = self._attempt(body)
             if status and status not in _RETRIED:
-                return
+                return True
             pause_s = retry_after_s if retry_after_s is not None else wait_s * random.uniform(0.5, 1.0)
             wait_s = min(wait_s * 2, _WAIT_MAX_S)
             if not self._pause(pause_s):
                 self._give_up(body, "stopped")
-                return
+                return False
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt. While closing, shorter, and false when time is up."""
