@@ -5,9 +5,10 @@
 ``--pressure``: a small model's folder, run with random weights and a KV cache that is too small; ``--chat``: a model with real weights.
 Both run with the stat logger, the scheduler hook, the middleware, `legato-gpu-agent`, `legato serve` and `openai` clients through the SDK.
 The hook speaks to a socket of this bench, never to the agent: it is the truth that verdicts are held against, as far as it goes. A stall
-whose request was preempted in it, or that recompute fills for the most part, should be `kv_pressure`; one that other requests' prefill
-fills, `scheduling`; others are not judged. vLLM's histogram of times between tokens is held against the gaps between the server's content
-chunks. ``--overhead N``: N runs each with and without Legato's plugins and middleware, alternating. Last line: one JSON object.
+that its request's preemption or others' recompute fills for the most part should be `kv_pressure`; one that others' prefill fills,
+`scheduling`; the rest is not judged: of what lies behind the engine the scheduler knows nothing. vLLM's histogram of times between tokens
+is held against the gaps between the server's content chunks. ``--overhead N``: N runs each with and without Legato's plugins and
+middleware, alternating. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -129,25 +130,38 @@ def against_truth(served: Served, name: str, events: Sequence[SchedulerEvent]) -
 
 
 def expected_of(name: str, start: int, end: int, events: Sequence[SchedulerEvent]) -> str:
-    """The cause that the scheduler's own events make of a gap, or nothing."""
-    work: dict[tuple[int, int], tuple[int, int]] = {}
-    for event in events:
-        if event.kind == "preempt":
-            if event.response_id == name and start - 50_000_000 <= event.time_ns <= end:
-                return "kv_pressure"
-            continue
-        step = (event.time_ns, event.time_ns + 1000 * event.step_us)
-        if step[1] > start and step[0] < end and (event.response_id != name or event.kind == "resume"):
-            prefill, recompute = work.get(step, (0, 0))
-            work[step] = (prefill + event.tokens, recompute) if event.kind == "prefill" else (prefill, recompute + event.tokens)
-    share = {"scheduling": 0.0, "kv_pressure": 0.0}
-    for (began, over), (prefill, recompute) in work.items():
-        if prefill + recompute >= LONG_TOKENS:
+    """The cause that the scheduler's own events make of a gap, or nothing: what fills most of it."""
+    away = sum(max(min(over, end) - max(began, start), 0) for began, over in preempted(name, events))
+    prefill = recompute = 0.0
+    for (began, over), tokens in work_of_others(name, start, end, events).items():
+        if tokens.total() >= LONG_TOKENS:
             inside = min(over, end) - max(began, start)
-            share["scheduling"] += inside * prefill / (prefill + recompute) / (end - start)
-            share["kv_pressure"] += inside * recompute / (prefill + recompute) / (end - start)
-    cause = max(share, key=lambda each: share[each])
-    return cause if share[cause] >= MOST else ""
+            prefill += inside * tokens["prefill"] / tokens.total()
+            recompute += inside * tokens["resume"] / tokens.total()
+    if max(away, recompute, prefill) < MOST * (end - start):
+        return ""
+    return "scheduling" if prefill > max(away, recompute) else "kv_pressure"
+
+
+def preempted(name: str, events: Sequence[SchedulerEvent]) -> Iterator[tuple[int, int]]:
+    """When the request was out of the batch: from its preemption to the end of the first step that recomputes it."""
+    since = 0
+    for event in events:
+        if event.response_id == name and event.kind == "preempt":
+            since = event.time_ns
+        elif event.response_id == name and event.kind == "resume" and since:
+            yield since, event.time_ns + 1000 * event.step_us
+            since = 0
+
+
+def work_of_others(name: str, start: int, end: int, events: Sequence[SchedulerEvent]) -> dict[tuple[int, int], collections.Counter[str]]:
+    """Tokens that other requests had computed in the steps that touch a gap, by kind."""
+    work: dict[tuple[int, int], collections.Counter[str]] = {}
+    for event in events:
+        step = (event.time_ns, event.time_ns + 1000 * event.step_us)
+        if event.kind != "preempt" and event.response_id != name and step[0] < end and step[1] > start:
+            work.setdefault(step, collections.Counter())[event.kind] += event.tokens
+    return work
 
 
 def against_histogram(served: Served, name: str, told: Histogram) -> dict[str, Any]:

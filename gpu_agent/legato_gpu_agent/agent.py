@@ -26,7 +26,7 @@ from legato_gpu_agent.steps import request_of
 __all__ = ["Agent", "bind"]
 
 _log = logging.getLogger("legato")
-LOOK_EVERY_S, LOOK_IDLE_S = 0.01, 0.05
+LOOK_EVERY_S, LOOK_IDLE_S = 0.02, 0.05
 # After this long without a datagram the looks are rarer.
 _IDLE_AFTER_S = 1.0
 DRAIN_S = 10.0

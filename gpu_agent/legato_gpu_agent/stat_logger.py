@@ -51,7 +51,10 @@ _NO_DETAILS, _NO_SPEC = (_UNKNOWN,) * 5, (_UNKNOWN,) * 2
 
 
 class StepRecorder:
-    """Turns each step of one engine into a datagram. ``index``: its place among the engines behind one server."""
+    """Turns each step of one engine into a datagram; ``number`` is the last one's.
+
+    ``index``: the engine's place among those behind one server.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class StepRecorder:
         environ.setdefault(ENGINE_ID, engine_id(environ, arguments))
         self.engine = Engine(engine_id(environ, arguments, index), clock_ns())
         self.outlet = Outlet(str(socket_path(environ)))
-        self._number = 0
+        self.number = 0
         self._step_prefix, self._finished_prefix = prefix(STEP, self.engine), prefix(FINISHED, self.engine)
         self._said: set[str] = set()
 
@@ -75,7 +78,7 @@ class StepRecorder:
         """One step of the engine, as the objects that vLLM gives its loggers. A step without either says nothing."""
         if scheduler_stats is None and iteration_stats is None:
             return
-        number = self._number = self._number + 1
+        number = self.number = self.number + 1
         now = self._clock_ns()
         try:
             try:

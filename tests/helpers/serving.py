@@ -70,7 +70,7 @@ def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s:
 
 @contextlib.contextmanager
 def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings: str) -> Iterator[Served]:
-    """`legato serve` on free ports (or LEGATO_OTLP_PORT of ``settings``), ready; stopped at the end. ``prefix`` is a command that runs it."""
+    """`legato serve` on free ports (or LEGATO_OTLP_PORT of ``settings``), ready; stopped at the end. ``prefix`` runs it."""
     otlp, read = int(settings.get("LEGATO_OTLP_PORT") or free_port()), free_port()
     environ = {
         **os.environ,
