@@ -167,7 +167,8 @@ def main() -> None:
             in_bursts(recorder, 60)
             bursts, single = in_bursts(recorder, given.steps), paced(recorder, given.steps // 3)
             core = core_share(recorder, process, given.seconds)
-            recorder.catch_up()
+            while not recorder.catch_up():
+                time.sleep(0.05)
             await_rows(served, recorder.number)
     if recorder.outlet.dropped:
         raise SystemExit(f"{recorder.outlet.dropped} datagrams were dropped")

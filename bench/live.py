@@ -18,6 +18,7 @@ import collections
 import contextlib
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,9 +35,9 @@ import httpx  # noqa: E402
 
 import legato  # noqa: E402
 from bench.attribution import rows  # noqa: E402
-from bench.live_engine import BOUNDS_S, Histogram, agent, engine, histogram_of, truth  # noqa: E402
+from bench.live_engine import BOUNDS_S, FINE_BOUNDS_S, Histogram, agent, engine, histogram_of, truth  # noqa: E402
 from bench.live_load import CHAT, PRESSURE, STEADY, Load, run  # noqa: E402
-from bench.machine import describe, quantile  # noqa: E402
+from bench.machine import describe  # noqa: E402
 from helpers.ports import free_port  # noqa: E402
 from helpers.serving import Served, serve_process  # noqa: E402
 from legato_gpu_agent.records import SchedulerEvent  # noqa: E402
@@ -72,7 +73,7 @@ def judged(setup: Setup, load: Load, model: pathlib.Path) -> dict[str, Any]:
     name = load.name
     options, environ = [str(model), "--served-model-name", "live", *load.engine], setup.environ(name)
     with truth(pathlib.Path(environ["LEGATO_SCHEDULER_HOOK"]), setup.folder / f"{name}.truth.jsonl") as events:
-        with engine(setup.venv, options, free_port(), environ, setup.folder / f"{name}.vllm.log", recorded=True) as url:
+        with engine(setup.venv, options, free_port(), environ, setup.folder / f"{name}.vllm.log") as url:
             legato.instrument_openai()
             run(url, load, setup.seconds, name)
             legato.uninstrument_openai()
@@ -184,24 +185,22 @@ def against_histogram(served: Served, name: str, told: Histogram) -> dict[str, A
 
 
 def overhead(setup: Setup, model: pathlib.Path, runs: int) -> dict[str, Any]:
-    """The steady load with and without Legato in vLLM, alternating: times between chunks at the client, and the engine's own mean."""
+    """The steady load with and without Legato in vLLM, alternating: the engine's own times between tokens, in ms."""
     found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(2 * runs):
         # with, without, without, with, …: a drift of the machine is not one side's
-        recorded = number % 4 in (0, 3)
-        name, gaps = f"steady{number}", list[float]()
+        recorded, name = number % 4 in (0, 3), f"steady{number}"
         options, environ = [str(model), "--served-model-name", "live", *STEADY.engine], setup.environ(name) | {"LEGATO_SCHEDULER_HOOK": "0"}
-        with engine(setup.venv, options, free_port(), environ, setup.folder / f"{name}.log", recorded=recorded) as url:
+        log = setup.folder / f"{name}.vllm.log"
+        with engine(setup.venv, options, free_port(), environ, log, recorded=recorded, bounds_s=FINE_BOUNDS_S) as url:
             run(url, STEADY, 5, f"{name}-warm")
             before = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text)
-            run(url, STEADY, setup.seconds, name, gaps)
-            after = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text)
-        mean = 1000 * (after.sum_s - before.sum_s) / (after.n - before.n)
-        figures = {"p50": 1000 * quantile(gaps, 0.5), "p99": 1000 * quantile(gaps, 0.99), "engine_mean": mean, "n": len(gaps)}
-        print(
-            f"{'with' if recorded else 'without'} Legato: " + ", ".join(f"{key} {value:,.2f}" for key, value in figures.items()), flush=True
-        )
-        found[recorded].append({key: round(value, 2) for key, value in figures.items()})
+            run(url, STEADY, setup.seconds, name)
+            told = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text).since(before)
+        figures = {f"p{share * 100:g}": round(1000 * told.quantile_s(share, FINE_BOUNDS_S), 2) for share in (0.5, 0.99)}
+        figures |= {"mean": round(1000 * told.sum_s / told.n, 2), "n": told.n}
+        print(f"{'with' if recorded else 'without'} Legato: {figures}", flush=True)
+        found[recorded].append(figures)
     return {"with": found[True], "without": found[False]}
 
 
@@ -234,6 +233,8 @@ def main() -> None:
     options.add_argument("--overhead", type=int, default=0, metavar="N", help="runs each with and without Legato, on --pressure's model")
     options.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help="keeps truth and logs")
     given = options.parse_args()
+    # Ended by a signal, it ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     loads: Mapping[str, tuple[Load, pathlib.Path | None]] = {"pressure": (PRESSURE, given.pressure), "chat": (CHAT, given.chat)}
     print(describe("openai", "chdb"), versions(given.vllm), sep="; ")
     results: dict[str, Any] = {"seconds": given.seconds}

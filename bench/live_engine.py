@@ -25,11 +25,13 @@ import httpx
 from legato_gpu_agent.datagrams import decode
 from legato_gpu_agent.records import SchedulerEvent
 
-__all__ = ["BOUNDS_S", "Histogram", "agent", "engine", "histogram_of", "truth"]
+__all__ = ["BOUNDS_S", "FINE_BOUNDS_S", "Histogram", "agent", "engine", "histogram_of", "truth"]
 
 PATIENCE_S = 600
 # Fine enough to mean something, few enough to cost vLLM little: each a quarter wider than the one before.
 BOUNDS_S = [round(0.005 * 1.25**n, 6) for n in range(38)]
+# For figures by interpolation: 4 % wide where the steps are.
+FINE_BOUNDS_S = [0.002, 0.004, *[round(0.006 * 1.04**n, 6) for n in range(60)], *[round(0.08 * 1.25**n, 6) for n in range(25)]]
 _SERIES = re.compile(r"^vllm:inter_token_latency_seconds_(bucket|sum|count)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
 
@@ -52,6 +54,17 @@ class Histogram:
     def n(self) -> int:
         """How many values."""
         return sum(self.counts)
+
+    def since(self, before: Histogram) -> Histogram:
+        """What has come since."""
+        counts = [after - then for after, then in zip(self.counts, before.counts, strict=True)]
+        return Histogram(counts, self.sum_s - before.sum_s)
+
+    def quantile_s(self, share: float, bounds_s: Sequence[float]) -> float:
+        """The quantile by interpolation in its bucket."""
+        place = self.bucket(share)
+        low, high = bounds_s[place - 1] if place else 0.0, bounds_s[min(place, len(bounds_s) - 1)]
+        return low + (high - low) * (share * self.n - sum(self.counts[:place])) / self.counts[place]
 
     def bucket(self, share: float) -> int:
         """The bucket that holds the quantile."""
@@ -90,11 +103,18 @@ def _process(command: Sequence[str], environ: Mapping[str, str], log: pathlib.Pa
 
 @contextlib.contextmanager
 def engine(
-    venv: pathlib.Path, options: Sequence[str], port: int, environ: Mapping[str, str], log: pathlib.Path, *, recorded: bool
+    venv: pathlib.Path,
+    options: Sequence[str],
+    port: int,
+    environ: Mapping[str, str],
+    log: pathlib.Path,
+    *,
+    recorded: bool = True,
+    bounds_s: Sequence[float] = BOUNDS_S,
 ) -> Iterator[str]:
-    """`vllm serve`, ready, at this URL. ``recorded``: with Legato's plugins and middleware."""
+    """`vllm serve`, ready, at this URL. ``recorded``: with Legato's plugins and middleware. ``bounds_s``: of its histogram."""
     command = [f"{venv}/bin/vllm", "serve", *options, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--custom-histogram-buckets", json.dumps({"inter_token_latency": BOUNDS_S}), "--enable-logging-iteration-details"]
+    command += ["--custom-histogram-buckets", json.dumps({"inter_token_latency": bounds_s}), "--enable-logging-iteration-details"]
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     variables = {**os.environ, **quiet, **(environ if recorded else {"VLLM_PLUGINS": "none"})}
     if recorded:

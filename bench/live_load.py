@@ -1,7 +1,6 @@
 """The load of `bench/live.py`: real `openai` clients that stream from a real engine, and now and then a prompt that is long.
 
-One idea: a load is a few numbers and a seed, so that runs with and without Legato ask for the same. It records nothing itself but the
-times of chunks, and only when asked to.
+One idea: a load is a few numbers and a seed, so that runs with and without Legato ask for the same. It measures nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def _prompt(load: Load, rng: random.Random, words: int) -> str:
     return text
 
 
-async def _one(client: openai.AsyncOpenAI, load: Load, name: str, prompt: str, tokens: int, gaps: list[float] | None) -> None:
-    """One stream, read to its end. ``gaps``: where the times between its chunks go, in seconds."""
+async def _one(client: openai.AsyncOpenAI, load: Load, name: str, prompt: str, tokens: int) -> None:
+    """One stream, read to its end."""
     stream = await client.chat.completions.create(
         model="live",
         messages=[{"role": "user", "content": prompt}],
@@ -64,16 +63,11 @@ async def _one(client: openai.AsyncOpenAI, load: Load, name: str, prompt: str, t
         extra_headers={"X-Request-Id": name},
         extra_body={"ignore_eos": True} if not load.chat else None,
     )
-    before = 0.0
-    async for chunk in stream:
-        now = time.perf_counter()
-        if gaps is not None and chunk.choices and chunk.choices[0].delta.content:
-            if before:
-                gaps.append(now - before)
-            before = now
+    async for _ in stream:
+        pass
 
 
-async def _load(url: str, load: Load, seconds: float, run_name: str, gaps: list[float] | None) -> None:
+async def _load(url: str, load: Load, seconds: float, run_name: str) -> None:
     rng, until = random.Random(7), time.monotonic() + seconds
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=300, max_retries=0) as client:
 
@@ -82,7 +76,7 @@ async def _load(url: str, load: Load, seconds: float, run_name: str, gaps: list[
             turn = 0
             while time.monotonic() < until:
                 tokens = load.max_tokens + rng.randrange(-50, 50)
-                await _one(client, load, f"{run_name}-s{number}-{turn}", _prompt(load, rng, 40 + rng.randrange(20)), tokens, gaps)
+                await _one(client, load, f"{run_name}-s{number}-{turn}", _prompt(load, rng, 40 + rng.randrange(20)), tokens)
                 turn += 1
 
         async def long() -> None:
@@ -90,7 +84,7 @@ async def _load(url: str, load: Load, seconds: float, run_name: str, gaps: list[
             asked, turn = [], 0
             while load.long_every_s and time.monotonic() < until:
                 words = int(load.long_words * rng.uniform(0.4, 1))
-                asked.append(asyncio.create_task(_one(client, load, f"{run_name}-p{turn}", _prompt(load, rng, words), 8, None)))
+                asked.append(asyncio.create_task(_one(client, load, f"{run_name}-p{turn}", _prompt(load, rng, words), 8)))
                 turn += 1
                 await asyncio.sleep(load.long_every_s)
             await asyncio.gather(*asked)
@@ -98,6 +92,6 @@ async def _load(url: str, load: Load, seconds: float, run_name: str, gaps: list[
         await asyncio.gather(long(), *(stream(number) for number in range(load.streams)))
 
 
-def run(url: str, load: Load, seconds: float, run_name: str, gaps: list[float] | None = None) -> None:
+def run(url: str, load: Load, seconds: float, run_name: str) -> None:
     """Put the load on the server at ``url``; returns when every stream has ended."""
-    asyncio.run(_load(url, load, seconds, run_name, gaps))
+    asyncio.run(_load(url, load, seconds, run_name))

@@ -25,34 +25,35 @@ class Outlet:
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.dropped = 0
-        self._path, self._clock = path, clock
+        self.path, self._clock = path, clock
         self._backlog: deque[bytes] = deque()
         self._send: Callable[[bytes], int] | None = None
         self._socket: socket.socket | None = None
         self._retry_at = 0.0
 
-    def send(self, datagram: bytes) -> None:
-        """Send it now, or with a later one."""
+    def send(self, datagram: bytes) -> bool:
+        """Send it now, or with a later one; whether nothing is left to send."""
         send = self._send
         if send is not None and not self._backlog:
             try:
                 send(datagram)
-                return
+                return True
             except OSError as error:
                 self._failed(error)
         self._keep(datagram)
-        self.catch_up()
+        return self.catch_up()
 
-    def catch_up(self) -> None:
-        """Send some of what is kept, as far as it goes."""
+    def catch_up(self) -> bool:
+        """Send some of what is kept, as far as it goes; whether nothing is left."""
         if self._send is None and not self._connect():
-            return
+            return not self._backlog
         try:
             for _ in range(min(_BURST, len(self._backlog))):
                 self._send(self._backlog[0])  # type: ignore[misc]
                 self._backlog.popleft()
         except OSError as error:
             self._failed(error)
+        return not self._backlog
 
     def close(self) -> None:
         """Close the socket; what is kept is lost."""
@@ -80,7 +81,7 @@ class Outlet:
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
-            self._socket.connect(self._path)
+            self._socket.connect(self.path)
         except OSError:
             self.close()
             return False

@@ -7,6 +7,8 @@ name. It imports no vLLM, keeps no statistics, and raises nothing.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -28,6 +30,7 @@ _UNKNOWN = -1
 _VALUE_MAX = 2**32 - 2
 _FINISHED_MAX = 4096
 _SAID_MAX = 100
+_LATER_S = 0.1
 
 _SCHEDULER = (
     "num_running_reqs",
@@ -73,6 +76,7 @@ class StepRecorder:
         self.number = 0
         self._step_prefix, self._finished_prefix = prefix(STEP, self.engine), prefix(FINISHED, self.engine)
         self._said: set[str] = set()
+        self._waits = False
 
     def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         """One step of the engine, as the objects that vLLM gives its loggers. A step without either says nothing."""
@@ -85,16 +89,30 @@ class StepRecorder:
                 body = self._quickly(number, now, scheduler_stats, iteration_stats)
             except Exception:
                 body = self._carefully(number, now, scheduler_stats, iteration_stats)
-            self.outlet.send(self._step_prefix + body)
+            if not self.outlet.send(self._step_prefix + body):
+                self._later()
         except Exception as error:
             self._say(f"a step's record failed with {type(error).__name__}; the engine is not affected")
 
-    def catch_up(self) -> None:
-        """Send what could not be sent before: for the pauses of an engine that has nothing to do."""
+    def catch_up(self) -> bool:
+        """Send what could not be sent before; whether nothing is left. For the pauses of an engine that has nothing to do."""
         try:
-            self.outlet.catch_up()
+            return self.outlet.catch_up()
         except Exception as error:
             self._say(f"sending failed with {type(error).__name__}; the engine is not affected")
+            return True
+
+    def _later(self) -> None:
+        """Look again soon, on the event loop that records: the step that could not be sent may be the last for long."""
+        if not self._waits:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().call_later(_LATER_S, self._again)
+                self._waits = True
+
+    def _again(self) -> None:
+        self._waits = False
+        if not self.catch_up():
+            self._later()
 
     def _quickly(self, number: int, now: int, scheduler_stats: Any, iteration_stats: Any) -> bytes:
         """A step whose objects are all as expected; anything else raises before a byte is sent."""

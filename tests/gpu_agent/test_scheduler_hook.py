@@ -182,7 +182,7 @@ def test_it_is_off_unless_asked_for(
     scheduler_hook.install()
     assert (kind.schedule is not schedule) is active and not caplog.records
     if setting.startswith("/"):
-        assert scheduler_hook._installed and scheduler_hook._installed.outlet._path == setting
+        assert scheduler_hook._installed and scheduler_hook._installed.outlet.path == setting
 
 
 def test_another_vllm_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import pathlib
@@ -221,6 +222,23 @@ def test_drops_are_told_later(tmp_path: pathlib.Path, recorder: StepRecorder) ->
         recorder.record(scheduler(), iteration())
         dropped = max([dropped, *(datagram.dropped for datagram in listener.datagrams())])
     assert dropped >= 1500 - 1024
+    listener.door.close()
+
+
+def test_the_last_steps_of_a_burst_follow_by_themselves(tmp_path: pathlib.Path, recorder: StepRecorder) -> None:
+    """On an event loop, as in vLLM: what the agent's full queue refused is sent although no further step comes."""
+    listener = Listener(tmp_path / "s")
+
+    async def engine() -> list[int]:
+        for _ in range(40):
+            recorder.record(scheduler(), iteration())
+        found: list[Datagram] = []
+        for _ in range(100):
+            found += listener.datagrams()
+            await asyncio.sleep(0.05 if len(found) < 40 else 0)
+        return [datagram.step.number for datagram in found if datagram.step]
+
+    assert asyncio.run(engine()) == list(range(1, 41)) and not recorder._waits
     listener.door.close()
 
 
