@@ -6,9 +6,9 @@
 Both run with the stat logger, the scheduler hook, the middleware, `legato-gpu-agent`, `legato serve` and `openai` clients through the SDK.
 The hook speaks to a socket of this bench, never to the agent: it is the truth that verdicts are held against, as far as it goes. A stall
 that its request's preemption or others' recompute fills for the most part should be `kv_pressure`; one that others' prefill fills,
-`scheduling`; the rest is not judged: of what lies behind the engine the scheduler knows nothing. vLLM's histogram of times between tokens
-is held against the gaps between the server's content chunks. ``--overhead N``: N runs each with and without Legato's plugins and
-middleware, alternating. Last line: one JSON object.
+`scheduling`; one that the clients' own late event loop fills, `consumer`; the rest is not judged. ``agreed`` counts the engine's causes.
+vLLM's histogram of times between tokens is held against the gaps between the server's content chunks. ``--overhead N``: N runs each with
+and without Legato's plugins and middleware, alternating. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def judged(setup: Setup, load: Load, model: pathlib.Path) -> dict[str, Any]:
     with truth(pathlib.Path(environ["LEGATO_SCHEDULER_HOOK"]), setup.folder / f"{name}.truth.jsonl") as events:
         with engine(setup.venv, options, free_port(), environ, setup.folder / f"{name}.vllm.log") as url:
             legato.instrument_openai()
-            run(url, load, setup.seconds, name)
+            late = run(url, load, setup.seconds, name)
             legato.uninstrument_openai()
             legato.flush()
             told = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text)
@@ -90,7 +90,8 @@ def judged(setup: Setup, load: Load, model: pathlib.Path) -> dict[str, Any]:
     return {
         "steps": {key: int(value) for key, value in steps.items()},
         "streams": {key: int(value) for key, value in streams.items()},
-        **against_truth(setup.served, name, events),
+        "client_late_s": round(sum(over - began for began, over in late) / 1e9, 1),
+        **against_truth(setup.served, name, events, late),
         **against_histogram(setup.served, name, told),
     }
 
@@ -111,8 +112,8 @@ def await_verdicts(served: Served) -> None:
         time.sleep(0.5)
 
 
-def against_truth(served: Served, name: str, events: Sequence[SchedulerEvent]) -> dict[str, Any]:
-    """Each verdict beside what the scheduler did: pairs of expected and said, and how many agree."""
+def against_truth(served: Served, name: str, events: Sequence[SchedulerEvent], late: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Each verdict beside what the scheduler did and the clients' loop did not: pairs of expected and said, and how many agree."""
     verdicts = rows(
         served,
         "SELECT s.response_id AS id, v.cause AS cause, toUnixTimestamp64Nano(v.start_time) + 1000 * v.gap_start_us AS start,"
@@ -122,25 +123,28 @@ def against_truth(served: Served, name: str, events: Sequence[SchedulerEvent]) -
     said: collections.Counter[str] = collections.Counter()
     for verdict in verdicts:
         start = int(verdict["start"])
-        expected = expected_of(str(verdict["id"]), start, start + int(verdict["gap"]), events)
+        expected = expected_of(str(verdict["id"]), start, start + int(verdict["gap"]), events, late)
         said[f"{expected or 'not judged'}: {verdict['cause']}"] += 1
-    judged = {pair: n for pair, n in said.items() if not pair.startswith("not judged")}
+    judged = {pair: n for pair, n in said.items() if pair.startswith(("scheduling", "kv_pressure"))}
     agreed = sum(n for pair, n in judged.items() if pair.split(": ")[0] == pair.split(": ")[1])
     kinds = collections.Counter(event.kind for event in events)
     return {"truth": dict(kinds), "verdicts": len(verdicts), "said": dict(said), "agreed": agreed, "judged": sum(judged.values())}
 
 
-def expected_of(name: str, start: int, end: int, events: Sequence[SchedulerEvent]) -> str:
-    """The cause that the scheduler's own events make of a gap, or nothing: what fills most of it."""
+def expected_of(name: str, start: int, end: int, events: Sequence[SchedulerEvent], late: Sequence[tuple[int, int]]) -> str:
+    """The cause that the truth makes of a gap, or nothing: what fills most of it."""
     away = sum(max(min(over, end) - max(began, start), 0) for began, over in preempted(name, events))
+    held = sum(max(min(over, end) - max(began, start), 0) for began, over in late)
     prefill = recompute = 0.0
     for (began, over), tokens in work_of_others(name, start, end, events).items():
         if tokens.total() >= LONG_TOKENS:
             inside = min(over, end) - max(began, start)
             prefill += inside * tokens["prefill"] / tokens.total()
             recompute += inside * tokens["resume"] / tokens.total()
-    if max(away, recompute, prefill) < MOST * (end - start):
+    if max(away, recompute, prefill, held) < MOST * (end - start):
         return ""
+    if held > max(away, recompute, prefill):
+        return "consumer"
     return "scheduling" if prefill > max(away, recompute) else "kv_pressure"
 
 

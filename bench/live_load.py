@@ -1,6 +1,7 @@
 """The load of `bench/live.py`: real `openai` clients that stream from a real engine, and now and then a prompt that is long.
 
-One idea: a load is a few numbers and a seed, so that runs with and without Legato ask for the same. It measures nothing.
+One idea: a load is a few numbers and a seed, so that runs with and without Legato ask for the same. It measures
+nothing but when its own event loop was late, which explains stalls that no server knows of.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ _QUESTIONS = (
     "Explain how a bicycle stays upright.", "Write a short story about a lighthouse keeper.", "What should I cook with lentils?",
     "Describe the water cycle for a child.", "Give me ten ideas for a rainy Sunday.", "How does a letter reach another country?",
 )  # fmt: skip
+
+
+_BEAT_S, _LATE_NS = 0.01, 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,19 @@ async def _one(client: openai.AsyncOpenAI, load: Load, name: str, prompt: str, t
         pass
 
 
-async def _load(url: str, load: Load, seconds: float, run_name: str) -> None:
+async def _heartbeat(late: list[tuple[int, int]]) -> None:
+    """Notes when the loop did not run for 20 ms and more: from, to, in ns since the epoch."""
+    while True:
+        before = time.time_ns()
+        await asyncio.sleep(_BEAT_S)
+        after = time.time_ns()
+        if after - before - _BEAT_S * 1e9 > _LATE_NS:
+            late.append((before + int(_BEAT_S * 1e9), after))
+
+
+async def _load(url: str, load: Load, seconds: float, run_name: str) -> list[tuple[int, int]]:
+    late: list[tuple[int, int]] = []
+    beating = asyncio.create_task(_heartbeat(late))
     rng, until = random.Random(7), time.monotonic() + seconds
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=300, max_retries=0) as client:
 
@@ -90,8 +106,10 @@ async def _load(url: str, load: Load, seconds: float, run_name: str) -> None:
             await asyncio.gather(*asked)
 
         await asyncio.gather(long(), *(stream(number) for number in range(load.streams)))
+    beating.cancel()
+    return late
 
 
-def run(url: str, load: Load, seconds: float, run_name: str) -> None:
-    """Put the load on the server at ``url``; returns when every stream has ended."""
-    asyncio.run(_load(url, load, seconds, run_name))
+def run(url: str, load: Load, seconds: float, run_name: str) -> list[tuple[int, int]]:
+    """Put the load on the server at ``url`` until every stream has ended; when the clients' own event loop was late, in ns."""
+    return asyncio.run(_load(url, load, seconds, run_name))
