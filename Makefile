@@ -8,7 +8,7 @@ PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
-.PHONY: help demo test check bench install
+.PHONY: help demo test check bench live install
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -26,7 +26,10 @@ check: $(VENV)/.installed-dev ## lint, format and types
 	$(PY) -m mypy $(SOURCE)
 
 bench: $(VENV)/.installed-dev ## run every bench; minutes each, see bench/README.md
-	@for script in sdk wire storage ingest first_chart; do echo "== $$script"; $(PY) bench/$$script.py || exit 1; done
+	@for script in sdk wire storage ingest agent first_chart; do echo "== $$script"; $(PY) bench/$$script.py || exit 1; done
+
+live: $(VENV)/.installed-dev ## a real vLLM beside Legato, VLLM=its environment; see bench/README.md; ARGS="--help" says more
+	@$(PY) bench/live.py --vllm "$(VLLM)" $(ARGS)
 
 install: $(VENV)/.installed-dev ## create .venv with all that development needs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -17,67 +17,23 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_gpu_agent import __version__
 from legato_gpu_agent.columns import ROWS_MAX, pack
+from legato_gpu_agent.records import Engine, FinishedRequest, SchedulerEvent, Step
 
-__all__ = ["Engine", "FinishedRequest", "Step", "request_of"]
+__all__ = ["Engine", "FinishedRequest", "SchedulerEvent", "Step", "request_of"]
 
 SPAN_NAME = "legato.engine.steps"
 _DT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """Which engine: the id that its server's streams carry too, and when it started (ns since the epoch)."""
-
-    id: str
-    epoch_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One engine step, as it was known when its record was written. ``None`` is unknown.
-
-    ``recorded_ns``: the front end's wall clock at the record. ``interval_us``: the shortest time since the token before, by the engine's
-    clock, over the requests that got a token; ``interval_max_us``: the longest. Counts are those at the end of the step.
-    """
-
-    number: int
-    recorded_ns: int
-    interval_us: int | None = None
-    running: int | None = None
-    waiting: int | None = None
-    prefill_requests: int | None = None
-    prefill_tokens: int | None = None
-    decode_requests: int | None = None
-    decode_tokens: int | None = None
-    draft_tokens: int | None = None
-    accepted_tokens: int | None = None
-    elapsed_us: int | None = None
-    kv_used_ppm: int | None = None
-    preempted: int | None = None
-    interval_max_us: int | None = None
-
-
 # Ids of schema/STEPS.md: 1 is `dt`, 2 the step's number, then the fields of Step in their order.
 _COLUMNS = {field.name: number for number, field in enumerate(fields(Step)[2:], 3)}
 _NUMBER = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRequest:
-    """A request that ended in a step, by the id that its client knows (``gen_ai.response.id``)."""
-
-    step: int
-    response_id: str
-    reason: str = ""
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    queued_us: int = 0
-    prefill_us: int = 0
-    decode_us: int = 0
-
-
-def request_of(engine: Engine, steps: Sequence[Step], finished: Sequence[FinishedRequest] = ()) -> ExportTraceServiceRequest:
+def request_of(
+    engine: Engine,
+    steps: Sequence[Step],
+    finished: Sequence[FinishedRequest] = (),
+    events: Sequence[SchedulerEvent] = (),
+) -> ExportTraceServiceRequest:
     """A flush as an OTLP request. Raises ``ValueError`` without steps, or with more than 65,536."""
     if not 0 < len(steps) <= ROWS_MAX:
         raise ValueError(f"{len(steps)} steps, a flush has 1 to {ROWS_MAX}")
@@ -97,8 +53,8 @@ def request_of(engine: Engine, steps: Sequence[Step], finished: Sequence[Finishe
     _add(span, "legato.engine.epoch", AnyValue(int_value=engine.epoch_ns))
     _add(span, "legato.engine.step_first", AnyValue(int_value=first.number))
     _add(span, "legato.engine.steps", AnyValue(bytes_value=_packed(steps)))
-    if finished:
-        _add_finished(span, finished)
+    _add_arrays(span, "legato.engine.finished", finished)
+    _add_arrays(span, "legato.engine.events", events)
     return request
 
 
@@ -114,13 +70,14 @@ def _packed(steps: Sequence[Step]) -> bytes:
     return pack(columns, len(steps))
 
 
-def _add_finished(span: Span, finished: Sequence[FinishedRequest]) -> None:
-    for field in fields(FinishedRequest):
-        values = [getattr(each, field.name) for each in finished]
+def _add_arrays(span: Span, prefix: str, records: Sequence[FinishedRequest] | Sequence[SchedulerEvent]) -> None:
+    """An array a field, of one value a record; nothing without records."""
+    for field in fields(records[0]) if records else ():
+        values = [getattr(each, field.name) for each in records]
         kind = "string_value" if isinstance(values[0], str) else "int_value"
         array = AnyValue()
         array.array_value.values.extend(AnyValue(**{kind: value}) for value in values)
-        _add(span, f"legato.engine.finished.{field.name}", array)
+        _add(span, f"{prefix}.{field.name}", array)
 
 
 def _add(span: Span, key: str, value: AnyValue) -> None:

@@ -21,6 +21,8 @@ class Settings:
 
     endpoint: str = "http://127.0.0.1:4318"
     """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver that ``configure()`` exports to."""
+    endpoint_given: bool = False
+    """Whether LEGATO_ENDPOINT was set: then `StreamMiddleware` configures a server whose code is another's."""
     snapshot_interval_ms: int = 10_000
     """LEGATO_SNAPSHOT_INTERVAL_MS: age of a stream at its first snapshot; the next follow at 3, 9, … times that. 0: none."""
     export_interval_ms: int = 1_000
@@ -37,6 +39,7 @@ class Settings:
         """The settings in these variables. Raises ``ConfigurationError``."""
         return cls(
             endpoint=_url(environ, "LEGATO_ENDPOINT"),
+            endpoint_given=bool(environ.get("LEGATO_ENDPOINT")),
             snapshot_interval_ms=_milliseconds(environ, "LEGATO_SNAPSHOT_INTERVAL_MS", 10_000),
             export_interval_ms=_milliseconds(environ, "LEGATO_EXPORT_INTERVAL_MS", 1_000),
             engine_id=environ.get("LEGATO_ENGINE_ID", ""),

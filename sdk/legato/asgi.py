@@ -16,6 +16,7 @@ from opentelemetry import propagate
 
 from legato._clock import now_ns
 from legato._errors import guard
+from legato._otlp import configure
 from legato._recorder import Origin, StreamRecorder
 from legato._state import settings
 from legato._stream import begin
@@ -37,6 +38,7 @@ class StreamMiddleware:
 
     ``paths``: endings of the request paths to watch. ``vantage``: ``server``, or ``gateway`` in front of other servers.
     ``engine_id``: which engine answers; default LEGATO_ENGINE_ID, else the host and port that the server listens on.
+    Where LEGATO_ENDPOINT is set it calls ``legato.configure()``: a server such as vLLM has no place for that call.
     """
 
     def __init__(self, app: App, *, paths: tuple[str, ...] = PATHS, vantage: str = "server", engine_id: str = "") -> None:
@@ -45,6 +47,9 @@ class StreamMiddleware:
         self.vantage = vantage
         self.engine_id = engine_id or settings().engine_id
         self.disabled = settings().disabled
+        if settings().endpoint_given and not self.disabled:
+            with guard("asgi"):
+                configure()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection; only HTTP requests to the watched paths are looked at."""

@@ -70,8 +70,8 @@ def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s:
 
 @contextlib.contextmanager
 def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings: str) -> Iterator[Served]:
-    """`legato serve` on free ports, ready; stopped at the end. ``prefix`` is a command that runs it (and becomes it)."""
-    otlp, read = free_port(), free_port()
+    """`legato serve` on free ports (or LEGATO_OTLP_PORT of ``settings``), ready; stopped at the end. ``prefix`` runs it."""
+    otlp, read = int(settings.get("LEGATO_OTLP_PORT") or free_port()), free_port()
     environ = {
         **os.environ,
         "LEGATO_STORE": f"chdb://{store}",

@@ -1,0 +1,171 @@
+"""A real vLLM under `bench/live.py`: starts it with or without Legato, keeps what its scheduler did as truth, reads its own histogram.
+
+One idea: the truth comes over a socket that no agent reads, so it cannot reach the store that is judged by it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from legato_gpu_agent.datagrams import decode
+from legato_gpu_agent.records import SchedulerEvent
+
+__all__ = ["BOUNDS_S", "FINE_BOUNDS_S", "Histogram", "agent", "engine", "histogram_of", "truth"]
+
+PATIENCE_S = 600
+# Fine enough to mean something, few enough to cost vLLM little: each a quarter wider than the one before.
+BOUNDS_S = [round(0.005 * 1.25**n, 6) for n in range(38)]
+# For figures by interpolation: 4 % wide where the steps are.
+FINE_BOUNDS_S = [0.002, 0.004, *[round(0.006 * 1.04**n, 6) for n in range(60)], *[round(0.08 * 1.25**n, 6) for n in range(25)]]
+_SERIES = re.compile(r"^vllm:inter_token_latency_seconds_(bucket|sum|count)\{([^}]*)\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts a bucket (the last is what is beyond all bounds), and the sum of all values."""
+
+    counts: Sequence[int]
+    sum_s: float
+
+    @classmethod
+    def of(cls, values_s: Sequence[float]) -> Histogram:
+        """The histogram that vLLM would have made of these."""
+        counts = [0] * (len(BOUNDS_S) + 1)
+        for value in values_s:
+            counts[bisect.bisect_left(BOUNDS_S, value)] += 1
+        return cls(counts, sum(values_s))
+
+    @property
+    def n(self) -> int:
+        """How many values."""
+        return sum(self.counts)
+
+    def since(self, before: Histogram) -> Histogram:
+        """What has come since."""
+        counts = [after - then for after, then in zip(self.counts, before.counts, strict=True)]
+        return Histogram(counts, self.sum_s - before.sum_s)
+
+    def quantile_s(self, share: float, bounds_s: Sequence[float]) -> float:
+        """The quantile by interpolation in its bucket."""
+        place = self.bucket(share)
+        low, high = bounds_s[place - 1] if place else 0.0, bounds_s[min(place, len(bounds_s) - 1)]
+        return low + (high - low) * (share * self.n - sum(self.counts[:place])) / self.counts[place]
+
+    def bucket(self, share: float) -> int:
+        """The bucket that holds the quantile."""
+        rank, seen = share * self.n, 0
+        for place, count in enumerate(self.counts):
+            seen += count
+            if seen >= rank and count:
+                return place
+        return len(self.counts) - 1
+
+
+def histogram_of(page: str) -> Histogram:
+    """vLLM's histogram of times between tokens, from its metrics page."""
+    found = _SERIES.findall(page)
+    cumulated = [int(float(value)) for kind, labels, value in found if kind == "bucket"]
+    counts = [upper - lower for lower, upper in zip([0, *cumulated], cumulated, strict=False)]
+    return Histogram(counts, sum(float(value) for kind, _, value in found if kind == "sum"))
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], environ: Mapping[str, str], log: pathlib.Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A child in a process group of its own, which is ended with all that it started."""
+    with log.open("wb") as output:
+        child = subprocess.Popen(command, env=dict(environ), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            yield child
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(60)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+@contextlib.contextmanager
+def engine(
+    venv: pathlib.Path,
+    options: Sequence[str],
+    port: int,
+    environ: Mapping[str, str],
+    log: pathlib.Path,
+    *,
+    recorded: bool = True,
+    bounds_s: Sequence[float] = BOUNDS_S,
+) -> Iterator[str]:
+    """`vllm serve`, ready, at this URL. ``recorded``: with Legato's plugins and middleware. ``bounds_s``: of its histogram."""
+    command = [f"{venv}/bin/vllm", "serve", *options, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--custom-histogram-buckets", json.dumps({"inter_token_latency": bounds_s}), "--enable-logging-iteration-details"]
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    variables = {**os.environ, **quiet, **(environ if recorded else {"VLLM_PLUGINS": "none"})}
+    if recorded:
+        command += ["--middleware", "legato.asgi.StreamMiddleware"]
+    url = f"http://127.0.0.1:{port}"
+    with _process(command, variables, log) as child:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            if child.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"vLLM did not start; its last words:\n{log.read_text(errors='replace')[-2000:]}")
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                    break
+            time.sleep(1)
+        yield url
+
+
+@contextlib.contextmanager
+def agent(environ: Mapping[str, str], log: pathlib.Path) -> Iterator[None]:
+    """`legato-gpu-agent`, listening."""
+    command = [sys.executable, "-m", "legato_gpu_agent"]
+    with _process(command, {**os.environ, **environ}, log):
+        until = time.monotonic() + 30
+        while not pathlib.Path(environ["LEGATO_ENGINE_SOCKET"]).exists():
+            if time.monotonic() > until:
+                raise SystemExit(f"the agent did not start; its last words:\n{log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.05)
+        yield
+
+
+@contextlib.contextmanager
+def truth(path: pathlib.Path, file: pathlib.Path) -> Iterator[list[SchedulerEvent]]:
+    """What the scheduler hook says to the socket at ``path``: collected, and written to ``file`` a line each."""
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    door.bind(str(path))
+    door.settimeout(0.2)
+    events: list[SchedulerEvent] = []
+    over = threading.Event()
+
+    def collect() -> None:
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                events.extend(decode(door.recv(65_536)).events)
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    try:
+        yield events
+    finally:
+        over.set()
+        thread.join()
+        door.close()
+        fields = SchedulerEvent.__dataclass_fields__
+        file.write_text("".join(json.dumps({name: getattr(event, name) for name in fields}) + "\n" for event in events), encoding="utf-8")

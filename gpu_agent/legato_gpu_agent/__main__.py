@@ -1,0 +1,83 @@
+"""The command `legato-gpu-agent`: what can be typed, and nothing else.
+
+One idea: its help says all that is needed to see an engine's first step. Errors that are raised on purpose are one line and exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from legato_gpu_agent import __version__
+
+__all__ = ["main"]
+
+_HELP = """\
+Receives what a serving engine did in every step, and sends it to Legato.
+
+It runs beside the engine, as the engine's user. Three commands, for vLLM:
+
+  pip install ./gpu_agent                  into vLLM's environment: brings the plugins and this command
+  legato-gpu-agent                         in a terminal or service of its own
+  vllm serve MODEL --enable-logging-iteration-details
+
+vLLM finds the plugins by itself; where VLLM_PLUGINS is set, add "legato" and "legato_scheduler" to it. Without
+--enable-logging-iteration-details no one knows which steps were prefill.
+"""
+_MORE = """\
+settings, from the environment (options win):
+  LEGATO_ENDPOINT             where steps go; default http://127.0.0.1:4318
+  LEGATO_ENGINE_SOCKET        where plugins and agent meet; set it for both when they run as different users or in containers
+  LEGATO_ENGINE_FLUSH_MS      how often steps are sent; default 1000
+  LEGATO_AGENT_METRICS_PORT   loopback port of the agent's own metrics; default none
+and in vLLM's environment:
+  LEGATO_ENGINE_ID            what the engine is called; default host:port of its server
+  LEGATO_SCHEDULER_HOOK       1: also tell which requests were prefilled, preempted and resumed
+
+It needs no root, runs no commands, and listens on no network but the metrics port, if asked.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="legato-gpu-agent", description=_HELP, epilog=_MORE, formatter_class=raw)
+    parser.add_argument("--endpoint", metavar="URL", help="where steps go [env: LEGATO_ENDPOINT]")
+    parser.add_argument("--socket", metavar="PATH", help="where the plugins send [env: LEGATO_ENGINE_SOCKET]")
+    parser.add_argument("--metrics-port", metavar="PORT", help="port of the agent's own metrics [env: LEGATO_AGENT_METRICS_PORT]")
+    parser.add_argument("--version", action="version", version=__version__)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    given = _parser().parse_args(arguments)
+    # What has to do with numbers and protobuf loads after --help has been answered.
+    from legato_gpu_agent.agent import Agent
+    from legato_gpu_agent.metrics import Metrics
+    from legato_gpu_agent.settings import Settings, SettingsError
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    options = {"LEGATO_ENDPOINT": given.endpoint, "LEGATO_ENGINE_SOCKET": given.socket, "LEGATO_AGENT_METRICS_PORT": given.metrics_port}
+    try:
+        settings = Settings.from_env({**os.environ, **{name: value for name, value in options.items() if value is not None}})
+        metrics = Metrics()
+        agent = Agent(settings, metrics)
+        if settings.metrics_port:
+            metrics.serve(settings.metrics_port)
+    except (SettingsError, OSError) as error:
+        print(f"legato-gpu-agent: {error}", file=sys.stderr)
+        sys.exit(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    logging.getLogger("legato").info("listening at %s, sending to %s", settings.socket, settings.endpoint)
+    complete = agent.run()
+    logging.getLogger("legato").info("stopped; %s", "everything was sent" if complete else "some was not sent")
+    sys.exit(0 if complete else 1)
+
+
+if __name__ == "__main__":
+    main()

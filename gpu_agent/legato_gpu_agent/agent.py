@@ -1,0 +1,153 @@
+"""The agent: reads what the plugins tell, and sends each engine's steps on once a second.
+
+One idea: it looks at its socket every few milliseconds instead of waiting on it, because to wake a sleeping reader would cost the engine
+five times what the copy costs; what does not fit the socket's queue meanwhile, the plugin keeps. One loop reads and encodes, one thread
+sends, so a receiver that is down never stops the reading. Nothing that a datagram holds can end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import socket
+import stat
+import threading
+import time
+
+from legato_gpu_agent.datagrams import DATAGRAM_BYTES_MAX, BadDatagram, decode
+from legato_gpu_agent.metrics import Metrics
+from legato_gpu_agent.pending import Flush, Pending
+from legato_gpu_agent.post import Body, Post
+from legato_gpu_agent.settings import Settings, SettingsError
+from legato_gpu_agent.steps import request_of
+
+__all__ = ["Agent", "bind"]
+
+_log = logging.getLogger("legato")
+LOOK_EVERY_S, LOOK_IDLE_S = 0.02, 0.05
+# After this long without a datagram the looks are rarer.
+_IDLE_AFTER_S = 1.0
+DRAIN_S = 10.0
+
+
+def bind(path: pathlib.Path) -> socket.socket:
+    """The agent's socket, in a folder that is its user's alone. Raises ``SettingsError`` when it cannot be had."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = path.parent.stat()
+        if folder.st_uid != os.getuid():
+            raise SettingsError(f"{path.parent} belongs to another user: set LEGATO_ENGINE_SOCKET to a path in a folder of your own")
+        _clear(path)
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        door.setblocking(False)
+        before = os.umask(0o177)
+        try:
+            door.bind(str(path))
+        finally:
+            os.umask(before)
+    except OSError as error:
+        raise SettingsError(f"cannot listen at {path}: {error.strerror}") from None
+    return door
+
+
+def _clear(path: pathlib.Path) -> None:
+    """Remove a socket that nobody listens on any more. Raises ``SettingsError`` when somebody does, or it is no socket."""
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise SettingsError(f"{path} is there and is no socket: set LEGATO_ENGINE_SOCKET to another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, contextlib.suppress(ConnectionRefusedError):
+        probe.connect(str(path))
+        raise SettingsError(f"another agent listens at {path}: stop it, or set LEGATO_ENGINE_SOCKET to another path")
+    path.unlink()
+
+
+class Agent:
+    """Runs until ``stop``: then it takes what the socket holds and sends all it has, within ``DRAIN_S``."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings, self._metrics = settings, metrics
+        self._door = bind(settings.socket)
+        self._mine = os.stat(settings.socket).st_ino
+        self._pending = Pending()
+        self._post = Post(settings.endpoint, metrics)
+        self._stopping = threading.Event()
+        self._overflowed: dict[str, int] = {}
+        self._heard_at = 0.0
+
+    def stop(self) -> None:
+        """End soon. Safe in a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> bool:
+        """Until stopped; whether all was sent."""
+        self._post.start()
+        flush_at = time.monotonic() + self._settings.flush_ms / 1000
+        while not self._stopping.wait(self._pause_s()):
+            self._read()
+            if time.monotonic() >= flush_at or self._pending.is_full:
+                self._flush()
+                flush_at = time.monotonic() + self._settings.flush_ms / 1000
+        return self._close()
+
+    def _pause_s(self) -> float:
+        return LOOK_EVERY_S if time.monotonic() - self._heard_at < _IDLE_AFTER_S else LOOK_IDLE_S
+
+    def _close(self) -> bool:
+        """The socket's name goes first, so that plugins keep what comes from now on for the next agent."""
+        with contextlib.suppress(OSError):
+            if os.stat(self._settings.socket).st_ino == self._mine:
+                self._settings.socket.unlink()
+        self._read()
+        self._door.close()
+        self._flush()
+        return self._post.close(DRAIN_S)
+
+    def _read(self) -> None:
+        """All that the socket holds, for a tenth of a second at most."""
+        until = time.monotonic() + 0.1
+        while time.monotonic() < until:
+            try:
+                data = self._door.recv(DATAGRAM_BYTES_MAX + 1)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._metrics.bad.labels(type(error).__name__).inc()
+                return
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        self._heard_at = time.monotonic()
+        try:
+            if len(data) > DATAGRAM_BYTES_MAX:
+                raise BadDatagram("size")
+            datagram = decode(data)
+            lost = self._pending.take(datagram, time.time_ns())
+        except BadDatagram as error:
+            self._metrics.bad.labels(error.reason).inc()
+            return
+        self._metrics.lost.inc(lost)
+        for kind, count in (("step", datagram.step is not None), ("finished", len(datagram.finished)), ("scheduler", len(datagram.events))):
+            if count:
+                self._metrics.received.labels(kind).inc(count)
+
+    def _flush(self) -> None:
+        for flush in self._pending.flushes(time.time_ns()):
+            try:
+                body = _body(flush)
+            except Exception as error:
+                _log.exception("a flush of %d steps could not be encoded", len(flush.steps))
+                self._metrics.dropped.labels("step", type(error).__name__).inc(len(flush.steps))
+                continue
+            self._post.put(body)
+        self._metrics.engines.set(self._pending.engines)
+        for kind, count in self._pending.overflowed.items():
+            self._metrics.dropped.labels(kind, "pending_full").inc(count - self._overflowed.get(kind, 0))
+            self._overflowed[kind] = count
+
+
+def _body(flush: Flush) -> Body:
+    content = request_of(flush.engine, flush.steps, flush.finished, flush.events).SerializeToString(deterministic=True)
+    return Body(content, {"step": len(flush.steps), "finished": len(flush.finished), "scheduler": len(flush.events)})

@@ -1,0 +1,52 @@
+"""What the plugins and the agent must agree on without talking: where the socket is, and what an engine is called.
+
+One idea: both are rules over the environment and the command line, in one place, so that two processes that share them meet. The standard
+library alone; it reads nothing but what it is given, and makes no folder.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+__all__ = ["engine_id", "socket_path"]
+
+ENGINE_ID = "LEGATO_ENGINE_ID"
+_EVERYWHERE = ("", "0.0.0.0", "::", "[::]", "localhost")
+
+
+def socket_path(environ: Mapping[str, str]) -> pathlib.Path:
+    """LEGATO_ENGINE_SOCKET, else ``legato/engine.sock`` in the user's runtime folder, else in a folder of the user's own in /tmp."""
+    named = environ.get("LEGATO_ENGINE_SOCKET")
+    if named:
+        return pathlib.Path(named)
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    folder = pathlib.Path(runtime) / "legato" if runtime else pathlib.Path("/tmp") / f"legato-{os.getuid()}"
+    return folder / "engine.sock"
+
+
+def engine_id(environ: Mapping[str, str], arguments: Sequence[str], index: int = 0) -> str:
+    """LEGATO_ENGINE_ID, else the host and port that a client on this host reaches the server at, as its command line has them.
+
+    ``index`` tells the engines behind one server apart: the first has the plain id, the others ``id/1``, ``id/2``, …
+    """
+    name = environ.get(ENGINE_ID) or _address(arguments)
+    return f"{name}/{index}" if index > 0 else name
+
+
+def _address(arguments: Sequence[str]) -> str:
+    """Where the server listens; an address that stands for all is the loopback's, which is what a local client's connection shows."""
+    host = _option(arguments, "--host")
+    return f"{'127.0.0.1' if host in _EVERYWHERE else host}:{_option(arguments, '--port') or '8000'}"
+
+
+def _option(arguments: Sequence[str], name: str) -> str:
+    """The last value given: ``--name value`` or ``--name=value``."""
+    value = ""
+    for place, argument in enumerate(arguments):
+        if argument.startswith(f"{name}="):
+            value = argument[len(name) + 1 :]
+        elif argument == name and place + 1 < len(arguments):
+            value = arguments[place + 1]
+    return value

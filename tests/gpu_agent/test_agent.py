@@ -1,0 +1,302 @@
+"""`legato-gpu-agent` as a real process, between the plugin's own code and a real `legato serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import legato_gpu_agent
+from helpers.ports import free_port
+from helpers.repository import ROOT
+from helpers.serving import Served, serve_process
+from legato_gpu_agent.agent import bind
+from legato_gpu_agent.datagrams import SCHEDULER, join, prefix, scheduler_entry
+from legato_gpu_agent.metrics import Metrics
+from legato_gpu_agent.records import Engine, SchedulerEvent
+from legato_gpu_agent.settings import Settings, SettingsError
+from legato_gpu_agent.stat_logger import StepRecorder
+from legato_ingest.reader import Reader
+
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A receiver for all tests here: each has engines of its own."""
+    with serve_process(tmp_path_factory.mktemp("serve") / "store") as served:
+        yield served
+
+
+@contextlib.contextmanager
+def agent(path: pathlib.Path, endpoint: str, metrics_port: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """The command, listening."""
+    environ = {
+        **os.environ,
+        "LEGATO_ENGINE_SOCKET": str(path),
+        "LEGATO_ENDPOINT": endpoint,
+        "LEGATO_ENGINE_FLUSH_MS": "100",
+        "LEGATO_AGENT_METRICS_PORT": str(metrics_port),
+    }
+    command = [sys.executable, "-m", "legato_gpu_agent"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            eventually(lambda: path.exists() or process.poll() is not None)
+            assert process.poll() is None, process.stdout and process.stdout.read()
+            yield process
+        finally:
+            process.kill()
+
+
+def eventually(condition: Any) -> None:
+    """Wait until it is true."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+Plugin = Callable[[pathlib.Path, str], StepRecorder]
+
+
+@pytest.fixture
+def recorder() -> Iterator[Plugin]:
+    """Makes the plugin's core, told where and who."""
+    made: list[StepRecorder] = []
+
+    def make(path: pathlib.Path, name: str) -> StepRecorder:
+        made.append(StepRecorder(environ={"LEGATO_ENGINE_SOCKET": str(path), "LEGATO_ENGINE_ID": name}, arguments=[]))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.outlet.close()
+
+
+def path_of(plugin: StepRecorder) -> pathlib.Path:
+    """Where it sends."""
+    return pathlib.Path(plugin.outlet.path)
+
+
+def tell(plugin: StepRecorder, steps: int, ended: tuple[str, ...] = ()) -> None:
+    """Steps as an engine makes them; requests end in the last."""
+    details = SimpleNamespace(num_ctx_requests=0, num_ctx_tokens=0, num_generation_requests=4, num_generation_tokens=4, elapsed_ms=2.0)
+    scheduler = SimpleNamespace(
+        num_running_reqs=4,
+        num_waiting_reqs=0,
+        num_skipped_waiting_reqs=0,
+        kv_cache_usage=0.5,
+        iteration_details=details,
+        spec_decoding_stats=None,
+    )
+    names = {"num_preemptions": 0, "num_prompt_tokens": 3, "num_generation_tokens": 9, "queued_time": 0.0, "prefill_time": 0.1}
+    for number in range(steps):
+        ends = [SimpleNamespace(request_id=each, finish_reason="stop", decode_time=1.0, **names) for each in ended]
+        iteration = SimpleNamespace(
+            inter_token_latencies_iter=[0.002], num_preempted_reqs=0, finished_requests=ends if number == steps - 1 else []
+        )
+        plugin.record(scheduler, iteration)
+        time.sleep(0.003)
+    # As vLLM's event loop would have it.
+    eventually(lambda: plugin.catch_up() or not path_of(plugin).exists())
+
+
+def steps_of(served: Served, name: str) -> list[int]:
+    """The numbers in the store, doubled ones included."""
+    return [int(row["step"]) for row in Reader(served.read).rows(f"SELECT step FROM engine_steps WHERE engine_id = '{name}' ORDER BY step")]
+
+
+def test_from_the_plugin_to_a_row(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """Every step and every finished request, from several engines at once, with what was known of each."""
+    path = tmp_path / "s"
+    with agent(path, served.otlp):
+        one, other = recorder(path, "one"), recorder(path, "other")
+        tell(one, 40, ("chatcmpl-a", "chatcmpl-b"))
+        tell(other, 20)
+        eventually(lambda: len(steps_of(served, "one")) >= 40 and len(steps_of(served, "other")) >= 20)
+        assert steps_of(served, "one") == list(range(1, 41)) and steps_of(served, "other") == list(range(1, 21))
+    reader = Reader(served.read)
+    (row,) = reader.rows(
+        "SELECT * EXCEPT (recorded_at, received_at, engine_epoch, emitter) FROM engine_steps WHERE engine_id = 'one' AND step = 7"
+    )
+    assert {key: int(value) for key, value in row.items() if isinstance(value, int) or str(value).isdecimal()} == {
+        "step": 7,
+        "interval_us": 2000,
+        "interval_max_us": 2000,
+        "elapsed_us": 2000,
+        "running": 4,
+        "waiting": 0,
+        "prefill_requests": 0,
+        "prefill_tokens": 0,
+        "decode_requests": 4,
+        "decode_tokens": 4,
+        "preempted": 0,
+        "kv_used_ppm": 500_000,
+    }
+    ended = reader.rows("SELECT response_id, reason, step, output_tokens FROM engine_requests WHERE engine_id = 'one' ORDER BY response_id")
+    assert [(each["response_id"], each["reason"], int(each["step"])) for each in ended] == [
+        ("chatcmpl-a", "stop", 40),
+        ("chatcmpl-b", "stop", 40),
+    ]
+
+
+def test_an_engine_that_restarts_is_a_new_epoch(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """Its numbers begin anew, and none is taken for one of before."""
+    path = tmp_path / "s"
+    with agent(path, served.otlp):
+        tell(recorder(path, "again"), 5)
+        tell(recorder(path, "again"), 3)
+        eventually(lambda: len(steps_of(served, "again")) >= 8)
+    epochs = Reader(served.read).rows("SELECT count() AS n FROM engine_steps WHERE engine_id = 'again' GROUP BY engine_epoch ORDER BY n")
+    assert [int(each["n"]) for each in epochs] == [3, 5]
+
+
+def test_a_receiver_that_comes_late_gets_each_step_once(tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """The agent starts first, serve stops and starts again on the same port: nothing is lost, nothing doubled."""
+    path, port, store = tmp_path / "s", free_port(), tmp_path / "store"
+    with agent(path, f"http://127.0.0.1:{port}"):
+        plugin = recorder(path, "late")
+        tell(plugin, 10)
+        time.sleep(0.3)
+        with serve_process(store, LEGATO_OTLP_PORT=str(port)) as served:
+            eventually(lambda: len(steps_of(served, "late")) >= 10)
+        tell(plugin, 10)
+        time.sleep(0.3)
+        with serve_process(store, LEGATO_OTLP_PORT=str(port)) as served:
+            tell(plugin, 10)
+            eventually(lambda: len(steps_of(served, "late")) >= 30)
+            assert steps_of(served, "late") == list(range(1, 31))
+
+
+def test_a_signal_drains_and_ends(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """What the socket holds at that moment is in the store when the command has ended, and its socket is gone."""
+    path = tmp_path / "s"
+    with agent(path, served.otlp) as process:
+        plugin = recorder(path, "drained")
+        tell(plugin, 30, ("chatcmpl-last",))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+        assert steps_of(served, "drained") == list(range(1, 31)) and not path.exists()
+        assert process.stdout and "everything was sent" in process.stdout.read()
+
+
+def test_an_agent_that_restarts_misses_nothing_short(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """What is said between two agents is kept by the plugin."""
+    path = tmp_path / "s"
+    plugin = recorder(path, "kept")
+    with agent(path, served.otlp) as process:
+        tell(plugin, 10)
+        process.terminate()
+        assert process.wait(15) == 0
+    tell(plugin, 10)
+    with agent(path, served.otlp):
+        time.sleep(1.1)
+        tell(plugin, 10)
+        eventually(lambda: len(steps_of(served, "kept")) >= 30)
+        assert steps_of(served, "kept") == list(range(1, 31))
+
+
+def scraped(port: int) -> str:
+    """The agent's metrics page."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_hostile_are_skipped_and_counted(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """Noise, other versions, truncated and repeated records: the agent lives, the good ones arrive, the page tells of the bad."""
+    path, port, rng = tmp_path / "s", free_port(), random.Random(1)
+    with agent(path, served.otlp, port) as process, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as noise:
+        noise.connect(str(path))
+        plugin = recorder(path, "calm")
+        tell(plugin, 5)
+        for size in (0, 1, 10, 200, 16_384, 20_000) * 5:
+            noise.send(rng.randbytes(size))
+        noise.send(b"\x02" + bytes(50))
+        noise.send(b"\x01\x01" + bytes(8) + b"\x01e")
+        tell(plugin, 5)
+        eventually(lambda: len(steps_of(served, "calm")) >= 10)
+        assert process.poll() is None
+        page = scraped(port)
+    assert steps_of(served, "calm") == list(range(1, 11))
+    assert float(re.search(r'bad_datagrams_total\{reason="size"\} (\S+)', page)[1]) == 5  # type: ignore[index]
+    assert 'bad_datagrams_total{reason="version"}' in page and 'bad_datagrams_total{reason="truncated"}' in page
+    assert 'legato_agent_sent_records_total{kind="step"} 10.0' in page
+
+
+def test_what_the_scheduler_did_is_accepted(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """A flush with events of requests is stored like any other, and none is rejected."""
+    path, port = tmp_path / "s", free_port()
+    with agent(path, served.otlp, port), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hook:
+        hook.connect(str(path))
+        event = SchedulerEvent(time.time_ns(), "chatcmpl-a", "preempt", 40, 2000)
+        for datagram in join(prefix(SCHEDULER, Engine("hooked", 1)), [scheduler_entry(event)] * 3):
+            hook.send(datagram)
+        tell(recorder(path, "hooked"), 5)
+        eventually(lambda: len(steps_of(served, "hooked")) >= 5)
+        eventually(lambda: 'sent_records_total{kind="scheduler"} 3.0' in scraped(port))
+    assert Reader(served.read).rows("SELECT * FROM rejected") == []
+
+
+def test_the_socket_is_its_users_alone(tmp_path: pathlib.Path) -> None:
+    """Folder and socket; a second agent is told, what is no socket is left alone, a dead agent's socket is taken."""
+    path = tmp_path / "new" / "s"
+    with bind(path):
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700 and stat.S_IMODE(path.stat().st_mode) == 0o600
+        with pytest.raises(SettingsError, match="another agent"):
+            bind(path)
+    bind(path).close()
+    path.unlink()
+    path.write_text("precious", encoding="utf-8")
+    with pytest.raises(SettingsError, match="no socket"):
+        bind(path)
+    assert path.read_text(encoding="utf-8") == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("LEGATO_ENDPOINT", "here", "URL"),
+        ("LEGATO_ENDPOINT", "http://", "URL"),
+        ("LEGATO_ENGINE_FLUSH_MS", "0", "10 to"),
+        ("LEGATO_AGENT_METRICS_PORT", "70000", "65535"),
+        ("LEGATO_ENGINE_SOCKET", "relative", "absolute"),
+        ("LEGATO_ENGINE_SOCKET", "/" + "x" * 120, "107"),
+    ],
+)
+def test_a_bad_setting_is_named(name: str, value: str, says: str) -> None:
+    """With what was expected."""
+    with pytest.raises(SettingsError, match=f"{name}.*{says}"):
+        Settings.from_env({name: value})
+
+
+def test_help_teaches() -> None:
+    """It says how vLLM comes to use it, and loads nothing heavy to say so."""
+    result = subprocess.run([sys.executable, "-m", "legato_gpu_agent", "--help"], capture_output=True, text=True, check=True)
+    for needed in ("pip install", "VLLM_PLUGINS", "--enable-logging-iteration-details", "LEGATO_ENGINE_ID", "LEGATO_SCHEDULER_HOOK"):
+        assert needed in result.stdout
+
+
+def test_settings_and_metrics_are_documented() -> None:
+    """docs/reference.md has each variable that the distribution reads, and each metric under its scraped name."""
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    package = pathlib.Path(legato_gpu_agent.__file__).parent
+    read = {
+        name for path in package.glob("*.py") for name in re.findall(r"\bLEGATO_[A-Z0-9_]*[A-Z0-9]\b", path.read_text(encoding="utf-8"))
+    }
+    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in Metrics().registry.collect()}
+    assert len(read) >= 6 and len(names) >= 8
+    assert {name for name in read | names if not re.search(rf"`{name}`", page)} == set()

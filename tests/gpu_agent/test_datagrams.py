@@ -1,0 +1,120 @@
+"""The datagrams between plugin and agent: what goes in comes out, and no bytes break the reader."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato_gpu_agent.datagrams import (
+    DATAGRAM_BYTES_MAX,
+    FINISHED,
+    SCHEDULER,
+    STEP,
+    STEP_BODY,
+    BadDatagram,
+    Datagram,
+    decode,
+    finished_entry,
+    join,
+    prefix,
+    scheduler_entry,
+)
+from legato_gpu_agent.records import EVENT_KINDS, Engine, FinishedRequest, SchedulerEvent, Step
+
+NAMES = st.text(min_size=1, max_size=60)
+NS, COUNT = st.integers(1, 2**63 - 1), st.integers(0, 2**32 - 1)
+ENGINES = st.builds(Engine, NAMES, st.integers(0, 2**63 - 1))
+STEPS = st.builds(Step, NS, NS, *[st.none() | COUNT for _ in range(13)])
+REQUESTS = st.builds(FinishedRequest, NS, NAMES, NAMES, COUNT, COUNT, COUNT, NS, NS, NS)
+EVENTS = st.builds(SchedulerEvent, NS, NAMES, st.sampled_from(EVENT_KINDS), COUNT, NS)
+ENGINE = Engine("gpu-1:8000", 1_700_000_000_000_000_000)
+
+
+def step_datagram(engine: Engine, step: Step, dropped: int = 0) -> bytes:
+    """A step as the plugin sends it."""
+    number, recorded_ns, *values = astuple(step)
+    return prefix(STEP, engine) + STEP_BODY.pack(number, recorded_ns, dropped, *(-1 if value is None else value for value in values))
+
+
+@given(ENGINES, STEPS, NS)
+def test_a_step_is_read_as_it_was_sent(engine: Engine, step: Step, dropped: int) -> None:
+    """Every field, unknown ones included, with its engine and what was lost."""
+    assert decode(step_datagram(engine, step, dropped)) == Datagram(engine, step, dropped)
+
+
+@given(ENGINES, st.lists(REQUESTS, min_size=1, max_size=200), st.lists(EVENTS, min_size=1, max_size=200))
+def test_lists_are_read_as_they_were_sent(engine: Engine, requests: list[FinishedRequest], events: list[SchedulerEvent]) -> None:
+    """In order, over as many datagrams as the bound makes of them."""
+    finished = list(join(prefix(FINISHED, engine), map(finished_entry, requests)))
+    scheduled = list(join(prefix(SCHEDULER, engine), map(scheduler_entry, events)))
+    assert max(map(len, finished + scheduled)) <= DATAGRAM_BYTES_MAX
+    assert [each for datagram in finished for each in decode(datagram).finished] == requests
+    assert [each for datagram in scheduled for each in decode(datagram).events] == events
+
+
+def test_long_lists_are_cut() -> None:
+    """A thousand ends of requests are several datagrams, none too long, and none is lost."""
+    requests = [FinishedRequest(1, f"chatcmpl-{i:040}", "length") for i in range(1000)]
+    datagrams = list(join(prefix(FINISHED, ENGINE), map(finished_entry, requests)))
+    assert len(datagrams) > 1 and max(map(len, datagrams)) <= DATAGRAM_BYTES_MAX
+    assert sum(len(decode(datagram).finished) for datagram in datagrams) == 1000
+
+
+def test_texts_are_cut_between_characters() -> None:
+    """An id of 400 bytes is shortened to whole characters."""
+    long = decode(next(join(prefix(FINISHED, ENGINE), [finished_entry(FinishedRequest(1, "ü" * 200))]))).finished[0].response_id
+    assert long == "ü" * 127
+
+
+@given(st.binary(max_size=600))
+def test_random_bytes_are_refused_or_understood(data: bytes) -> None:
+    """Nothing but `BadDatagram` comes out."""
+    try:
+        assert decode(data).engine.id
+    except BadDatagram as error:
+        assert error.reason in ("truncated", "version", "engine", "kind", "range", "text")
+
+
+@given(STEPS, st.integers(0, 200), st.integers(1, 255))
+def test_damaged_datagrams_are_refused_or_understood(step: Step, place: int, change: int) -> None:
+    """One changed byte anywhere."""
+    data = bytearray(step_datagram(ENGINE, step))
+    data[place % len(data)] ^= change
+    try:
+        decode(bytes(data))
+    except BadDatagram as error:
+        assert error.reason in ("truncated", "version", "engine", "kind", "range", "text")
+
+
+GOOD = step_datagram(ENGINE, Step(1, 2))
+
+
+@pytest.mark.parametrize("length", range(len(GOOD)))
+def test_each_truncation_is_refused(length: int) -> None:
+    """Cut anywhere, it is no step."""
+    with pytest.raises(BadDatagram, match="truncated"):
+        decode(GOOD[:length])
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x02" + GOOD[1:], "version"),
+        (GOOD[:1] + b"\x09" + GOOD[2:], "kind"),
+        (step_datagram(Engine("", 1), Step(1, 2)), "engine"),
+        (step_datagram(ENGINE, Step(0, 2)), "range"),
+        (step_datagram(ENGINE, Step(2**64 - 1, 2)), "range"),
+        (step_datagram(ENGINE, Step(1, 2**63)), "range"),
+        (GOOD.replace(b"gpu-1", b"gpu\xff1"), "text"),
+        (GOOD + b"\0", "truncated"),
+        (prefix(FINISHED, ENGINE) + finished_entry(FinishedRequest(1, "abc", "stop"))[:-1], "truncated"),
+    ],
+)
+def test_what_is_wrong_has_a_reason(data: bytes, reason: str) -> None:
+    """A newer version first of all: it is skipped by name, not misread."""
+    with pytest.raises(BadDatagram) as caught:
+        decode(data)
+    assert caught.value.reason == reason

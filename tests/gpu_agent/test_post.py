@@ -1,0 +1,177 @@
+"""The queue before the receiver: what is sent again is the same bytes, the bound holds, and every fate is counted."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from helpers.ports import free_port
+from legato_gpu_agent.metrics import Metrics
+from legato_gpu_agent.post import Body, Post, wait_of
+
+Answer = tuple[int, dict[str, str], bytes]
+OK: Answer = (200, {}, b"")
+
+
+class Receiver:
+    """An HTTP server that answers as it is told, in order, and then with 200."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers, self.bodies, self.times = list(answers), list[bytes](), list[float]()
+
+
+@contextmanager
+def receiving(receiver: Receiver, port: int = 0) -> Iterator[str]:
+    """The receiver's URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            receiver.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            receiver.times.append(time.monotonic())
+            status, headers, body = receiver.answers.pop(0) if receiver.answers else OK
+            self.send_response(status if self.path == "/v1/traces" else 404)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Not here."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def body(number: int, size: int = 10) -> Body:
+    """A flush of one step."""
+    return Body(b"%d" % number * size, {"step": 1})
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    """A counter, or 0."""
+    return metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for it, ten seconds at most."""
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_bodies_arrive_in_order_and_are_counted() -> None:
+    """Each once, as it was."""
+    metrics, receiver = Metrics(), Receiver()
+    with receiving(receiver) as url:
+        post = Post(url, metrics)
+        post.start()
+        for number in range(5):
+            post.put(body(number))
+        assert post.close(5)
+    assert receiver.bodies == [body(number).content for number in range(5)]
+    assert value(metrics, "legato_agent_sent_records_total", kind="step") == 5
+    assert value(metrics, "legato_agent_queue_bytes") == 0
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_it_tries_again_when_the_receiver_says_when(status: int) -> None:
+    """The same bytes, not before Retry-After."""
+    metrics, receiver = Metrics(), Receiver((status, {"Retry-After": "1"}, b""))
+    with receiving(receiver) as url:
+        post = Post(url, metrics)
+        post.start()
+        post.put(body(1))
+        eventually(lambda: len(receiver.bodies) == 2)
+        assert post.close(5)
+    assert receiver.bodies[0] == receiver.bodies[1] and receiver.times[1] - receiver.times[0] >= 0.95
+    assert value(metrics, "legato_agent_send_errors_total", type=f"status_{status}") == 1
+    assert value(metrics, "legato_agent_sent_records_total", kind="step") == 1
+
+
+def test_a_receiver_that_is_down_is_waited_for() -> None:
+    """What was queued meanwhile follows in order."""
+    metrics, receiver, port = Metrics(), Receiver(), free_port()
+    post = Post(f"http://127.0.0.1:{port}", metrics)
+    post.start()
+    post.put(body(1))
+    eventually(lambda: value(metrics, "legato_agent_send_errors_total", type="ConnectionRefusedError") >= 1)
+    post.put(body(2))
+    with receiving(receiver, port):
+        eventually(lambda: len(receiver.bodies) == 2)
+        assert post.close(5)
+    assert receiver.bodies == [body(1).content, body(2).content]
+
+
+def test_what_is_refused_for_good_is_not_sent_again() -> None:
+    """400, and a partial success without the span; the next one goes on."""
+    partial = ExportTraceServiceResponse()
+    partial.partial_success.rejected_spans = 1
+    metrics, receiver = Metrics(), Receiver((400, {}, b"no"), (200, {}, partial.SerializeToString()))
+    with receiving(receiver) as url:
+        post = Post(url, metrics)
+        post.start()
+        for number in range(3):
+            post.put(body(number))
+        assert post.close(5)
+    assert len(receiver.bodies) == 3
+    assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="refused") == 1
+    assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="rejected") == 1
+    assert value(metrics, "legato_agent_sent_records_total", kind="step") == 1
+
+
+def test_the_queue_is_bounded() -> None:
+    """The oldest goes, and is counted; the newest are kept."""
+    metrics, receiver = Metrics(), Receiver()
+    with receiving(receiver) as url:
+        post = Post(url, metrics, queue_bytes_max=35)
+        for number in range(6):
+            post.put(body(number))
+        post.start()
+        assert post.close(5)
+    assert receiver.bodies == [body(number).content for number in (3, 4, 5)]
+    assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="queue_full") == 3
+
+
+def test_stopping_is_bounded_in_time() -> None:
+    """With nobody there it gives up in time, and counts what it leaves."""
+    metrics = Metrics()
+    post = Post(f"http://127.0.0.1:{free_port()}", metrics)
+    post.start()
+    for number in range(3):
+        post.put(body(number))
+    started = time.monotonic()
+    assert not post.close(0.5)
+    assert time.monotonic() - started < 3
+    assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="stopped") == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("7", 7.0),
+        ("soon", None),
+        ("-1", None),
+        ("Thu, 01 Jan 1970 00:00:30 GMT", 20.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
+    """And anything else is nothing."""
+    assert wait_of(header, 10.0) == seconds

@@ -1,0 +1,30 @@
+"""What `StreamMiddleware` does by itself in a server whose code is another's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from legato.asgi import StreamMiddleware
+StreamMiddleware(None)
+print(isinstance(trace.get_tracer_provider(), TracerProvider))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "configured"),
+    [
+        ({}, "False"),
+        ({"LEGATO_ENDPOINT": "http://127.0.0.1:9"}, "True"),
+        ({"LEGATO_ENDPOINT": "http://127.0.0.1:9", "LEGATO_DISABLED": "1"}, "False"),
+    ],
+)
+def test_it_exports_where_an_endpoint_is_named(environ: dict[str, str], configured: str) -> None:
+    """With LEGATO_ENDPOINT set it configures the process; without, whoever owns the server does."""
+    result = subprocess.run([sys.executable, "-c", SCRIPT], env={"PATH": "", **environ}, check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == configured
