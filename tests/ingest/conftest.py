@@ -32,6 +32,15 @@ def shared_store(store_folder: pathlib.Path) -> Iterator[Store]:
 @pytest.fixture
 def store(shared_store: Store) -> Store:
     """The shared store, emptied."""
-    for table in ("stream_revs", "stream_sockets", "engine_steps", "engine_requests", "verdicts", "attribution_runs", "rejected"):
+    for table in (
+        "stream_revs",
+        "stream_sockets",
+        "engine_steps",
+        "engine_requests",
+        "node_samples",
+        "verdicts",
+        "attribution_runs",
+        "rejected",
+    ):
         shared_store.command(f"TRUNCATE TABLE {table}")
     return shared_store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import resource
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,17 +15,19 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from helpers.spans import native_span, request, scope_of
 from legato_ingest import pieces
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
-from legato_ingest.pieces import SPANS_MAX, batch_of
+from legato_ingest.pieces import ITEMS_MAX, batch_of
 from legato_ingest.rows import Batch, Limits, rows_of
+from legato_ingest.signals import SPANS, Signal
+from legato_ingest.wire import message
 
 NOW_NS = time.time_ns()
 MIB = 2**20
 
 
-def batch(content: bytes, faults: list[Exception] | None = None, limits: Limits | None = None) -> Batch:
+def batch(content: bytes, faults: list[Exception] | None = None, limits: Limits | None = None, signal: Signal = SPANS) -> Batch:
     """The rows of a body at a fixed moment."""
     heard = faults.append if faults is not None else lambda error: pytest.fail(f"fault: {error!r}")
-    return batch_of(content, tenant="", received_at_ns=NOW_NS, limits=limits or Limits(), on_fault=heard)
+    return batch_of(content, tenant="", received_at_ns=NOW_NS, limits=limits or Limits(), on_fault=heard, signal=signal)
 
 
 def body_of(scopes: int, spans: int, seed: int = 1) -> ExportTraceServiceRequest:
@@ -50,7 +53,7 @@ def spoiled(body: ExportTraceServiceRequest, name: str) -> bytes:
 def test_a_body_in_pieces_has_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch, spans_max: int) -> None:
     """Services, refusals and counts are those of the uncut request, in its order."""
     monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(pieces, "_PIECE_SPANS_MAX", spans_max)
+    monkeypatch.setattr(pieces, "_PIECE_ITEMS_MAX", spans_max)
     body = body_of(3, 5)
     whole, cut = rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits()), batch(body.SerializeToString())
     assert cut.revs.equals(whole.revs) and cut.rejected.equals(whole.rejected)
@@ -60,7 +63,7 @@ def test_a_body_in_pieces_has_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPa
 def test_the_budget_of_chunks_is_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cutting a request does not multiply what it may declare."""
     monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(pieces, "_PIECE_SPANS_MAX", 2)
+    monkeypatch.setattr(pieces, "_PIECE_ITEMS_MAX", 2)
     cut = batch(body_of(1, 9).SerializeToString(), limits=Limits(chunks_per_request_max=100))
     assert cut.chunks == 100
     assert sorted(cut.rejected["reason"].to_pylist()) == ["attribute", *["chunk_budget"] * 4]
@@ -88,7 +91,7 @@ def test_a_resource_that_is_not_utf8_costs_its_own_spans() -> None:
     assert cut.rejected["reason"].to_pylist().count("protobuf") == 5
 
 
-def test_a_fault_inside_legato_costs_the_span_that_met_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_inside_legato_costs_the_span_that_met_it() -> None:
     """It is rejected as internal and heard of: answered 503, its sender would bring it again for ever."""
     poison = b"\x07" * 8
 
@@ -97,31 +100,29 @@ def test_a_fault_inside_legato_costs_the_span_that_met_it(monkeypatch: pytest.Mo
             raise IndexError("poison")
         return rows_of(body, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pieces, "rows_of", failing)
     body, faults = request(), list[Exception]()
     for number in range(9):
         native_span(body, span_id=poison if number == 4 else None)
-    cut = batch(body.SerializeToString(), faults)
+    cut = batch(body.SerializeToString(), faults, signal=replace(SPANS, rows=failing))
     assert cut.revs.num_rows == 8 and [repr(fault) for fault in faults] == ["IndexError('poison')"]
     (row,) = cut.rejected.to_pylist()
     assert (row["reason"], row["span_id"]) == ("internal", poison) and "IndexError" in row["detail"] and "poison" not in row["detail"]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(24, "too many open files")], ids=lambda e: type(e).__name__)
-def test_trouble_of_the_process_is_no_spans_fault(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_trouble_of_the_process_is_no_spans_fault(error: Exception) -> None:
     """Rejecting would be losing: the sender shall try again."""
 
     def failing(*args: object, **more: object) -> Batch:
         raise error
 
-    monkeypatch.setattr(pieces, "rows_of", failing)
     with pytest.raises(type(error)):
-        batch(body_of(1, 1).SerializeToString())
+        batch(body_of(1, 1).SerializeToString(), signal=replace(SPANS, rows=failing))
 
 
 def nested(content: bytes) -> bytes:
     """Bytes as the spans of one scope of one resource."""
-    return pieces._message(1, pieces._message(2, content))
+    return message(1, message(2, content))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +130,8 @@ def nested(content: bytes) -> bytes:
     [
         nested(b"\x12\x00" * (8 * MIB)),
         nested(b"") * (4 * MIB),
-        pieces._message(1, b"") * (8 * MIB),
-        pieces._message(1, pieces._message(1, bytes(MIB)) + pieces._message(2, pieces._message(2, b""))),
+        message(1, b"") * (8 * MIB),
+        message(1, message(1, bytes(MIB)) + message(2, message(2, b""))),
     ],
     ids=["spans", "scopes", "resources", "a resource of a megabyte"],
 )
@@ -145,8 +146,8 @@ def test_a_body_of_too_many_things_is_too_large(content: bytes) -> None:
 def test_as_many_empty_spans_as_are_taken_cost_little() -> None:
     """They are no streams: ignored, at less than a quarter of a gigabyte."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    cut = batch(nested(b"\x12\x00" * (SPANS_MAX - 2)))
-    assert cut.spans == cut.ignored == SPANS_MAX - 2
+    cut = batch(nested(b"\x12\x00" * (ITEMS_MAX - 2)))
+    assert cut.spans == cut.ignored == ITEMS_MAX - 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 250_000
 
 
@@ -163,7 +164,7 @@ def test_a_span_without_end_is_rejected_alone() -> None:
 @settings(deadline=None)
 def test_any_bytes_are_rows_or_refused(content: bytes) -> None:
     """Garbage as a body, and as the content of a span."""
-    for body in (content, nested(content), nested(pieces._message(2, content))):
+    for body in (content, nested(content), nested(message(2, content))):
         try:
             cut = batch(body)
         except BadRequest:
@@ -185,7 +186,7 @@ def test_a_flipped_byte_costs_at_most_what_it_touched(data: st.DataObject) -> No
     raw = bytearray(spans[at].SerializeToString())
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     parts = [bytes(raw) if number == at else span.SerializeToString() for number, span in enumerate(spans)]
-    cut = batch(nested(b"".join(pieces._message(2, part) for part in parts)))
+    cut = batch(nested(b"".join(message(2, part) for part in parts)))
     others = {span.span_id for number, span in enumerate(spans) if number != at}
     assert others <= set(cut.revs["span_id"].to_pylist())
     assert cut.spans == 4
