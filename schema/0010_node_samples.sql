@@ -14,13 +14,13 @@ CREATE TABLE node_samples
     temporality   LowCardinality(String) CODEC(ZSTD(1)),
     monotonic     Bool CODEC(ZSTD(1)),
     unit          LowCardinality(String) CODEC(ZSTD(1)),
-    attributes    Map(LowCardinality(String), String) CODEC(ZSTD(1)),
+    attributes    Map(LowCardinality(String), String) CODEC(ZSTD(3)),
 
-    value         Nullable(Float64) CODEC(ZSTD(1)),
+    value         Nullable(Float64) CODEC(Delta, ZSTD(1)),
     count         Nullable(UInt64) CODEC(T64, ZSTD(1)),
     sum           Nullable(Float64) CODEC(ZSTD(1)),
-    bounds        Array(Float64) CODEC(ZSTD(1)),
-    bucket_counts Array(UInt64) CODEC(T64, ZSTD(1))
+    bounds        Array(Float64) CODEC(ZSTD(3)),
+    bucket_counts Array(UInt64) CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree(received_at)
 PARTITION BY toYYYYMMDD(recorded_at)
