@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 
 from legato_ingest.adapt import NS_MAX, Rejection
-from legato_ingest.series import Origin, Series, origin_of
+from legato_ingest.series import Origin, Series, origin_of, scope_origin_of
 
 __all__ = ["BOUNDS_MAX", "NAME_CHARACTERS_MAX", "Block", "Columns", "blocks_of"]
 
@@ -75,8 +75,9 @@ class Block:
 def blocks_of(request: ExportMetricsServiceRequest) -> Iterator[Block]:
     """The request's metrics that have points."""
     for resource_metrics in request.resource_metrics:
+        resource = origin_of(resource_metrics.resource.attributes)
         for scope_metrics in resource_metrics.scope_metrics:
-            outer = origin_of(resource_metrics.resource.attributes, scope_metrics.scope)
+            outer = scope_origin_of(resource, scope_metrics.scope)
             for metric in scope_metrics.metrics:
                 kind = metric.WhichOneof("data")
                 points = getattr(metric, kind).data_points if kind else ()
@@ -88,7 +89,7 @@ def _block(outer: Origin, metric: Metric, kind: str, points: list[Any]) -> Block
     data = getattr(metric, kind)
     temporality = "" if kind in ("gauge", "summary") else _TEMPORALITIES.get(data.aggregation_temporality, "unspecified")
     monotonic = kind == "sum" and data.is_monotonic
-    origin = outer.of(metric.name, metric.unit, kind, temporality, str(monotonic))
+    origin = outer.within([metric.name, metric.unit, kind, temporality, monotonic], {})
     return Block(origin, metric, kind, temporality, monotonic, points)
 
 

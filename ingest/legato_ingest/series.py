@@ -17,11 +17,13 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 
 from legato_ingest.attributes import TEXT_CHARACTERS_MAX
 
-__all__ = ["ATTRIBUTES_MAX", "Origin", "Pairs", "Series", "origin_of", "pairs_of"]
+__all__ = ["ATTRIBUTES_MAX", "Origin", "Pairs", "Series", "origin_of", "pairs_of", "scope_origin_of"]
 
 ATTRIBUTES_MAX = 128
 # What an attribute costs a row beside its text.
 _ATTRIBUTE_BYTES = 16
+# What a rejection tells of its emitter.
+_TOLD = ("service.name", "legato.emitter")
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -52,37 +54,44 @@ def _plain(value: AnyValue) -> Any:
 
 
 class Origin:
-    """What the points of one metric share: the attributes of its resource and scope, and the hash of all that names it.
+    """What the points of one resource, scope or metric share: its attributes, and the hash of all that names it.
 
     ``texts`` are the attributes as rows keep them, ``size`` is what they take of a row, ``fault`` why no row may have them.
     """
 
     __slots__ = ("_hash", "digest", "fault", "size", "texts")
 
-    def __init__(self, texts: dict[str, str], size: int, fault: str, content: hashlib.blake2b) -> None:
-        self.texts, self.size, self.fault, self._hash = texts, size, fault, content
+    def __init__(self, texts: dict[str, str], fault: str, content: hashlib.blake2b) -> None:
+        self.texts, self.size, self.fault, self._hash = texts, _size(texts), fault, content
         self.digest = content.digest()
 
-    def of(self, *names: str) -> Origin:
-        """The origin of one metric, by what tells it from others of the same scope."""
-        return Origin(self.texts, self.size, self.fault, self._fed(json.dumps(names)))
+    def within(self, named: Any, own: dict[str, str]) -> Origin:
+        """The origin of what lies inside, by what names it there, with its own attributes over these."""
+        texts = {**self.texts, **_cut(own)} if own else self.texts
+        fault = self.fault or _fault(texts)
+        if fault:
+            # Nobody keeps them, and to merge thousands again and again would be slow.
+            texts = {key: texts[key] for key in _TOLD if key in texts}
+        return Origin(texts, fault, self._fed([named, sorted(own.items())]))
 
     def hash_of(self, own: dict[str, str]) -> int:
         """The hash of the series that has these attributes of its own."""
-        return int.from_bytes(self._fed(json.dumps(sorted(own.items()))).digest(), "little")
+        return int.from_bytes(self._fed(sorted(own.items())).digest(), "little")
 
-    def _fed(self, text: str) -> hashlib.blake2b:
+    def _fed(self, named: Any) -> hashlib.blake2b:
         out = self._hash.copy()
-        out.update(text.encode())
+        out.update(json.dumps(named).encode())
         return out
 
 
-def origin_of(resource: Iterable[KeyValue], scope: InstrumentationScope) -> Origin:
-    """The origin of all metrics of a scope."""
-    outer, inner = dict(pairs_of(resource)), dict(pairs_of(scope.attributes))
-    named = json.dumps([sorted(outer.items()), scope.name, scope.version, sorted(inner.items())])
-    texts = _cut({**outer, **inner})
-    return Origin(texts, _size(texts), _fault(texts), hashlib.blake2b(named.encode(), digest_size=8))
+def origin_of(resource: Iterable[KeyValue]) -> Origin:
+    """The origin of all points of a resource."""
+    return Origin({}, "", hashlib.blake2b(digest_size=8)).within("", dict(pairs_of(resource)))
+
+
+def scope_origin_of(resource: Origin, scope: InstrumentationScope) -> Origin:
+    """The origin of all points of a scope."""
+    return resource.within([scope.name, scope.version], dict(pairs_of(scope.attributes)))
 
 
 class Series:

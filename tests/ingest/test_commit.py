@@ -25,6 +25,7 @@ from legato_ingest.rows import Batch, Limits, rows_of, sample_rows_of
 from legato_ingest.store import Store
 
 PATIENCE_S = 20
+NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
 
 
 class Double:
@@ -404,12 +405,11 @@ def samples_of(body: ExportMetricsServiceRequest, tenant: str = "") -> Batch:
 def scrapes(count: int = 5, seed: int = 1) -> ExportMetricsServiceRequest:
     """So many scrapes of an engine, over the last hours."""
     rng, body = random.Random(seed), metrics_request()
-    now = time.time_ns() // SECOND_NS * SECOND_NS
     for number in range(count):
-        at = now - number * rng.choice((1, 60, 3_600)) * SECOND_NS - seed
+        at = NOW_NS - number * rng.choice((1, 60, 3_600)) * SECOND_NS - seed
         gauge(body, "vllm:num_requests_running", rng.random(), at, attributes={"engine": "0"})
         gauge(body, "vllm:num_requests_running", rng.random(), at, attributes={"engine": "1"})
-        total(body, "vllm:prompt_tokens", rng.random(), at, start_time_unix_nano=now - 10**15)
+        total(body, "vllm:prompt_tokens", rng.random(), at, start_time_unix_nano=NOW_NS - 10**15)
         histogram(body, "vllm:inter_token_latency_seconds", [0.01, 0.1], [1, 2, 3], at)
     return body
 

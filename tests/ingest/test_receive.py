@@ -546,3 +546,37 @@ def test_damaged_metrics_have_a_defined_answer(lasting: Door, data: st.DataObjec
     reply = lasting.post(bytes(raw), path=METRICS)
     assert reply.status_code in (200, 400), reply.content
     assert lasting.client.get("/healthz").status_code == 200
+
+
+_NUMBERS = st.one_of(st.floats(), st.integers(-(2**63), 2**63 - 1), st.none())
+_NANOSECONDS = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 10**12).map(lambda age: time.time_ns() - age))
+_VALUES = st.one_of(
+    st.text(max_size=5), st.booleans(), st.integers(-9, 9), st.floats(), st.binary(max_size=3), st.lists(st.text(max_size=2), max_size=2)
+)
+_ATTRIBUTES = st.dictionaries(st.text(max_size=5), _VALUES, max_size=3)
+_COUNTS = st.lists(st.integers(0, 2**64 - 1), max_size=4)
+
+
+@given(st.data())
+@hypothesis_settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_points_cost_no_neighbour_and_a_retry_nothing(lasting: Door, shared_store: Store, data: st.DataObject) -> None:
+    """Points of any numbers, times, flags and attributes between good ones: those are stored, and nothing twice when all is sent again."""
+    run = f"run-{time.monotonic_ns()}"
+    body, now = metrics_request({"run": run}), time.time_ns()
+    for number in range(data.draw(st.integers(1, 5))):
+        gauge(body, "neighbour", number, now - number)
+        at, attributes = data.draw(_NANOSECONDS), data.draw(_ATTRIBUTES)
+        more = {"flags": data.draw(st.integers(0, 3)), "start_time_unix_nano": data.draw(st.sampled_from([0, at, now]))}
+        name = data.draw(st.sampled_from(["any", "", "neighbour's", "\0"]))
+        if data.draw(st.booleans()):
+            data.draw(st.sampled_from([gauge, total]))(body, name, data.draw(_NUMBERS), at, attributes=attributes, **more)
+        else:
+            bounds, counts = data.draw(st.lists(st.floats(), max_size=4)), data.draw(_COUNTS)
+            count = data.draw(st.sampled_from([0, 1, 2**64 - 1]))
+            histogram(body, name, bounds, counts, at, count=count, sum=data.draw(st.floats()), attributes=attributes, **more)
+    found, columns = [], "countIf(metric = 'neighbour'), count(), uniqExact(series, recorded_at)"
+    for _ in range(2):
+        assert lasting.post(body.SerializeToString(), path=METRICS).status_code == 200
+        found += shared_store.select(f"SELECT {columns} FROM node_samples WHERE attributes['run'] = '{run}'")
+    neighbours = sum(metric.name == "neighbour" for metric in body.resource_metrics[0].scope_metrics[0].metrics)
+    assert found[0] == found[1] and found[0][0] == neighbours and found[0][1] == found[0][2]
