@@ -33,7 +33,7 @@ class Limits:
 
     chunks_per_request_max: int = 8_388_608
     chunks_per_pass_max: int = 262_144
-    attribute_bytes_per_request_max: int = 64 * 2**20
+    attribute_bytes_per_request_max: int = 128 * 2**20
     retention_days: int = 90
     future_max_s: int = 86_400
 
