@@ -69,12 +69,13 @@ class Batch:
     def nbytes(self) -> int:
         """Memory that the rows hold."""
         tables = (self.revs, self.sockets, self.steps, self.requests, self.samples, self.rejected)
-        return int(sum(table.nbytes for table in tables))
+        # Asking a table takes longer than its rows do, so an empty one is not asked.
+        return int(sum(table.nbytes for table in tables if table.num_rows))
 
     @property
     def weight(self) -> int:
         """What it adds to an insert, in chunks: samples weigh as much as chunks of their bytes."""
-        return self.chunks + int(self.samples.nbytes) // _CHUNK_BYTES
+        return self.chunks + (int(self.samples.nbytes) // _CHUNK_BYTES if self.points else 0)
 
 
 @cache
