@@ -2,17 +2,18 @@
 
     python bench/attribution.py RECORDING --out VERDICTS.jsonl [--hide server] [--hide engine] [--gap-ms 100 --excess-ms 50]
 
-The recording's clients, servers and engine steps are sent as OTLP to a fresh `legato serve` through the ordinary path (steps by the agent's
-own encoder), its worker judges them, and the verdicts are read back and written a line each. No `truth_*` file and no `run.json` is
-opened; a file that the folder lacks counts as hidden. No clock is declared to be shared between files. Sizes are unknown, so a boundary is
-an event's place. Last line: one JSON object with `gaps_per_s` (the judgement alone, on this core), `verdicts`, `streams`, `n_gaps`.
+The recording's clients, servers, engine steps and node samples (scrapes, host counters, server sockets) are sent as OTLP to a fresh
+`legato serve` through the ordinary path (steps by the agent's own encoder), its worker judges them, and the verdicts are read back and
+written a line each. `--hide engine` hides steps, scrapes and host counters, `--hide server` the middleware and the sockets. No `truth_*`
+file and no `run.json` is opened; a file that the folder lacks counts as hidden. No clock is declared to be shared between files. Sizes are
+unknown, so a boundary is an event's place. Last line: one JSON object with `gaps_per_s` (the judgement alone, on this core), `verdicts`,
+`streams`, `n_gaps`.
 """
 
 from __future__ import annotations
 
 import argparse
 import bisect
-import gzip
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.machine import describe  # noqa: E402
+from bench.node_samples import engine_samples, lines, socket_samples  # noqa: E402
 from bench.recordings import RecordedStream, load  # noqa: E402
 from helpers.serving import Served, serve_process  # noqa: E402
 from helpers.spans import native_span, request  # noqa: E402
@@ -43,29 +45,29 @@ DONE_BYTES = 14
 PATIENCE_S = 60
 
 
-def lines(folder: pathlib.Path, name: str) -> Iterator[dict[str, Any]]:
-    """The records of one file; none where the folder lacks it."""
-    path = folder / f"{name}.jsonl.gz"
-    if path.exists():
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)
-
-
 def trace_of(ident: str) -> bytes:
     """The trace that a client's request id stands for."""
     return hashlib.blake2b(ident.encode(), digest_size=16).digest()
 
 
-def send(served: Served, content: bytes) -> None:
+def send(served: Served, content: bytes, path: str = "/v1/traces") -> None:
     """Post a body until it is acknowledged as a whole."""
     while True:
-        reply = httpx.post(f"{served.otlp}/v1/traces", content=content, headers={"Content-Type": "application/x-protobuf"}, timeout=120)
+        reply = httpx.post(f"{served.otlp}{path}", content=content, headers={"Content-Type": "application/x-protobuf"}, timeout=120)
         if reply.status_code == 200 and not reply.content:
             return
         if reply.status_code not in (429, 503):
             raise SystemExit(f"the recording was not taken: {reply.status_code} {reply.content[:300]!r}")
         time.sleep(0.2)
+
+
+def send_samples(served: Served, bodies: Iterator[tuple[bytes, int]]) -> int:
+    """Node samples; how many."""
+    count = 0
+    for content, points in bodies:
+        send(served, content, "/v1/metrics")
+        count += points
+    return count
 
 
 def send_streams(served: Served, streams: Iterator[tuple[str, int, int, str, bytes, str, str]]) -> int:
@@ -284,15 +286,20 @@ def main() -> None:
     }
     names = {trace_of(str(record["id"])).hex(): str(record["id"]) for record in lines(given.recording, "client")}
     with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store", **settings) as served:
-        steps = 0 if "engine" in given.hide else send_steps(served, given.recording)
+        steps = samples = 0
+        if "engine" not in given.hide:
+            steps = send_steps(served, given.recording)
+            samples += send_samples(served, engine_samples(given.recording))
         if "server" not in given.hide:
+            samples += send_samples(served, socket_samples(given.recording))
             send_streams(served, servers(given.recording))
         streams = send_streams(served, clients(given.recording))
         found = verdicts(served, names)
     given.out.write_text("".join(json.dumps(verdict) + "\n" for verdict in found), encoding="utf-8")
     speed, count = gaps_per_s()
     print(describe("chdb", "numpy"))
-    print(f"{streams} streams and {steps:,} engine steps sent, {len(found):,} stalls judged; {os.path.basename(given.recording)}")
+    sent = f"{streams} streams, {steps:,} engine steps and {samples:,} node samples sent"
+    print(f"{sent}, {len(found):,} stalls judged; {os.path.basename(given.recording)}")
     print(json.dumps({"gaps_per_s": round(speed), "verdicts": len(found), "streams": streams, "n_gaps": count}))
 
 

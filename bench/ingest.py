@@ -1,11 +1,12 @@
 """How fast `legato serve` takes packed timelines, how much memory it needs, and how long an acknowledgement takes.
 
-    python bench/ingest.py [--streams 60000] [--chunks 200] [--core 0]
+    python bench/ingest.py [--streams 60000] [--chunks 200] [--points 200000] [--core 0]
 
 What runs is what users run: the `legato serve` command on an embedded store in a fresh folder, fed over HTTP. It is pinned to one
 core, the sender to the others. First it is fed as fast as it acknowledges: bodies of 500 streams, eight requests at a time. Then single
-streams arrive at a steady pace while the heaviest report query runs without a pause, and each acknowledgement is timed.
-Last line: one JSON object with `chunks_per_s_packed`, `peak_rss_mb`, `ack_p99_ms`.
+streams arrive at a steady pace while the heaviest report query runs without a pause, and each acknowledgement is timed. At last it is fed
+metrics: bodies of four scrapes of 500 series (gauges, sums, histograms of 19 buckets; 11 attributes a row), first new, then all again.
+Last line: one JSON object with `chunks_per_s_packed`, `peak_rss_mb`, `ack_p99_ms`, `points_per_s`, `points_per_s_again`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.machine import describe, median, quantile  # noqa: E402
+from helpers.points import gauge, histogram, metrics_request, total  # noqa: E402
 from helpers.serving import Served, serve_process  # noqa: E402
 from helpers.spans import native_span, request  # noqa: E402
 from legato._timeline import pack  # noqa: E402
 
 STREAMS_A_BODY = 500
 SENDERS = 8
+SCRAPES_A_BODY = 4
+METRICS, SERIES_A_METRIC = 50, 10
 HEAVY = """
 SELECT model, count(), quantileExact(0.99)(gap_p99_us), quantileExact(0.99)(gap_max_us), avg(jitter_ratio),
        sumMap(gap_bucket, gap_bucket_count), countIf(gap_max_us <= 400000) / count()
@@ -92,6 +96,26 @@ def query(served: Served, sql: str) -> bytes:
     return reply.content
 
 
+def scrapes(count: int, rng: random.Random) -> list[bytes]:
+    """Bodies of so many points in all, of one engine, a scrape a second."""
+    resource = {"legato.engine.id": "node-1:8000", "host.name": "node-1", **{f"k8s.label.{i}": f"some-value-{i}" for i in range(6)}}
+    bounds, out, now = [0.01 * (i + 1) for i in range(18)], list[bytes](), time.time_ns()
+    for number in range(count // (SCRAPES_A_BODY * METRICS * SERIES_A_METRIC)):
+        body = metrics_request(resource)
+        for scrape in range(SCRAPES_A_BODY):
+            at = now - (number * SCRAPES_A_BODY + scrape) * 1_000_000_000
+            for metric, series in ((i, j) for i in range(METRICS) for j in range(SERIES_A_METRIC)):
+                labels = {"model_name": "Qwen/Qwen2", "engine": "0", "n": str(series)}
+                if metric % 10 == 9:
+                    histogram(body, f"vllm:histogram_{metric}", bounds, [10] * 19, at, attributes=labels)
+                elif metric % 2:
+                    total(body, f"vllm:total_{metric}", rng.random(), at, attributes=labels, start_time_unix_nano=now - 10**15)
+                else:
+                    gauge(body, f"vllm:gauge_{metric}", rng.randrange(10**6), at, attributes=labels)
+        out.append(body.SerializeToString())
+    return out
+
+
 def send(client: httpx.Client, url: str, content: bytes) -> float:
     """Send until acknowledged; seconds that it took."""
     started = time.perf_counter()
@@ -104,9 +128,9 @@ def send(client: httpx.Client, url: str, content: bytes) -> float:
         time.sleep(0.05)
 
 
-def feed(served: Served, bodies: list[bytes]) -> float:
+def feed(served: Served, bodies: list[bytes], path: str = "/v1/traces") -> float:
     """Seconds from the first request to the last acknowledgement."""
-    url = f"{served.otlp}/v1/traces"
+    url = f"{served.otlp}{path}"
     with httpx.Client(timeout=120) as client, concurrent.futures.ThreadPoolExecutor(SENDERS) as pool:
         started = time.perf_counter()
         for done in [pool.submit(send, client, url, content) for content in bodies]:
@@ -142,6 +166,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--streams", type=int, default=60_000)
     options.add_argument("--chunks", type=int, default=200)
+    options.add_argument("--points", type=int, default=200_000)
     options.add_argument("--core", type=int, default=0)
     options.add_argument("--singles", type=int, default=1_500)
     given = options.parse_args()
@@ -159,9 +184,14 @@ def main() -> None:
         acks, ran = acknowledge(served, singles, 0.02)
         rss = rss_peak_mb(served)
         stored = int(query(served, "SELECT count() FROM streams FORMAT TSV"))
+        pages = scrapes(given.points, rng)
+        fresh, again = (feed(served, pages, "/v1/metrics") for _ in range(2))
+        points = int(query(served, "SELECT count() FROM node_samples FORMAT TSV"))
     sent = STREAMS_A_BODY * (len(bodies) + len(warm)) + len(singles)
     if stored != sent:
         raise SystemExit(f"{sent} streams were acknowledged and {stored} are there")
+    if points != len(pages) * SCRAPES_A_BODY * METRICS * SERIES_A_METRIC:
+        raise SystemExit(f"{points} points are there after {len(pages)} bodies were acknowledged twice")
     chunks = STREAMS_A_BODY * len(bodies) * given.chunks
     size = sum(map(len, bodies)) / chunks
     print(describe("chdb", "numpy", "pyarrow", "protobuf"))
@@ -174,6 +204,9 @@ def main() -> None:
         "ack_p99_ms": round(1000 * quantile(acks, 0.99), 1),
         "n_chunks": chunks,
         "n_acks": len(acks),
+        "points_per_s": round(points / fresh),
+        "points_per_s_again": round(points / again),
+        "n_points": points,
     }
     print(json.dumps(figures))
 

@@ -18,10 +18,10 @@ from legato_ingest.attributes import AttributeFault, Attributes, attribute_map
 from legato_ingest.facts import EngineFlush, StreamFacts
 from legato_ingest.timeline import KNOWN, TimelineError, TimelineHead, read_head
 
-__all__ = ["Adapted", "Flush", "Limits", "Rejection", "Stream", "Taken", "adapt", "reject"]
+__all__ = ["DAY_NS", "NS_MAX", "Adapted", "Flush", "Limits", "Rejection", "Stream", "Taken", "adapt", "reject"]
 
-_DAY_NS = 86_400_000_000_000
-_NS_MAX = 2**63 - 1
+DAY_NS = 86_400_000_000_000
+NS_MAX = 2**63 - 1
 # A start this far ahead of the receiver's clock is a wrong clock, not the jitter of a right one.
 _FUTURE_NS = 60_000_000_000
 _NO_HEAD = TimelineHead(0, {})
@@ -33,6 +33,7 @@ class Limits:
 
     chunks_per_request_max: int = 8_388_608
     chunks_per_pass_max: int = 262_144
+    attribute_bytes_per_request_max: int = 128 * 2**20
     retention_days: int = 90
     future_max_s: int = 86_400
 
@@ -147,7 +148,7 @@ def _check_identity(facts: StreamFacts | EngineFlush) -> None:
 
 
 def _check_times(facts: StreamFacts | EngineFlush, received_at_ns: int, limits: Limits) -> None:
-    if not 0 < facts.start_ns <= _NS_MAX or not 0 < facts.end_ns <= _NS_MAX:
+    if not 0 < facts.start_ns <= NS_MAX or not 0 < facts.end_ns <= NS_MAX:
         raise _Refused("time", "start or end is zero or beyond the year 2262")
     if facts.end_ns < facts.start_ns:
         raise _Refused("time", "the span ends before it starts")
@@ -158,7 +159,7 @@ def _check_times(facts: StreamFacts | EngineFlush, received_at_ns: int, limits: 
         return
     if ahead > limits.future_max_s * 1_000_000_000:
         raise _Refused("retention", f"starts more than {limits.future_max_s} s in the future")
-    if -ahead > limits.retention_days * _DAY_NS:
+    if -ahead > limits.retention_days * DAY_NS:
         raise _Refused("retention", f"starts before the {limits.retention_days} days that are kept")
 
 
@@ -184,7 +185,7 @@ def reject(span: Span, attributes: Attributes, reason: str, detail: str) -> Reje
         trace_id=span.trace_id,
         span_id=span.span_id,
         rev=max(0, min(rev.int_value, 2**32 - 1)) if rev is not None else 0,
-        start_ns=min(span.start_time_unix_nano, _NS_MAX),
+        start_ns=min(span.start_time_unix_nano, NS_MAX),
         service_name=service.string_value[:256] if service is not None else "",
         emitter=emitter.string_value[:256] if emitter is not None else "",
         otlp_bytes=span.ByteSize(),

@@ -14,27 +14,30 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from legato_ingest.adapt import Rejection
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
-from legato_ingest.known import Key, engine_keys, keys_of, known_engine_keys, known_keys
+from legato_ingest.known import BESIDE, keys_of, known_keys
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Batch
+from legato_ingest.rows import Batch, rejected_table
 from legato_ingest.store import Store
 
 __all__ = ["Committer", "Receipt"]
 
 T = TypeVar("T")
-REVS, SOCKETS, STEPS, REQUESTS, REJECTED = "stream_revs", "stream_sockets", "engine_steps", "engine_requests", "rejected"
+REVS, SOCKETS, REJECTED = "stream_revs", "stream_sockets", "rejected"
+# What a row of any table tells of itself in `rejected`.
+_SAID = ("tenant", "metric", "trace_id", "span_id", "rev", "service_name", "emitter", "otlp_bytes")
 # What ClickHouse answers to a value that it cannot take: these, and no others, are a row's own fault.
 _ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
 
 
 @dataclass(slots=True)
 class Receipt:
-    """What became of a request's spans, now that they are in the store: ``rejected`` of them with ``reasons``."""
+    """What became of a request's spans or points, now that they are in the store: ``rejected`` of them with ``reasons``."""
 
     rejected: int = 0
     reasons: list[str] = field(default_factory=list)
@@ -64,7 +67,7 @@ class Committer:
 
     def submit(self, batch: Batch) -> Future[Receipt]:
         """Hand over a request's rows; the future is done when they are in the store. Raises ``Overloaded``, having taken nothing."""
-        size = batch.revs.nbytes + batch.steps.nbytes + batch.requests.nbytes + batch.rejected.nbytes
+        size = batch.nbytes
         with self._changed:
             if self._closing:
                 raise StoreUnavailable("the server is stopping")
@@ -100,10 +103,10 @@ class Committer:
 
     def _take(self) -> list[_Waiting]:
         group = [self._queue.popleft()]
-        chunks = group[0].batch.chunks
-        while self._queue and chunks + self._queue[0].batch.chunks <= self._chunks_max:
+        weight = group[0].batch.weight
+        while self._queue and weight + self._queue[0].batch.weight <= self._chunks_max:
             group.append(self._queue.popleft())
-            chunks += group[-1].batch.chunks
+            weight += group[-1].batch.weight
         return group
 
     def _commit(self, group: list[_Waiting]) -> None:
@@ -127,27 +130,33 @@ class Committer:
     def _insert(self, group: list[_Waiting]) -> list[Receipt]:
         fresh = self._drop_known(group)
         receipts = [_receipt(waiting.batch) for waiting in group]
-        bad = self._insert_bisecting(fresh)
-        refused = pa.concat_tables([*(waiting.batch.rejected for waiting in group), *(_refused_row(row, error) for row, error in bad)])
+        bad = self._insert_bisecting(REVS, pa.concat_tables(fresh))
         if bad:
-            _tell_refused(group, receipts, {key for row, _ in bad for key in keys_of(row)})
+            _tell_refused(receipts, [keys_of(waiting.batch.revs) for waiting in group], {key for row, _ in bad for key in keys_of(row)})
         # A rev that is sent again replaces its own row here: nothing counts these rows.
         self._store.insert(SOCKETS, pa.concat_tables([waiting.batch.sockets for waiting in group]))
-        self._insert_engine(group)
-        self._store.insert(REJECTED, self._drop_known_rejections(refused))
-        self._count_outcome(group, fresh, refused, len(bad))
+        beside = self._insert_beside(group, receipts)
+        refused = [*(_refused_row(row, keys_of(row), error) for row, error in bad), *beside]
+        rejected = pa.concat_tables([*(waiting.batch.rejected for waiting in group), *refused])
+        self._store.insert(REJECTED, self._drop_known_rejections(rejected))
+        self._count_outcome(group, fresh, len(bad))
         return receipts
 
-    def _insert_engine(self, group: list[_Waiting]) -> None:
-        """Steps and finished requests that are new. A step's key is its engine, its time and its number; its numbers cannot be refused."""
-        for table, number in ((STEPS, "step"), (REQUESTS, "response_id")):
-            rows = pa.concat_tables([waiting.batch.steps if table == STEPS else waiting.batch.requests for waiting in group])
-            if rows.num_rows:
-                keys = engine_keys(rows, number)
-                fresh = _unseen(rows, keys, known_engine_keys(self._store, table, rows, number))
-                self._store.insert(table, fresh)
-                self._metrics.engine_rows.labels(table, "stored").inc(fresh.num_rows)
-                self._metrics.engine_rows.labels(table, "duplicate").inc(rows.num_rows - fresh.num_rows)
+    def _insert_beside(self, group: list[_Waiting], receipts: list[Receipt]) -> list[pa.Table]:
+        """Steps, finished requests and samples that are new; the rows of `rejected` for those that the store refuses."""
+        refused = []
+        for identity in BESIDE:
+            parts = [getattr(waiting.batch, identity.rows) for waiting in group]
+            rows = pa.concat_tables(parts)
+            if not rows.num_rows:
+                continue
+            fresh = _unseen(rows, identity.keys(rows), identity.known(self._store, rows))
+            bad = self._insert_bisecting(identity.table, fresh)
+            if bad:
+                _tell_refused(receipts, map(identity.keys, parts), {key for row, _ in bad for key in identity.keys(row)})
+                refused += [_refused_row(row, identity.keys(row), error) for row, error in bad]
+            self._metrics.count_stored(identity.table, fresh.num_rows - len(bad), rows.num_rows - fresh.num_rows, len(bad))
+        return refused
 
     def _drop_known(self, group: list[_Waiting]) -> list[pa.Table]:
         """Each batch's rows that neither the store nor an earlier place of the group has."""
@@ -173,15 +182,14 @@ class Committer:
         }
         return _unseen(refused, zip(hashes, refused["reason"].to_pylist(), strict=True), seen)
 
-    def _insert_bisecting(self, tables: list[pa.Table]) -> list[tuple[pa.Table, StoreRefused]]:
+    def _insert_bisecting(self, table: str, rows: pa.Table) -> list[tuple[pa.Table, StoreRefused]]:
         """Insert all; where the store refuses, halve until the row that it refuses stands alone. Returns those rows."""
-        rows = pa.concat_tables(tables)
         bad: list[tuple[pa.Table, StoreRefused]] = []
         spans = [(0, rows.num_rows)]
         while spans:
             start, count = spans.pop()
             try:
-                self._store.insert(REVS, rows.slice(start, count))
+                self._store.insert(table, rows.slice(start, count))
             except StoreRefused as error:
                 self._metrics.errors.labels("insert", str(error.code)).inc()
                 if error.code not in _ROW_CODES:
@@ -194,15 +202,18 @@ class Committer:
                     spans += [(start + half, count - half), (start, half)]
         return bad
 
-    def _count_outcome(self, group: list[_Waiting], fresh: list[pa.Table], refused: pa.Table, store_refused: int) -> None:
+    def _count_outcome(self, group: list[_Waiting], fresh: list[pa.Table], store_refused: int) -> None:
         metrics = self._metrics
         stored = sum(table.num_rows for table in fresh)
         offered = sum(waiting.batch.revs.num_rows for waiting in group)
         metrics.stored_spans.inc(stored - store_refused)
         metrics.stored_chunks.inc(sum(waiting.batch.chunks for waiting in group) if stored == offered else _chunks_in(fresh))
         metrics.duplicate_spans.inc(offered - stored)
-        for reason in refused["reason"].to_pylist():
-            metrics.rejected_spans.labels(reason).inc()
+        metrics.rejected_spans.labels("store_refused").inc(store_refused)
+        for waiting in group:
+            rejected = metrics.rejected_points if waiting.batch.points else metrics.rejected_spans
+            for reason in waiting.batch.rejected["reason"].to_pylist():
+                rejected.labels(reason).inc()
 
 
 def _unseen(rows: pa.Table, keys: Iterable[T], seen: set[T]) -> pa.Table:
@@ -222,34 +233,29 @@ def _receipt(batch: Batch) -> Receipt:
     return Receipt(batch.rejected.num_rows, sorted(set(batch.rejected["reason"].to_pylist())))
 
 
-def _tell_refused(group: list[_Waiting], receipts: list[Receipt], bad: set[Key]) -> None:
+def _tell_refused(receipts: list[Receipt], sent: Iterable[list[Any]], bad: set[Any]) -> None:
     """Everyone who sent a row that the store refuses hears of it, also the sender of a copy that was never tried."""
-    for waiting, receipt in zip(group, receipts, strict=True):
-        count = sum(key in bad for key in keys_of(waiting.batch.revs))
+    for receipt, keys in zip(receipts, sent, strict=True):
+        count = sum(key in bad for key in keys)
         if count:
             receipt.rejected += count
             receipt.reasons.append("store_refused")
 
 
-def _refused_row(row: pa.Table, error: StoreRefused) -> pa.Table:
-    """A row of `rejected` for a row that the store refuses. Its hash is of the row's key: the span itself is gone by now."""
-    (key,) = keys_of(row)
-    columns = {
-        "tenant": row["tenant"],
-        "received_at": row["received_at"],
-        "reason": pa.array(["store_refused"]),
-        "detail": pa.array([f"ClickHouse error {error.code}"]),
-        "service_name": row["service_name"],
-        "emitter": row["emitter"],
-        "trace_id": row["trace_id"],
-        "span_id": row["span_id"],
-        "rev": row["rev"],
-        "start_time": row["start_time"],
-        "otlp_bytes": row["otlp_bytes"],
-        "span_sha256": pa.array([_hash(key)], pa.binary(32)),
-    }
-    return pa.table(columns)
-
-
-def _hash(key: Key) -> bytes:
-    return hashlib.sha256(repr(key).encode()).digest()
+def _refused_row(row: pa.Table, keys: list[Any], error: StoreRefused) -> pa.Table:
+    """A row of `rejected` for a row that the store refuses. Its hash is of the row's key: what was sent is gone by now."""
+    said = {name: row[name][0].as_py() for name in _SAID if name in row.column_names}
+    time = row["start_time" if "trace_id" in said else "recorded_at"]
+    rejection = Rejection(
+        reason="store_refused",
+        detail=f"metric {said['metric'][:256]!r}: ClickHouse error {error.code}" if "metric" in said else f"ClickHouse error {error.code}",
+        trace_id=said.get("trace_id", b""),
+        span_id=said.get("span_id", b""),
+        rev=said.get("rev", 0),
+        start_ns=time.cast(pa.int64())[0].as_py(),
+        service_name=said.get("service_name", ""),
+        emitter=said.get("emitter", ""),
+        otlp_bytes=said.get("otlp_bytes", 0),
+        span_sha256=hashlib.sha256(repr(keys[0]).encode()).digest(),
+    )
+    return rejected_table([rejection], said["tenant"], row["received_at"].cast(pa.int64())[0].as_py() * 1_000_000)

@@ -1,12 +1,14 @@
 """Which rows of a group the store has already.
 
-One idea: a row's identity is (tenant, trace, span, rev), all of it from the span. One query a group asks the store for the spans of the
-minutes that the group touches, by the span ids' integers, which ClickHouse looks up in a set; the exact comparison is made here.
+One idea: a row's identity is (tenant, trace, span, rev), all of it from the span; that of a step or a sample is its time and what tells
+rows of one moment apart. One query a group asks the store for the minutes that the group touches, by numbers, which ClickHouse looks up
+in a set; the exact comparison is made here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,9 @@ import pyarrow.compute as pc
 from legato_ingest.literals import between_ns, quoted_all, unquoted
 from legato_ingest.store import Store
 
-__all__ = ["Key", "engine_keys", "keys_of", "known_engine_keys", "known_keys"]
+__all__ = ["BESIDE", "Identity", "Key", "keys_of", "known_keys"]
 
 Key = tuple[str, bytes, bytes, int]
-EngineKey = tuple[str, str, int, Any]
 _MINUTE_NS = 60_000_000_000
 # More stretches of time than this are asked for in one: a backfill of months must not be hundreds of queries.
 _RANGES_MAX = 16
@@ -67,23 +68,47 @@ def _ask(store: Store, tenants: list[str], low: int, high: int, spans: np.ndarra
     return [(unquoted(tenant), trace, span, rev) for tenant, trace, span, rev in zip(*columns, strict=True)]
 
 
-def engine_keys(rows: pa.Table, number: str) -> list[EngineKey]:
-    """The identity of each row of an engine's table; ``number`` is the column that tells rows of one moment apart."""
-    columns = [rows[name].to_pylist() for name in ("tenant", "engine_id", number)]
-    times = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_pylist()
-    return [(unquoted(tenant), unquoted(engine), time, unquoted(key)) for tenant, engine, key, time in zip(*columns, times, strict=True)]
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells the rows of a table that came beside the streams from one another: ``columns`` and the time ``recorded_at``.
+
+    ``rows`` is the batch's name for them. ``asked`` are the columns by which the store is asked, those that its sort key begins with.
+    """
+
+    table: str
+    rows: str
+    columns: tuple[str, ...]
+    asked: tuple[str, ...]
+
+    def keys(self, rows: pa.Table) -> list[Any]:
+        """The identity of each row."""
+        columns = [rows[name].to_pylist() for name in self.columns]
+        times = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_pylist()
+        return list(zip(*([unquoted(value) for value in column] for column in columns), times, strict=True))
+
+    def known(self, store: Store, rows: pa.Table) -> set[Any]:
+        """The identities that the store holds at these rows' moments, of those that share what is asked."""
+        times = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_numpy()
+        conditions = [f"{name} IN ({_literals(pc.unique(rows[name]))})" for name in self.asked]
+        moments = ",".join(map(str, np.unique(times).tolist()))
+        found: set[Any] = set()
+        for low, high in _ranges(times):
+            sql = f"""
+                SELECT {", ".join(self.columns)}, recorded_at FROM {self.table}
+                WHERE {" AND ".join(conditions)}
+                  AND {between_ns("recorded_at", low, high)}
+                  AND toUnixTimestamp64Nano(recorded_at) IN ({moments})
+                SETTINGS max_query_size = 1000000000, max_threads = 1"""
+            found.update(self.keys(store.select_arrow(sql)))
+        return found
 
 
-def known_engine_keys(store: Store, table: str, rows: pa.Table, number: str) -> set[EngineKey]:
-    """The identities that the store holds of these engines in the minutes that these rows touch."""
-    starts = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_numpy()
-    engines = quoted_all(pc.unique(rows["engine_id"]).to_pylist())
-    found: set[EngineKey] = set()
-    for low, high in _ranges(starts):
-        sql = f"""
-            SELECT tenant, engine_id, recorded_at, {number} FROM {table}
-            WHERE engine_id IN ({engines})
-              AND {between_ns("recorded_at", low, high)}
-            SETTINGS max_query_size = 1000000000, max_threads = 1"""
-        found.update(engine_keys(store.select_arrow(sql), number))
-    return found
+STEPS = Identity("engine_steps", "steps", ("tenant", "engine_id", "step"), ("tenant", "engine_id"))
+REQUESTS = Identity("engine_requests", "requests", ("tenant", "engine_id", "response_id"), ("tenant", "engine_id"))
+# A series is a hash of all that names it, its engine and host included.
+SAMPLES = Identity("node_samples", "samples", ("tenant", "series"), ("tenant", "metric", "series"))
+BESIDE = (STEPS, REQUESTS, SAMPLES)
+
+
+def _literals(values: pa.Array) -> str:
+    return quoted_all(values.to_pylist()) if pa.types.is_string(values.type) else ",".join(map(str, values.to_pylist()))

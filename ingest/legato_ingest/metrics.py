@@ -27,6 +27,8 @@ class Metrics:
         self.duplicate_spans = Counter("legato_duplicate_spans", "Spans that the store had already", registry=kept)
         self.ignored_spans = Counter("legato_ignored_spans", "Spans that are no streamed responses", registry=kept)
         self.rejected_spans = Counter("legato_rejected_spans", "Spans refused, by reason", ["reason"], registry=kept)
+        self.points = Counter("legato_points", "Data points of metrics by outcome", ["outcome"], registry=kept)
+        self.rejected_points = Counter("legato_rejected_points", "Data points refused, by reason", ["reason"], registry=kept)
         self.engine_rows = Counter("legato_engine_rows", "Rows of engines by table and outcome", ["table", "outcome"], registry=kept)
         self.verdicts = Counter("legato_verdicts", "Stalls judged", registry=kept)
         self.sweep_seconds = Histogram("legato_sweep_seconds", "Time of one sweep of the attribution", registry=kept)
@@ -36,3 +38,22 @@ class Metrics:
         self.queue_bytes = Gauge("legato_queue_bytes", "Bytes of bodies and rows that wait", registry=kept)
         self.queries = Counter("legato_queries", "Read queries by result", ["result"], registry=kept)
         self.query_seconds = Histogram("legato_query_seconds", "Time of a read query", buckets=_SECONDS, registry=kept)
+
+    def count_received(self, spans: int, points: int, ignored: int) -> None:
+        """A request's spans or points, those that are not stored on purpose among them."""
+        if points:
+            self.points.labels("received").inc(points)
+            self.points.labels("ignored").inc(ignored)
+        else:
+            self.received_spans.inc(spans)
+            self.ignored_spans.inc(ignored)
+
+    def count_stored(self, table: str, stored: int, duplicates: int, refused: int) -> None:
+        """What became of the new rows of a table that came beside the streams."""
+        outcomes = {"stored": stored, "duplicate": duplicates}
+        for outcome, rows in outcomes.items():
+            if table == "node_samples":
+                self.points.labels(outcome).inc(rows)
+            else:
+                self.engine_rows.labels(table, outcome).inc(rows)
+        (self.rejected_points if table == "node_samples" else self.rejected_spans).labels("store_refused").inc(refused)

@@ -41,6 +41,7 @@ _KEPT_BY = {
     "stream_sockets": "start_time",
     "engine_steps": "recorded_at",
     "engine_requests": "recorded_at",
+    "node_samples": "recorded_at",
     "verdicts": "start_time",
     "replays": "start_time",
 }

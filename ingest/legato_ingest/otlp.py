@@ -1,7 +1,7 @@
 """OTLP over HTTP: bodies in, replies out.
 
 One idea: what a body costs is bounded before it is spent: bytes on the wire, and bytes after decompression, counted while they come out.
-Replies are protobuf in every case, errors included (google.rpc.Status), as the OTLP specification 1.11 asks. It judges no span.
+Errors are protobuf too (google.rpc.Status), as the OTLP specification 1.11 asks. It judges no span and no point.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Iterator
 
 import zstandard
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["PROTOBUF", "check_type", "decompress", "error_body", "success_body"]
+__all__ = ["PROTOBUF", "check_type", "decompress", "error_body"]
 
 PROTOBUF = "application/x-protobuf"
 _STEP = 256 * 1024
@@ -82,15 +81,6 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
         at -= len(frame.unused_data)
     if not body:
         raise EOFError
-
-
-def success_body(rejected: int, message: str) -> bytes:
-    """A 200's body: empty when everything was taken, else a partial success (which senders must not retry)."""
-    reply = ExportTraceServiceResponse()
-    if rejected:
-        reply.partial_success.rejected_spans = rejected
-        reply.partial_success.error_message = message
-    return bytes(reply.SerializeToString())
 
 
 def error_body(status: int, message: str) -> bytes:

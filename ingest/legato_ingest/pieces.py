@@ -1,9 +1,9 @@
 """From a body's bytes to its rows, cut so that neither memory nor a fault reaches further than a piece.
 
 One idea: parsed protobuf can be a hundred times its bytes, and one text that is not UTF-8 makes a parser refuse all of it. So a large
-body is cut at its spans, along the three levels that every OTLP request has, into small requests that are parsed one after the other; a
-piece that cannot be parsed, or on which the code behind fails, is cut again, down to the one span that is to blame: that one is rejected
-and its neighbours are stored. A body of usual size is parsed whole and never walked. It judges nothing inside a span.
+body is cut at its items (spans, data points), along the levels that every OTLP request has, into small requests that are parsed one after
+the other; a piece that cannot be parsed, or on which the code behind fails, is cut again, down to the one item that is to blame: that one
+is rejected and its neighbours are stored. A body of usual size is parsed whole and never walked. It judges nothing inside an item.
 """
 
 from __future__ import annotations
@@ -11,65 +11,76 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-import pyarrow as pa
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from legato_ingest.adapt import Rejection
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
-from legato_ingest.rows import Batch, Limits, rejected_table, rows_of
+from legato_ingest.rows import Batch, Limits, nothing, rejected_table
+from legato_ingest.signals import SPANS, Signal
+from legato_ingest.wire import Malformed, fields_of, message, varint
 
-__all__ = ["SPANS_MAX", "batch_of"]
+__all__ = ["ITEMS_MAX", "batch_of"]
 
 _WHOLE_BYTES_MAX = 2 * 2**20
-_WHOLE_SPANS_MAX = 65_536
 _PIECE_BYTES_MAX = 2 * 2**20
-_PIECE_SPANS_MAX = 16_384
-_SPAN_BYTES_MAX = 8 * 2**20
+_PIECE_ITEMS_MAX = 16_384
+_ITEM_BYTES_MAX = 8 * 2**20
 # Resource and scope are repeated in every piece: real ones are a few hundred bytes.
 _AROUND_BYTES_MAX = 256 * 1024
-SPANS_MAX = 262_144
-# The spans' way in: ExportTraceServiceRequest.resource_spans, ResourceSpans.scope_spans, ScopeSpans.spans (trace.proto of OTLP 1.x).
-_RESOURCE_SPANS, _SCOPE_SPANS, _SPANS = 1, 2, 2
-_SPAN_TAG = bytes([_SPANS << 3 | 2])
-_TRACE_ID, _SPAN_ID = 1, 2
+ITEMS_MAX = 262_144
+# Resource and scope: what is wrong with their structure is the request's fault. Further down it is that of one metric.
+_SHARED_LEVELS = 2
+
+
+class _ItemTooLarge(ValueError):
+    """An item that no piece has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What surrounds items on one level: its field's number, and its content without the fields that lead further down."""
+
+    number: int
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """One span's field, and the fields around it on both outer levels, as bytes."""
+    """One item's field as bytes, and what is around it on every level above. ``fault`` is why it cannot be taken, where that is known.
 
-    resource: bytes
-    scope: bytes
-    span: bytes
-
-
-class _SpanTooLarge(ValueError):
-    """A span that no piece has room for."""
-
-
-def batch_of(content: bytes, *, tenant: str, received_at_ns: int, limits: Limits, on_fault: Callable[[Exception], None]) -> Batch:
-    """The rows of a decompressed body. ``on_fault`` hears of what failed inside Legato on a span.
-
-    Raises ``BadRequest`` (400) when it is no OTLP request, ``TooLarge`` (413) when it holds more than ``SPANS_MAX`` spans.
+    A metric that cannot be cut is one unit, too.
     """
-    rows = _Rows(tenant, received_at_ns, limits, on_fault)
-    # Every span begins with its field's tag, so there are no more spans than such bytes.
-    if len(content) <= _WHOLE_BYTES_MAX and content.count(_SPAN_TAG) <= _WHOLE_SPANS_MAX:
+
+    around: tuple[_Around, ...]
+    item: bytes
+    fault: DecodeError | _ItemTooLarge | None = None
+
+
+def batch_of(
+    content: bytes, *, tenant: str, received_at_ns: int, limits: Limits, on_fault: Callable[[Exception], None], signal: Signal = SPANS
+) -> Batch:
+    """The rows of a decompressed body. ``on_fault`` hears of what failed inside Legato on an item.
+
+    Raises ``BadRequest`` (400) when it is no OTLP request, ``TooLarge`` (413) when it holds more than ``ITEMS_MAX`` items.
+    """
+    rows = _Rows(signal, tenant, received_at_ns, limits, on_fault)
+    if len(content) <= _WHOLE_BYTES_MAX and all(content.count(mark) <= signal.marks_max for mark in signal.marks):
         try:
             return rows.of(content)
         except (MemoryError, OSError, LegatoError):
             raise
         except Exception:
             pass  # Somewhere in it: the pieces find out where.
-    return rows.joined(rows.of_units(units) for units in _pieces(content))
+    return Batch.joined(rows.of_units(units) for units in _pieces(content, signal))
 
 
 @dataclass(slots=True)
 class _Rows:
-    """Turns pieces of one request to rows; the chunks that the request may still bring are counted down here."""
+    """Turns pieces of one request to rows; what the request may still bring of each budget is counted down here."""
 
+    signal: Signal
     tenant: str
     received_at_ns: int
     limits: Limits
@@ -77,16 +88,21 @@ class _Rows:
 
     def of(self, content: bytes) -> Batch:
         """The rows of a small request."""
-        request = ExportTraceServiceRequest.FromString(content)
-        batch = rows_of(request, tenant=self.tenant, received_at_ns=self.received_at_ns, limits=self.limits)
-        self.limits = replace(self.limits, chunks_per_request_max=self.limits.chunks_per_request_max - batch.chunks)
+        request = self.signal.request.FromString(content)
+        batch = self.signal.rows(request, tenant=self.tenant, received_at_ns=self.received_at_ns, limits=self.limits)
+        self.limits = replace(
+            self.limits,
+            chunks_per_request_max=self.limits.chunks_per_request_max - batch.chunks,
+            attribute_bytes_per_request_max=self.limits.attribute_bytes_per_request_max - batch.attribute_bytes,
+        )
         return batch
 
     def of_units(self, units: Sequence[_Unit]) -> Batch:
-        """The rows of some spans; cut in two where it fails, until one span is to blame."""
+        """The rows of some items; cut in two where it fails, until one item is to blame."""
         try:
-            if len(units[0].span) > _SPAN_BYTES_MAX:
-                raise _SpanTooLarge
+            for unit in units:
+                if unit.fault is not None:
+                    raise unit.fault
             return self.of(_request(units))
         except (MemoryError, OSError, LegatoError):
             raise
@@ -94,161 +110,143 @@ class _Rows:
             if len(units) == 1:
                 return self._rejected(units[0], error)
         half = len(units) // 2
-        return self.joined(self.of_units(part) for part in (units[:half], units[half:]))
-
-    def joined(self, batches: Iterable[Batch]) -> Batch:
-        """One batch of several."""
-        parts = [self.of(b""), *batches]
-        return Batch(
-            *(pa.concat_tables([getattr(batch, name) for batch in parts]) for name in ("revs", "sockets", "steps", "requests", "rejected")),
-            *(sum(getattr(batch, name) for batch in parts) for name in ("spans", "ignored", "chunks")),
-        )
+        return Batch.joined(self.of_units(part) for part in (units[:half], units[half:]))
 
     def _rejected(self, unit: _Unit, error: Exception) -> Batch:
-        if not isinstance(error, (DecodeError, _SpanTooLarge)):
+        if not isinstance(error, (DecodeError, _ItemTooLarge)):
             self.on_fault(error)
-        rejected = rejected_table([_rejection(unit, error)], self.tenant, self.received_at_ns)
-        return replace(self.of(b""), rejected=rejected, spans=1)
+        rejected = rejected_table([_rejection(unit, self.signal, error)], self.tenant, self.received_at_ns)
+        return replace(nothing(), rejected=rejected, points=int(bool(self.signal.name)), spans=int(not self.signal.name))
 
 
-def _rejection(unit: _Unit, error: Exception) -> Rejection:
-    """The record of a span that cannot be read, or that the code behind fails on: its ids where they can be found."""
-    content = unit.span[_varint(unit.span, 1, len(unit.span))[1] :]
+def _rejection(unit: _Unit, signal: Signal, error: Exception) -> Rejection:
+    """The record of an item that cannot be read, or that the code behind fails on: its ids or its metric where they can be found."""
+    content = unit.item[varint(unit.item, 1, len(unit.item))[1] :]
     if isinstance(error, DecodeError):
-        reason, detail = "protobuf", "no valid protobuf, or a text in the span, its resource or its scope is not UTF-8"
-    elif isinstance(error, _SpanTooLarge):
-        reason, detail = "size", f"{len(content)} bytes, at most {_SPAN_BYTES_MAX} are taken for one span"
+        reason, detail = "protobuf", f"no valid protobuf, or a text in the {signal.item}, its resource or its scope is not UTF-8"
+    elif isinstance(error, _ItemTooLarge):
+        reason, detail = "size", f"{len(content)} bytes, more than are taken for one {signal.item} or for what is around it"
     else:
-        reason, detail = "internal", f"{type(error).__name__} inside Legato: please report it with this span's emitter"
-    ids = {_TRACE_ID: b"", _SPAN_ID: b""}
-    try:
-        for number, start, end, _ in _fields(content, 0, len(content)):
-            if number in ids:
-                ids[number] = content[start:end]
-    except BadRequest:
-        pass  # What came before the break is all there is to tell.
+        reason, detail = "internal", f"{type(error).__name__} inside Legato: please report it with this {signal.item}'s emitter"
+    third = unit.around[_SHARED_LEVELS].content if len(unit.around) > _SHARED_LEVELS else content
+    found = _texts(third)
+    if signal.name:
+        detail = f"metric {found.get(signal.name, b'')[:256].decode(errors='replace')!r}: {detail}"
+        found = {}
     return Rejection(
         reason=reason,
         detail=detail,
-        trace_id=ids[_TRACE_ID],
-        span_id=ids[_SPAN_ID],
+        trace_id=found.get(1, b""),
+        span_id=found.get(2, b""),
         rev=0,
         start_ns=0,
         service_name="",
         emitter="",
         otlp_bytes=len(content),
-        span_sha256=hashlib.sha256(content).digest(),
+        # A point has no ids, so what is around it tells it from the same point of another engine.
+        span_sha256=hashlib.sha256(b"".join([*(each.content for each in unit.around if signal.name), content])).digest(),
     )
 
 
-def _pieces(content: bytes) -> Iterator[list[_Unit]]:
-    """The body's spans in groups that are small enough to parse; a larger span stands alone."""
+def _texts(content: bytes) -> dict[int, bytes]:
+    """The first two fields of a message, where they can be read."""
+    out: dict[int, bytes] = {}
+    try:
+        for number, start, end, _ in fields_of(content, 0, len(content)):
+            if number in (1, 2):
+                out[number] = content[start:end]
+    except BadRequest:
+        pass  # What came before the break is all there is to tell.
+    return out
+
+
+def _pieces(content: bytes, signal: Signal) -> Iterator[list[_Unit]]:
+    """The body's items in groups that are small enough to parse; a larger item stands alone."""
     units: list[_Unit] = []
     size = 0
-    for unit in _units(content):
-        alike = bool(units) and units[-1].resource is unit.resource and units[-1].scope is unit.scope
-        own = len(unit.span) + (0 if alike else len(unit.resource) + len(unit.scope))
-        if units and (size + own > _PIECE_BYTES_MAX or len(units) == _PIECE_SPANS_MAX):
+    for unit in _units(content, 0, len(content), (), signal.levels, _Budget(signal.item)):
+        before = units[-1].around if units else ()
+        own = len(unit.item)
+        if unit.around is not before:
+            own += _new_bytes(unit.around, before)
+        if units and (size + own > _PIECE_BYTES_MAX or len(units) == _PIECE_ITEMS_MAX):
             yield units
             units, size = [], 0
-            own = len(unit.span) + len(unit.resource) + len(unit.scope)
+            own = len(unit.item) + _new_bytes(unit.around, ())
         units.append(unit)
         size += own
     if units:
         yield units
 
 
-def _units(content: bytes) -> Iterator[_Unit]:
-    budget = _Budget()
-    for resource_start, resource_end in _messages(content, 0, len(content), _RESOURCE_SPANS, budget):
-        resource = _around(content, resource_start, resource_end, _SCOPE_SPANS)
-        for scope_start, scope_end in _messages(content, resource_start, resource_end, _SCOPE_SPANS, budget):
-            scope = _around(content, scope_start, scope_end, _SPANS)
-            if len(resource) + len(scope) > _AROUND_BYTES_MAX:
-                raise TooLarge(f"a resource and scope of {len(resource) + len(scope)} bytes, at most {_AROUND_BYTES_MAX} are taken")
-            for number, _, end, field_start in _fields(content, scope_start, scope_end):
-                if number == _SPANS:
-                    budget.take()
-                    yield _Unit(resource, scope, content[field_start:end])
+def _new_bytes(around: tuple[_Around, ...], before: tuple[_Around, ...]) -> int:
+    """What a piece grows by for what is around an item, after an item with ``before`` around it."""
+    alike = 0
+    while alike < min(len(around), len(before)) and around[alike] is before[alike]:
+        alike += 1
+    return sum(len(each.content) for each in around[alike:])
 
 
 @dataclass(slots=True)
 class _Budget:
-    """Spans, scopes and resources that a request may still hold."""
+    """Items, and messages around them, that a request may still hold."""
 
-    left: int = SPANS_MAX
+    item: str
+    left: int = ITEMS_MAX
 
     def take(self) -> None:
         """One more."""
         self.left -= 1
         if self.left < 0:
-            raise TooLarge(f"a request of more than {SPANS_MAX} spans, scopes and resources: send fewer in one")
+            raise TooLarge(f"a request of more than {ITEMS_MAX} {self.item}s, scopes and resources: send fewer in one")
 
 
-def _messages(content: bytes, start: int, end: int, number: int, budget: _Budget) -> Iterator[tuple[int, int]]:
-    for found, at, to, _ in _fields(content, start, end):
-        if found == number:
-            budget.take()
-            yield at, to
-
-
-def _around(content: bytes, start: int, end: int, number: int) -> bytes:
-    return b"".join(content[field_start:to] for found, _, to, field_start in _fields(content, start, end) if found != number)
-
-
-def _fields(content: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message as (number, start of the value, end of the value, start of the field). Raises ``BadRequest``.
-
-    The number is -1 for a field that is no message, text or bytes (https://protobuf.dev/programming-guides/encoding).
-    """
-    at = start
-    while at < end:
-        tag, value = _varint(content, at, end)
-        kind = tag & 7
-        if kind == 2:
-            size, value = _varint(content, value, end)
-            after = value + size
-        elif kind == 0:
-            after = _varint(content, value, end)[1]
-        elif kind in (1, 5):
-            after = value + (8 if kind == 1 else 4)
+def _units(
+    content: bytes, start: int, end: int, around: tuple[_Around, ...], levels: Sequence[frozenset[int]], budget: _Budget
+) -> Iterator[_Unit]:
+    """The items within one message, by the field numbers that lead further down."""
+    for number, at, to, field_start in fields_of(content, start, end):
+        if number not in levels[0]:
+            continue
+        budget.take()
+        if len(levels) == 1:
+            yield _Unit(around, content[field_start:to], None if to - field_start <= _ITEM_BYTES_MAX else _ItemTooLarge())
+        elif len(around) < _SHARED_LEVELS:
+            inner = (*around, _Around(number, _outside(content, at, to, levels[1])))
+            if _new_bytes(inner, ()) > _AROUND_BYTES_MAX:
+                raise TooLarge(f"a resource and scope of {_new_bytes(inner, ())} bytes, at most {_AROUND_BYTES_MAX} are taken")
+            yield from _units(content, at, to, inner, levels[1:], budget)
         else:
-            raise _malformed(at)
-        if after > end or tag < 8:
-            raise _malformed(at)
-        yield (tag >> 3 if kind == 2 else -1), value, after, at
-        at = after
+            yield from _units_of_one(content, (field_start, at, to), number, around, levels, budget)
 
 
-def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
-    value = 0
-    for i, byte in enumerate(content[at : min(end, at + 10)]):
-        value |= (byte & 127) << (7 * i)
-        if byte < 128:
-            return value, at + i + 1
-    raise _malformed(at)
+def _units_of_one(
+    content: bytes, place: tuple[int, int, int], number: int, around: tuple[_Around, ...], levels: Sequence[frozenset[int]], budget: _Budget
+) -> Iterator[_Unit]:
+    """The points of one metric, or all of it as one unit where it cannot be cut: its neighbours can."""
+    field_start, at, to = place
+    try:
+        inner = (*around, _Around(number, _outside(content, at, to, levels[1])))
+        fault = _ItemTooLarge() if _new_bytes(inner, ()) > _AROUND_BYTES_MAX else None
+        units = [] if fault else list(_units(content, at, to, inner, levels[1:], budget))
+    except Malformed:
+        fault = DecodeError()
+    yield from [_Unit(around, content[field_start:to], fault)] if fault else units
 
 
-def _malformed(at: int) -> BadRequest:
-    return BadRequest(f"the body is no ExportTraceServiceRequest in protobuf: it breaks at byte {at}")
+def _outside(content: bytes, start: int, end: int, inside: frozenset[int]) -> bytes:
+    """A message's fields but those that lead further down."""
+    return b"".join(content[field_start:to] for found, _, to, field_start in fields_of(content, start, end) if found not in inside)
 
 
-def _request(units: Sequence[_Unit]) -> bytes:
-    """A request of these spans. Neighbours of one resource and scope stay together."""
-    out, at = [], 0
-    while at < len(units):
-        first, start = units[at], at
-        while at < len(units) and units[at].resource is first.resource and units[at].scope is first.scope:
-            at += 1
-        scope = first.scope + b"".join(unit.span for unit in units[start:at])
-        out.append(_message(_RESOURCE_SPANS, first.resource + _message(_SCOPE_SPANS, scope)))
+def _request(units: Iterable[_Unit], level: int = 0) -> bytes:
+    """A request of these items, from one level down. Neighbours within one message stay together."""
+    out = []
+    for _, alike in groupby(units, lambda unit: id(unit.around[level]) if len(unit.around) > level else 0):
+        group = list(alike)
+        if len(group[0].around) > level:
+            around = group[0].around[level]
+            out.append(message(around.number, around.content + _request(group, level + 1)))
+        else:
+            out.extend(unit.item for unit in group)
     return b"".join(out)
-
-
-def _message(number: int, content: bytes) -> bytes:
-    size, head = len(content), bytearray([number << 3 | 2])
-    while size > 127:
-        head.append(size & 127 | 128)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + content

@@ -1,4 +1,4 @@
-"""The OTLP door: `POST /v1/traces`, health and metrics.
+"""The OTLP door: `POST /v1/traces`, `POST /v1/metrics`, health and the server's own metrics.
 
 One idea: a request is admitted by its size before its body is read, decoded and turned to rows in a thread, and answered when its rows
 are in the store. Every failure has the status that makes a sender do the right thing: 400, 413 and 415 are final, 429 and 503 carry
@@ -24,6 +24,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.pieces import batch_of
 from legato_ingest.rows import Batch, Limits
 from legato_ingest.settings import Settings
+from legato_ingest.signals import POINTS, SPANS, Signal
 
 __all__ = ["create_app"]
 
@@ -62,11 +63,11 @@ def create_app(settings: Settings, committer: Committer, metrics: Metrics, ready
     limiter = anyio.CapacityLimiter(settings.decode_requests_max)
     limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
 
-    def fault(error: Exception) -> None:
-        metrics.errors.labels("span", type(error).__name__).inc()
-        _log.error("a span failed inside Legato and was rejected as `internal`", exc_info=error)
+    async def take(request: Request, signal: Signal) -> Receipt:
+        def fault(error: Exception) -> None:
+            metrics.errors.labels(signal.item, type(error).__name__).inc()
+            _log.error("a %s failed inside Legato and was rejected as `internal`", signal.item, exc_info=error)
 
-    async def take(request: Request) -> Receipt:
         otlp.check_type(request.headers.get("content-type", ""))
         encoding = request.headers.get("content-encoding", "")
         with admission.hold() as admit:
@@ -75,22 +76,29 @@ def create_app(settings: Settings, committer: Committer, metrics: Metrics, ready
 
             def work() -> Batch:
                 content = otlp.decompress(encoding, body, settings.body_bytes_max)
-                return batch_of(content, tenant="", received_at_ns=time.time_ns(), limits=limits, on_fault=fault)
+                now = time.time_ns()
+                return batch_of(content, tenant="", received_at_ns=now, limits=limits, on_fault=fault, signal=signal)
 
             batch = await anyio.to_thread.run_sync(work, limiter=limiter)
-            metrics.received_spans.inc(batch.spans)
-            metrics.ignored_spans.inc(batch.ignored)
+            metrics.count_received(batch.spans, batch.points, batch.ignored)
             future = committer.submit(batch)
         # A sender that hangs up changes nothing: the rows are on their way, and its retry will be a duplicate.
         return await asyncio.shield(asyncio.wrap_future(future))
 
-    @app.post("/v1/traces")
-    async def traces(request: Request) -> Response:
+    async def answer(request: Request, signal: Signal) -> Response:
         started = time.perf_counter()
-        response = await _answer(request, take, settings.retry_after_s, metrics)
+        response = await _answer(lambda: take(request, signal), signal, settings.retry_after_s, metrics)
         metrics.request_seconds.observe(time.perf_counter() - started)
         metrics.requests.labels(str(response.status_code)).inc()
         return response
+
+    @app.post(SPANS.path)
+    async def traces(request: Request) -> Response:
+        return await answer(request, SPANS)
+
+    @app.post(POINTS.path)
+    async def points(request: Request) -> Response:
+        return await answer(request, POINTS)
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -126,10 +134,10 @@ async def _read(request: Request, bytes_max: int, admit: Callable[[int], None]) 
     return b"".join(parts)
 
 
-async def _answer(request: Request, take: Callable[[Request], Awaitable[Receipt]], retry_after_s: int, metrics: Metrics) -> Response:
+async def _answer(take: Callable[[], Awaitable[Receipt]], signal: Signal, retry_after_s: int, metrics: Metrics) -> Response:
     """The reply to a request, whatever happens in ``take``."""
     try:
-        receipt = await take(request)
+        receipt = await take()
     except BadRequest as error:
         return _refusal(error.status, str(error))
     except Overloaded as error:
@@ -141,8 +149,8 @@ async def _answer(request: Request, take: Callable[[Request], Awaitable[Receipt]
         metrics.errors.labels("receive", type(error).__name__).inc()
         _log.exception("a request failed inside Legato; the sender is told to retry")
         return _refusal(503, "an internal error", retry_after_s)
-    message = f"{receipt.rejected} spans rejected: {', '.join(receipt.reasons)}; see the table `rejected`" if receipt.rejected else ""
-    return Response(otlp.success_body(receipt.rejected, message), 200, media_type=otlp.PROTOBUF)
+    message = f"{receipt.rejected} {signal.item}s rejected: {', '.join(receipt.reasons)}; see the table `rejected`"
+    return Response(signal.reply(receipt.rejected, message), 200, media_type=otlp.PROTOBUF)
 
 
 def _refusal(status: int, message: str, retry_after_s: int | None = None) -> Response:

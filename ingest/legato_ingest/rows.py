@@ -6,23 +6,26 @@ statistics and columns in passes of bounded size. The column names are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from legato_ingest.adapt import Adapted, Limits, Rejection, Stream, adapt
 from legato_ingest.engine_rows import engine_tables
 from legato_ingest.facts import OPEN_ENDED, StreamFacts
+from legato_ingest.samples import NO_SAMPLES, read_samples
 from legato_ingest.segments import Segments
 from legato_ingest.statistics import Statistics, describe
 from legato_ingest.timeline import IDLE, QUEUED, WINDOW, Timelines, decode
 
-__all__ = ["Batch", "Limits", "rejected_table", "rows_of"]
+__all__ = ["Batch", "Limits", "nothing", "rejected_table", "rows_of", "sample_rows_of"]
 
 _TEXTS = (
     "vantage outcome error_type service_name service_version provider model response_model response_id finish_reason route "
@@ -31,22 +34,54 @@ _TEXTS = (
 _EMPTY_TIMELINE = b"\x01\x01\x00\x00\x00\x00\x01\x07\x00\x00\x00" + bytes(7)
 _TIMESTAMP = pa.timestamp("ns", "UTC")
 _RECEIVED = pa.timestamp("ms", "UTC")
+# What a chunk takes as a row's part, in bytes.
+_CHUNK_BYTES = 16
 # A float's last digits are noise of division: 12 bits of mantissa (1 part in 4,096) compress to half.
 _FLOAT_MASK = np.uint32(0xFFFFF800)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A request's rows by table. ``ignored`` spans are neither streamed responses nor engine steps; ``chunks`` counts steps too."""
+    """A request's rows by table. A request brings ``spans`` or ``points``; ``ignored`` of them are acknowledged and not stored: spans that
+    are neither streamed responses nor engine steps, points that say they have no value. ``chunks`` counts steps too.
+    """
 
     revs: pa.Table
     sockets: pa.Table
     steps: pa.Table
     requests: pa.Table
+    samples: pa.Table
     rejected: pa.Table
     spans: int
+    points: int
     ignored: int
     chunks: int
+    attribute_bytes: int
+
+    @classmethod
+    def joined(cls, parts: Iterable[Batch]) -> Batch:
+        """One batch of several, or of none."""
+        parts = [nothing(), *parts]
+        columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))
+        return cls(*(sum(column) if isinstance(column[0], int) else pa.concat_tables(column) for column in columns))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the rows hold."""
+        tables = (self.revs, self.sockets, self.steps, self.requests, self.samples, self.rejected)
+        # Asking a table takes longer than its rows do, so an empty one is not asked.
+        return int(sum(table.nbytes for table in tables if table.num_rows))
+
+    @property
+    def weight(self) -> int:
+        """What it adds to an insert, in chunks: samples weigh as much as chunks of their bytes."""
+        return self.chunks + (int(self.samples.nbytes) // _CHUNK_BYTES if self.points else 0)
+
+
+@cache
+def nothing() -> Batch:
+    """The batch of an empty request."""
+    return rows_of(ExportTraceServiceRequest(), tenant="", received_at_ns=0, limits=Limits())
 
 
 def rows_of(request: ExportTraceServiceRequest, *, tenant: str, received_at_ns: int, limits: Limits) -> Batch:
@@ -58,7 +93,20 @@ def rows_of(request: ExportTraceServiceRequest, *, tenant: str, received_at_ns: 
     revs, sockets = (pa.concat_tables(each) for each in zip(*tables, strict=True))
     steps, requests = _engine_tables(adapted, tenant, received_at_ns)
     rejected = rejected_table(adapted.rejections, tenant, received_at_ns)
-    return Batch(revs, sockets, steps, requests, rejected, spans, adapted.ignored, adapted.chunks)
+    return Batch(revs, sockets, steps, requests, NO_SAMPLES, rejected, spans, 0, adapted.ignored, adapted.chunks, 0)
+
+
+def sample_rows_of(request: ExportMetricsServiceRequest, *, tenant: str, received_at_ns: int, limits: Limits) -> Batch:
+    """All rows of a request of metrics."""
+    samples = read_samples(request, tenant, received_at_ns, limits)
+    return replace(
+        nothing(),
+        samples=samples.table,
+        rejected=rejected_table(samples.rejections, tenant, received_at_ns),
+        points=samples.points,
+        ignored=samples.ignored,
+        attribute_bytes=samples.attribute_bytes,
+    )
 
 
 def _engine_tables(adapted: Adapted, tenant: str, received_at_ns: int) -> tuple[pa.Table, pa.Table]:

@@ -92,7 +92,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
 
 def _announce(store: pathlib.Path, otlp_door: socket.socket, read_door: socket.socket) -> None:
     otlp, reading = (f"http://{door.getsockname()[0]}:{door.getsockname()[1]}" for door in (otlp_door, read_door))
-    print(f"legato: store {store}", f"  OTLP  {otlp}/v1/traces  (health {otlp}/readyz, metrics {otlp}/metrics)", sep="\n")
+    print(f"legato: store {store}", f"  OTLP  {otlp}/v1/traces, /v1/metrics  (health {otlp}/readyz, metrics {otlp}/metrics)", sep="\n")
     print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=True)
 
 

@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address that both doors listen on; only loopback until there are tokens")
     otlp_port: int = Field(4318, ge=1, le=65_535, description="Port of OTLP over HTTP, health and metrics")
     read_port: int = Field(8123, ge=1, le=65_535, description="Port of the read-only ClickHouse endpoint")
-    retention_days: int = Field(90, ge=0, le=36_500, description="Streams that started longer ago are refused and dropped; 0 keeps all")
+    retention_days: int = Field(90, ge=0, le=36_500, description="Streams and samples from longer ago are refused and dropped; 0 keeps all")
     body_bytes_max: int = Field(64 * 2**20, ge=1, description="Largest request body, also after decompression")
     queue_bytes_max: int = Field(256 * 2**20, ge=1, description="Bytes of bodies and rows that may wait; beyond it requests get 429")
     decode_requests_max: int = Field(4, ge=1, description="Requests that are decoded at the same time")

@@ -37,6 +37,7 @@ def store(shared_store: Store) -> Store:
         "stream_sockets",
         "engine_steps",
         "engine_requests",
+        "node_samples",
         "verdicts",
         "replays",
         "attribution_runs",

@@ -12,17 +12,20 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.points import gauge, histogram, metrics_request, point_requests, total
 from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
 from helpers.tables import rejected, requests_of_one_span, streams
 from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Batch, Limits, rows_of
+from legato_ingest.rows import Batch, Limits, rows_of, sample_rows_of
 from legato_ingest.store import Store
 
 PATIENCE_S = 20
+NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
 
 
 class Double:
@@ -392,3 +395,117 @@ def test_a_failure_that_is_not_the_rows_fault_costs_no_row(store: Store) -> None
         with pytest.raises(StoreUnavailable):
             future.result(PATIENCE_S)
     assert store.select("SELECT count() FROM rejected") == [(0,)]
+
+
+def samples_of(body: ExportMetricsServiceRequest, tenant: str = "") -> Batch:
+    """The rows of a request of metrics that arrives now."""
+    return sample_rows_of(body, tenant=tenant, received_at_ns=time.time_ns(), limits=Limits())
+
+
+def scrapes(count: int = 5, seed: int = 1) -> ExportMetricsServiceRequest:
+    """So many scrapes of an engine, over the last hours."""
+    rng, body = random.Random(seed), metrics_request()
+    for number in range(count):
+        at = NOW_NS - number * rng.choice((1, 60, 3_600)) * SECOND_NS - seed
+        gauge(body, "vllm:num_requests_running", rng.random(), at, attributes={"engine": "0"})
+        gauge(body, "vllm:num_requests_running", rng.random(), at, attributes={"engine": "1"})
+        total(body, "vllm:prompt_tokens", rng.random(), at, start_time_unix_nano=NOW_NS - 10**15)
+        histogram(body, "vllm:inter_token_latency_seconds", [0.01, 0.1], [1, 2, 3], at)
+    return body
+
+
+def stored_samples(store: Store) -> list[Any]:
+    """The whole table without the time of receipt, duplicates and all."""
+    return store.select("SELECT * EXCEPT (received_at) FROM node_samples ORDER BY ALL")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_samples_resent_or_recut_are_stored_once(store: Store, seed: int) -> None:
+    """Whole, in pieces, in any order, in one group or many, by another process: the table is that of one sending."""
+    body = scrapes()
+    with committing(store) as committer:
+        assert committer.submit(samples_of(body)).result(PATIENCE_S) == Receipt()
+    expected = stored_samples(store)
+    assert len(expected) == 20
+    pieces = [body, *point_requests(body)] * 2
+    random.Random(seed).shuffle(pieces)
+    for truncate in (False, True):
+        if truncate:
+            store.command("TRUNCATE TABLE node_samples")
+        with committing(store, chunks_max=random.Random(seed).choice([1, 10**6])) as committer:
+            for future in [committer.submit(samples_of(piece)) for piece in pieces]:
+                assert future.result(PATIENCE_S) == Receipt()
+            registry = committer._metrics.registry
+            stored, doubled = (registry.get_sample_value("legato_points_total", {"outcome": each}) for each in ("stored", "duplicate"))
+            assert (stored, doubled) == ((20, 60) if truncate else (0, 80))
+        assert stored_samples(store) == expected
+
+
+def test_samples_of_two_tenants_do_not_meet(store: Store) -> None:
+    """The same point of another tenant is another row."""
+    with committing(store) as committer:
+        for tenant in ("", "a", "it's\\ b", "a"):
+            committer.submit(samples_of(scrapes(1), tenant)).result(PATIENCE_S)
+    assert store.select("SELECT tenant, count() FROM node_samples GROUP BY tenant ORDER BY tenant") == [("", 4), ("a", 4), ("it's\\ b", 4)]
+
+
+@pytest.mark.parametrize("at", [0, 9, 19])
+def test_a_sample_that_the_store_refuses_stands_alone(store: Store, at: int) -> None:
+    """Its neighbours and the streams of the same group are stored; whoever sent it hears of it; a retry is the same row of `rejected`."""
+    double, body = Double(store), scrapes()
+    bad = samples_of(body).samples.slice(at, 1)
+
+    def before(table: str, rows: pa.Table) -> None:
+        if (
+            table == "node_samples"
+            and bad.select(["series", "recorded_at"]).to_pylist()[0] in rows.select(["series", "recorded_at"]).to_pylist()
+        ):
+            raise StoreRefused("Code: 6. DB::Exception: cannot", 6)
+
+    double.before = before
+    with committing(double) as committer:
+        for _ in range(2):
+            double.gate.clear()
+            futures = [committer.submit(batch) for batch in (rows(batch_of(2)), samples_of(body), samples_of(scrapes(1, 7)))]
+            double.gate.set()
+            assert [future.result(PATIENCE_S) for future in futures] == [Receipt(), Receipt(1, ["store_refused"]), Receipt()]
+        assert committer._metrics.registry.get_sample_value("legato_rejected_points_total", {"reason": "store_refused"}) == 2
+    assert len(stored_samples(store)) == 23 and len(streams(store)) == 2
+    (row,) = rejected(store)
+    assert row["reason"] == "store_refused" and row["detail"] == f"metric {bad['metric'][0].as_py()!r}: ClickHouse error 6"
+
+
+def test_a_failure_that_passes_fails_the_samples_and_a_retry_stores_once(store: Store) -> None:
+    """What was stored before the failure is known when it comes again."""
+    double = Double(store)
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "node_samples":
+            raise StoreUnavailable("Code: 243. no space left")
+
+    double.before = fail
+    with committing(double) as committer:
+        with pytest.raises(StoreUnavailable):
+            committer.submit(samples_of(scrapes())).result(PATIENCE_S)
+        double.before = lambda table, rows: None
+        assert committer.submit(samples_of(scrapes())).result(PATIENCE_S) == Receipt()
+    assert len(stored_samples(store)) == 20
+
+
+def test_samples_that_wait_are_bounded(store: Store) -> None:
+    """In bytes, and an insert in what its rows weigh."""
+    double, size = Double(store), samples_of(scrapes(50)).nbytes
+    with committing(double, queue_bytes_max=3 * size, chunks_max=samples_of(scrapes(50)).weight) as committer:
+        double.gate.clear()
+        futures, refused = [], 0
+        for seed in range(12):
+            try:
+                futures.append(committer.submit(samples_of(scrapes(50, seed))))
+            except Overloaded:
+                refused += 1
+        assert refused >= 7
+        double.gate.set()
+        for future in futures:
+            future.result(PATIENCE_S)
+    inserted = [rows for table, rows in double.inserts if table == "node_samples"]
+    assert max(inserted) <= 400 and sum(inserted) == 200 * (12 - refused) == len(stored_samples(store))

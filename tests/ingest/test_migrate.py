@@ -148,6 +148,16 @@ def test_retention_follows_the_setting(store: Store) -> None:
     migrate.set_retention(store, 0)
 
 
+def test_retention_covers_every_table_of_days(store: Store) -> None:
+    """What is partitioned by day is dropped by day: a table that is forgotten would grow for ever."""
+    migrate.set_retention(store, 7)
+    rows = store.select(
+        "SELECT name, create_table_query FROM system.tables WHERE partition_key LIKE 'toYYYYMMDD(%' AND database = 'default'"
+    )
+    migrate.set_retention(store, 0)
+    assert len(rows) >= 6 and {str(name) for name, sql in rows if "toIntervalDay(7)" not in str(sql)} == set()
+
+
 def test_retention_of_9_is_not_taken_for_90(store: Store) -> None:
     """The rule is compared whole."""
     try:

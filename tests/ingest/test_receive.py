@@ -20,8 +20,10 @@ from google.rpc.status_pb2 import Status
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
+from helpers.points import gauge, histogram, metrics_request, total
 from helpers.serving import served
 from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
 from helpers.tables import rejected, streams
@@ -44,12 +46,14 @@ class Door:
         self.client = httpx.Client(base_url=url, timeout=60)
         self.metrics = metrics
 
-    def post(self, body: bytes, encoding: str = "", content_type: str | None = PROTOBUF, **more: Any) -> httpx.Response:
-        """Send a body to /v1/traces."""
+    def post(
+        self, body: bytes, encoding: str = "", content_type: str | None = PROTOBUF, path: str = "/v1/traces", **more: Any
+    ) -> httpx.Response:
+        """Send a body to a path."""
         headers = {"content-encoding": encoding} if encoding else {}
         if content_type is not None:
             headers["content-type"] = content_type
-        return self.client.post("/v1/traces", content=body, headers=headers, **more)
+        return self.client.post(path, content=body, headers=headers, **more)
 
 
 @contextmanager
@@ -367,7 +371,8 @@ def test_what_happened_is_counted(store: Store) -> None:
 def test_no_other_path_takes_spans(door: Door) -> None:
     """GET on the path, and paths nobody knows, are no 200 and no 5xx."""
     assert door.client.get("/v1/traces").status_code == 405
-    for path in ("/v1/metrics", "/v1/logs", "/docs", "/openapi.json", "/v1/traces/x"):
+    assert door.client.get("/v1/metrics").status_code == 405
+    for path in ("/v1/logs", "/docs", "/openapi.json", "/v1/traces/x"):
         assert door.client.post(path, content=b"").status_code in (404, 405), path
 
 
@@ -422,3 +427,156 @@ def test_a_damaged_request_has_a_defined_answer(lasting: Door, data: st.DataObje
     reply = lasting.post(content, compress)
     assert reply.status_code in (200, 400), reply.content
     assert lasting.client.get("/healthz").status_code == 200
+
+
+METRICS = "/v1/metrics"
+
+
+def metrics_of(points: int = 3, bad: int = 0) -> ExportMetricsServiceRequest:
+    """A request with so many good points and some without a value."""
+    body, now = metrics_request(), time.time_ns()
+    for number in range(points):
+        gauge(body, "system.cpu.utilization", number / 7, now - number, attributes={"cpu": number})
+    for number in range(bad):
+        gauge(body, "broken", None, now - number)
+    return body
+
+
+def samples(store: Store) -> list[Any]:
+    """What is stored of samples."""
+    return store.select("SELECT metric, value FROM node_samples ORDER BY metric, value")
+
+
+@pytest.mark.parametrize(("encoding", "encode"), [("", bytes), ("gzip", gzip.compress), ("zstd", zstandard.compress)])
+def test_metrics_are_stored_when_they_are_acknowledged(store: Store, door: Door, encoding: str, encode: Any) -> None:
+    """Compressed or not, once however often they are sent; an empty request is taken."""
+    content = encode(metrics_of().SerializeToString())
+    for _ in range(3):
+        reply = door.post(content, encoding, path=METRICS)
+        assert (reply.status_code, reply.content, reply.headers["content-type"]) == (200, b"", PROTOBUF)
+        assert len(samples(store)) == 3
+    assert door.post(encode(b""), encoding, path=METRICS).status_code == 200
+
+
+def test_a_partial_success_of_metrics_counts_points(store: Store, door: Door) -> None:
+    """Two of five are refused, and the reply is one of metrics."""
+    reply = door.post(metrics_of(3, bad=2).SerializeToString(), path=METRICS)
+    partial = ExportMetricsServiceResponse.FromString(reply.content).partial_success
+    assert partial.rejected_data_points == 2 and "2 data points rejected: value" in partial.error_message
+    assert len(samples(store)) == 3 and [row["reason"] for row in rejected(store)] == ["value", "value"]
+
+
+def test_metrics_are_refused_as_spans_are(store: Store, door: Door) -> None:
+    """Another type, another encoding, no protobuf, too much: for good, and nothing is stored."""
+    content = metrics_of().SerializeToString()
+    refused(door.post(content, content_type="application/json", path=METRICS), 415, 3)
+    refused(door.post(content, "br", path=METRICS), 415, 3)
+    refused(door.post(content[:-1], path=METRICS), 400, 3)
+    refused(door.post(gzip.compress(content)[:-1], "gzip", path=METRICS), 400, 3)
+    refused(door.post(gzip.compress(bytes(200_001)), "gzip", path=METRICS), 413, 8)
+    assert not samples(store)
+
+
+@pytest.mark.parametrize(
+    ("stub", "status", "code"),
+    [
+        (Stub(StoreUnavailable("Code: 243")), 503, 14),
+        (Stub(Receipt(), raises=Overloaded("full")), 429, 8),
+        (Stub(RuntimeError("a secret")), 503, 14),
+    ],
+    ids=["unavailable", "overloaded", "bug"],
+)
+def test_metrics_that_may_pass_are_retried(stub: Stub, status: int, code: int) -> None:
+    """429 and 503, with the time to come back."""
+    with door_of(cast(Committer, stub), retry_after_s=7) as door:
+        reply = door.post(metrics_of().SerializeToString(), path=METRICS)
+        assert "secret" not in refused(reply, status, code).message and reply.headers["retry-after"] == "7"
+
+
+def test_both_signals_share_one_bound_of_bodies_in_flight() -> None:
+    """A body of spans that is still arriving holds what metrics may not have."""
+    content = metrics_of(20).SerializeToString()
+    with door_of(cast(Committer, Stub(Receipt())), queue_bytes_max=len(content)) as door:
+        host, port = door.url.removeprefix("http://").split(":")
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: {host}\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 1000\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(head.encode() + bytes(999))
+            time.sleep(0.3)
+            refused(door.post(content, path=METRICS), 429, 8)
+
+
+def test_what_happened_to_points_is_counted(store: Store) -> None:
+    """By fate and reason, apart from spans."""
+    metrics = Metrics()
+    committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
+    body = metrics_of(3, bad=1)
+    gauge(body, "gone", None, time.time_ns(), flags=1)
+    with door_of(committer, metrics) as door:
+        for _ in range(2):
+            door.post(body.SerializeToString(), path=METRICS)
+        text = door.client.get("/metrics").text
+    committer.close()
+    for line in (
+        'legato_requests_total{status="200"} 2.0',
+        'legato_points_total{outcome="received"} 10.0',
+        'legato_points_total{outcome="ignored"} 2.0',
+        'legato_points_total{outcome="stored"} 3.0',
+        'legato_points_total{outcome="duplicate"} 3.0',
+        'legato_rejected_points_total{reason="value"} 2.0',
+        "legato_received_spans_total 0.0",
+        "legato_ignored_spans_total 0.0",
+    ):
+        assert line in text.splitlines(), line
+
+
+_POINTS = metrics_request()
+for _number in range(3):
+    gauge(_POINTS, "a", _number, time.time_ns(), attributes={"n": _number})
+    total(_POINTS, "b", 0.5, time.time_ns() - _number)
+    histogram(_POINTS, "c", [1.0], [1, 2], time.time_ns() - _number)
+
+
+@given(st.data())
+@hypothesis_settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_metrics_have_a_defined_answer(lasting: Door, data: st.DataObject) -> None:
+    """Real points with some bytes changed, or garbage: stored, rejected or refused, and the server lives."""
+    raw = bytearray(data.draw(st.one_of(st.binary(max_size=200), st.just(_POINTS.SerializeToString()))))
+    for _ in range(data.draw(st.integers(0, 6)) if raw else 0):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    reply = lasting.post(bytes(raw), path=METRICS)
+    assert reply.status_code in (200, 400), reply.content
+    assert lasting.client.get("/healthz").status_code == 200
+
+
+_NUMBERS = st.one_of(st.floats(), st.integers(-(2**63), 2**63 - 1), st.none())
+_NANOSECONDS = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 10**12).map(lambda age: time.time_ns() - age))
+_VALUES = st.one_of(
+    st.text(max_size=5), st.booleans(), st.integers(-9, 9), st.floats(), st.binary(max_size=3), st.lists(st.text(max_size=2), max_size=2)
+)
+_ATTRIBUTES = st.dictionaries(st.text(max_size=5), _VALUES, max_size=3)
+_COUNTS = st.lists(st.integers(0, 2**64 - 1), max_size=4)
+
+
+@given(st.data())
+@hypothesis_settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_points_cost_no_neighbour_and_a_retry_nothing(lasting: Door, shared_store: Store, data: st.DataObject) -> None:
+    """Points of any numbers, times, flags and attributes between good ones: those are stored, and nothing twice when all is sent again."""
+    run = f"run-{time.monotonic_ns()}"
+    body, now = metrics_request({"run": run}), time.time_ns()
+    for number in range(data.draw(st.integers(1, 5))):
+        gauge(body, "neighbour", number, now - number)
+        at, attributes = data.draw(_NANOSECONDS), data.draw(_ATTRIBUTES)
+        more = {"flags": data.draw(st.integers(0, 3)), "start_time_unix_nano": data.draw(st.sampled_from([0, at, now]))}
+        name = data.draw(st.sampled_from(["any", "", "neighbour's", "\0"]))
+        if data.draw(st.booleans()):
+            data.draw(st.sampled_from([gauge, total]))(body, name, data.draw(_NUMBERS), at, attributes=attributes, **more)
+        else:
+            bounds, counts = data.draw(st.lists(st.floats(), max_size=4)), data.draw(_COUNTS)
+            count = data.draw(st.sampled_from([0, 1, 2**64 - 1]))
+            histogram(body, name, bounds, counts, at, count=count, sum=data.draw(st.floats()), attributes=attributes, **more)
+    found, columns = [], "countIf(metric = 'neighbour'), count(), uniqExact(series, recorded_at)"
+    for _ in range(2):
+        assert lasting.post(body.SerializeToString(), path=METRICS).status_code == 200
+        found += shared_store.select(f"SELECT {columns} FROM node_samples WHERE attributes['run'] = '{run}'")
+    neighbours = sum(metric.name == "neighbour" for metric in body.resource_metrics[0].scope_metrics[0].metrics)
+    assert found[0] == found[1] and found[0][0] == neighbours and found[0][1] == found[0][2]

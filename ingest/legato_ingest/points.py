@@ -1,0 +1,152 @@
+"""Data points of an OTLP metrics request as columns.
+
+One idea: one walk over a request turns its points to lists, a list a field; after it nothing touches a point but to say why it was refused.
+What cannot be a sample whatever its numbers (a kind that is not taken, a metric without a name) is told by metric. It judges no number but
+a histogram's, which are many in one point.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
+
+from legato_ingest.adapt import NS_MAX, Rejection
+from legato_ingest.series import Origin, Series, origin_of, scope_origin_of
+
+__all__ = ["BOUNDS_MAX", "NAME_CHARACTERS_MAX", "Block", "Columns", "blocks_of"]
+
+BOUNDS_MAX = 1_024
+NAME_CHARACTERS_MAX = 1_024
+_COUNT_MAX = 2**63 - 1
+_TEMPORALITIES = {1: "delta", 2: "cumulative"}
+_TAKEN = frozenset(("gauge", "sum", "histogram"))
+_NUMBERS: dict[str | None, Callable[[Any], float]] = {
+    "as_double": lambda point: point.as_double,
+    "as_int": lambda point: float(point.as_int),
+    None: lambda point: math.nan,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One metric of one resource and scope, with its points. ``fault`` is why none of them can be stored: reason and detail."""
+
+    origin: Origin
+    metric: Metric
+    kind: str
+    temporality: str
+    monotonic: bool
+    points: Sequence[Any]
+
+    @property
+    def fault(self) -> tuple[str, str] | None:
+        """Why none of the points can be stored, as reason and detail."""
+        if self.kind not in _TAKEN:
+            return "kind", f"{self.kind} data points are not taken: send gauges, sums or histograms with explicit bounds"
+        long = max(len(self.metric.name), len(self.metric.unit))
+        if not self.metric.name or long > NAME_CHARACTERS_MAX:
+            return "metric", f"a name or unit of {long} characters, expected a name and at most {NAME_CHARACTERS_MAX}"
+        return None
+
+    def refuse(self, point: Any, reason: str, detail: str) -> Rejection:
+        """The record of a refused point, or (``None``) of all of the metric's. Its hash tells a retry of it from another's."""
+        content = b"" if point is None else point.SerializeToString(deterministic=True)
+        service, emitter = (self.origin.texts.get(key, "")[:256] for key in ("service.name", "legato.emitter"))
+        return Rejection(
+            reason=reason,
+            detail=f"metric {self.metric.name[:256]!r}: {detail}",
+            trace_id=b"",
+            span_id=b"",
+            rev=0,
+            start_ns=0 if point is None else min(point.time_unix_nano, NS_MAX),
+            service_name=service,
+            emitter=emitter,
+            otlp_bytes=len(content),
+            span_sha256=hashlib.sha256(self.origin.digest + content).digest(),
+        )
+
+
+def blocks_of(request: ExportMetricsServiceRequest) -> Iterator[Block]:
+    """The request's metrics that have points."""
+    for resource_metrics in request.resource_metrics:
+        resource = origin_of(resource_metrics.resource.attributes)
+        for scope_metrics in resource_metrics.scope_metrics:
+            outer = scope_origin_of(resource, scope_metrics.scope)
+            for metric in scope_metrics.metrics:
+                kind = metric.WhichOneof("data")
+                points = getattr(metric, kind).data_points if kind else ()
+                if points:
+                    yield _block(outer, metric, kind, list(points))
+
+
+def _block(outer: Origin, metric: Metric, kind: str, points: list[Any]) -> Block:
+    data = getattr(metric, kind)
+    temporality = "" if kind in ("gauge", "summary") else _TEMPORALITIES.get(data.aggregation_temporality, "unspecified")
+    monotonic = kind == "sum" and data.is_monotonic
+    origin = outer.within([metric.name, metric.unit, kind, temporality, monotonic], {})
+    return Block(origin, metric, kind, temporality, monotonic, points)
+
+
+@dataclass(slots=True)
+class Columns:
+    """The points of some blocks by field. Of a histogram ``values`` has the sum and the lists ``histogram_*`` the rest.
+
+    ``faults`` says by row what is wrong with a histogram's numbers.
+    """
+
+    series: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    histogram_rows: list[int] = field(default_factory=list)
+    histogram_counts: list[int] = field(default_factory=list)
+    histogram_bounds: list[list[float]] = field(default_factory=list)
+    histogram_buckets: list[list[int]] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)
+
+    def take(self, block: Block, series: Series) -> None:
+        """Append a block's points."""
+        points, origin, index = block.points, block.origin, series.index
+        self.series += [index(origin, point.attributes) for point in points]
+        self.times += [point.time_unix_nano for point in points]
+        self.starts += [point.start_time_unix_nano for point in points]
+        self.flags += [point.flags for point in points]
+        if block.kind == "histogram":
+            self._take_histograms(points)
+        else:
+            self.values += [_NUMBERS[point.WhichOneof("value")](point) for point in points]
+
+    def _take_histograms(self, points: Iterable[HistogramDataPoint]) -> None:
+        for point in points:
+            row, bounds, buckets = len(self.values), list(point.explicit_bounds), list(point.bucket_counts)
+            self.values.append(point.sum if point.HasField("sum") else math.nan)
+            fault = _histogram_fault(point, bounds, buckets)
+            if fault:
+                self.faults[row] = fault
+            else:
+                self.histogram_rows.append(row)
+                self.histogram_counts.append(point.count)
+                self.histogram_bounds.append(bounds)
+                self.histogram_buckets.append(buckets)
+
+
+def _histogram_fault(point: HistogramDataPoint, bounds: list[float], buckets: list[int]) -> str:
+    """What is wrong with a histogram's numbers; empty when nothing is. A negative count comes as one beyond the largest."""
+    if len(bounds) > BOUNDS_MAX:
+        return f"{len(bounds)} bounds, at most {BOUNDS_MAX} are taken"
+    if len(buckets) != len(bounds) + 1 and (bounds or buckets):
+        return f"{len(bounds)} bounds with {len(buckets)} bucket counts, expected one more of these than of those"
+    if max(buckets, default=0) > _COUNT_MAX or point.count > _COUNT_MAX:
+        return "a count that is negative or beyond 63 bits"
+    if buckets and sum(buckets) != point.count:
+        return "bucket counts that do not add up to the count"
+    if not all(map(math.isfinite, bounds)) or any(low >= high for low, high in zip(bounds, bounds[1:], strict=False)):
+        return "bounds that do not rise, or are not finite"
+    return "" if math.isfinite(point.sum) else "a sum that is not finite"
