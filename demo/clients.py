@@ -27,6 +27,8 @@ SERVICE = "demo-app"
 STALL_S = 0.25
 _TELL_EVERY_S = 0.25
 _LATEST_S = 60
+# Requests are sent this long before their recorded moment, so that twenty which begin at once have all arrived by then.
+_LEAD_S = 0.06
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ async def _read_at(client: AsyncOpenAI, plan: Plan, recording: Recording, stream
     progress.running += 1
     try:
         async with asyncio.timeout(limit):
-            await _read(client, plan.model(recording), stream.key, progress)
+            await _read(client, plan.model(recording), stream.key, started, progress)
     except TimeoutError:
         pass  # the recorded client hung up here too
     except Exception:
@@ -82,13 +84,13 @@ async def _read_at(client: AsyncOpenAI, plan: Plan, recording: Recording, stream
         progress.ended += 1
 
 
-async def _read(client: AsyncOpenAI, model: str, key: str, progress: Progress) -> None:
+async def _read(client: AsyncOpenAI, model: str, key: str, began: float, progress: Progress) -> None:
     chunks = await client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": "Replay the stream that X-Request-Id names."}],
         stream=True,
         stream_options={"include_usage": True},
-        extra_headers={"X-Request-Id": key},
+        extra_headers={"X-Request-Id": key, "X-Replay-Began": repr(began + _LEAD_S)},
     )
     last = None
     async for chunk in chunks:

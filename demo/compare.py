@@ -41,6 +41,8 @@ class Comparison:
     gap_diff_max_ms: float
     recorded_gaps_250ms_missed: int
     server_streams: int
+    stalls_judged: int
+    stalls_explained: int
 
     def to_dict(self) -> dict[str, float]:
         """The numbers by name."""
@@ -51,7 +53,8 @@ def compare(plan: Plan, read_url: str) -> Comparison:
     """Compare all streams of the plan's run with what is in the store now. Raises ``LegatoError`` when it cannot be read."""
     reader = Reader(read_url)
     (summary,) = reader.rows(_SUMMARY, {"prefix": plan.response_id_prefix, "gap_us": 400_000, "first_us": 2_000_000})
-    return judge(plan, reader.rows(_STORED, {"prefix": plan.response_id_prefix}), summary)
+    (verdicts,) = reader.rows(_JUDGED, {"prefix": plan.response_id_prefix})
+    return judge(plan, reader.rows(_STORED, {"prefix": plan.response_id_prefix}), {**summary, **verdicts})
 
 
 def judge(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
@@ -86,6 +89,8 @@ def judge(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
         gap_diff_max_ms=_quantile_ms(differences, 1.0),
         recorded_gaps_250ms_missed=missed,
         server_streams=_int(summary["server_streams"]),
+        stalls_judged=_int(summary["stalls_judged"]),
+        stalls_explained=_int(summary["stalls_explained"]),
     )
 
 
@@ -104,6 +109,12 @@ SELECT
     if(judged = 0, 0, countIf(vantage = 'client' AND {JUDGED} AND {GOOD}) / judged) AS goodput
 FROM streams
 WHERE startsWith(response_id, {{prefix:String}})"""
+
+
+_JUDGED = """
+SELECT count() AS stalls_judged, countIf(cause NOT IN ('generation', 'delivery', 'unknown')) AS stalls_explained
+FROM verdicts FINAL
+WHERE cause != 'base' AND trace_id IN (SELECT trace_id FROM streams WHERE startsWith(response_id, {prefix:String}))"""
 
 
 def _gaps_us(row: Row) -> list[int]:

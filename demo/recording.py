@@ -1,7 +1,8 @@
-"""Reads a recording's server timelines: when each request came, and when how many bytes of its response were sent.
+"""Reads a recording: when each request came, when how many bytes of its response were sent, and what the engine did in each step.
 
 One idea: a stream is its role frame, its content frames and its tail (usage, `[DONE]`), each an offset and a size; all that is replayed
-and compared comes from these three. It reads no ground truth, and no text: recordings have none.
+and compared comes from these three, and from the steps as the engine's plugin told them. It reads no ground truth, and no text: recordings
+have none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["DONE_BYTES", "RECORDINGS", "Recording", "Stream", "load"]
+__all__ = ["DONE_BYTES", "RECORDINGS", "EngineStep", "Finished", "Recording", "Stream", "load"]
 
 RECORDINGS = pathlib.Path(__file__).parent / "recordings"
 DONE_BYTES = len(b"data: [DONE]\n\n")
@@ -46,11 +47,43 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that ended in a step, by its stream's key."""
+
+    key: str
+    reason: str = "length"
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One step as its record was written, µs from the recording's first request.
+
+    ``work``: prefill requests and tokens, decode requests and tokens, ms. ``intervals_s``: since its last token, of each that got one.
+    """
+
+    at_us: int
+    running: int
+    waiting: int
+    kv_used: float
+    preempted: int
+    intervals_s: tuple[float, ...]
+    work: tuple[int, int, int, int, float] | None
+    finished: tuple[Finished, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
-    """The streams of one run, by the time they started."""
+    """The streams of one run by the time they started, and its engine's steps (none where there are several engines, or no record)."""
 
     name: str
     streams: tuple[Stream, ...]
+    steps: tuple[EngineStep, ...] = ()
 
     @property
     def duration_us(self) -> int:
@@ -58,10 +91,19 @@ class Recording:
         return max((stream.start_us + (*stream.content, *stream.tail)[-1][0] for stream in self.streams), default=0)
 
     def first(self, seconds: float) -> Recording:
-        """The recording's first seconds: streams still running then end there, with their tail."""
+        """The recording's first seconds: streams still running then end there, with their tail, and so do their requests."""
         limit_us = int(seconds * 1e6)
-        cut = (_cut(stream, limit_us - stream.start_us) for stream in self.streams)
-        return replace(self, streams=tuple(stream for stream in cut if stream is not None))
+        cut = [each for stream in self.streams if (each := _cut(stream, limit_us - stream.start_us)) is not None]
+        steps = [step for step in self.steps if step.at_us <= limit_us]
+        told = {each.key: each for step in self.steps for each in step.finished}
+        ended = {each.key for step in steps for each in step.finished}
+        for stream in (each for each in cut if each.key not in ended):
+            last_us = stream.start_us + stream.content[-1][0]
+            place = max((i for i, step in enumerate(steps) if step.at_us <= last_us), default=-1)
+            if place >= 0:
+                end = replace(told.get(stream.key, Finished(stream.key)), output_tokens=stream.completion_tokens)
+                steps[place] = replace(steps[place], finished=(*steps[place].finished, end))
+        return replace(self, streams=tuple(cut), steps=tuple(steps))
 
 
 def _cut(stream: Stream, limit_us: int) -> Stream | None:
@@ -93,7 +135,39 @@ def load(name: str) -> Recording:
     lines = [line for path in files for line in _lines(path) if len(line["sends"]) > 1]
     first_ns = min(line["t0_ns"] for line in lines)
     streams = [_stream(f"{folder.name}-{line['id']}", line, clients.get(str(line["id"]), {}), first_ns) for line in lines]
-    return Recording(folder.name, tuple(sorted(streams, key=lambda stream: (stream.start_us, stream.key))))
+    ordered = tuple(sorted(streams, key=lambda stream: (stream.start_us, stream.key)))
+    return Recording(folder.name, ordered, tuple(_steps(folder, first_ns)))
+
+
+def _steps(folder: pathlib.Path, first_ns: int) -> Iterator[EngineStep]:
+    path = folder / "steps.jsonl.gz"
+    for line in _lines(path) if path.exists() else ():
+        if line["ev"] != "step":
+            continue
+        work = line.get("it")
+        yield EngineStep(
+            at_us=(line["t_ns"] - first_ns) // 1000,
+            running=line["run"],
+            waiting=line["wait"] + line.get("defer", 0),
+            kv_used=line["kv"],
+            preempted=line.get("preempted", 0),
+            intervals_s=tuple(line.get("itl") or ()),
+            work=(work["ctx_reqs"], work["ctx_toks"], work["gen_reqs"], work["gen_toks"], work["ms"]) if work else None,
+            finished=tuple(_finished(folder.name, each) for each in line.get("fin", ())),
+        )
+
+
+def _finished(name: str, each: dict[str, Any]) -> Finished:
+    return Finished(
+        key=f"{name}-{each['id'].removeprefix('chatcmpl-')}",
+        reason=each.get("reason", ""),
+        preemptions=each.get("preempt", 0),
+        prompt_tokens=each.get("prompt", 0),
+        output_tokens=each.get("gen", 0),
+        queued_s=each.get("queued", 0.0),
+        prefill_s=each.get("prefill", 0.0),
+        decode_s=each.get("decode", 0.0),
+    )
 
 
 def _lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:

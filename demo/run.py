@@ -11,6 +11,8 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,9 @@ from legato_ingest.reader import DEFAULT_URL, Reader
 __all__ = ["Doors", "recorded", "run", "start_server", "start"]
 
 OTLP_PORT, READ_PORT = 4318, 8123
+_JUDGED_S_MAX = 20.0
+_SWEPT = """
+SELECT (SELECT max(until) FROM attribution_runs) >= (SELECT max(received_at) FROM stream_revs) AS done"""
 _WORST = """
 SELECT left(lower(hex(trace_id)), 12) AS id FROM streams
 WHERE vantage = 'client' AND startsWith(response_id, {prefix:String}) ORDER BY gap_max_us DESC LIMIT 1"""
@@ -66,6 +71,11 @@ class Doors:
         """The demo's OpenAI-compatible server."""
         return f"http://127.0.0.1:{self.server_port}"
 
+    @property
+    def engine_socket(self) -> pathlib.Path:
+        """Where the engine's plugin tells its agent: a socket's path may have no more than 107 bytes."""
+        return pathlib.Path(tempfile.gettempdir()) / f"legato-demo-{os.getuid()}-{self.otlp_port}" / "engine.sock"
+
 
 def run(plan: Plan, data_dir: pathlib.Path, console: Console, *, once: bool, keep: bool) -> Comparison:
     """One demo. Returns after the report (``once``), or when `legato serve` ends or the user has had enough (KeyboardInterrupt)."""
@@ -92,8 +102,11 @@ def recorded(plan: Plan, data_dir: pathlib.Path, doors: Doors, console: Console,
         console.print(
             f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {doors.server}/v1", highlight=False, soft_wrap=True
         )
-        _replay(children, plan, doors, console)
-        yield children
+        try:
+            _replay(children, plan, doors, console)
+            yield children
+        finally:
+            shutil.rmtree(doors.engine_socket.parent, ignore_errors=True)
 
 
 def _prepare(data_dir: pathlib.Path, keep: bool) -> None:
@@ -113,15 +126,21 @@ def start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors) 
         "LEGATO_STORE": f"chdb://{_store(data_dir)}",
         "LEGATO_OTLP_PORT": str(doors.otlp_port),
         "LEGATO_READ_PORT": str(doors.read_port),
+        # So that the demo need not wait long for its verdicts.
+        "LEGATO_ATTRIBUTE_EVERY_S": "1",
+        "LEGATO_ATTRIBUTE_SETTLE_S": "2",
     }
     children.start("serve", ["legato_ingest", "serve"], environ)
     children.wait_ready("serve", f"{doors.otlp}/readyz")
+    beside = {"LEGATO_ENDPOINT": doors.otlp, "LEGATO_ENGINE_SOCKET": str(doors.engine_socket)}
+    children.start("agent", ["legato_gpu_agent"], beside)
     start_server(children, plan, doors)
 
 
 def start_server(children: Children, plan: Plan, doors: Doors) -> None:
     """Start the replaying server, for the first time or after it was stopped to hand over what it had. Raises ``ChildFailed``."""
-    children.start("server", ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp])
+    module = ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp]
+    children.start("server", module, {"LEGATO_ENGINE_SOCKET": str(doors.engine_socket)})
     children.wait_ready("server", f"{doors.server}/healthz")
 
 
@@ -135,6 +154,18 @@ def _replay(children: Children, plan: Plan, doors: Doors, console: Console) -> N
         # A server that is asked to end hands over what it has first.
         children.stop("server")
         children.check()
+    with console.status("the stalls are being judged"):
+        _await_verdicts(doors)
+
+
+def _await_verdicts(doors: Doors) -> None:
+    """Until the attribution has gone over all that came in; for the time that it should need, and not longer."""
+    reader, until = Reader(doors.read), time.monotonic() + _JUDGED_S_MAX
+    while time.monotonic() < until:
+        (row,) = reader.rows(_SWEPT)
+        if row["done"]:
+            return
+        time.sleep(0.2)
 
 
 def _checked(children: Children, clients: subprocess.Popen[str]) -> Iterator[str]:
@@ -149,12 +180,16 @@ def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
     console.rule("legato report")
     console.file.flush()
     subprocess.run([sys.executable, "-m", "legato_ingest", "report"], env={**os.environ, "LEGATO_READ_URL": doors.read}, check=True)
+    console.rule("legato blame")
+    console.file.flush()
+    subprocess.run([sys.executable, "-m", "legato_ingest", "blame"], env={**os.environ, "LEGATO_READ_URL": doors.read}, check=True)
     result = compare(plan, doors.read)
     console.rule("what was stored against what was recorded")
     table = Table("client vantage", "stored", "recorded", box=None, pad_edge=False)
     table.add_row("streams", str(result.streams), str(result.recorded_streams))
     table.add_row("stalls of 250 ms or more", str(result.stalls_250ms), str(result.recorded_stalls_250ms))
     table.add_row("… of these not found within 5 %", str(result.recorded_gaps_250ms_missed), "")
+    table.add_row("… stalls that were judged, and those with a cause", f"{result.stalls_judged}, {result.stalls_explained}", "")
     table.add_row(
         f"gaps compared: {result.gaps:,}; they differ by, in ms",
         f"p50 {result.gap_diff_p50_ms:.1f}  p99 {result.gap_diff_p99_ms:.1f}  max {result.gap_diff_max_ms:.1f}",
@@ -172,7 +207,8 @@ def _hint(plan: Plan, doors: Doors, console: Console) -> None:
         "legato serve is still up. In another terminal:",
         "",
         f"  {legato} streams",
-        *(f"  {legato} stream {row['id']}   # the one that stalled longest" for row in worst),
+        *(f"  {legato} stream {row['id']}   # the one that stalled longest, and why" for row in worst),
+        f"  {legato} blame",
         f"  curl {doors.read} --data 'SELECT vantage, count(), quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
         "",
         "The server still replays: each request gets the next recorded stream, and is stored.",

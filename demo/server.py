@@ -1,8 +1,9 @@
 """The demo's server: OpenAI's streaming chat completions over SSE, sent at the recorded instants. Run as a process of its own.
 
-One idea: each frame has an absolute deadline, counted from the request's arrival, so that lateness never adds up; the event loop waits with
-`select`, whose time-outs are microseconds, where epoll's are milliseconds. A request's `X-Request-Id` names its recorded stream;
-without one it gets the next. The SDK's middleware watches from outside the application, as it would at anyone's.
+One idea: each frame has an absolute deadline, counted from when the recording began (`X-Replay-Began`, the clients say), so that lateness
+never adds up and frames stay with the engine's steps; the event loop waits with `select`, whose time-outs are microseconds, where epoll's
+are milliseconds. A request's `X-Request-Id` names its recorded stream; without one it gets the next, from its arrival on. The SDK's
+middleware watches from outside the application, as it would at anyone's.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from fastapi import FastAPI, Header, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
 import legato
+from demo.engine import ReplayedEngine
 from demo.frames import Replay, build
 from demo.plan import Plan
 from demo.processes import come_first
 from legato.asgi import StreamMiddleware
+from legato_gpu_agent.stat_logger import StepRecorder
 
 __all__ = ["create_app", "serve"]
 
@@ -36,15 +39,17 @@ class BrokenOff(Exception):
     """The recorded response ended without `[DONE]`: so does this one."""
 
 
-def create_app(plan: Plan) -> FastAPI:
-    """The application alone: what it sends and when, watched by nobody."""
+def create_app(plan: Plan, recorder: StepRecorder | None = None) -> FastAPI:
+    """The application alone: what it sends and when, watched by nobody. With a ``recorder`` its engine tells its steps."""
     app = FastAPI(title="Legato demo", docs_url=None, redoc_url=None, openapi_url=None)
+    recordings = plan.recordings()
     replays = {
-        stream.key: build(stream, plan.model(recording), plan.response_id(stream))
-        for recording in plan.recordings()
+        stream.key: (recording.name, stream.start_us, build(stream, plan.model(recording), plan.response_id(stream)))
+        for recording in recordings
         for stream in recording.streams
     }
-
+    engines = {each.name: ReplayedEngine(plan, each, recorder) for each in recordings if recorder is not None and each.steps}
+    running: set[asyncio.Task[None]] = set()
     turns = itertools.cycle(replays)
 
     @app.get("/healthz")
@@ -52,7 +57,9 @@ def create_app(plan: Plan) -> FastAPI:
         return {"streams": len(replays)}
 
     @app.post("/v1/chat/completions")
-    async def completions(request: Request, x_request_id: str = Header("")) -> StreamingResponse:
+    async def completions(
+        request: Request, x_request_id: str = Header(""), x_replay_began: float | None = Header(None)
+    ) -> StreamingResponse:
         arrived = asyncio.get_running_loop().time()
         body = await _json(request)
         if not body.get("stream"):
@@ -61,7 +68,11 @@ def create_app(plan: Plan) -> FastAPI:
         if x_request_id not in replays:
             raise HTTPException(404, f"no recorded stream {x_request_id!r}: name one in X-Request-Id, for example {next(iter(replays))}")
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        frames = _replay(replays[x_request_id], arrived, plan.speed, with_usage)
+        name, start_us, replay = replays[x_request_id]
+        began = arrived if x_replay_began is None else x_replay_began + start_us / 1e6 / plan.speed
+        if x_replay_began is not None and name in engines:
+            running.add(asyncio.create_task(engines.pop(name).run(x_replay_began)))
+        frames = _replay(replay, began, plan.speed, with_usage)
         return StreamingResponse(frames, media_type="text/event-stream", headers={"X-Request-Id": x_request_id})
 
     return app
@@ -76,12 +87,12 @@ async def _json(request: Request) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-async def _replay(replay: Replay, arrived: float, speed: float, with_usage: bool) -> AsyncIterator[bytes]:
+async def _replay(replay: Replay, began: float, speed: float, with_usage: bool) -> AsyncIterator[bytes]:
     clock = asyncio.get_running_loop().time
     for frame in replay.frames:
         if frame.usage and not with_usage:
             continue
-        wait = arrived + frame.at_us / 1e6 / speed - clock()
+        wait = began + frame.at_us / 1e6 / speed - clock()
         if wait > 0:
             await asyncio.sleep(wait)
         yield frame.data
@@ -108,7 +119,7 @@ def main() -> None:
     options = parser.parse_args()
     come_first()
     legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
-    app = create_app(Plan.from_json(options.plan))
+    app = create_app(Plan.from_json(options.plan), StepRecorder())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -11,7 +11,15 @@ from demo.compare import judge
 from demo.plan import Plan
 
 PLAN = Plan(("kv",), 1.5, 4.0, "ab12")
-SUMMARY = {"streams": "3", "server_streams": "3", "chunks": "77", "stalls": "5", "goodput": 0.5}
+SUMMARY = {
+    "streams": "3",
+    "server_streams": "3",
+    "chunks": "77",
+    "stalls": "5",
+    "goodput": 0.5,
+    "stalls_judged": "5",
+    "stalls_explained": "4",
+}
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def _read_until(process: subprocess.Popen[str], words: str) -> str:
 
 
 def _processes(data: pathlib.Path) -> dict[str, int]:
-    """The demo's children by name: `serve`, `server`, `clients`. Each writes its log into the demo's folder."""
+    """The demo's children by name: `serve`, `agent`, `server`, `clients`. Each writes its log into the demo's folder."""
     found = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -79,6 +79,9 @@ def test_the_demo_shows_what_was_recorded(tmp_path: pathlib.Path) -> None:
         assert result["recorded_stalls_250ms"] > 400
         assert 0 <= result["goodput"] < 0.2
         assert "legato report" in said and "n=68" in said
+        # The engine's steps came through its agent: every stall has a cause, and the events behind them have names.
+        assert result["stalls_judged"] >= 400 and result["stalls_explained"] >= 0.97 * result["stalls_judged"]
+        assert "legato blame" in said and "prompt tokens prefilled" in said and "preempted: chatcmpl-" in said
         assert _processes(tmp_path) == {}
         if _within_the_bars(result):
             break
@@ -90,7 +93,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: pathlib.Path) -> None:
     """Interrupted in mid-stream, the demo ends its processes, says so, and ends itself as an interrupted program does."""
     with _demo(tmp_path, "--recording", "calm") as process:
         _read_until(process, "replays calm")
-        _wait_for(tmp_path, {"serve", "server", "clients"})
+        _wait_for(tmp_path, {"serve", "agent", "server", "clients"})
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -102,7 +105,7 @@ def test_killed_it_takes_its_children_along(tmp_path: pathlib.Path) -> None:
     """After kill -9 of the demo its children end too."""
     with _demo(tmp_path, "--recording", "calm") as process:
         _read_until(process, "replays calm")
-        _wait_for(tmp_path, {"serve", "server", "clients"})
+        _wait_for(tmp_path, {"serve", "agent", "server", "clients"})
         process.kill()
     _wait_for(tmp_path, set())
 
@@ -123,7 +126,7 @@ def test_serve_stays_up_and_the_next_demo_is_told_so(tmp_path: pathlib.Path) -> 
     with _demo(tmp_path, "--recording", "calm", "--seconds", "2") as process:
         said = _read_until(process, "Ctrl-C ends")
         assert "legato" in said and " stream " in said
-        assert set(_processes(tmp_path)) == {"serve", "server"}
+        assert set(_processes(tmp_path)) == {"serve", "agent", "server"}
         with _demo(tmp_path, "--once") as second:
             refusal, _ = second.communicate(timeout=30)
         assert second.returncode == 1

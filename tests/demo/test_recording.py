@@ -24,6 +24,19 @@ def test_every_recorded_stream_is_whole(name: str) -> None:
         assert [at for at, _ in stream.content] == sorted(at for at, _ in stream.content)
 
 
+def test_the_steps_end_every_stream_of_a_cut_recording() -> None:
+    """What runs at the cut ends in the last step before its last frame, with what the engine told of its beginning; nobody ends twice."""
+    whole = load("kv")
+    cut = whole.first(20.0)
+    assert 0 < len(cut.steps) < len(whole.steps) and cut.steps[-1].at_us <= 20_000_000
+    ended = [each.key for step in cut.steps for each in step.finished]
+    assert len(set(ended)) == len(ended) and set(ended) >= {stream.key for stream in cut.streams}
+    told = {each.key: each.queued_s for step in whole.steps for each in step.finished}
+    assert {each.key: each.queued_s for step in cut.steps for each in step.finished if each.key in told} == {
+        key: told[key] for key in ended
+    }
+
+
 def test_kv_has_the_stalls_that_the_demo_shows() -> None:
     """The default recording has stalls enough to be worth watching."""
     gaps = [gap for stream in load("kv").streams for gap in stream.gaps_us()]

@@ -78,7 +78,7 @@ def verdict_rows(judged: Judged, worth: Sequence[int], healthy: Sequence[int], j
             "parts": pa.array([list(each.items()) for each in parts], pa.map_(pa.string(), pa.int64())),
             "engine_id": pa.array([stream.engine_id for stream in mine], pa.string()),
             "missing": pa.array(
-                [_missing(stream, first) for stream, first in zip(mine, verdicts.step_first[at], strict=True)], pa.list_(pa.string())
+                [_missing(stream, bool(laid)) for stream, laid in zip(mine, verdicts.laid[at], strict=True)], pa.list_(pa.string())
             ),
             **_grounds(judged, at),
             **_steps(judged, at),
@@ -92,9 +92,9 @@ def _confidence(stream: Stream, cause: str) -> str:
     return "likely" if said == "strong" and stream.server is None else said
 
 
-def _missing(stream: Stream, step_first: int) -> list[str]:
+def _missing(stream: Stream, laid: bool) -> list[str]:
     """The vantages that the verdict had to do without."""
-    return [name for name, absent in (("server", stream.server is None), ("engine", step_first < 0)) if absent]
+    return [name for name, absent in (("server", stream.server is None), ("engine", not laid)) if absent]
 
 
 def _grounds(judged: Judged, at: Ints) -> dict[str, pa.Array]:
