@@ -17,6 +17,7 @@ import argparse
 import collections
 import contextlib
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -35,7 +36,17 @@ import httpx  # noqa: E402
 
 import legato  # noqa: E402
 from bench.attribution import rows  # noqa: E402
-from bench.live_engine import BOUNDS_S, FINE_BOUNDS_S, Histogram, agent, engine, histogram_of, truth  # noqa: E402
+from bench.live_engine import (  # noqa: E402
+    BOUNDS_S,
+    ENGINE_CORES,
+    FINE_BOUNDS_S,
+    OTHER_CORES,
+    Histogram,
+    agent,
+    engine,
+    histogram_of,
+    truth,
+)
 from bench.live_load import CHAT, PRESSURE, STEADY, Load, run  # noqa: E402
 from bench.machine import describe  # noqa: E402
 from helpers.ports import free_port  # noqa: E402
@@ -241,6 +252,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     loads: Mapping[str, tuple[Load, pathlib.Path | None]] = {"pressure": (PRESSURE, given.pressure), "chat": (CHAT, given.chat)}
     print(describe("openai", "chdb"), versions(given.vllm), sep="; ")
+    os.sched_setaffinity(0, OTHER_CORES)
+    print(f"vLLM on cores {sorted(ENGINE_CORES)}, all else on {sorted(OTHER_CORES)}")
     results: dict[str, Any] = {"seconds": given.seconds}
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.out or pathlib.Path(scratch)

@@ -25,9 +25,13 @@ import httpx
 from legato_gpu_agent.datagrams import decode
 from legato_gpu_agent.records import SchedulerEvent
 
-__all__ = ["BOUNDS_S", "FINE_BOUNDS_S", "Histogram", "agent", "engine", "histogram_of", "truth"]
+__all__ = ["BOUNDS_S", "ENGINE_CORES", "FINE_BOUNDS_S", "OTHER_CORES", "Histogram", "agent", "engine", "histogram_of", "truth"]
 
 PATIENCE_S = 600
+# The engine gets half of the cores, all else the others: clients and a store on the engine's cores would be measured as Legato's cost.
+_CORES = sorted(os.sched_getaffinity(0))
+ENGINE_CORES = set(_CORES[: max(1, len(_CORES) // 2)])
+OTHER_CORES = set(_CORES) - ENGINE_CORES or ENGINE_CORES
 # Fine enough to mean something, few enough to cost vLLM little: each a quarter wider than the one before.
 BOUNDS_S = [round(0.005 * 1.25**n, 6) for n in range(38)]
 # For figures by interpolation: 4 % wide where the steps are.
@@ -85,10 +89,13 @@ def histogram_of(page: str) -> Histogram:
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], environ: Mapping[str, str], log: pathlib.Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    command: Sequence[str], environ: Mapping[str, str], log: pathlib.Path, cores: set[int] = OTHER_CORES
+) -> Iterator[subprocess.Popen[bytes]]:
     """A child in a process group of its own, which is ended with all that it started."""
+    pinned = ["taskset", "-c", ",".join(map(str, sorted(cores))), *command]
     with log.open("wb") as output:
-        child = subprocess.Popen(command, env=dict(environ), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        child = subprocess.Popen(pinned, env=dict(environ), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             yield child
         finally:
@@ -120,7 +127,7 @@ def engine(
     if recorded:
         command += ["--middleware", "legato.asgi.StreamMiddleware"]
     url = f"http://127.0.0.1:{port}"
-    with _process(command, variables, log) as child:
+    with _process(command, variables, log, ENGINE_CORES) as child:
         until = time.monotonic() + PATIENCE_S
         while True:
             if child.poll() is not None or time.monotonic() > until:

@@ -1,7 +1,7 @@
 """`legato blame`: what stalled streams, cause by cause, and the engine events behind it.
 
 One idea: time is what a stall costs, so causes are ranked by the time charged to them, and a count of names stands beside it; what
-fixing one would bring is what the replays say. It asks four questions (`queries`), and judges nothing.
+fixing one would bring is what the replays say. It asks some questions (`queries`), and judges nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from legato_ingest.figures import DASH, clean, count, duration, share
-from legato_ingest.queries import BLAME, BUT_FOR, CULPRITS, FIRST_TOKENS, JUDGED_STALLS
+from legato_ingest.figures import DASH, clean, count, duration, ratio, share
+from legato_ingest.queries import BLAME, BUT_FOR, CULPRITS, FIRST_TOKENS, JUDGED_STALLS, SPECULATION
 from legato_ingest.reader import Reader
 
 __all__ = ["Answer", "Question", "as_json", "fetch", "render"]
@@ -45,8 +45,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the store said: a row a cause, what would be left without each, a row an engine event, how many stalls there were, and how
-    the first tokens' time divides.
+    """What the store said: a row a cause, what would be left without each, a row an engine event, how many stalls there were, how the
+    first tokens' time divides, and what speculation brought each engine.
     """
 
     causes: Sequence[Row]
@@ -56,6 +56,7 @@ class Answer:
     judged: int
     first_tokens: Row
     first_ms: int
+    speculation: Sequence[Row]
 
 
 def fetch(reader: Reader, question: Question) -> Answer:
@@ -79,6 +80,7 @@ def fetch(reader: Reader, question: Question) -> Answer:
         judged=int(told["judged"]),
         first_tokens=first,
         first_ms=question.first_ms,
+        speculation=reader.rows(SPECULATION, parameters),
     )
 
 
@@ -115,6 +117,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "replayed": {name: answer.but_for.get("", {}).get(name, 0) for name in ("streams", "stalls", "stalled_us")},
         "events": list(answer.culprits),
         "first_tokens": dict(answer.first_tokens),
+        "speculation": list(answer.speculation),
     }
 
 
@@ -125,7 +128,7 @@ def _without(row: Row | None) -> dict[str, Any] | None:
 def render(answer: Answer) -> RenderableType:
     """The answer as a page for a terminal."""
     if not answer.causes:
-        return Group(Text(_nothing(answer)), *_first_tokens(answer))
+        return Group(Text(_nothing(answer)), *_first_tokens(answer), *_speculation(answer))
     stalls, excess = sum(row["stalls"] for row in answer.causes), sum(row["excess_us"] for row in answer.causes)
     parts: list[RenderableType] = [
         Text.assemble((f"{count(stalls)} stalls", "bold"), f", {duration(excess)} beyond the healthy step"),
@@ -135,7 +138,7 @@ def render(answer: Answer) -> RenderableType:
     ]
     if answer.culprits:
         parts += [Text(), _culprits(answer.culprits)]
-    return Group(*parts, *_first_tokens(answer))
+    return Group(*parts, *_first_tokens(answer), *_speculation(answer))
 
 
 def _nothing(answer: Answer) -> str:
@@ -226,6 +229,23 @@ def _first_tokens(answer: Answer) -> list[RenderableType]:
     text += f"; most of that was {', '.join(f'{words} in {count(n)}' for n, words in late)}" if late else ""
     known = f"the time to all of them, where it is known (n={count(int(row['split_streams']))}): {line}"
     return [Text(), Text("First tokens", style="bold"), Text(f"{text}\n{known}")]
+
+
+def _speculation(answer: Answer) -> list[RenderableType]:
+    """Of each engine that speculates, what it brought and what fell short of its own mean."""
+    if not answer.speculation:
+        return []
+    out: list[RenderableType] = [Text(), Text("Speculation (no gaps: fewer tokens a step)", style="bold")]
+    for row in (clean(each) for each in answer.speculation):
+        lost, whole, drafted = round(row["lost_us"]), round(row["generating_us"]), int(row["drafted"])
+        out.append(
+            Text(
+                f"{row['engine_id']}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept, "
+                f"{ratio(row['tokens_per_step'])} tokens a step, in the worst 10 s {ratio(row['tokens_per_step_worst'])}; "
+                f"below its own mean: {duration(lost)} of {duration(whole)} of generating ({share(lost, whole)})"
+            )
+        )
+    return out
 
 
 def _culprits(rows: Sequence[Row]) -> Table:

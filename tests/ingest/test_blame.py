@@ -16,6 +16,8 @@ from helpers.serving import legato, serve_process
 from helpers.world import World
 from helpers.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, steps
 from helpers.world_spans import stream as span_of
+from legato_gpu_agent.records import Step
+from legato_gpu_agent.steps import Engine, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli import app
 from legato_ingest.metrics import Metrics
@@ -128,6 +130,31 @@ def test_the_time_to_the_first_token_is_divided(url: str) -> None:
     assert sum(first[f"{name}_us"] for name in ("queue", "prefill", "front_end", "transit")) == first["ttft_us"]
     page = typed(url, "--since", "all").replace("\n", " ").replace("  ", " ")
     assert "(n=2): its own prefill 62.5 %, the queue 25.0 %, the front end 12.5 %, the way there and back 0 %" in page
+
+
+def test_speculation_is_a_deficit_of_rate(url: str, store: Store) -> None:
+    """An engine that keeps three of four drafts, and for ten of forty seconds none: what fell short, in time at its own mean."""
+    begun, step_us, requests = 1_795_000_000_000_000_000, 20_000, 4
+    made = [
+        Step(
+            number=n,
+            recorded_ns=begun + 1000 * step_us * n,
+            interval_us=step_us,
+            decode_requests=requests,
+            draft_tokens=4 * requests,
+            accepted_tokens=0 if 500 <= n < 1000 else 3 * requests,
+        )
+        for n in range(2000)
+    ]
+    put(store, request_of(Engine("spec", 5), made), begun + 60 * 10**9)
+    (row,) = data(url, "--since", "all", "--engine", "spec")["speculation"]
+    page = typed(url, "--since", "all").replace("\n", " ")
+    mean = (3 * 4 + 1 * 1) / 4
+    assert row["tokens_per_step"] == mean and row["tokens_per_step_worst"] == 1
+    missing_tokens = 500 * requests * (mean - 1)
+    assert row["lost_us"] == pytest.approx(missing_tokens / mean * step_us, rel=1e-6)
+    assert row["generating_us"] == 2000 * requests * step_us
+    assert "spec: 56.2 % of 32,000 drafted tokens kept, 3.2 tokens a step, in the worst 10 s 1.0" in page
 
 
 def test_nothing_to_blame_is_said_in_words(url: str) -> None:
