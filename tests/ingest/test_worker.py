@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.points import metrics_request, total
 from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
+from legato_ingest.adapt import Limits
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
+from legato_ingest.samples import read_samples
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 
@@ -130,6 +133,35 @@ def test_a_verdict_stands_on_its_grounds(store: Store) -> None:
         " AND v.culprit_step = s.step"
     )
     assert joined == 1
+
+
+@pytest.mark.parametrize(
+    ("counted", "gap_s", "ruled_out"),
+    [
+        (lambda at: 7, 5, True),
+        (lambda at: 7 if at < 20 else 8, 5, False),  # moved two seconds after the world
+        (lambda at: 7 if at < 200 else 8, 5, True),  # long after
+        (lambda at: 7, 40, False),  # too far apart to say
+        (lambda at: None if at < 0 else 7, 5, False),  # nothing of the time before
+    ],
+)
+def test_without_steps_counters_that_stand_still_rule_causes_out(
+    store: Store, counted: Callable[[int], float | None], gap_s: int, ruled_out: bool
+) -> None:
+    """The scrapes of the stream's engine name no cause, and take preemption off the list where its counter did not move."""
+    for name in ("client", "server"):
+        put(store, PARTS[name](), RECEIVED_NS)
+    begun = int(WORLD.ends[0])
+    body = metrics_request({"legato.engine.id": "e"})
+    for at in range(-120, 240, gap_s):
+        if (value := counted(at)) is not None:
+            total(body, "vllm:num_preemptions_total", value, begun + at * 1000 * MS)
+    samples = read_samples(body, "", RECEIVED_NS, Limits(retention_days=0))
+    assert not samples.rejections
+    store.insert("node_samples", samples.table)
+    worker(store).step()
+    ((cause, excluded),) = store.select("SELECT cause, excluded FROM verdicts FINAL")
+    assert cause == "generation" and ("kv_pressure" in excluded) is ruled_out
 
 
 def test_one_event_stalls_many_and_has_a_name(store: Store) -> None:

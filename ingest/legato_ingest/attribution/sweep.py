@@ -17,6 +17,7 @@ from legato_ingest.attribution.engines import Engine, engines_of
 from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
 from legato_ingest.attribution.pairs import gaps_of, made_by
 from legato_ingest.attribution.replay_rows import replay_rows
+from legato_ingest.attribution.scrapes import counters_of
 from legato_ingest.attribution.stalls import Gaps, judge
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.store import Store
@@ -79,7 +80,7 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
         verdicts = lend_words(gaps, judge(gaps, engine.charges if engine else None), owners, _clocks(members)[owners])
         stalls = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
-        judged = Judged(members, owners, gaps, verdicts, engine)
+        judged = Judged(members, owners, gaps, verdicts, engine, {} if engine else counters_of(store, members))
         healthy = _withdrawn(store, judged, np.flatnonzero(~stalls))
         worth = np.flatnonzero(stalls).tolist()
         store.insert("replays", replay_rows(judged, worth, int(thresholds.gap_ms * 1_000_000), judged_at_ns))

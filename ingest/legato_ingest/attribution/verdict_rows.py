@@ -6,8 +6,8 @@ causes that are out of the question, what was missing, how far it may be off. It
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from legato_ingest.attribution.culprits import culprits_of, prompts_of
 from legato_ingest.attribution.engines import Engine
 from legato_ingest.attribution.evidence import Stream
 from legato_ingest.attribution.grounds import errors_of, evidence_of, excluded_of
+from legato_ingest.attribution.scrapes import RULED_OUT, Counter, still
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
 
 __all__ = ["HEALTHY", "Judged", "verdict_rows"]
@@ -45,13 +46,17 @@ _CONFIDENCE = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The gaps of some streams of one engine (or of none that is known), ``owners`` being the place of each gap's stream."""
+    """The gaps of some streams of one engine (or of none that is known), ``owners`` being the place of each gap's stream.
+
+    ``counters``: of engines whose steps are not known, what was scraped of them.
+    """
 
     streams: Sequence[Stream]
     owners: Ints
     gaps: Gaps
     verdicts: Verdicts
     engine: Engine | None
+    counters: Mapping[tuple[str, str, str], Counter] = field(default_factory=dict)
 
 
 def verdict_rows(judged: Judged, worth: Sequence[int], healthy: Sequence[int], judged_at_ns: int) -> pa.Table:
@@ -101,12 +106,26 @@ def _grounds(judged: Judged, at: Ints) -> dict[str, pa.Array]:
     gaps, verdicts, steps = judged.gaps.at(at), judged.verdicts.at(at), judged.engine.charges if judged.engine else None
     errors = errors_of(gaps, verdicts, steps)
     evidence = [list(each.items()) for each in evidence_of(gaps, verdicts, steps)]
-    excluded = [list(each.items()) for each in excluded_of(gaps, verdicts, errors)]
+    ruled_out = excluded_of(gaps, verdicts, errors)
+    _by_counters(judged, at, gaps, ruled_out)
+    excluded = [list(each.items()) for each in ruled_out]
     return {
         "evidence": pa.array(evidence, pa.map_(pa.string(), pa.int64())),
         "excluded": pa.array(excluded, pa.map_(pa.string(), pa.string())),
         "error_us": pa.array(np.minimum(-(-errors // 1000), 2**32 - 1).astype(np.uint32)),
     }
+
+
+def _by_counters(judged: Judged, at: Ints, gaps: Gaps, excluded: list[dict[str, str]]) -> None:
+    """Add what the scrapes of the streams' engines rule out."""
+    start = np.where(gaps.has_server, gaps.server_start_ns, gaps.start_ns)
+    end = np.where(gaps.has_server, gaps.server_end_ns, gaps.end_ns)
+    for (tenant, engine_id, metric), counter in judged.counters.items():
+        cause, why = RULED_OUT[metric]
+        for row in np.flatnonzero(still(counter, start, end)):
+            stream = judged.streams[judged.owners[at[row]]]
+            if (stream.tenant, stream.engine_id) == (tenant, engine_id):
+                excluded[row].setdefault(cause, why)
 
 
 def _steps(judged: Judged, at: Ints) -> dict[str, pa.Array]:
