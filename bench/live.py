@@ -84,7 +84,8 @@ def judged(setup: Setup, load: Load, model: pathlib.Path) -> dict[str, Any]:
     name = load.name
     options, environ = [str(model), "--served-model-name", "live", *load.engine], setup.environ(name)
     with truth(pathlib.Path(environ["LEGATO_SCHEDULER_HOOK"]), setup.folder / f"{name}.truth.jsonl") as events:
-        with engine(setup.venv, options, free_port(), environ, setup.folder / f"{name}.vllm.log") as url:
+        with engine(setup.venv, options, free_port(), environ, setup.folder / f"{name}.vllm.log") as vllm:
+            url = vllm.url
             legato.instrument_openai()
             late = run(url, load, setup.seconds, name)
             legato.uninstrument_openai()
@@ -200,20 +201,25 @@ def against_histogram(served: Served, name: str, told: Histogram) -> dict[str, A
 
 
 def overhead(setup: Setup, model: pathlib.Path, runs: int) -> dict[str, Any]:
-    """The steady load with and without Legato in vLLM, alternating: the engine's own times between tokens, in ms."""
+    """The steady load with and without Legato in vLLM, alternating: the engine's own times between tokens, in ms, and the processor time
+    of vLLM's server and of its other processes, in µs a token.
+    """
     found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(2 * runs):
         # with, without, without, with, …: a drift of the machine is not one side's
         recorded, name = number % 4 in (0, 3), f"steady{number}"
         options, environ = [str(model), "--served-model-name", "live", *STEADY.engine], setup.environ(name) | {"LEGATO_SCHEDULER_HOOK": "0"}
         log = setup.folder / f"{name}.vllm.log"
-        with engine(setup.venv, options, free_port(), environ, log, recorded=recorded, bounds_s=FINE_BOUNDS_S) as url:
+        with engine(setup.venv, options, free_port(), environ, log, recorded=recorded, bounds_s=FINE_BOUNDS_S) as vllm:
+            url = vllm.url
             run(url, STEADY, 5, f"{name}-warm")
-            before = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text)
+            before, used = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text), vllm.cpu_s()
             run(url, STEADY, setup.seconds, name)
+            spent = [after - then for after, then in zip(vllm.cpu_s(), used, strict=True)]
             told = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text).since(before)
         figures = {f"p{share * 100:g}": round(1000 * told.quantile_s(share, FINE_BOUNDS_S), 2) for share in (0.5, 0.99)}
         figures |= {"mean": round(1000 * told.sum_s / told.n, 2), "n": told.n}
+        figures |= {name: round(1e6 * s / told.n, 1) for name, s in zip(("server_cpu_us", "engine_cpu_us"), spent, strict=True)}
         print(f"{'with' if recorded else 'without'} Legato: {figures}", flush=True)
         found[recorded].append(figures)
     return {"with": found[True], "without": found[False]}

@@ -88,6 +88,25 @@ def histogram_of(page: str) -> Histogram:
     return Histogram(counts, sum(float(value) for kind, _, value in found if kind == "sum"))
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A vLLM that answers at ``url``; ``pid`` is its server's, and the session that all its processes are of."""
+
+    url: str
+    pid: int
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Processor time so far of its server, and of all its other processes."""
+        tick, server, others = os.sysconf("SC_CLK_TCK"), 0.0, 0.0
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                if int(fields[3]) == self.pid:
+                    used = (int(fields[11]) + int(fields[12])) / tick
+                    server, others = (server + used, others) if folder.name == str(self.pid) else (server, others + used)
+        return server, others
+
+
 @contextlib.contextmanager
 def _process(
     command: Sequence[str], environ: Mapping[str, str], log: pathlib.Path, cores: set[int] = OTHER_CORES
@@ -118,8 +137,8 @@ def engine(
     *,
     recorded: bool = True,
     bounds_s: Sequence[float] = BOUNDS_S,
-) -> Iterator[str]:
-    """`vllm serve`, ready, at this URL. ``recorded``: with Legato's plugins and middleware. ``bounds_s``: of its histogram."""
+) -> Iterator[Running]:
+    """`vllm serve`, ready. ``recorded``: with Legato's plugins and middleware. ``bounds_s``: of its histogram."""
     command = [f"{venv}/bin/vllm", "serve", *options, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--custom-histogram-buckets", json.dumps({"inter_token_latency": bounds_s}), "--enable-logging-iteration-details"]
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -136,7 +155,7 @@ def engine(
                 if httpx.get(f"{url}/health", timeout=5).status_code == 200:
                     break
             time.sleep(1)
-        yield url
+        yield Running(url, child.pid)
 
 
 @contextlib.contextmanager
