@@ -26,6 +26,8 @@ _DT = 1
 # Ids of schema/STEPS.md: 1 is `dt`, 2 the step's number, then the fields of Step in their order.
 _COLUMNS = {field.name: number for number, field in enumerate(fields(Step)[2:], 3)}
 _NUMBER = 2
+# The most that a column holds, less the one that is added.
+_VALUE_MAX = 2**32 - 2
 
 
 def request_of(
@@ -66,7 +68,7 @@ def _packed(steps: Sequence[Step]) -> bytes:
     for name, number in _COLUMNS.items():
         values = [getattr(step, name) for step in steps]
         if any(value is not None for value in values):
-            columns[number] = np.array([0 if value is None else value + 1 for value in values], np.int64)
+            columns[number] = np.array([0 if value is None else min(value, _VALUE_MAX) + 1 for value in values], np.int64)
     return pack(columns, len(steps))
 
 

@@ -76,7 +76,8 @@ def fetch(reader: Reader, question: Question) -> Answer:
         causes=reader.rows(BLAME, parameters),
         but_for={row["cause"]: row for row in reader.rows(BUT_FOR, parameters)},
         culprits=reader.rows(CULPRITS, parameters),
-        stalls=int(told["stalls"] or 0),
+        # Which engine's a stream was, only its verdicts say.
+        stalls=0 if question.engine else int(told["stalls"] or 0),
         judged=int(told["judged"]),
         first_tokens=first,
         first_ms=question.first_ms,
@@ -143,7 +144,10 @@ def render(answer: Answer) -> RenderableType:
 
 def _nothing(answer: Answer) -> str:
     if answer.stalls:
-        return f"{count(answer.stalls)} stalls, and none is judged yet: `legato serve` does so some seconds after a stream's end"
+        return (
+            f"{count(answer.stalls)} stalls, and none has a verdict: `legato serve` judges some seconds after a stream's end, and leaves "
+            "out gaps that are hardly longer than a healthy step"
+        )
     return (
         "no stall was judged: no client stream stalled, or none matches; `legato streams` lists what there is (ask for more with --since)"
     )
@@ -210,8 +214,8 @@ def _legend(answer: Answer) -> str:
         )
     if answer.stalls > answer.judged:
         lines.append(
-            f"{count(answer.stalls - answer.judged)} of {count(answer.stalls)} stalls of 250 ms or more are not judged: open at the "
-            "stream's end, or not settled yet."
+            f"{count(answer.stalls - answer.judged)} of {count(answer.stalls)} stalls of 250 ms or more have no verdict: open at the "
+            "stream's end, hardly longer than a healthy step, or not settled yet."
         )
     return "\n".join(lines)
 

@@ -56,10 +56,10 @@ def attribute(
     since: Annotated[str, typer.Option(help="Streams that started in the last 90s, 15m, 1h, 7d, 2w, or all")],
     store: StoreOption = None,
 ) -> None:
-    """Judge stalls again: after other thresholds were set, or with a version that knows more.
+    """Judge stalls again: after a lower threshold was set, or with a version that knows more.
 
     `legato serve` judges every stream by itself, also when evidence comes late: this is for what has been judged. The newest verdict
-    counts.
+    counts. Gaps below a threshold that was raised keep the verdict that they have.
     Goes through a running `legato serve` when one holds the store, and then by that one's settings.
 
     Example: legato attribute --since 1d

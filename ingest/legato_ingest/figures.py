@@ -24,7 +24,7 @@ def clean(value: Any) -> Any:
     if isinstance(value, dict):
         return {clean(key): clean(item) for key, item in value.items()}
     # Lists of numbers (timelines) are long and hold no text.
-    return [clean(item) for item in value] if isinstance(value, list) and value and isinstance(value[0], str) else value
+    return [clean(item) for item in value] if isinstance(value, list) and value and isinstance(value[0], str | dict | list) else value
 
 
 def duration(microseconds: int | float | None) -> str:

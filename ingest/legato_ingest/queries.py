@@ -170,7 +170,19 @@ SELECT
 # By cause: what would be left of the stalls without it, and of the time in them, of the streams that could be replayed. The cause '' stands
 # for all of these streams as they were.
 BUT_FOR = f"""
-WITH replayed AS (SELECT * FROM replays FINAL WHERE {_BLAMED})
+WITH
+    newest AS
+    (
+        SELECT tenant, start_time, trace_id, span_id, max(judged_at) AS judged_at
+        FROM verdicts FINAL
+        WHERE {_BLAMED}
+        GROUP BY tenant, start_time, trace_id, span_id
+    ),
+    replayed AS
+    (
+        SELECT * FROM replays FINAL
+        WHERE {_BLAMED} AND (tenant, start_time, trace_id, span_id, judged_at) IN (SELECT * FROM newest)
+    )
 SELECT
     cause, count() AS streams, sum(stalls) AS stalls, sum(stalls_min) AS stalls_min, sum(stalls_max) AS stalls_max,
     sum(stalled_us) AS stalled_us, sum(stalled_min_us) AS stalled_min_us, sum(stalled_max_us) AS stalled_max_us
@@ -186,7 +198,8 @@ WITH
     blamed AS
     (
         SELECT
-            tenant, engine_id, cause, culprit_responses AS responses, if(empty(culprit_responses), ifNull(culprit_step, 0), 0) AS lone_step,
+            tenant, engine_id, cause, culprit_responses AS responses,
+            if(empty(culprit_responses), culprit_at, toDateTime64(0, 9, 'UTC')) AS lone_step,
             min(culprit_at) AS at, groupUniqArray(culprit_at) AS moments, min(culprit_step) AS step,
             count() AS stalls, uniqExact(trace_id, span_id) AS streams, countIf(has(evidence, 'preempted_step')) AS own,
             sum(excess_us) AS excess_us, max(gap_us) AS gap_max_us
@@ -277,7 +290,7 @@ WITH
             engine_id, intDiv(toUnixTimestamp64Milli(recorded_at), 10000) AS stretch, sum(decode_requests) AS requests,
             sum(draft_tokens) AS drafts, sum(accepted_tokens) AS kept, sum(toUInt64(interval_us) * decode_requests) AS request_us
         FROM engine_steps FINAL
-        WHERE draft_tokens > 0 AND decode_requests > 0 AND interval_us IS NOT NULL
+        WHERE draft_tokens > 0 AND accepted_tokens IS NOT NULL AND decode_requests > 0 AND interval_us IS NOT NULL
             AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {_SINCE.replace("start_time", "recorded_at")}
         GROUP BY engine_id, stretch
     ),

@@ -16,7 +16,7 @@ from legato._clock import now_ns
 if TYPE_CHECKING:
     from legato._recorder import StreamRecorder
 
-__all__ = ["Lateness", "lateness"]
+__all__ = ["Lateness", "lateness", "watched"]
 
 _TICK_S = 0.02
 _TICK_NS = int(_TICK_S * 1e9)
@@ -62,6 +62,14 @@ class Lateness:
             self._timer = None
         else:
             self._wait()
+
+
+def watched(stream: StreamRecorder) -> Lateness | None:
+    """The running loop's, which watches this stream from now on."""
+    found = lateness()
+    if found is not None:
+        found.watch(stream)
+    return found
 
 
 def lateness() -> Lateness | None:

@@ -16,7 +16,7 @@ from opentelemetry import propagate, trace
 
 from legato._clock import now_ns
 from legato._errors import ConfigurationError, guard
-from legato._loop import lateness
+from legato._loop import Lateness, watched
 from legato._recorder import Origin, StreamRecorder
 from legato._socket import QUIET_NS, looker
 from legato._state import settings
@@ -187,11 +187,12 @@ class _AsyncReads:
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
         recorder, read, look, last = self._recorder, self._recorder.read, self._look, now_ns()
-        loop, asked = lateness(), last
+        loop: Lateness | None = None
+        with guard("lateness"):
+            loop = watched(recorder)
+        asked = last
         self._reading = True
         try:
-            if loop is not None:
-                loop.watch(recorder)
             async for data in self._bytes(chunk_size):
                 now = now_ns()
                 if now - last > QUIET_NS:

@@ -29,6 +29,7 @@ class World:
     streams: int = 4
     seed: int = 1
     speed: int = 1
+    offset_ns: int = 0
     busy: dict[int, int] = field(default_factory=dict)
     prefill: dict[int, int] = field(default_factory=dict)
     slow: dict[int, int] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class World:
             took[step] += extra
         if self.preempted:
             took[self.preempted[1]] += TOKEN_NS * 600
-        self.ends = 10**15 + np.cumsum(took) // self.speed
+        self.ends = 10**15 + self.offset_ns + np.cumsum(took) // self.speed
         self.awake = self.ends.copy()
         if self.frozen:
             step, length = self.frozen

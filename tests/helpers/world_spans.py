@@ -56,7 +56,7 @@ def stream(world: World, vantage: str, number: int = 0) -> ExportTraceServiceReq
     return body
 
 
-def steps(world: World, streams: int = 1) -> ExportTraceServiceRequest:
+def steps(world: World, streams: int = 1, *, engine_id: str = ENGINE, epoch_ns: int = 5) -> ExportTraceServiceRequest:
     """The engine's steps, the ends of the first ``streams`` streams among them."""
     records = world.records()
     made = [
@@ -74,4 +74,4 @@ def steps(world: World, streams: int = 1) -> ExportTraceServiceRequest:
         for i in range(world.steps)
     ]
     ended = [FinishedRequest(world.steps - 1, response_id(number), queued_us=QUEUED_US, prefill_us=PREFILL_US) for number in range(streams)]
-    return request_of(Engine(ENGINE, 5), made, ended)
+    return request_of(Engine(engine_id, epoch_ns), made, ended)

@@ -223,13 +223,15 @@ def test_why_stands_beside_the_stall() -> None:
         "cause": "scheduling", "confidence": "likely", "step_first": "41", "step_last": "43", "missing": ["server"],
         "evidence": {"server_gap_us": "510000", "unread": "1"}, "excluded": {"host": "its steps took what their work explains"},
         "error_us": 1200,
-        "culprit_responses": ["chatcmpl-7", "chatcmpl-8"],
+        "culprit_responses": ["chatcmpl-7", "chatcmpl-8\x1b[2J"],
     }  # fmt: skip
     page = text(render_stream([row(verdicts=[verdict])], 200), 200)
     assert "scheduling 480 ms, connection 100 ms · likely · steps 41 to 43 · prompt of chatcmpl-7 and 1 more · without server" in page
     assert "it is base 20.000 ms, scheduling 480.000 ms, connection 100.000 ms; each within 1.2 ms" in page
     assert "because the server sent the next chunk after 510 ms; data lay unread in the client's socket" in page
     assert "and not host: its steps took what their work explains" in page
+    shown = render_stream([row(verdicts=[{**verdict, "culprit_responses": ["x\x1b[2J\x1b]0;own"]}])], 200)
+    assert "\x1b[2J" not in text(shown, 200) and "prompt of x\ufffd[2J" in text(shown, 200)
     assert "why" not in text(render_stream([row(verdicts=[])], 200), 200)
     other = {**verdict, "gap_start_us": "5", "step_first": None, "step_last": None}
     assert "scheduling" not in text(render_stream([row(verdicts=[other])], 200), 200)

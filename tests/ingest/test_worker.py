@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from helpers.points import metrics_request, total
 from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
+from legato_gpu_agent.records import FinishedRequest, Step
+from legato_gpu_agent.steps import Engine, request_of
 from legato_ingest.adapt import Limits
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
+from legato_ingest.queries import BUT_FOR
 from legato_ingest.samples import read_samples
 from legato_ingest.settings import load
 from legato_ingest.store import Store
@@ -177,3 +181,57 @@ def test_one_event_stalls_many_and_has_a_name(store: Store) -> None:
     assert [tuple(row) for row in rows] == [(["chatcmpl-1"], 1, 200), (["chatcmpl-1"], 0, 230)]
     replays = store.select("SELECT cause, stalls, stalls_min, stalls_max, stalled_min_us FROM replays FINAL")
     assert [tuple(row) for row in replays] == [("kv_pressure", 1, 0, 0, 0)] * 2
+
+
+def test_an_engine_that_starts_again_is_two_engines_in_time(store: Store) -> None:
+    """Step numbers begin anew within the minute: each finished request is of the step of its own time, so no clock is moved."""
+    for part in PARTS.values():
+        put(store, part(), RECEIVED_NS)
+    again = World(seed=2)
+    shift = int(WORLD.ends[-1]) - int(again.ends[0]) + 5_000 * MS
+    later = steps(replace(again, offset_ns=shift), 0, epoch_ns=9)
+    put(store, later, RECEIVED_NS)
+    worker(store).step()
+    assert verdicts(store) == [("host", "strong", [], 200)]
+
+
+def test_the_engine_that_finished_a_request_is_its_engine(store: Store) -> None:
+    """Several engines behind one server: the server knows one name for all, the record of the finished request the right one."""
+    for part in PARTS.values():
+        put(store, part(), RECEIVED_NS)
+    put(store, steps(World(seed=3), 0, engine_id="e/1"), RECEIVED_NS)
+    worker(store).step()
+    ((engine,),) = store.select("SELECT engine_id FROM verdicts FINAL")
+    assert engine == "e"
+    store.command("TRUNCATE TABLE engine_requests")
+    put(store, request_of(Engine("e/1", 5), [Step(1, RECEIVED_NS)], [FinishedRequest(1, "chatcmpl-1")]), RECEIVED_NS)
+    worker(store).again(0)
+    ((engine,),) = store.select("SELECT engine_id FROM verdicts FINAL")
+    assert engine == "e/1"
+
+
+def test_streams_that_cannot_be_judged_are_left_out_and_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails for ever must not keep the others from being judged for ever."""
+    for part in PARTS.values():
+        put(store, part(), RECEIVED_NS)
+    metrics = Metrics()
+    judge = Worker(store, load(attribute_settle_s=0), metrics)
+    with monkeypatch.context() as broken:
+        broken.setattr("legato_ingest.attribution.sweep.judge", lambda *_: 1 / 0)
+        judge.step()
+    assert metrics.errors.labels("attribute", "ZeroDivisionError")._value.get() == 1
+    assert judge.step().streams == 0, "it goes on after them"
+    assert judge.again(0)["verdicts"] == 1
+
+
+def test_a_replay_that_a_newer_judgement_outdates_does_not_count(store: Store) -> None:
+    """By less evidence another cause took part: its row stays in the store, and is of no judgement that counts."""
+    for part in PARTS.values():
+        put(store, part(), RECEIVED_NS)
+    judge = worker(store)
+    judge.step()
+    store.command("INSERT INTO replays SELECT * REPLACE ('front_end' AS cause, judged_at - INTERVAL 1 HOUR AS judged_at) FROM replays")
+    sql = BUT_FOR.replace("{since_s:UInt64}", "0")
+    for name in ("engine", "model", "service", "vantage"):
+        sql = sql.replace(f"{{{name}:String}}", "''")
+    assert {str(row[0]): int(row[1]) for row in store.select(sql)} == {"host": 1, "": 1}

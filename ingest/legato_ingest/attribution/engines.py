@@ -38,7 +38,7 @@ _REQUESTS = """
 SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS recorded_ns
 FROM engine_requests FINAL
 WHERE {inside} AND {which}
-SETTINGS max_query_size = 1000000000, max_threads = 1"""
+SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
 _FIRST_TOKENS = """
 SELECT response_id, toUnixTimestamp64Nano(start_time) + 1000 * ttft_us AS first_ns
 FROM stream_revs FINAL
@@ -53,7 +53,7 @@ class Engine:
     """One engine over the time of some streams.
 
     ``shift_ns``: its records' clock minus its server's; ``client_shift_ns``: minus each client's (``Stream.clock``), the soonest delivery
-    taken for none. What nothing tells is ``None`` or absent. ``last_step``: the step that ended a request, by response id.
+    taken for none. What nothing tells is ``None`` or absent. ``last_step``: the place of the step that ended a request, by response id.
     ``first_tokens``: the place of the step that gave a request its first token, by response id, as its server saw it.
     """
 
@@ -75,15 +75,16 @@ class _Finished:
 def engines_of(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream], dict[Key, Engine]]:
     """The streams, each with its engine's id where anything tells it, and those engines by tenant and id."""
     finished = _finished_by(store, streams)
-    served = {each.response_id: each.engine[1] for each in finished}
-    only = {tenant: ids for tenant, ids in _ids(finished).items() if len(ids) == 1}
+    served = {(each.engine[0], each.response_id): each.engine[1] for each in finished}
+    there = _engines_in(store, streams, finished)
     named = []
     for stream in streams:
-        guess = served.get(stream.response_id, "")
-        if not guess and stream.server is None and stream.tenant in only:
+        by = served.get((stream.tenant, stream.response_id), "")
+        if not by and stream.server is None and len(there.get(stream.tenant, ())) == 1:
             # A stream that was left is in no record of finished requests; with one engine there is nothing to choose.
-            (guess,) = only[stream.tenant]
-        named.append(replace(stream, engine_id=stream.engine_id or guess))
+            (by,) = there[stream.tenant]
+        # The engine that finished the request is the one that served it, whatever the server calls the several behind it.
+        named.append(replace(stream, engine_id=by or stream.engine_id))
     engines = {}
     for key in sorted({(stream.tenant, stream.engine_id) for stream in named if stream.engine_id}):
         own = [stream for stream in named if (stream.tenant, stream.engine_id) == key]
@@ -93,10 +94,14 @@ def engines_of(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream], d
     return named, engines
 
 
-def _ids(finished: Sequence[_Finished]) -> dict[str, set[str]]:
+def _engines_in(store: Store, streams: Sequence[Stream], finished: Sequence[_Finished]) -> dict[str, set[str]]:
+    """By tenant, the engines that told of steps around the time of these requests' ends, by the engines' clocks."""
     out: dict[str, set[str]] = {}
-    for each in finished:
-        out.setdefault(each.engine[0], set()).add(each.engine[1])
+    if not finished or all(stream.server is not None for stream in streams):
+        return out
+    inside = between_ns("recorded_at", min(each.recorded_ns for each in finished), max(each.recorded_ns for each in finished))
+    for tenant, engine_id in store.select(f"SELECT DISTINCT tenant, engine_id FROM engine_steps WHERE {inside}"):
+        out.setdefault(unquoted(tenant), set()).add(unquoted(engine_id))
     return out
 
 
@@ -129,8 +134,8 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     steps = _read_steps(store, key, low, high)
     if steps is None:
         return None
-    recorded = dict(zip(steps.number.tolist(), steps.recorded_ns.tolist(), strict=True))
-    ended = [(by_response[each.response_id], recorded[each.step]) for each in ours if each.step in recorded]
+    places = dict(zip((each.response_id for each in ours), _places_of(ours, steps.number, steps.recorded_ns).tolist(), strict=True))
+    ended = [(by_response[each.response_id], int(steps.recorded_ns[at])) for each in ours if (at := places[each.response_id]) >= 0]
     clocks = {stream.clock for stream, _ in ended}
     shifts = {clock: _shift([(stream.client.times_ns, at) for stream, at in ended if stream.clock == clock]) for clock in clocks}
     charges = charge(steps)
@@ -139,9 +144,26 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
         charges=charges,
         shift_ns=shift_ns,
         client_shift_ns={clock: shift for clock, shift in shifts.items() if shift is not None},
-        last_step={each.response_id: each.step for each in ours},
+        last_step={response: place for response, place in places.items() if place >= 0},
         first_tokens={} if shift_ns is None else _first_tokens(store, key, charges.end_ns - shift_ns),
     )
+
+
+def _places_of(finished: Sequence[_Finished], number: NDArray[np.int64], recorded_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The places of the steps in which these requests ended; -1: not there.
+
+    An engine that starts again counts its steps from one again: of several steps of a number it is the one recorded nearest the flush that
+    told of the request.
+    """
+    order = np.lexsort((recorded_ns, number))
+    out = np.full(len(finished), -1, np.int64)
+    wanted = np.array([each.step for each in finished], np.int64)
+    low, high = np.searchsorted(number[order], wanted, "left"), np.searchsorted(number[order], wanted, "right")
+    for row, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        if last > first:
+            same = order[first:last]
+            out[row] = same[np.argmin(np.abs(recorded_ns[same] - finished[row].recorded_ns))]
+    return out
 
 
 def _first_tokens(store: Store, key: Key, end_ns: NDArray[np.int64]) -> dict[str, int]:
@@ -168,14 +190,13 @@ def _read_steps(store: Store, key: Key, low: int, high: int) -> Steps | None:
     if not table.num_rows:
         return None
     numbers = _array(table, "number").astype(np.int64)
-    ends = np.array([each.step for each in _requests(store, low, high + _AROUND_NS, which)], np.int64)
-    order = np.argsort(numbers, kind="stable")
-    places = order[np.minimum(np.searchsorted(numbers, ends, sorter=order), len(numbers) - 1)]
-    finished = np.bincount(places[numbers[places] == ends], minlength=len(numbers)).astype(np.float64)
+    recorded = _array(table, "recorded_ns").astype(np.int64)
+    places = _places_of(_requests(store, low, high + _AROUND_NS, which), numbers, recorded)
+    finished = np.bincount(places[places >= 0], minlength=len(numbers)).astype(np.float64)
     values = {name: _array(table, name).astype(np.float64) for name in _COLUMNS}
     return Steps(
         number=numbers,
-        recorded_ns=_array(table, "recorded_ns").astype(np.int64),
+        recorded_ns=recorded,
         interval_ns=1000 * values.pop("interval_us"),
         finished=finished,
         **values,

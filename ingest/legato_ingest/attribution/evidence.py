@@ -23,11 +23,11 @@ _ARRAYS = "dt_us, chunk_kind, chunk_bytes, chunk_hold_64us"
 _STREAMS = """
 SELECT
     tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, vantage, response_id, engine_id, clock, service_name,
-    {arrays}
+    client_address, {arrays}
 FROM stream_revs FINAL
 WHERE {inside} AND {which}
 ORDER BY start_time, span_id
-SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
+SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1, max_query_size = 1000000000, max_ast_elements = 10000000"""
 _SOCKETS = """
 SELECT tenant, trace_id, span_id, at, queued_bytes, window_bytes, idle_ms FROM stream_sockets FINAL
 WHERE {inside}
@@ -41,7 +41,7 @@ SETTINGS max_threads = 1"""
 _TOLD = """
 SELECT tenant, trace_id, span_id, gap_start_us FROM verdicts FINAL
 WHERE {inside} AND trace_id IN ({traces}) AND cause != 'base'
-SETTINGS max_query_size = 1000000000, max_threads = 1"""
+SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
 _SECOND_NS = 1_000_000_000
 _STRETCH_NS_MAX = 300 * _SECOND_NS
 # The server's clock may be this far from the client's and its vantage still be found.
@@ -134,7 +134,7 @@ def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, receive
                 server=_vantage(server) if server else None,
                 engine_id=(server or row)["engine_id"],
                 response_id=row["response_id"],
-                clock=f"{row['clock'].rsplit(':', 1)[0]} {row['service_name']}",
+                clock=f"{row['clock'].rsplit(':', 1)[0]} {row['service_name']} {row['client_address']}",
             )
         )
     return out

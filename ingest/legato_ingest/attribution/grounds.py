@@ -58,26 +58,27 @@ def _at(values: Ints, places: Ints) -> Ints:
     return values[np.maximum(places, 0)] if len(values) else np.zeros(len(places), np.int64)
 
 
-def excluded_of(gaps: Gaps, verdicts: Verdicts, error_ns: Ints) -> list[dict[str, str]]:
+def excluded_of(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: Charges | None) -> list[dict[str, str]]:
     """By cause, why it is out of the question. Only for causes that have no part in the gap."""
     parts = {name: verdicts.parts[:, place] for place, name in enumerate(CAUSES)}
     made = gaps.has_server & ~verdicts.laid & (parts["generation"] <= error_ns)
     in_time = gaps.has_server & (gaps.server_error_ns == 0) & (_way(parts) <= error_ns)
     alone = ~gaps.has_server
     # Of a stream that was preempted itself the steps say nothing but that: it was in none of them.
-    took_part = verdicts.laid & (verdicts.preempted < 0)
+    took_part = verdicts.laid & (verdicts.preempted < 0) & (verdicts.step_first >= 0)
+    no_prompt, no_recompute = _without(steps, verdicts)
     rules: list[tuple[str, str, Bools]] = [(name, "the server sent it in time", made) for name in _ENGINE]
     rules += [
-        ("scheduling", "no prompt in its steps", took_part & (verdicts.step_first >= 0)),
-        ("kv_pressure", "no preemption and no recompute in its steps", took_part),
+        ("scheduling", "no prompt in its steps", took_part & no_prompt),
+        ("kv_pressure", "no preemption and no recompute in its steps", took_part & no_recompute),
         ("host", "its steps took what their work explains", took_part),
-        ("front_end", "sent as soon as its step was over", verdicts.laid),
+        ("front_end", "sent as soon as its step was over", verdicts.laid & (verdicts.step_first >= 0)),
         *[(name, "it came as soon as it was sent", in_time) for name in ("coalescing", "connection", "slow_reader")],
         ("coalescing", "reads came one by one", gaps.has_server & ~gaps.buffered),
         ("slow_reader", "nothing lay unread in the socket", gaps.socket_known & ~gaps.unread),
         ("connection", "it lay unread in the socket", gaps.unread),
         ("connection", "the stream came through a buffer", gaps.has_server & gaps.buffered),
-        ("consumer", "the application asked for more at once", gaps.hold_known & (gaps.hold_ns <= error_ns)),
+        ("consumer", "the application asked for more at once", gaps.hold_known & (gaps.hold_ns <= _HOLD_NS)),
         ("delivery", "what was missing did not come behind it", alone & (gaps.caught_up <= MADE_MAX)),
         ("generation", "what was missing came right behind it", alone & (gaps.caught_up >= LATE_MIN)),
     ]
@@ -86,6 +87,17 @@ def excluded_of(gaps: Gaps, verdicts: Verdicts, error_ns: Ints) -> list[dict[str
         for row in np.flatnonzero(holds & (np.abs(parts[name]) <= error_ns)):
             out[row].setdefault(name, why)
     return out
+
+
+def _without(steps: Charges | None, verdicts: Verdicts) -> tuple[Bools, Bools]:
+    """Of each gap, whether no step that it was laid over had a prompt in it; and whether none had a preemption or a recompute."""
+    if steps is None or not len(steps.number):
+        nothing = np.zeros(len(verdicts.cause), np.bool_)
+        return nothing, nothing
+    first, last = np.maximum(verdicts.step_first, 0), np.maximum(verdicts.step_last, 0) + 1
+    prompts = np.concatenate([[0], np.cumsum(steps.prefill_tokens > 0)])
+    robbed = np.concatenate([[0], np.cumsum(steps.preempted | (steps.recompute_share > 0))])
+    return prompts[last] == prompts[first], robbed[last] == robbed[first]
 
 
 def _way(parts: dict[str, Ints]) -> Ints:

@@ -53,7 +53,8 @@ class Charges:
     ``end_ns`` is on the clock of the records; ``late_ns`` is how long after its end a step was recorded. ``preempted`` marks steps in which
     a request was preempted. ``linked``: the record before this one is there, and the engine was busy between them. ``whole``: the engine
     also said how long the step took and what was in it, so that its split is a fact.
-    ``base_most_ns`` and ``work_most_ns`` bound what a part of the step may be charged as base, and as work.
+    ``base_most_ns`` and ``work_most_ns`` bound what a part of the step may be charged as base, and as work. ``work_steps``: how many
+    steps with work the fit of its cost rests on.
     """
 
     number: Ints
@@ -72,6 +73,7 @@ class Charges:
     linked: NDArray[np.bool_]
     whole: NDArray[np.bool_]
     fitted: bool
+    work_steps: int
 
 
 def charge(steps: Steps) -> Charges:
@@ -111,6 +113,7 @@ def charge(steps: Steps) -> Charges:
         linked=linked,
         whole=known,
         fitted=fit is not None,
+        work_steps=int((known & (work > 0)).sum()),
     )
 
 

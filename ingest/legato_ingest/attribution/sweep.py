@@ -20,6 +20,7 @@ from legato_ingest.attribution.replay_rows import replay_rows
 from legato_ingest.attribution.scrapes import counters_of
 from legato_ingest.attribution.stalls import Gaps, judge
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
+from legato_ingest.errors import StoreUnavailable
 from legato_ingest.store import Store
 
 __all__ = ["Swept", "Thresholds", "sweep"]
@@ -45,6 +46,10 @@ class Swept:
     verdicts: int = 0
 
 
+def _raised(error: Exception) -> None:
+    raise error
+
+
 def sweep(
     store: Store,
     low_ns: int,
@@ -53,10 +58,12 @@ def sweep(
     judged_at_ns: int,
     received: Received | None = None,
     stopping: Callable[[], bool] = lambda: False,
+    failed: Callable[[Exception], None] = _raised,
 ) -> Swept:
     """Judge the client streams that started between these times, ends included; with ``received``, of which a vantage came in that time.
 
-    ``stopping`` is asked between slices: what is left then is left.
+    ``stopping`` is asked between slices: what is left then is left. ``failed`` hears of streams that could not be judged and are left out;
+    a store that cannot answer now raises ``StoreUnavailable``.
     """
     swept = Swept()
     gap_us = int(thresholds.gap_ms * 1000)
@@ -64,8 +71,15 @@ def sweep(
         if stopping():
             break
         streams = streams_in(store, low, high, gap_us, received)
-        if streams:
-            _judge(store, streams, thresholds, judged_at_ns, swept)
+        # A second may hold more streams than a slice should.
+        for first in range(0, len(streams), _STREAMS_MAX):
+            try:
+                _judge(store, streams[first : first + _STREAMS_MAX], thresholds, judged_at_ns, swept)
+            except StoreUnavailable:
+                raise
+            except Exception as error:
+                # What fails will fail again, and must not keep all that comes after it from being judged.
+                failed(error)
     return swept
 
 
@@ -119,12 +133,11 @@ def _gaps(streams: list[Stream], engine: Engine | None, gap_ns_min: int) -> tupl
         if engine is not None and server is not None:
             shift = engine.shift_ns or 0
         elif engine is not None:
-            at = np.flatnonzero(engine.charges.number == engine.last_step.get(stream.response_id, -1))
             server = made_by(
                 stream.client,
                 engine.charges.end_ns + engine.charges.late_ns,
                 engine.client_shift_ns[stream.clock],
-                int(at[-1]) if len(at) else -1,
+                engine.last_step.get(stream.response_id, -1),
             )
             error = int(np.median(engine.charges.took))
         each.append(gaps_of(stream.client, server, shift, gap_ns_min, error))

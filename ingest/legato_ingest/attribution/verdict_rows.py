@@ -25,6 +25,7 @@ __all__ = ["HEALTHY", "Judged", "verdict_rows"]
 Ints = NDArray[np.int64]
 # What a gap is called that was a stall by less evidence, and is a healthy step by more.
 HEALTHY = "base"
+_WORK_STEPS_MIN = 5
 _KV = CAUSES.index("kv_pressure")
 _SCHEDULING = CAUSES.index("scheduling")
 # Causes that follow from a sum of records of one clock, those that follow from the release pattern, and those that are what is left.
@@ -78,7 +79,7 @@ def verdict_rows(judged: Judged, worth: Sequence[int], healthy: Sequence[int], j
             "excess_us": pa.array((verdicts.excess_ns[at] // 1000).astype(np.uint64)),
             "judged_at": pa.array(np.full(len(at), judged_at_ns // 1_000_000), pa.timestamp("ms", "UTC")),
             "cause": pa.array(causes, pa.string()),
-            "confidence": pa.array([_confidence(stream, cause) for stream, cause in zip(mine, causes, strict=True)], pa.string()),
+            "confidence": pa.array(_confidences(judged, at, causes), pa.string()),
             "share": pa.array(verdicts.share[at].astype(np.float32)),
             "parts": pa.array([list(each.items()) for each in parts], pa.map_(pa.string(), pa.int64())),
             "engine_id": pa.array([stream.engine_id for stream in mine], pa.string()),
@@ -91,10 +92,18 @@ def verdict_rows(judged: Judged, worth: Sequence[int], healthy: Sequence[int], j
     )
 
 
-def _confidence(stream: Stream, cause: str) -> str:
-    """Weaker without the server: which step made a chunk is then concluded, not recorded."""
-    said = _CONFIDENCE.get(cause, "unknown")
-    return "likely" if said == "strong" and stream.server is None else said
+def _confidences(judged: Judged, at: Ints, causes: Sequence[str]) -> list[str]:
+    """Weaker without the server, as which step made a chunk is then concluded, not recorded; and where the engine had so few steps with
+    prompts or recompute that the cost of a token is those steps' own.
+    """
+    few = judged.engine is not None and judged.engine.charges.work_steps < _WORK_STEPS_MIN
+    out = []
+    for row, cause in zip(at, causes, strict=True):
+        said = _CONFIDENCE.get(cause, "unknown")
+        by_fit = few and (cause == "scheduling" or cause == "kv_pressure" and judged.verdicts.preempted[row] < 0)
+        unseen = judged.streams[judged.owners[row]].server is None
+        out.append("likely" if said == "strong" and (unseen or by_fit) else said)
+    return out
 
 
 def _missing(stream: Stream, laid: bool) -> list[str]:
@@ -106,7 +115,7 @@ def _grounds(judged: Judged, at: Ints) -> dict[str, pa.Array]:
     gaps, verdicts, steps = judged.gaps.at(at), judged.verdicts.at(at), judged.engine.charges if judged.engine else None
     errors = errors_of(gaps, verdicts, steps)
     evidence = [list(each.items()) for each in evidence_of(gaps, verdicts, steps)]
-    ruled_out = excluded_of(gaps, verdicts, errors)
+    ruled_out = excluded_of(gaps, verdicts, errors, steps)
     _by_counters(judged, at, gaps, ruled_out)
     excluded = [list(each.items()) for each in ruled_out]
     return {
@@ -167,7 +176,7 @@ def _requests(judged: Judged, at: Ints, steps: Ints) -> list[list[str]]:
         if verdicts.cause[row] == _SCHEDULING:
             out.append(prompts.get(step, []))
         elif verdicts.cause[row] == _KV and verdicts.preempted[row] >= 0:
-            out.append([judged.streams[owners[row]].response_id])
+            out.append([name for name in (judged.streams[owners[row]].response_id,) if name])
         else:
             out.append(victims.get(step, []) if verdicts.cause[row] == _KV else [])
     return out

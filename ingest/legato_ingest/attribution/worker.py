@@ -79,7 +79,7 @@ class Worker:
             return swept
         due = self._due(since, until)
         for low, high, received in due:
-            part = sweep(self._store, low, high, self._thresholds, time.time_ns(), received, self._closing.is_set)
+            part = sweep(self._store, low, high, self._thresholds, time.time_ns(), received, self._closing.is_set, self._failed)
             swept.streams += part.streams
             swept.verdicts += part.verdicts
         if (due or since == 0) and not self._closing.is_set():
@@ -96,9 +96,13 @@ class Worker:
         started = time.monotonic()
         low = time.time_ns() - since_s * 1_000_000_000 if since_s else 0
         with self._sweeping:
-            swept = sweep(self._store, low, _NS_MAX, self._thresholds, time.time_ns(), stopping=self._closing.is_set)
+            swept = sweep(self._store, low, _NS_MAX, self._thresholds, time.time_ns(), None, self._closing.is_set, self._failed)
         self._metrics.verdicts.inc(swept.verdicts)
         return {"streams": swept.streams, "verdicts": swept.verdicts, "seconds": time.monotonic() - started}
+
+    def _failed(self, error: Exception) -> None:
+        self._metrics.errors.labels("attribute", type(error).__name__).inc()
+        _log.error("some streams could not be judged and are left out; please report this", exc_info=error)
 
     def _swept_until(self) -> int:
         ((until,),) = self._store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM attribution_runs")
