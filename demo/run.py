@@ -176,13 +176,11 @@ def _checked(children: Children, clients: subprocess.Popen[str]) -> Iterator[str
 
 
 def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
-    """What `legato report` says, as a user would run it, and how it compares with the recording."""
-    console.rule("legato report")
-    console.file.flush()
-    subprocess.run([sys.executable, "-m", "legato_ingest", "report"], env={**os.environ, "LEGATO_READ_URL": doors.read}, check=True)
-    console.rule("legato blame")
-    console.file.flush()
-    subprocess.run([sys.executable, "-m", "legato_ingest", "blame"], env={**os.environ, "LEGATO_READ_URL": doors.read}, check=True)
+    """What the commands say, as a user would run them, the worst stream among it, and how all of it compares with the recording."""
+    _legato("report", doors=doors, console=console)
+    for row in Reader(doors.read).rows(_WORST, {"prefix": plan.response_id_prefix}):
+        _legato("stream", str(row["id"]), doors=doors, console=console)
+    _legato("blame", doors=doors, console=console)
     result = compare(plan, doors.read)
     console.rule("what was stored against what was recorded")
     table = Table("client vantage", "stored", "recorded", box=None, pad_edge=False)
@@ -197,6 +195,13 @@ def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
     )
     console.print(table, highlight=False)
     return result
+
+
+def _legato(*words: str, doors: Doors, console: Console) -> None:
+    """Run a command of `legato` under its name."""
+    console.rule(f"legato {' '.join(words)}")
+    console.file.flush()
+    subprocess.run([sys.executable, "-m", "legato_ingest", *words], env={**os.environ, "LEGATO_READ_URL": doors.read}, check=True)
 
 
 def _hint(plan: Plan, doors: Doors, console: Console) -> None:

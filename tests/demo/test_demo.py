@@ -82,6 +82,7 @@ def test_the_demo_shows_what_was_recorded(tmp_path: pathlib.Path) -> None:
         # The engine's steps came through its agent: every stall has a cause, and the events behind them have names.
         assert result["stalls_judged"] >= 400 and result["stalls_explained"] >= 0.97 * result["stalls_judged"]
         assert "legato blame" in said and "prompt tokens prefilled" in said and "preempted: chatcmpl-" in said
+        assert "itself preempted" in " ".join(said.split()) and "in full:" in said and "each within" in said
         assert _processes(tmp_path) == {}
         if _within_the_bars(result):
             break

@@ -235,3 +235,21 @@ def test_a_replay_that_a_newer_judgement_outdates_does_not_count(store: Store) -
     for name in ("engine", "model", "service", "vantage"):
         sql = sql.replace(f"{{{name}:String}}", "''")
     assert {str(row[0]): int(row[1]) for row in store.select(sql)} == {"host": 1, "": 1}
+
+
+def test_an_engine_whose_clock_is_behind_is_late_once(store: Store) -> None:
+    """Its steps come two minutes behind their times for ever: streams are judged again for the first of them, not at every sweep."""
+    for part in PARTS.values():
+        put(store, part(), RECEIVED_NS)
+    judge = worker(store)
+    judge.step()
+    ((until,),) = store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM attribution_runs")
+    at = int(until) * MS
+    due = []
+    for sweep in range(1, 5):
+        behind = at + sweep * 1000 * MS
+        put(store, request_of(Engine("behind", 1), [Step(sweep, behind - 120_000 * MS)]), behind)
+        due.append(len(judge._due(int(until) + 1000 * (sweep - 1), int(until) + 1000 * sweep)))
+    assert due == [1, 0, 0, 0]
+    put(store, request_of(Engine("behind", 1), [Step(9, at - 900_000 * MS)]), at + 5_000 * MS)
+    assert len(judge._due(int(until) + 4_000, int(until) + 5_000)) == 1, "this one really is late"

@@ -29,6 +29,15 @@ _LATE_MS = 30_000
 # How long before a late step a stream that ran through it may have started.
 _STREAM_NS_MAX = 600_000_000_000
 _NS_MAX = 2**63 - 1
+_LATENESS = """
+SELECT
+    tenant, engine_id,
+    min(toUnixTimestamp64Milli(received_at) - toUnixTimestamp64Milli(recorded_at)) AS soonest,
+    max(toUnixTimestamp64Milli(received_at) - toUnixTimestamp64Milli(recorded_at)) AS latest,
+    toUnixTimestamp64Nano(min(recorded_at)) AS low, toUnixTimestamp64Nano(max(recorded_at)) AS high
+FROM engine_steps
+WHERE {new}
+GROUP BY tenant, engine_id"""
 
 
 class Worker:
@@ -39,6 +48,7 @@ class Worker:
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
         self._every_s, self._settle_ms = settings.attribute_every_s, int(settings.attribute_settle_s * 1000)
         self._metrics = metrics
+        self._usual_ms: dict[tuple[str, str], int] = {}
         self._closing = threading.Event()
         self._sweeping = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="legato-attribute", daemon=True)
@@ -118,13 +128,24 @@ class Worker:
         due: list[tuple[int, int, tuple[int, int] | None]] = []
         if count:
             due.append((int(low), int(high), (since, until)))
-        ((count, low, high),) = self._store.select(
-            "SELECT count(), toUnixTimestamp64Nano(min(recorded_at)), toUnixTimestamp64Nano(max(recorded_at)) FROM engine_steps"
-            f" WHERE {new} AND received_at > recorded_at + INTERVAL {_LATE_MS} MILLISECOND"
-        )
-        if count and since:
-            due.append((int(low) - _STREAM_NS_MAX, int(high), None))
+        late = self._late(new)
+        # Before the first sweep nothing was judged that they could change.
+        due += [(low - _STREAM_NS_MAX, high, None) for low, high in late if since]
         return due
+
+    def _late(self, new: str) -> list[tuple[int, int]]:
+        """Stretches of time that steps which came in late tell of, by the receiver's clock.
+
+        An engine whose clock is behind is not late: its steps come as far behind their times as ever. So how far that is at least is kept.
+        """
+        out = []
+        for tenant, engine_id, soonest, latest, low, high in self._store.select(_LATENESS.format(new=new)):
+            key = (str(tenant), str(engine_id))
+            usual = self._usual_ms.get(key, 0)
+            self._usual_ms[key] = min(int(soonest), self._usual_ms.get(key, int(soonest)))
+            if int(latest) > max(usual, 0) + _LATE_MS:
+                out.append((int(low) + 1_000_000 * max(usual, 0), int(high) + 1_000_000 * max(usual, 0)))
+        return out
 
     def _note(self, until: int, swept: Swept, seconds: float) -> None:
         moment = pa.timestamp("ms", "UTC")
