@@ -15,6 +15,7 @@ from helpers.world_spans import put, steps, stream
 from legato_gpu_agent.records import FinishedRequest, Step
 from legato_gpu_agent.steps import Engine, request_of
 from legato_ingest.adapt import Limits
+from legato_ingest.attribution.pairs import Vantage
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.queries import BUT_FOR
@@ -253,3 +254,24 @@ def test_an_engine_whose_clock_is_behind_is_late_once(store: Store) -> None:
     assert due == [1, 0, 0, 0]
     put(store, request_of(Engine("behind", 1), [Step(9, at - 900_000 * MS)]), at + 5_000 * MS)
     assert len(judge._due(int(until) + 4_000, int(until) + 5_000)) == 1, "this one really is late"
+
+
+class _Waited(World):
+    """A world in which stream 0's last token waited before it was sent."""
+
+    def server(self, stream: int) -> Vantage:
+        seen = super().server(stream)
+        if stream == 0:
+            seen.times_ns[-1] += 45 * MS
+        return seen
+
+
+def test_one_late_send_moves_no_clock(store: Store) -> None:
+    """A sweep may judge a single stream: how far the records' clock is comes from all requests that ended around it."""
+    world = _Waited(prefill={200: 3000})
+    put(store, steps(world, 4), RECEIVED_NS)
+    for number in range(4):
+        put(store, stream(world, "server", number), RECEIVED_NS)
+    put(store, stream(world, "client"), RECEIVED_NS)
+    worker(store).step()
+    assert [(row[0], row[3]) for row in verdicts(store)] == [("scheduling", 200)]

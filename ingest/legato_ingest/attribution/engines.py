@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.clocks import shift_of
-from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream
+from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream, clock_of
 from legato_ingest.attribution.steps import Charges, Steps, charge
 from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store
@@ -39,6 +39,16 @@ SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) 
 FROM engine_requests FINAL
 WHERE {inside} AND {which}
 SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
+# Requests that tell how far clocks are apart: more say it no better.
+_SAMPLES_MAX = 512
+_LAST = """
+SELECT
+    response_id, vantage, clock, service_name, client_address,
+    toUnixTimestamp64Nano(start_time)
+        + 1000 * toInt64(arraySum(arraySlice(dt_us, 1, arrayLastIndex(kind -> kind IN (1, 2, 3), chunk_kind)))) AS last_ns
+FROM stream_revs FINAL
+WHERE {inside} AND {which} AND ended AND vantage IN ('server', 'client') AND content_chunks > 0
+SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1, max_query_size = 1000000000, max_ast_elements = 10000000"""
 _FIRST_TOKENS = """
 SELECT response_id, toUnixTimestamp64Nano(start_time) + 1000 * ttft_us AS first_ns
 FROM stream_revs FINAL
@@ -135,15 +145,12 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     if steps is None:
         return None
     places = dict(zip((each.response_id for each in ours), _places_of(ours, steps.number, steps.recorded_ns).tolist(), strict=True))
-    ended = [(by_response[each.response_id], int(steps.recorded_ns[at])) for each in ours if (at := places[each.response_id]) >= 0]
-    clocks = {stream.clock for stream, _ in ended}
-    shifts = {clock: _shift([(stream.client.times_ns, at) for stream, at in ended if stream.clock == clock]) for clock in clocks}
     charges = charge(steps)
-    shift_ns = _shift([(stream.server.times_ns, at) for stream, at in ended if stream.server is not None])
+    shift_ns, shifts = _shifts(store, key, streams, steps)
     return Engine(
         charges=charges,
         shift_ns=shift_ns,
-        client_shift_ns={clock: shift for clock, shift in shifts.items() if shift is not None},
+        client_shift_ns=shifts,
         last_step={response: place for response, place in places.items() if place >= 0},
         first_tokens={} if shift_ns is None else _first_tokens(store, key, charges.end_ns - shift_ns),
     )
@@ -178,9 +185,38 @@ def _of_engine(key: Key) -> str:
     return f"tenant = {quoted(key[0])} AND engine_id = {quoted(key[1])}"
 
 
-def _shift(ended: Sequence[tuple[NDArray[np.int64], int]]) -> int | None:
-    pairs = np.array([(int(times[-1]), at) for times, at in ended if len(times)], np.int64).reshape(-1, 2)
-    return shift_of(pairs[:, 0], pairs[:, 1])
+def _shifts(store: Store, key: Key, streams: Sequence[Stream], steps: Steps) -> tuple[int | None, dict[str, int]]:
+    """The records' clock minus the server's, and minus each client's.
+
+    From all requests that ended around these streams, not theirs alone: a sweep may judge one stream, and its last send may have waited.
+    """
+    which = _of_engine(key)
+    finished = _requests(store, int(steps.recorded_ns.min()), int(steps.recorded_ns.max()) + _AROUND_NS, which)
+    middle = int(steps.recorded_ns[len(steps.recorded_ns) // 2])
+    finished = sorted((each for each in finished if each.response_id), key=lambda each: abs(each.recorded_ns - middle))[:_SAMPLES_MAX]
+    if not finished:
+        return None, {}
+    at = _places_of(finished, steps.number, steps.recorded_ns)
+    recorded = {each.response_id: int(steps.recorded_ns[place]) for each, place in zip(finished, at.tolist(), strict=True) if place >= 0}
+    low, high = min(_first(stream) for stream in streams), max(_last(stream) for stream in streams)
+    inside = between_ns("start_time", low - CLOCKS_APART_NS, high + CLOCKS_APART_NS)
+    names = f"tenant = {quoted(key[0])} AND response_id IN ({quoted_all(sorted(recorded))})" if recorded else "0"
+    table = store.select_arrow(_LAST.format(inside=inside, which=names))
+    ends: dict[str, list[tuple[int, int]]] = {}
+    columns = ("response_id", "vantage", "clock", "service_name", "client_address", "last_ns")
+    for response, vantage, clock, service, address, last in zip(*(table[name].to_pylist() for name in columns), strict=True):
+        whose = "" if unquoted(vantage) == "server" else clock_of(unquoted(clock), unquoted(service), unquoted(address))
+        ends.setdefault(whose, []).append((int(last), recorded[unquoted(response)]))
+    shifts = {whose: _shift(pairs) for whose, pairs in ends.items()}
+    return shifts.pop("", None), shifts
+
+
+def _shift(pairs: Sequence[tuple[int, int]]) -> int:
+    """From each request's last send (or arrival) and its last step's record."""
+    last, recorded = np.array(pairs, np.int64).reshape(-1, 2).T
+    shift = shift_of(last, recorded)
+    assert shift is not None
+    return shift
 
 
 def _read_steps(store: Store, key: Key, low: int, high: int) -> Steps | None:

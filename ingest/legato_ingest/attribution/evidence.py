@@ -17,7 +17,7 @@ from legato_ingest.attribution.pairs import Sockets, Vantage
 from legato_ingest.literals import between_ns, quoted_all, unquoted
 from legato_ingest.store import Store
 
-__all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "slices_of", "streams_in", "verdicts_of"]
+__all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "clock_of", "slices_of", "streams_in", "verdicts_of"]
 
 _ARRAYS = "dt_us, chunk_kind, chunk_bytes, chunk_hold_64us"
 _STREAMS = """
@@ -91,6 +91,11 @@ def slices_of(
     return out
 
 
+def clock_of(clock: str, service_name: str, client_address: str) -> str:
+    """What is known of the clock of a stream's times: emitters that say nothing share one a service and address."""
+    return f"{clock.rsplit(':', 1)[0]} {service_name} {client_address}"
+
+
 def _started(low_ns: int, high_ns: int) -> str:
     return between_ns("start_time", low_ns, high_ns)
 
@@ -134,7 +139,7 @@ def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, receive
                 server=_vantage(server) if server else None,
                 engine_id=(server or row)["engine_id"],
                 response_id=row["response_id"],
-                clock=f"{row['clock'].rsplit(':', 1)[0]} {row['service_name']} {row['client_address']}",
+                clock=clock_of(row["clock"], row["service_name"], row["client_address"]),
             )
         )
     return out
