@@ -41,7 +41,7 @@ def engine_tables(flushes: Sequence[Flush], tenant: str, received_at_ns: int) ->
 
 def _requests(flushes: Sequence[Flush], tenant: str, received_at_ns: int) -> pa.Table:
     counts = np.array([len(flush.facts.finished["response_id"]) for flush in flushes], np.int64)
-    owners = np.repeat(np.arange(len(flushes)), counts)
+    owners = Segments.of_lengths(counts).owners()
     table = {
         **_common(flushes, owners, tenant, received_at_ns, emitter=False),
         # The key's time comes from the flush, so that a retry is the same row.

@@ -38,7 +38,12 @@ GOOD = (
 # among them that are known to be bad, and none that were good.
 JUDGED = "(outcome != 'running' AND content_chunks IS NOT NULL)"
 
-_SINCE = "({since_s:UInt64} = 0 OR start_time >= now64(9) - toIntervalSecond({since_s:UInt64}))"
+
+def _since(time: str) -> str:
+    return f"({{since_s:UInt64}} = 0 OR {time} >= now64(9) - toIntervalSecond({{since_s:UInt64}}))"
+
+
+_SINCE = _since("start_time")
 _FILTERS = (
     "({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String}) "
     "AND ({vantage:String} = '' OR vantage = {vantage:String})"
@@ -145,11 +150,12 @@ ORDER BY trace, span, gap_start_us
 """
 
 # Which judged stalls a question is about: those of client streams that match. A gap that proved healthy is no stall.
-_BLAMED = f"""
-    cause != 'base' AND {_SINCE}
+_MATCHING = f"""
+    {_SINCE}
     AND ({{engine:String}} = '' OR engine_id = {{engine:String}})
     AND (({{model:String}} = '' AND {{service:String}} = '') OR (trace_id, span_id) IN (
         SELECT trace_id, span_id FROM streams WHERE ({{model:String}} != '' OR {{service:String}} != '') AND {_SINCE} AND {_FILTERS}))"""
+_BLAMED = f"cause != 'base' AND {_MATCHING}"
 # By cause: the stalls that it is named for, and how sure; `parts` adds up all that was charged, whatever the name.
 BLAME = f"""
 SELECT
@@ -165,7 +171,7 @@ ORDER BY excess_us DESC
 JUDGED_STALLS = f"""
 SELECT
     (SELECT sum(stalls_250ms) FROM streams WHERE vantage = 'client' AND outcome != 'running' AND {_SINCE} AND {_FILTERS}) AS stalls,
-    (SELECT count() FROM verdicts FINAL WHERE gap_us >= 250000 AND {_BLAMED.replace("cause != 'base' AND ", "")}) AS judged
+    (SELECT count() FROM verdicts FINAL WHERE gap_us >= 250000 AND {_MATCHING}) AS judged
 """
 # By cause: what would be left of the stalls without it, and of the time in them, of the streams that could be replayed. The cause '' stands
 # for all of these streams as they were.
@@ -291,7 +297,7 @@ WITH
             sum(draft_tokens) AS drafts, sum(accepted_tokens) AS kept, sum(toUInt64(interval_us) * decode_requests) AS request_us
         FROM engine_steps FINAL
         WHERE draft_tokens > 0 AND accepted_tokens IS NOT NULL AND decode_requests > 0 AND interval_us IS NOT NULL
-            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {_SINCE.replace("start_time", "recorded_at")}
+            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {_since("recorded_at")}
         GROUP BY engine_id, stretch
     ),
     usual AS

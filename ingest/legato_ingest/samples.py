@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from legato_ingest.adapt import DAY_NS, NS_MAX, Limits, Rejection
 from legato_ingest.points import Block, Columns, blocks_of
+from legato_ingest.segments import Segments
 from legato_ingest.series import Series
 
 __all__ = ["NO_SAMPLES", "Samples", "read_samples"]
@@ -125,7 +126,7 @@ def _table(
     if not good.any():
         return NO_SAMPLES
     count = int(good.sum())
-    owners = pa.array(np.repeat(np.arange(len(blocks)), [len(block.points) for block in blocks])[good])
+    owners = pa.array(Segments.of_lengths(np.array([len(block.points) for block in blocks])).owners()[good])
     of_series = pa.array(np.array(columns.series, np.int64)[good])
     starts = np.array(columns.starts, np.uint64)[good]
 

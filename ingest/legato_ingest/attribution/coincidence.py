@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
+from legato_ingest.segments import Segments
 
 __all__ = ["lend_words"]
 
@@ -50,7 +51,6 @@ def _pairs(gaps: Gaps, asking: Ints, knowing: Ints) -> tuple[Ints, Ints]:
     ends = gaps.end_ns[knowing]
     near = (_TOGETHER_SHARE * (gaps.end_ns[asking] - gaps.start_ns[asking])).astype(np.int64)
     first = np.searchsorted(ends, gaps.end_ns[asking] - near, "left")
-    count = np.searchsorted(ends, gaps.end_ns[asking] + near, "right") - first
-    begins = np.cumsum(count) - count
-    places = np.repeat(first - begins, count) + np.arange(count.sum())
-    return np.repeat(asking, count), knowing[places]
+    found = Segments.of_lengths(np.searchsorted(ends, gaps.end_ns[asking] + near, "right") - first)
+    owners = found.owners()
+    return asking[owners], knowing[first[owners] + found.ranks()]

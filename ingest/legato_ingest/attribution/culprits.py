@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.stalls import CAUSES, Verdicts
 from legato_ingest.attribution.steps import Charges
+from legato_ingest.segments import Segments
 
 __all__ = ["Culprits", "culprits_of", "prompts_of"]
 
@@ -53,12 +54,12 @@ def _most(values: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
     """The place and value of the most in each of these stretches, ends included."""
     if not len(first):
         return first, first
-    lengths = last - first + 1
-    begins = np.cumsum(lengths) - lengths
-    places = np.repeat(first - begins, lengths) + np.arange(lengths.sum())
-    most = np.maximum.reduceat(values[places], begins)
-    hit = np.flatnonzero(values[places] == np.repeat(most, lengths))
-    return places[hit[np.searchsorted(hit, begins)]], most
+    stretches = Segments.of_lengths(last - first + 1)
+    owners = stretches.owners()
+    places = first[owners] + stretches.ranks()
+    most = stretches.maxima(values[places])
+    hit = np.flatnonzero(values[places] == most[owners])
+    return places[hit[np.searchsorted(hit, stretches.starts)]], most
 
 
 def prompts_of(steps: Charges, culprits: Sequence[int], first_tokens: Mapping[str, int]) -> dict[int, list[str]]:

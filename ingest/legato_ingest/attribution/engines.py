@@ -6,7 +6,7 @@ far its clock is; only then are steps read, over the time of those streams. It r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,17 +141,18 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     coarse = int(np.median([each.recorded_ns - _last(by_response[each.response_id]) for each in ours]))
     low = min(_first(stream) for stream in streams) + coarse - _AROUND_NS
     high = max(_last(stream) for stream in streams) + coarse + _AROUND_NS
-    steps = _read_steps(store, key, low, high)
-    if steps is None:
+    told = _requests(store, low, high + _AROUND_NS, _of_engine(key))
+    read = _read_steps(store, key, low, high, told)
+    if read is None:
         return None
-    places = dict(zip((each.response_id for each in ours), _places_of(ours, steps.number, steps.recorded_ns).tolist(), strict=True))
+    steps, last_step = read
     charges = charge(steps)
-    shift_ns, shifts = _shifts(store, key, streams, steps)
+    shift_ns, shifts = _shifts(store, key, streams, {response: int(steps.recorded_ns[place]) for response, place in last_step.items()})
     return Engine(
         charges=charges,
         shift_ns=shift_ns,
         client_shift_ns=shifts,
-        last_step={response: place for response, place in places.items() if place >= 0},
+        last_step=last_step,
         first_tokens={} if shift_ns is None else _first_tokens(store, key, charges.end_ns - shift_ns),
     )
 
@@ -185,28 +186,24 @@ def _of_engine(key: Key) -> str:
     return f"tenant = {quoted(key[0])} AND engine_id = {quoted(key[1])}"
 
 
-def _shifts(store: Store, key: Key, streams: Sequence[Stream], steps: Steps) -> tuple[int | None, dict[str, int]]:
-    """The records' clock minus the server's, and minus each client's.
+def _shifts(store: Store, key: Key, streams: Sequence[Stream], recorded_ns: Mapping[str, int]) -> tuple[int | None, dict[str, int]]:
+    """The records' clock minus the server's, and minus each client's; ``recorded_ns``: of each request's last step, by response id.
 
     From all requests that ended around these streams, not theirs alone: a sweep may judge one stream, and its last send may have waited.
     """
-    which = _of_engine(key)
-    finished = _requests(store, int(steps.recorded_ns.min()), int(steps.recorded_ns.max()) + _AROUND_NS, which)
-    middle = int(steps.recorded_ns[len(steps.recorded_ns) // 2])
-    finished = sorted((each for each in finished if each.response_id), key=lambda each: abs(each.recorded_ns - middle))[:_SAMPLES_MAX]
-    if not finished:
+    if not recorded_ns:
         return None, {}
-    at = _places_of(finished, steps.number, steps.recorded_ns)
-    recorded = {each.response_id: int(steps.recorded_ns[place]) for each, place in zip(finished, at.tolist(), strict=True) if place >= 0}
+    middle = (min(recorded_ns.values()) + max(recorded_ns.values())) // 2
+    nearest = sorted(recorded_ns, key=lambda response: abs(recorded_ns[response] - middle))[:_SAMPLES_MAX]
     low, high = min(_first(stream) for stream in streams), max(_last(stream) for stream in streams)
     inside = between_ns("start_time", low - CLOCKS_APART_NS, high + CLOCKS_APART_NS)
-    names = f"tenant = {quoted(key[0])} AND response_id IN ({quoted_all(sorted(recorded))})" if recorded else "0"
-    table = store.select_arrow(_LAST.format(inside=inside, which=names))
+    which = f"tenant = {quoted(key[0])} AND response_id IN ({quoted_all(nearest)})"
+    table = store.select_arrow(_LAST.format(inside=inside, which=which))
     ends: dict[str, list[tuple[int, int]]] = {}
     columns = ("response_id", "vantage", "clock", "service_name", "client_address", "last_ns")
     for response, vantage, clock, service, address, last in zip(*(table[name].to_pylist() for name in columns), strict=True):
         whose = "" if unquoted(vantage) == "server" else clock_of(unquoted(clock), unquoted(service), unquoted(address))
-        ends.setdefault(whose, []).append((int(last), recorded[unquoted(response)]))
+        ends.setdefault(whose, []).append((int(last), recorded_ns[unquoted(response)]))
     shifts = {whose: _shift(pairs) for whose, pairs in ends.items()}
     return shifts.pop("", None), shifts
 
@@ -219,24 +216,25 @@ def _shift(pairs: Sequence[tuple[int, int]]) -> int:
     return shift
 
 
-def _read_steps(store: Store, key: Key, low: int, high: int) -> Steps | None:
-    which = _of_engine(key)
+def _read_steps(store: Store, key: Key, low: int, high: int, told: Sequence[_Finished]) -> tuple[Steps, dict[str, int]] | None:
+    """The engine's steps between these times, and by response id the place of the step in which each of these requests ended."""
     columns = ", ".join(f"s.{name} AS {name}" for name in _COLUMNS)
-    table = store.select_arrow(_STEPS.format(columns=columns, which=which, inside=between_ns("recorded_at", low, high)))
+    table = store.select_arrow(_STEPS.format(columns=columns, which=_of_engine(key), inside=between_ns("recorded_at", low, high)))
     if not table.num_rows:
         return None
     numbers = _array(table, "number").astype(np.int64)
     recorded = _array(table, "recorded_ns").astype(np.int64)
-    places = _places_of(_requests(store, low, high + _AROUND_NS, which), numbers, recorded)
+    places = _places_of(told, numbers, recorded)
     finished = np.bincount(places[places >= 0], minlength=len(numbers)).astype(np.float64)
     values = {name: _array(table, name).astype(np.float64) for name in _COLUMNS}
-    return Steps(
+    steps = Steps(
         number=numbers,
         recorded_ns=recorded,
         interval_ns=1000 * values.pop("interval_us"),
         finished=finished,
         **values,
     )
+    return steps, {each.response_id: place for each, place in zip(told, places.tolist(), strict=True) if place >= 0 and each.response_id}
 
 
 def _first(stream: Stream) -> int:

@@ -96,7 +96,7 @@ class _Path:
         """By how much earlier each chunk's step would have ended without a cause of the engine's, since the first chunk's."""
         longer = getattr(steps, cause)
         if cause == "host":
-            longer = np.where(longer >= _HOST_SHARE * np.median(steps.took), longer, 0)
+            longer = np.where(longer >= _HOST_SHARE * steps.usual_ns, longer, 0)
         ends = steps.end_ns - np.cumsum(longer)
         place = self.place - np.cumsum(self.missed) if cause == "kv_pressure" else self.place
         return np.asarray((self.made_ns - self.made_ns[0]) - (ends[place] - ends[place[0]]))

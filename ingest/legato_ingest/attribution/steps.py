@@ -50,17 +50,19 @@ class Steps:
 class Charges:
     """What each step took and on what: ns. ``took = base + scheduling + kv_pressure + host`` exactly, one entry a step.
 
-    ``end_ns`` is on the clock of the records; ``late_ns`` is how long after its end a step was recorded. ``preempted`` marks steps in which
-    a request was preempted. ``linked``: the record before this one is there, and the engine was busy between them. ``whole``: the engine
-    also said how long the step took and what was in it, so that its split is a fact.
-    ``base_most_ns`` and ``work_most_ns`` bound what a part of the step may be charged as base, and as work. ``work_steps``: how many
-    steps with work the fit of its cost rests on.
+    ``end_ns`` is on the clock of the records; ``late_ns`` is how long after its end a step was recorded; ``usual_ns`` is the median step.
+    ``preempted`` marks steps in which a request was preempted. ``linked``: the record before this one is there, and the engine was busy
+    between them. ``whole``: the engine also said how long the step took and what was in it, so that its split is a fact. ``base_most_ns``
+    and ``work_most_ns`` bound what a part of the step may be charged as base, and as work. ``work_steps``: how many steps with work the
+    fit of its cost rests on.
     """
 
     number: Ints
+    recorded_ns: Ints
     end_ns: Ints
     late_ns: Ints
     took: Ints
+    usual_ns: int
     base: Ints
     scheduling: Ints
     kv_pressure: Ints
@@ -98,9 +100,11 @@ def charge(steps: Steps) -> Charges:
     base, scheduling, kv, host = split(took, base_most, work_most, share)
     return Charges(
         number=steps.number,
+        recorded_ns=steps.recorded_ns,
         end_ns=end,
         late_ns=steps.recorded_ns - end,
         took=took,
+        usual_ns=int(np.median(took)) if count else 0,
         base=base,
         scheduling=scheduling,
         kv_pressure=kv,

@@ -21,6 +21,7 @@ from legato_ingest.attribution.scrapes import counters_of
 from legato_ingest.attribution.stalls import Gaps, judge
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.errors import StoreUnavailable
+from legato_ingest.segments import Segments
 from legato_ingest.store import Store
 
 __all__ = ["Swept", "Thresholds", "sweep"]
@@ -46,19 +47,15 @@ class Swept:
     verdicts: int = 0
 
 
-def _raised(error: Exception) -> None:
-    raise error
-
-
 def sweep(
     store: Store,
     low_ns: int,
     high_ns: int,
     thresholds: Thresholds,
     judged_at_ns: int,
-    received: Received | None = None,
-    stopping: Callable[[], bool] = lambda: False,
-    failed: Callable[[Exception], None] = _raised,
+    received: Received | None,
+    stopping: Callable[[], bool],
+    failed: Callable[[Exception], None],
 ) -> Swept:
     """Judge the client streams that started between these times, ends included; with ``received``, of which a vantage came in that time.
 
@@ -135,10 +132,10 @@ def _gaps(streams: list[Stream], engine: Engine | None, gap_ns_min: int) -> tupl
         elif engine is not None:
             server = made_by(
                 stream.client,
-                engine.charges.end_ns + engine.charges.late_ns,
+                engine.charges.recorded_ns,
                 engine.client_shift_ns[stream.clock],
                 engine.last_step.get(stream.response_id, -1),
             )
-            error = int(np.median(engine.charges.took))
+            error = engine.charges.usual_ns
         each.append(gaps_of(stream.client, server, shift, gap_ns_min, error))
-    return Gaps.joined(each), np.repeat(np.arange(len(streams)), [len(gaps.start_ns) for gaps in each])
+    return Gaps.joined(each), Segments.of_lengths(np.array([len(gaps.start_ns) for gaps in each])).owners()

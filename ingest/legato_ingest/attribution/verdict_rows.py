@@ -145,7 +145,7 @@ def _steps(judged: Judged, at: Ints) -> dict[str, pa.Array]:
         steps = None
     else:
         steps = judged.engine.charges
-        number, recorded = steps.number, steps.end_ns + steps.late_ns
+        number, recorded = steps.number, steps.recorded_ns
     culprits = culprits_of(steps, verdicts)
 
     def numbered(places: Ints) -> pa.Array:

@@ -141,10 +141,10 @@ class Worker:
         out = []
         for tenant, engine_id, soonest, latest, low, high in self._store.select(_LATENESS.format(new=new)):
             key = (str(tenant), str(engine_id))
-            usual = self._usual_ms.get(key, 0)
+            usual_ms = max(self._usual_ms.get(key, 0), 0)
             self._usual_ms[key] = min(int(soonest), self._usual_ms.get(key, int(soonest)))
-            if int(latest) > max(usual, 0) + _LATE_MS:
-                out.append((int(low) + 1_000_000 * max(usual, 0), int(high) + 1_000_000 * max(usual, 0)))
+            if int(latest) > usual_ms + _LATE_MS:
+                out.append((int(low) + 1_000_000 * usual_ms, int(high) + 1_000_000 * usual_ms))
         return out
 
     def _note(self, until: int, swept: Swept, seconds: float) -> None:
