@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 __all__ = ["ChildFailed", "Children", "choose_port", "come_first"]
@@ -63,7 +63,7 @@ class Children:
         self, name: str, module: Sequence[str], environ: Mapping[str, str] | None = None, *, piped: bool = False
     ) -> subprocess.Popen[str]:
         """Run ``python -m module…`` with a log file named after it; ``piped`` keeps its standard output for the caller."""
-        with (self._log_dir / f"{name}.log").open("w", encoding="utf-8") as log:
+        with (self._log_dir / f"{name}.log").open("w", encoding="utf-8") as log, _undisturbed():
             process = subprocess.Popen(
                 [sys.executable, "-m", *module],
                 env={**os.environ, **(environ or {})},
@@ -74,7 +74,7 @@ class Children:
                 start_new_session=True,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
-        self._running[name] = process
+            self._running[name] = process
         return process
 
     def check(self) -> None:
@@ -129,6 +129,21 @@ class Children:
                 self.stop(name, patience_s)
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put Ctrl-C and SIGTERM off until the end: a child that has been started, but is in no list yet, would be left behind."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda came_number, _: came.append(came_number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _answers(url: str) -> bool:

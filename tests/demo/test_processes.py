@@ -6,6 +6,7 @@ import os
 import pathlib
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -63,3 +64,25 @@ def test_the_preferred_port_is_taken_when_it_is_free() -> None:
         assert choose_port(taken) != taken
     free = choose_port(0)
     assert choose_port(free) == free
+
+
+def test_an_interruption_while_a_child_starts_leaves_none_behind(tmp_path: pathlib.Path) -> None:
+    """However soon after the fork Ctrl-C comes: it waits until the child is in the list of those to end."""
+    script = (
+        "import os, pathlib, signal, subprocess, sys\n"
+        "from demo.processes import Children\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "started = subprocess.Popen\n"
+        "class Interrupted(started):\n"
+        "    def __init__(self, *given, **named):\n"
+        "        super().__init__(*given, **named)\n"
+        "        (folder / 'pid').write_text(str(self.pid))\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "subprocess.Popen = Interrupted\n"
+        "with Children(folder) as children:\n"
+        "    children.start('web', ['http.server', '--bind', '127.0.0.1', '0'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=30)
+    assert "KeyboardInterrupt" in done.stderr and done.returncode != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
