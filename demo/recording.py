@@ -12,9 +12,10 @@ import json
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-__all__ = ["DONE_BYTES", "RECORDINGS", "EngineStep", "Finished", "Recording", "Stream", "load"]
+__all__ = ["DONE_BYTES", "RECORDINGS", "EngineStep", "Finished", "Recording", "Side", "Stream", "Watched", "load", "watched"]
 
 RECORDINGS = pathlib.Path(__file__).parent / "recordings"
 DONE_BYTES = len(b"data: [DONE]\n\n")
@@ -104,6 +105,69 @@ class Recording:
                 end = replace(told.get(stream.key, Finished(stream.key)), output_tokens=stream.completion_tokens)
                 steps[place] = replace(steps[place], finished=(*steps[place].finished, end))
         return replace(self, streams=tuple(cut), steps=tuple(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One end of a recorded stream: when its first byte and each chunk was there (µs from ``start_us``), and when it was over."""
+
+    start_us: int
+    head_us: int
+    times_us: tuple[int, ...]
+    sizes: tuple[int, ...]
+    end_us: int
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One recorded stream as both ends saw it; a side that saw nothing has no times. ``start_us`` is the client's."""
+
+    key: str
+    start_us: int
+    client: Side
+    server: Side
+    outcome: str
+    prompt_tokens: int
+
+
+@lru_cache(maxsize=8)
+def watched(name: str) -> tuple[Watched, ...]:
+    """The streams of a recording that brought content to their clients, as both ends saw them. Raises ``FileNotFoundError``."""
+    streams = {stream.key: stream for stream in load(name).streams}
+    folder = RECORDINGS / name if (RECORDINGS / name).is_dir() else pathlib.Path(name)
+    clients = {f"{folder.name}-{line['id']}": line for path in sorted(folder.glob("client*.jsonl.gz")) for line in _lines(path)}
+    servers = {f"{folder.name}-{line['id']}": line for path in sorted(folder.glob("server*.jsonl.gz")) for line in _lines(path)}
+    first_ns = min(servers[key]["t0_ns"] for key in streams)
+    return tuple(
+        _watched(stream, clients[key], servers[key], first_ns)
+        for key, stream in streams.items()
+        if key in clients and sum(count for _, _, count in clients[key]["seg"]) > 3
+    )
+
+
+def _watched(stream: Stream, client: dict[str, Any], server: dict[str, Any], first_ns: int) -> Watched:
+    reads = [(at, size // count) for at, size, count in client["seg"] if count for _ in range(count)]
+    end_us = client["seg"][-1][0]
+    complete = client["end"] == "eof"
+    if complete:
+        # Recordings count no event for the closing [DONE]; it came with the last bytes.
+        reads.append((end_us, 0))
+    sends = server["sends"]
+    start_us = (client["t0_ns"] - first_ns) // 1000
+    return Watched(
+        key=stream.key,
+        start_us=start_us,
+        client=_side(start_us, client["seg"][0][0], reads, end_us, sum(size for _, size, _ in client["seg"])),
+        server=_side(stream.start_us, sends[0][0], sends, sends[-1][0], sum(size for _, size in sends)),
+        outcome="complete" if complete else "client_cancel" if client["end"] == "cancelled" else "upstream_error",
+        prompt_tokens=stream.prompt_tokens,
+    )
+
+
+def _side(start_us: int, head_us: int, chunks: list[Send], end_us: int, wire_bytes: int) -> Side:
+    times = tuple(at for at, _ in chunks)
+    return Side(start_us, head_us, times, tuple(size for _, size in chunks), max(end_us, times[-1]), wire_bytes)
 
 
 def _cut(stream: Stream, limit_us: int) -> Stream | None:

@@ -21,10 +21,11 @@ from legato_ingest.attribution.worker import Worker
 from legato_ingest.errors import LegatoError, Locked
 from legato_ingest.lock import StoreLock
 from legato_ingest.metrics import Metrics
+from legato_ingest.roller import Roller
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
 
-__all__ = ["attribute", "create_app", "listen", "schema_apply", "schema_status"]
+__all__ = ["attribute", "create_app", "listen", "rollup", "schema_apply", "schema_status"]
 
 
 def socket_path(store_path: pathlib.Path) -> pathlib.Path:
@@ -49,7 +50,7 @@ def listen(store_path: pathlib.Path) -> socket.socket:
     return door
 
 
-def create_app(settings: Settings, store: Store, worker: Worker) -> FastAPI:
+def create_app(settings: Settings, store: Store, worker: Worker, roller: Roller) -> FastAPI:
     """The app behind the door."""
     app = FastAPI(title="Legato admin", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -64,6 +65,10 @@ def create_app(settings: Settings, store: Store, worker: Worker) -> FastAPI:
     @app.post("/attribute")
     def again(since_s: int) -> Any:
         return _guarded(lambda: worker.again(since_s))
+
+    @app.post("/rollup")
+    def roll_again(since_s: int) -> Any:
+        return _guarded(lambda: roller.again(since_s))
 
     return app
 
@@ -93,6 +98,16 @@ def attribute(settings: Settings, since_s: int) -> dict[str, Any]:
         return dict(Worker(store, settings, Metrics()).again(since_s))
 
     return dict(_through(settings, "POST", f"/attribute?since_s={since_s}", here))
+
+
+def rollup(settings: Settings, since_s: int) -> dict[str, Any]:
+    """Compute the minutes of the last ``since_s`` seconds (0: ever) anew, by whoever holds the store. Raises ``LegatoError``."""
+
+    def here(store: Store) -> dict[str, Any]:
+        migrate.apply(store, migrate.load(settings.schema_dir))
+        return dict(Roller(store, settings, Metrics()).again(since_s))
+
+    return dict(_through(settings, "POST", f"/rollup?since_s={since_s}", here))
 
 
 def _apply(settings: Settings, store: Store) -> dict[str, Any]:

@@ -73,6 +73,27 @@ def attribute(
     typer.echo(f"{done['streams']:,} stalled streams judged, {done['verdicts']:,} verdicts, {done['seconds']:.1f} s")
 
 
+@app.command()
+def rollup(
+    since: Annotated[str, typer.Option(help="Minutes of the last 90s, 15m, 1h, 7d, 2w, or all")],
+    store: StoreOption = None,
+) -> None:
+    """Compute minutes again, which dashboards and alerts read: after LEGATO_SLO_GAP_MS or LEGATO_SLO_FIRST_OUTPUT_MS was changed.
+
+    `legato serve` keeps them true by itself, also for late data and new verdicts.
+    Goes through a running `legato serve` when one holds the store, and then by that one's settings.
+
+    Example: legato rollup --since all
+    """
+    from legato_ingest.admin import rollup as run
+    from legato_ingest.settings import load
+    from legato_ingest.spans_of_time import seconds_of
+
+    with Console(stderr=True).status("computing …"):
+        done = run(load(store=store), seconds_of(since))
+    typer.echo(f"{done['minutes']:,} minutes computed, {done['rows']:,} rows, {done['seconds']:.1f} s")
+
+
 @schema_app.command("apply")
 def schema_apply(store: StoreOption = None) -> None:
     """Apply the files that the store lacks. Goes through a running `legato serve` when one holds the store."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ import typer
 from rich.console import Console
 
 from legato_ingest.errors import LegatoError
-from legato_ingest.reader import DEFAULT_URL, Reader
+from legato_ingest.reader import DEFAULT_URL, DEFAULT_USER, Reader
 from legato_ingest.spans_of_time import seconds_of
 
 __all__ = ["register"]
@@ -66,7 +67,7 @@ def report(
 
     question = page.Question(seconds_of(since), model, service, vantage, gap_ms, first_ms)
     with _asking():
-        rows = page.fetch(Reader(url), question)
+        rows = page.fetch(_reader(url), question)
     _show(page.as_json(rows, question) if as_json else page.render(rows, question))
 
 
@@ -91,7 +92,7 @@ def streams(
 
     question = report_page.Question(seconds_of(since), model, service, vantage, groups_max=limit)
     with _asking():
-        rows = Reader(url).rows(STREAMS, {**question.parameters(), "outcome": outcome, "stalled": int(stalled)})
+        rows = _reader(url).rows(STREAMS, {**question.parameters(), "outcome": outcome, "stalled": int(stalled)})
     if as_json:
         _show(rows[:limit])
     elif rows:
@@ -119,7 +120,7 @@ def stream(
     from legato_ingest.queries import VANTAGES_MAX
 
     with _asking():
-        rows = _vantages(Reader(url), id.strip())
+        rows = _vantages(_reader(url), id.strip())
     if len(rows) == VANTAGES_MAX:
         typer.echo(f"the first {VANTAGES_MAX} recordings of this trace, in the order of their starts; there may be more", err=True)
     _show(page.as_json(rows) if as_json else page.render_stream(rows, _console().width))
@@ -146,8 +147,13 @@ def blame(
 
     question = page.Question(seconds_of(since), model, service, engine, limit)
     with _asking():
-        answer = page.fetch(Reader(url), question)
+        answer = page.fetch(_reader(url), question)
     _show(page.as_json(answer) if as_json else page.render(answer))
+
+
+def _reader(url: str) -> Reader:
+    """The reader of the endpoint. The password comes from the environment alone: others on the host can see a command's words."""
+    return Reader(url, os.environ.get("LEGATO_READ_USER", DEFAULT_USER), os.environ.get("LEGATO_READ_PASSWORD", ""))
 
 
 def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from legato_ingest.adapt import Rejection
@@ -51,9 +52,12 @@ class _Waiting:
 
 
 class Committer:
-    """Owns the writing thread. ``queue_bytes_max`` bounds what waits, ``chunks_max`` one insert (a larger batch goes alone)."""
+    """Owns the writing thread. ``queue_bytes_max`` bounds what waits, ``chunks_max`` one insert (a larger batch goes alone).
 
-    def __init__(self, store: Store, metrics: Metrics, *, queue_bytes_max: int, chunks_max: int) -> None:
+    Rows get the time of their insert as ``received_at``, later than ``after_ms`` and all that ``settled_ms`` ever said.
+    """
+
+    def __init__(self, store: Store, metrics: Metrics, *, queue_bytes_max: int, chunks_max: int, after_ms: int = 0) -> None:
         self._store = store
         self._metrics = metrics
         self._queue_bytes_max = queue_bytes_max
@@ -62,6 +66,8 @@ class Committer:
         self._queue_bytes = 0
         self._changed = threading.Condition()
         self._closing = False
+        self._settled_ms = after_ms
+        self._stamp_ms: int | None = None
         self._thread = threading.Thread(target=self._run, name="legato-commit", daemon=True)
         self._thread.start()
 
@@ -85,6 +91,22 @@ class Committer:
             self._closing = True
             self._changed.notify()
         self._thread.join()
+
+    def settled_ms(self) -> int:
+        """All rows that were received until this are in the store: whoever follows ``received_at`` so far misses none."""
+        with self._changed:
+            self._settled_ms = max(self._settled_ms, _now_ms() if self._stamp_ms is None else self._stamp_ms - 1)
+            return self._settled_ms
+
+    def _stamp(self, on: bool) -> None:
+        with self._changed:
+            self._stamp_ms = max(_now_ms(), self._settled_ms + 1) if on else None
+
+    def _received(self, rows: pa.Table) -> pa.Table:
+        """The rows with the time of this insert: when they were read from the network says nothing about when they can be seen."""
+        place = rows.schema.get_field_index("received_at")
+        times = pa.array(np.full(rows.num_rows, self._stamp_ms, np.int64)).cast(rows.schema.field(place).type)
+        return rows.set_column(place, rows.schema.field(place), times)
 
     def _count(self, size: int) -> None:
         self._queue_bytes += size
@@ -112,6 +134,7 @@ class Committer:
     def _commit(self, group: list[_Waiting]) -> None:
         """One insert for the group; every future is done after it, whatever happened."""
         started = time.perf_counter()
+        self._stamp(True)
         try:
             receipts = self._insert(group)
         except Exception as error:
@@ -122,6 +145,8 @@ class Committer:
                 if waiting.future.set_running_or_notify_cancel():
                     waiting.future.set_exception(error)
             return
+        finally:
+            self._stamp(False)
         self._metrics.commit_seconds.observe(time.perf_counter() - started)
         for waiting, receipt in zip(group, receipts, strict=True):
             if waiting.future.set_running_or_notify_cancel():
@@ -130,7 +155,7 @@ class Committer:
     def _insert(self, group: list[_Waiting]) -> list[Receipt]:
         fresh = self._drop_known(group)
         receipts = [_receipt(waiting.batch) for waiting in group]
-        bad = self._insert_bisecting(REVS, pa.concat_tables(fresh))
+        bad = self._insert_bisecting(REVS, self._received(pa.concat_tables(fresh)))
         if bad:
             _tell_refused(receipts, [keys_of(waiting.batch.revs) for waiting in group], {key for row, _ in bad for key in keys_of(row)})
         # A rev that is sent again replaces its own row here: nothing counts these rows.
@@ -150,7 +175,7 @@ class Committer:
             rows = pa.concat_tables(parts)
             if not rows.num_rows:
                 continue
-            fresh = _unseen(rows, identity.keys(rows), identity.known(self._store, rows))
+            fresh = self._received(_unseen(rows, identity.keys(rows), identity.known(self._store, rows)))
             bad = self._insert_bisecting(identity.table, fresh)
             if bad:
                 _tell_refused(receipts, map(identity.keys, parts), {key for row, _ in bad for key in identity.keys(row)})
@@ -214,6 +239,10 @@ class Committer:
             rejected = metrics.rejected_points if waiting.batch.points else metrics.rejected_spans
             for reason in waiting.batch.rejected["reason"].to_pylist():
                 rejected.labels(reason).inc()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _unseen(rows: pa.Table, keys: Iterable[T], seen: set[T]) -> pa.Table:

@@ -44,6 +44,11 @@ _KEPT_BY = {
     "node_samples": "recorded_at",
     "verdicts": "start_time",
     "replays": "start_time",
+    "stream_minutes": "minute",
+    "stall_minutes": "minute",
+    "but_for_minutes": "minute",
+    "engine_minutes": "minute",
+    "chunking_changes": "changed_at",
 }
 
 

@@ -1,8 +1,8 @@
 """The read-only door: enough of ClickHouse's HTTP interface for its clients.
 
 One idea: a statement is judged by `sql_guard`, then run on a read-only handle with fixed limits, so a reader can change neither data nor
-limits: settings in the URL are ignored, GET and POST are the same. Only loopback names may ask, and no answer may be read by a page of
-another origin. It writes nothing and caches no result.
+limits: settings in the URL are ignored, GET and POST are the same. Only loopback names may ask, or whoever gives the password where one
+is set, and no answer may be read by a page of another origin. It writes nothing and caches no result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request, Response
 
 from legato_ingest.errors import BadRequest, StoreError
 from legato_ingest.metrics import Metrics
-from legato_ingest.read_request import Question, is_local, question_of
+from legato_ingest.read_request import Question, denial, has_foreign_origin, is_local, question_of
 from legato_ingest.settings import Settings
 from legato_ingest.sql_guard import Guard, bound
 
@@ -33,6 +33,8 @@ _STATUS = {
     6: 400, 26: 400, 27: 400, 36: 400, 38: 400, 41: 400, 42: 400, 43: 400, 53: 400, 62: 400, 456: 400, 457: 400,
     46: 404, 47: 404, 60: 404, 73: 404, 81: 404, 115: 404,
 }  # fmt: skip
+_AUTHENTICATION_FAILED = 516
+_TOO_MANY_SIMULTANEOUS_QUERIES = 202
 _PLAIN = "text/plain; charset=utf-8"
 _TYPES = {
     "JSON": "application/json; charset=utf-8", "JSONCompact": "application/json; charset=utf-8",
@@ -102,15 +104,18 @@ def _guarded(handler: Handler, settings: Settings, metrics: Metrics, counted: st
     """The handler behind the check of who asks; every refusal is counted and answered in ClickHouse's words."""
 
     async def guarded(request: Request) -> Response:
-        if not is_local(request, settings.host):
-            metrics.queries.labels("foreign").inc()
-            return Response("the Host (or Origin) is no loopback name; use http://127.0.0.1 or http://localhost\n", 403, media_type=_PLAIN)
+        refused = _refusal(request, settings, wants_password=bool(counted))
+        if refused:
+            result, response = refused
+            metrics.queries.labels(result).inc()
+            return response
         try:
             response = await handler(request)
         except BadRequest as error:
-            metrics.queries.labels("busy" if error.status == 503 else "error").inc()
-            headers = {"Retry-After": str(settings.retry_after_s)} if error.status == 503 else None
-            return _error(str(error), error.status, headers)
+            busy = error.status == 503
+            metrics.queries.labels("busy" if busy else "error").inc()
+            headers = {"Retry-After": str(settings.retry_after_s)} if busy else None
+            return _error(str(error), error.status, headers, _TOO_MANY_SIMULTANEOUS_QUERIES if busy else 0)
         except StoreError as error:
             metrics.queries.labels("error").inc()
             return _store_error(error)
@@ -119,6 +124,19 @@ def _guarded(handler: Handler, settings: Settings, metrics: Metrics, counted: st
         return response
 
     return guarded
+
+
+def _refusal(request: Request, settings: Settings, *, wants_password: bool) -> tuple[str, Response] | None:
+    """Why this one may not ask, by the result that it is counted as. A ping tells nothing, so health checks need no password."""
+    password = settings.read_password.get_secret_value()
+    if not password and not is_local(request, settings.read_host):
+        words = "the Host (or Origin) is no loopback name; use http://127.0.0.1 or http://localhost\n"
+        return "foreign", Response(words, 403, media_type=_PLAIN)
+    if has_foreign_origin(request, settings.read_host):
+        return "foreign", Response("the Origin is no loopback name: pages of other sites may not ask\n", 403, media_type=_PLAIN)
+    if password and wants_password and (why := denial(request, settings.read_user, password)):
+        return "denied", _error(why, 403, code=_AUTHENTICATION_FAILED)
+    return None
 
 
 def _reply(question: Question, result: bytes, chosen: str, zone: str) -> Response:

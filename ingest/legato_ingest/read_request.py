@@ -2,11 +2,14 @@
 
 One idea: the subset of ClickHouse's HTTP interface that its clients use, taken apart in one place. A browser may not be turned against
 the endpoint: a page that rebinds its own name to 127.0.0.1 comes with a foreign Host, one that posts across sites with a foreign Origin.
-It judges no statement and runs none.
+Where there is a password, it and not the Host says who asks. It judges no statement and runs none.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import re
 from dataclasses import dataclass
 from email.parser import BytesParser
@@ -17,7 +20,7 @@ from fastapi import Request
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["Question", "is_local", "question_of"]
+__all__ = ["Question", "denial", "has_foreign_origin", "is_local", "question_of"]
 
 BODY_BYTES_MAX = 2 * 2**20
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -25,6 +28,9 @@ _AUTHORITY = re.compile(r"([\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?", re.ASCII)
 _FORMAT = re.compile(r"\w{1,64}")
 _PARAMETER = re.compile(r"param_([A-Za-z_]\w*)", re.ASCII)
 _DATABASES = frozenset(("", "default", "__default__"))
+_IN_URL = frozenset(("user", "password"))
+_KEY_HEADERS = frozenset(("x-clickhouse-user", "x-clickhouse-key"))
+_HOW = "send `Authorization: Basic`, or the headers X-ClickHouse-User and X-ClickHouse-Key"
 
 
 class _Encoded:
@@ -50,11 +56,42 @@ class Question:
 
 def is_local(request: Request, host: str) -> bool:
     """Whether the Host is a loopback name (or ``host``, where we listen), and the Origin, if there is one, too."""
-    allowed = _LOOPBACK | {host}
-    if _name(request.headers.get("host", "")) not in allowed:
-        return False
+    return _name(request.headers.get("host", "")) in _LOOPBACK | {host} and not has_foreign_origin(request, host)
+
+
+def has_foreign_origin(request: Request, host: str) -> bool:
+    """Whether a page that neither loopback nor ``host`` served has sent this."""
     origin = request.headers.get("origin")
-    return origin is None or _name(origin.partition("://")[2]) in allowed
+    return origin is not None and _name(origin.partition("://")[2]) not in _LOOPBACK | {host}
+
+
+def denial(request: Request, user: str, password: str) -> str:
+    """Why the request may not ask where this user and password are needed; empty when it gave them. Never holds what was given."""
+    if not _IN_URL.isdisjoint(request.query_params):
+        return f"user and password do not belong into a URL, which logs keep: {_HOW}"
+    if "authorization" in request.headers and not _KEY_HEADERS.isdisjoint(request.headers):
+        return f"there are two ways of saying who asks, and only one is taken: {_HOW}"
+    given = _given(request)
+    if given is None:
+        return f"this endpoint wants a user and a password: {_HOW}"
+    # Both are always compared, so that the time tells nothing about either.
+    wanted = (text.encode("utf-8", "surrogateescape") for text in (user, password))
+    is_user, is_password = (hmac.compare_digest(a, b) for a, b in zip(given, wanted, strict=True))
+    return "" if is_user and is_password else "the user or the password is not right: see LEGATO_READ_USER and LEGATO_READ_PASSWORD"
+
+
+def _given(request: Request) -> tuple[bytes, bytes] | None:
+    """The user and the password of the headers, or None where there are none that can be read."""
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            user, colon, password = base64.b64decode(value.strip(), validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return None
+        return (user, password) if colon else None
+    # The server hands headers on as Latin-1, whatever their bytes mean.
+    names = [request.headers.get(name, "").encode("latin-1") for name in ("x-clickhouse-user", "x-clickhouse-key")]
+    return (names[0], names[1]) if all(names) else None
 
 
 def _name(authority: str) -> str:
@@ -72,6 +109,8 @@ async def question_of(request: Request) -> Question:
         )
     if request.headers.get("content-encoding", "identity") != "identity" or values.get("decompress", "0") not in ("0", "false"):
         raise BadRequest("compressed requests are not taken here: send the statement as it is", 415)
+    if values.get("compress", "0") not in ("0", "false"):
+        raise BadRequest("replies in ClickHouse's own compression (LZ4, ZSTD: compress=1) are not made here: ask for gzip or for none")
     body = await _body(request)
     kind = request.headers.get("content-type", "")
     parts = [values.pop("query", "")]

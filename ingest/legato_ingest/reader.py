@@ -6,6 +6,7 @@ that a command answers at once; it never opens a store and never imports its eng
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ from urllib.parse import urlencode, urlsplit
 
 from legato_ingest.errors import LegatoError
 
-__all__ = ["DEFAULT_URL", "ReadError", "Reader"]
+__all__ = ["DEFAULT_URL", "DEFAULT_USER", "ReadError", "Reader"]
 
 DEFAULT_URL = "http://127.0.0.1:8123"
+DEFAULT_USER = "legato"
 Value = str | int | float | Sequence[str]
 _TIMEOUT_S = 60
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0"})
@@ -28,15 +30,19 @@ class ReadError(LegatoError):
 
 
 class Reader:
-    """A client of the endpoint at ``url``."""
+    """A client of the endpoint at ``url``, with a password as that user, which is in no message. Raises ``ReadError``."""
 
-    def __init__(self, url: str = DEFAULT_URL) -> None:
+    def __init__(self, url: str = DEFAULT_URL, user: str = DEFAULT_USER, password: str = "") -> None:
         parts = urlsplit(url)
+        if parts.username is not None or parts.password is not None:
+            raise ReadError("the read URL holds a user or a password: leave them out, and set LEGATO_READ_USER and LEGATO_READ_PASSWORD")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ReadError(f"the read URL is {url!r}, expected something like {DEFAULT_URL}")
         self._https = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port or (443 if self._https else 8123)
         self._path = parts.path or "/"
+        basic = base64.b64encode(f"{user}:{password}".encode("utf-8", "surrogateescape")).decode()
+        self._headers = {"Authorization": f"Basic {basic}"} if password else {}
 
     def rows(self, sql: str, parameters: Mapping[str, Value] | None = None) -> list[dict[str, Any]]:
         """The rows of a query, each by column name. Raises ``ReadError``."""
@@ -47,7 +53,7 @@ class Reader:
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
         try:
-            connection.request("POST", f"{self._path}?{urlencode(query)}", sql.encode())
+            connection.request("POST", f"{self._path}?{urlencode(query)}", sql.encode(), self._headers)
             reply = connection.getresponse()
             body = reply.read()
         except ConnectionRefusedError:
@@ -73,6 +79,8 @@ class Reader:
         where = f"{self._host}:{self._port}"
         if code is None:
             return f"{where} answers (status {status}), but not as a read endpoint: is it `legato serve`'s read port?"
+        if code == "516":
+            return f"{where} wants a user and a password, and these are not right: set LEGATO_READ_USER and LEGATO_READ_PASSWORD"
         text = body.decode("utf-8", "replace").strip()[:500]
         if code == "60":
             return f"the store behind {where} lacks a table of this version ({text}): `legato schema status` shows what is applied"

@@ -25,12 +25,15 @@ from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.lock import StoreLock
 from legato_ingest.metrics import Metrics
+from legato_ingest.roller import Roller, followed_until_ms
+from legato_ingest.self_samples import SelfSampler
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
 
 __all__ = ["serve"]
 
 _LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
+_PASSWORD_CHARACTERS_MIN = 12
 _GRACE_S = 10
 
 
@@ -46,10 +49,15 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ``LegatoError`` when it cannot start."""
     if settings.host not in _LOOPBACK:
         raise SettingsError(f"LEGATO_HOST is {settings.host}: without tokens `legato serve` listens on loopback only (127.0.0.1, ::1)")
+    if settings.read_host not in _LOOPBACK and len(settings.read_password.get_secret_value()) < _PASSWORD_CHARACTERS_MIN:
+        raise SettingsError(
+            f"LEGATO_READ_HOST is {settings.read_host}, which others can reach: set LEGATO_READ_PASSWORD to "
+            f"{_PASSWORD_CHARACTERS_MIN} characters or more (readers give it with the user {settings.read_user}), or leave it on loopback"
+        )
     with StoreLock(settings.store_path):
         with contextlib.ExitStack() as stack:
             otlp_door = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
-            read_door = stack.enter_context(_listen(settings.host, settings.read_port, "LEGATO_READ_PORT"))
+            read_door = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
             admin_door = stack.enter_context(admin.listen(settings.store_path))
             _serve_store(settings, otlp_door, read_door, admin_door)
     admin.socket_path(settings.store_path).unlink(missing_ok=True)
@@ -70,13 +78,22 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     migrate.apply(store, migrations)
     migrate.set_retention(store, settings.retention_days)
     metrics = Metrics()
-    attribution = Worker(Store(settings.store_path), settings, metrics)
-    attribution.start()
-    committer = Committer(store, metrics, queue_bytes_max=settings.queue_bytes_max, chunks_max=settings.commit_chunks_max)
+    committer = Committer(
+        store,
+        metrics,
+        queue_bytes_max=settings.queue_bytes_max,
+        chunks_max=settings.commit_chunks_max,
+        after_ms=followed_until_ms(store),
+    )
+    attribution = Worker(Store(settings.store_path), settings, metrics, committer.settled_ms)
+    roller = Roller(Store(settings.store_path), settings, metrics, committer.settled_ms, attribution.judged_ms)
+    sampler = SelfSampler(store, committer, metrics)
+    for worker in (attribution, roller, sampler):
+        worker.start()
     apps = [
         (receive.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
         (read.create_app(settings, store, metrics), read_door),
-        (admin.create_app(settings, store, attribution), admin_door),
+        (admin.create_app(settings, store, attribution, roller), admin_door),
     ]
     # What stands now stays, and a request makes tens of thousands of objects that die together: let the collector look less often.
     gc.freeze()
@@ -85,8 +102,10 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     try:
         asyncio.run(_run(apps, store))
     finally:
+        sampler.close()
         committer.close()
         attribution.close()
+        roller.close()
         store.close()
 
 

@@ -1,7 +1,8 @@
 """The settings of the `legato` command: one class, validated once at start.
 
 One idea: every setting is a field with a default, a unit in its name and a sentence; the environment variable is the field's name in
-capitals after ``LEGATO_``. docs/reference.md is held against these fields by a test. No module reads the environment but this one.
+capitals after ``LEGATO_``. docs/reference.md is held against these fields by a test. No module reads the environment but this one
+(and `cli_read`, for who asks).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import pathlib
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from legato_ingest.errors import SettingsError
@@ -34,9 +35,12 @@ class Settings(BaseSettings):
 
     store: str = Field(default_factory=_default_store, description="Where rows are kept: chdb:///absolute/path (embedded)")
     schema_dir: pathlib.Path = Field(default_factory=_default_schema, description="Folder of the numbered SQL files")
-    host: str = Field("127.0.0.1", description="Address that both doors listen on; only loopback until there are tokens")
+    host: str = Field("127.0.0.1", description="Address of the OTLP door; only loopback until there are tokens")
     otlp_port: int = Field(4318, ge=1, le=65_535, description="Port of OTLP over HTTP, health and metrics")
+    read_host: str = Field("127.0.0.1", description="Address of the read door; needs LEGATO_READ_PASSWORD where it is not loopback")
     read_port: int = Field(8123, ge=1, le=65_535, description="Port of the read-only ClickHouse endpoint")
+    read_user: str = Field("legato", pattern=r"^[^:\x00-\x20\x7f]+$", description="Whose password the read door takes")
+    read_password: SecretStr = Field(SecretStr(""), description="What every reader must then give; not on loopback: 12 characters or more")
     retention_days: int = Field(90, ge=0, le=36_500, description="Streams and samples from longer ago are refused and dropped; 0 keeps all")
     body_bytes_max: int = Field(64 * 2**20, ge=1, description="Largest request body, also after decompression")
     queue_bytes_max: int = Field(256 * 2**20, ge=1, description="Bytes of bodies and rows that may wait; beyond it requests get 429")
@@ -48,6 +52,9 @@ class Settings(BaseSettings):
     stall_excess_ms: float = Field(50.0, ge=0, description="Of which at least this must be beyond the engine's healthy step")
     attribute_every_s: float = Field(5.0, gt=0, description="Pause between two sweeps of the attribution")
     attribute_settle_s: float = Field(5.0, ge=0, description="How long after a stream came in it is judged: its other vantages may follow")
+    slo_gap_ms: float = Field(400.0, gt=0, description="A stream with a longer gap is not good; then `legato rollup --since all`")
+    slo_first_output_ms: float = Field(2000.0, gt=0, description="Nor is one whose first output comes later than this; likewise")
+    rollup_every_s: float = Field(5.0, gt=0, description="Pause between two runs of the rollups that dashboards and alerts read")
     query_seconds_max: int = Field(30, ge=1, description="Longest a read query may run")
     query_memory_bytes_max: int = Field(2 * 2**30, ge=1, description="Most memory that a read query may use")
     query_rows_max: int = Field(1_000_000, ge=1, description="Most rows that a read query may return")

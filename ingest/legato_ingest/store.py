@@ -72,10 +72,10 @@ class Store:
         with self._write() as writer:
             return list(writer.query(sql, parameters=dict(parameters or {})).result_rows)
 
-    def select_arrow(self, sql: str) -> pa.Table:
+    def select_arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
         """The result of one of Legato's own queries as an Arrow table."""
         with self._write() as writer:
-            return writer.query_arrow(sql, use_strings=False)
+            return writer.query_arrow(sql, parameters=dict(parameters or {}), use_strings=False)
 
     def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated") -> bytes:
         """The result of somebody's query, in a ClickHouse format, on a read-only handle. ``sql`` has no FORMAT of its own."""

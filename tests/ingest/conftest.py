@@ -41,6 +41,12 @@ def store(shared_store: Store) -> Store:
         "verdicts",
         "replays",
         "attribution_runs",
+        "stream_minutes",
+        "stall_minutes",
+        "but_for_minutes",
+        "engine_minutes",
+        "rollup_runs",
+        "chunking_changes",
         "rejected",
     ):
         shared_store.command(f"TRUNCATE TABLE {table}")

@@ -9,15 +9,15 @@ import pytest
 from helpers.schema import FILES, MADE, altered
 from legato_ingest.store import Store
 
-ADDED = re.compile(r"\(ADD COLUMN IF NOT EXISTS (.+?)\)(?=, \(ADD|$)")
+ADDED = re.compile(r"\(ADD (?:COLUMN |(INDEX ))IF NOT EXISTS (.+?)\)(?=, \(ADD|$)")
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_store_holds_what_the_file_declares(shared_store: Store, name: str) -> None:
-    """Each column with its type and codec, keys, engine, TTL and settings, as ClickHouse prints them; later files' columns follow."""
+    """Each column with its type and codec, keys, engine, TTL and settings, as printed; later files' columns and indexes follow."""
     declared = _plain(_formatted(shared_store, MADE[name].read_text(encoding="utf-8")))
     for later in (each for each in FILES if altered(each) == name):
-        added = ADDED.findall(_plain(_formatted(shared_store, later.read_text(encoding="utf-8"))))
+        added = ["".join(each) for each in ADDED.findall(_plain(_formatted(shared_store, later.read_text(encoding="utf-8"))))]
         assert added
         declared = declared.replace(") ENGINE", f", {', '.join(added)}) ENGINE")
     ((stored,),) = shared_store.select(f"SELECT create_table_query FROM system.tables WHERE database = 'default' AND name = '{name}'")
@@ -34,6 +34,7 @@ def _plain(sql: str) -> str:
     sql = (
         sql.replace("`", "")
         .replace("Delta(8)", "Delta")
+        .replace("Delta(4)", "Delta")
         .replace("default.", "")
         .replace("index_granularity = 8192, ", "")
         .replace(", index_granularity = 8192", "")

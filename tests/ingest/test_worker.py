@@ -90,7 +90,7 @@ def test_a_stop_leaves_the_rest_for_the_next_start(store: Store) -> None:
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     stopped = worker(store)
-    stopped._closing.set()
+    stopped._background.closing.set()
     assert stopped.step().streams == 0
     assert worker(store).step().verdicts == 1
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
 from legato_ingest.attribution.evidence import between
 from legato_ingest.attribution.sweep import Swept, Thresholds, sweep
-from legato_ingest.errors import StoreError
+from legato_ingest.background import Background
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
@@ -40,41 +41,56 @@ WHERE {new}
 GROUP BY tenant, engine_id"""
 
 
-class Worker:
-    """Owns the judging thread and ``store``, a handle of its own. Without ``start()`` it judges only when ``step()`` is called."""
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics) -> None:
+
+class Worker:
+    """Owns the judging thread and ``store``, a handle of its own. Without ``start()`` it judges only when ``step()`` is called.
+
+    ``received_ms`` tells until when all that was received is in the store.
+    """
+
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics, received_ms: Callable[[], int] = _now_ms) -> None:
         self._store = store
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
-        self._every_s, self._settle_ms = settings.attribute_every_s, int(settings.attribute_settle_s * 1000)
+        self._settle_ms = int(settings.attribute_settle_s * 1000)
+        self._received_ms = received_ms
         self._metrics = metrics
         self._usual_ms: dict[tuple[str, str], int] = {}
-        self._closing = threading.Event()
         self._sweeping = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="legato-attribute", daemon=True)
+        self._stamp_lock = threading.Lock()
+        self._stamp_ms: int | None = None
+        self._promised_ms = 0
+        self._until_ms = _now_ms()
+        metrics.attribution_lag_seconds.set_function(lambda: max(0.0, (_now_ms() - self._until_ms) / 1000))
+        self._background = Background("attribute", self.step, settings.attribute_every_s, metrics)
 
     def start(self) -> None:
         """Sweep in the background from now on."""
-        self._thread.start()
+        self._background.start()
 
     def close(self) -> None:
         """Finish the slice that runs, then stop and close the store's handle. What is left is judged after the next start."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._background.close()
         with self._sweeping:
             self._store.close()
 
-    def _run(self) -> None:
-        while not self._closing.wait(self._every_s):
-            try:
-                self.step()
-            except StoreError as error:
-                self._metrics.errors.labels("attribute", type(error).__name__).inc()
-                _log.warning("the attribution could not sweep, and tries again: %s", error)
-            except Exception as error:
-                self._metrics.errors.labels("attribute", type(error).__name__).inc()
-                _log.exception("the attribution failed, and tries again")
+    def judged_ms(self) -> int:
+        """All verdicts with a time until this are in the store; later ones have later times."""
+        with self._stamp_lock:
+            self._promised_ms = max(self._promised_ms, _now_ms() if self._stamp_ms is None else self._stamp_ms - 1)
+            return self._promised_ms
+
+    def _stamped(self, work: Callable[[int], Swept]) -> Swept:
+        """Work under a time of judgement that ``judged_ms`` knows of."""
+        with self._stamp_lock:
+            self._stamp_ms = stamp_ms = max(_now_ms(), self._promised_ms + 1)
+        try:
+            return work(stamp_ms * 1_000_000)
+        finally:
+            with self._stamp_lock:
+                self._stamp_ms = None
 
     def step(self) -> Swept:
         """One sweep over what has settled since the last."""
@@ -83,19 +99,21 @@ class Worker:
 
     def _step(self) -> Swept:
         started = time.monotonic()
-        since, until = self._swept_until(), time.time_ns() // 1_000_000 - self._settle_ms
+        since, until = self._swept_until(), min(self._received_ms(), _now_ms() - self._settle_ms)
         swept = Swept()
         if until <= since:
+            self._until_ms = until
             return swept
         due = self._due(since, until)
         for low, high, received in due:
-            part = sweep(self._store, low, high, self._thresholds, time.time_ns(), received, self._closing.is_set, self._failed)
+            part = self._sweep(low, high, received)
             swept.streams += part.streams
             swept.verdicts += part.verdicts
-        if (due or since == 0) and not self._closing.is_set():
+        if (due or since == 0) and not self._background.closing.is_set():
             self._note(until, swept, time.monotonic() - started)
         self._metrics.verdicts.inc(swept.verdicts)
         self._metrics.sweep_seconds.observe(time.monotonic() - started)
+        self._until_ms = until
         return swept
 
     def again(self, since_s: int) -> dict[str, float]:
@@ -106,9 +124,16 @@ class Worker:
         started = time.monotonic()
         low = time.time_ns() - since_s * 1_000_000_000 if since_s else 0
         with self._sweeping:
-            swept = sweep(self._store, low, _NS_MAX, self._thresholds, time.time_ns(), None, self._closing.is_set, self._failed)
+            swept = self._sweep(low, _NS_MAX, None)
         self._metrics.verdicts.inc(swept.verdicts)
         return {"streams": swept.streams, "verdicts": swept.verdicts, "seconds": time.monotonic() - started}
+
+    def _sweep(self, low: int, high: int, received: tuple[int, int] | None) -> Swept:
+        def at(judged_at_ns: int) -> Swept:
+            stopping = self._background.closing.is_set
+            return sweep(self._store, low, high, self._thresholds, judged_at_ns, received, stopping, self._failed)
+
+        return self._stamped(at)
 
     def _failed(self, error: Exception) -> None:
         self._metrics.errors.labels("attribute", type(error).__name__).inc()

@@ -1,0 +1,174 @@
+"""Legato itself: what it received, stored, refused and dropped, how far behind it is, how large its store."""
+
+from __future__ import annotations
+
+from dashboards.kit import Kit, bars, lines, number, rows
+
+__all__ = ["board"]
+
+
+def _gauge(metric: str, label: str = "") -> str:
+    named = f"attributes['{label}']" if label else f"'{metric}'"
+    return f"""
+SELECT $__timeInterval(recorded_at) AS time, {named} AS what, max(value) AS value
+FROM node_samples FINAL
+WHERE metric = '{metric}' AND $__timeFilter_ms(recorded_at)
+GROUP BY time, what
+ORDER BY time, what"""
+
+
+# A counter's growth a minute: the differences between neighbours of one series, a fall being a restart from 0.
+def _rates(metrics: str, named: str) -> str:
+    return f"""
+SELECT $__timeInterval(recorded_at) AS time, what, 60 * sum(grown) / greatest(60, $__interval_s) AS "a minute"
+FROM
+(
+    SELECT recorded_at, {named} AS what, if(before IS NULL, 0, if(value >= before, value - before, value)) AS grown
+    FROM
+    (
+        SELECT
+            metric, attributes, recorded_at, value,
+            lagInFrame(toNullable(value)) OVER (PARTITION BY tenant,
+            series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
+        FROM node_samples FINAL
+        WHERE metric IN ({metrics}) AND $__timeFilter_ms(recorded_at)
+    )
+)
+GROUP BY time, what
+ORDER BY time, what"""
+
+
+STORED = """
+SELECT sum(streams) AS streams, sum(chunks) AS "n chunks"
+FROM stream_minutes FINAL
+WHERE $__timeFilter(minute)
+HAVING streams > 0"""
+REJECTED = """
+SELECT count() AS rejected, uniqExact(reason) AS "n reasons"
+FROM rejected FINAL
+WHERE $__timeFilter_ms(received_at)"""
+LAST_ROLLUP = """
+SELECT dateDiff('second', max(ran_at), now()) AS "seconds ago", sum(minutes) AS "n minutes"
+FROM rollup_runs
+WHERE $__timeFilter_ms(ran_at)
+HAVING count() > 0"""
+SIZE = """
+SELECT sum(bytes_on_disk) AS "on disk", sum(rows) AS "n rows"
+FROM system.parts
+WHERE active AND database = currentDatabase()
+HAVING "n rows" > 0"""
+RECEIVED = _rates(
+    "'legato_received_spans_total', 'legato_stored_spans_total', 'legato_duplicate_spans_total', 'legato_ignored_spans_total'",
+    "replaceRegexpOne(metric, '^legato_(.*)_spans_total$', '\\\\1')",
+)
+POINTS = _rates("'legato_points_total'", "attributes['outcome']")
+REFUSED = _rates(
+    "'legato_rejected_spans_total', 'legato_rejected_points_total'",
+    "concat(if(metric LIKE '%points%', 'points: ', 'spans: '), attributes['reason'])",
+)
+ERRORS = _rates("'legato_errors_total'", "concat(attributes['stage'], ': ', attributes['type'])")
+REPLIES = _rates(
+    "'legato_requests_total', 'legato_queries_total'",
+    "concat(if(metric LIKE '%queries%', 'read ', 'OTLP '), attributes['status'], attributes['result'])",
+)
+COMMIT_LAG = """
+SELECT
+    $__timeInterval(received_at) AS time, quantileExact(0.5)(late) AS "median", quantileExact(0.99)(late) AS "p99"
+FROM
+(
+    SELECT received_at, greatest(0, dateDiff('millisecond', addNanoseconds(start_time, duration_ns), received_at)) / 1000 AS late
+    FROM stream_revs
+    WHERE $__timeFilter_ms(received_at) AND ended
+        AND received_at >= $__toTime_ms - INTERVAL 1 HOUR
+)
+GROUP BY time
+ORDER BY time"""
+LAGS = """
+SELECT $__timeInterval(recorded_at) AS time, replaceRegexpOne(metric, '^legato_(.*)_lag_seconds$', '\\\\1') AS what, max(value) AS seconds
+FROM node_samples FINAL
+WHERE metric IN ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds') AND $__timeFilter_ms(recorded_at)
+GROUP BY time, what
+ORDER BY time, what"""
+COLLECTOR = """
+SELECT
+    $__timeInterval(recorded_at) AS time, concat(if(host = '', '(none)', host), ' · ', attributes['exporter']) AS exporter,
+    maxIf(value, metric LIKE '%queue_size%') / nullIf(maxIf(value, metric LIKE '%capacity%'), 0) AS "queue in use"
+FROM node_samples FINAL
+WHERE metric IN ('otelcol_exporter_queue_size', 'otelcol_exporter_queue_capacity') AND $__timeFilter_ms(recorded_at)
+GROUP BY time, exporter
+HAVING countIf(metric LIKE '%capacity%') > 0
+ORDER BY time, exporter"""
+REASONS = """
+SELECT reason, detail, if(emitter = '', '(none)', emitter) AS emitter, service_name AS service, count() AS n, max(received_at) AS newest
+FROM rejected FINAL
+WHERE $__timeFilter_ms(received_at)
+GROUP BY reason, detail, emitter, service
+ORDER BY n DESC, reason, detail
+LIMIT 200"""
+TABLES = """
+SELECT table, sum(rows) AS n, sum(bytes_on_disk) AS "on disk", count() AS parts, min(min_time) AS oldest
+FROM system.parts
+WHERE active AND database = currentDatabase()
+GROUP BY table
+ORDER BY "on disk" DESC, table"""
+
+
+def board() -> Kit:
+    """The dashboard."""
+    kit = Kit(
+        "legato-self",
+        "Legato · Itself",
+        "Is what the other dashboards show complete, and how fresh is it?",
+        variables={},
+        annotated=False,
+        since="now-3h",
+        refresh="30s",
+    )
+    kit.add(
+        number("Streams stored", "Streams that began in the range, at all vantages, and their chunks.", STORED, "short", width=6),
+        number(
+            "Rejected",
+            "Spans and points refused in the range. Reasons below; each names what was expected.",
+            REJECTED,
+            "short",
+            "any",
+            width=6,
+        ),
+        number(
+            "Newest rollup",
+            "Dashboards and alerts read rollups; they run when something came. Old and nothing coming in is healthy.",
+            LAST_ROLLUP,
+            "s",
+            width=6,
+        ),
+        number("Store", "Bytes and rows on disk.", SIZE, "decbytes", width=6),
+        lines("Spans", "Received, and what became of them. duplicate: sent again after a retry, counted once.", RECEIVED, "short"),
+        lines("Data points", "Node samples by outcome.", POINTS, "short"),
+        bars("Refused, by reason", "Never stored: a broken emitter, most often after its release.", REFUSED, "short"),
+        bars("Errors, by stage and type", "Each is Legato's own, or its disk's. None should be here.", ERRORS, "short"),
+        lines("Replies", "429 and 503: the store cannot keep up; senders try again. `denied`: a wrong password.", REPLIES, "short"),
+        lines(
+            "From a stream's end to its row",
+            "Senders batch for a second; minutes mean a sender, or a Collector, that could not deliver. Of the last hour of the range.",
+            COMMIT_LAG,
+            "s",
+        ),
+        lines("Behind", "How far rollups and attribution are behind what is in the store.", LAGS, "s"),
+        lines(
+            "Waiting for the store",
+            "Bytes of requests that wait for their insert; at LEGATO_QUEUE_BYTES_MAX senders get 429.",
+            _gauge("legato_queue_bytes"),
+            "decbytes",
+        ),
+        lines(
+            "Collector queues",
+            "Share of each exporter's queue in use. Full: it drops, or refuses its senders.",
+            COLLECTOR,
+            "percentunit",
+            limits="share",
+        ),
+        lines("Store size", "Bytes on disk by table.", _gauge("legato_store_bytes", "table"), "decbytes"),
+        rows("Rejected, by reason", "What was wrong, by names and types, never by values.", REASONS, width=12),
+        rows("Tables", "What takes the space.", TABLES, {"on disk": "decbytes"}, width=12),
+    )
+    return kit

@@ -1,0 +1,236 @@
+"""Serving nodes: what the engines, their GPUs and hosts did, with the stalls that readers felt in the same minutes."""
+
+from __future__ import annotations
+
+from dashboards.kit import Kit, lines, rows
+from dashboards.sql import ENGINE, filters, quantile
+
+__all__ = ["board"]
+
+_ENGINES = f"""FROM
+(
+    SELECT * FROM engine_minutes FINAL
+    WHERE $__timeFilter(minute) AND steps > 0
+    AND {filters(ENGINE)}
+)"""
+_STALLED = f"""FROM
+(
+    SELECT * FROM stall_minutes FINAL
+    WHERE $__timeFilter(minute) AND stalls > 0 AND engine_id != ''
+    AND {filters(ENGINE)}
+)"""
+
+KV = f"""
+SELECT
+    $__timeInterval(minute) AS time, engine_id AS engine, max(kv_used_max_ppm) / 1e6 AS "KV max",
+    sum(kv_used_sum_ppm) / 1e6 / sum(kv_steps) AS "KV mean"
+{_ENGINES}
+WHERE kv_steps > 0
+GROUP BY time, engine
+ORDER BY time, engine"""
+PREEMPTIONS = f"""
+SELECT
+    $__timeInterval(minute) AS time, engine_id AS engine, 60 * sum(preempted) / greatest(60, $__interval_s) AS "preempted a minute"
+{_ENGINES}
+GROUP BY time, engine
+ORDER BY time, engine"""
+WORK = f"""
+SELECT
+    $__timeInterval(minute) AS time, engine_id AS engine, sum(prefill_tokens) / sum(work_steps) AS "prefill tokens a step",
+    sum(decode_tokens) / sum(work_steps) AS "decode tokens a step"
+{_ENGINES}
+WHERE work_steps > 0
+GROUP BY time, engine
+ORDER BY time, engine"""
+STEP_TIME = f"""
+SELECT
+    time, engine, {quantile(0.5, "every")} / 1e6 AS "step p50", {quantile(0.99, "every")} / 1e6 AS "step p99",
+    {quantile(0.5, "decoding")} / 1e6 AS "base: no prefill, p50"
+FROM
+(
+    SELECT
+        $__timeInterval(minute) AS time, engine_id AS engine, sumMap(interval_buckets) AS every, sumMap(decode_interval_buckets) AS decoding
+    {_ENGINES}
+    GROUP BY time, engine
+)
+ORDER BY time, engine"""
+QUEUE = f"""
+SELECT
+    $__timeInterval(minute) AS time, engine_id AS engine, sum(running_sum) / sum(running_steps) AS "running, mean",
+    max(waiting_max) AS "waiting, max"
+{_ENGINES}
+WHERE running_steps > 0
+GROUP BY time, engine
+ORDER BY time, engine"""
+SPECULATION = f"""
+SELECT
+    $__timeInterval(minute) AS time, engine_id AS engine, sum(accepted_tokens) / sum(draft_tokens) AS "drafts accepted",
+    sum(decode_tokens) / nullIf(sum(decode_requests), 0) AS "tokens a request and step"
+{_ENGINES}
+WHERE draft_tokens > 0
+GROUP BY time, engine
+ORDER BY time, engine"""
+STALLS = f"""
+SELECT $__timeInterval(minute) AS time, concat(engine_id, ' · ', cause) AS what, sum(stalls) AS stalls
+{_STALLED}
+GROUP BY time, what
+ORDER BY time, what"""
+
+
+def _samples(metrics: str, more: str = "") -> str:
+    return f"""FROM node_samples FINAL
+    WHERE metric IN ({metrics}) AND $__timeFilter_ms(recorded_at) AND value IS NOT NULL{more}
+        AND {filters(ENGINE)}"""
+
+
+# A counter's growth: the differences between neighbours of one series, a fall being a restart from 0.
+def _growth(metrics: str, columns: str) -> str:
+    return f"""
+    SELECT *, if(before IS NULL, 0, if(value >= before, value - before, value)) AS grown
+    FROM
+    (
+        SELECT
+            {columns}, metric, recorded_at, value,
+            lagInFrame(toNullable(value)) OVER (PARTITION BY tenant,
+            series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
+        {_samples(metrics)}
+    )"""
+
+
+PREFIX_CACHE = f"""
+SELECT
+    $__timeInterval(recorded_at) AS time, engine, sumIf(grown, metric LIKE '%hits%') / nullIf(sumIf(grown, metric LIKE '%queries%'),
+    0) AS "prefix-cache hits"
+FROM ({_growth("'vllm:prefix_cache_hits_total', 'vllm:prefix_cache_queries_total'", "engine_id AS engine")})
+GROUP BY time, engine
+HAVING sumIf(grown, metric LIKE '%queries%') > 0
+ORDER BY time, engine"""
+TTFT = f"""
+SELECT time, {quantile(0.5, "buckets")} / 1e6 AS "TTFT p50", {quantile(0.95, "buckets")} / 1e6 AS "TTFT p95"
+FROM
+(
+    SELECT $__timeInterval(minute) AS time, sumMap(ttft_buckets) AS buckets
+    FROM stream_minutes FINAL
+    WHERE $__timeFilter(minute) AND streams > 0 AND vantage = 'server'
+    GROUP BY time
+)
+ORDER BY time"""
+GPU_CLOCKS = f"""
+SELECT
+    $__timeInterval(recorded_at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id'], ' · ',
+    replaceOne(metric, 'hw.gpu.', '')) AS gpu,
+    avg(value) AS mhz
+{_samples("'hw.gpu.clock.sm', 'hw.gpu.clock.memory'")}
+GROUP BY time, gpu
+ORDER BY time, gpu"""
+_THROTTLED = "concat(if(host = '', engine_id, host), ' · ', attributes['hw.id']) AS gpu, attributes['reason'] AS reason"
+THROTTLE = f"""
+SELECT
+    $__timeInterval(recorded_at) AS time, concat(gpu, ' · ', reason) AS why, sum(grown) / greatest(60, $__interval_s) AS "share of time"
+FROM ({_growth("'hw.gpu.throttle.time'", _THROTTLED)})
+GROUP BY time, why
+ORDER BY time, why"""
+POWER = f"""
+SELECT
+    $__timeInterval(recorded_at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id']) AS gpu, avg(value) AS watts
+{_samples("'hw.gpu.power', 'hw.power'")}
+GROUP BY time, gpu
+ORDER BY time, gpu"""
+HOST_CPU = f"""
+SELECT $__timeInterval(recorded_at) AS time, if(host = '', '(none)', host) AS node, 1 - avgIf(value,
+    attributes['cpu.mode'] = 'idle' OR attributes['state'] = 'idle') AS busy
+{_samples("'system.cpu.utilization'")}
+GROUP BY time, node
+HAVING countIf(attributes['cpu.mode'] = 'idle' OR attributes['state'] = 'idle') > 0
+ORDER BY time, node"""
+ENGINE_TABLE = f"""
+SELECT
+    engine, all_steps AS steps, {quantile(0.5, "decoding")} / 1e6 AS base, {quantile(0.99, "every")} / 1e6 AS "step p99",
+    kv AS "KV max", thrown_out AS preempted,
+    waiting AS "waiting max", prefill AS "prefill steps", first AS "first seen", last AS "last seen"
+FROM
+(
+    SELECT
+        engine_id AS engine, sum(steps) AS all_steps, sumMap(interval_buckets) AS every, sumMap(decode_interval_buckets) AS decoding,
+        max(kv_used_max_ppm) / 1e6 AS kv, sum(preempted) AS thrown_out, max(waiting_max) AS waiting,
+        sum(prefill_steps) / nullIf(sum(work_steps), 0) AS prefill, min(minute) AS first, max(minute) AS last
+    {_ENGINES}
+    GROUP BY engine
+)
+ORDER BY engine
+LIMIT 200"""
+
+
+def board() -> Kit:
+    """The dashboard."""
+    kit = Kit(
+        "legato-nodes",
+        "Legato · Serving nodes",
+        "Engines step by step, summed by the minute, GPUs and hosts, beside the stalls of the same minutes.",
+        variables=ENGINE,
+        source="engine_minutes",
+        annotated=False,
+    )
+    kit.add(
+        lines(
+            "KV cache used",
+            "Over 95 %: the engine will preempt. Fewer concurrent requests, shorter contexts, or more memory.",
+            KV,
+            "percentunit",
+        ),
+        lines(
+            "Preemptions",
+            "Requests thrown out of the cache, to be computed again. Each is a stall of seconds for one reader.",
+            PREEMPTIONS,
+            "short",
+            limits="any",
+        ),
+        lines(
+            "Work a step",
+            "Prefill tokens share their step with everyone's decode: a burst of long prompts makes the step long for all. Chunked "
+            "prefill bounds it.",
+            WORK,
+            "short",
+        ),
+        lines(
+            "Step time against its base",
+            "The interval between tokens as the engine measures it. The base is the median of steps without a prefill; p99 far above "
+            "it: prefill or "
+            "preemption; base itself rising: load, clocks, host.",
+            STEP_TIME,
+            "s",
+        ),
+        lines("Running and waiting", "Requests in the batch, and in the queue. A queue that stays: TTFT grows with it.", QUEUE, "short"),
+        lines("Stalls charged to each engine", "What readers felt, by the minute their stream began in.", STALLS, "short"),
+        lines(
+            "Speculation",
+            "Draft tokens that were accepted. A fall makes no gap: tokens come slower.",
+            SPECULATION,
+            "percentunit",
+            units={"tokens a request and step": "short"},
+        ),
+        lines(
+            "Prefix-cache hits",
+            "Share of prompt tokens found in the cache, from the engine's own counters. A fall shows as TTFT.",
+            PREFIX_CACHE,
+            "percentunit",
+        ),
+        lines("TTFT at the servers", "Beside the hits: the same minutes.", TTFT, "s", limits="first_s"),
+        lines("GPU clocks", "A clock that falls under load makes every step longer: see throttling and power.", GPU_CLOCKS, "megahertz"),
+        lines("GPU throttling", "Share of the time that a GPU ran slower, by reason.", THROTTLE, "percentunit", limits="any"),
+        lines("GPU power", "At its limit a GPU lowers its clocks.", POWER, "watt"),
+        lines(
+            "Host CPU",
+            "Busy share of the serving hosts. Near 100 %: the engine's front end waits for a core, and so do tokens.",
+            HOST_CPU,
+            "percentunit",
+        ),
+        rows(
+            "Engines",
+            "One row an engine. KV max near 100 % with preemptions: its cache is too small for its load.",
+            ENGINE_TABLE,
+            {"base": "s", "step p99": "s", "KV max": "percentunit", "prefill steps": "percentunit"},
+            width=12,
+        ),
+    )
+    return kit

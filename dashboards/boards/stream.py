@@ -1,0 +1,181 @@
+"""One stream: all its vantages over one another, the engine's steps beneath, each stall with its verdict and what that rests on."""
+
+from __future__ import annotations
+
+from dashboards.kit import Kit, lines, note, rows
+from dashboards.sql import chosen_text
+
+__all__ = ["board"]
+
+# An id of a trace, its beginning from six digits on, or a response's id. A whole trace id is found by its index.
+_ID = f"lower({chosen_text('stream')})"
+_MINE = f"""
+    SELECT *
+    FROM streams
+    WHERE (trace_id = if(length({_ID}) = 32, unhex({_ID}), '')::FixedString(16) AND length({_ID}) = 32)
+        OR (response_id != '' AND response_id = {chosen_text("stream")})
+    ORDER BY start_time
+    LIMIT 20"""
+_SPAN = f"SELECT min(start_time) AS low, max(addNanoseconds(start_time, duration_ns)) AS high FROM ({_MINE})"
+_ENGINE_OF = f"SELECT engine_id FROM ({_MINE}) WHERE engine_id != ''"
+
+VANTAGES = f"""
+SELECT
+    vantage, service_name AS service, service_version AS release, model, provider, outcome, start_time AS started, ttfb_us / 1e6 AS "TTFB",
+    ttft_us / 1e6 AS "TTFT", duration_ns / 1e9 AS duration, chunks, output_tokens AS tokens, gap_p50_us / 1e6 AS "gap p50",
+    gap_p99_us / 1e6 AS "gap p99", gap_max_us / 1e6 AS "max gap", gap_open_us / 1e6 AS "open gap", stalls_250ms AS stalls,
+    engine_id AS engine,
+    response_id AS response, lower(hex(trace_id)) AS trace, emitter
+FROM ({_MINE})
+ORDER BY indexOf(['screen', 'client', 'gateway', 'server', 'engine'], vantage), started"""
+ARRIVALS = f"""
+SELECT addMicroseconds(start_time, at) AS time, vantage, bytes
+FROM
+(
+    SELECT start_time, vantage, arrayCumSum(dt_us) AS ats,
+        arrayCumSum(if(empty(chunk_bytes), arrayMap(each -> 1, dt_us), chunk_bytes)) AS sums
+    FROM ({_MINE})
+)
+ARRAY JOIN ats AS at, sums AS bytes
+ORDER BY time, vantage
+LIMIT 200000"""
+GAPS = f"""
+SELECT addMicroseconds(start_time, at) AS time, vantage, gap / 1e6 AS gap_s
+FROM
+(
+    SELECT
+        start_time, vantage, arrayFilter((at, kind) -> kind IN (1, 2, 3), arrayMap(at -> toInt64(at), arrayCumSum(dt_us)),
+        chunk_kind) AS ats,
+        arrayDifference(ats) AS waited
+    FROM ({_MINE})
+)
+ARRAY JOIN ats AS at, waited AS gap
+ORDER BY time, vantage
+LIMIT 200000"""
+STEPS = f"""
+SELECT recorded_at AS time, engine_id AS engine, interval_us / 1e6 AS "step", interval_max_us / 1e6 AS "longest wait of a request"
+FROM engine_steps FINAL
+WHERE engine_id IN ({_ENGINE_OF}) AND recorded_at >= (SELECT low FROM ({_SPAN})) AND recorded_at <= (SELECT high FROM ({_SPAN}))
+ORDER BY time, engine
+LIMIT 100000"""
+LOAD = f"""
+SELECT
+    recorded_at AS time, engine_id AS engine, prefill_tokens AS "prefill tokens", running, waiting, preempted,
+    kv_used_ppm / 1e6 AS "KV used"
+FROM engine_steps FINAL
+WHERE engine_id IN ({_ENGINE_OF}) AND recorded_at >= (SELECT low FROM ({_SPAN})) AND recorded_at <= (SELECT high FROM ({_SPAN}))
+ORDER BY time, engine
+LIMIT 100000"""
+VERDICTS = f"""
+SELECT
+    addMicroseconds(start_time, gap_start_us) AS "silent from", gap_us / 1e6 AS gap, excess_us / 1e6 AS "beyond healthy", cause, confidence,
+    arrayStringConcat(arrayMap((name, ns) -> concat(name, ' ', toString(round(ns / 1e6, 1)), ' ms'), mapKeys(parts), mapValues(parts)),
+    ', ') AS parts,
+    arrayStringConcat(arrayMap((name, value) -> concat(name, ' = ', toString(value)), mapKeys(evidence), mapValues(evidence)),
+    ', ') AS evidence,
+    arrayStringConcat(arrayMap((name, why) -> concat('not ', name, ': ', why), mapKeys(excluded), mapValues(excluded)), '; ') AS excluded,
+    arrayStringConcat(missing, ', ') AS "not seen", error_us / 1e6 AS "within", culprit_step AS "culprit step",
+    arrayStringConcat(culprit_responses, ', ') AS culprits, engine_id AS engine
+FROM verdicts FINAL
+WHERE cause != 'base' AND (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_MINE}))
+ORDER BY "silent from"
+LIMIT 500
+SETTINGS_PLACE"""
+VERDICTS = VERDICTS.replace("\nSETTINGS_PLACE", "")
+BUT_FOR = f"""
+SELECT
+    cause, stalls AS "stalls as they were", stalls_min AS "left at least", stalls_max AS "left at most",
+    stalled_us / 1e6 AS "stalled as it was",
+    stalled_min_us / 1e6 AS "at least left", stalled_max_us / 1e6 AS "at most left"
+FROM replays FINAL
+WHERE (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_MINE}))
+    AND judged_at = (SELECT max(judged_at) FROM verdicts FINAL WHERE (start_time, trace_id, span_id) IN
+        (SELECT start_time, trace_id, span_id FROM ({_MINE}) WHERE vantage = 'client'))
+ORDER BY cause
+LIMIT 50"""
+BESIDE = f"""
+SELECT
+    lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "silent from", gap_us / 1e6 AS gap, cause, confidence,
+    engine_id AS engine
+FROM verdicts FINAL
+WHERE cause != 'base' AND engine_id IN ({_ENGINE_OF}) AND start_time >= (SELECT low - INTERVAL 5 MINUTE FROM ({_SPAN}))
+    AND start_time <= (SELECT high FROM ({_SPAN}))
+    AND addMicroseconds(start_time, gap_start_us) <= (SELECT high FROM ({_SPAN}))
+    AND addMicroseconds(start_time, gap_start_us + gap_us) >= (SELECT low FROM ({_SPAN}))
+    AND trace_id NOT IN (SELECT trace_id FROM ({_MINE}))
+ORDER BY gap_us DESC, stream
+LIMIT 50"""
+
+
+def board() -> Kit:
+    """The dashboard."""
+    kit = Kit(
+        "legato-stream",
+        "Legato · Stream",
+        "One stream by its trace or response id: its vantages, the engine's steps, its stalls and what they rest on.",
+        variables={},
+        settings=[("stream", "Trace or response id", "32 hexadecimal digits, or a response's id; every table of Legato links here.", "")],
+        annotated=False,
+        refresh="",
+    )
+    seconds = {name: "s" for name in ("TTFB", "TTFT", "duration", "gap p50", "gap p99", "max gap", "open gap")}
+    kit.add(
+        note(
+            "How to read this",
+            "Curves that rise together and part: the place between the two vantages held bytes back. A flat stretch at every vantage: "
+            "the engine "
+            "sent nothing, and its steps below say why. **Set the time range to the stream's** (its start stands in the table).",
+            height=3,
+        ),
+        rows(
+            "Vantages",
+            "One row a place that watched it. A missing row was not recorded.",
+            VANTAGES,
+            seconds,
+            height=6,
+            limits={"max gap": "gap_s"},
+        ),
+        lines(
+            "Bytes at each vantage",
+            "Running sum of content bytes (chunks, where sizes are not known). Flat is silence, a step is a burst.",
+            ARRIVALS,
+            "decbytes",
+            width=24,
+        ),
+        lines("Gaps", "Each read at the time it came, with the time since the one before.", GAPS, "s", limits="gap_s", points=True),
+        lines("Engine steps", "The engine's own interval a step, and the longest that any request waited.", STEPS, "s", points=True),
+        lines(
+            "What the engine did",
+            "Prompt tokens in each step, requests in the batch and the queue, preemptions, the share of the KV cache in use.",
+            LOAD,
+            "short",
+            units={"KV used": "percentunit"},
+            width=24,
+        ),
+        rows(
+            "Stalls, verdicts and evidence",
+            "parts add up to the gap. evidence: the numbers it was judged from; excluded: causes that are out of the question, and why; "
+            "within: the "
+            "verdict's error.",
+            VERDICTS,
+            {"gap": "s", "beyond healthy": "s", "within": "s"},
+            limits={"gap": "gap_s"},
+        ),
+        rows(
+            "But for one cause",
+            "What would be left of this stream's stalls without it.",
+            BUT_FOR,
+            {"stalled as it was": "s", "at least left": "s", "at most left": "s"},
+            width=12,
+            height=7,
+        ),
+        rows(
+            "Who stalled beside it",
+            "Streams on the same engine that were silent at the same time.",
+            BESIDE,
+            {"gap": "s"},
+            width=12,
+            height=7,
+        ),
+    )
+    return kit

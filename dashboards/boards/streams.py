@@ -1,0 +1,216 @@
+"""Streams, the start page: how good they were, since when, for whom, and which were worst."""
+
+from __future__ import annotations
+
+from dashboards.kit import Kit, bars, lines, number, rows
+from dashboards.sql import DIMENSIONS, filters, quantile
+
+__all__ = ["board"]
+
+_FROM = f"""FROM
+(
+    SELECT * FROM stream_minutes FINAL
+    WHERE $__timeFilter(minute) AND streams > 0
+    AND {filters()}
+)"""
+
+GOODPUT = f"""
+SELECT sum(good) / nullIf(sum(judged), 0) AS goodput, sum(judged) AS n
+{_FROM}"""
+GAP_P99_P99 = f"""
+SELECT {quantile(0.99, "buckets")} / 1e6 AS p99, arraySum(mapValues(buckets)) AS n
+FROM (SELECT sumMap(gap_p99_buckets) AS buckets {_FROM})"""
+GAP_MAX_P99 = f"""
+SELECT {quantile(0.99, "buckets")} / 1e6 AS p99, arraySum(mapValues(buckets)) AS n
+FROM (SELECT sumMap(gap_max_buckets) AS buckets {_FROM})"""
+JITTER = f"""
+SELECT {quantile(0.5, "buckets")} / 1000 AS median, arraySum(mapValues(buckets)) AS n
+FROM (SELECT sumMap(jitter_permille_buckets) AS buckets {_FROM})"""
+TTFT_P95 = f"""
+SELECT {quantile(0.95, "buckets")} / 1e6 AS p95, arraySum(mapValues(buckets)) AS n
+FROM (SELECT sumMap(ttft_buckets) AS buckets {_FROM})"""
+DISCONNECTS = f"""
+SELECT
+    sum(outcomes['client_cancel'] + outcomes['abandoned']) / nullIf(sum(streams - outcomes['running']), 0) AS disconnected,
+    sum(streams - outcomes['running']) AS n
+{_FROM}"""
+GOODPUT_OVER_TIME = f"""
+SELECT $__timeInterval(minute) AS time, concat(service_name, ' · ', vantage) AS service, sum(good) / sum(judged) AS goodput
+{_FROM}
+WHERE judged > 0
+GROUP BY time, service_name, vantage
+ORDER BY time, service"""
+GAPS_OVER_TIME = f"""
+SELECT
+    time, {quantile(0.5, "max_buckets")} / 1e6 AS "max gap, median stream",
+    {quantile(0.99, "max_buckets")} / 1e6 AS "max gap, p99 of streams",
+    {quantile(0.99, "p99_buckets")} / 1e6 AS "p99 gap, p99 of streams"
+FROM
+(
+    SELECT $__timeInterval(minute) AS time, sumMap(gap_max_buckets) AS max_buckets, sumMap(gap_p99_buckets) AS p99_buckets
+    {_FROM}
+    GROUP BY time
+)
+ORDER BY time"""
+FIRSTS_OVER_TIME = f"""
+SELECT
+    time, {quantile(0.5, "ttfb")} / 1e6 AS "TTFB p50", {quantile(0.5, "ttft")} / 1e6 AS "TTFT p50",
+    {quantile(0.5, "ttfo")} / 1e6 AS "TTFO p50",
+    {quantile(0.95, "ttfb")} / 1e6 AS "TTFB p95", {quantile(0.95, "ttft")} / 1e6 AS "TTFT p95", {quantile(0.95, "ttfo")} / 1e6 AS "TTFO p95"
+FROM
+(
+    SELECT
+        $__timeInterval(minute) AS time, sumMap(ttfb_buckets) AS ttfb, sumMap(ttft_buckets) AS ttft, sumMap(ttfo_buckets) AS ttfo
+    {_FROM}
+    GROUP BY time
+)
+ORDER BY time"""
+OUTCOMES_OVER_TIME = f"""
+SELECT time, outcome, count AS streams
+FROM (SELECT $__timeInterval(minute) AS time, sumMap(outcomes) AS counts {_FROM} GROUP BY time)
+ARRAY JOIN mapKeys(counts) AS outcome, mapValues(counts) AS count
+ORDER BY time, outcome"""
+BAD_OVER_TIME = f"""
+SELECT
+    $__timeInterval(minute) AS time, sum(bad_gap) AS "gap over the limit", sum(bad_error) AS "ended in an error",
+    sum(bad_late) AS "first output late"
+{_FROM}
+GROUP BY time
+ORDER BY time"""
+BY_SERVICE = f"""
+SELECT
+    service, release, model, provider, route, vantage, transport, n, good_share AS goodput,
+    {quantile(0.99, "p99_buckets")} / 1e6 AS "p99 of p99 gap", {quantile(0.99, "max_buckets")} / 1e6 AS "p99 max gap", worst AS "worst gap",
+    {quantile(0.5, "jitter_buckets")} / 1000 AS "jitter ratio", {quantile(0.5, "ttft")} / 1e6 AS "TTFT p50",
+    {quantile(0.95, "ttft")} / 1e6 AS "TTFT p95", disconnected AS "disconnect rate", stalled AS "stalled streams"
+FROM
+(
+    SELECT
+        service_name AS service, service_version AS release, model, provider, route, vantage, transport,
+        sum(streams) AS n, sum(good) / nullIf(sum(judged), 0) AS good_share, max(gap_max_us) / 1e6 AS worst,
+        sumMap(gap_p99_buckets) AS p99_buckets, sumMap(gap_max_buckets) AS max_buckets,
+        sumMap(jitter_permille_buckets) AS jitter_buckets, sumMap(ttft_buckets) AS ttft,
+        sum(outcomes['client_cancel'] + outcomes['abandoned']) / sum(streams) AS disconnected,
+        sum(stalled_streams) / sum(streams) AS stalled
+    {_FROM}
+    GROUP BY service, release, model, provider, route, vantage, transport
+)
+ORDER BY n DESC, service, release, model, vantage
+LIMIT 500"""
+# The fifty worst streams lie in the fifty minutes with the longest gaps, so only those are looked into.
+WORST = f"""
+SELECT
+    lower(hex(trace_id)) AS stream, start_time AS started, service_name AS service, model, vantage, outcome,
+    gap_max_us / 1e6 AS "max gap", gap_open_us / 1e6 AS "open gap", stalls_250ms AS stalls, ttft_us / 1e6 AS "TTFT",
+    duration_ns / 1e9 AS duration, chunks
+FROM streams
+WHERE $__timeFilter_ms(start_time) AND gap_max_us > 0
+    AND toStartOfMinute(start_time) IN
+    (
+        SELECT minute {_FROM} GROUP BY minute ORDER BY max(gap_max_us) DESC LIMIT 50
+    )
+    AND {filters()}
+ORDER BY gap_max_us DESC, stream, vantage
+LIMIT 50"""
+
+
+def board() -> Kit:
+    """The dashboard."""
+    kit = Kit(
+        "legato-streams",
+        "Legato · Streams",
+        "What streamed responses felt like: goodput, gaps, first tokens, outcomes.",
+        variables=DIMENSIONS,
+    )
+    seconds = {name: "s" for name in ("p99 of p99 gap", "p99 max gap", "worst gap", "TTFT p50", "TTFT p95", "max gap", "open gap", "TTFT")}
+    kit.add(
+        number(
+            "Goodput",
+            "Share of streams without a gap over 400 ms (the open gap before an end included), with first output within 2 s, and no error. "
+            "Limits are settings. Below 99 %: see which service below, then its causes under Jitter attribution.",
+            GOODPUT,
+            "percentunit",
+            "goodput",
+        ),
+        number(
+            "p99 of per-stream p99 gap",
+            "Of each stream its p99 gap, of these the p99: the bad moments of the unlucky streams. With n ≤ 100 it is the maximum. It "
+            "moves with "
+            "n, so it is shown, and decides nothing.",
+            GAP_P99_P99,
+            "s",
+            "gap_s",
+        ),
+        number(
+            "p99 of the longest gap",
+            "One stream in a hundred had a silence at least this long. Over 400 ms its user saw the text freeze.",
+            GAP_MAX_P99,
+            "s",
+            "gap_s",
+        ),
+        number(
+            "Jitter ratio, median",
+            "p99 gap over the typical (time-weighted median) gap of a stream. 1 is perfectly even; from 10 on text comes in bursts.",
+            JITTER,
+            "none",
+            "jitter",
+        ),
+        number(
+            "TTFT p95",
+            "Time to the first token of any kind. Over 2 s: look at queue and prefill under Serving nodes.",
+            TTFT_P95,
+            "s",
+            "first_s",
+        ),
+        number(
+            "Disconnect rate",
+            "Streams that their user cancelled or whose application died, of all that are over. A rise after longer gaps: people give up.",
+            DISCONNECTS,
+            "percentunit",
+            "share",
+        ),
+        lines(
+            "Goodput by service and vantage",
+            "When it fell, and for whom. A client below its server: the network or the reader; both low: the engine.",
+            GOODPUT_OVER_TIME,
+            "percentunit",
+            limits="goodput",
+        ),
+        lines(
+            "Longest gaps",
+            "Of each stream its longest and its p99 gap; of these the median and the p99 over streams. Bucketed, within 2.2 %.",
+            GAPS_OVER_TIME,
+            "s",
+            limits="gap_s",
+        ),
+        lines(
+            "First byte, first token, first output",
+            "TTFB without TTFT: the server answered and had nothing to say yet. TTFT without TTFO: the model reasoned, or called tools.",
+            FIRSTS_OVER_TIME,
+            "s",
+        ),
+        bars("Streams by outcome", "How streams ended, by the minute they began in.", OUTCOMES_OVER_TIME, "short"),
+        bars(
+            "Streams that were not good, by reason",
+            "Each counts once: a gap before an error before a late start.",
+            BAD_OVER_TIME,
+            "short",
+            width=24,
+            height=6,
+        ),
+        rows(
+            "By service, release, model, provider, route, vantage, transport",
+            "One row a combination, busiest first; n is its streams. Compare releases of one service, and vantages of one model.",
+            BY_SERVICE,
+            {**seconds, "goodput": "percentunit", "disconnect rate": "percentunit", "stalled streams": "percentunit"},
+            limits={"goodput": "goodput", "p99 max gap": "gap_s", "TTFT p95": "first_s"},
+        ),
+        rows(
+            "Worst streams",
+            "The longest silences in the range. Open one to see all its vantages, the engine's steps and what it was charged to.",
+            WORST,
+            {**seconds, "duration": "s"},
+            limits={"max gap": "gap_s"},
+        ),
+    )
+    return kit

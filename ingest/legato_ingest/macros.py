@@ -1,0 +1,83 @@
+"""Expands what Grafana and its ClickHouse plugin put into a panel's SQL: variables and macros, so that the same text runs without them.
+
+One idea: a panel has one statement. Grafana expands it with the plugin, tests and `legato slo` with this module, to the same words (the
+plugin's forms are those of grafana-clickhouse-datasource 4.20). Only the macros that Legato's panels use are known; any other is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from legato_ingest.errors import LegatoError
+
+__all__ = ["MacroError", "Range", "expand"]
+
+Values = Mapping[str, str | Sequence[str]]
+_VARIABLE = re.compile(r"\$\{(\w+)(?::(\w+))?\}")
+_MACRO = re.compile(r"\$__(\w+)(\(([^()]*)\))?")
+_ALL = "$__all"
+# JavaScript's encodeURIComponent leaves these too; Grafana encodes them as well.
+_UNESCAPED = "-_.~"
+
+
+class MacroError(LegatoError):
+    """The SQL has a variable or a macro that nobody can fill in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a panel shows: from and to in ms since the epoch, and the length of one point in ms."""
+
+    from_ms: int
+    to_ms: int
+    interval_ms: int = 60_000
+
+
+def expand(sql: str, span: Range, values: Values | None = None) -> str:
+    """The statement with its variables, then its macros, filled in. Raises ``MacroError``.
+
+    A variable that ``values`` lacks stands at "All". Only the format ``queryparam`` is taken: all others can be broken out of.
+    """
+
+    def variable(match: re.Match[str]) -> str:
+        name, form = match.groups()
+        if form != "queryparam":
+            raise MacroError(f"the variable {name} has the format {form}, expected queryparam: no other keeps a value a value")
+        given = (values or {}).get(name, _ALL)
+        return "&".join(f"var-{name}={_encoded(value)}" for value in ([given] if isinstance(given, str) else given))
+
+    def macro(match: re.Match[str]) -> str:
+        name, _, argument = match.groups()
+        if match.group(0) == _ALL:
+            return _ALL
+        return _macro(name, (argument or "").strip(), span)
+
+    return _MACRO.sub(macro, _VARIABLE.sub(variable, sql))
+
+
+def _encoded(value: str) -> str:
+    """As Grafana encodes a value; the word for all values stays, as in its URLs."""
+    return value if value == _ALL else quote(value, safe=_UNESCAPED)
+
+
+def _macro(name: str, argument: str, span: Range) -> str:
+    low, high, seconds = span.from_ms // 1000, span.to_ms // 1000, max(1, span.interval_ms // 1000)
+    low_ms, high_ms = (f"fromUnixTimestamp64Milli({moment})" for moment in (span.from_ms, span.to_ms))
+    known = {
+        "timeFilter": f"{argument} >= toDateTime({low}) AND {argument} <= toDateTime({high})",
+        "timeFilter_ms": f"{argument} >= {low_ms} AND {argument} <= {high_ms}",
+        "fromTime": f"toDateTime({low})",
+        "toTime": f"toDateTime({high})",
+        "fromTime_ms": low_ms,
+        "toTime_ms": high_ms,
+        "timeInterval": f"toStartOfInterval(toDateTime({argument}), INTERVAL {seconds} second)",
+        "timeInterval_ms": f"toStartOfInterval(toDateTime64({argument}, 3), INTERVAL {span.interval_ms} millisecond)",
+        "interval_s": str(seconds),
+        "interval_ms": str(span.interval_ms),
+    }
+    if name not in known:
+        raise MacroError(f"$__{name} is no macro that Legato's panels use: expected one of {', '.join(sorted(known))}")
+    return known[name]

@@ -1,0 +1,167 @@
+"""The worker that keeps the rollups true: it finds the minutes that changed, and has them computed anew.
+
+One idea: a minute is dirty when a row of it was received, or judged, since the last run, or when a stream of it that was running is overdue
+now. How far it came is a row of `rollup_runs`, written after the minutes: killed in between, it computes the same minutes again, which
+changes nothing. What has been received, and all of what has been judged, is asked of those who write it, so no row slips between two runs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from legato_ingest.background import Background
+from legato_ingest.metrics import Metrics
+from legato_ingest.rollup_queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, Rollup
+from legato_ingest.rollups import roll, slices
+from legato_ingest.settings import Settings
+from legato_ingest.store import Store
+
+__all__ = ["Rolled", "Roller", "followed_until_ms"]
+
+# The last second that a DateTime can hold: what lies after it has no minute.
+_TIME_MAX = "toDateTime64('2106-02-07 00:00:00', 9, 'UTC')"
+
+
+@dataclass(slots=True)
+class Rolled:
+    """What a run did."""
+
+    minutes: int = 0
+    rows: int = 0
+
+
+def now_ms() -> int:
+    """The wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+def followed_until_ms(store: Store) -> int:
+    """Until when a worker of this store has looked at what was received: what comes now must be later, whatever the clock says."""
+    ((attributed, rolled),) = store.select("SELECT (SELECT max(until) FROM attribution_runs), (SELECT max(until) FROM rollup_runs)")
+    return max(0, *(int(moment.timestamp() * 1000) + 1 for moment in (attributed, rolled)))
+
+
+class Roller:
+    """Owns ``store``, a handle of its own. Without ``start()`` it works only when ``step()`` is called.
+
+    ``received_ms`` and ``judged_ms`` tell until when all that was received, and judged, is in the store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        metrics: Metrics,
+        received_ms: Callable[[], int] = now_ms,
+        judged_ms: Callable[[], int] = now_ms,
+    ) -> None:
+        self._store, self._metrics = store, metrics
+        self._received_ms, self._judged_ms = received_ms, judged_ms
+        self._slo = {"gap_us": int(settings.slo_gap_ms * 1000), "first_us": int(settings.slo_first_output_ms * 1000)}
+        self._rolling = threading.Lock()
+        self._until_ms = now_ms()
+        metrics.rollup_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000))
+        self._background = Background("rollup", self.step, settings.rollup_every_s, metrics)
+
+    def start(self) -> None:
+        """Roll up in the background from now on."""
+        self._background.start()
+
+    def close(self) -> None:
+        """Finish the pass that runs, then stop and close the store's handle."""
+        self._background.close()
+        with self._rolling:
+            self._store.close()
+
+    def step(self) -> Rolled:
+        """One run over what changed since the last."""
+        with self._rolling:
+            return self._step()
+
+    def again(self, since_s: int) -> dict[str, float]:
+        """Compute all minutes of the last ``since_s`` seconds (0: ever) anew: how many, and how long it took."""
+        started = time.monotonic()
+        since = max(0, now_ms() // 1000 - since_s) if since_s else 0
+        with self._rolling:
+            streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
+            steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
+            # What has rows but no streams any more, too.
+            streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
+            rolled = self._roll(streams, steps)
+        return {"minutes": rolled.minutes, "rows": rolled.rows, "seconds": time.monotonic() - started}
+
+    def _step(self) -> Rolled:
+        started = time.monotonic()
+        since, judged_since = self._rolled_until()
+        until, judged_until = self._received_ms(), self._judged_ms()
+        streams = np.union1d(self._dirty(since, until, judged_since, judged_until), self._overdue())
+        steps = self._minutes("engine_steps", "recorded_at", _between("received_at", since, until))
+        rolled = self._roll(streams, steps)
+        if (rolled.minutes or not since) and not self._background.closing.is_set():
+            self._note(until, judged_until, rolled, time.monotonic() - started)
+        self._metrics.rollup_seconds.observe(time.monotonic() - started)
+        self._until_ms = until
+        return rolled
+
+    def _rolled_until(self) -> tuple[int, int]:
+        ((until, judged),) = self._store.select(
+            "SELECT toUnixTimestamp64Milli(max(until)), toUnixTimestamp64Milli(max(judged_until)) FROM rollup_runs"
+        )
+        return max(0, int(until)), max(0, int(judged))
+
+    def _dirty(self, since: int, until: int, judged_since: int, judged_until: int) -> NDArray[np.int64]:
+        received = self._minutes("stream_revs", "start_time", _between("received_at", since, until))
+        judged = self._minutes("verdicts", "start_time", _between("judged_at", judged_since, judged_until))
+        return np.union1d(received, judged)
+
+    def _overdue(self) -> NDArray[np.int64]:
+        """Minutes with a stream that was running when they were computed, and has been silent for too long since."""
+        return self._minutes("stream_minutes FINAL", "minute", "toUnixTimestamp64Milli(due_at) > 0 AND due_at < now64(3)")
+
+    def _minutes(self, table: str, column: str, condition: str) -> NDArray[np.int64]:
+        """The minutes (unix s, ascending) of the rows of a table for which a condition holds."""
+        rows = self._store.select(
+            f"SELECT DISTINCT toUnixTimestamp(toStartOfMinute({column})) AS at FROM {table}"
+            f" WHERE {condition} AND {column} < {_TIME_MAX} ORDER BY at"
+        )
+        return np.array([row[0] for row in rows], np.int64)
+
+    def _roll(self, streams: NDArray[np.int64], steps: NDArray[np.int64]) -> Rolled:
+        rolled = Rolled()
+        for minutes, rollups, column in ((streams, STREAM_ROLLUPS, "start_time"), (steps, ENGINE_ROLLUPS, "recorded_at")):
+            for part in slices(minutes):
+                if self._background.closing.is_set():
+                    return rolled
+                rolled.rows += sum(self._one(rollup, column, part) for rollup in rollups)
+                rolled.minutes += len(part)
+        self._metrics.rolled_minutes.inc(rolled.minutes)
+        return rolled
+
+    def _one(self, rollup: Rollup, column: str, minutes: NDArray[np.int64]) -> int:
+        return roll(self._store, rollup, column, minutes, self._slo, now_ms())
+
+    def _note(self, until: int, judged_until: int, rolled: Rolled, seconds: float) -> None:
+        moment = pa.timestamp("ms", "UTC")
+        row = {
+            "tenant": pa.array([""]),
+            "until": pa.array([until], moment),
+            "judged_until": pa.array([judged_until], moment),
+            "ran_at": pa.array([datetime.now(UTC)], moment),
+            "minutes": pa.array([rolled.minutes], pa.uint32()),
+            "rows": pa.array([rolled.rows], pa.uint32()),
+            "seconds": pa.array([seconds], pa.float32()),
+        }
+        self._store.insert("rollup_runs", pa.table(row))
+
+
+def _between(column: str, since_ms: int, until_ms: int) -> str:
+    low, high = (f"fromUnixTimestamp64Milli({moment}, 'UTC')" for moment in (since_ms, until_ms))
+    return f"{column} > {low} AND {column} <= {high}"

@@ -1,0 +1,219 @@
+"""The SQL that computes the rows of a minute from what the store holds.
+
+One idea: a rollup's row is a function of the rows of one minute, so computing it again is always right: nothing is added up over time. All
+figures in it add up over minutes and over what panels filter by: counts, sums and sparse histograms, never a quantile. It runs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from legato_ingest.queries import ERRORS, FIRST_OUTPUT_US, GOOD, JUDGED
+from legato_ingest.statistics import BUCKETS_PER_DOUBLING
+
+__all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup"]
+
+# A figure that a stream has once is kept finer than its gaps: buckets of 4.4 %, so that their middles are within 2.2 %.
+BUCKETS_PER_DOUBLING_FINE = 4 * BUCKETS_PER_DOUBLING
+# Where a statement says which minutes it is about; `rollups` fills it in.
+MINUTES = "/*minutes*/"
+
+# What panels filter streams by.
+_DIMENSIONS = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport")
+# Stalls whose cause lies with the reader: they are no fault of the service, and burn a budget of their own.
+_READER_CAUSES = "('consumer', 'slow_reader', 'render')"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """A table of minutes: its key after (tenant, minute), the figure that is 0 in a row that stands for nothing, and its SQL."""
+
+    table: str
+    keys: tuple[str, ...]
+    alive: str
+    sql: str
+
+
+def _bucket(value: str) -> str:
+    return f"toUInt16(floor(log2(greatest({value}, 1)) * {BUCKETS_PER_DOUBLING_FINE}))"
+
+
+def _buckets(value: str, condition: str) -> str:
+    """A sparse histogram: bucket b counts values in [2^(b/16), 2^((b+1)/16)); values under 1 are in bucket 0."""
+    known = f"coalesce({value}, 0)"
+    return f"CAST(sumMapIf(map({_bucket(known)}, toUInt32(1)), ({condition}) AND {value} IS NOT NULL), 'Map(UInt16, UInt32)')"
+
+
+def _clients(condition: str) -> str:
+    return f"CAST(sumMapIf(map(client, toUInt32(1)), {condition}), 'Map(UInt64, UInt32)')"
+
+
+def _known(*columns: str) -> str:
+    return " AND ".join(f"{column} IS NOT NULL" for column in columns)
+
+
+_SIDES = f"""
+    SELECT
+        tenant, trace_id, span_id,
+        multiIf(countIf(cause NOT IN {_READER_CAUSES} AND cause != 'connection') > 0, 'service',
+            countIf(cause = 'connection') > 0, 'connection', 'reader') AS side
+    FROM verdicts FINAL
+    WHERE {MINUTES} AND gap_us > {{gap_us:UInt64}}
+    GROUP BY tenant, trace_id, span_id"""
+_TOKENS = _known("output_tokens", "content_chunks") + " AND content_chunks > 0"
+_RATE = "is_over AND output_tokens > 1 AND ttft_us IS NOT NULL AND after_first_us > 0"
+
+_STREAM_MINUTES = f"""
+SELECT
+    tenant, minute, {", ".join(_DIMENSIONS)}, emitter,
+    minIf(overdue_at, NOT is_over) AS due_at,
+    toUInt32(count()) AS streams,
+    CAST(sumMap(map(outcome, toUInt32(1))), 'Map(String, UInt32)') AS outcomes,
+    toUInt32(countIf(is_judged)) AS judged,
+    toUInt32(countIf(is_judged AND is_good)) AS good,
+    toUInt32(countIf(is_bad AND over_gap)) AS bad_gap,
+    toUInt32(countIf(is_bad AND NOT over_gap AND is_error)) AS bad_error,
+    toUInt32(countIf(is_bad AND NOT over_gap AND NOT is_error)) AS bad_late,
+    {_clients("is_bad AND (over_gap OR is_error) AND side NOT IN ('connection', 'reader')")} AS bad_service_clients,
+    {_clients("is_bad AND over_gap AND side = 'connection'")} AS bad_connection_clients,
+    {_clients("is_bad AND over_gap AND side = 'reader'")} AS bad_reader_clients,
+    {_clients("is_judged AND is_late")} AS late_clients,
+    toUInt32(countIf(is_timed)) AS timed_streams,
+    sumIf(toUInt64(gaps), is_timed) AS gaps,
+    sumIf(toUInt64(gap_sum_us), is_timed) AS gap_sum_us,
+    maxIf(toUInt64(coalesce(gap_max_us, 0)), is_timed) AS gap_max_us,
+    mapFromArrays((sumMapIf(gap_bucket, gap_bucket_count, is_timed) AS all_buckets).1, all_buckets.2) AS gap_buckets,
+    {_buckets("gap_p99_us", "is_timed")} AS gap_p99_buckets,
+    {_buckets("gap_max_us", "is_timed")} AS gap_max_buckets,
+    {_buckets("jitter_ratio * 1000", "is_over")} AS jitter_permille_buckets,
+    {_buckets("ttfb_us", "is_over")} AS ttfb_buckets,
+    {_buckets("ttft_us", "is_over")} AS ttft_buckets,
+    {_buckets("ttfo_us", "is_over")} AS ttfo_buckets,
+    toUInt32(countIf(is_over AND stalls_250ms > 0)) AS stalled_streams,
+    sumIf(toUInt64(stalls_250ms), is_over) AS stalls_250ms,
+    sumIf(toUInt64(stalls_400ms), is_over) AS stalls_400ms,
+    sumIf(toUInt64(excess_250ms_us), is_over) AS excess_250ms_us,
+    sum(toUInt64(chunks)) AS chunks,
+    sum(toUInt64(content_chunks)) AS content_chunks,
+    sum(toUInt64(content_bytes)) AS content_bytes,
+    sum(toUInt64(otlp_bytes)) AS otlp_bytes,
+    toUInt32(countIf({_known("wire_bytes", "content_bytes")})) AS enveloped_streams,
+    sumIf(toUInt64(wire_bytes), {_known("wire_bytes", "content_bytes")}) AS enveloped_wire_bytes,
+    sumIf(toUInt64(content_bytes), {_known("wire_bytes", "content_bytes")}) AS enveloped_content_bytes,
+    toUInt32(countIf({_TOKENS})) AS token_streams,
+    sumIf(toUInt64(output_tokens), {_TOKENS}) AS tokens,
+    sumIf(toUInt64(content_chunks), {_TOKENS}) AS token_chunks,
+    sumIf(toUInt64(otlp_bytes), {_TOKENS}) AS token_otlp_bytes,
+    toUInt32(countIf(is_over AND multi_token_share IS NOT NULL)) AS share_streams,
+    sumIf(toFloat64(multi_token_share), is_over) AS multi_token_share_sum,
+    toUInt32(countIf({_RATE})) AS log_rate_streams,
+    sumIf(log_rate, {_RATE}) AS log_rate_sum,
+    sumIf(log_rate * log_rate, {_RATE}) AS log_rate_sq_sum,
+    toUInt32(countIf(is_over AND head_burst IS NOT NULL)) AS head_streams,
+    toUInt32(countIf(is_over AND head_burst > 3)) AS head_bursts
+FROM
+(
+    SELECT
+        *,
+        toStartOfMinute(start_time) AS minute,
+        toDateTime64(addMicroseconds(start_time, next_due_us) + INTERVAL 30 SECOND, 3, 'UTC') AS overdue_at,
+        if(client_hash = '', 0, cityHash64(client_hash)) AS client,
+        outcome != 'running' AS is_over, is_over AND gap_max_us IS NOT NULL AS is_timed,
+        {JUDGED} AS is_judged, {GOOD} AS is_good, is_judged AND NOT is_good AS is_bad,
+        coalesce(gap_max_us, 0) > {{gap_us:UInt64}} AS over_gap,
+        outcome IN {ERRORS} AS is_error,
+        {FIRST_OUTPUT_US} > {{first_us:UInt64}} AS is_late,
+        toInt64(intDiv(duration_ns, 1000)) - toInt64(coalesce(ttft_us, 0)) AS after_first_us,
+        log(greatest(coalesce(output_tokens, 1), 1) / greatest(after_first_us, 1) * 1e6) AS log_rate
+    FROM streams
+    LEFT JOIN ({_SIDES}) AS judgements USING (tenant, trace_id, span_id)
+    WHERE {MINUTES}
+)
+GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, emitter
+SETTINGS prefer_column_name_to_alias = 1"""
+
+_WHOSE = f"(SELECT tenant, trace_id, span_id, {', '.join(_DIMENSIONS)} FROM streams WHERE {MINUTES}) AS whose"
+
+_STALL_MINUTES = f"""
+SELECT
+    tenant, minute, {", ".join(_DIMENSIONS)}, engine_id, cause, confidence,
+    toUInt32(count()) AS stalls,
+    sum(gap_us) AS stalled_us,
+    sum(excess_us) AS excess_us,
+    CAST(sumMap(parts), 'Map(String, Int64)') AS parts,
+    CAST(sumMap(CAST(arrayMap(name -> (name, toUInt32(1)), missing), 'Map(String, UInt32)')), 'Map(String, UInt32)') AS missing
+FROM
+(
+    SELECT tenant, trace_id, span_id, toStartOfMinute(start_time) AS minute, engine_id, cause, confidence, gap_us, excess_us, parts, missing
+    FROM verdicts FINAL
+    WHERE {MINUTES} AND cause != 'base'
+) AS judged
+INNER JOIN {_WHOSE} USING (tenant, trace_id, span_id)
+GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, engine_id, cause, confidence
+SETTINGS prefer_column_name_to_alias = 1"""
+
+_LEFT = ("stalls", "stalls_min", "stalls_max"), ("stalled_us", "stalled_min_us", "stalled_max_us")
+_SUMS = ", ".join([f"toUInt32(sum({name})) AS {name}" for name in _LEFT[0]] + [f"sum({name}) AS {name}" for name in _LEFT[1]])
+_ALL_AS_IT_WAS = ", ".join(f"any({names[0]}) AS {name}" for names in _LEFT for name in names)
+_BUT_FOR_MINUTES = f"""
+WITH
+    newest AS
+    (
+        SELECT tenant, start_time, trace_id, span_id, max(judged_at) AS judged_at
+        FROM verdicts FINAL
+        WHERE {MINUTES} AND cause != 'base'
+        GROUP BY tenant, start_time, trace_id, span_id
+    ),
+    replayed AS
+    (
+        SELECT tenant, trace_id, span_id, toStartOfMinute(start_time) AS minute, cause::String AS cause, {", ".join(_LEFT[0] + _LEFT[1])}
+        FROM replays FINAL
+        WHERE {MINUTES} AND (tenant, start_time, trace_id, span_id, judged_at) IN (SELECT * FROM newest)
+    )
+SELECT tenant, minute, {", ".join(_DIMENSIONS)}, cause, toUInt32(count()) AS streams, {_SUMS}
+FROM
+(
+    SELECT tenant, trace_id, span_id, minute, cause, {", ".join(_LEFT[0] + _LEFT[1])} FROM replayed
+    UNION ALL
+    SELECT tenant, trace_id, span_id, minute, ''::String, {_ALL_AS_IT_WAS} FROM replayed GROUP BY tenant, trace_id, span_id, minute
+) AS replays_and_all
+INNER JOIN {_WHOSE} USING (tenant, trace_id, span_id)
+GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, cause
+SETTINGS prefer_column_name_to_alias = 1"""
+
+_WORK = _known("prefill_tokens", "decode_tokens", "decode_requests")
+_ENGINE_MINUTES = f"""
+SELECT
+    tenant, toStartOfMinute(recorded_at) AS minute, engine_id,
+    toUInt32(count()) AS steps,
+    toUInt32(countIf(interval_us IS NOT NULL)) AS interval_steps,
+    sum(toUInt64(interval_us)) AS interval_sum_us,
+    {_buckets("interval_us", "1")} AS interval_buckets,
+    {_buckets("interval_us", "prefill_tokens = 0")} AS decode_interval_buckets,
+    toUInt32(countIf(running IS NOT NULL)) AS running_steps,
+    sum(toUInt64(running)) AS running_sum,
+    max(coalesce(running, 0)) AS running_max,
+    sum(toUInt64(waiting)) AS waiting_sum,
+    max(coalesce(waiting, 0)) AS waiting_max,
+    toUInt32(countIf({_WORK})) AS work_steps,
+    toUInt32(countIf({_WORK} AND prefill_tokens > 0)) AS prefill_steps,
+    sumIf(toUInt64(prefill_tokens), {_WORK}) AS prefill_tokens,
+    sumIf(toUInt64(decode_requests), {_WORK}) AS decode_requests,
+    sumIf(toUInt64(decode_tokens), {_WORK}) AS decode_tokens,
+    sumIf(toUInt64(draft_tokens), {_known("draft_tokens", "accepted_tokens")}) AS draft_tokens,
+    sumIf(toUInt64(accepted_tokens), {_known("draft_tokens", "accepted_tokens")}) AS accepted_tokens,
+    toUInt32(countIf(preempted > 0)) AS preempting_steps,
+    sum(toUInt64(preempted)) AS preempted,
+    toUInt32(countIf(kv_used_ppm IS NOT NULL)) AS kv_steps,
+    sum(toUInt64(kv_used_ppm)) AS kv_used_sum_ppm,
+    max(coalesce(kv_used_ppm, 0)) AS kv_used_max_ppm
+FROM (SELECT * REPLACE (coalesce(preempted, 0) AS preempted) FROM engine_steps FINAL WHERE {MINUTES})
+GROUP BY tenant, minute, engine_id
+SETTINGS prefer_column_name_to_alias = 1"""
+
+STREAM_ROLLUPS = (
+    Rollup("stream_minutes", (*_DIMENSIONS, "emitter"), "streams", _STREAM_MINUTES),
+    Rollup("stall_minutes", (*_DIMENSIONS, "engine_id", "cause", "confidence"), "stalls", _STALL_MINUTES),
+    Rollup("but_for_minutes", (*_DIMENSIONS, "cause"), "streams", _BUT_FOR_MINUTES),
+)
+ENGINE_ROLLUPS = (Rollup("engine_minutes", ("engine_id",), "steps", _ENGINE_MINUTES),)

@@ -1,0 +1,81 @@
+"""Computes minutes anew and puts them in the place of the older ones.
+
+One idea: a minute is written whole. Combinations that a minute no longer has (a later rev named another model) get a row of zeros, which
+outranks the older one, so nothing is ever deleted and a reader sees the newest of each key. It decides nothing about when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from legato_ingest.literals import time_ns
+from legato_ingest.rollup_queries import MINUTES, Rollup
+from legato_ingest.store import Store
+
+__all__ = ["MINUTE_S", "roll", "slices"]
+
+MINUTE_S = 60
+# One pass computes at most so many minutes, in at most so many stretches of neighbours: each is a range for the primary key.
+_MINUTES_MAX = 240
+_STRETCHES_MAX = 64
+_ROLLED = pa.timestamp("ms", "UTC")
+
+
+def slices(minutes_s: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Minutes (unix s, ascending) in passes."""
+    stretch = np.cumsum(np.diff(minutes_s, prepend=minutes_s[:1]) > MINUTE_S)
+    first = 0
+    while first < len(minutes_s):
+        last = min(first + _MINUTES_MAX, int(np.searchsorted(stretch, stretch[first] + _STRETCHES_MAX)))
+        yield minutes_s[first:last]
+        first = last
+
+
+def _within(column: str, minutes_s: NDArray[np.int64]) -> str:
+    """The condition that a time lies in one of these minutes."""
+    stretches = np.split(minutes_s, np.flatnonzero(np.diff(minutes_s) > MINUTE_S) + 1)
+    ranges = ((int(each[0]) * 10**9, (int(each[-1]) + MINUTE_S) * 10**9) for each in stretches)
+    return "(" + " OR ".join(f"({column} >= {time_ns(low)} AND {column} < {time_ns(high)})" for low, high in ranges) + ")"
+
+
+def roll(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], parameters: Mapping[str, Any], now_ms: int) -> int:
+    """Compute these minutes (unix s, ascending) of the rows with this time column, and write them; the number of rows written."""
+    fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)), parameters)
+    keys = ("tenant", "minute", *rollup.keys)
+    known = store.select_arrow(
+        f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms FROM {rollup.table} FINAL"
+        f" WHERE minute IN ({', '.join(map(str, minutes_s.tolist()))}) AND {rollup.alive} > 0"
+    )
+    rows = pa.concat_tables([fresh, _zeros(fresh.schema, _gone(known, fresh, keys))])
+    # Also where the machine's clock was set back since: what is computed now outranks what was computed before.
+    rolled_ms = max(now_ms, max(known["rolled_ms"].to_pylist(), default=0) + 1)
+    store.insert(rollup.table, rows.append_column("rolled_at", pa.array(np.full(rows.num_rows, rolled_ms, np.int64)).cast(_ROLLED)))
+    return int(rows.num_rows)
+
+
+def _gone(known: pa.Table, fresh: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The keys of the store's rows that were not computed again."""
+    now = set(_tuples(fresh, keys))
+    mask = [key not in now for key in _tuples(known, keys)]
+    return known.select(list(keys)).filter(pa.array(mask, pa.bool_()))
+
+
+def _tuples(rows: pa.Table, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    return list(zip(*(rows[key].to_pylist() for key in keys), strict=True)) if rows.num_rows else []
+
+
+def _zeros(schema: pa.Schema, keys: pa.Table) -> pa.Table:
+    """A row of zeros and empty maps for each of these keys."""
+    columns = []
+    for field in schema:
+        if field.name in keys.column_names:
+            columns.append(keys[field.name].cast(field.type))
+        else:
+            empty: Any = [] if pa.types.is_map(field.type) else 0
+            columns.append(pa.array([empty] * keys.num_rows, pa.int64() if empty == 0 else field.type).cast(field.type))
+    return pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema)

@@ -1,0 +1,321 @@
+"""What the tables of minutes should hold, worked out row by row in plain Python from what the store holds of streams, stalls and steps.
+
+One idea: it shares no SQL with what it checks. It reads raw rows of `streams`, `verdicts`, `replays` and `engine_steps` and counts them in
+loops that anybody can follow. The hash of a client alone is the store's own word. It writes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from legato_ingest.store import Store
+
+__all__ = ["ALIVE", "differences", "expected", "rows_in", "stored"]
+
+Row = dict[str, Any]
+Key = tuple[Any, ...]
+Minutes = dict[Key, Row]
+
+# The figure of each table that is 0 in a row that stands for nothing.
+ALIVE = {"stream_minutes": "streams", "stall_minutes": "stalls", "but_for_minutes": "streams", "engine_minutes": "steps"}
+DIMENSIONS = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport")
+KEYS = {
+    "stream_minutes": ("tenant", "minute", *DIMENSIONS, "emitter"),
+    "stall_minutes": ("tenant", "minute", *DIMENSIONS, "engine_id", "cause", "confidence"),
+    "but_for_minutes": ("tenant", "minute", *DIMENSIONS, "cause"),
+    "engine_minutes": ("tenant", "minute", "engine_id"),
+}
+ERRORS = {"timeout", "upstream_error", "engine_abort", "abandoned"}
+READERS = {"consumer", "slow_reader", "render"}
+MINUTE_NS = 60 * 10**9
+OVERDUE_NS = 30 * 10**9
+
+
+def rows_in(store: Store, sql: str) -> list[Row]:
+    """The rows of a query: times as whole numbers of their unit, strings as text, ids as bytes, maps as dictionaries."""
+    table = store.select_arrow(sql)
+    columns = {}
+    for field in table.schema:
+        column = table[field.name]
+        if pa.types.is_timestamp(field.type):
+            column = column.cast(pa.int64())
+        is_id = pa.types.is_fixed_size_binary(field.type)
+        columns[field.name] = [value if is_id else _plain(value) for value in column.to_pylist()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        items = [_plain(item) for item in value]
+        return dict(items) if items and all(isinstance(item, tuple) for item in items) else items
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def expected(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> dict[str, Minutes]:
+    """All four tables by their keys, without the time at which they were computed. The SLO's limits are in µs."""
+    streams, verdicts = rows_in(store, "SELECT * FROM streams"), rows_in(store, "SELECT * FROM verdicts FINAL")
+    replays, steps = rows_in(store, "SELECT * FROM replays FINAL"), rows_in(store, "SELECT * FROM engine_steps FINAL")
+    hashes = {row["client_hash"]: row["h"] for row in rows_in(store, "SELECT DISTINCT client_hash, cityHash64(client_hash) AS h FROM streams")}
+    for row in streams:
+        row["minute"] = row["start_time"] // MINUTE_NS * 60
+        row["client"] = hashes[row["client_hash"]] if row["client_hash"] else 0
+    return {
+        "stream_minutes": _stream_minutes(streams, verdicts, gap_us, first_us),
+        "stall_minutes": _stall_minutes(streams, verdicts),
+        "but_for_minutes": _but_for_minutes(streams, verdicts, replays),
+        "engine_minutes": _engine_minutes(steps),
+    }
+
+
+def stored(store: Store, table: str) -> Minutes:
+    """What a reader sees of a table by its keys, without the time at which it was computed."""
+    rows = rows_in(store, f"SELECT * EXCEPT (rolled_at) FROM {table} FINAL WHERE {ALIVE[table]} > 0")
+    return {_key(row, KEYS[table]): {name: value or 0 for name, value in row.items() if name not in KEYS[table]} for row in rows}
+
+
+def differences(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> list[str]:
+    """Where the store's minutes are not what they should be: none, one line each."""
+    out = []
+    for table, should in expected(store, gap_us, first_us).items():
+        found = stored(store, table)
+        out += [f"{table} {key}: missing" for key in should.keys() - found.keys()]
+        out += [f"{table} {key}: nothing stands behind it" for key in found.keys() - should.keys()]
+        for key in should.keys() & found.keys():
+            names = should[key].keys() | found[key].keys()
+            pairs = ((name, should[key].get(name), found[key].get(name)) for name in sorted(names))
+            out += [f"{table} {key} {name}: {was!r}, expected {ought!r}" for name, ought, was in pairs if not _same(ought, was)]
+        out += [f"{table}: {row} is not all zeros" for row in _ghosts(store, table) if any(row.values())]
+    return out
+
+
+def _ghosts(store: Store, table: str) -> list[Row]:
+    """The rows that stand for nothing: all their figures should be nothing too."""
+    return rows_in(store, f"SELECT * EXCEPT ({', '.join(KEYS[table])}, rolled_at) FROM {table} FINAL WHERE {ALIVE[table]} = 0")
+
+
+def _same(ought: Any, was: Any) -> bool:
+    if isinstance(ought, float):
+        return isinstance(was, float | int) and math.isclose(ought, was, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(ought == was)
+
+
+def _key(row: Row, names: Sequence[str]) -> Key:
+    return tuple(row[name] for name in names)
+
+
+def _grouped(rows: Iterable[Row], names: Sequence[str]) -> dict[Key, list[Row]]:
+    groups: dict[Key, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[_key(row, names)].append(row)
+    return groups
+
+
+def _sum(rows: Iterable[Row], name: str) -> Any:
+    return sum(row[name] for row in rows if row[name] is not None)
+
+
+def _most(rows: Iterable[Row], name: str) -> int:
+    return max((row[name] for row in rows if row[name] is not None), default=0)
+
+
+def _knowing(rows: Iterable[Row], *names: str) -> list[Row]:
+    return [row for row in rows if all(row[name] is not None for name in names)]
+
+
+def _counts(values: Iterable[Any]) -> Any:
+    """How often each value comes; 0 where there is none, as for a map that is empty."""
+    return dict(Counter(values)) or 0
+
+
+def _buckets(values: Iterable[float | None]) -> Any:
+    """A bucket is a sixteenth of a doubling; below 1 there is but one."""
+    return _counts(math.floor(math.log2(max(value, 1)) * 16) for value in values if value is not None)
+
+
+def _added(maps: Iterable[Mapping[Any, int] | list[Any]]) -> Any:
+    total: dict[Any, int] = {}
+    for each in maps:
+        for name, value in dict(each).items():
+            total[name] = total.get(name, 0) + value
+    return total or 0
+
+
+def _stream_minutes(streams: list[Row], verdicts: list[Row], gap_us: int, first_us: int) -> Minutes:
+    causes: dict[Key, set[str]] = defaultdict(set)
+    for verdict in verdicts:
+        if verdict["gap_us"] > gap_us:
+            causes[_stream_of(verdict)].add(verdict["cause"])
+    for row in streams:
+        _judge(row, causes.get(_stream_of(row), set()), gap_us, first_us)
+    return {key: _figures(rows) for key, rows in _grouped(streams, KEYS["stream_minutes"]).items()}
+
+
+def _stream_of(row: Row) -> Key:
+    return row["tenant"], row["start_time"], row["trace_id"], row["span_id"]
+
+
+def _judge(row: Row, causes: set[str], gap_us: int, first_us: int) -> None:
+    """Whether the stream is good, and if not, whose fault that is."""
+    first = next(us for us in (row["ttfo_us"], row["ttft_us"], row["duration_ns"] // 1000) if us is not None)
+    row["is_over"] = row["outcome"] != "running"
+    row["is_judged"] = row["is_over"] and row["content_chunks"] is not None
+    row["is_late"], row["is_error"] = first > first_us, row["outcome"] in ERRORS
+    row["over_gap"] = row["gap_max_us"] is not None and row["gap_max_us"] > gap_us
+    row["is_bad"] = row["is_judged"] and (row["over_gap"] or row["is_error"] or row["is_late"])
+    if not causes or causes - READERS - {"connection"}:
+        row["side"] = "service"
+    else:
+        row["side"] = "connection" if "connection" in causes else "reader"
+    after_first_us = row["duration_ns"] // 1000 - (row["ttft_us"] or 0)
+    has_rate = row["is_over"] and (row["output_tokens"] or 0) > 1 and row["ttft_us"] is not None and after_first_us > 0
+    row["log_rate"] = math.log(row["output_tokens"] / (after_first_us / 1e6)) if has_rate else None
+
+
+def _figures(rows: list[Row]) -> Row:
+    return {**_of_all(rows), **_of_the_judged(rows), **_of_what_is_over(rows), **_of_tokens(rows)}
+
+
+def _of_all(rows: list[Row]) -> Row:
+    due = [(row["start_time"] + 1000 * row["next_due_us"] + OVERDUE_NS) // 10**6 for row in rows if not row["is_over"]]
+    enveloped = _knowing(rows, "wire_bytes", "content_bytes")
+    return {
+        "due_at": min(due, default=0),
+        "streams": len(rows),
+        "outcomes": _counts(row["outcome"] for row in rows),
+        **{name: _sum(rows, name) for name in ("chunks", "content_chunks", "content_bytes", "otlp_bytes")},
+        "enveloped_streams": len(enveloped),
+        "enveloped_wire_bytes": _sum(enveloped, "wire_bytes"),
+        "enveloped_content_bytes": _sum(enveloped, "content_bytes"),
+    }
+
+
+def _of_the_judged(rows: list[Row]) -> Row:
+    bad = [row for row in rows if row["is_bad"]]
+    over = [row for row in bad if row["over_gap"]]
+    return {
+        "judged": sum(row["is_judged"] for row in rows),
+        "good": sum(row["is_judged"] and not row["is_bad"] for row in rows),
+        "bad_gap": len(over),
+        "bad_error": sum(not row["over_gap"] and row["is_error"] for row in bad),
+        "bad_late": sum(not row["over_gap"] and not row["is_error"] for row in bad),
+        "bad_service_clients": _counts(r["client"] for r in bad if (r["over_gap"] or r["is_error"]) and r["side"] == "service"),
+        "bad_connection_clients": _counts(row["client"] for row in over if row["side"] == "connection"),
+        "bad_reader_clients": _counts(row["client"] for row in over if row["side"] == "reader"),
+        "late_clients": _counts(row["client"] for row in rows if row["is_judged"] and row["is_late"]),
+    }
+
+
+def _of_what_is_over(rows: list[Row]) -> Row:
+    over = [row for row in rows if row["is_over"]]
+    timed = _knowing(over, "gap_max_us")
+    heads, shares = _knowing(over, "head_burst"), _knowing(over, "multi_token_share")
+    return {
+        "timed_streams": len(timed),
+        "gaps": _sum(timed, "gaps"),
+        "gap_sum_us": _sum(timed, "gap_sum_us"),
+        "gap_max_us": _most(timed, "gap_max_us"),
+        "gap_buckets": _added(dict(zip(row["gap_bucket"], row["gap_bucket_count"], strict=True)) for row in timed),
+        "gap_p99_buckets": _buckets(row["gap_p99_us"] for row in timed),
+        "gap_max_buckets": _buckets(row["gap_max_us"] for row in timed),
+        "jitter_permille_buckets": _buckets(row["jitter_ratio"] * 1000 for row in _knowing(over, "jitter_ratio")),
+        **{f"{name}_buckets": _buckets(row[f"{name}_us"] for row in over) for name in ("ttfb", "ttft", "ttfo")},
+        "stalled_streams": sum(row["stalls_250ms"] > 0 for row in _knowing(over, "stalls_250ms")),
+        **{name: _sum(over, name) for name in ("stalls_250ms", "stalls_400ms", "excess_250ms_us")},
+        "share_streams": len(shares),
+        "multi_token_share_sum": float(_sum(shares, "multi_token_share")),
+        "log_rate_streams": len(_knowing(rows, "log_rate")),
+        "log_rate_sum": math.fsum(row["log_rate"] for row in _knowing(rows, "log_rate")),
+        "log_rate_sq_sum": math.fsum(row["log_rate"] ** 2 for row in _knowing(rows, "log_rate")),
+        "head_streams": len(heads),
+        "head_bursts": sum(row["head_burst"] > 3 for row in heads),
+    }
+
+
+def _of_tokens(rows: list[Row]) -> Row:
+    told = [row for row in _knowing(rows, "output_tokens", "content_chunks") if row["content_chunks"] > 0]
+    return {
+        "token_streams": len(told),
+        "tokens": _sum(told, "output_tokens"),
+        "token_chunks": _sum(told, "content_chunks"),
+        "token_otlp_bytes": _sum(told, "otlp_bytes"),
+    }
+
+
+def _with_whose(rows: Iterable[Row], streams: Iterable[Row]) -> list[Row]:
+    """Those rows whose stream is there, with what panels filter it by."""
+    whose = {_stream_of(stream): {name: stream[name] for name in (*DIMENSIONS, "minute")} for stream in streams}
+    return [{**row, **whose[_stream_of(row)]} for row in rows if _stream_of(row) in whose]
+
+
+def _stall_minutes(streams: list[Row], verdicts: list[Row]) -> Minutes:
+    stalls = _with_whose((verdict for verdict in verdicts if verdict["cause"] != "base"), streams)
+    return {
+        key: {
+            "stalls": len(rows),
+            "stalled_us": _sum(rows, "gap_us"),
+            "excess_us": _sum(rows, "excess_us"),
+            "parts": _added(row["parts"] for row in rows),
+            "missing": _counts(name for row in rows for name in row["missing"]),
+        }
+        for key, rows in _grouped(stalls, KEYS["stall_minutes"]).items()
+    }
+
+
+def _but_for_minutes(streams: list[Row], verdicts: list[Row], replays: list[Row]) -> Minutes:
+    newest: dict[Key, int] = {}
+    for verdict in verdicts:
+        if verdict["cause"] != "base":
+            newest[_stream_of(verdict)] = max(newest.get(_stream_of(verdict), 0), verdict["judged_at"])
+    of_newest = _with_whose((replay for replay in replays if newest.get(_stream_of(replay)) == replay["judged_at"]), streams)
+    as_they_were = {_stream_of(row): {**row, "cause": "", **_unchanged(row)} for row in of_newest}
+    rows = [*of_newest, *as_they_were.values()]
+    return {
+        key: {"streams": len(group), **{name: _sum(group, name) for name in _LEFT}}
+        for key, group in _grouped(rows, KEYS["but_for_minutes"]).items()
+    }
+
+
+_LEFT = ("stalls", "stalls_min", "stalls_max", "stalled_us", "stalled_min_us", "stalled_max_us")
+
+
+def _unchanged(replay: Row) -> Row:
+    return {name: replay["stalls" if name.startswith("stalls") else "stalled_us"] for name in _LEFT}
+
+
+def _engine_minutes(steps: list[Row]) -> Minutes:
+    for row in steps:
+        row["minute"] = row["recorded_at"] // MINUTE_NS * 60
+    return {key: _of_steps(rows) for key, rows in _grouped(steps, KEYS["engine_minutes"]).items()}
+
+
+def _of_steps(rows: list[Row]) -> Row:
+    work, drafts = _knowing(rows, "prefill_tokens", "decode_tokens", "decode_requests"), _knowing(rows, "draft_tokens", "accepted_tokens")
+    pure = [row for row in rows if row["prefill_tokens"] == 0]
+    return {
+        "steps": len(rows),
+        "interval_steps": len(_knowing(rows, "interval_us")),
+        "interval_sum_us": _sum(rows, "interval_us"),
+        "interval_buckets": _buckets(row["interval_us"] for row in rows),
+        "decode_interval_buckets": _buckets(row["interval_us"] for row in pure),
+        "running_steps": len(_knowing(rows, "running")),
+        "running_sum": _sum(rows, "running"),
+        "running_max": _most(rows, "running"),
+        "waiting_sum": _sum(rows, "waiting"),
+        "waiting_max": _most(rows, "waiting"),
+        "work_steps": len(work),
+        "prefill_steps": sum(row["prefill_tokens"] > 0 for row in work),
+        **{name: _sum(work, name) for name in ("prefill_tokens", "decode_requests", "decode_tokens")},
+        **{name: _sum(drafts, name) for name in ("draft_tokens", "accepted_tokens")},
+        "preempting_steps": sum((row["preempted"] or 0) > 0 for row in rows),
+        "preempted": _sum(rows, "preempted"),
+        "kv_steps": len(_knowing(rows, "kv_used_ppm")),
+        "kv_used_sum_ppm": _sum(rows, "kv_used_ppm"),
+        "kv_used_max_ppm": _most(rows, "kv_used_ppm"),
+    }

@@ -1,0 +1,378 @@
+"""Changes in chunking: found, dated and named in generated weeks; silent in weeks without one; sure about what is no series."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from legato_ingest.chunking import Change, Rules, find_changes
+from legato_ingest.chunking_bets import FRACTIONS, first_alarm
+from legato_ingest.chunking_effect import means, rate
+from legato_ingest.chunking_series import DAY_S, Minutes, expect
+
+# A Monday, 00:00 UTC.
+MONDAY_S = 1_760_313_600
+DAY, WEEK = 1440, 10_080
+Floats = NDArray[np.float64]
+Level = Callable[[NDArray[np.int64]], Floats]
+
+
+def steps(*levels: tuple[int, float]) -> Level:
+    """A level from each of these minutes on."""
+    starts, values = (np.array(column) for column in zip(*levels, strict=True))
+    return lambda minute: np.asarray(values[np.searchsorted(starts, minute, side="right") - 1], np.float64)
+
+
+FLAT = steps((0, 1.0))
+
+
+def office_hours(minute: NDArray[np.int64], busy: float) -> Floats:
+    """Streams a minute: ``busy`` at 15:00 on weekdays, a sixth of it at night, a third of all at weekends."""
+    day = 0.5 - 0.5 * np.cos(2 * np.pi * (minute / 60 - 3) / 24)
+    return np.asarray(busy * (0.15 + 0.85 * day) * np.where(minute // DAY % 7 >= 5, 0.35, 1.0))
+
+
+def even(minute: NDArray[np.int64], busy: float) -> Floats:
+    """Streams a minute, always the same."""
+    return np.full(len(minute), busy)
+
+
+def series(
+    seed: int, days: int, busy: float, share: Level, *, rate: Level = FLAT, cycle: float = 0.03, load: Any = office_hours
+) -> Minutes:
+    """Minutes from Monday on. A stream's share has deviation 0.1 about ``share`` and a daily cycle, its rate e^±0.3 about 60 × ``rate``."""
+    rng = np.random.default_rng(seed)
+    minute = np.arange(days * DAY)
+    n = rng.poisson(load(minute, busy))
+    minute, n = minute[n > 0], n[n > 0]
+    mean = np.repeat(np.clip(share(minute) + cycle * np.sin(2 * np.pi * (minute / 60 - 9) / 24), 0.0, 1.0), n)
+    inside = np.clip(mean, 0.001, 0.999)
+    spread = np.maximum(inside * (1 - inside) / 0.01 - 1, 0.5)
+    x = np.where((mean > 0) & (mean < 1), rng.beta(inside * spread, (1 - inside) * spread), mean)
+    y = np.log(60 * np.repeat(rate(minute), n)) + rng.normal(0, 0.3, len(mean))
+    first = np.concatenate([[0], np.cumsum(n)[:-1]]).astype(np.int64)
+    sums = [np.add.reduceat(column, first) if len(first) else column for column in (x, 1 + x, y, y * y)]
+    return Minutes(MONDAY_S + 60 * minute, n, sums[0], n, sums[1], n, sums[2], sums[3])
+
+
+def minute_of(change: Change) -> int:
+    """When it is said to have changed, in minutes since Monday."""
+    return (change.changed_at_s - MONDAY_S) // 60
+
+
+def tiny(**columns: Any) -> Minutes:
+    """Three minutes of two streams, but for these columns."""
+    two, one = np.full(3, 2), np.ones(3)
+    plain = {"minute_s": MONDAY_S + 60 * np.arange(3), "streams": two, "share_sum": one, "chunking_streams": two}
+    plain |= {"tokens_per_chunk_sum": 2 * one, "rate_streams": two, "log_rate_sum": one, "log_rate_sq_sum": one}
+    return Minutes(**(plain | columns))
+
+
+@pytest.mark.parametrize("busy", [0.05, 0.5, 5.0])
+def test_weeks_without_a_change_are_silent(busy: float) -> None:
+    """A daily cycle of ±0.03 in the share and traffic by office hours raise nothing, from 3 streams an hour to 5 a minute."""
+    assert [find_changes(series(seed, 21, busy, steps((0, 0.10)))) for seed in range(6)] == [[]] * 6
+
+
+@pytest.mark.parametrize("level", [0.0, 0.01, 0.5, 0.99, 1.0])
+def test_the_edges_of_the_share_are_silent(level: float) -> None:
+    """A provider that always, or never, sends several tokens a chunk has no changes, and breaks no bet."""
+    assert find_changes(series(1, 14, 3.0, steps((0, level)), cycle=0.0)) == []
+
+
+@pytest.mark.parametrize("level", [0.11, 0.09])
+def test_a_small_drift_is_tolerated(level: float) -> None:
+    """A share that moves by 0.01 is no finding, however busy the stratum."""
+    assert find_changes(series(2, 21, 20.0, steps((0, 0.10), (10 * DAY, level)))) == []
+
+
+@pytest.mark.parametrize(("busy", "late"), [(1.0, 600), (5.0, 180), (50.0, 90)])
+def test_a_rise_is_found_and_dated(busy: float, late: int) -> None:
+    """0.10 → 0.15 at 10:00 alarms within 10 h at 1 stream a minute, 3 h at 5, 1½ h at 50; from 5 on it is dated within the hour."""
+    at = 9 * DAY + 600
+    (change,) = find_changes(series(3, 12, busy, steps((0, 0.10), (at, 0.15))))
+    assert change.direction == "coarser"
+    assert 0 < (change.alarmed_at_s - MONDAY_S) // 60 - at <= late
+    assert abs(minute_of(change) - at) <= (60 if busy >= 5 else 240)
+    assert change.after - change.before == pytest.approx(0.05, abs=0.015)
+    assert change.tokens_per_chunk_after - change.tokens_per_chunk_before == pytest.approx(0.05, abs=0.015)
+    assert change.log_e >= math.log(10_000) and change.settled
+
+
+@pytest.mark.parametrize(("busy", "late"), [(5.0, 400), (50.0, 300)])
+def test_a_fall_is_found_and_dated(busy: float, late: int) -> None:
+    """0.15 → 0.10 is found by the mirrored bets: later than a rise, as little can be won on a rare thing's getting rarer."""
+    at = 9 * DAY + 600
+    (change,) = find_changes(series(4, 12, busy, steps((0, 0.15), (at, 0.10))))
+    assert (change.direction, abs(minute_of(change) - at) <= 60) == ("finer", True)
+    assert 0 < (change.alarmed_at_s - MONDAY_S) // 60 - at <= late
+    assert change.after - change.before == pytest.approx(-0.05, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("factor", "kind", "flat"), [(1.0, "chunking change", True), (1.2, "rate change", False), (0.8, "rate change", False)]
+)
+def test_the_kind_says_whether_the_rate_stayed(factor: float, kind: str, flat: bool) -> None:
+    """With a flat rate of tokens it is a change of chunking; where the rate moves by 20 % it is a change of rate."""
+    at = 9 * DAY + 600
+    minutes = series(5, 12, 5.0, steps((0, 0.10), (at, 0.16)), rate=steps((0, 1.0), (at, factor)))
+    (change,) = find_changes(minutes)
+    assert (change.kind, change.rate_flat) == (kind, flat)
+    assert change.rate_ratio == pytest.approx(factor, rel=0.03)
+    assert min(change.rate_streams_before, change.rate_streams_after) > 1000
+
+
+def test_an_unknown_rate_is_not_called_flat() -> None:
+    """Where no stream's rate is known the ratio is NaN with n = 0, and what was not shown is not said."""
+    minutes = series(6, 12, 5.0, steps((0, 0.10), (9 * DAY, 0.30)))
+    none, zero = np.zeros_like(minutes.streams), np.zeros_like(minutes.share_sum)
+    blind = dataclasses.replace(minutes, rate_streams=none, log_rate_sum=zero, log_rate_sq_sum=zero)
+    (change,) = find_changes(blind)
+    assert math.isnan(change.rate_ratio) and not change.rate_flat
+    assert (change.kind, change.rate_streams_before, change.rate_streams_after) == ("rate change", 0, 0)
+
+
+def test_a_rate_needs_evidence_to_be_flat() -> None:
+    """The same means of ln TPS are flat over thousands of streams and not over a few."""
+    minutes = series(7, 4, 5.0, steps((0, 0.1)), load=even)
+    assert rate(minutes, slice(0, 2 * DAY), slice(2 * DAY, 4 * DAY)).flat
+    few = rate(minutes, slice(0, 2 * DAY), slice(2 * DAY, 2 * DAY + 5))
+    assert not few.flat and few.streams_after < 60
+
+
+def test_a_part_of_a_day_is_compared_with_the_same_hours() -> None:
+    """A daily cycle is no difference between an afternoon and the days before; parts without a common hour are compared whole."""
+    minutes = series(8, 3, 20.0, steps((0, 0.10)), load=even)
+    same = means(minutes, "share_sum", "streams", slice(0, 2 * DAY), slice(2 * DAY + 780, 2 * DAY + 900))
+    assert same.after - same.before == pytest.approx(0, abs=0.005)
+    apart = means(minutes, "share_sum", "streams", slice(120, 240), slice(840, 960))
+    assert apart.after - apart.before == pytest.approx(0.06, abs=0.01)
+    assert math.isnan(means(minutes, "share_sum", "streams", slice(0, 0), slice(0, 10)).before)
+
+
+def test_several_changes_in_one_series_are_found() -> None:
+    """Each change starts a new reference, so the next one is found against it."""
+    at = (6 * DAY + 300, 12 * DAY + 900, 17 * DAY + 100)
+    changes = find_changes(series(9, 22, 5.0, steps((0, 0.10), (at[0], 0.20), (at[1], 0.10), (at[2], 0.40))))
+    assert [change.direction for change in changes] == ["coarser", "finer", "coarser"]
+    assert all(abs(minute_of(change) - minute) <= 60 for change, minute in zip(changes, at, strict=True))
+    assert all(earlier.alarmed_at_s < later.changed_at_s for earlier, later in zip(changes, changes[1:], strict=False))
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.6), (1.0, 0.4), (0.6, 0.0)])
+def test_a_provider_that_starts_or_stops_batching_is_found_at_once(before: float, after: float) -> None:
+    """Between never and mostly a quarter of an hour of 3 streams a minute is enough, and the date is right to some minutes."""
+    at = 3 * DAY + 700
+    (change,) = find_changes(series(10, 6, 3.0, steps((0, before), (at, after)), cycle=0.0))
+    assert 0 < (change.alarmed_at_s - MONDAY_S) // 60 - at <= 30
+    assert abs(minute_of(change) - at) <= 5
+    assert change.before == pytest.approx(before, abs=0.02)
+    assert change.after == pytest.approx(after, abs=0.02)
+
+
+def test_gaps_of_hours_do_no_harm() -> None:
+    """Nights without a stream and a lost day raise nothing, and a change behind them is dated."""
+    at = 9 * DAY + 660
+    whole = series(11, 12, 5.0, steps((0, 0.10), (at, 0.20)))
+    minute = (whole.minute_s - MONDAY_S) // 60
+    (change,) = find_changes(whole.pick((minute % DAY > 500) & (minute // DAY != 5)))
+    assert abs(minute_of(change) - at) <= 30
+
+
+def test_a_slow_route_is_found_by_a_large_change() -> None:
+    """Three streams an hour: 0.10 → 0.40 is found within two days."""
+    at = 8 * DAY
+    (change,) = find_changes(series(12, 14, 0.05, steps((0, 0.10), (at, 0.40)), load=even))
+    assert change.direction == "coarser"
+    assert 0 < (change.alarmed_at_s - MONDAY_S) // 60 - at <= 2 * DAY
+
+
+def test_minutes_without_a_known_share_count_for_the_rate_alone() -> None:
+    """Streams whose tokens a chunk are unknown neither stop the bets nor lose their rates."""
+    minutes = series(13, 12, 5.0, steps((0, 0.10), (9 * DAY, 0.30)))
+    blind = np.arange(len(minutes.minute_s)) % 3 == 0
+    streams, sums = np.where(blind, 0, minutes.streams), np.where(blind, 0.0, minutes.share_sum)
+    (change,) = find_changes(dataclasses.replace(minutes, streams=streams, share_sum=sums))
+    assert change.rate_streams_after > 1.3 * change.streams_after
+    assert abs(minute_of(change) - 9 * DAY) <= 60
+
+
+@pytest.mark.parametrize("minutes", [0, 1, 2, DAY - 1])
+def test_a_series_without_a_reference_says_nothing(minutes: int) -> None:
+    """Empty, one minute, less than a day: there is nothing yet to compare with."""
+    whole = series(14, 1, 50.0, steps((0, 0.1), (700, 0.9)), load=even)
+    assert find_changes(whole.pick(np.arange(DAY) < minutes)) == []
+
+
+def test_a_shorter_reference_is_a_rule() -> None:
+    """Who has but hours says so, and gets an answer from hours."""
+    minutes = series(15, 1, 5.0, steps((0, 0.1), (700, 0.5)), cycle=0.0, load=even)
+    (change,) = find_changes(minutes, Rules(reference_s=4 * 3600))
+    assert abs(minute_of(change) - 700) <= 5
+
+
+def test_what_was_found_stays_found() -> None:
+    """A finding does not depend on what comes after its alarm; only the comparison is completed, once."""
+    minutes = series(16, 14, 5.0, steps((0, 0.10), (9 * DAY + 600, 0.20)))
+    (final,) = find_changes(minutes)
+    (early,) = find_changes(minutes.pick(minutes.minute_s <= final.alarmed_at_s))
+    assert (early.settled, final.settled) == (False, True)
+    fixed = ("direction", "changed_at_s", "alarmed_at_s", "log_e")
+    assert [getattr(early, name) for name in fixed] == [getattr(final, name) for name in fixed]
+    a_day_later = minutes.pick(minutes.minute_s <= final.changed_at_s + DAY_S + 3600)
+    assert find_changes(a_day_later) == [final]
+
+
+def test_last_week_is_the_reference_once_it_is_there() -> None:
+    """A weekly cycle is known in its second week: each hour expects what it had, not the day's mean."""
+    minutes = series(17, 15, 20.0, steps((0, 0.10)), load=even)
+    expected = expect(minutes, 0, DAY)
+    second_week = expected.mean[8 * 24 : 14 * 24]
+    truth = 0.10 + 0.03 * np.sin(2 * np.pi * (np.arange(8 * 24, 14 * 24) + 0.5 - 9) / 24)
+    assert np.abs(second_week - truth).max() < 0.015
+    assert expected.error.max() < 0.01
+
+
+def definition(x: list[float], upper: list[float], fractions: tuple[float, ...] = FRACTIONS) -> list[float]:
+    """The paper's recursion in plain Python: the mean wealth after each minute."""
+    wealth, out = [0.0] * len(fractions), []
+    for value, limit in zip(x, upper, strict=True):
+        wealth = [(w + 1) * (1 + f * (value / limit - 1)) for w, f in zip(wealth, fractions, strict=True)]
+        out.append(sum(wealth) / len(wealth))
+    return out
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.02, 0.98)), min_size=1, max_size=60), st.floats(5, 100), st.booleans())
+@settings(deadline=None)
+def test_the_bets_are_their_definition(pairs: list[tuple[float, float]], threshold: float, rise: bool) -> None:
+    """The alarm is at the first minute at which the plain recursion passes, with its wealth, on either side."""
+    x, limit = (list(column) for column in zip(*pairs, strict=True))
+    wealth = definition(x, limit)
+    over = [at for at, value in enumerate(wealth) if value >= threshold]
+    near = any(math.isclose(value, threshold, rel_tol=1e-9) for value in wealth)
+    # A side that always loses still has 4.9: those that stake little have not lost their last starts yet.
+    never = np.full(len(x), 1e9)
+    values, limits = np.array(x), np.array(limit)
+    found = first_alarm(values, limits, -never, threshold) if rise else first_alarm(1 - values, never, 1 - limits, threshold)
+    if not near:
+        assert (None if found is None else found.at) == (over[0] if over else None)
+    if found is not None and not near:
+        assert found.rose is rise and found.began <= found.at
+        assert found.log_e == pytest.approx(math.log(wealth[found.at]), abs=1e-6)
+
+
+def test_bets_go_on_over_the_blocks_they_are_computed_in() -> None:
+    """A bet that is always fair only sums its starts: 5000 after 5000 minutes, whatever is computed at once."""
+    fair = np.full(9000, 0.1)
+    found = first_alarm(fair, fair, fair - 1.0, 4999.5)
+    assert found is not None and found.at == 4999
+    assert definition(fair[:5000].tolist(), fair[:5000].tolist())[-2:] == [4999.0, 5000.0]
+
+
+@pytest.mark.parametrize("draw", ["coins", "means"])
+@pytest.mark.parametrize("rise", [True, False])
+def test_at_the_limit_false_alarms_are_rarer_than_promised(draw: str, rise: bool) -> None:
+    """With the mean exactly at the limit 200 runs need, on average, more minutes to an alarm than the threshold (here 100)."""
+    rng = np.random.default_rng(18)
+    waits = []
+    for _ in range(200):
+        x = (rng.random(2000) < 0.12).astype(np.float64) if draw == "coins" else rng.beta(12, 88, 2000)
+        found = first_alarm(x, np.full(2000, 0.12 if rise else 9.0), np.full(2000, -9.0 if rise else 0.12), 100.0)
+        waits.append(2000 if found is None else found.at + 1)
+    assert np.mean(waits) >= 100
+
+
+@st.composite
+def any_minutes(draw: st.DrawFn) -> Minutes:
+    """Any sums that streams could have had: gaps, empty columns, edges."""
+    length = draw(st.integers(0, 400))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    step = rng.integers(1, draw(st.sampled_from([2, 30, 2000])), length)
+    counts = [rng.integers(0, draw(st.sampled_from([2, 10, 1_000_000])), length) for _ in range(3)]
+    level = draw(st.lists(st.floats(0, 1), min_size=1, max_size=4))
+    share = np.repeat(np.array(level, np.float64), -(-length // len(level)))[:length] if length else np.zeros(0)
+    y = rng.normal(0, draw(st.sampled_from([0.0, 1.0, 10.0])), length).clip(-50, 50)
+    return Minutes(
+        MONDAY_S + 60 * np.cumsum(step),
+        counts[0],
+        counts[0] * share,
+        counts[1],
+        counts[1] * np.float64(2.5),
+        counts[2],
+        counts[2] * y,
+        counts[2] * y * y,
+    )
+
+
+@given(any_minutes(), st.sampled_from([Rules(), Rules(reference_s=3600, threshold=20.0), Rules(tolerance=0.3, reference_s=60)]))
+@settings(deadline=None, max_examples=150)
+def test_any_series_is_judged(minutes: Minutes, rules: Rules) -> None:
+    """Whatever the sums, nothing is raised, evidence is finite, changes are in order and inside the series."""
+    changes = find_changes(minutes, rules)
+    assert all(math.isfinite(change.log_e) and 0 <= change.before <= 1 and 0 <= change.after <= 1 for change in changes)
+    assert all(minutes.minute_s[0] < change.changed_at_s <= change.alarmed_at_s <= minutes.minute_s[-1] for change in changes)
+    dates = [change.changed_at_s for change in changes]
+    assert dates == sorted(set(dates))
+
+
+def test_a_year_takes_less_than_two_seconds() -> None:
+    """525,600 minutes of one stratum with two changes a month, in seconds of CPU."""
+    one = series(19, 28, 5.0, steps((0, 0.10), (14 * DAY, 0.20)), load=lambda minute, busy: np.full(len(minute), 50.0))
+    columns = {field.name: np.tile(getattr(one, field.name), 13) for field in dataclasses.fields(one)}
+    year = Minutes(**(columns | {"minute_s": MONDAY_S + 60 * np.arange(13 * len(one.minute_s))}))
+    began = time.process_time()
+    changes = find_changes(year)
+    assert time.process_time() - began < 2
+    assert len(changes) == 25
+
+
+NAN = np.array([0.5, math.nan, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"share_sum": NAN}, r"share_sum\[1\] is nan .*; expected 0 to 1 for each of its streams"),
+        ({"share_sum": np.array([0.5, 0.5, 2.1])}, r"share_sum\[2\] is 2.1 "),
+        ({"share_sum": np.array([-0.1, 0.5, 0.5])}, r"share_sum\[0\] is -0.1 "),
+        ({"log_rate_sum": np.array([1.0, math.inf, 1.0])}, r"log_rate_sum\[1\] is inf .*for each of its rate_streams"),
+        ({"log_rate_sq_sum": NAN}, r"log_rate_sq_sum\[1\] is nan"),
+        ({"tokens_per_chunk_sum": NAN}, r"tokens_per_chunk_sum\[1\] is nan .*for each of its chunking_streams"),
+        ({"streams": np.array([2, -1, 2])}, r"streams\[1\] is -1 .*expected 0 or more"),
+        ({"streams": np.array([2.0, 1.0, 2.0])}, r"streams has type float64; expected integers"),
+        ({"streams": np.array([2, 2])}, r"streams has shape \(2,\); expected \(3,\)"),
+        ({"minute_s": MONDAY_S + np.array([0, 60, 90])}, r"minute_s\[2\] is \d+ .*multiple of 60"),
+        ({"minute_s": MONDAY_S + np.array([0, 60, 60])}, r"minute_s\[2\] is \d+ .*sort by minute"),
+        ({"minute_s": MONDAY_S + np.array([60, 0, 120])}, r"minute_s\[1\] is \d+ .*sort by minute"),
+    ],
+)
+def test_what_cannot_be_sums_of_streams_is_refused(columns: dict[str, Any], message: str) -> None:
+    """The error names the column, the entry, what was found and what was expected."""
+    with pytest.raises(ValueError, match=message):
+        tiny(**columns)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"tolerance": 0.0}, {"tolerance": 1.0}, {"reference_s": 0}, {"threshold": 1.0}, {"threshold": math.inf}, {"tolerance": math.nan}],
+)
+def test_rules_that_cannot_be_used_are_refused(rules: dict[str, Any]) -> None:
+    """Without a tolerance a constant share would alarm, without a reference there is nothing to compare with."""
+    with pytest.raises(ValueError, match="cannot be used; expected 0 < tolerance < 1"):
+        Rules(**rules)
+
+
+def test_columns_of_the_store_are_taken_as_they_are() -> None:
+    """Unsigned and narrow integers, and sums of 32-bit shares a hair above n, are fine."""
+    minutes = tiny(streams=np.full(3, 2, np.uint32), share_sum=np.full(3, 2.0000001))
+    assert minutes.streams.dtype == np.int64
+    assert minutes.shares.tolist() == [1.0, 1.0, 1.0]
