@@ -1,0 +1,146 @@
+"""The SQL of the burn-rate rules: how fast a service spends the streams that its objective lets be bad, with guards for small counts.
+
+One idea: a rule looks at a long window and a short one, and believes a rate only when enough streams of enough readers carry it (reference:
+Google's SRE workbook, ch. 5; Wilson, J. Am. Stat. Assoc. 22, 1927). A bad stream burns one budget: the service's for gaps and errors, the
+readers' for stalls that lie with them, the first output's for a late start and nothing else. So one incident is one page.
+
+A row a service, vantage and severity. ``firing`` is 1 or 0; the other figures are of the window that burns fastest. It reads the rollups
+alone, and no variable of a dashboard.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CAUSES", "ITL", "READERS", "TTFT", "burn"]
+
+# Grafana's rules carry numbers, so a cause is its place in this list; 0 is none.
+CAUSES = (
+    "scheduling", "kv_pressure", "speculation", "coalescing", "connection", "slow_reader", "consumer", "render", "gpu_clock", "queue",
+    "front_end", "host", "base", "generation", "delivery", "unknown", "mixed",
+)  # fmt: skip
+_SLOT_S = 300
+# (severity, how many times faster than allowed, long window, short window): the workbook's table, in slots of 5 minutes.
+_PAGES = (("page", 14.4, 12, 1), ("page", 6.0, 72, 6))
+_TICKET = (("ticket", 1.0, 864, 72),)
+_DAY_SLOTS = 288
+
+
+def burn(bad: str, windows: tuple[tuple[str, float, int, int], ...]) -> str:
+    """The statement of a rule. ``bad``: an SQL array of (side, client, count) a row of `stream_minutes`; sides are charged as a whole.
+
+    The side ``connection`` burns the budget when two readers or more are hit, and ``private`` when it is one alone.
+    """
+    listed = ", ".join(f"('{severity}', {rate}, {long}, {short})" for severity, rate, long, short in windows)
+    pages = any(severity == "page" for severity, *_ in windows)
+    # With too few streams for a page, the last so many of them are asked instead, however old up to a day, and never page.
+    counted = "if(n_hour < n_min AND place > 0, [('ticket', 14.4, place, place)], [])" if pages else "[]"
+    return f"""WITH
+    0.99 AS objective,
+    now() AS at,
+    1 - objective AS allowed,
+    ceil(5.32 / (14.4 * allowed)) AS n_min,
+    minutes AS
+    (
+        SELECT tenant, service_name AS service, vantage, intDiv(dateDiff('second', minute, at), {_SLOT_S}) AS slot, judged, {bad} AS told
+        FROM stream_minutes FINAL
+        WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0
+    ),
+    slots AS
+    (
+        SELECT tenant, service, vantage, slot, sum(judged) AS n
+        FROM minutes
+        GROUP BY tenant, service, vantage, slot
+    ),
+    windows AS
+    (
+        SELECT
+            tenant, service, vantage, sumIf(n, slot < 12) AS n_hour, arraySort(groupArrayIf((slot, n), slot < {_DAY_SLOTS})) AS day,
+            arrayFirstIndex(seen -> seen >= n_min, arrayCumSum(day.2)) AS enough, if(enough > 0, day[enough].1 + 1, 0) AS place,
+            arrayJoin(arrayConcat([{listed}], {counted})) AS window
+        FROM slots
+        GROUP BY tenant, service, vantage
+    ),
+    -- One bad stream of a reader in five minutes says as much as twenty; of readers who are not known, each stream counts.
+    hits AS
+    (
+        SELECT tenant, service, vantage, slot, each.1 AS side, each.2 AS client, if(client = 0, sum(each.3), 1) AS bad
+        FROM minutes
+        ARRAY JOIN told AS each
+        GROUP BY tenant, service, vantage, slot, side, client
+    ),
+    sides AS
+    (
+        SELECT
+            tenant, service, vantage, window, side, sumIf(bad, slot < window.3) AS bad_long, sumIf(bad, slot < window.4) AS bad_short,
+            uniqExactIf(client, slot < window.3 AND client != 0) + sumIf(bad, slot < window.3 AND client = 0) AS clients_long
+        FROM hits
+        INNER JOIN windows USING (tenant, service, vantage)
+        GROUP BY tenant, service, vantage, window, side
+    ),
+    counts AS
+    (
+        SELECT tenant, service, vantage, window, sum(bad_long) AS k_long, sum(bad_short) AS k_short, sum(clients_long) AS clients
+        FROM sides
+        WHERE side NOT IN ('connection', 'private') OR (side = 'connection') = (clients_long >= 2)
+        GROUP BY tenant, service, vantage, window
+    ),
+    totals AS
+    (
+        SELECT tenant, service, vantage, window, sumIf(n, slot < window.3) AS n_long, sumIf(n, slot < window.4) AS n_short
+        FROM slots
+        INNER JOIN windows USING (tenant, service, vantage)
+        GROUP BY tenant, service, vantage, window
+    ),
+    rates AS
+    (
+        SELECT
+            tenant, service, vantage, window.1 AS severity, window.2 AS limit, {_SLOT_S} * window.3 AS window_s,
+            n_long, n_short, k_long, k_short, clients, k_long / n_long AS p_long, k_short / nullIf(n_short, 0) AS p_short, 2.3263478740408408 AS z,
+            sqrt(p_long * (1 - p_long) / n_long + z * z / (4 * n_long * n_long)) AS spread,
+            (p_long + z * z / (2 * n_long) - z * spread) / (1 + z * z / n_long) AS least,
+            k_long >= 3 AND clients >= 2 AND p_long >= limit * allowed AND least > allowed AS long_burns,
+            if(n_short >= ceil(5.32 / (limit * allowed)), k_short >= 3 AND p_short >= limit * allowed, k_short >= 1) AS short_burns,
+            severity = 'page' AND n_long < ceil(5.32 / (limit * allowed)) AS too_few
+        FROM totals
+        LEFT JOIN counts USING (tenant, service, vantage, window)
+    ),
+    judgements AS
+    (
+        SELECT *, long_burns AND short_burns AND NOT too_few AS burns
+        FROM rates
+        ORDER BY burns DESC, p_long / allowed / limit DESC, window_s
+        LIMIT 1 BY tenant, service, vantage, severity
+    ),
+    pages AS (SELECT tenant, service, vantage FROM judgements WHERE burns AND severity = 'page'),
+    blamed AS
+    (
+        SELECT tenant, service, vantage, argMax(cause, excess) AS cause, max(excess) / nullIf(sum(excess), 0) AS share
+        FROM
+        (
+            SELECT tenant, service_name AS service, vantage, cause, sum(excess_us) AS excess
+            FROM stall_minutes FINAL
+            WHERE minute > at - INTERVAL 1 HOUR AND minute <= at AND stalls > 0
+            GROUP BY tenant, service, vantage, cause
+        )
+        GROUP BY tenant, service, vantage
+    )
+SELECT
+    tenant, service, vantage, severity,
+    toUInt8(burns AND NOT (severity = 'ticket' AND (tenant, service, vantage) IN (pages))) AS firing,
+    round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, k_long AS bad, n_long AS streams, clients, window_s,
+    indexOf([{", ".join(f"'{cause}'" for cause in CAUSES)}], cause) AS cause_number, round(coalesce(share, 0), 3) AS cause_share
+FROM judgements
+LEFT JOIN blamed USING (tenant, service, vantage)
+ORDER BY firing DESC, burn_rate DESC, service, vantage, severity
+LIMIT 1000
+"""
+
+
+def _of(column: str, side: str) -> str:
+    return f"arrayMap((client, count) -> ('{side}', client, count), mapKeys({column}), mapValues({column}))"
+
+
+_SERVICE = f"arrayConcat({_of('bad_service_clients', 'service')}, {_of('bad_connection_clients', 'connection')})"
+_READER = f"arrayConcat({_of('bad_reader_clients', 'reader')}, {_of('bad_connection_clients', 'private')})"
+ITL = burn(_SERVICE, _PAGES + _TICKET)
+TTFT = burn(_of("bad_late_clients", "late"), _PAGES + _TICKET)
+READERS = burn(_READER, (("ticket", 6.0, 72, 6), *_TICKET))

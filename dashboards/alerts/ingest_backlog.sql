@@ -1,0 +1,47 @@
+-- Legato is behind, or failing. Built by `python -m dashboards`.
+WITH
+    latest AS
+    (
+        SELECT host, metric, argMax(value, recorded_at) AS value, max(recorded_at) AS at
+        FROM node_samples FINAL
+        WHERE recorded_at > now() - INTERVAL 1 DAY AND metric IN
+            ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max')
+        GROUP BY host, metric
+    ),
+    grown AS
+    (
+        SELECT host, sum(value - before) AS failures
+        FROM
+        (
+            SELECT
+                host, value,
+                lagInFrame(value, 1, value)
+                    OVER (PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
+            FROM node_samples FINAL
+            WHERE metric = 'legato_errors_total' AND recorded_at > now() - INTERVAL 10 MINUTE
+        )
+        WHERE value > before
+        GROUP BY host
+    )
+SELECT host, what, toUInt8(value > bound) AS firing, round(value, 3) AS value, bound
+FROM
+(
+    SELECT host, 'rollups behind, s' AS what, maxIf(value, metric = 'legato_rollup_lag_seconds') AS value, 120. AS bound
+    FROM latest
+    GROUP BY host
+    UNION ALL
+    SELECT host, 'attribution behind, s', maxIf(value, metric = 'legato_attribution_lag_seconds'), 600. FROM latest GROUP BY host
+    UNION ALL
+    SELECT
+        host, 'queue in use',
+        maxIf(value, metric = 'legato_queue_bytes') / nullIf(maxIf(value, metric = 'legato_queue_bytes_max'), 0) AS used, 0.5
+    FROM latest
+    GROUP BY host
+    HAVING used IS NOT NULL
+    UNION ALL
+    SELECT host, 'silent, s', toFloat64(dateDiff('second', max(at), now())), 300. FROM latest GROUP BY host
+    UNION ALL
+    SELECT host, 'failures in 10 minutes', failures, 0. FROM grown
+)
+ORDER BY firing DESC, host, what
+LIMIT 1000

@@ -1,0 +1,96 @@
+"""The SQL of the rules that watch causes and Legato itself: a row a thing that can be wrong, ``firing`` 1 or 0, and the figure beside it.
+
+One idea: what hurts readers pages by its burn rate; what may hurt them later, or hides them from us, is a ticket. None reads a variable.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CHUNKING", "COLLECTOR", "INGEST", "PREEMPTION"]
+
+# Half of an hour's minutes with preemptions is a cache that is too small for its load; a burst that hurts somebody pages by its burn rate.
+PREEMPTION = """SELECT
+    tenant, engine_id AS engine, toUInt8(countIf(preempted > 0) >= 30) AS firing, countIf(preempted > 0) AS minutes_preempting,
+    sum(preempted) AS requests_preempted, round(max(kv_used_max_ppm) / 1e6, 3) AS kv_used_max
+FROM engine_minutes FINAL
+WHERE minute > now() - INTERVAL 1 HOUR AND minute <= now() AND steps > 0
+GROUP BY tenant, engine
+ORDER BY firing DESC, engine
+LIMIT 1000
+"""
+# A finding fires for a day after the detector was sure.
+CHUNKING = """SELECT
+    tenant, service_name AS service, model, provider, route, vantage,
+    toUInt8(argMax(found AND alarmed_at > now() - INTERVAL 1 DAY, changed_at)) AS firing,
+    round(argMax(share_before, changed_at), 4) AS share_before, round(argMax(share_after, changed_at), 4) AS share_after,
+    round(argMax(rate_ratio, changed_at), 3) AS rate_ratio, toUnixTimestamp(max(changed_at)) AS changed_s
+FROM chunking_changes FINAL
+WHERE found AND changed_at > now() - INTERVAL 30 DAY
+GROUP BY tenant, service, model, provider, route, vantage
+ORDER BY firing DESC, service, model
+LIMIT 1000
+"""
+_LATEST = """SELECT host, metric, argMax(value, recorded_at) AS value, max(recorded_at) AS at
+        FROM node_samples FINAL
+        WHERE recorded_at > now() - INTERVAL 1 DAY AND metric IN
+            ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max')
+        GROUP BY host, metric"""
+INGEST = f"""WITH
+    latest AS
+    (
+        {_LATEST}
+    ),
+    grown AS
+    (
+        SELECT host, sum(value - before) AS failures
+        FROM
+        (
+            SELECT
+                host, value,
+                lagInFrame(value, 1, value)
+                    OVER (PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
+            FROM node_samples FINAL
+            WHERE metric = 'legato_errors_total' AND recorded_at > now() - INTERVAL 10 MINUTE
+        )
+        WHERE value > before
+        GROUP BY host
+    )
+SELECT host, what, toUInt8(value > bound) AS firing, round(value, 3) AS value, bound
+FROM
+(
+    SELECT host, 'rollups behind, s' AS what, maxIf(value, metric = 'legato_rollup_lag_seconds') AS value, 120. AS bound
+    FROM latest
+    GROUP BY host
+    UNION ALL
+    SELECT host, 'attribution behind, s', maxIf(value, metric = 'legato_attribution_lag_seconds'), 600. FROM latest GROUP BY host
+    UNION ALL
+    SELECT
+        host, 'queue in use',
+        maxIf(value, metric = 'legato_queue_bytes') / nullIf(maxIf(value, metric = 'legato_queue_bytes_max'), 0) AS used, 0.5
+    FROM latest
+    GROUP BY host
+    HAVING used IS NOT NULL
+    UNION ALL
+    SELECT host, 'silent, s', toFloat64(dateDiff('second', max(at), now())), 300. FROM latest GROUP BY host
+    UNION ALL
+    SELECT host, 'failures in 10 minutes', failures, 0. FROM grown
+)
+ORDER BY firing DESC, host, what
+LIMIT 1000
+"""
+COLLECTOR = """WITH
+    latest AS
+    (
+        SELECT host, attributes['exporter'] AS exporter, metric, argMax(value, recorded_at) AS value
+        FROM node_samples FINAL
+        WHERE recorded_at > now() - INTERVAL 10 MINUTE AND metric IN ('otelcol_exporter_queue_size', 'otelcol_exporter_queue_capacity')
+        GROUP BY host, exporter, metric
+    )
+SELECT
+    host, exporter, toUInt8(coalesce(in_use, 0) > 0.5) AS firing,
+    maxIf(value, metric = 'otelcol_exporter_queue_size') / nullIf(maxIf(value, metric = 'otelcol_exporter_queue_capacity'), 0) AS in_use
+FROM latest
+GROUP BY host, exporter
+HAVING in_use IS NOT NULL
+ORDER BY firing DESC, host, exporter
+LIMIT 1000
+"""

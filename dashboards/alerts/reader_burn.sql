@@ -1,0 +1,100 @@
+-- Readers' own stalls burn their budget. Built by `python -m dashboards`.
+WITH
+    0.99 AS objective,
+    now() AS at,
+    1 - objective AS allowed,
+    ceil(5.32 / (14.4 * allowed)) AS n_min,
+    minutes AS
+    (
+        SELECT tenant, service_name AS service, vantage, intDiv(dateDiff('second', minute, at), 300) AS slot, judged, arrayConcat(arrayMap((client, count) -> ('reader', client, count), mapKeys(bad_reader_clients), mapValues(bad_reader_clients)), arrayMap((client, count) -> ('private', client, count), mapKeys(bad_connection_clients), mapValues(bad_connection_clients))) AS told
+        FROM stream_minutes FINAL
+        WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0
+    ),
+    slots AS
+    (
+        SELECT tenant, service, vantage, slot, sum(judged) AS n
+        FROM minutes
+        GROUP BY tenant, service, vantage, slot
+    ),
+    windows AS
+    (
+        SELECT
+            tenant, service, vantage, sumIf(n, slot < 12) AS n_hour, arraySort(groupArrayIf((slot, n), slot < 288)) AS day,
+            arrayFirstIndex(seen -> seen >= n_min, arrayCumSum(day.2)) AS enough, if(enough > 0, day[enough].1 + 1, 0) AS place,
+            arrayJoin(arrayConcat([('ticket', 6.0, 72, 6), ('ticket', 1.0, 864, 72)], [])) AS window
+        FROM slots
+        GROUP BY tenant, service, vantage
+    ),
+    -- One bad stream of a reader in five minutes says as much as twenty; of readers who are not known, each stream counts.
+    hits AS
+    (
+        SELECT tenant, service, vantage, slot, each.1 AS side, each.2 AS client, if(client = 0, sum(each.3), 1) AS bad
+        FROM minutes
+        ARRAY JOIN told AS each
+        GROUP BY tenant, service, vantage, slot, side, client
+    ),
+    sides AS
+    (
+        SELECT
+            tenant, service, vantage, window, side, sumIf(bad, slot < window.3) AS bad_long, sumIf(bad, slot < window.4) AS bad_short,
+            uniqExactIf(client, slot < window.3 AND client != 0) + sumIf(bad, slot < window.3 AND client = 0) AS clients_long
+        FROM hits
+        INNER JOIN windows USING (tenant, service, vantage)
+        GROUP BY tenant, service, vantage, window, side
+    ),
+    counts AS
+    (
+        SELECT tenant, service, vantage, window, sum(bad_long) AS k_long, sum(bad_short) AS k_short, sum(clients_long) AS clients
+        FROM sides
+        WHERE side NOT IN ('connection', 'private') OR (side = 'connection') = (clients_long >= 2)
+        GROUP BY tenant, service, vantage, window
+    ),
+    totals AS
+    (
+        SELECT tenant, service, vantage, window, sumIf(n, slot < window.3) AS n_long, sumIf(n, slot < window.4) AS n_short
+        FROM slots
+        INNER JOIN windows USING (tenant, service, vantage)
+        GROUP BY tenant, service, vantage, window
+    ),
+    rates AS
+    (
+        SELECT
+            tenant, service, vantage, window.1 AS severity, window.2 AS limit, 300 * window.3 AS window_s,
+            n_long, n_short, k_long, k_short, clients, k_long / n_long AS p_long, k_short / nullIf(n_short, 0) AS p_short, 2.3263478740408408 AS z,
+            sqrt(p_long * (1 - p_long) / n_long + z * z / (4 * n_long * n_long)) AS spread,
+            (p_long + z * z / (2 * n_long) - z * spread) / (1 + z * z / n_long) AS least,
+            k_long >= 3 AND clients >= 2 AND p_long >= limit * allowed AND least > allowed AS long_burns,
+            if(n_short >= ceil(5.32 / (limit * allowed)), k_short >= 3 AND p_short >= limit * allowed, k_short >= 1) AS short_burns,
+            severity = 'page' AND n_long < ceil(5.32 / (limit * allowed)) AS too_few
+        FROM totals
+        LEFT JOIN counts USING (tenant, service, vantage, window)
+    ),
+    judgements AS
+    (
+        SELECT *, long_burns AND short_burns AND NOT too_few AS burns
+        FROM rates
+        ORDER BY burns DESC, p_long / allowed / limit DESC, window_s
+        LIMIT 1 BY tenant, service, vantage, severity
+    ),
+    pages AS (SELECT tenant, service, vantage FROM judgements WHERE burns AND severity = 'page'),
+    blamed AS
+    (
+        SELECT tenant, service, vantage, argMax(cause, excess) AS cause, max(excess) / nullIf(sum(excess), 0) AS share
+        FROM
+        (
+            SELECT tenant, service_name AS service, vantage, cause, sum(excess_us) AS excess
+            FROM stall_minutes FINAL
+            WHERE minute > at - INTERVAL 1 HOUR AND minute <= at AND stalls > 0
+            GROUP BY tenant, service, vantage, cause
+        )
+        GROUP BY tenant, service, vantage
+    )
+SELECT
+    tenant, service, vantage, severity,
+    toUInt8(burns AND NOT (severity = 'ticket' AND (tenant, service, vantage) IN (pages))) AS firing,
+    round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, k_long AS bad, n_long AS streams, clients, window_s,
+    indexOf(['scheduling', 'kv_pressure', 'speculation', 'coalescing', 'connection', 'slow_reader', 'consumer', 'render', 'gpu_clock', 'queue', 'front_end', 'host', 'base', 'generation', 'delivery', 'unknown', 'mixed'], cause) AS cause_number, round(coalesce(share, 0), 3) AS cause_share
+FROM judgements
+LEFT JOIN blamed USING (tenant, service, vantage)
+ORDER BY firing DESC, burn_rate DESC, service, vantage, severity
+LIMIT 1000

@@ -1,0 +1,181 @@
+"""The alert rules as Grafana provisions them: for each its SQL, when it fires, and what its message says.
+
+One idea: a rule is one statement with a column ``firing``; Grafana takes one number a query, so each figure that the message needs is asked
+as a query of its own over the same statement. Source: Grafana's file provisioning of alerting (v13), `rules_types.go`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dashboards.alerts import burn, others
+from dashboards.query import PLUGIN
+
+__all__ = ["RULES", "Rule", "provisioned"]
+
+_BEHIND_S = 259_200
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``name`` is its file's and its uid's; ``labels`` the text columns; ``figures`` the numbers that its words use."""
+
+    name: str
+    title: str
+    sql: str
+    labels: Sequence[str]
+    figures: Sequence[str]
+    summary: str
+    description: str
+    dashboard: str
+    severity: str = ""
+    hold: str = "0s"
+
+
+def _figure(name: str, form: str = "") -> str:
+    return f"{{{{ with $values.{name} }}}}{{{{ .Value{f' | {form}' if form else ''} }}}}{{{{ end }}}}"
+
+
+def _cause() -> str:
+    """The likeliest cause in words: a rule carries numbers, so the number is looked up here."""
+    words = "".join(f"{{{{ if eq .Value {place}.0 }}}}{cause}{{{{ end }}}}" for place, cause in enumerate(burn.CAUSES, 1))
+    return f"{{{{ with $values.cause_number }}}}{words}{{{{ if eq .Value 0.0 }}}}not known yet{{{{ end }}}}{{{{ end }}}}"
+
+
+_BURN_LABELS = ("tenant", "service", "vantage", "severity")
+_BURN_FIGURES = ("burn_rate", "bad", "streams", "clients", "window_s", "cause_number", "cause_share")
+_BURN_SAYS = (
+    f"{_figure('bad')} bad of {_figure('streams')} streams of {{{{ $labels.service }}}} at the {{{{ $labels.vantage }}}} in "
+    f"{_figure('window_s', 'humanizeDuration')}, by {_figure('clients')} readers: the budget burns {_figure('burn_rate')} times too fast."
+)
+_BURN_CAUSE = f" Likely cause: {_cause()}, with {_figure('cause_share', 'humanizePercentage')} of the last hour's stalled time."
+
+RULES = (
+    Rule(
+        "itl_burn",
+        "ITL goodput burns its budget",
+        burn.ITL,
+        _BURN_LABELS,
+        _BURN_FIGURES,
+        "{{ $labels.service }} ({{ $labels.vantage }}): streams freeze",
+        _BURN_SAYS + _BURN_CAUSE,
+        "/d/legato-attribution/jitter?var-service={{ $labels.service }}",
+    ),
+    Rule(
+        "ttft_burn",
+        "First outputs come late",
+        burn.TTFT,
+        _BURN_LABELS,
+        _BURN_FIGURES,
+        "{{ $labels.service }} ({{ $labels.vantage }}): first outputs are late",
+        _BURN_SAYS + " These streams had no other fault: look at queue and prefill.",
+        "/d/legato-nodes/nodes",
+    ),
+    Rule(
+        "reader_burn",
+        "Readers' own stalls burn their budget",
+        burn.READERS,
+        _BURN_LABELS,
+        _BURN_FIGURES,
+        "{{ $labels.service }} ({{ $labels.vantage }}): readers stall themselves",
+        _BURN_SAYS + _BURN_CAUSE + " The service is not at fault: a consumer that holds, a slow reader, or one reader's connection.",
+        "/d/legato-attribution/jitter?var-service={{ $labels.service }}",
+    ),
+    Rule(
+        "preemption_storm",
+        "An engine preempts all the time",
+        others.PREEMPTION,
+        ("tenant", "engine"),
+        ("minutes_preempting", "requests_preempted", "kv_used_max"),
+        "{{ $labels.engine }}: KV cache too small for its load",
+        f"{{{{ $labels.engine }}}} preempted requests in {_figure('minutes_preempting')} of the last 60 minutes, "
+        f"{_figure('requests_preempted')} in all; its KV cache was up to {_figure('kv_used_max', 'humanizePercentage')} full. "
+        "Fewer concurrent requests, shorter contexts, or more memory.",
+        "/d/legato-nodes/nodes?var-engine={{ $labels.engine }}",
+        severity="ticket",
+    ),
+    Rule(
+        "chunking_change",
+        "A provider changed its chunking",
+        others.CHUNKING,
+        ("tenant", "service", "model", "provider", "route", "vantage"),
+        ("share_before", "share_after", "rate_ratio", "changed_s"),
+        "{{ $labels.provider }} {{ $labels.model }}: text comes in other chunks",
+        f"Chunks with several tokens: {_figure('share_before', 'humanizePercentage')} before, "
+        f"{_figure('share_after', 'humanizePercentage')} now, since {_figure('changed_s', 'humanizeTimestamp')}; speed times "
+        f"{_figure('rate_ratio')}.",
+        "/d/legato-chunking/chunking?var-service={{ $labels.service }}",
+        severity="ticket",
+    ),
+    Rule(
+        "ingest_backlog",
+        "Legato is behind, or failing",
+        others.INGEST,
+        ("host", "what"),
+        ("value", "bound"),
+        "legato on {{ $labels.host }}: {{ $labels.what }}",
+        f"{{{{ $labels.what }}}} = {_figure('value')}, at most {_figure('bound')} is healthy. Until it is mended, dashboards and alerts "
+        "show less than there is.",
+        "/d/legato-self/itself",
+        severity="ticket",
+        hold="5m",
+    ),
+    Rule(
+        "collector_backlog",
+        "A Collector cannot deliver",
+        others.COLLECTOR,
+        ("host", "exporter"),
+        ("in_use",),
+        "collector on {{ $labels.host }}: {{ $labels.exporter }} backs up",
+        f"Its queue is {_figure('in_use', 'humanizePercentage')} full. When it is full, spans are lost.",
+        "/d/legato-self/itself",
+        severity="ticket",
+        hold="5m",
+    ),
+)
+
+
+def provisioned() -> dict[str, Any]:
+    """The rules as a file of Grafana's alerting provisioning."""
+    group = {"orgId": 1, "name": "legato", "folder": "Legato", "interval": "1m", "rules": [_rule(rule) for rule in RULES]}
+    return {"apiVersion": 1, "groups": [group]}
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    """One rule. ``firing`` above 0 is the condition; every other figure is there for the message."""
+    columns = ["firing", *rule.figures]
+    return {
+        "uid": f"legato-{rule.name.replace('_', '-')}",
+        "title": rule.title,
+        "condition": "fires",
+        "data": [*(_query(rule, column) for column in columns), _threshold()],
+        # No row is no stream, no engine, no finding: nothing to be told of.
+        "noDataState": "OK",
+        "execErrState": "Error",
+        "for": rule.hold,
+        "annotations": {"summary": rule.summary, "description": rule.description, "dashboard": rule.dashboard},
+        "labels": {"product": "legato", **({"severity": rule.severity} if rule.severity else {})},
+        "isPaused": False,
+    }
+
+
+def _query(rule: Rule, column: str) -> dict[str, Any]:
+    names = ", ".join(f"{label}::String AS {label}" for label in rule.labels)
+    sql = f"SELECT {names}, toFloat64({column}) AS {column}\nFROM\n(\n{rule.sql}\n)"
+    model = {"refId": column, "editorType": "sql", "rawSql": sql, "format": 1, "queryType": "table", "pluginVersion": "4.20.0"}
+    model["datasource"] = {"type": PLUGIN, "uid": "legato"}
+    return {"refId": column, "relativeTimeRange": {"from": _BEHIND_S, "to": 0}, "datasourceUid": "legato", "model": model}
+
+
+def _threshold() -> dict[str, Any]:
+    evaluator = {"type": "gt", "params": [0]}
+    model = {
+        "refId": "fires",
+        "type": "threshold",
+        "expression": "firing",
+        "datasource": {"type": "__expr__", "uid": "__expr__"},
+        "conditions": [{"evaluator": evaluator}],
+    }
+    return {"refId": "fires", "relativeTimeRange": {"from": 0, "to": 0}, "datasourceUid": "__expr__", "model": model}
