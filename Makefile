@@ -2,7 +2,7 @@
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
-SOURCE := sdk ingest gpu_agent demo bench tests
+SOURCE := sdk ingest gpu_agent dashboards demo bench tests
 PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
 # The python3 on the path when it is new enough, else the newest that is. Each is tried: it must be able to make a virtual environment.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \

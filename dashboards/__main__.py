@@ -1,7 +1,7 @@
 """`python -m dashboards`: writes the files that others read, beside this one; `--check` says what differs and writes nothing.
 
-`legato-*.json` are the dashboards, `alerts/*.sql` the rules' statements (`legato slo` runs them), `provisioning/alerting/rules.json` the rules
-as Grafana reads them.
+`legato-*.json` are the dashboards, `alerts/*.sql` the rules' statements (`legato slo` runs them), `provisioning/alerting/rules.json` is the
+rules as Grafana reads them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,7 +23,7 @@ from demo.recording import EngineStep, Finished, Recording, Watched, load, watch
 from legato._timeline import pack
 from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
 
-__all__ = ["Placement", "bodies", "placements"]
+__all__ = ["Placement", "bodies", "placements", "send"]
 
 _SECOND_NS = 1_000_000_000
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
@@ -31,7 +32,7 @@ _WARM_S = 6.0
 _FLUSH_STEPS = 2_000
 _SPANS_PER_BODY = 500
 _ROLE, _TEXT, _USAGE, _DONE = 0, 1, 4, 7
-_USERS = 40
+_USERS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def bodies(made: Sequence[Placement]) -> Iterator[tuple[bytes, int]]:
     body, spans = ExportTraceServiceRequest(), 0
     for number, placement in enumerate(made):
         first_us = int(_WARM_S * 1e6) if placement.warm else 0
-        streams = [stream for stream in watched(placement.name) if stream.start_us >= first_us][:: placement.share]
+        streams = [each for each in watched(placement.name) if not placement.warm or each.start_us >= first_us][:: placement.share]
         body.MergeFrom(_spans(placement, streams, first_us, number, rng))
         spans += len(streams)
         if placement.engine_id:
@@ -94,6 +95,17 @@ def bodies(made: Sequence[Placement]) -> Iterator[tuple[bytes, int]]:
         if spans >= _SPANS_PER_BODY or number + 1 == len(made):
             yield body.SerializeToString(), number + 1
             body, spans = ExportTraceServiceRequest(), 0
+
+
+def send(otlp: str, made: Sequence[Placement], tell: Callable[[int], None]) -> None:
+    """Send them to `legato serve`; ``tell`` hears how many placements are done. Raises ``OSError``, ``RuntimeError`` on a refusal."""
+    for body, done in bodies(made):
+        request = urllib.request.Request(f"{otlp}/v1/traces", body, {"Content-Type": "application/x-protobuf"})
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            refused = reply.read()
+        if refused:
+            raise RuntimeError(f"legato serve did not take all of the past: {refused[:200]!r}")
+        tell(done)
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import secrets
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from demo.compare import Comparison, compare
+from demo.past import placements, send
 from demo.plan import Plan
 from demo.processes import Children, choose_port
 from demo.progress import show
@@ -31,8 +34,13 @@ __all__ = ["Doors", "recorded", "run", "start_server", "start"]
 
 OTLP_PORT, READ_PORT = 4318, 8123
 _JUDGED_S_MAX = 20.0
+_PAST_S_MAX = 60.0
 _SWEPT = """
 SELECT (SELECT max(until) FROM attribution_runs) >= (SELECT max(received_at) FROM stream_revs) AS done"""
+_ROLLED = """
+SELECT
+    (SELECT max(until) FROM rollup_runs) >= (SELECT max(received_at) FROM stream_revs)
+    AND (SELECT max(judged_until) FROM rollup_runs) >= (SELECT max(judged_at) FROM verdicts) AS done"""
 _WORST = """
 SELECT left(lower(hex(trace_id)), 12) AS id FROM streams
 WHERE vantage = 'client' AND startsWith(response_id, {prefix:String}) ORDER BY gap_max_us DESC LIMIT 1"""
@@ -77,11 +85,18 @@ class Doors:
         return pathlib.Path(tempfile.gettempdir()) / f"legato-demo-{os.getuid()}-{self.otlp_port}" / "engine.sock"
 
 
-def run(plan: Plan, data_dir: pathlib.Path, console: Console, *, once: bool, keep: bool) -> Comparison:
-    """One demo. Returns after the report (``once``), or when `legato serve` ends or the user has had enough (KeyboardInterrupt)."""
+def run(
+    plan: Plan, data_dir: pathlib.Path, console: Console, *, once: bool, keep: bool, past: bool = True, incident: str = ""
+) -> Comparison:
+    """One demo. Returns after the report (``once``), or when `legato serve` ends or the user has had enough (KeyboardInterrupt).
+
+    ``past``: also place recordings over the last hours and weeks, the KV incident among them until now (``incident`` = ``kv``) or earlier.
+    """
     doors = Doors.choose()
     with recorded(plan, data_dir, doors, console, keep=keep) as children:
         result = _report(plan, doors, console)
+        if past:
+            _fill_past(doors, console, incident)
         if not once:
             start_server(children, plan, doors)
             _hint(plan, doors, console)
@@ -129,6 +144,8 @@ def start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors) 
         # So that the demo need not wait long for its verdicts.
         "LEGATO_ATTRIBUTE_EVERY_S": "1",
         "LEGATO_ATTRIBUTE_SETTLE_S": "2",
+        "LEGATO_ROLLUP_EVERY_S": "1",
+        "LEGATO_CHUNKING_EVERY_S": "10",
     }
     children.start("serve", ["legato_ingest", "serve"], environ)
     children.wait_ready("serve", f"{doors.otlp}/readyz")
@@ -146,7 +163,7 @@ def start_server(children: Children, plan: Plan, doors: Doors) -> None:
 
 def _replay(children: Children, plan: Plan, doors: Doors, console: Console) -> None:
     module = ["demo.clients", plan.to_json(), "--server", f"{doors.server}/v1", "--otlp", doors.otlp]
-    clients = children.start("clients", module, piped=True)
+    clients = children.start("clients", module, {"LEGATO_CLIENT_HASH_KEY": secrets.token_hex(16)}, piped=True)
     assert clients.stdout is not None
     show(_checked(children, clients), console, plan.duration_s())
     children.wait("clients")
@@ -158,11 +175,27 @@ def _replay(children: Children, plan: Plan, doors: Doors, console: Console) -> N
         _await_verdicts(doors)
 
 
+def _fill_past(doors: Doors, console: Console, incident: str) -> None:
+    """After the report, so that nothing disturbs the replay and the report is about what was just watched."""
+    made = placements(time.time_ns(), incident)
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("recordings are placed over the last two weeks", total=len(made))
+        send(doors.otlp, made, lambda done: progress.update(task, completed=done))
+    with console.status("its stalls are being judged, and its minutes rolled up"):
+        _await(doors, _SWEPT, _PAST_S_MAX)
+        _await(doors, _ROLLED, _PAST_S_MAX)
+    _legato("slo", doors=doors, console=console)
+
+
 def _await_verdicts(doors: Doors) -> None:
     """Until the attribution has gone over all that came in; for the time that it should need, and not longer."""
-    reader, until = Reader(doors.read), time.monotonic() + _JUDGED_S_MAX
+    _await(doors, _SWEPT, _JUDGED_S_MAX)
+
+
+def _await(doors: Doors, question: str, seconds_max: float) -> None:
+    reader, until = Reader(doors.read), time.monotonic() + seconds_max
     while time.monotonic() < until:
-        (row,) = reader.rows(_SWEPT)
+        (row,) = reader.rows(question)
         if row["done"]:
             return
         time.sleep(0.2)
@@ -204,9 +237,13 @@ def _legato(*words: str, doors: Doors, console: Console) -> None:
     subprocess.run([sys.executable, "-m", "legato_ingest", *words], env={**os.environ, "LEGATO_READ_URL": doors.read}, check=True)
 
 
+def _command(doors: Doors) -> str:
+    return ".venv/bin/legato" if doors.read == DEFAULT_URL else f"LEGATO_READ_URL={doors.read} .venv/bin/legato"
+
+
 def _hint(plan: Plan, doors: Doors, console: Console) -> None:
     worst = Reader(doors.read).rows(_WORST, {"prefix": plan.response_id_prefix})
-    legato = ".venv/bin/legato" if doors.read == DEFAULT_URL else f"LEGATO_READ_URL={doors.read} .venv/bin/legato"
+    legato = _command(doors)
     console.rule("what next")
     lines = [
         "legato serve is still up. In another terminal:",
@@ -214,7 +251,12 @@ def _hint(plan: Plan, doors: Doors, console: Console) -> None:
         f"  {legato} streams",
         *(f"  {legato} stream {row['id']}   # the one that stalled longest, and why" for row in worst),
         f"  {legato} blame",
+        f"  {legato} slo     # what the alert rules see",
         f"  curl {doors.read} --data 'SELECT vantage, count(), quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
+        "",
+        "Dashboards, in a Grafana of yours with the ClickHouse plugin (dashboards/README.md has other ways):",
+        "",
+        f"  LEGATO_GRAFANA_TOKEN=… {_command(doors)} dashboards push --url http://127.0.0.1:3000 --clickhouse {doors.read}",
         "",
         "The server still replays: each request gets the next recorded stream, and is stored.",
         "",

@@ -25,7 +25,7 @@ CREATE TABLE stream_minutes
     bad_service_clients     Map(UInt64, UInt32) CODEC(ZSTD(1)),
     bad_connection_clients  Map(UInt64, UInt32) CODEC(ZSTD(1)),
     bad_reader_clients      Map(UInt64, UInt32) CODEC(ZSTD(1)),
-    late_clients            Map(UInt64, UInt32) CODEC(ZSTD(1)),
+    bad_late_clients        Map(UInt64, UInt32) CODEC(ZSTD(1)),
 
     timed_streams           UInt32 CODEC(T64, ZSTD(1)),
     gaps                    UInt64 CODEC(T64, ZSTD(1)),

@@ -8,19 +8,19 @@ WITH
             ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max')
         GROUP BY host, metric
     ),
+    -- A counter appears with its first failure, and begins again with its process: both count from 0.
     grown AS
     (
-        SELECT host, sum(value - before) AS failures
+        SELECT host, sumIf(if(value < before, value, value - before), recorded_at > now() - INTERVAL 10 MINUTE) AS failures
         FROM
         (
             SELECT
-                host, value,
-                lagInFrame(value, 1, value)
+                host, value, recorded_at,
+                lagInFrame(value, 1, 0)
                     OVER (PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
             FROM node_samples FINAL
-            WHERE metric = 'legato_errors_total' AND recorded_at > now() - INTERVAL 10 MINUTE
+            WHERE metric = 'legato_errors_total' AND recorded_at > now() - INTERVAL 1 DAY
         )
-        WHERE value > before
         GROUP BY host
     )
 SELECT host, what, toUInt8(value > bound) AS firing, round(value, 3) AS value, bound
@@ -43,5 +43,6 @@ FROM
     UNION ALL
     SELECT host, 'failures in 10 minutes', failures, 0. FROM grown
 )
+WHERE value IS NOT NULL
 ORDER BY firing DESC, host, what
 LIMIT 1000

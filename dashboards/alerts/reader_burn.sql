@@ -2,11 +2,13 @@
 WITH
     0.99 AS objective,
     now() AS at,
-    1 - objective AS allowed,
+    round(1 - objective, 9) AS allowed,
     ceil(5.32 / (14.4 * allowed)) AS n_min,
     minutes AS
     (
-        SELECT tenant, service_name AS service, vantage, intDiv(dateDiff('second', minute, at), 300) AS slot, judged, arrayConcat(arrayMap((client, count) -> ('reader', client, count), mapKeys(bad_reader_clients), mapValues(bad_reader_clients)), arrayMap((client, count) -> ('private', client, count), mapKeys(bad_connection_clients), mapValues(bad_connection_clients))) AS told
+        SELECT
+            tenant, service_name AS service, vantage, intDiv(dateDiff('second', minute, at), 300) AS slot, judged,
+            bad_reader_clients AS own, bad_connection_clients AS path
         FROM stream_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0
     ),
@@ -26,27 +28,29 @@ WITH
         GROUP BY tenant, service, vantage
     ),
     -- One bad stream of a reader in five minutes says as much as twenty; of readers who are not known, each stream counts.
+    -- ``bad`` holds two counts: without the streams whose connection failed, and with them.
     hits AS
     (
-        SELECT tenant, service, vantage, slot, each.1 AS side, each.2 AS client, if(client = 0, sum(each.3), 1) AS bad
-        FROM minutes
-        ARRAY JOIN told AS each
-        GROUP BY tenant, service, vantage, slot, side, client
-    ),
-    sides AS
-    (
         SELECT
-            tenant, service, vantage, window, side, sumIf(bad, slot < window.3) AS bad_long, sumIf(bad, slot < window.4) AS bad_short,
-            uniqExactIf(client, slot < window.3 AND client != 0) + sumIf(bad, slot < window.3 AND client = 0) AS clients_long
-        FROM hits
-        INNER JOIN windows USING (tenant, service, vantage)
-        GROUP BY tenant, service, vantage, window, side
+            tenant, service, vantage, slot, client, sum(own[client]) AS own_bad, sum(path[client]) AS path_bad,
+            if(client = 0, [own_bad, own_bad + path_bad], [toUInt64(own_bad > 0), 1]) AS bad
+        FROM minutes
+        ARRAY JOIN arrayDistinct(arrayConcat(mapKeys(own), mapKeys(path))) AS client
+        GROUP BY tenant, service, vantage, slot, client
     ),
     counts AS
     (
-        SELECT tenant, service, vantage, window, sum(bad_long) AS k_long, sum(bad_short) AS k_short, sum(clients_long) AS clients
-        FROM sides
-        WHERE side NOT IN ('connection', 'private') OR (side = 'connection') = (clients_long >= 2)
+        SELECT
+            tenant, service, vantage, window,
+            uniqExactIf(client, slot < window.3 AND client != 0 AND path_bad > 0)
+                + sumIf(path_bad, slot < window.3 AND client = 0) AS path_clients,
+            if(path_clients < 2, 2, 1) AS which,
+            sumForEachIf(bad, slot < window.3)[which] AS k_long, sumForEachIf(bad, slot < window.4)[which] AS k_short,
+            uniqExactIf(client, slot < window.3 AND client != 0 AND bad[1] > 0) AS own_clients,
+            if(which = 1, own_clients, uniqExactIf(client, slot < window.3 AND client != 0))
+                + sumForEachIf(bad, slot < window.3 AND client = 0)[which] AS clients
+        FROM hits
+        INNER JOIN windows USING (tenant, service, vantage)
         GROUP BY tenant, service, vantage, window
     ),
     totals AS
@@ -60,11 +64,12 @@ WITH
     (
         SELECT
             tenant, service, vantage, window.1 AS severity, window.2 AS limit, 300 * window.3 AS window_s,
-            n_long, n_short, k_long, k_short, clients, k_long / n_long AS p_long, k_short / nullIf(n_short, 0) AS p_short, 2.3263478740408408 AS z,
-            sqrt(p_long * (1 - p_long) / n_long + z * z / (4 * n_long * n_long)) AS spread,
-            (p_long + z * z / (2 * n_long) - z * spread) / (1 + z * z / n_long) AS least,
-            k_long >= 3 AND clients >= 2 AND p_long >= limit * allowed AND least > allowed AS long_burns,
-            if(n_short >= ceil(5.32 / (limit * allowed)), k_short >= 3 AND p_short >= limit * allowed, k_short >= 1) AS short_burns,
+            n_long, n_short, k_long, k_short, clients, greatest(n_long, 1) AS n,
+            k_long / n AS p_long, k_short / nullIf(n_short, 0) AS p_short, limit * allowed - 1e-9 AS p_limit, 2.3263478740408408 AS z,
+            sqrt(p_long * (1 - p_long) / n + z * z / (4 * n * n)) AS spread,
+            (p_long + z * z / (2 * n) - z * spread) / (1 + z * z / n) AS least,
+            k_long >= 3 AND clients >= 2 AND p_long >= p_limit AND least > allowed AS long_burns,
+            if(n_short >= ceil(5.32 / (limit * allowed)), k_short >= 3 AND p_short >= p_limit, k_short >= 1) AS short_burns,
             severity = 'page' AND n_long < ceil(5.32 / (limit * allowed)) AS too_few
         FROM totals
         LEFT JOIN counts USING (tenant, service, vantage, window)
@@ -79,10 +84,11 @@ WITH
     pages AS (SELECT tenant, service, vantage FROM judgements WHERE burns AND severity = 'page'),
     blamed AS
     (
-        SELECT tenant, service, vantage, argMax(cause, excess) AS cause, max(excess) / nullIf(sum(excess), 0) AS share
+        SELECT
+            tenant, service, vantage, argMaxIf(cause, excess, ours) AS cause, maxIf(excess, ours) / nullIf(sum(excess), 0) AS share
         FROM
         (
-            SELECT tenant, service_name AS service, vantage, cause, sum(excess_us) AS excess
+            SELECT tenant, service_name AS service, vantage, cause, sum(excess_us) AS excess, (cause IN ('consumer', 'slow_reader', 'render') OR cause = 'connection') AS ours
             FROM stall_minutes FINAL
             WHERE minute > at - INTERVAL 1 HOUR AND minute <= at AND stalls > 0
             GROUP BY tenant, service, vantage, cause

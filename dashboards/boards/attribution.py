@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dashboards.kit import Kit, bars, number, rows
 from dashboards.sql import DIMENSIONS, filters
 
@@ -91,7 +93,7 @@ GROUP BY engine, service, model
 ORDER BY "beyond healthy" DESC, engine, service, model
 LIMIT 100"""
 # The minutes with the most stalled time hold the events that matter; a thousand verdicts of each suffice to rank them.
-_WORST_MINUTES = f"SELECT minute {_STALLS} GROUP BY minute ORDER BY sum(excess_us) DESC LIMIT 60"
+_WORST_MINUTES = f"SELECT minute {_STALLS} GROUP BY minute ORDER BY sum(excess_us) DESC, minute DESC LIMIT 60"
 _JUDGED = f"""
     SELECT
         tenant, trace_id, span_id, start_time, cause, engine_id, culprit_step, culprit_at, culprit_responses, excess_us, gap_us,
@@ -130,15 +132,9 @@ GROUP BY time, cause
 ORDER BY time, cause"""
 
 
-def board() -> Kit:
-    """The dashboard."""
-    kit = Kit(
-        "legato-attribution",
-        "Legato · Jitter attribution",
-        "What each stall was charged to, from the chunks at both ends and the engine's steps in between.",
-        variables=DIMENSIONS,
-    )
-    kit.add(
+def _figures() -> list[Any]:
+    """Single figures, and curves."""
+    return [
         number(
             "Stalls judged",
             "Client stalls of 250 ms or more that have a verdict, beside all of them. Fewer verdicts: `legato serve` is still judging, "
@@ -177,6 +173,12 @@ def board() -> Kit:
             "s",
         ),
         bars("Stalls by cause", "Each stall counts for the cause that has most of it.", RATE, "short"),
+    ]
+
+
+def _tables() -> list[Any]:
+    """Tables."""
+    return [
         rows(
             "Causes, and how sure",
             "proven and strong rest on the engine's own record of that step; likely on fewer vantages.",
@@ -222,5 +224,16 @@ def board() -> Kit:
             width=16,
             links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}"},
         ),
+    ]
+
+
+def board() -> Kit:
+    """The dashboard."""
+    kit = Kit(
+        "legato-attribution",
+        "Legato · Jitter attribution",
+        "What each stall was charged to, from the chunks at both ends and the engine's steps in between.",
+        variables=DIMENSIONS,
     )
+    kit.add(*_figures(), *_tables())
     return kit

@@ -33,7 +33,7 @@ ORDER BY time, step"""
 # Four fine buckets are one here: a bar of 19 %.
 OF_STREAMS = f"""
 SELECT
-    round(pow(2, (bar + 1) / 4) / 1e6, 4) AS "p99 gap up to", sumIf(count, vantage = 'client') AS client,
+    round(pow(2, (bar + 1) / 4) / 1e6, 6) AS "p99 gap up to", sumIf(count, vantage = 'client') AS client,
     sumIf(count, vantage = 'server') AS server, sumIf(count, vantage NOT IN ('client', 'server')) AS others
 FROM
 (

@@ -106,7 +106,7 @@ GROUP BY reason, detail, emitter, service
 ORDER BY n DESC, reason, detail
 LIMIT 200"""
 TABLES = """
-SELECT table, sum(rows) AS n, sum(bytes_on_disk) AS "on disk", count() AS parts, min(min_time) AS oldest
+SELECT table, sum(rows) AS n, sum(bytes_on_disk) AS "on disk", count() AS parts, nullIf(min(min_time), toDateTime(0)) AS oldest
 FROM system.parts
 WHERE active AND database = currentDatabase()
 GROUP BY table

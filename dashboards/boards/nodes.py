@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dashboards.kit import Kit, lines, rows
 from dashboards.sql import ENGINE, filters, quantile
 
@@ -112,6 +114,7 @@ FROM
     SELECT $__timeInterval(minute) AS time, sumMap(ttft_buckets) AS buckets
     FROM stream_minutes FINAL
     WHERE $__timeFilter(minute) AND streams > 0 AND vantage = 'server'
+    AND {filters({"tenant": "tenant"})}
     GROUP BY time
 )
 ORDER BY time"""
@@ -152,7 +155,7 @@ FROM
 (
     SELECT
         engine_id AS engine, sum(steps) AS all_steps, sumMap(interval_buckets) AS every, sumMap(decode_interval_buckets) AS decoding,
-        max(kv_used_max_ppm) / 1e6 AS kv, sum(preempted) AS thrown_out, max(waiting_max) AS waiting,
+        if(sum(kv_steps) > 0, max(kv_used_max_ppm), NULL) / 1e6 AS kv, sum(preempted) AS thrown_out, max(waiting_max) AS waiting,
         sum(prefill_steps) / nullIf(sum(work_steps), 0) AS prefill, min(minute) AS first, max(minute) AS last
     {_ENGINES}
     GROUP BY engine
@@ -161,17 +164,9 @@ ORDER BY engine
 LIMIT 200"""
 
 
-def board() -> Kit:
-    """The dashboard."""
-    kit = Kit(
-        "legato-nodes",
-        "Legato · Serving nodes",
-        "Engines step by step, summed by the minute, GPUs and hosts, beside the stalls of the same minutes.",
-        variables=ENGINE,
-        source="engine_minutes",
-        annotated=False,
-    )
-    kit.add(
+def _engines() -> list[Any]:
+    """What engines did."""
+    return [
         lines(
             "KV cache used",
             "Over 95 %: the engine will preempt. Fewer concurrent requests, shorter contexts, or more memory.",
@@ -209,6 +204,12 @@ def board() -> Kit:
             "percentunit",
             units={"tokens a request and step": "short"},
         ),
+    ]
+
+
+def _hosts() -> list[Any]:
+    """What GPUs and hosts did, and the engines in a table."""
+    return [
         lines(
             "Prefix-cache hits",
             "Share of prompt tokens found in the cache, from the engine's own counters. A fall shows as TTFT.",
@@ -232,5 +233,18 @@ def board() -> Kit:
             {"base": "s", "step p99": "s", "KV max": "percentunit", "prefill steps": "percentunit"},
             width=12,
         ),
+    ]
+
+
+def board() -> Kit:
+    """The dashboard."""
+    kit = Kit(
+        "legato-nodes",
+        "Legato · Serving nodes",
+        "Engines step by step, summed by the minute, GPUs and hosts, beside the stalls of the same minutes.",
+        variables=ENGINE,
+        source="engine_minutes",
+        annotated=False,
     )
+    kit.add(*_engines(), *_hosts())
     return kit

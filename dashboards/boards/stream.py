@@ -7,7 +7,7 @@ from dashboards.sql import chosen_text
 
 __all__ = ["board"]
 
-# An id of a trace, its beginning from six digits on, or a response's id. A whole trace id is found by its index.
+# The id of a trace, whole, or a response's: each is found by its index.
 _ID = f"lower({chosen_text('stream')})"
 _MINE = f"""
     SELECT *
@@ -17,7 +17,7 @@ _MINE = f"""
     ORDER BY start_time
     LIMIT 20"""
 _SPAN = f"SELECT min(start_time) AS low, max(addNanoseconds(start_time, duration_ns)) AS high FROM ({_MINE})"
-_ENGINE_OF = f"SELECT engine_id FROM ({_MINE}) WHERE engine_id != ''"
+_ENGINE_OF = f"SELECT tenant, engine_id FROM ({_MINE}) WHERE engine_id != ''"
 
 VANTAGES = f"""
 SELECT
@@ -55,7 +55,7 @@ LIMIT 200000"""
 STEPS = f"""
 SELECT recorded_at AS time, engine_id AS engine, interval_us / 1e6 AS "step", interval_max_us / 1e6 AS "longest wait of a request"
 FROM engine_steps FINAL
-WHERE engine_id IN ({_ENGINE_OF}) AND recorded_at >= (SELECT low FROM ({_SPAN})) AND recorded_at <= (SELECT high FROM ({_SPAN}))
+WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= (SELECT low FROM ({_SPAN})) AND recorded_at <= (SELECT high FROM ({_SPAN}))
 ORDER BY time, engine
 LIMIT 100000"""
 LOAD = f"""
@@ -63,7 +63,7 @@ SELECT
     recorded_at AS time, engine_id AS engine, prefill_tokens AS "prefill tokens", running, waiting, preempted,
     kv_used_ppm / 1e6 AS "KV used"
 FROM engine_steps FINAL
-WHERE engine_id IN ({_ENGINE_OF}) AND recorded_at >= (SELECT low FROM ({_SPAN})) AND recorded_at <= (SELECT high FROM ({_SPAN}))
+WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= (SELECT low FROM ({_SPAN})) AND recorded_at <= (SELECT high FROM ({_SPAN}))
 ORDER BY time, engine
 LIMIT 100000"""
 VERDICTS = f"""
@@ -98,7 +98,7 @@ SELECT
     lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "silent from", gap_us / 1e6 AS gap, cause, confidence,
     engine_id AS engine
 FROM verdicts FINAL
-WHERE cause != 'base' AND engine_id IN ({_ENGINE_OF}) AND start_time >= (SELECT low - INTERVAL 5 MINUTE FROM ({_SPAN}))
+WHERE cause != 'base' AND (tenant, engine_id) IN ({_ENGINE_OF}) AND start_time >= (SELECT low - INTERVAL 5 MINUTE FROM ({_SPAN}))
     AND start_time <= (SELECT high FROM ({_SPAN}))
     AND addMicroseconds(start_time, gap_start_us) <= (SELECT high FROM ({_SPAN}))
     AND addMicroseconds(start_time, gap_start_us + gap_us) >= (SELECT low FROM ({_SPAN}))

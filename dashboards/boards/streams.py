@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dashboards.kit import Kit, bars, lines, number, rows
 from dashboards.sql import DIMENSIONS, filters, quantile
 
@@ -87,15 +89,16 @@ FROM
 (
     SELECT
         service_name AS service, service_version AS release, model, provider, route, vantage, transport,
-        sum(streams) AS n, sum(good) / nullIf(sum(judged), 0) AS good_share, max(gap_max_us) / 1e6 AS worst,
+        sum(streams) AS n, sum(good) / nullIf(sum(judged), 0) AS good_share,
+        if(sum(timed_streams) > 0, max(gap_max_us), NULL) / 1e6 AS worst,
         sumMap(gap_p99_buckets) AS p99_buckets, sumMap(gap_max_buckets) AS max_buckets,
         sumMap(jitter_permille_buckets) AS jitter_buckets, sumMap(ttft_buckets) AS ttft,
-        sum(outcomes['client_cancel'] + outcomes['abandoned']) / sum(streams) AS disconnected,
-        sum(stalled_streams) / sum(streams) AS stalled
+        sum(outcomes['client_cancel'] + outcomes['abandoned']) / nullIf(sum(streams - outcomes['running']), 0) AS disconnected,
+        sum(stalled_streams) / nullIf(sum(timed_streams), 0) AS stalled
     {_FROM}
     GROUP BY service, release, model, provider, route, vantage, transport
 )
-ORDER BY n DESC, service, release, model, vantage
+ORDER BY n DESC, service, release, model, provider, route, vantage, transport
 LIMIT 500"""
 # The fifty worst streams lie in the fifty minutes with the longest gaps, so only those are looked into.
 WORST = f"""
@@ -104,26 +107,22 @@ SELECT
     gap_max_us / 1e6 AS "max gap", gap_open_us / 1e6 AS "open gap", stalls_250ms AS stalls, ttft_us / 1e6 AS "TTFT",
     duration_ns / 1e9 AS duration, chunks
 FROM streams
-WHERE $__timeFilter_ms(start_time) AND gap_max_us > 0
+WHERE $__timeFilter_ms(start_time) AND gap_max_us > 0 AND outcome != 'running'
     AND toStartOfMinute(start_time) IN
     (
-        SELECT minute {_FROM} GROUP BY minute ORDER BY max(gap_max_us) DESC LIMIT 50
+        SELECT minute {_FROM} GROUP BY minute ORDER BY max(gap_max_us) DESC, minute DESC LIMIT 50
     )
     AND {filters()}
 ORDER BY gap_max_us DESC, stream, vantage
 LIMIT 50"""
 
 
-def board() -> Kit:
-    """The dashboard."""
-    kit = Kit(
-        "legato-streams",
-        "Legato · Streams",
-        "What streamed responses felt like: goodput, gaps, first tokens, outcomes.",
-        variables=DIMENSIONS,
-    )
-    seconds = {name: "s" for name in ("p99 of p99 gap", "p99 max gap", "worst gap", "TTFT p50", "TTFT p95", "max gap", "open gap", "TTFT")}
-    kit.add(
+_SECONDS = {name: "s" for name in ("p99 of p99 gap", "p99 max gap", "worst gap", "TTFT p50", "TTFT p95", "max gap", "open gap", "TTFT")}
+
+
+def _figures() -> list[Any]:
+    """Single figures, and curves."""
+    return [
         number(
             "Goodput",
             "Share of streams without a gap over 400 ms (the open gap before an end included), with first output within 2 s, and no error. "
@@ -169,6 +168,12 @@ def board() -> Kit:
             "percentunit",
             "share",
         ),
+    ]
+
+
+def _curves_and_tables() -> list[Any]:
+    """Curves, then tables."""
+    return [
         lines(
             "Goodput by service and vantage",
             "When it fell, and for whom. A client below its server: the network or the reader; both low: the engine.",
@@ -202,15 +207,26 @@ def board() -> Kit:
             "By service, release, model, provider, route, vantage, transport",
             "One row a combination, busiest first; n is its streams. Compare releases of one service, and vantages of one model.",
             BY_SERVICE,
-            {**seconds, "goodput": "percentunit", "disconnect rate": "percentunit", "stalled streams": "percentunit"},
+            {**_SECONDS, "goodput": "percentunit", "disconnect rate": "percentunit", "stalled streams": "percentunit"},
             limits={"goodput": "goodput", "p99 max gap": "gap_s", "TTFT p95": "first_s"},
         ),
         rows(
             "Worst streams",
             "The longest silences in the range. Open one to see all its vantages, the engine's steps and what it was charged to.",
             WORST,
-            {**seconds, "duration": "s"},
+            {**_SECONDS, "duration": "s"},
             limits={"max gap": "gap_s"},
         ),
+    ]
+
+
+def board() -> Kit:
+    """The dashboard."""
+    kit = Kit(
+        "legato-streams",
+        "Legato · Streams",
+        "What streamed responses felt like: goodput, gaps, first tokens, outcomes.",
+        variables=DIMENSIONS,
     )
+    kit.add(*_figures(), *_curves_and_tables())
     return kit

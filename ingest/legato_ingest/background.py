@@ -18,10 +18,14 @@ _log = logging.getLogger("legato")
 
 
 class Background:
-    """Calls ``step`` every ``every_s`` seconds from ``start()`` until ``close()``. ``stage`` is its name in logs and counters."""
+    """Calls ``step`` every ``every_s`` seconds from ``start()`` until ``close()``, the first time after ``first_s`` (default: likewise).
 
-    def __init__(self, stage: str, step: Callable[[], object], every_s: float, metrics: Metrics) -> None:
+    ``stage`` is its name in logs and counters.
+    """
+
+    def __init__(self, stage: str, step: Callable[[], object], every_s: float, metrics: Metrics, first_s: float | None = None) -> None:
         self._stage, self._step, self._every_s, self._metrics = stage, step, every_s, metrics
+        self._first_s = every_s if first_s is None else first_s
         self.closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"legato-{stage}", daemon=True)
 
@@ -36,7 +40,9 @@ class Background:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self.closing.wait(self._every_s):
+        pause_s = self._first_s
+        while not self.closing.wait(pause_s):
+            pause_s = self._every_s
             try:
                 self._step()
             except StoreError as error:

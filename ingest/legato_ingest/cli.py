@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from legato_ingest import cli_read
+from legato_ingest import cli_dashboards, cli_read
 from legato_ingest.errors import LegatoError
 
 __all__ = ["app", "main"]
@@ -30,6 +30,7 @@ app = typer.Typer(
 schema_app = typer.Typer(name="schema", help="The store's schema: numbered SQL files, applied in order.", no_args_is_help=True)
 app.add_typer(schema_app)
 cli_read.register(app)
+cli_dashboards.register(app)
 
 StoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
 

@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command()(streams)
     app.command()(stream)
     app.command()(blame)
+    app.command()(slo)
 
 
 def report(
@@ -149,6 +150,27 @@ def blame(
     with _asking():
         answer = page.fetch(_reader(url), question)
     _show(page.as_json(answer) if as_json else page.render(answer))
+
+
+def slo(
+    objective: Annotated[float, typer.Option(min=0.5, max=0.99999, help="Share of streams that are to be good")] = 0.99,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """How fast each service spends the streams that its objective lets be bad: what the alert rules see.
+
+    A burn rate of 1 spends the budget exactly. A rule fires when a long and a short window burn beyond its limit, with three bad streams of
+    two readers or more: a page at 14.4 over 1 h and 5 min, or at 6 over 6 h and 30 min; a ticket at 1 over 3 days and 6 h.
+    A bad stream burns one budget: the readers' own when its stalls lie with them, that of first outputs when nothing else was wrong.
+
+    Examples: legato slo; legato slo --objective 0.995; legato slo --json | jq '.[] | select(.firing)'
+    """
+    from legato_ingest import slo_page as page
+    from legato_ingest.settings import load
+
+    with _asking():
+        rows = page.fetch(_reader(url), load().dashboards_dir, objective)
+    _show(page.as_json(rows) if as_json else page.render(rows, objective))
 
 
 def _reader(url: str) -> Reader:

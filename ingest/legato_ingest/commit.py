@@ -25,6 +25,7 @@ from legato_ingest.known import BESIDE, keys_of, known_keys
 from legato_ingest.metrics import Metrics
 from legato_ingest.rows import Batch, rejected_table
 from legato_ingest.store import Store
+from legato_ingest.stream_results import results_of
 
 __all__ = ["Committer", "Receipt"]
 
@@ -54,14 +55,27 @@ class _Waiting:
 class Committer:
     """Owns the writing thread. ``queue_bytes_max`` bounds what waits, ``chunks_max`` one insert (a larger batch goes alone).
 
-    Rows get the time of their insert as ``received_at``, later than ``after_ms`` and all that ``settled_ms`` ever said.
+    Rows get the time of their insert as ``received_at``, later than ``after_ms`` and all that ``settled_ms`` ever said. Streams that ended
+    are counted by the SLO with these limits.
     """
 
-    def __init__(self, store: Store, metrics: Metrics, *, queue_bytes_max: int, chunks_max: int, after_ms: int = 0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        *,
+        queue_bytes_max: int,
+        chunks_max: int,
+        after_ms: int = 0,
+        slo_gap_ms: float = 400.0,
+        slo_first_output_ms: float = 2000.0,
+    ) -> None:
         self._store = store
         self._metrics = metrics
         self._queue_bytes_max = queue_bytes_max
+        metrics.queue_bytes_max.set(queue_bytes_max)
         self._chunks_max = chunks_max
+        self._slo_us = int(slo_gap_ms * 1000), int(slo_first_output_ms * 1000)
         self._queue: deque[_Waiting] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
@@ -225,6 +239,10 @@ class Committer:
                 else:
                     half = count // 2
                     spans += [(start + half, count - half), (start, half)]
+            else:
+                if table == REVS:
+                    # Now, not when all is done: if something fails yet, these rows come again as duplicates.
+                    self._metrics.count_results(results_of(rows.slice(start, count), *self._slo_us))
         return bad
 
     def _count_outcome(self, group: list[_Waiting], fresh: list[pa.Table], store_refused: int) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from legato_ingest.errors import LegatoError
 
-__all__ = ["MacroError", "Range", "expand"]
+__all__ = ["MacroError", "Range", "expand", "with_macros", "with_variables"]
 
 Values = Mapping[str, str | Sequence[str]]
 _VARIABLE = re.compile(r"\$\{(\w+)(?::(\w+))?\}")
@@ -37,25 +37,34 @@ class Range:
 
 
 def expand(sql: str, span: Range, values: Values | None = None) -> str:
-    """The statement with its variables, then its macros, filled in. Raises ``MacroError``.
+    """The statement with its variables, then its macros, filled in. Raises ``MacroError``."""
+    return with_macros(with_variables(sql, values), span)
+
+
+def with_variables(sql: str, values: Values | None = None) -> str:
+    """The statement with its variables filled in, as Grafana's front end does it. Raises ``MacroError``.
 
     A variable that ``values`` lacks stands at "All". Only the format ``queryparam`` is taken: all others can be broken out of.
     """
 
-    def variable(match: re.Match[str]) -> str:
+    def filled(match: re.Match[str]) -> str:
         name, form = match.groups()
         if form != "queryparam":
             raise MacroError(f"the variable {name} has the format {form}, expected queryparam: no other keeps a value a value")
         given = (values or {}).get(name, _ALL)
         return "&".join(f"var-{name}={_encoded(value)}" for value in ([given] if isinstance(given, str) else given))
 
-    def macro(match: re.Match[str]) -> str:
-        name, _, argument = match.groups()
-        if match.group(0) == _ALL:
-            return _ALL
-        return _macro(name, (argument or "").strip(), span)
+    return _VARIABLE.sub(filled, sql)
 
-    return _MACRO.sub(macro, _VARIABLE.sub(variable, sql))
+
+def with_macros(sql: str, span: Range) -> str:
+    """The statement with its macros filled in, as the plugin's back end does it. Raises ``MacroError``."""
+
+    def filled(match: re.Match[str]) -> str:
+        name, _, argument = match.groups()
+        return _ALL if match.group(0) == _ALL else _macro(name, (argument or "").strip(), span)
+
+    return _MACRO.sub(filled, sql)
 
 
 def _encoded(value: str) -> str:

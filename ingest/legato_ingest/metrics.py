@@ -6,10 +6,17 @@ passed in, so two servers in one process (tests) do not meet.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from legato_ingest.stream_results import RESULTS
 
 __all__ = ["Metrics"]
 
+# A service's name comes from outside, and a series once scraped is kept for long: those beyond so many share one name.
+_SERVICES_MAX = 200
+_OTHER = "(other)"
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -24,6 +31,8 @@ class Metrics:
         self.received_spans = Counter("legato_received_spans", "Spans received", registry=kept)
         self.stored_spans = Counter("legato_stored_spans", "Spans whose rows are in the store", registry=kept)
         self.stored_chunks = Counter("legato_stored_chunks", "Chunks whose rows are in the store", registry=kept)
+        self.streams = Counter("legato_streams", "Streams that ended, by the SLO", ["service", "vantage", "result"], registry=kept)
+        self._services: set[str] = set()
         self.duplicate_spans = Counter("legato_duplicate_spans", "Spans that the store had already", registry=kept)
         self.ignored_spans = Counter("legato_ignored_spans", "Spans that are no streamed responses", registry=kept)
         self.rejected_spans = Counter("legato_rejected_spans", "Spans refused, by reason", ["reason"], registry=kept)
@@ -42,6 +51,7 @@ class Metrics:
         self.commit_seconds = Histogram("legato_commit_seconds", "Time of one insert", buckets=_SECONDS, registry=kept)
         self.request_seconds = Histogram("legato_request_seconds", "From body to reply", buckets=_SECONDS, registry=kept)
         self.queue_bytes = Gauge("legato_queue_bytes", "Bytes of bodies and rows that wait", registry=kept)
+        self.queue_bytes_max = Gauge("legato_queue_bytes_max", "At so many bytes waiting, requests get 429", registry=kept)
         self.queries = Counter("legato_queries", "Read queries by result", ["result"], registry=kept)
         self.query_seconds = Histogram("legato_query_seconds", "Time of a read query", buckets=_SECONDS, registry=kept)
 
@@ -53,6 +63,16 @@ class Metrics:
         else:
             self.received_spans.inc(spans)
             self.ignored_spans.inc(ignored)
+
+    def count_results(self, counts: Iterable[tuple[str, str, str, int]]) -> None:
+        """Streams that ended and are stored: (service, vantage, result, how many). Called by one thread."""
+        for service, vantage, result, streams in counts:
+            if service not in self._services and len(self._services) >= _SERVICES_MAX:
+                service = _OTHER
+            self._services.add(service)
+            # All results from the first: a series that begins at its first bad stream has no increase there.
+            for each in RESULTS:
+                self.streams.labels(service, vantage, each).inc(streams if each == result else 0)
 
     def count_stored(self, table: str, stored: int, duplicates: int, refused: int) -> None:
         """What became of the new rows of a table that came beside the streams."""

@@ -13,7 +13,6 @@ __all__ = [
     "CULPRITS",
     "ERRORS",
     "FINISHED",
-    "FIRST_OUTPUT_US",
     "FIRST_TOKENS",
     "FIND_STREAM",
     "GOOD",

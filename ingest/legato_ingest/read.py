@@ -78,8 +78,9 @@ def create_app(settings: Settings, store: Answers, metrics: Metrics) -> FastAPI:
             return Response("Ok.\n", media_type=_PLAIN)
         # Counted here, between two awaits: the limiter's own queue is entered only after it has yielded to others that would pass too.
         nonlocal admitted
-        if admitted >= 2 * settings.queries_max:
-            raise BadRequest(f"{settings.queries_max} queries run and as many wait: ask again in {settings.retry_after_s} s", 503)
+        if admitted >= settings.queries_max + settings.queries_waiting_max:
+            running_and_waiting = f"{settings.queries_max} queries run and {settings.queries_waiting_max} wait"
+            raise BadRequest(f"{running_and_waiting}: ask again in {settings.retry_after_s} s", 503)
         admitted += 1
         started = time.perf_counter()
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from legato_ingest.queries import ERRORS, FIRST_OUTPUT_US, GOOD, JUDGED
+from legato_ingest.queries import ERRORS, GOOD, JUDGED
 from legato_ingest.statistics import BUCKETS_PER_DOUBLING
 
 __all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup"]
@@ -77,7 +77,7 @@ SELECT
     {_clients("is_bad AND (over_gap OR is_error) AND side NOT IN ('connection', 'reader')")} AS bad_service_clients,
     {_clients("is_bad AND over_gap AND side = 'connection'")} AS bad_connection_clients,
     {_clients("is_bad AND over_gap AND side = 'reader'")} AS bad_reader_clients,
-    {_clients("is_judged AND is_late")} AS late_clients,
+    {_clients("is_bad AND NOT over_gap AND NOT is_error")} AS bad_late_clients,
     toUInt32(countIf(is_timed)) AS timed_streams,
     sumIf(toUInt64(gaps), is_timed) AS gaps,
     sumIf(toUInt64(gap_sum_us), is_timed) AS gap_sum_us,
@@ -122,7 +122,6 @@ FROM
         {JUDGED} AS is_judged, {GOOD} AS is_good, is_judged AND NOT is_good AS is_bad,
         coalesce(gap_max_us, 0) > {{gap_us:UInt64}} AS over_gap,
         outcome IN {ERRORS} AS is_error,
-        {FIRST_OUTPUT_US} > {{first_us:UInt64}} AS is_late,
         toInt64(intDiv(duration_ns, 1000)) - toInt64(coalesce(ttft_us, 0)) AS after_first_us,
         log(greatest(coalesce(output_tokens, 1), 1) / greatest(after_first_us, 1) * 1e6) AS log_rate
     FROM streams

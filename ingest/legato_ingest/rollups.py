@@ -20,15 +20,17 @@ from legato_ingest.store import Store
 __all__ = ["MINUTE_S", "roll", "slices"]
 
 MINUTE_S = 60
-# One pass computes at most so many minutes, in at most so many stretches of neighbours: each is a range for the primary key.
+# One pass computes at most so many minutes, in at most so many stretches: each is a range for the primary key. Minutes that are this near
+# to one another are read as one stretch, and those between them left out.
 _MINUTES_MAX = 240
 _STRETCHES_MAX = 64
+_HOLE_S_MAX = 900
 _ROLLED = pa.timestamp("ms", "UTC")
 
 
 def slices(minutes_s: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Minutes (unix s, ascending) in passes."""
-    stretch = np.cumsum(np.diff(minutes_s, prepend=minutes_s[:1]) > MINUTE_S)
+    stretch = np.cumsum(np.diff(minutes_s, prepend=minutes_s[:1]) > _HOLE_S_MAX)
     first = 0
     while first < len(minutes_s):
         last = min(first + _MINUTES_MAX, int(np.searchsorted(stretch, stretch[first] + _STRETCHES_MAX)))
@@ -38,9 +40,11 @@ def slices(minutes_s: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 def _within(column: str, minutes_s: NDArray[np.int64]) -> str:
     """The condition that a time lies in one of these minutes."""
-    stretches = np.split(minutes_s, np.flatnonzero(np.diff(minutes_s) > MINUTE_S) + 1)
+    stretches = np.split(minutes_s, np.flatnonzero(np.diff(minutes_s) > _HOLE_S_MAX) + 1)
     ranges = ((int(each[0]) * 10**9, (int(each[-1]) + MINUTE_S) * 10**9) for each in stretches)
-    return "(" + " OR ".join(f"({column} >= {time_ns(low)} AND {column} < {time_ns(high)})" for low, high in ranges) + ")"
+    inside = " OR ".join(f"({column} >= {time_ns(low)} AND {column} < {time_ns(high)})" for low, high in ranges)
+    listed = ", ".join(map(str, (minutes_s // MINUTE_S).tolist()))
+    return f"({inside}) AND intDiv(toUnixTimestamp64Second({column}), {MINUTE_S}) IN ({listed})"
 
 
 def roll(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], parameters: Mapping[str, Any], now_ms: int) -> int:
@@ -49,7 +53,8 @@ def roll(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], 
     keys = ("tenant", "minute", *rollup.keys)
     known = store.select_arrow(
         f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms FROM {rollup.table} FINAL"
-        f" WHERE minute IN ({', '.join(map(str, minutes_s.tolist()))}) AND {rollup.alive} > 0"
+        f" WHERE minute >= {int(minutes_s[0])} AND minute <= {int(minutes_s[-1])}"
+        f" AND minute IN ({', '.join(map(str, minutes_s.tolist()))}) AND {rollup.alive} > 0"
     )
     rows = pa.concat_tables([fresh, _zeros(fresh.schema, _gone(known, fresh, keys))])
     # Also where the machine's clock was set back since: what is computed now outranks what was computed before.

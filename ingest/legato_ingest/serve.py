@@ -21,6 +21,7 @@ from fastapi import FastAPI
 
 from legato_ingest import admin, migrate, read, receive
 from legato_ingest.attribution.worker import Worker
+from legato_ingest.chunking_watch import ChunkingWatch
 from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.lock import StoreLock
@@ -84,11 +85,14 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         queue_bytes_max=settings.queue_bytes_max,
         chunks_max=settings.commit_chunks_max,
         after_ms=followed_until_ms(store),
+        slo_gap_ms=settings.slo_gap_ms,
+        slo_first_output_ms=settings.slo_first_output_ms,
     )
     attribution = Worker(Store(settings.store_path), settings, metrics, committer.settled_ms)
     roller = Roller(Store(settings.store_path), settings, metrics, committer.settled_ms, attribution.judged_ms)
     sampler = SelfSampler(store, committer, metrics)
-    for worker in (attribution, roller, sampler):
+    chunking = ChunkingWatch(Store(settings.store_path), settings, metrics)
+    for worker in (attribution, roller, sampler, chunking):
         worker.start()
     apps = [
         (receive.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
@@ -106,6 +110,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         committer.close()
         attribution.close()
         roller.close()
+        chunking.close()
         store.close()
 
 

@@ -28,6 +28,10 @@ def _default_schema() -> pathlib.Path:
     return pathlib.Path(__file__).resolve().parents[2] / "schema"
 
 
+def _default_dashboards() -> pathlib.Path:
+    return pathlib.Path(__file__).resolve().parents[2] / "dashboards"
+
+
 class Settings(BaseSettings):
     """All settings of `legato`."""
 
@@ -35,6 +39,12 @@ class Settings(BaseSettings):
 
     store: str = Field(default_factory=_default_store, description="Where rows are kept: chdb:///absolute/path (embedded)")
     schema_dir: pathlib.Path = Field(default_factory=_default_schema, description="Folder of the numbered SQL files")
+    dashboards_dir: pathlib.Path = Field(
+        default_factory=_default_dashboards, description="Folder of the dashboards' JSON and of the alert rules' SQL"
+    )
+    grafana_token: SecretStr = Field(SecretStr(""), description="A Grafana service account's token, for `legato dashboards`")
+    grafana_user: str = Field("", description="Instead of a token: a user of Grafana")
+    grafana_password: SecretStr = Field(SecretStr(""), description="That user's password")
     host: str = Field("127.0.0.1", description="Address of the OTLP door; only loopback until there are tokens")
     otlp_port: int = Field(4318, ge=1, le=65_535, description="Port of OTLP over HTTP, health and metrics")
     read_host: str = Field("127.0.0.1", description="Address of the read door; needs LEGATO_READ_PASSWORD where it is not loopback")
@@ -55,10 +65,12 @@ class Settings(BaseSettings):
     slo_gap_ms: float = Field(400.0, gt=0, description="A stream with a longer gap is not good; then `legato rollup --since all`")
     slo_first_output_ms: float = Field(2000.0, gt=0, description="Nor is one whose first output comes later than this; likewise")
     rollup_every_s: float = Field(5.0, gt=0, description="Pause between two runs of the rollups that dashboards and alerts read")
+    chunking_every_s: float = Field(3600.0, gt=0, description="Pause between two searches for changes in chunking")
     query_seconds_max: int = Field(30, ge=1, description="Longest a read query may run")
     query_memory_bytes_max: int = Field(2 * 2**30, ge=1, description="Most memory that a read query may use")
     query_rows_max: int = Field(1_000_000, ge=1, description="Most rows that a read query may return")
-    queries_max: int = Field(4, ge=1, description="Read queries that run at the same time; as many again may wait")
+    queries_max: int = Field(4, ge=1, description="Read queries that run at the same time")
+    queries_waiting_max: int = Field(64, ge=0, description="Read queries that may wait; a dashboard asks some 30 at once")
 
     @property
     def store_path(self) -> pathlib.Path:

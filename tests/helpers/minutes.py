@@ -62,7 +62,9 @@ def expected(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> 
     """All four tables by their keys, without the time at which they were computed. The SLO's limits are in µs."""
     streams, verdicts = rows_in(store, "SELECT * FROM streams"), rows_in(store, "SELECT * FROM verdicts FINAL")
     replays, steps = rows_in(store, "SELECT * FROM replays FINAL"), rows_in(store, "SELECT * FROM engine_steps FINAL")
-    hashes = {row["client_hash"]: row["h"] for row in rows_in(store, "SELECT DISTINCT client_hash, cityHash64(client_hash) AS h FROM streams")}
+    hashes = {
+        row["client_hash"]: row["h"] for row in rows_in(store, "SELECT DISTINCT client_hash, cityHash64(client_hash) AS h FROM streams")
+    }
     for row in streams:
         row["minute"] = row["start_time"] // MINUTE_NS * 60
         row["client"] = hashes[row["client_hash"]] if row["client_hash"] else 0
@@ -208,7 +210,7 @@ def _of_the_judged(rows: list[Row]) -> Row:
         "bad_service_clients": _counts(r["client"] for r in bad if (r["over_gap"] or r["is_error"]) and r["side"] == "service"),
         "bad_connection_clients": _counts(row["client"] for row in over if row["side"] == "connection"),
         "bad_reader_clients": _counts(row["client"] for row in over if row["side"] == "reader"),
-        "late_clients": _counts(row["client"] for row in rows if row["is_judged"] and row["is_late"]),
+        "bad_late_clients": _counts(row["client"] for row in bad if not row["over_gap"] and not row["is_error"]),
     }
 
 

@@ -177,7 +177,7 @@ def test_beyond_the_bound_the_driver_is_told_to_come_back(store: Store) -> None:
     held = Held(store)
     outcomes: list[object] = []
     refused = threading.Event()
-    with served(create_app(load(queries_max=1), held, Metrics())) as address:
+    with served(create_app(load(queries_max=1, queries_waiting_max=1), held, Metrics())) as address:
         clients = [connected(address) for _ in range(3)]
 
         def ask(opened: Client) -> None:

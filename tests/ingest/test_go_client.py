@@ -223,7 +223,7 @@ def test_gzip_is_sent_to_who_asks(program: pathlib.Path, store: Store, flags: tu
 
 def test_beyond_the_room_questions_are_told_to_come_back(program: pathlib.Path, store: Store) -> None:
     """Two run and two wait; of twenty, those that get no answer are told 503 with ClickHouse's code for it, and no answer is wrong."""
-    with reading(store, queries_max=2) as address:
+    with reading(store, queries_max=2, queries_waiting_max=2) as address:
         answer = ask(program, address, "-only", "concurrent")["concurrent"]
     right, refused = answer["facts"]["right"], answer["facts"]["refused"]
     # How many it are depends on how fast they come: the exact bound is held by test_read.

@@ -246,7 +246,7 @@ def test_queries_are_bounded() -> None:
     """Of twelve at once two run and two wait; the others are told to come back, at once."""
     store, metrics = Slow(), Metrics()
     replies: list[httpx.Response] = []
-    with served(create_app(load(queries_max=2), store, metrics)) as url:
+    with served(create_app(load(queries_max=2, queries_waiting_max=2), store, metrics)) as url:
 
         def ask() -> None:
             replies.append(httpx.get(url, params={"query": "SELECT 1"}, timeout=20))

@@ -1,10 +1,11 @@
-"""The tables of minutes hold what the rows behind them say, whatever came when, twice, late or halfway: worked out apart and compared whole."""
+"""The tables of minutes hold what the rows behind them say, whatever came twice, late or halfway: worked out apart and compared."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -22,14 +24,15 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.minutes import ALIVE, KEYS, differences, expected, rows_in, stored
-from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
+from helpers.spans import SECOND_NS, native_span, request, scope_of
 from helpers.tables import requests_of_one_span
+from helpers.world import MS, World
+from helpers.world_spans import steps, stream
 from legato._timeline import pack
 from legato_gpu_agent.steps import Engine, Step, request_of
 from legato_ingest.attribution.sweep import Swept
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.commit import Committer
-from legato_ingest.literals import time_ns
 from legato_ingest.metrics import Metrics
 from legato_ingest.roller import Roller, followed_until_ms, now_ms
 from legato_ingest.rollup_queries import STREAM_ROLLUPS
@@ -43,7 +46,7 @@ HOUR_NS, DAY_NS, MINUTE_NS = 3_600 * SECOND_NS, 86_400 * SECOND_NS, 60 * SECOND_
 NOW_NS = time.time_ns()
 # Some minutes' begin, long enough ago for all that began in them to be over.
 THEN_NS = (NOW_NS - 2 * HOUR_NS) // MINUTE_NS * MINUTE_NS
-CAUSES = ("scheduling", "kv_pressure", "host", "front_end", "coalescing", "connection", "slow_reader", "consumer", "render", "mixed", "base")
+CAUSES = ("scheduling", "kv_pressure", "host", "front_end", "coalescing", "connection", "slow_reader", "consumer", "render", "mixed")
 DIMENSIONS: Mapping[str, Sequence[str]] = {
     "gen_ai.request.model": ("m1", "m2", ""),
     "gen_ai.provider.name": ("openai", "vllm"),
@@ -118,36 +121,35 @@ def streams_of(rng: random.Random, count: int) -> ExportTraceServiceRequest:
         attributes["legato.stream.outcome"] = rng.choice(("complete", "complete", "client_cancel", "timeout", "upstream_error"))
         more: dict[str, Any] = {"drop": rng.choice(((), ("legato.stream.timeline",), ("gen_ai.usage.output_tokens",)))}
         if rng.random() < 0.3:
-            attributes |= snapshot(rng.choice((0.0, 1e6)))
+            attributes |= snapshot(rng.choice((0.0, 1e6)), rng.randbytes(8))
             more["name"] = "legato.stream.snapshot"
         start = THEN_NS + rng.randrange(5) * MINUTE_NS + rng.choice((0, 1, rng.randrange(MINUTE_NS), MINUTE_NS - 1))
         native_span(body, attributes, start_ns=start, duration_ns=int(times[-1]) * 1000 + rng.choice((0, SECOND_NS)), rng=rng, **more)
     return body
 
 
-def snapshot(next_due_s: float, span_id: bytes | None = None, rev: int = 1) -> dict[str, Any]:
+def snapshot(next_due_s: float, span_id: bytes, rev: int = 1) -> dict[str, Any]:
     """What makes a span a snapshot of a stream whose next is due so long after its start."""
-    named = (span_id or random.randbytes(8)).hex()
-    said = {"outcome": "running", "span_id": named, "rev": rev, "next_due": next_due_s}
+    said = {"outcome": "running", "span_id": span_id.hex(), "rev": rev, "next_due": next_due_s}
     return {f"legato.stream.{key}": value for key, value in said.items()}
 
 
 # Figures at the edges of what panels tell apart; None is NULL.
 EDGES: Mapping[str, Sequence[float | None]] = {
-    "duration_ns": (0, 1, 999, 2_000_000_999, 2_000_001_000, 30 * SECOND_NS),
+    "duration_ns": (1, 2_000_000_999, 2_000_001_000, 30 * SECOND_NS),
     "ttfb_us": (None, 0, 1, 2, 255, 256, 257, 2**40),
-    "ttft_us": (None, 0, 1, 1_999_999, 2_000_000, 2_000_001, 29_999_999, 30_000_000, 2**33),
-    "ttfo_us": (None, 0, 2_000_000, 2_000_001, 2_345_678),
+    "ttft_us": (None, None, None, 0, 1, 1_999_999, 2_000_000, 2_000_001, 29_999_999, 30_000_000, 2**33),
+    "ttfo_us": (None, None, None, 0, 2_000_000, 2_000_001, 2_345_678),
     "gaps": (None, 0, 1, 77),
     "gap_sum_us": (None, 0, 12_345_678_901),
     "gap_p99_us": (None, 0, 1, 2**20 - 1, 2**20, 399_999),
-    "gap_max_us": (None, 0, 1, 249_999, 399_999, 400_000, 400_001, 2**21, 2**41),
+    "gap_max_us": (None, None, 0, 1, 249_999, 399_999, 400_000, 400_001, 2**21, 2**41),
     "jitter_ratio": (None, 0, 0.001, 0.5, 1, 1.024, 3.1415, 1e6),
     "stalls_250ms": (None, 0, 1, 9),
     "stalls_400ms": (None, 0, 3),
     "excess_250ms_us": (None, 0, 5_000_000_000),
     "chunks": (None, 0, 20),
-    "content_chunks": (None, 0, 1, 18),
+    "content_chunks": (None, None, 0, 1, 18),
     "content_bytes": (None, 0, 900),
     "wire_bytes": (None, 0, 4_400),
     "output_tokens": (None, 0, 1, 2, 900, 2**32 - 1),
@@ -158,14 +160,17 @@ EDGES: Mapping[str, Sequence[float | None]] = {
 OUTCOMES = ("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort")
 
 
-def bent(rng: random.Random, rows: pa.Table) -> pa.Table:
-    """The rows of other streams, whose figures no recording would bring together."""
+def bent(rng: random.Random, rows: pa.Table, tenant: str = "") -> pa.Table:
+    """Rows with figures that no recording would bring together: of other streams, or of the same of another tenant."""
     count = rows.num_rows
     replaced: dict[str, Sequence[Any]] = {name: rng.choices(values, k=count) for name, values in EDGES.items()}
     replaced["outcome"] = rng.choices(OUTCOMES, k=count)
     replaced["ended"] = rng.choices((True, True, True, False), k=count)
     replaced["next_due_us"] = rng.choices((0, 1, 10**12), k=count)
-    replaced["trace_id"] = [rng.randbytes(16) for _ in range(count)]
+    if tenant:
+        replaced["tenant"] = [tenant] * count
+    else:
+        replaced["trace_id"] = [rng.randbytes(16) for _ in range(count)]
     for name, values in replaced.items():
         place = rows.schema.get_field_index(name)
         rows = rows.set_column(place, rows.schema.field(place), pa.array(values).cast(rows.schema.field(place).type))
@@ -181,13 +186,15 @@ def judgements(rng: random.Random, revs: pa.Table, judged_ms: int, share: float 
     for named in names:
         if rng.random() > share:
             continue
-        stream = {**dict(zip(("tenant", "start_time", "trace_id", "span_id"), named, strict=True)), "judged_at": judged_ms}
+        whose = {**dict(zip(("tenant", "start_time", "trace_id", "span_id"), named, strict=True)), "judged_at": judged_ms}
         for place in range(rng.randrange(1, 4)):
-            verdicts.append({**stream, "gap_start_us": 100 * place, **charged(rng)})
+            verdicts.append({**whose, "gap_start_us": 100 * place, **charged(rng)})
         was = {"stalls": rng.randrange(1, 9), "stalled_us": rng.randrange(10**6, 10**10)}
         for cause in rng.sample(CAUSES[:8], rng.randrange(3)):
-            left = {f"stalls_{at}": rng.randrange(9) for at in ("min", "max")} | {f"stalled_{at}_us": rng.randrange(10**10) for at in ("min", "max")}
-            replays.append({**stream, "cause": cause, "engine_id": "e", **was, **left})
+            left = {f"stalls_{at}": rng.randrange(9) for at in ("min", "max")} | {
+                f"stalled_{at}_us": rng.randrange(10**10) for at in ("min", "max")
+            }
+            replays.append({**whose, "cause": cause, "engine_id": "e", **was, **left})
     return pa.Table.from_pylist(verdicts, VERDICTS), pa.Table.from_pylist(replays, REPLAYS)
 
 
@@ -196,7 +203,7 @@ def charged(rng: random.Random) -> dict[str, Any]:
     return {
         "gap_us": rng.choice((250_000, 399_999, 400_000, 400_001, 9_000_000_000)),
         "excess_us": rng.randrange(10**7),
-        "cause": rng.choice(CAUSES),
+        "cause": rng.choice((*CAUSES, "base", "base", "base")),
         "confidence": rng.choice(("proven", "strong", "likely", "unknown")),
         "engine_id": rng.choice(("", "e1", "e2")),
         "parts": [(cause, rng.randrange(-(10**9), 10**12)) for cause in rng.sample(CAUSES, rng.randrange(4))],
@@ -226,8 +233,8 @@ REPLAYS = pa.schema(
 
 def judge(store: Store, at_ms: int, *said: Mapping[str, Any]) -> None:
     """Verdicts on the stream that the store holds, at this time of judgement."""
-    (stream,) = rows_in(store, "SELECT tenant, start_time, trace_id, span_id FROM streams")
-    rows = [{**charged(random.Random(1)), "gap_start_us": 7, **stream, "judged_at": at_ms, **each} for each in said]
+    (whose,) = rows_in(store, "SELECT tenant, start_time, trace_id, span_id FROM streams")
+    rows = [{**charged(random.Random(1)), "gap_start_us": 7, **whose, "judged_at": at_ms, **each} for each in said]
     store.insert("verdicts", pa.Table.from_pylist(rows, VERDICTS))
 
 
@@ -247,27 +254,33 @@ def steps_of(rng: random.Random, engine: str, count: int, first: int = 0) -> Exp
     return request_of(Engine(engine, 5), made)
 
 
-def fill(store: Store, seed: int) -> None:
-    """Streams, verdicts of two judgements, replays and steps of two tenants."""
+def fill(store: Store, seed: int, requests: int = 2) -> None:
+    """Streams, verdicts of two judgements, replays and steps of two tenants, whose streams have the same ids."""
     rng = random.Random(seed)
-    for tenant in ("", "it's\\ b"):
-        for _ in range(3):
-            made = rows_of(streams_of(rng, 40), tenant=tenant, received_at_ns=NOW_NS, limits=Limits())
-            assert made.rejected.num_rows == 0
-            revs = pa.concat_tables([made.revs, bent(rng, made.revs)])
-            store.insert("stream_revs", revs)
-            for ago_ms in (9_000, 5_000):
-                verdicts, replays = judgements(rng, revs, NOW_NS // 10**6 - ago_ms)
+    for _ in range(requests):
+        made = rows_of(streams_of(rng, 40), tenant="", received_at_ns=NOW_NS, limits=Limits())
+        assert made.rejected.num_rows == 0
+        revs = pa.concat_tables([made.revs, bent(rng, made.revs)])
+        revs = pa.concat_tables([revs, bent(rng, revs, OTHER)])
+        store.insert("stream_revs", revs)
+        for ago_ms in (9_000, 5_000):
+            verdicts, replays = judgements(rng, revs, NOW_NS // 10**6 - ago_ms)
+            # As if a judgement had been written twice: it is the same rows.
+            for _ in range(2):
                 store.insert("verdicts", verdicts)
                 store.insert("replays", replays)
+    for tenant in ("", OTHER):
         for engine in ("e1", "e2"):
             store.insert("engine_steps", rows_of(steps_of(rng, engine, 150), tenant=tenant, received_at_ns=NOW_NS, limits=Limits()).steps)
+
+
+OTHER = "it's\\ b"
 
 
 # What is in them.
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_column_is_what_the_rows_say(store: Store, seed: int) -> None:
     """All four tables, whole: each key and each figure is the one that a loop over the raw rows finds."""
     fill(store, seed)
@@ -294,7 +307,7 @@ def test_the_check_sees_every_figure(store: Store) -> None:
 
 
 def everything(rng: random.Random) -> list[ExportTraceServiceRequest]:
-    """Requests of streams, of snapshots before the end of some, and of an engine's steps."""
+    """Requests of streams, of snapshots before the end of some, of engines' steps, and of a world whose stall can be replayed."""
     bodies = [streams_of(rng, 12), streams_of(rng, 12)]
     for number, span in enumerate(scope_of(bodies[0]).spans):
         if span.name != "legato.stream.snapshot" and number % 2:
@@ -303,7 +316,8 @@ def everything(rng: random.Random) -> list[ExportTraceServiceRequest]:
             native_span(before, attributes, trace_id=span.trace_id, start_ns=span.start_time_unix_nano, name="legato.stream.snapshot")
             span.attributes.add(key="legato.stream.rev").value.int_value = 2
             bodies.append(before)
-    return [*bodies, steps_of(rng, "e1", 40), steps_of(rng, "e2", 40)]
+    world = World(slow={200: 600 * MS}, offset_ns=THEN_NS - 10**15)
+    return [*bodies, steps_of(rng, "e1", 40), steps_of(rng, "e2", 40), stream(world, "client"), stream(world, "server"), steps(world)]
 
 
 def pieces(bodies: Iterable[ExportTraceServiceRequest]) -> list[ExportTraceServiceRequest]:
@@ -346,9 +360,23 @@ def test_what_is_sent_again_changes_no_figure(store: Store) -> None:
                 rolling.step()
                 for each in waiting:
                     each.result(PATIENCE_S)
-            attribute(store)
+            if empty:
+                attribute(store)
             rolling.step()
         assert differences(store) == [] and minutes(store) == once
+
+
+def test_a_snapshot_that_is_sent_again_after_its_end_is_no_news(store: Store) -> None:
+    """Also when the store has merged it away: nothing is judged or computed again, in whatever company it would be this time."""
+    before, end = one("a", 1, due_s=60.0), one("a", 2, attributes=SLOW, duration_ns=9 * SECOND_NS)
+    with committing(store) as committer:
+        send(committer, [before, end])
+        judging = Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        rolling = roller(store, committer.settled_ms, judging.judged_ms)
+        assert judging.step().verdicts == 1 and rolling.step().minutes == 1
+        store.command("OPTIMIZE TABLE stream_revs FINAL")
+        send(committer, [before])
+        assert judging.step().streams == 0 and rolling.step().minutes == 0
 
 
 def one(model: str, rev: int, span_id: bytes = b"8 bytes.", **more: Any) -> ExportTraceServiceRequest:
@@ -368,8 +396,10 @@ def test_a_later_rev_takes_the_place_of_the_one_before(store: Store) -> None:
         for rev, (model, due_s) in enumerate([("a", 1e6), ("a", 1e6), ("b", 1e6), ("c", None), ("a", None)], 1):
             send(committer, [one(model, rev, due_s=due_s)])
             assert rolling.step().minutes == 1
-            assert differences(store) == []
-            ((streams, chunks, models),) = store.select("SELECT sum(streams), sum(chunks), groupArrayIf(model, streams > 0) FROM stream_minutes FINAL")
+            assert differences(store) == [] and rolling.step().minutes == 0
+            ((streams, chunks, models),) = store.select(
+                "SELECT sum(streams), sum(chunks), groupArrayIf(model, streams > 0) FROM stream_minutes FINAL"
+            )
             assert (streams, chunks, models) == (1, 20, [model])
     ((due, ghosts),) = store.select("SELECT max(toUnixTimestamp64Milli(due_at)), countIf(streams = 0) FROM stream_minutes FINAL")
     assert (due, ghosts) == (0, 2)
@@ -377,20 +407,22 @@ def test_a_later_rev_takes_the_place_of_the_one_before(store: Store) -> None:
 
 def test_a_stream_whose_sender_died_is_abandoned_without_a_word(store: Store) -> None:
     """It was running; when its next snapshot is overdue its minute says so, though nothing was received."""
-    wanted_ns = time.time_ns() + 700_000_000
+    told = "SELECT toUnixTimestamp64Milli(due_at), outcomes, judged, bad_error FROM stream_minutes FINAL"
     with committing(store) as committer:
-        send(committer, [one("a", 1, due_s=5.0, start_ns=wanted_ns - 35 * SECOND_NS)])
-        rolling = roller(store, committer.settled_ms)
-        assert rolling.step().minutes == 1
-        ((due_ms, outcomes, judged),) = store.select("SELECT toUnixTimestamp64Milli(due_at), outcomes, judged FROM stream_minutes FINAL")
-        assert (due_ms, outcomes, judged) == (wanted_ns // 10**6, {"running": 1}, 0)
-        assert rolling.step().minutes == 0, "nothing has changed"
-        while time.time_ns() // 10**6 <= due_ms:
+        # On a busy machine half a second may be over before the first run is.
+        for patience_s in (0.5, 2, 8):
+            forget(store)
+            due_ns = time.time_ns() + int(patience_s * SECOND_NS)
+            send(committer, [one("a", 1, due_s=5.0, start_ns=due_ns - 35 * SECOND_NS)])
+            rolling = roller(store, committer.settled_ms)
+            assert rolling.step().minutes == 1
+            if store.select(told) == [(due_ns // 10**6, {"running": 1}, 0, 0)]:
+                break
+        while now_ms() <= due_ns // 10**6:
             time.sleep(0.005)
         assert rolling.step().minutes == 1
+        assert store.select(told) == [(0, {"abandoned": 1}, 1, 1)] and differences(store) == []
         assert rolling.step().minutes == 0
-    ((outcomes, judged, errors),) = store.select("SELECT outcomes, judged, bad_error FROM stream_minutes FINAL")
-    assert (outcomes, judged, errors) == ({"abandoned": 1}, 1, 1) and differences(store) == []
 
 
 def test_late_rows_touch_their_minute_alone(store: Store) -> None:
@@ -410,49 +442,57 @@ def test_late_rows_touch_their_minute_alone(store: Store) -> None:
     assert rolling.step().minutes == 0
 
 
-def test_a_stream_in_a_minute_computed_before_joins_it(store: Store) -> None:
-    """The minute is written whole again, the neighbouring ones are not."""
+def test_streams_in_minutes_computed_before_join_them(store: Store) -> None:
+    """These minutes are written whole again, those around and between them are not."""
     with committing(store) as committer:
         rolling = roller(store, committer.settled_ms)
-        send(committer, [one("a", 1, span_id=bytes([each]) * 8, start_ns=THEN_NS + each * MINUTE_NS) for each in (1, 2, 3)])
+        send(committer, [one("a", 1, span_id=bytes([each]) * 8, start_ns=THEN_NS + each * MINUTE_NS) for each in range(1, 6)])
         rolling.step()
         before = rolled_at(store)
-        send(committer, [one("b", 1, span_id=b"another.", start_ns=THEN_NS + 2 * MINUTE_NS)])
-        assert rolling.step().minutes == 1
-    after, middle = rolled_at(store), THEN_NS // SECOND_NS + 120
-    assert after.pop(middle) > before.pop(middle) and after == before and differences(store) == []
+        send(committer, [one("b", 1, span_id=bytes([each]) * 8, start_ns=THEN_NS + each % 10 * MINUTE_NS) for each in (12, 14)])
+        assert rolling.step().minutes == 2
+    after, changed = rolled_at(store), [THEN_NS // SECOND_NS + 60 * each for each in (2, 4)]
+    assert all(after.pop(at) > before.pop(at) for at in changed) and after == before and differences(store) == []
 
 
 # Judgements.
 
-SLOW = {"legato.stream.timeline": steady_timeline(6, 900_000), "legato.client.hash": "alice"}
+PAUSED = pack([400_000 + 25_000 * each + 900_000 * (each > 9) for each in range(20)], None, None, [1] * 20)
+SLOW = {"legato.stream.timeline": PAUSED, "legato.client.hash": "alice"}
 
 
-@pytest.mark.parametrize(("cause", "side"), [("consumer", "reader"), ("render", "reader"), ("connection", "connection"), ("base", "service")])
-def test_another_judgement_is_in_the_minute(store: Store, cause: str, side: str) -> None:
-    """A bad stream is the service's until a verdict says otherwise, and again when the verdict is another's, or withdrawn."""
+def test_another_judgement_is_in_the_minute(store: Store) -> None:
+    """A bad stream is the service's until a verdict says otherwise, and again when the next verdict does, or it is withdrawn."""
     at_ms = now_ms()
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
         rolling = roller(store, committer.settled_ms, lambda: at_ms)
         rolling.step()
-        for said, whose in (("host", "service"), (cause, side), ("kv_pressure", "service"), ("base", "service")):
+        for said, whose in JUDGED:
             at_ms += 1
             judge(store, at_ms, {"cause": said, "gap_us": 900_000})
             assert rolling.step().minutes == 1
             assert differences(store) == []
             (row,) = stored(store, "stream_minutes").values()
-            found = {name: sum(row[f"bad_{name}_clients"].values()) for name in ("service", "connection", "reader") if row[f"bad_{name}_clients"]}
-            assert found == {whose: 1} and row["bad_gap"] == 1
+            found = {name: row[f"bad_{name}_clients"] for name in ("service", "connection", "reader") if row[f"bad_{name}_clients"]}
+            assert found.keys() == {whose} and row["bad_gap"] == 1
             assert [key[-2] for key in stored(store, "stall_minutes")] == [said] * (said != "base")
         assert rolling.step().minutes == 0
+
+
+JUDGED = (("host", "service"), ("consumer", "reader"), ("connection", "connection"), ("render", "reader"), ("base", "service"))
 
 
 def test_of_several_stalls_the_service_is_to_blame_before_the_path_and_the_path_before_the_reader(store: Store) -> None:
     """And stalls within the limit blame nobody."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-    stalls = [("consumer", 900_000, "reader"), ("connection", 900_000, "connection"), ("host", 400_000, "connection"), ("host", 400_001, "service")]
+    stalls = [
+        ("consumer", 900_000, "reader"),
+        ("connection", 900_000, "connection"),
+        ("host", 400_000, "connection"),
+        ("host", 400_001, "service"),
+    ]
     for place, (cause, gap_us, side) in enumerate(stalls):
         judge(store, now_ms(), {"cause": cause, "gap_us": gap_us, "gap_start_us": place})
         roller(store).again(0)
@@ -468,8 +508,387 @@ def test_judged_by_the_worker_is_rolled_by_the_roller(store: Store) -> None:
         rolling = roller(store, committer.settled_ms, judging.judged_ms)
         rolling.step()
         assert not stored(store, "stall_minutes")
-        while not judging.step().verdicts:
-            pass
+        assert judging.step().verdicts == 1
         assert rolling.step().minutes == 1 and stored(store, "stall_minutes") and differences(store) == []
         judging.again(0)
         assert rolling.step().minutes == 1 and rolling.step().minutes == 0
+
+
+# Stopped, killed, and at it while rows come.
+
+# Far from one another, so that each is a stretch of its own: two passes.
+SCATTERED = [THEN_NS - 20 * each * MINUTE_NS for each in range(70)]
+
+
+def scattered(store: Store) -> None:
+    """A stream with a verdict in each of these minutes, and steps of two more."""
+    body, rng = request(), random.Random(5)
+    for start in SCATTERED:
+        native_span(body, start_ns=start, rng=rng)
+    made = rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits())
+    store.insert("stream_revs", made.revs)
+    store.insert("verdicts", judgements(rng, made.revs, NOW_NS // 10**6, share=1)[0])
+    store.insert("engine_steps", rows_of(steps_of(rng, "e1", 150), tenant="", received_at_ns=NOW_NS, limits=Limits()).steps)
+
+
+class Killed(Exception):
+    """The process ended here."""
+
+
+def inserts_of_a_run(store: Store, at: int | None, act: Callable[[Roller], None]) -> tuple[Roller, list[str]]:
+    """A roller over a store that does something to it at its insert number ``at``; and the tables that it wrote to, or tried."""
+    double, written = Double(store), list[str]()
+    rolling = roller(double)
+
+    def before(table: str, rows: pa.Table) -> None:
+        written.append(table)
+        if len(written) == at:
+            act(rolling)
+
+    double.before = before
+    return rolling, written
+
+
+def kill(_: Roller) -> None:
+    """As SIGKILL would: what comes after does not come."""
+    raise Killed
+
+
+@pytest.mark.parametrize(("at", "same"), [(5, True), (8, False)])
+def test_cut_off_anywhere_the_next_run_makes_it_whole(store: Store, at: int, same: bool) -> None:
+    """Between two tables, between minutes and the note: who runs next, another process or the same, finds no note and computes it all."""
+    scattered(store)
+    rolling, _ = inserts_of_a_run(store, at, kill)
+    with pytest.raises(Killed):
+        rolling.step()
+    assert store.select("SELECT count() FROM rollup_runs") == [(0,)]
+    other, written = inserts_of_a_run(store, None, kill)
+    assert (rolling if same else other).step().minutes == 72
+    # Two passes over streams, one over steps, and not one more.
+    assert same or [written.count(each) for each in (*ALIVE, "rollup_runs")] == [2, 2, 2, 1, 1]
+    assert differences(store) == [] and other.step().minutes == 0
+
+
+@pytest.mark.parametrize(("at", "minutes", "inserts"), [(1, 64, 3), (7, 72, 7)])
+def test_a_stop_between_passes_leaves_no_note(store: Store, at: int, minutes: int, inserts: int) -> None:
+    """The pass that runs is finished, the rest is left, and the next run does all of it."""
+    scattered(store)
+    rolling, written = inserts_of_a_run(store, at, lambda rolling: rolling._background.closing.set())
+    assert rolling.step().minutes == minutes and len(written) == inserts
+    assert "rollup_runs" not in written
+    assert roller(store).step().minutes == 72 and differences(store) == []
+
+
+@contextmanager
+def held(double: Double, table: str) -> Iterator[tuple[threading.Event, threading.Event, list[int]]]:
+    """Inserts into a table wait: an event when one has begun, one that lets it go, and the times that its rows bear (ms)."""
+    begun, go, times = threading.Event(), threading.Event(), list[int]()
+    column = "judged_at" if table == "verdicts" else "received_at"
+
+    def before(name: str, rows: pa.Table) -> None:
+        if name == table and rows.num_rows:
+            times.extend(rows[column].cast(pa.int64()).to_pylist())
+            begun.set()
+            assert go.wait(PATIENCE_S)
+
+    double.before = before
+    try:
+        yield begun, go, times
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize("after_ms", [0, NOW_NS // 10**6 + 3_600_000], ids=["now", "the clock was set back"])
+def test_a_row_on_its_way_in_is_rolled_by_the_next_run(store: Store, after_ms: int) -> None:
+    """Runs that end while an insert is under way, and note how far they came, do not pass it by."""
+    double = Double(store)
+    with committing(double, after_ms=after_ms) as committer, held(double, "stream_revs") as (begun, go, times):
+        store.insert("stream_revs", rows_of(one("a", 1), tenant="", received_at_ns=NOW_NS, limits=Limits()).revs)
+        rolling = roller(store, committer.settled_ms)
+        rolling.step()
+        body = one("b", 1, span_id=b"another.", start_ns=THEN_NS + HOUR_NS)
+        coming = committer.submit(rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits()))
+        assert begun.wait(PATIENCE_S)
+        for _ in range(2):
+            judge(store, now_ms(), {"cause": "host"})
+            assert rolling.step().minutes == 1
+            assert committer.settled_ms() < times[0]
+        go.set()
+        assert coming.result(PATIENCE_S).rejected == 0
+        assert rolling.step().minutes == 1
+    assert differences(store) == [] and len(stored(store, "stream_minutes")) == 2
+
+
+def test_a_verdict_on_its_way_in_is_rolled_by_the_next_run(store: Store) -> None:
+    """As with rows: a run that ends while verdicts are written has not seen them, and does not say so."""
+    double = Double(store)
+    with committing(store) as committer, held(double, "verdicts") as (begun, go, times):
+        send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
+        judging = Worker(cast(Store, double), load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        rolling = roller(store, committer.settled_ms, judging.judged_ms)
+        rolling.step()
+        with ThreadPoolExecutor(1) as thread:
+            sweep = thread.submit(judging.step)
+            assert begun.wait(PATIENCE_S)
+            for each in range(2):
+                send(committer, [one("b", 1, span_id=bytes([each + 1]) * 8, start_ns=THEN_NS + HOUR_NS)])
+                assert rolling.step().minutes == 1
+                assert judging.judged_ms() < times[0]
+            go.set()
+            assert sweep.result(PATIENCE_S).verdicts == 1
+        assert rolling.step().minutes == 1
+    assert differences(store) == [] and len(stored(store, "stall_minutes")) == 1
+
+
+class Void:
+    """A store that holds nothing and forgets what it is given, but for when that was received."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.stamp_ms = 0
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Takes as long as it is told to."""
+        if table == "stream_revs":
+            (self.stamp_ms,) = rows["received_at"].cast(pa.int64()).to_pylist()
+            self.begun.set()
+            assert self.go.wait(PATIENCE_S)
+
+    def select_arrow(self, *_: Any) -> pa.Table:
+        """No row is known."""
+        return pa.table({name: pa.array([], pa.string()) for name in ("tenant", "trace_id", "span_id", "rev")})
+
+
+FUTURE_MS = NOW_NS // 10**6 + 3_600_000
+BATCH = rows_of(one("a", 1), tenant="", received_at_ns=NOW_NS, limits=Limits())
+
+
+@given(st.lists(st.booleans(), max_size=12), st.sampled_from((0, NOW_NS // 10**6, FUTURE_MS)))
+@settings(max_examples=40, deadline=None)
+def test_no_row_is_received_before_a_promise(asked: list[bool], after_ms: int) -> None:
+    """Whoever asks, before, during and after inserts, and whatever the clock says: what is promised never reaches a row to come."""
+    store = Void()
+    with committing(cast(Store, store), after_ms=after_ms) as committer:
+        promised = after_ms
+        for during in asked:
+            store.begun.clear()
+            store.go.clear()
+            done = committer.submit(BATCH)
+            assert store.begun.wait(PATIENCE_S) and store.stamp_ms > promised
+            if during:
+                promise = committer.settled_ms()
+                assert promised <= promise < store.stamp_ms
+                promised = promise
+            store.go.set()
+            done.result(PATIENCE_S)
+            if not during:
+                promise = committer.settled_ms()
+                assert promise >= promised
+                promised = promise
+
+
+@given(st.lists(st.booleans(), max_size=12), st.sampled_from((0, NOW_NS // 10**6, FUTURE_MS)))
+@settings(max_examples=40, deadline=None)
+def test_no_verdict_is_judged_before_a_promise(asked: list[bool], after_ms: int) -> None:
+    """The same of verdicts: the time of a judgement is later than all that was promised before it, and than what is while it is written."""
+    judging = Worker(cast(Store, Void()), load(), Metrics())
+    judging._promised_ms = after_ms
+    promises = [after_ms]
+
+    def ask() -> int:
+        promises.append(judging.judged_ms())
+        assert promises[-1] >= promises[-2]
+        return promises[-1]
+
+    def work(during: bool, at_ns: int) -> Swept:
+        assert at_ns // 10**6 > promises[-1]
+        assert not during or ask() < at_ns // 10**6
+        return Swept()
+
+    for during in asked:
+        judging._stamped(partial(work, during))
+        ask()
+
+
+def test_many_may_ask_while_many_rows_come() -> None:
+    """From another thread, all the time: no insert that was still to come bears a time that had been promised."""
+    store, promises, done = Void(), list[tuple[int, int]](), list[int]()
+    store.go.set()
+    with committing(cast(Store, store)) as committer, ThreadPoolExecutor(1) as thread:
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.wait(0.0002):
+                promise = committer.settled_ms()
+                promises.append((promise, len(done)))
+
+        asking = thread.submit(ask)
+        for _ in range(100):
+            committer.submit(BATCH).result(PATIENCE_S)
+            done.append(store.stamp_ms)
+        stop.set()
+        asking.result(PATIENCE_S)
+    # One row may be in the store and its future not be read yet.
+    assert all(promise < done[seen + 1] for promise, seen in promises if seen + 1 < len(done))
+    assert done == sorted(done)
+
+
+# Set back, set anew.
+
+
+def test_rows_that_come_after_the_clock_was_set_back_are_rolled_at_once(store: Store) -> None:
+    """They bear later times than what was followed so far; nobody waits until the clock has caught up with these."""
+    with committing(store, after_ms=FUTURE_MS) as committer:
+        rolling = roller(store, committer.settled_ms)
+        rolling.step()
+        send(committer, [one("a", 1)])
+        assert rolling.step().minutes == 1
+
+
+def test_verdicts_that_come_after_the_clock_was_set_back_are_rolled_at_once(store: Store) -> None:
+    """Likewise."""
+    with committing(store) as committer:
+        send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
+        judging = Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        judging._promised_ms = FUTURE_MS
+        rolling = roller(store, committer.settled_ms, judging.judged_ms)
+        rolling.step()
+        assert judging.step().verdicts == 1
+        assert rolling.step().minutes == 1
+
+
+def test_verdicts_of_a_worker_that_was_started_anew_are_later_than_what_was_rolled(store: Store) -> None:
+    """Also where the clock was set back in between, so that none of them slips through."""
+    with committing(store) as committer:
+        send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
+        roller(store, committer.settled_ms, lambda: FUTURE_MS).step()
+        assert Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms).step().verdicts == 1
+    ((judged_ms,),) = store.select("SELECT toUnixTimestamp64Milli(max(judged_at)) FROM verdicts")
+    assert judged_ms > FUTURE_MS
+
+
+def test_what_is_computed_later_counts_whatever_the_clock_says(store: Store) -> None:
+    """A minute that had stalls, none, and one again, the clock being set back each time: the last word is what readers see."""
+    store.insert("stream_revs", BATCH.revs)
+    minute = np.array([THEN_NS // SECOND_NS])
+    (stalls,) = (each for each in STREAM_ROLLUPS if each.table == "stall_minutes")
+    for number, cause in enumerate(("host", "base", "host", "base", "base", "host")):
+        judge(store, NOW_NS // 10**6 + number, {"cause": cause, "engine_id": "", "confidence": "strong"})
+        roll(store, stalls, "start_time", minute, {"gap_us": 400_000, "first_us": 2_000_000}, NOW_NS // 10**6 - 1000 * number)
+        assert len(stored(store, "stall_minutes")) == (cause == "host")
+
+
+def test_what_was_followed_is_known_in_every_time_zone(tmp_path: pathlib.Path) -> None:
+    """A new process goes on from there, not from hours later or before."""
+    script = (
+        "import pathlib, sys, time; from legato_ingest import migrate, roller; from legato_ingest.metrics import Metrics\n"
+        "from legato_ingest.settings import load; from legato_ingest.store import Store\n"
+        "settings, store = load(), Store(pathlib.Path(sys.argv[1]))\n"
+        "migrate.apply(store, migrate.load(settings.schema_dir)); roller.Roller(store, settings, Metrics()).step()\n"
+        "print(roller.followed_until_ms(store) - time.time_ns() // 10**6); store.close()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "store")]
+    told = subprocess.run(command, env={**os.environ, "TZ": "America/New_York"}, check=True, capture_output=True, text=True)
+    assert -60_000 < int(told.stdout) <= 1
+
+
+def test_what_was_followed_is_the_later_of_both(store: Store) -> None:
+    """Of the attribution's and of the rollups'; of a new store nothing."""
+    assert followed_until_ms(store) <= 1
+    roller(store, lambda: 10**12).step()
+    assert followed_until_ms(store) == 10**12 + 1
+    store.command("INSERT INTO attribution_runs (until) VALUES (fromUnixTimestamp64Milli(1000000000777))")
+    assert followed_until_ms(store) == 10**12 + 778
+
+
+def test_one_span_with_two_starts_is_two_streams(store: Store) -> None:
+    """As in `streams`: a verdict is of the start that it names, in whatever pass the other is computed."""
+    starts = [THEN_NS, THEN_NS + MINUTE_NS, THEN_NS + HOUR_NS]
+    for rev, start in enumerate(starts, 1):
+        made = rows_of(one("a", rev, start_ns=start, attributes=SLOW), tenant="", received_at_ns=NOW_NS, limits=Limits()).revs
+        store.insert("stream_revs", made)
+        verdicts, replays = judgements(random.Random(2), made, NOW_NS // 10**6, share=1)
+        store.insert("verdicts", verdicts)
+        store.insert("replays", replays)
+    roller(store).step()
+    assert differences(store) == []
+
+
+def test_other_limits_count_when_minutes_are_computed_again(store: Store) -> None:
+    """With stricter limits fewer streams are good, with none all but the broken ones; until then nothing moves."""
+    fill(store, 7, requests=1)
+    roller(store).step()
+    good = store.select("SELECT sum(good), sum(judged) FROM stream_minutes FINAL")
+    counts = []
+    for gap_ms, first_ms in ((100, 1_000), (10**9, 10**9)):
+        other = roller(store, slo_gap_ms=gap_ms, slo_first_output_ms=first_ms)
+        assert other.step().minutes == 0
+        assert other.again(0)["minutes"] == len(rolled_at(store)) + len(rolled_at(store, "engine_minutes"))
+        assert differences(store, gap_ms * 1000, first_ms * 1000) == []
+        counts += store.select("SELECT sum(good), sum(judged) FROM stream_minutes FINAL")
+    assert counts[0][0] < good[0][0] < counts[1][0] and {judged for _, judged in counts} == {good[0][1]}
+
+
+def test_only_the_minutes_asked_for_are_computed_again(store: Store) -> None:
+    """Those of the last hours, the first of them whole; the rest stays as it was written."""
+    scattered(store)
+    rolling = roller(store)
+    rolling.step()
+    before = rolled_at(store)
+    done = rolling.again(5 * 3600)["minutes"]
+    after = rolled_at(store)
+    changed = {at for at in after if after[at] != before[at]}
+    # Of the three hours before `THEN_NS`, and two minutes of steps.
+    assert changed == {at for at in after if at >= min(changed)} and len(changed) in (9, 10) and done == len(changed) + 2
+    assert differences(store) == []
+
+
+def test_minutes_whose_streams_are_gone_are_emptied(store: Store) -> None:
+    """What nothing stands behind any more is nothing once it is computed again."""
+    store.insert("stream_revs", BATCH.revs)
+    judge(store, now_ms() - 1, {"cause": "host"})
+    rolling = roller(store)
+    rolling.step()
+    assert stored(store, "stream_minutes") and stored(store, "stall_minutes")
+    forget(store, "stream_revs")
+    rolling.again(0)
+    assert differences(store) == [] and not stored(store, "stream_minutes") and not stored(store, "stall_minutes")
+
+
+# Passes.
+
+SOME_MINUTES = st.lists(st.tuples(st.integers(0, 30_000), st.integers(1, 400)), max_size=100).map(
+    lambda runs: np.array(sorted({minute for first, length in runs for minute in range(first, first + length)}), np.int64) * MINUTE_S
+)
+
+
+@given(SOME_MINUTES)
+@settings(max_examples=50, deadline=None)
+def test_passes_have_every_minute_once_and_are_bounded(minutes_s: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    """In order, at most 240 minutes and 64 ranges of the primary key each, and no more passes than that takes."""
+    passes = list(slices(minutes_s))
+    assert [*np.concatenate([np.zeros(0, np.int64), *passes])] == [*minutes_s]
+    ranges = [_within("t", each).count("t >= ") for each in passes]
+    assert all(1 <= len(each) <= 240 for each in passes) and all(count <= 64 for count in ranges)
+    assert all(len(each) == 240 or count == 64 for each, count in zip(passes[:-1], ranges, strict=False))
+
+
+@given(SOME_MINUTES)
+@settings(max_examples=50, deadline=None)
+def test_a_passes_condition_is_true_of_its_minutes_alone(minutes_s: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    """Of the first and the last nanosecond of each, and of none in the minutes around and between them."""
+    for each in slices(minutes_s):
+        inside = set(each.tolist())
+        condition = read_as_python(_within("t", each))
+        # All edges, and a few of the minutes that are in the midst of others.
+        edges = [at for at in inside if not {at - MINUTE_S, at + MINUTE_S} <= inside]
+        for minute in {near for at in (*edges, *each[:3].tolist()) for near in (at - MINUTE_S, at, at + MINUTE_S)}:
+            assert condition(minute * 10**9) == condition((minute + MINUTE_S) * 10**9 - 1) == (minute in inside)
+
+
+def read_as_python(condition: str) -> Callable[[int], bool]:
+    """A condition on the time ``t`` as a function of ns since the epoch."""
+    text = re.sub(r"fromUnixTimestamp64Nano\((\d+), 'UTC'\)", r"\1", condition)
+    text = re.sub(r"IN \(([\d, ]+)\)", r"in {\1}", text).replace(" AND ", " and ").replace(" OR ", " or ")
+    functions = {"toUnixTimestamp64Second": lambda ns: ns // 10**9, "intDiv": lambda a, b: a // b}
+    return cast(Callable[[int], bool], eval(f"lambda t: {text}", functions))

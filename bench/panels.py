@@ -1,0 +1,160 @@
+"""How long dashboards take on a large store: every panel of every dashboard, over an hour, a day and thirty days.
+
+    python bench/panels.py --streams 10000000
+
+The store is filled with a tenth of the streams, rolled up and measured, then filled up and measured again. Streams are drawn from a
+thousand timelines a recording: windows of 120 to 280 chunks of a recorded stream, each gap scaled at random, described and stored by
+ingest's own code, then copied with ids, times (thirty days, evenly), services, models and releases of their own. 90 % are of the calm
+recording, 6 % of `net`, 4 % of `kv`; each stalled stream of a client has a verdict and a replay. Engines' minutes and node samples are
+generated, engines' steps for the last two hours. Panels are asked as Grafana asks: their committed SQL through the read endpoint of
+`legato serve`, one after another.
+
+In the same run "p99 gap by model, last hour" is asked of Legato's rollup, of its timelines, and of the Collector exporter's `otel_traces`,
+whose rows are the streams of that hour with a span event a chunk. Last line: JSON with `p95_ms` (the slowest panel), `growth_1m_10m`
+(against a tenth of the streams), `bytes_per_chunk`, `n_streams`, `n_chunks`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+from bench.machine import describe, quantile  # noqa: E402
+from bench.panels_fill import fill  # noqa: E402
+from dashboards.sql import gap_quantile  # noqa: E402
+from helpers.serving import serve_process  # noqa: E402
+from legato_ingest.macros import Range, expand  # noqa: E402
+
+RANGES_S = {"1 h": 3_600, "24 h": 86_400, "30 d": 30 * 86_400}
+POINTS = 300
+RUNS = 5
+OURS = f"""
+SELECT model, {gap_quantile(0.99, "buckets")} / 1e6
+FROM
+(
+    SELECT model, sumMap(gap_buckets) AS buckets
+    FROM stream_minutes FINAL
+    WHERE minute > now() - INTERVAL 1 HOUR AND vantage = 'client'
+    GROUP BY model
+)
+ORDER BY model"""
+# Of the timelines themselves, as exactly as the span events.
+EXACT = """
+SELECT model, quantileExact(0.99)(gap) / 1e6
+FROM
+(
+    WITH arrayFilter((at, kind) -> kind IN (1, 2, 3), arrayMap(at -> toInt64(at), arrayCumSum(dt_us)), chunk_kind) AS reads
+    SELECT model, arrayJoin(arrayPopFront(arrayDifference(reads))) AS gap
+    FROM streams
+    WHERE start_time > now() - INTERVAL 1 HOUR AND vantage = 'client'
+)
+GROUP BY model
+ORDER BY model"""
+SPAN_EVENTS = """
+SELECT SpanAttributes['gen_ai.request.model'] AS model, quantileExact(0.99)(gap) / 1e9
+FROM
+(
+    SELECT SpanAttributes, arrayJoin(arrayPopFront(arrayDifference(arrayMap(at -> toUnixTimestamp64Nano(at), Events.Timestamp)))) AS gap
+    FROM otel_traces
+    WHERE Timestamp > now() - INTERVAL 1 HOUR AND SpanAttributes['stream.vantage'] = 'client'
+)
+GROUP BY model
+ORDER BY model"""
+
+
+def panels(stream: str, span: Range) -> Iterator[tuple[str, str]]:
+    """Each panel's name and SQL over a range, with its dashboard's own defaults."""
+    for path in sorted((ROOT / "dashboards").glob("legato-*.json")):
+        board = json.loads(path.read_text(encoding="utf-8"))
+        given = {each["name"]: each["current"]["value"] for each in board["templating"].get("list", [])}
+        values = {name: value if isinstance(value, str) else value[0] for name, value in given.items()} | {"stream": stream}
+        for panel in board["panels"]:
+            for target in panel.get("targets") or []:
+                yield f"{board['title']}: {panel['title']}", expand(target["rawSql"], span, values)
+
+
+def timed(read: str, sql: str) -> float:
+    """Milliseconds of a question. Raises ``SystemExit`` when it is not answered."""
+    started = time.perf_counter()
+    reply = httpx.post(f"{read}/?default_format=Native", content=sql, timeout=120)
+    took = (time.perf_counter() - started) * 1000
+    if reply.status_code != 200:
+        raise SystemExit(f"a panel was not answered: {reply.text[:500]}\n{sql[:2000]}")
+    return took
+
+
+def measure(store: pathlib.Path) -> dict[str, Any]:
+    """All panels over all ranges on this store, by a `legato serve` of its own."""
+    quiet = {"LEGATO_CHUNKING_EVERY_S": "1000000", "LEGATO_RETENTION_DAYS": "0"}
+    with serve_process(store, **quiet) as served:
+
+        def one(sql: str) -> list[Any]:
+            return list(json.loads(httpx.post(f"{served.read}/?default_format=JSONCompact", content=sql, timeout=120).text)["data"])
+
+        ((stream,),) = one("SELECT lower(hex(any(trace_id))) FROM verdicts WHERE start_time > now() - INTERVAL 90 MINUTE")
+        ((size, chunks, streams),) = one(
+            "SELECT (SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND table = 'stream_revs'),"
+            " sum(chunks), sum(streams) FROM stream_minutes FINAL"
+        )
+        now_ms = time.time_ns() // 1_000_000
+        found: dict[str, list[float]] = {}
+        for words, length_s in RANGES_S.items():
+            interval_ms = max(60_000, length_s * 1000 // POINTS // 60_000 * 60_000)
+            for name, sql in panels(stream, Range(now_ms - length_s * 1000, now_ms, interval_ms)):
+                found[f"{name}, {words}"] = [timed(served.read, sql) for _ in range(RUNS)]
+        asked = {"ours": OURS, "exact": EXACT, "span_events": SPAN_EVENTS}
+        questions = {name: [timed(served.read, sql) for _ in range(RUNS)] for name, sql in asked.items()}
+    slowest = sorted(((quantile(times, 0.95), name) for name, times in found.items()), reverse=True)
+    for took, name in slowest[:12]:
+        print(f"  {took:7.0f} ms  {name}")
+    return {
+        "p95_ms": slowest[0][0],
+        "slowest": slowest[0][1],
+        "panels": len(found),
+        "bytes_per_chunk": int(size) / int(chunks),
+        "n_streams": int(streams),
+        "n_chunks": int(chunks),
+        **{f"p99_by_model_{name}_ms": quantile(times, 0.5) for name, times in questions.items()},
+    }
+
+
+def main() -> None:
+    """Fill, measure, fill up, measure again."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--streams", type=int, default=10_000_000, help="how many in the end; a tenth of them first")
+    options.add_argument("--fill", nargs=3, metavar=("STORE", "FIRST", "LAST"), help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.fill:
+        fill(pathlib.Path(given.fill[0]), int(given.fill[1]), int(given.fill[2]), given.streams, random.Random(7))
+        return
+    print(describe("chdb", "clickhouse-connect", "numpy", "pyarrow"))
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        store, first = pathlib.Path(folder) / "store", 0
+        for last in (given.streams // 10, given.streams):
+            started = time.monotonic()
+            words = [sys.executable, __file__, "--streams", str(given.streams), "--fill", str(store), str(first), str(last)]
+            subprocess.run(words, check=True)
+            took_s = time.monotonic() - started
+            print(f"{last:,} streams filled and rolled up in {took_s:.0f} s; the slowest panels, {RUNS} runs each:", flush=True)
+            results.append(measure(store))
+            first = last
+    small, large = results
+    print(json.dumps({**large, "growth_1m_10m": large["p95_ms"] / small["p95_ms"], "p95_ms_at_a_tenth": small["p95_ms"], "runs": RUNS}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Fills a store with millions of streams for `bench/panels.py`: a few thousand by ingest's own code, then copies of them by SQL."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import time
+
+from bench.recordings import ROLE, RecordedStream, load
+from bench.storage import PEER, SPAN_EVENTS
+from helpers.spans import native_span, request
+from legato._timeline import pack
+from legato_ingest import migrate
+from legato_ingest.metrics import Metrics
+from legato_ingest.roller import Roller
+from legato_ingest.rows import Limits, rows_of
+from legato_ingest.settings import load as settings
+from legato_ingest.store import Store
+
+__all__ = ["fill"]
+
+TIMELINES = 1_000
+CHUNKS = (120, 280)
+DAYS = 30
+SHARES = {"calm": 90, "net": 6, "kv": 4}
+ROOT = pathlib.Path(__file__).parents[1]
+# One stream in so many of a recording's share, by a hash of its number.
+_DRAWN = "cityHash64(number, 1) % 100"
+_PICK = f"multiIf({_DRAWN} < {SHARES['calm']}, 0, {_DRAWN} < {SHARES['calm'] + SHARES['net']}, 1, 2)"
+_NAMED = ("tenant", "start_time", "trace_id", "span_id", "received_at", "vantage", "service_name", "service_version", "model", "provider",
+          "response_id", "route", "engine_id", "client_hash", "outcome", "emitter")  # fmt: skip
+_COPY = """
+INSERT INTO stream_revs (tenant, start_time, trace_id, span_id, received_at, vantage, service_name, service_version, model, provider,
+    response_id, route, engine_id, client_hash, outcome, emitter, {others})
+SELECT
+    '', fromUnixTimestamp64Nano(toInt64({begin_ns} + place * {step_ns})), sipHash128(number),
+    reinterpretAsFixedString(sipHash64(number, 2)),
+    fromUnixTimestamp64Milli(toInt64(({begin_ns} + place * {step_ns}) / 1000000 + 3000)),
+    if(cityHash64(number, 3) % 10 < 7, 'client', 'server'), concat('service-', toString(cityHash64(number, 4) % 12)),
+    concat('1.', toString(intDiv(place * 5, {total}))), concat('model-', toString(cityHash64(number, 5) % 8)),
+    concat('provider-', toString(cityHash64(number, 5) % 4)), concat('chatcmpl-', hex(sipHash64(number, 6))),
+    concat('/v1/route-', toString(cityHash64(number, 4) % 3)), concat('engine-', toString(cityHash64(number, 7) % 4)),
+    hex(cityHash64(number, 8) % 100000), if(cityHash64(number, 9) % 50 = 0, 'client_cancel', 'complete'), 'legato-python/0.1.0', {others}
+FROM
+(
+    SELECT number, 3 * (cityHash64(number, 10) % {timelines}) + {pick} AS k, {place} AS place
+    FROM numbers_mt({first}, {count})
+) AS n
+INNER JOIN (SELECT * EXCEPT ({named}), toUInt64(model) AS k FROM templates) AS t USING (k)
+SETTINGS max_insert_threads = 2, max_partitions_per_insert_block = 0, min_insert_block_size_bytes = 268435456"""
+_VERDICTS = """
+INSERT INTO verdicts (tenant, start_time, trace_id, span_id, gap_start_us, gap_us, excess_us, judged_at, cause, confidence, share, parts,
+    engine_id, step_first, step_last, missing, culprit_step, culprit_at, culprit_us, culprit_responses)
+SELECT
+    tenant, start_time, trace_id, span_id, 500000, gap_max_us, gap_max_us - 30000, received_at + 5 AS at,
+    ['kv_pressure', 'scheduling', 'connection', 'host', 'consumer', 'unknown'][1 + cityHash64(trace_id) % 6] AS named,
+    if(cityHash64(trace_id, 1) % 3 = 0, 'likely', 'strong'), 0.9, map(named, toInt64(gap_max_us) * 1000 - 30000000, 'base', 30000000),
+    engine_id, 1, 9, if(cityHash64(trace_id, 2) % 10 = 0, ['server'], []), if(cityHash64(trace_id) % 6 < 2, 5, NULL), start_time, 400000,
+    if(cityHash64(trace_id) % 6 < 2, [concat('chatcmpl-', toString(intDiv(toUnixTimestamp(start_time), 300)))], [])
+FROM stream_revs
+WHERE vantage = 'client' AND stalls_250ms > 0 AND trace_id NOT IN (SELECT trace_id FROM verdicts)"""
+_REPLAYS = """
+INSERT INTO replays
+SELECT tenant, start_time, trace_id, span_id, cause, judged_at, engine_id, 2, 0, 1, 2 * gap_us, 0, gap_us
+FROM verdicts
+WHERE (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM replays)"""
+_ENGINE_MINUTES = f"""
+INSERT INTO engine_minutes
+SELECT
+    '', toStartOfMinute(now()) - toIntervalMinute(intDiv(number, 4)), concat('engine-', toString(number % 4)), now64(3),
+    2400, 2400, 60000000, map(230, 2000, 240, 380, 270, 20), map(230, 2000), 2400, 24000, 20, 100, 3, 2400, 120, 9600, 24000, 24600,
+    1000, 700, number % 7 = 0, number % 7 = 0, 2400, 1200000000, 700000
+FROM numbers_mt({DAYS * 1440 * 4})"""
+_STEPS = """
+INSERT INTO engine_steps (tenant, engine_id, engine_epoch, recorded_at, step, received_at, interval_us, running, waiting, prefill_tokens,
+    decode_requests, decode_tokens, kv_used_ppm)
+SELECT
+    '', concat('engine-', toString(number % 4)), now64(9), now64(9) - toIntervalMillisecond(25 * intDiv(number, 4)), intDiv(number, 4),
+    now64(3), 25000, 10, 0, 0, 10, 10, 500000
+FROM numbers_mt(1152000)"""
+_SAMPLES = f"""
+INSERT INTO node_samples (tenant, metric, engine_id, host, series, recorded_at, received_at, kind, attributes, value)
+SELECT '', metric, concat('engine-', toString(node)), concat('host-', toString(node)), cityHash64(metric, node),
+    toStartOfMinute(now()) - toIntervalMinute(minute), now64(3), 'gauge', map('hw.id', '0', 'reason', 'power', 'cpu.mode', 'idle'),
+    minute % 100
+FROM (SELECT number % 4 AS node, intDiv(number, 4) AS minute FROM numbers_mt({DAYS * 1440 * 4}))
+ARRAY JOIN ['hw.gpu.clock.sm', 'hw.gpu.clock.memory', 'hw.gpu.throttle.time', 'hw.gpu.power', 'system.cpu.utilization',
+    'vllm:prefix_cache_hits_total', 'vllm:prefix_cache_queries_total', 'legato_queue_bytes', 'legato_received_spans_total',
+    'legato_rollup_lag_seconds'] AS metric"""
+
+
+def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Random) -> None:
+    """Streams ``first`` to ``last`` of ``total``, all of them rolled up afterwards."""
+    store = Store(path)
+    migrate.apply(store, migrate.load(ROOT / "schema"))
+    step_ns = DAYS * 86_400 * 10**9 // total
+    # Told once: the two fillings of a run share it.
+    marker = path.parent / "begin"
+    if not marker.exists():
+        marker.write_text(str(time.time_ns() - DAYS * 86_400 * 10**9))
+    begin_ns = int(marker.read_text())
+    if not first:
+        _templates(store, rng)
+        for sql in (_ENGINE_MINUTES, _STEPS, _SAMPLES):
+            store.command(sql)
+        store.command("INSERT INTO attribution_runs SELECT '', now64(3) + INTERVAL 1 DAY, now64(3), 0, 0, 0")
+    _copy(store, first, last, total, begin_ns, step_ns)
+    store.command(_VERDICTS)
+    store.command(_REPLAYS)
+    store.command("DROP TABLE IF EXISTS otel_traces")
+    store.command(PEER.format(table="otel_traces"))
+    hour = "FROM stream_revs WHERE start_time > now() - INTERVAL 1 HOUR"
+    store.command(SPAN_EVENTS.replace("peer_events", "otel_traces").replace("FROM stream_revs", hour))
+    Roller(store, settings(), Metrics()).again(0)
+    store.command("INSERT INTO rollup_runs SELECT '', now64(3) + INTERVAL 1 DAY, now64(3) + INTERVAL 1 DAY, now64(3), 0, 0, 0")
+    store.close()
+
+
+def _copy(store: Store, first: int, last: int, total: int, begin_ns: int, step_ns: int) -> None:
+    """The first tenth takes every tenth place in time, the others those between: both are spread over the thirty days."""
+    listed = "SELECT name FROM system.columns WHERE database = currentDatabase() AND table = 'stream_revs'"
+    names = [str(row[0]) for row in store.select(listed)]
+    others = ", ".join(name for name in names if name not in _NAMED)
+    tenth, per_pass = total // 10, 250_000
+    place = "number * 10" if last <= tenth else f"number - {tenth} + intDiv(number - {tenth}, 9) + 1"
+    for at in range(first, last, per_pass):
+        sql = _COPY.format(
+            others=others, named=", ".join(_NAMED), begin_ns=begin_ns, step_ns=step_ns, total=total, timelines=TIMELINES, pick=_PICK,
+            place=place, first=at, count=min(per_pass, last - at),
+        )  # fmt: skip
+        store.command(sql)
+
+
+def _templates(store: Store, rng: random.Random) -> None:
+    """A thousand timelines of each recording, one after another in turn, by the ordinary way into a table like the streams'."""
+    store.command("CREATE TABLE templates AS stream_revs ENGINE = MergeTree ORDER BY tuple()")
+    recorded = [[stream for stream in load(ROOT / "demo" / "recordings" / name) if len(stream.chunks) >= CHUNKS[0]] for name in SHARES]
+    body = request({"service.name": "bench"})
+    for number in range(TIMELINES * len(recorded)):
+        _add(body, number, rng.choice(recorded[number % len(recorded)]), rng)
+    batch = rows_of(body, tenant="", received_at_ns=time.time_ns(), limits=Limits(retention_days=0))
+    assert batch.revs.num_rows == TIMELINES * len(SHARES), batch.rejected
+    store.insert("templates", batch.revs)
+
+
+def _add(body: object, number: int, stream: RecordedStream, rng: random.Random) -> None:
+    """A window of a stream, as a span whose model is its number."""
+    length = min(rng.randint(*CHUNKS), len(stream.chunks))
+    first = rng.randrange(len(stream.chunks) - length + 1)
+    chunks = stream.chunks[first : first + length]
+    at, times = 200_000 + rng.randrange(400_000), []
+    before = chunks[0][0]
+    for place, _, _ in chunks:
+        at += round((place - before) * rng.lognormvariate(0, 0.15))
+        before = place
+        times.append(at)
+    sizes, kinds = [size for _, size, _ in chunks], [kind for _, _, kind in chunks]
+    kinds[0], sizes[0] = ROLE, 0
+    attributes = {
+        "gen_ai.request.model": str(number),
+        "legato.stream.timeline": pack(times, sizes, [int(kind == 1) for kind in kinds], kinds),
+        "legato.stream.ttfb": times[0] / 1e6,
+        "legato.stream.wire_bytes": sum(sizes) + 200 * length,
+        "gen_ai.usage.output_tokens": length,
+    }
+    native_span(body, attributes, duration_ns=(times[-1] + 1_000) * 1000, rng=rng)  # type: ignore[arg-type]

@@ -1,0 +1,156 @@
+"""The worker that looks for changes in chunking: minutes of each stratum to the detector, findings to `chunking_changes`.
+
+One idea: the detector says the same about the same minutes, so it is asked about all of them each time, and what it says replaces what it
+said before: a finding keeps its row while its numbers settle, and is withdrawn (``found`` = false) when late data takes it back. It detects
+nothing itself (`chunking`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from math import isnan
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from legato_ingest.background import Background
+from legato_ingest.chunking import Change, find_changes
+from legato_ingest.chunking_series import DAY_S, Minutes
+from legato_ingest.literals import quoted, unquoted
+from legato_ingest.metrics import Metrics
+from legato_ingest.settings import Settings
+from legato_ingest.store import Store
+
+__all__ = ["ChunkingWatch"]
+
+_FIRST_S = 20.0
+# The busiest strata are watched; a service that puts an id into its route makes one of each.
+_STRATA_MAX = 1_000
+# Fewer known speeds than this on a side say nothing about the speed.
+_RATES_MIN = 30
+_STRATUM = ("tenant", "vantage", "service_name", "model", "provider", "route")
+_KNOWN = "share_streams > 0"
+_COLUMNS = {
+    "minute_s": "toInt64(toUnixTimestamp(minute))",
+    "streams": "toInt64(sum(share_streams))",
+    "share_sum": "sum(multi_token_share_sum)",
+    "chunking_streams": "toInt64(sum(token_chunks))",
+    "tokens_per_chunk_sum": "toFloat64(sum(tokens))",
+    "rate_streams": "toInt64(sum(log_rate_streams))",
+    "log_rate_sum": "sum(log_rate_sum)",
+    "log_rate_sq_sum": "sum(log_rate_sq_sum)",
+}
+_SECONDS = pa.timestamp("s", "UTC")
+
+
+class ChunkingWatch:
+    """Owns ``store``, a handle of its own. Without ``start()`` it looks only when ``step()`` is called."""
+
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics) -> None:
+        self._store = store
+        self._looking = threading.Lock()
+        first_s = min(_FIRST_S, settings.chunking_every_s)
+        self._background = Background("chunking", self.step, settings.chunking_every_s, metrics, first_s)
+
+    def start(self) -> None:
+        """Look in the background from now on."""
+        self._background.start()
+
+    def close(self) -> None:
+        """Finish the stratum that is looked at, then stop and close the store's handle."""
+        self._background.close()
+        with self._looking:
+            self._store.close()
+
+    def step(self) -> int:
+        """Look at every stratum once; the number of changes found in them."""
+        found = 0
+        with self._looking:
+            for stratum in self._strata():
+                if self._background.closing.is_set():
+                    break
+                minutes = self._minutes(stratum)
+                changes = find_changes(minutes)
+                self._keep(stratum, minutes.minute_s, changes)
+                found += len(changes)
+        return found
+
+    def _strata(self) -> list[tuple[str, ...]]:
+        rows = self._store.select(
+            f"SELECT {', '.join(_STRATUM)} FROM stream_minutes FINAL WHERE {_KNOWN}"
+            f" GROUP BY {', '.join(_STRATUM)} ORDER BY sum(share_streams) DESC, {', '.join(_STRATUM)} LIMIT {_STRATA_MAX}"
+        )
+        return [tuple(map(str, row)) for row in rows]
+
+    def _minutes(self, stratum: Sequence[str]) -> Minutes:
+        chosen = ", ".join(f"{sql} AS c_{name}" for name, sql in _COLUMNS.items())
+        table = self._store.select_arrow(
+            f"SELECT {chosen} FROM stream_minutes FINAL WHERE {_KNOWN} AND {_is(stratum)} GROUP BY minute ORDER BY minute"
+        )
+        return Minutes(**{name: table[f"c_{name}"].combine_chunks().to_numpy(zero_copy_only=False) for name in _COLUMNS})
+
+    def _keep(self, stratum: Sequence[str], minutes_s: NDArray[np.int64], changes: Sequence[Change]) -> None:
+        """Write what was found under the date that it has in the store, if it has one; withdraw what was found before and is not now."""
+        told = self._store.select(
+            "SELECT toUnixTimestamp(changed_at), direction FROM chunking_changes FINAL"
+            f" WHERE found AND {_is(stratum)} AND changed_at >= toDateTime({int(minutes_s[0]) + DAY_S}, 'UTC') ORDER BY changed_at"
+        )
+        dates = {(int(at), str(unquoted(direction))) for at, direction in told}
+        rows = []
+        for change in changes:
+            near = [each for each in dates if each[1] == change.direction and abs(each[0] - change.changed_at_s) <= DAY_S]
+            date = min(near, key=lambda each: abs(each[0] - change.changed_at_s)) if near else (change.changed_at_s, change.direction)
+            dates.discard(date)
+            rows.append(_row(stratum, date[0], change))
+        rows += [_withdrawn(stratum, *date) for date in sorted(dates)]
+        if rows:
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
+            table = pa.table(
+                {**columns, "detected_at": pa.array([time.time_ns() // 1_000_000] * len(rows)).cast(pa.timestamp("ms", "UTC"))}
+            )
+            for name in ("changed_at", "alarmed_at"):
+                table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(_SECONDS))
+            self._store.insert("chunking_changes", table)
+
+
+def _is(stratum: Sequence[str]) -> str:
+    return " AND ".join(f"{name} = {quoted(value)}" for name, value in zip(_STRATUM, stratum, strict=True))
+
+
+def _row(stratum: Sequence[str], changed_at_s: int, change: Change) -> dict[str, Any]:
+    known = min(change.rate_streams_before, change.rate_streams_after) >= _RATES_MIN and not isnan(change.rate_ratio)
+    return {
+        **dict(zip(_STRATUM, stratum, strict=True)),
+        "changed_at": changed_at_s,
+        "found": True,
+        "alarmed_at": change.alarmed_at_s,
+        "kind": change.kind if known else "rate unknown",
+        "direction": change.direction,
+        "share_before": change.before,
+        "share_after": change.after,
+        "tokens_per_chunk_before": change.tokens_per_chunk_before,
+        "tokens_per_chunk_after": change.tokens_per_chunk_after,
+        "rate_ratio": change.rate_ratio,
+        "streams_before": change.streams_before,
+        "streams_after": change.streams_after,
+        "log_e": change.log_e,
+    }
+
+
+def _withdrawn(stratum: Sequence[str], changed_at_s: int, direction: str) -> dict[str, Any]:
+    numbers = ("share_before", "share_after", "tokens_per_chunk_before", "tokens_per_chunk_after", "rate_ratio", "log_e")
+    return {
+        **dict(zip(_STRATUM, stratum, strict=True)),
+        "changed_at": changed_at_s,
+        "found": False,
+        "alarmed_at": 0,
+        "kind": "",
+        "direction": direction,
+        **dict.fromkeys(numbers, 0.0),
+        "streams_before": 0,
+        "streams_after": 0,
+    }

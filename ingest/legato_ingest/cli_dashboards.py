@@ -1,0 +1,143 @@
+"""The commands of `legato dashboards`: `push` puts them into a Grafana, `check` asks it all that they ask.
+
+One idea: a line a thing done, as it is done, and exit status 1 when any failed. Credentials come from the environment alone: others on the
+host can see a command's words. They open no store.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from legato_ingest.spans_of_time import seconds_of
+
+__all__ = ["register"]
+
+app = typer.Typer(name="dashboards", help="Legato's Grafana dashboards: put them there, see whether they work.", no_args_is_help=True)
+
+_WIDTH_WITHOUT_TERMINAL = 140
+# Rollups are minutes: no panel over time asks for shorter points.
+_POINT_S_MIN, _POINTS = 60, 1000
+
+UrlOption = Annotated[str, typer.Option(envvar="LEGATO_GRAFANA_URL", help="Where Grafana is, with its sub-path if it has one")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page")]
+_URL = "http://127.0.0.1:3000"
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the commands to ``parent``."""
+    parent.add_typer(app)
+
+
+@app.command()
+def push(
+    url: UrlOption = _URL,
+    clickhouse: Annotated[
+        str, typer.Option(help="Where Grafana finds `legato serve`, or a ClickHouse, over HTTP; seen from Grafana's machine")
+    ] = "http://127.0.0.1:8123",
+    as_json: JsonOption = False,
+) -> None:
+    """Put the folder Legato, the data source and all dashboards into a running Grafana.
+
+    Run it again after an update: what is there is overwritten, edits made in Grafana too; what is the same is left. A data source with the
+    uid `legato` is left as it is. Alert rules are files that Grafana reads: dashboards/README.md.
+
+    Give a service account's token as LEGATO_GRAFANA_TOKEN (role Editor; Admin while there is no data source), or LEGATO_GRAFANA_USER and
+    LEGATO_GRAFANA_PASSWORD. The data source gets LEGATO_READ_USER and LEGATO_READ_PASSWORD where they are set.
+
+    Example: legato dashboards push --url https://grafana.example/ --clickhouse http://10.0.0.7:8123
+    """
+    from legato_ingest import dashboard_files
+    from legato_ingest.grafana import Grafana, Source, credential_of
+    from legato_ingest.settings import load
+
+    settings = load()
+    boards = dashboard_files.load(settings.dashboards_dir)
+    password = settings.read_password.get_secret_value()
+    user = settings.read_user if password or "read_user" in settings.model_fields_set else ""
+    told, done = _console(), []
+    with Grafana(url, credential_of(settings)) as grafana, Console(stderr=True).status("asking Grafana …") as status:
+        for each in grafana.push(boards, Source(clickhouse, user, password)):
+            done.append(each)
+            status.update(f"{sum(one.what == 'dashboard' for one in done)} of {len(boards)} dashboards …")
+            if not as_json:
+                told.print(f"{each.did:9}  {each.what} {each.name}  {each.error or each.url}".rstrip(), markup=False, soft_wrap=True)
+    _end(sum(each.did == "failed" for each in done), {"did": [asdict(each) for each in done]}, as_json)
+
+
+@app.command()
+def check(
+    url: UrlOption = _URL,
+    since: Annotated[str, typer.Option(help="The range to ask for: 90s, 15m, 1h, 7d, 2w, or all")] = "6h",
+    as_json: JsonOption = False,
+) -> None:
+    """Ask Grafana what every panel, annotation and variable asks, each variable at its default: rows, time, errors.
+
+    Grafana and its ClickHouse plugin expand the macros and ask the store, so what works here works on the screen. The statements are
+    those of the files (LEGATO_DASHBOARDS_DIR), whatever was pushed. No rows is no error: there may be no such data.
+
+    Credentials as for `legato dashboards push`; the role Viewer is enough.
+
+    Examples: legato dashboards check; legato dashboards check --since 7d --json | jq '.answers[] | select(.error != "")'
+    """
+    from legato_ingest import dashboard_files
+    from legato_ingest.grafana import Grafana, credential_of
+    from legato_ingest.macros import Range
+    from legato_ingest.settings import load
+
+    settings, length_s, now_ms = load(), seconds_of(since), time.time_ns() // 1_000_000
+    questions = [one for board in dashboard_files.load(settings.dashboards_dir) for one in dashboard_files.questions(board)]
+    from_ms = now_ms - 1000 * length_s if length_s else 0
+    span = Range(from_ms, now_ms, 1000 * max(_POINT_S_MIN, (now_ms - from_ms) // 1000 // _POINTS))
+    answers = []
+    with Grafana(url, credential_of(settings)) as grafana, Console(stderr=True).status("asking Grafana …") as status:
+        grafana.expect_source()
+        for number, question in enumerate(questions, 1):
+            status.update(f"{number} of {len(questions)}: {question.dashboard} · {question.name}")
+            answers.append(grafana.ask(question, span))
+    rows = [_row(answer) for answer in answers]
+    if not as_json:
+        _show(rows)
+    _end(sum(bool(row["error"]) for row in rows), {"from_ms": from_ms, "to_ms": now_ms, "answers": rows}, as_json)
+
+
+def _row(answer: Any) -> dict[str, Any]:
+    asked = answer.question
+    named = {"uid": asked.uid, "dashboard": asked.dashboard, "kind": asked.kind, "name": asked.name, "ref": asked.target["refId"]}
+    return {**named, "rows": answer.rows, "seconds": round(answer.seconds, 3), "error": answer.error}
+
+
+def _show(rows: Sequence[dict[str, Any]]) -> None:
+    console, table = _console(), Table("dashboard", "asked by", "rows", "ms")
+    for row in rows:
+        name = row["name"] if row["kind"] == "panel" else f"{row['kind']} {row['name']}"
+        table.add_row(row["dashboard"], name, "failed" if row["error"] else f"{row['rows']:,}", f"{1000 * row['seconds']:,.0f}")
+    console.print(table)
+    for row in _failed(rows):
+        console.print(f"failed  {row['dashboard']} · {row['kind']} {row['name']}: {row['error']}", markup=False, soft_wrap=True)
+    empty = sum(row["rows"] == 0 and not row["error"] for row in rows)
+    slowest = max((row["seconds"] for row in rows), default=0.0)
+    console.print(f"{len(rows)} asked, {len(_failed(rows))} failed, {empty} without rows; the slowest took {slowest:.2f} s", markup=False)
+
+
+def _failed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["error"]]
+
+
+def _end(failed: int, told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({**told, "failed": failed}))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=_WIDTH_WITHOUT_TERMINAL, highlight=False)

@@ -1,0 +1,78 @@
+"""What stands over every dashboard: marks at releases and breaches, and the values that can be chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.panels import BOARDS, DIMENSIONS, ENGINE, Asked, Past, Row, View, by, same, shown, statements, views
+
+MARKED = [name for name in BOARDS if name not in ("nodes", "stream", "itself")]
+
+
+def releases(past: Past, view: View) -> list[Row]:
+    """The first minute of each, where that is later than the first two of the range."""
+    rows = [row for row in shown(past.streams, view) if row["service_version"]]
+    made = []
+    for (service, release), group in by(rows, lambda row: (row["service_name"], row["service_version"])).items():
+        first = min(row["minute"] for row in group)
+        if first > view.span.from_ms // 1000 + 120:
+            made.append({"time": first, "title": f"release {service} {release}", "text": "its first stream"})
+    return made
+
+
+def breaches(past: Past, view: View) -> list[Row]:
+    """Five minutes of a service at a vantage with three bad streams or more, a fifth of the judged."""
+    rows = [row for row in shown(past.streams, view) if row["is_judged"]]
+    made = []
+    for (at, service, vantage), group in by(rows, lambda row: (row["minute"] // 300 * 300, row["service_name"], row["vantage"])).items():
+        good = sum(not row["bad"] for row in group)
+        if len(group) - good >= 3 and good <= 0.8 * len(group):
+            percent = f"{float(np.rint(1000 * good / len(group)) / 10):.1f}".removesuffix(".0")
+            made.append(
+                {
+                    "time": at,
+                    "timeEnd": at + 300,
+                    "title": f"goodput {service} {vantage}",
+                    "text": f"{percent} % of {len(group)} streams",
+                }
+            )
+    return made
+
+
+@pytest.mark.parametrize(("mark", "expected"), [("Releases", releases), ("SLO breaches", breaches)])
+def test_marks_are_where_the_streams_say(asked: Asked, mark: str, expected: Any) -> None:
+    """On every dashboard that has marks, by time; of the same moment in any order."""
+    (sql,) = {statements(name)[f"annotation {mark}"] for name in MARKED}
+    told = 0
+    for view in views(asked.past):
+        answer = asked.sql(sql, view)
+        times = [row[0] for row in answer.rows]
+        assert times == sorted(times)
+        should = sorted(expected(asked.past, view), key=lambda row: tuple(row.values()))
+        assert len(should) < 100
+        same(type(answer)(200, "", answer.columns, tuple(sorted(answer.rows))), should, f"{mark}, {view.name}")
+        told += len(should)
+    assert told
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_values_of_a_variable_are_all_there_are(asked: Asked, name: str) -> None:
+    """Every name in the range, once, ascending; an empty one has a name too."""
+    columns = {"stream": {}, "itself": {}, "nodes": ENGINE}.get(name, DIMENSIONS)
+    variables = {title: sql for title, sql in statements(name).items() if title.startswith("variable ")}
+    assert list(variables) == [f"variable {variable}" for variable in columns]
+    rows = asked.past.steps if name == "nodes" else asked.past.streams
+    for view in views(asked.past)[:3]:
+        for variable, column in columns.items():
+            names = {row[column] or "(none)" for row in rows if view.has_minute(row["minute"])}
+            expected = [{"name": each} for each in sorted(names, key=str.encode)]
+            same(asked.sql(variables[f"variable {variable}"], view), expected, f"{variable}, {view.name}")
+
+
+@pytest.mark.parametrize("name", ["nodes", "stream", "itself"])
+def test_other_dashboards_have_no_marks(name: str) -> None:
+    """Marks are filtered by variables that these have not."""
+    assert not any(title.startswith("annotation ") for title in statements(name))

@@ -1,0 +1,245 @@
+"""The dashboards as files and as a whole: what the code builds, what each panel must have, and what nobody can make them do."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from dashboards import boards
+from dashboards.__main__ import files
+from helpers.panel_past import NASTY
+from helpers.panels import BOARDS, DIMENSIONS, ENGINE, Asked, View, dashboard, none, panels, panels_in, statements
+from legato_ingest.macros import Range
+
+STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}"
+FILTERED = {name: ENGINE if name == "nodes" else DIMENSIONS for name in BOARDS if name not in ("stream", "itself")}
+# What no variable, or not every one, can filter: the whole store's size, streams by the engines that served them, changes by release.
+UNFILTERED = {
+    *(("cost", "At rest", variable) for variable in DIMENSIONS),
+    ("nodes", "TTFT at the servers", "engine"),
+    ("chunking", "Changes in chunking", "release"),
+    ("chunking", "Changes in chunking", "transport"),
+}
+# Columns of floats that are plain numbers.
+PLAIN = {
+    "jitter ratio",
+    "tokens a chunk",
+    "tokens a chunk, before",
+    "now",
+    "tokens a chunk before",
+    "tokens a chunk now",
+    "tokens a second",
+    "envelope bytes a text byte",
+    "chunks a stream",
+    "stalls per 1,000 streams",
+}
+CHUNKS = re.compile(r"\b(dt_us|chunk_bytes|chunk_tokens|chunk_kind|chunk_hold_64us)\b")
+INJECTIONS = ("') OR 1=1 --", "x\\' OR ${service:raw}; DROP TABLE stream_revs /*")
+DAY_MS = 86_400_000
+ALL_PANELS = [pytest.param(name, panel, id=f"{name}: {panel['title']}") for name in BOARDS for panel in panels_in(name)]
+ASKING = [pytest.param(name, title, id=f"{name}: {title}") for name in BOARDS for title in panels(name)]
+
+
+# As files.
+
+
+def test_what_is_committed_is_what_is_built() -> None:
+    """Every file is the code's; there is no other."""
+    made = files()
+    assert {path.name: path.read_text(encoding="utf-8") == text for path, text in made.items()} == {path.name: True for path in made}
+    folder = pathlib.Path(boards.__file__).parents[1]
+    assert set(folder.glob("*.json")) == {folder / f"{dashboard(name)['uid']}.json" for name in BOARDS}
+
+
+def test_all_dashboards_are_tested() -> None:
+    """Each has a module of its panels' expectations, and stands in the list that the tests go through."""
+    known = {board.__module__.rpartition(".")[2] for board in boards.BOARDS}
+    here = {path.stem.removeprefix("test_panels_") for path in pathlib.Path(__file__).parent.glob("test_panels_*.py")}
+    assert set(BOARDS) == known == here
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_dashboard_is_one_that_grafana_takes(name: str) -> None:
+    """Classic, with a name and a number of its own for itself and every panel."""
+    built = dashboard(name)
+    assert built["schemaVersion"] == 42 and built["uid"].startswith("legato-") and "legato" in built["tags"]
+    assert len({dashboard(other)["uid"] for other in BOARDS}) == len(BOARDS)
+    numbers = [panel["id"] for panel in panels_in(name)]
+    assert len(set(numbers)) == len(numbers)
+    places = [panel["gridPos"] for panel in panels_in(name)]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    areas = {
+        (x, y) for place in places for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])
+    }
+    assert len(areas) == sum(place["w"] * place["h"] for place in places), "two panels lie over one another"
+
+
+@pytest.mark.parametrize(("name", "panel"), ALL_PANELS)
+def test_a_panel_says_what_it_is(name: str, panel: Any) -> None:
+    """What it means, in what unit, and what it shows when there is nothing."""
+    if panel["type"] == "text":
+        assert len(panel["options"]["content"]) >= 20
+        return
+    defaults = panel["fieldConfig"]["defaults"]
+    assert len(panel["description"]) >= 20 and "  " not in panel["description"]
+    assert defaults["noValue"] == "no data"
+    unit = panel["options"]["yAxis"]["unit"] if panel["type"] == "heatmap" else defaults.get("unit")
+    assert unit or panel["type"] == "table"
+
+
+@pytest.mark.parametrize(("name", "title"), ASKING)
+def test_columns_have_units_and_links(asked: Asked, name: str, title: str) -> None:
+    """Overrides name columns that are there; a table's fractions have a unit; streams are whole ids that link to their stream."""
+    panel = _panel(name, title)
+    view = asked.past.view("", 15 * 24, 3600, {"stream": _stalled(asked), "price_kept": "1"})
+    answer = asked.panel(name, title, view)
+    named: dict[str, list[Any]] = defaultdict(list)
+    for override in panel["fieldConfig"]["overrides"]:
+        named[override["matcher"]["options"]] += override["properties"]
+    united = {column for column, properties in named.items() if any(each["id"] == "unit" for each in properties)}
+    if panel["type"] == "table":
+        fractions = {name for row in answer.rows for name, cell in zip(answer.columns, row, strict=True) if isinstance(cell, float)}
+        assert fractions <= united | PLAIN
+    if "stream" in answer.columns:
+        (links,) = (each["value"] for each in named["stream"] if each["id"] == "links")
+        assert [link["url"] for link in links] == [STREAM_LINK]
+        assert all(re.fullmatch("[0-9a-f]{32}", row["stream"]) for row in answer.as_rows())
+    linked = [link["url"] for properties in named.values() for each in properties if each["id"] == "links" for link in each["value"]]
+    assert {url.split("/")[2] for url in linked} <= {dashboard(other)["uid"] for other in BOARDS}
+
+
+@pytest.mark.parametrize(("name", "title"), ASKING)
+def test_series_ascend(asked: Asked, name: str, title: str) -> None:
+    """What is read as curves has its time first, ascending: else the plugin makes it a table, or an error."""
+    panel = _panel(name, title)
+    target = panel["targets"][0]
+    assert (target["format"] == 1) == (panel["type"] in ("stat", "table"))
+    if target["format"] == 0:
+        span = asked.past.view("", 3.3, 60).span
+        answer = asked.panel(name, title, View("", span, {"stream": _stalled(asked)}))
+        times = [row[0] for row in answer.rows]
+        assert answer.columns[0] == "time" and times == sorted(times) and times and all(isinstance(at, int) for at in times)
+
+
+def _panel(name: str, title: str) -> Any:
+    (panel,) = (each for each in panels_in(name) if each["title"] == title)
+    return panel
+
+
+def _stalled(asked: Asked) -> str:
+    """The id of a stream that its engine preempted."""
+    stalled: bytes = next(row["trace_id"] for row in asked.past.stalls if row["cause"] == "kv_pressure")
+    return stalled.hex()
+
+
+# As SQL.
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_statements_keep_to_what_the_plugin_takes(name: str) -> None:
+    """No macro in a comment, no SETTINGS and no FORMAT, and every variable in the one form that keeps a value a value."""
+    for title, sql in statements(name).items():
+        comments = re.findall(r"--[^\n]*|/\*.*?\*/", sql, re.DOTALL)
+        assert not any("$__" in comment for comment in comments), title
+        assert not re.search(r"\b(SETTINGS|FORMAT)\b", sql, re.IGNORECASE), title
+        assert sql.count("${") == len(re.findall(r"\$\{\w+:queryparam\}", sql)), title
+        assert "$__conditionalAll" not in sql and "$__timeFrom" not in sql and "$__timeGroup" not in sql, title
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_timelines_are_read_for_one_stream_alone(name: str) -> None:
+    """Sizes and times of chunks can tell what was said: panels over many streams never touch them."""
+    reading = {title for title, sql in statements(name).items() if CHUNKS.search(sql)}
+    assert reading == ({"Bytes at each vantage", "Gaps"} if name == "stream" else set())
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_a_dashboard_has_its_variables(name: str) -> None:
+    """All of them, each with several values, and each in every panel's SQL but where it cannot filter."""
+    variables = [each for each in dashboard(name)["templating"]["list"] if each["type"] == "query"]
+    assert [each["name"] for each in variables] == list(FILTERED[name])
+    assert all(each["multi"] and each["includeAll"] for each in variables)
+    for title, sql in panels(name).items():
+        lacking = {variable for variable in FILTERED[name] if f"${{{variable}:queryparam}}" not in sql}
+        assert lacking == {variable for board, panel, variable in UNFILTERED if (board, panel) == (name, title)}, title
+
+
+# As somebody asks.
+
+
+@pytest.mark.parametrize("variable", [*DIMENSIONS, "engine"])
+def test_every_variable_filters_every_panel(asked: Asked, variable: str) -> None:
+    """A value that nobody has leaves nothing of any panel."""
+    view = asked.past.view("", 15 * 24, 3600, {variable: "nobody at all"})
+    shown = []
+    for name in (name for name, columns in FILTERED.items() if variable in columns):
+        shown += [(name, title) for title in panels(name) if not none(asked.panel(name, title, view))]
+    assert set(shown) == {(name, title) for name, title, which in UNFILTERED if which == variable}
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_one_value_shows_less_than_all(asked: Asked, name: str) -> None:
+    """A service, or an engine, that is chosen changes what every panel says that its rows are in, and a wrong one nothing else's."""
+    chosen = {"engine": "mobile-gpu-0"} if name == "nodes" else {"service": ["mobile"]}
+    # A range that has another before it, and settings: else costs would be 0 either way.
+    every = asked.past.view("", 2.95 if name == "cost" else 15 * 24, 3600, {"price_kept": "1", "event_bytes": "85"})
+    some = View("", every.span, {**every.values, **chosen})
+    same = {title for title in panels(name) if asked.panel(name, title, every).rows == asked.panel(name, title, some).rows}
+    assert same == {title for board, title, variable in UNFILTERED if board == name and variable in chosen}
+
+
+def _services(asked: Asked, names: list[str]) -> list[tuple[Any, ...]]:
+    view = asked.past.view("", 4, 60, {"service": names})
+    rows = asked.panel("streams", "By service, release, model, provider, route, vantage, transport", view).as_rows()
+    return [(row["service"], row["model"], row["n"]) for row in rows]
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_a_name_is_found_whatever_is_in_it(asked: Asked, value: str) -> None:
+    """As a service and as a model, alone and beside another, and as it is: quotes, SQL, percent signs, markup."""
+    assert _services(asked, [value]) == [(value, value, 2)]
+    assert sorted(_services(asked, [value, NASTY[0], NASTY[-1]])) == sorted({(name, name, 2) for name in (value, NASTY[0], NASTY[-1])})
+    view = asked.past.view("", 4, 60, {"model": value})
+    (row,) = asked.panel("itl", "Server against client", view).as_rows()
+    assert (row["model"], row["streams"]) == (value, 2)
+    listed = asked.sql(statements("streams")["variable service"], asked.past.view("", 4, 60))
+    assert (value,) in listed.rows
+
+
+@pytest.mark.parametrize("value", INJECTIONS)
+def test_nobody_breaks_out_of_a_value(asked: Asked, value: str) -> None:
+    """SQL in every variable and text box at once gives nothing, or an error of that panel; what is asked then is what it was."""
+    before = asked.panel("streams", "Goodput", asked.past.view("", 4, 60))
+    for name in (*FILTERED, "stream"):
+        names = [each["name"] for each in dashboard(name).get("templating", {}).get("list", ())]
+        view = asked.past.view("", 4, 60, {variable: value for variable in names})
+        for title, sql in panels(name).items():
+            answer = asked.try_sql(sql, view)
+            fits = answer.status == 200 and (none(answer) or title == "At rest")
+            assert fits or 400 <= answer.status < 500, (name, title, answer)
+    assert asked.panel("streams", "Goodput", asked.past.view("", 4, 60)) == before
+
+
+def _ranges(now_ms: int) -> dict[str, Range]:
+    return {
+        "backwards": Range(now_ms, now_ms - DAY_MS),
+        "empty": Range(now_ms, now_ms),
+        "ten years in minutes": Range(now_ms - 3650 * DAY_MS, now_ms),
+        "the future": Range(now_ms + 3650 * DAY_MS, now_ms + 3651 * DAY_MS),
+        "beyond what a time can hold": Range(now_ms + 80_000 * DAY_MS, now_ms + 80_001 * DAY_MS),
+        "before all time": Range(-10 * 365 * DAY_MS, 0),
+    }
+
+
+@pytest.mark.parametrize("kind", _ranges(0))
+def test_any_range_is_answered(asked: Asked, kind: str) -> None:
+    """With rows, without, or with an error that says whose it is."""
+    view = View(kind, _ranges(asked.past.now_ns // 10**6)[kind], {"stream": _stalled(asked)})
+    for name in BOARDS:
+        for title, sql in panels(name).items():
+            answer = asked.try_sql(sql, view)
+            assert answer.status == 200 or 400 <= answer.status < 500, (name, title, answer.status, answer.message)

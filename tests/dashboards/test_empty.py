@@ -1,0 +1,49 @@
+"""A store that nobody has sent anything to: every panel answers, and claims nothing."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from helpers.panels import BOARDS, Asked, Past, none, statements
+from helpers.reading import reading
+from legato_ingest import migrate
+from legato_ingest.store import Store
+
+SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+# The schema's own table is in the store from the beginning.
+NEVER_EMPTY = {("itself", "Store"), ("itself", "Tables")}
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """The read endpoint over a store with the schema alone."""
+    store = Store(tmp_path_factory.mktemp("empty") / "store", {"max_execution_time": 20})
+    try:
+        migrate.apply(store, migrate.load(SCHEMA))
+        with reading(store) as url, httpx.Client(timeout=60) as client:
+            yield Asked(Past(time.time_ns(), "", {}), store, url, client)
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("stream", ["", "f" * 32])
+def test_nothing_is_said_of_nothing(empty: Asked, name: str, stream: str) -> None:
+    """No error, and no rows, or rows of NULL and 0."""
+    values = {"stream": stream, "tokens_per_s": "20", "price_received": "1", "price_kept": "1", "months_kept": "1"}
+    for hours, point_s in ((6, 60), (15 * 24, 3600)):
+        view = empty.past.view("", hours, point_s, {**values, "event_bytes": "85", "span_bytes": "106"})
+        for title, sql in statements(name).items():
+            answer = empty.sql(sql, view)
+            assert none(answer) or (name, title) in NEVER_EMPTY, (title, answer)
+
+
+def test_only_the_schema_is_in_it(empty: Asked) -> None:
+    """What the two panels that are never empty show."""
+    rows = empty.panel("itself", "Tables", empty.past.view("", 6, 60)).as_rows()
+    assert [row["table"] for row in rows] == ["schema_migrations"]

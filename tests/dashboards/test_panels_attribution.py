@@ -1,0 +1,230 @@
+"""Jitter attribution: each panel says what a loop over the verdicts and replays of the shown streams finds."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helpers.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, shown, views
+
+BOARD = "attribution"
+
+
+def _stalls(past: Past, view: View) -> list[Row]:
+    return shown(past.stalls, view)
+
+
+def _us(rows: list[Row], name: str = "excess_us") -> int:
+    return sum(row[name] for row in rows)
+
+
+def judged(past: Past, view: View) -> list[Row]:
+    """Verdicts beside the clients' long gaps."""
+    felt = [row for row in shown(past.streams, view) if row["vantage"] == "client"]
+    gaps = sum(gap >= 250_000 for row in felt for gap in row["all_gaps"])
+    return [{"judged": len(_stalls(past, view)), "of client stalls": gaps}]
+
+
+def charged(past: Past, view: View) -> list[Row]:
+    """Beyond healthy steps."""
+    rows = _stalls(past, view)
+    return [{"beyond healthy steps": _us(rows) / 1e6, "n": len(rows)}]
+
+
+def _share_of_time(causes: tuple[str, ...]) -> Callable[[Past, View], list[Row]]:
+    def expected(past: Past, view: View) -> list[Row]:
+        rows = _stalls(past, view)
+        return [{"of stalled time": ratio(_us([row for row in rows if row["cause"] in causes]), _us(rows)), "n": len(rows)}]
+
+    return expected
+
+
+def a_vantage_missing(past: Past, view: View) -> list[Row]:
+    """Of all stalls."""
+    rows = _stalls(past, view)
+    return [{"of stalls": ratio(sum(bool(row["missing"]) for row in rows), len(rows)), "n": len(rows)}]
+
+
+def time_by_cause(past: Past, view: View) -> list[Row]:
+    """Every part of every stall."""
+    parts: dict[tuple[int, str], int] = defaultdict(int)
+    for row in _stalls(past, view):
+        for cause, ns in dict(row["parts"]).items():
+            parts[view.point(row["minute"]), cause] += ns
+    kept = {key: ns for key, ns in parts.items() if key[1] != "base" and ns > 0}
+    return [{"time": at, "cause": cause, "seconds": ns / 1e9} for (at, cause), ns in sorted(kept.items())]
+
+
+def stalls_by_cause(past: Past, view: View) -> list[Row]:
+    """Each for what it was named after."""
+    return grouped(
+        _stalls(past, view),
+        lambda row: (view.point(row["minute"]), row["cause"]),
+        lambda key, rows: {"time": key[0], "cause": key[1], "stalls": len(rows)},
+    )
+
+
+def causes(past: Past, view: View) -> list[Row]:
+    """By how sure they are."""
+
+    def made(cause: str, rows: list[Row]) -> Row:
+        sure = Counter(row["confidence"] for row in rows)
+        named = {name: sure[name] for name in ("proven", "strong", "likely")}
+        return {
+            "cause": cause,
+            "named": len(rows),
+            **named,
+            "weaker": len(rows) - sum(named.values()),
+            "beyond healthy": _us(rows) / 1e6,
+            "in these stalls": _us(rows, "gap_us") / 1e6,
+        }
+
+    return sorted(grouped(_stalls(past, view), lambda row: row["cause"], made), key=lambda row: (-row["beyond healthy"], row["cause"]))
+
+
+def but_for(past: Past, view: View) -> list[Row]:
+    """What would be left of all replayed streams' stalls, and what of their time would be saved."""
+    rows = shown(past.left, view)
+    as_they_were = [
+        group[0] for group in by(rows, lambda row: (row["tenant"], row["start_time"], row["trace_id"], row["span_id"])).values()
+    ]
+    stalls, stalled = _us(as_they_were, "stalls"), _us(as_they_were, "stalled_us")
+
+    def made(cause: str, group: list[Row]) -> Row:
+        saved = {end: _us(group, "stalled_us") - _us(group, f"stalled_{end}_us") for end in ("max", "min")}
+        return {
+            "cause": cause,
+            "n": len(group),
+            "stalls as they were": stalls,
+            "left at least": stalls - _us(group, "stalls") + _us(group, "stalls_min"),
+            "left at most": stalls - _us(group, "stalls") + _us(group, "stalls_max"),
+            "time saved at least": ratio(saved["max"], stalled),
+            "time saved at most": ratio(saved["min"], stalled),
+        }
+
+    return sorted(grouped(rows, lambda row: row["cause"], made), key=lambda row: (-(row["time saved at most"] or 0), row["cause"]))
+
+
+def not_seen(past: Past, view: View) -> list[Row]:
+    """Vantages that verdicts lacked."""
+    rows = _stalls(past, view)
+    counts = Counter(name for row in rows for name in row["missing"])
+    return [
+        {"not seen": name, "stalls": count, "share": count / len(rows)}
+        for name, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    ]
+
+
+def engines(past: Past, view: View) -> list[Row]:
+    """By engine, service and model, with the cause that has most of the time."""
+
+    def made(key: Any, rows: list[Row]) -> Row:
+        time_of = {cause: _us(group) for cause, group in by(rows, lambda row: row["cause"]).items()}
+        return {
+            **dict(zip(("engine", "service", "model"), key, strict=True)),
+            "n": len(rows),
+            "beyond healthy": _us(rows) / 1e6,
+            "cause of most": max(time_of, key=lambda cause: time_of[cause]),
+        }
+
+    made_rows = grouped(_stalls(past, view), lambda row: (row["engine_id"] or "(none)", row["service_name"], row["model"]), made)
+    return sorted(made_rows, key=lambda row: (-row["beyond healthy"], row["engine"], row["service"], row["model"]))[:100]
+
+
+EXPECTED = {
+    "Stalls judged": judged,
+    "Stalled time": charged,
+    "Unknown": _share_of_time(("unknown",)),
+    "Side known, cause not": _share_of_time(("generation", "delivery", "mixed")),
+    "A vantage missing": a_vantage_missing,
+    "Stalled time by cause": time_by_cause,
+    "Stalls by cause": stalls_by_cause,
+    "Causes, and how sure": causes,
+    "But for one cause": but_for,
+    "Not seen": not_seen,
+    "By engine": engines,
+}
+APART = {"Culprit events", "Longest stalls"}
+
+
+@pytest.mark.parametrize("title", EXPECTED)
+def test_a_panel_says_what_the_verdicts_say(asked: Asked, title: str) -> None:
+    """All rows and columns, in every view."""
+    check(asked, BOARD, title, EXPECTED[title])
+
+
+def test_every_panel_is_expected() -> None:
+    """A new panel needs its expectation here."""
+    assert EXPECTED.keys() | APART == panels(BOARD).keys()
+
+
+def _of_worst_minutes(past: Past, view: View) -> list[Row]:
+    """The stalls of the sixty minutes with the most stalled time; of equal ones the newest."""
+    rows = _stalls(past, view)
+    ranked = sorted(((_us(group), minute) for minute, group in by(rows, lambda row: row["minute"]).items()), reverse=True)
+    worst = {minute for _, minute in ranked[:60]}
+    return [row for row in rows if row["minute"] in worst and view.has_ns(row["start_time"])]
+
+
+def _longest(row: Row) -> Row:
+    return {
+        "stream": row["trace_id"].hex(),
+        "silent from": row["start_time"] + 1000 * row["gap_start_us"],
+        "gap": row["gap_us"] / 1e6,
+        "beyond healthy": row["excess_us"] / 1e6,
+        "cause": row["cause"],
+        "confidence": row["confidence"],
+        "not seen": ", ".join(row["missing"]),
+        "engine": row["engine_id"],
+    }
+
+
+def test_the_longest_stalls(asked: Asked) -> None:
+    """A hundred at most, each with its verdict's words."""
+    for view in views(asked.past):
+        rows = _of_worst_minutes(asked.past, view)
+        rows.sort(key=lambda row: (-row["excess_us"], row["trace_id"].hex(), row["gap_start_us"]))
+        same(asked.panel(BOARD, "Longest stalls", view), [_longest(row) for row in rows[:100]], view.name)
+
+
+def test_the_culprits(asked: Asked) -> None:
+    """Each event with all that it hit: those with responses by these, others by their time; one of those that it hit hardest."""
+
+    def event(row: Row) -> Any:
+        return (
+            row["tenant"],
+            row["engine_id"],
+            row["cause"],
+            tuple(row["culprit_responses"]),
+            0 if row["culprit_responses"] else row["culprit_at"],
+        )
+
+    seen = 0
+    for view in views(asked.past):
+        made, hit = [], []
+        for rows in by((row for row in _of_worst_minutes(asked.past, view) if row["culprit_step"] is not None), event).values():
+            hardest = max(row["excess_us"] for row in rows)
+            named = rows[0]["culprit_responses"]
+            made.append(
+                {
+                    "happened": min(row["culprit_at"] for row in rows),
+                    "cause": rows[0]["cause"],
+                    "engine": rows[0]["engine_id"],
+                    "event": ", ".join(named) or f"step {min(row['culprit_step'] for row in rows)}",
+                    "streams hit": len({row["trace_id"] for row in rows}),
+                    "stalls": len(rows),
+                    "beyond healthy": _us(rows) / 1e6,
+                    "longest": max(row["gap_us"] for row in rows) / 1e6,
+                }
+            )
+            hit.append({row["trace_id"].hex() for row in rows if row["excess_us"] == hardest})
+        order = sorted(range(len(made)), key=lambda place: (-made[place]["beyond healthy"], made[place]["happened"]))[:50]
+        answer = asked.panel(BOARD, "Culprit events", view)
+        found = answer.as_rows()
+        assert [row["stream"] in hit[place] for row, place in zip(found, order, strict=True)] == [True] * len(order)
+        same(answer, [{**made[place], "stream": row["stream"]} for row, place in zip(found, order, strict=True)], view.name)
+        seen += len(found)
+    assert seen > 50

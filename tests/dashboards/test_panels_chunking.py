@@ -1,0 +1,168 @@
+"""Chunking and contract: each panel says what a loop over the streams, and over the detector's findings, finds."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from helpers.panels import DIMENSIONS, Asked, Past, Row, View, by, check, grouped, panels, ratio, shown
+
+BOARD = "chunking"
+BOUGHT = 20.0
+SETTINGS = {"tokens_per_s": "20"}
+
+
+def _sender(row: Row) -> str:
+    return row["provider"] or "(none)"
+
+
+def _told(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["output_tokens"] is not None and (row["content_chunks"] or 0) > 0]
+
+
+def _per_chunk(rows: list[Row]) -> float | None:
+    told = _told(rows)
+    return ratio(sum(row["output_tokens"] for row in told), sum(row["content_chunks"] for row in told))
+
+
+def _several(rows: list[Row]) -> float | None:
+    shares = [row["multi_token_share"] for row in rows if row["is_over"] and row["multi_token_share"] is not None]
+    return ratio(math.fsum(shares), len(shares))
+
+
+def _envelope(rows: list[Row]) -> float | None:
+    known = [row for row in rows if row["wire_bytes"] is not None and row["content_bytes"] is not None]
+    text = sum(row["content_bytes"] for row in known)
+    return ratio(sum(row["wire_bytes"] for row in known) - text, text)
+
+
+def _rate(rows: list[Row]) -> float | None:
+    """The geometric mean of tokens a second after the first token."""
+    logs = []
+    for row in rows:
+        if row["is_over"] and (row["output_tokens"] or 0) > 1 and row["ttft_us"] is not None:
+            after_us = row["duration_ns"] // 1000 - row["ttft_us"]
+            if after_us > 0:
+                logs.append(math.log(row["output_tokens"] / (after_us / 1e6)))
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def _lump(rows: list[Row]) -> float | None:
+    heads = [row["head_burst"] for row in rows if row["is_over"] and row["head_burst"] is not None]
+    return ratio(sum(head > 3 for head in heads), len(heads))
+
+
+def _curve(figure: Any, name: str) -> Any:
+    """A curve a provider, without the points of which nothing is known."""
+
+    def expected(past: Past, view: View) -> list[Row]:
+        groups = by(shown(past.streams, view), lambda row: (view.point(row["minute"]), _sender(row)))
+        made = [{"time": key[0], "sender": key[1], name: figure(rows)} for key, rows in groups.items()]
+        return [row for row in made if row[name] is not None]
+
+    return expected
+
+
+def rates(past: Past, view: View) -> list[Row]:
+    """Where both are known."""
+    made = []
+    for (at, sender), rows in by(shown(past.streams, view), lambda row: (view.point(row["minute"]), _sender(row))).items():
+        rate, per_chunk = _rate(rows), _per_chunk(rows)
+        if rate is not None and per_chunk:
+            made.append({"time": at, "sender": sender, "tokens a second": rate, "chunks a second": rate / per_chunk})
+    return made
+
+
+def froze(past: Past, view: View) -> list[Row]:
+    """In the minutes in which a provider was as fast as bought."""
+    fast = []
+    for rows in by(shown(past.streams, view), lambda row: (row["minute"], _sender(row))).values():
+        if (_rate(rows) or 0) >= BOUGHT:
+            fast += [row for row in rows if row["is_judged"]]
+    return grouped(
+        fast,
+        lambda row: (view.point(row["minute"]), _sender(row)),
+        lambda key, group: {
+            "time": key[0],
+            "sender": key[1],
+            "bought speed met, reader saw a freeze": sum(row["bad"] == "gap" for row in group) / len(group),
+        },
+    )
+
+
+def _monday(row: Row) -> str:
+    day = datetime.fromtimestamp(row["minute"], UTC).date()
+    return (day - timedelta(days=day.weekday())).isoformat()
+
+
+def weeks(past: Past, view: View) -> list[Row]:
+    """The newest first."""
+
+    def made(key: Any, rows: list[Row]) -> Row:
+        judged = [row for row in rows if row["is_judged"]]
+        return {
+            **dict(zip(("week", "sender", "model"), key, strict=True)),
+            "n": len(rows),
+            "tokens a chunk": _per_chunk(rows),
+            "chunks with several tokens": _several(rows),
+            "tokens a second": _rate(rows),
+            "envelope bytes a text byte": _envelope(rows),
+            "began in a lump": _lump(rows),
+            "goodput": ratio(sum(not row["bad"] for row in judged), len(judged)),
+        }
+
+    made_rows = grouped(shown(past.streams, view), lambda row: (_monday(row), _sender(row), row["model"]), made)
+    return sorted(made_rows, key=lambda row: row["week"], reverse=True)
+
+
+def changes(past: Past, view: View) -> list[Row]:
+    """What was found last, newest change first. A change has no release and no transport to choose."""
+    columns = {name: column for name, column in DIMENSIONS.items() if name not in ("release", "transport")}
+    rows = [row for row in past.changes if row["found"] and view.has_minute(row["changed_at"]) and view.shows(row, columns)]
+    rows.sort(key=lambda row: (-row["changed_at"], row["service_name"], row["model"], row["vantage"]))
+    return [
+        {
+            "changed": row["changed_at"],
+            "kind": row["kind"],
+            "direction": row["direction"],
+            "sender": _sender(row),
+            "service": row["service_name"],
+            "model": row["model"],
+            "vantage": row["vantage"],
+            "several tokens, before": row["share_before"],
+            "after": row["share_after"],
+            "tokens a chunk, before": row["tokens_per_chunk_before"],
+            "now": row["tokens_per_chunk_after"],
+            "speed, ratio": row["rate_ratio"],
+            "n before": row["streams_before"],
+            "n after": row["streams_after"],
+            "alarmed": row["alarmed_at"],
+        }
+        for row in rows
+    ]
+
+
+EXPECTED = {
+    "Tokens a chunk": _curve(_per_chunk, "tokens a chunk"),
+    "Chunks with several tokens": _curve(_several, "chunks with several tokens"),
+    "Token rate against chunk rate": rates,
+    "Contract met, reader froze": froze,
+    "Envelope bytes a text byte": _curve(_envelope, "envelope bytes a text byte"),
+    "Began in a lump": _curve(_lump, "streams that began in a lump"),
+    "Changes in chunking": changes,
+    "By provider and week": weeks,
+}
+
+
+@pytest.mark.parametrize("title", EXPECTED)
+def test_a_panel_says_what_the_streams_say(asked: Asked, title: str) -> None:
+    """All rows and columns, in every view."""
+    check(asked, BOARD, title, EXPECTED[title], SETTINGS)
+
+
+def test_every_panel_is_expected() -> None:
+    """A new panel needs its expectation here."""
+    assert EXPECTED.keys() == panels(BOARD).keys()

@@ -1,0 +1,189 @@
+"""Trace cost per chunk: each panel says what a loop over the streams finds, at the prices of the text boxes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from helpers.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, shown
+
+BOARD = "cost"
+SETTINGS = {"price_received": "0.10", "price_kept": "0.025", "months_kept": " 3 ", "event_bytes": "85", "span_bytes": "106"}
+RECEIVED, KEPT, MONTHS, EVENT, SPAN = (float(text) for text in SETTINGS.values())
+
+
+def _bytes(rows: list[Row]) -> int:
+    return sum(row["otlp_bytes"] for row in rows)
+
+
+def _chunks(rows: list[Row]) -> int:
+    return sum(row["chunks"] or 0 for row in rows)
+
+
+def _cost(rows: list[Row], at_rest: float) -> float:
+    return _bytes(rows) / 1e9 * RECEIVED + _chunks(rows) * at_rest / 1e9 * KEPT * MONTHS
+
+
+def received(past: Past, view: View, at_rest: float) -> list[Row]:
+    """All attributes included."""
+    rows = shown(past.streams, view)
+    return [{"bytes a chunk": ratio(_bytes(rows), _chunks(rows)), "n chunks": _chunks(rows)}]
+
+
+def rests(past: Past, view: View, at_rest: float) -> list[Row]:
+    """Of the whole store, whatever is chosen."""
+    return [{"bytes a chunk": at_rest, "n chunks": _chunks(past.streams)}]
+
+
+def money(past: Past, view: View, at_rest: float) -> list[Row]:
+    """A million chunks."""
+    rows = shown(past.streams, view)
+    cost = ratio(_cost(rows, at_rest), _chunks(rows))
+    return [{"a million chunks": None if cost is None else 1e6 * cost, "n chunks": _chunks(rows)}]
+
+
+def other_ways(past: Past, view: View, at_rest: float) -> list[Row]:
+    """So many times more bytes."""
+    rows = shown(past.streams, view)
+    each = ratio(_bytes(rows), _chunks(rows))
+    return [{"span events": each and EVENT / each, "a span a chunk": each and SPAN / each, "n chunks": _chunks(rows)}]
+
+
+def bytes_by_service(past: Past, view: View, at_rest: float) -> list[Row]:
+    """Stacked."""
+    return grouped(
+        shown(past.streams, view),
+        lambda row: (view.point(row["minute"]), row["service_name"]),
+        lambda key, rows: {"time": key[0], "service": key[1], "bytes": _bytes(rows)},
+    )
+
+
+def bytes_a_chunk(past: Past, view: View, at_rest: float) -> list[Row]:
+    """Where there are chunks."""
+    made = []
+    for (at, service), rows in by(shown(past.streams, view), lambda row: (view.point(row["minute"]), row["service_name"])).items():
+        if _chunks(rows):
+            made.append({"time": at, "service": service, "received a chunk": _bytes(rows) / _chunks(rows)})
+    return made
+
+
+def _told(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["output_tokens"] is not None and (row["content_chunks"] or 0) > 0]
+
+
+def _factors(rows: list[Row]) -> tuple[int, int, int]:
+    return _bytes(rows), sum(row["output_tokens"] for row in rows), sum(row["content_chunks"] for row in rows)
+
+
+def why(past: Past, view: View, at_rest: float) -> list[Row]:
+    """This range against the one before it, by the logarithmic mean of the two bills: the parts add up to the difference."""
+    low, high = view.span.from_ms // 1000, view.span.to_ms // 1000
+    chosen = [row for row in _told(past.streams) if view.shows(row)]
+    now = by((row for row in chosen if view.has_minute(row["minute"])), lambda row: row["service_name"])
+    before = by((row for row in chosen if low - (high - low) <= row["minute"] < low), lambda row: row["service_name"])
+    made = []
+    for service in now.keys() & before.keys():
+        (b1, t1, c1), (b0, t0, c0) = _factors(now[service]), _factors(before[service])
+        if not all((b1, t1, c1, b0, t0, c0)):
+            continue
+        mean = b1 if b1 == b0 else (b1 - b0) / math.log(b1 / b0)
+        parts = [mean * math.log(each) for each in (t1 / t0, (c1 / t1) / (c0 / t0), (b1 / c1) / (b0 / c0))]
+        assert math.isclose(sum(parts), b1 - b0, rel_tol=1e-9, abs_tol=1e-6)
+        made.append(
+            {
+                "service": service,
+                "bytes more": b1 - b0,
+                **dict(zip(("more tokens", "smaller chunks", "more bytes a chunk"), parts, strict=True)),
+                "bytes before": b0,
+                "bytes now": b1,
+                "tokens a chunk before": t0 / c0,
+                "tokens a chunk now": t1 / c1,
+            }
+        )
+    return sorted(made, key=lambda row: (-abs(row["bytes more"]), row["service"]))
+
+
+def by_emitter(past: Past, view: View, at_rest: float) -> list[Row]:
+    """Most bytes first."""
+
+    def made(key: Any, rows: list[Row]) -> Row:
+        chunks, cost = _chunks(rows), _cost(rows, at_rest)
+        each = ratio(cost, chunks)
+        return {
+            "service": key[0],
+            "emitter": key[1],
+            "streams": len(rows),
+            "chunks": chunks,
+            "received a stream": _bytes(rows) / len(rows),
+            "received a chunk": ratio(_bytes(rows), chunks),
+            "at rest a chunk": at_rest,
+            "chunks a stream": chunks / len(rows),
+            "cost": cost,
+            "cost a million chunks": None if each is None else 1e6 * each,
+            "cost a stream": cost / len(rows),
+            "received as span events": chunks * EVENT / 1e9 * RECEIVED,
+            "as a span each": chunks * SPAN / 1e9 * RECEIVED,
+        }
+
+    made_rows = grouped(shown(past.streams, view), lambda row: (row["service_name"], row["emitter"]), made)
+    return sorted(made_rows, key=lambda row: (-round(row["received a stream"] * row["streams"]), row["service"], row["emitter"]))
+
+
+def unread(past: Past, view: View, at_rest: float) -> list[Row]:
+    """Most cancelled first."""
+
+    def made(service: str, rows: list[Row]) -> Row:
+        ends = Counter(row["outcome"] for row in rows)
+        failed = ends["timeout"] + ends["upstream_error"] + ends["engine_abort"]
+        return {
+            "service": service,
+            "n": len(rows),
+            "cancelled": ends["client_cancel"],
+            "abandoned": ends["abandoned"],
+            "failed": failed,
+        }
+
+    return sorted(
+        grouped(shown(past.streams, view), lambda row: row["service_name"], made), key=lambda row: (-row["cancelled"], row["service"])
+    )
+
+
+EXPECTED = {
+    "Received": received,
+    "At rest": rests,
+    "Cost": money,
+    "Against other ways": other_ways,
+    "Bytes received by service": bytes_by_service,
+    "Bytes received a chunk": bytes_a_chunk,
+    "Why the bill changed": why,
+    "By service and emitter": by_emitter,
+    "Streams that nobody read to the end": unread,
+}
+
+
+@pytest.fixture(scope="module")
+def at_rest(asked: Asked) -> Iterator[float]:
+    """Bytes on disk a chunk, which do not change meanwhile."""
+    yield _on_disk(asked) / _chunks(asked.past.streams)
+
+
+def _on_disk(asked: Asked) -> int:
+    parts = asked.store.select("SELECT bytes_on_disk, table, active, database FROM system.parts")
+    return sum(int(size) for size, table, active, database in parts if table == "stream_revs" and active and database == "default")
+
+
+@pytest.mark.parametrize("title", EXPECTED)
+def test_a_panel_says_what_the_streams_say(asked: Asked, at_rest: float, title: str) -> None:
+    """All rows and columns, in every view."""
+    check(asked, BOARD, title, partial(EXPECTED[title], at_rest=at_rest), SETTINGS)
+    assert _on_disk(asked) / _chunks(asked.past.streams) == at_rest
+
+
+def test_every_panel_is_expected() -> None:
+    """A new panel needs its expectation here."""
+    assert EXPECTED.keys() == panels(BOARD).keys()

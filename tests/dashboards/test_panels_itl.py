@@ -1,0 +1,161 @@
+"""ITL distributions: each panel says what a loop over all gaps of all streams finds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from helpers.panels import Asked, Past, Row, View, check, gap_quantile, grouped, panels, quantile, shown, weighted_quantile
+
+BOARD = "itl"
+
+
+def _timed(past: Past, view: View) -> list[Row]:
+    return [row for row in shown(past.streams, view) if row["is_timed"]]
+
+
+def _pooled(rows: list[Row]) -> list[int]:
+    return [gap for row in rows for gap in row["all_gaps"]]
+
+
+def _p99s(rows: list[Row]) -> list[int]:
+    return [row["gap_p99_us"] for row in rows]
+
+
+def _s(us: float | None) -> float | None:
+    return None if us is None else us / 1e6
+
+
+def heatmap(past: Past, view: View) -> list[Row]:
+    """Thirty half-doublings in every interval, what is shorter in the first and what is longer in the last."""
+    made = []
+    for at, rows in _by_point(past, view):
+        counts = Counter(min(max(math.floor(math.log2(max(gap, 1)) * 2), 20), 49) for gap in _pooled(rows))
+        made += [{"time": at, "le": _number(2 ** ((step + 1) / 2) / 1e6), "gaps": counts[step]} for step in range(20, 50)]
+    return made
+
+
+def _number(value: float) -> str:
+    text = f"{round(value, 6):.6f}".rstrip("0")
+    return text.rstrip(".")
+
+
+def _by_point(past: Past, view: View) -> list[tuple[int, list[Row]]]:
+    groups = grouped(_timed(past, view), lambda row: view.point(row["minute"]), lambda at, rows: {"at": at, "rows": rows})
+    return [(group["at"], group["rows"]) for group in groups]
+
+
+def of_streams(past: Past, view: View) -> list[Row]:
+    """Streams by their p99 gap, four bars a doubling."""
+
+    def made(bar: int, rows: list[Row]) -> Row:
+        whose = Counter(row["vantage"] for row in rows)
+        others = len(rows) - whose["client"] - whose["server"]
+        return {
+            "p99 gap up to": round(2 ** ((bar + 1) / 4) / 1e6, 6),
+            "client": whose["client"],
+            "server": whose["server"],
+            "others": others,
+        }
+
+    return grouped(_timed(past, view), lambda row: math.floor(math.log2(max(row["gap_p99_us"], 1)) * 4), made)
+
+
+def vantages(past: Past, view: View) -> list[Row]:
+    """Quantiles of pooled gaps."""
+
+    def made(key: Any, rows: list[Row]) -> Row:
+        gaps = _pooled(rows)
+        levels = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+        return {
+            "model": key[0],
+            "vantage": key[1],
+            "gaps": len(gaps),
+            "streams": len(rows),
+            **{name: _s(gap_quantile(gaps, level)) for name, level in levels.items()},
+            "longest": max(gaps) / 1e6,
+        }
+
+    return grouped(_timed(past, view), lambda row: (row["model"], row["vantage"]), made)
+
+
+def _at_vantages(past: Past, view: View, made: Any) -> list[Row]:
+    def row_of(key: Any, rows: list[Row]) -> Row:
+        return {"time": key[0], "vantage": key[1], **made(rows)}
+
+    return grouped(_timed(past, view), lambda row: (view.point(row["minute"]), row["vantage"]), row_of)
+
+
+def weighted(past: Past, view: View) -> list[Row]:
+    """By time spent in gaps."""
+
+    def made(rows: list[Row]) -> Row:
+        gaps = _pooled(rows)
+        return {
+            "half of the time in gaps up to": _s(weighted_quantile(gaps, 0.5)),
+            "90 % of the time in gaps up to": _s(weighted_quantile(gaps, 0.9)),
+        }
+
+    return _at_vantages(past, view, made)
+
+
+def p99_of_p99(past: Past, view: View) -> list[Row]:
+    """Over streams."""
+    return _at_vantages(
+        past, view, lambda rows: {"p99 of p99": _s(quantile(_p99s(rows), 0.99)), "median p99": _s(quantile(_p99s(rows), 0.5))}
+    )
+
+
+def stall_rate(past: Past, view: View) -> list[Row]:
+    """A thousand streams' long gaps."""
+
+    def made(rows: list[Row]) -> Row:
+        gaps = _pooled(rows)
+        return {f"{limit} ms or more": 1000 * sum(gap >= limit * 1000 for gap in gaps) / len(rows) for limit in (250, 400)}
+
+    return _at_vantages(past, view, made)
+
+
+def models(past: Past, view: View) -> list[Row]:
+    """One row a model, release and vantage."""
+
+    def made(key: Any, rows: list[Row]) -> Row:
+        gaps = _pooled(rows)
+        return {
+            **dict(zip(("model", "release", "vantage"), key, strict=True)),
+            "streams": len(rows),
+            "gaps": len(gaps),
+            "ITL p50": _s(gap_quantile(gaps, 0.5)),
+            "ITL p99": _s(gap_quantile(gaps, 0.99)),
+            "time-weighted p50": _s(weighted_quantile(gaps, 0.5)),
+            "median p99": _s(quantile(_p99s(rows), 0.5)),
+            "p99 of p99": _s(quantile(_p99s(rows), 0.99)),
+            "stalls per 1,000 streams": 1000 * sum(gap >= 250_000 for gap in gaps) / len(rows),
+        }
+
+    return grouped(_timed(past, view), lambda row: (row["model"], row["service_version"], row["vantage"]), made)
+
+
+EXPECTED = {
+    "Gaps between content reads": heatmap,
+    "Distribution of per-stream p99 gaps": of_streams,
+    "Server against client": vantages,
+    "Time-weighted gaps": weighted,
+    "p99 of per-stream p99, and its median": p99_of_p99,
+    "Stalls per 1,000 streams": stall_rate,
+    "By model and release": models,
+}
+
+
+@pytest.mark.parametrize("title", EXPECTED)
+def test_a_panel_says_what_the_gaps_say(asked: Asked, title: str) -> None:
+    """All rows and columns, in every view."""
+    check(asked, BOARD, title, EXPECTED[title])
+
+
+def test_every_panel_is_expected() -> None:
+    """A new panel needs its expectation here."""
+    assert EXPECTED.keys() == panels(BOARD).keys()

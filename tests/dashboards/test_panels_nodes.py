@@ -1,0 +1,266 @@
+"""Serving nodes: each panel says what a loop over the engines' steps and the nodes' samples finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from helpers.panels import ENGINE, Asked, Past, Row, View, by, check, grouped, panels, quantile, ratio, shown
+
+BOARD = "nodes"
+TENANT = {"tenant": "tenant"}
+
+
+def _known(rows: list[Row], *names: str) -> list[Row]:
+    return [row for row in rows if all(row[name] is not None for name in names)]
+
+
+def _sum(rows: list[Row], name: str) -> Any:
+    return sum(row[name] for row in rows if row[name] is not None)
+
+
+def _s(us: float | None) -> float | None:
+    return None if us is None else us / 1e6
+
+
+def _by_engine(rows: list[Row], view: View, made: Any) -> list[Row]:
+    def row_of(key: Any, group: list[Row]) -> Row:
+        return {"time": key[0], "engine": key[1], **made(group)}
+
+    return grouped(rows, lambda row: (view.point(row["minute"]), row["engine_id"]), row_of)
+
+
+def kv(past: Past, view: View) -> list[Row]:
+    """Of the steps that know it."""
+
+    def made(rows: list[Row]) -> Row:
+        used = [row["kv_used_ppm"] for row in rows]
+        return {"KV max": max(used) / 1e6, "KV mean": sum(used) / 1e6 / len(used)}
+
+    return _by_engine(_known(shown(past.steps, view, ENGINE), "kv_used_ppm"), view, made)
+
+
+def preemptions(past: Past, view: View) -> list[Row]:
+    """A minute is the shortest point that there is."""
+    return _by_engine(
+        shown(past.steps, view, ENGINE), view, lambda rows: {"preempted a minute": 60 * _sum(rows, "preempted") / max(60, view.point_s)}
+    )
+
+
+WORK = ("prefill_tokens", "decode_tokens", "decode_requests")
+
+
+def work(past: Past, view: View) -> list[Row]:
+    """Tokens over the steps whose work is known."""
+
+    def made(rows: list[Row]) -> Row:
+        return {f"{kind} tokens a step": _sum(rows, f"{kind}_tokens") / len(rows) for kind in ("prefill", "decode")}
+
+    return _by_engine(_known(shown(past.steps, view, ENGINE), *WORK), view, made)
+
+
+def _intervals(rows: list[Row]) -> tuple[list[Any], list[Any]]:
+    return [row["interval_us"] for row in rows], [row["interval_us"] for row in rows if row["prefill_tokens"] == 0]
+
+
+def step_time(past: Past, view: View) -> list[Row]:
+    """All steps, and those without a prefill."""
+
+    def made(rows: list[Row]) -> Row:
+        every, pure = _intervals(rows)
+        return {
+            "step p50": _s(quantile(every, 0.5)),
+            "step p99": _s(quantile(every, 0.99)),
+            "base: no prefill, p50": _s(quantile(pure, 0.5)),
+        }
+
+    return _by_engine(shown(past.steps, view, ENGINE), view, made)
+
+
+def queue(past: Past, view: View) -> list[Row]:
+    """In the minutes in which some step knew how many ran."""
+    steps = shown(past.steps, view, ENGINE)
+    minutes = {(row["tenant"], row["engine_id"], row["minute"]) for row in _known(steps, "running")}
+    rows = [row for row in steps if (row["tenant"], row["engine_id"], row["minute"]) in minutes]
+
+    def made(group: list[Row]) -> Row:
+        running = _known(group, "running")
+        waiting = max((row["waiting"] or 0 for row in group), default=0)
+        return {"running, mean": _sum(running, "running") / len(running), "waiting, max": waiting}
+
+    return _by_engine(rows, view, made)
+
+
+def speculation(past: Past, view: View) -> list[Row]:
+    """In the minutes that drafted."""
+    steps = shown(past.steps, view, ENGINE)
+    drafted = by(steps, lambda row: (row["tenant"], row["engine_id"], row["minute"]))
+    minutes = {key for key, rows in drafted.items() if _sum(_known(rows, "draft_tokens", "accepted_tokens"), "draft_tokens") > 0}
+    rows = [row for row in steps if (row["tenant"], row["engine_id"], row["minute"]) in minutes]
+
+    def made(group: list[Row]) -> Row:
+        drafts, known = _known(group, "draft_tokens", "accepted_tokens"), _known(group, *WORK)
+        return {
+            "drafts accepted": _sum(drafts, "accepted_tokens") / _sum(drafts, "draft_tokens"),
+            "tokens a request and step": ratio(_sum(known, "decode_tokens"), _sum(known, "decode_requests")),
+        }
+
+    return _by_engine(rows, view, made)
+
+
+def stalls(past: Past, view: View) -> list[Row]:
+    """Of engines that are known."""
+    rows = [row for row in shown(past.stalls, view, ENGINE) if row["engine_id"]]
+    return grouped(
+        rows,
+        lambda row: (view.point(row["minute"]), f"{row['engine_id']} · {row['cause']}"),
+        lambda key, group: {"time": key[0], "what": key[1], "stalls": len(group)},
+    )
+
+
+def _samples(past: Past, view: View, *metrics: str) -> list[Row]:
+    rows = [row for row in past.samples if row["metric"] in metrics and row["value"] is not None]
+    return [row for row in rows if view.has_ns(row["recorded_at"]) and view.shows(row, ENGINE)]
+
+
+def _grown(rows: list[Row]) -> list[Row]:
+    """Each sample with what its counter has grown by since the one before it in the range; a fall is a restart from 0."""
+    out = []
+    for series in by(rows, lambda row: (row["tenant"], row["series"])).values():
+        before = None
+        for row in sorted(series, key=lambda row: row["recorded_at"]):
+            value = row["value"]
+            out.append({**row, "grown": 0 if before is None else value - before if value >= before else value})
+            before = value
+    return out
+
+
+def _point(view: View, row: Row) -> int:
+    return view.point(row["recorded_at"] // 10**9)
+
+
+def _node(row: Row) -> str:
+    return str(row["host"] or row["engine_id"])
+
+
+def prefix_cache(past: Past, view: View) -> list[Row]:
+    """Hits over queries, where there were any."""
+    rows = _grown(_samples(past, view, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"))
+    made = []
+    for (at, engine), group in by(rows, lambda row: (_point(view, row), row["engine_id"])).items():
+        hits, queries = (sum(row["grown"] for row in group if kind in row["metric"]) for kind in ("hits", "queries"))
+        if queries > 0:
+            made.append({"time": at, "engine": engine, "prefix-cache hits": hits / queries})
+    return made
+
+
+def ttft(past: Past, view: View) -> list[Row]:
+    """Of the servers' streams; the tenant alone filters them, as streams of servers without engines count too."""
+    rows = [row for row in shown(past.streams, view, TENANT) if row["vantage"] == "server"]
+
+    def made(at: int, group: list[Row]) -> Row:
+        first = [row["ttft_us"] for row in group if row["is_over"]]
+        return {"time": at, "TTFT p50": _s(quantile(first, 0.5)), "TTFT p95": _s(quantile(first, 0.95))}
+
+    return grouped(rows, lambda row: view.point(row["minute"]), made)
+
+
+def _mean(rows: list[Row]) -> float:
+    return float(sum(row["value"] for row in rows) / len(rows))
+
+
+def gpu_clocks(past: Past, view: View) -> list[Row]:
+    """A curve a GPU and clock."""
+    rows = _samples(past, view, "hw.gpu.clock.sm", "hw.gpu.clock.memory")
+
+    def key(row: Row) -> Any:
+        name = f"{_node(row)} · {row['attributes']['hw.id']} · {row['metric'].removeprefix('hw.gpu.')}"
+        return _point(view, row), name
+
+    return grouped(rows, key, lambda key, group: {"time": key[0], "gpu": key[1], "mhz": _mean(group)})
+
+
+def throttling(past: Past, view: View) -> list[Row]:
+    """Seconds of each reason over the seconds of a point."""
+    rows = _grown(_samples(past, view, "hw.gpu.throttle.time"))
+
+    def key(row: Row) -> Any:
+        return _point(view, row), f"{_node(row)} · {row['attributes']['hw.id']} · {row['attributes']['reason']}"
+
+    def made(key: Any, group: list[Row]) -> Row:
+        return {"time": key[0], "why": key[1], "share of time": sum(row["grown"] for row in group) / max(60, view.point_s)}
+
+    return grouped(rows, key, made)
+
+
+def power(past: Past, view: View) -> list[Row]:
+    """Under either of its names."""
+    rows = _samples(past, view, "hw.gpu.power", "hw.power")
+
+    def key(row: Row) -> Any:
+        return _point(view, row), f"{_node(row)} · {row['attributes']['hw.id']}"
+
+    return grouped(rows, key, lambda key, group: {"time": key[0], "gpu": key[1], "watts": _mean(group)})
+
+
+def host_cpu(past: Past, view: View) -> list[Row]:
+    """What is not idle, whichever of two names the mode has."""
+    rows = _samples(past, view, "system.cpu.utilization")
+    idle = [row for row in rows if "idle" in (row["attributes"].get("cpu.mode"), row["attributes"].get("state"))]
+    return grouped(
+        idle,
+        lambda row: (_point(view, row), row["host"] or "(none)"),
+        lambda key, group: {"time": key[0], "node": key[1], "busy": 1 - _mean(group)},
+    )
+
+
+def engines(past: Past, view: View) -> list[Row]:
+    """One row an engine."""
+
+    def made(engine: str, rows: list[Row]) -> Row:
+        every, pure = _intervals(rows)
+        known = _known(rows, *WORK)
+        return {
+            "engine": engine,
+            "steps": len(rows),
+            "base": _s(quantile(pure, 0.5)),
+            "step p99": _s(quantile(every, 0.99)),
+            "KV max": _s(max((row["kv_used_ppm"] for row in _known(rows, "kv_used_ppm")), default=None)),
+            "preempted": _sum(rows, "preempted"),
+            "waiting max": max((row["waiting"] for row in _known(rows, "waiting")), default=0),
+            "prefill steps": ratio(sum(row["prefill_tokens"] > 0 for row in known), len(known)),
+            "first seen": min(row["minute"] for row in rows),
+            "last seen": max(row["minute"] for row in rows),
+        }
+
+    return grouped(shown(past.steps, view, ENGINE), lambda row: row["engine_id"], made)
+
+
+EXPECTED = {
+    "KV cache used": kv,
+    "Preemptions": preemptions,
+    "Work a step": work,
+    "Step time against its base": step_time,
+    "Running and waiting": queue,
+    "Stalls charged to each engine": stalls,
+    "Speculation": speculation,
+    "Prefix-cache hits": prefix_cache,
+    "TTFT at the servers": ttft,
+    "GPU clocks": gpu_clocks,
+    "GPU throttling": throttling,
+    "GPU power": power,
+    "Host CPU": host_cpu,
+    "Engines": engines,
+}
+
+
+@pytest.mark.parametrize("title", EXPECTED)
+def test_a_panel_says_what_steps_and_samples_say(asked: Asked, title: str) -> None:
+    """All rows and columns, in every view."""
+    check(asked, BOARD, title, EXPECTED[title])
+
+
+def test_every_panel_is_expected() -> None:
+    """A new panel needs its expectation here."""
+    assert EXPECTED.keys() == panels(BOARD).keys()

@@ -1,0 +1,238 @@
+"""Streams: each panel says what a loop over the raw streams finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from helpers.panels import Asked, Past, Row, View, check, grouped, panels, quantile, ratio, same, shown, views
+
+BOARD = "streams"
+
+
+def _scaled(value: float | None, by: float) -> float | None:
+    return None if value is None else value / by
+
+
+def _over(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["is_over"]]
+
+
+def _timed(rows: list[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows if row["is_timed"]]
+
+
+def _good(rows: list[Row]) -> int:
+    return sum(row["is_judged"] and not row["bad"] for row in rows)
+
+
+def _judged(rows: list[Row]) -> int:
+    return sum(row["is_judged"] for row in rows)
+
+
+def _seconds(values: list[Any], level: float) -> float | None:
+    return _scaled(quantile(values, level), 1e6)
+
+
+def _jitter(rows: list[Row]) -> float | None:
+    permille = [row["jitter_ratio"] * 1000 for row in _over(rows) if row["jitter_ratio"] is not None]
+    return _scaled(quantile(permille, 0.5), 1000)
+
+
+def _number(title: str, value: float | None, n: int) -> list[Row]:
+    return [{title: value, "n": n}]
+
+
+def goodput(past: Past, view: View) -> list[Row]:
+    """Share of the judged without a long gap, an error or a late start."""
+    rows = shown(past.streams, view)
+    return _number("goodput", ratio(_good(rows), _judged(rows)), _judged(rows))
+
+
+def gap_p99_p99(past: Past, view: View) -> list[Row]:
+    """Over the streams that are over and have a gap."""
+    values = _timed(shown(past.streams, view), "gap_p99_us")
+    return _number("p99", _seconds(values, 0.99), len(values))
+
+
+def gap_max_p99(past: Past, view: View) -> list[Row]:
+    """Likewise."""
+    values = _timed(shown(past.streams, view), "gap_max_us")
+    return _number("p99", _seconds(values, 0.99), len(values))
+
+
+def jitter(past: Past, view: View) -> list[Row]:
+    """Over the streams with enough gaps."""
+    rows = shown(past.streams, view)
+    return _number("median", _jitter(rows), sum(row["jitter_ratio"] is not None for row in _over(rows)))
+
+
+def ttft_p95(past: Past, view: View) -> list[Row]:
+    """Over the streams that had a first token."""
+    values = [row["ttft_us"] for row in _over(shown(past.streams, view)) if row["ttft_us"] is not None]
+    return _number("p95", _seconds(values, 0.95), len(values))
+
+
+def disconnects(past: Past, view: View) -> list[Row]:
+    """Of all that are over."""
+    rows = _over(shown(past.streams, view))
+    left = sum(row["outcome"] in ("client_cancel", "abandoned") for row in rows)
+    return _number("disconnected", ratio(left, len(rows)), len(rows))
+
+
+def goodput_over_time(past: Past, view: View) -> list[Row]:
+    """A curve a service and vantage."""
+    rows = [row for row in shown(past.streams, view) if row["is_judged"]]
+
+    def made(key: Any, group: list[Row]) -> Row:
+        return {"time": key[0], "service": key[1], "goodput": _good(group) / len(group)}
+
+    return grouped(rows, lambda row: (view.point(row["minute"]), f"{row['service_name']} · {row['vantage']}"), made)
+
+
+def longest_gaps(past: Past, view: View) -> list[Row]:
+    """Quantiles over streams."""
+
+    def made(at: int, rows: list[Row]) -> Row:
+        longest, p99 = _timed(rows, "gap_max_us"), _timed(rows, "gap_p99_us")
+        return {
+            "time": at,
+            "max gap, median stream": _seconds(longest, 0.5),
+            "max gap, p99 of streams": _seconds(longest, 0.99),
+            "p99 gap, p99 of streams": _seconds(p99, 0.99),
+        }
+
+    return grouped(shown(past.streams, view), lambda row: view.point(row["minute"]), made)
+
+
+def firsts(past: Past, view: View) -> list[Row]:
+    """Three firsts, two quantiles each."""
+
+    def made(at: int, rows: list[Row]) -> Row:
+        out: Row = {"time": at}
+        for level in (0.5, 0.95):
+            for name in ("ttfb", "ttft", "ttfo"):
+                out[f"{name.upper()} p{round(level * 100)}"] = _seconds([row[f"{name}_us"] for row in _over(rows)], level)
+        return out
+
+    return grouped(shown(past.streams, view), lambda row: view.point(row["minute"]), made)
+
+
+def outcomes(past: Past, view: View) -> list[Row]:
+    """How many of each."""
+    rows = shown(past.streams, view)
+    return grouped(
+        rows,
+        lambda row: (view.point(row["minute"]), row["outcome"]),
+        lambda key, group: {"time": key[0], "outcome": key[1], "streams": len(group)},
+    )
+
+
+def not_good(past: Past, view: View) -> list[Row]:
+    """By their first reason."""
+
+    def made(at: int, rows: list[Row]) -> Row:
+        why = Counter(row["bad"] for row in rows)
+        return {"time": at, "gap over the limit": why["gap"], "ended in an error": why["error"], "first output late": why["late"]}
+
+    return grouped(shown(past.streams, view), lambda row: view.point(row["minute"]), made)
+
+
+DIMENSIONS = ("service_name", "service_version", "model", "provider", "route", "vantage", "transport")
+CALLED = {"service_name": "service", "service_version": "release"}
+
+
+def by_service(past: Past, view: View) -> list[Row]:
+    """One row a combination, busiest first."""
+
+    def made(key: Any, rows: list[Row]) -> Row:
+        gaps, p99, first = _timed(rows, "gap_max_us"), _timed(rows, "gap_p99_us"), [row["ttft_us"] for row in _over(rows)]
+        over = _over(rows)
+        return {
+            **dict(zip((CALLED.get(name, name) for name in DIMENSIONS), key, strict=True)),
+            "n": len(rows),
+            "goodput": ratio(_good(rows), _judged(rows)),
+            "p99 of p99 gap": _seconds(p99, 0.99),
+            "p99 max gap": _seconds(gaps, 0.99),
+            "worst gap": max(gaps) / 1e6 if gaps else None,
+            "jitter ratio": _jitter(rows),
+            "TTFT p50": _seconds(first, 0.5),
+            "TTFT p95": _seconds(first, 0.95),
+            "disconnect rate": ratio(sum(row["outcome"] in ("client_cancel", "abandoned") for row in over), len(over)),
+            "stalled streams": ratio(sum(row["stalls_250ms"] > 0 for row in rows if row["is_timed"]), sum(row["is_timed"] for row in rows)),
+        }
+
+    made_rows = grouped(shown(past.streams, view), lambda row: tuple(row[name] for name in DIMENSIONS), made)
+    order = ("service", "release", "model", "provider", "route", "vantage", "transport")
+    return sorted(made_rows, key=lambda row: (-row["n"], *(row[name] for name in order)))[:500]
+
+
+EXPECTED = {
+    "Goodput": goodput,
+    "p99 of per-stream p99 gap": gap_p99_p99,
+    "p99 of the longest gap": gap_max_p99,
+    "Jitter ratio, median": jitter,
+    "TTFT p95": ttft_p95,
+    "Disconnect rate": disconnects,
+    "Goodput by service and vantage": goodput_over_time,
+    "Longest gaps": longest_gaps,
+    "First byte, first token, first output": firsts,
+    "Streams by outcome": outcomes,
+    "Streams that were not good, by reason": not_good,
+    "By service, release, model, provider, route, vantage, transport": by_service,
+}
+APART = {"Worst streams"}
+
+
+@pytest.mark.parametrize("title", EXPECTED)
+def test_a_panel_says_what_the_streams_say(asked: Asked, title: str) -> None:
+    """All rows and columns, in every view."""
+    check(asked, BOARD, title, EXPECTED[title])
+
+
+def test_every_panel_is_expected() -> None:
+    """A new panel needs its expectation here."""
+    assert EXPECTED.keys() | APART == panels(BOARD).keys()
+
+
+def _worst(row: Row) -> Row:
+    return {
+        "stream": row["trace_id"].hex(),
+        "started": row["start_time"],
+        "service": row["service_name"],
+        "model": row["model"],
+        "vantage": row["vantage"],
+        "outcome": row["outcome"],
+        "max gap": row["gap_max_us"] / 1e6,
+        "open gap": _scaled(row["gap_open_us"], 1e6),
+        "stalls": row["stalls_250ms"],
+        "TTFT": _scaled(row["ttft_us"], 1e6),
+        "duration": row["duration_ns"] / 1e9,
+        "chunks": row["chunks"],
+    }
+
+
+def test_the_worst_streams_are_the_worst(asked: Asked) -> None:
+    """The fifty longest silences of streams that are over, each with its stream's own figures; of equal ones any."""
+    for view in views(asked.past):
+        rows = [row for row in shown(asked.past.streams, view) if view.has_ns(row["start_time"]) and row["gap_max_us"]]
+        rows = [row for row in rows if row["outcome"] != "running"]
+        made = {(row["trace_id"].hex(), row["vantage"]): _worst(row) for row in rows}
+        answer = asked.panel(BOARD, "Worst streams", view)
+        found = answer.as_rows()
+        assert [row["max gap"] for row in found] == sorted((row["max gap"] for row in made.values()), reverse=True)[:50], view.name
+        same(answer, [made[row["stream"], row["vantage"]] for row in found], view.name)
+        ordered = [(-row["max gap"], row["stream"], row["vantage"]) for row in found]
+        assert ordered == sorted(ordered)
+
+
+def test_the_busiest_view_has_all_of_it(asked: Asked) -> None:
+    """The views show streams of every ending, timed and not, judged and not: else little would have been compared."""
+    rows = shown(asked.past.streams, views(asked.past)[0])
+    assert len({row["outcome"] for row in rows}) == 7
+    assert {row["bad"] for row in rows} == {"", "gap", "error", "late"}
+    assert {row["is_timed"] for row in rows} == {row["is_judged"] for row in rows} == {True, False}
+    assert all((row["gap_max_us"] is not None) == row["is_timed"] for row in rows if row["is_over"])
+    assert all(sum(row["all_gaps"]) == row["gap_sum_us"] for row in rows if row["is_timed"])

@@ -1,0 +1,243 @@
+"""The files that Grafana reads at its start: they say what it must be told, lead to what is there, and their SQL runs.
+
+Source of what is mandatory, and of what Grafana fills in from its environment: its provisioning's types (`rules_types.go`,
+`contact_point_types.go`, `values.go`) of 11.6 to 13.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers.reading import open_store, reading, stream, streams_in
+from legato_ingest import dashboard_files
+from legato_ingest.grafana import PLUGIN, UID, Source
+from legato_ingest.metrics import Metrics
+from legato_ingest.reader import Reader
+from legato_ingest.roller import Roller
+from legato_ingest.settings import load
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "dashboards"
+FILES = sorted(path for path in (FOLDER / "provisioning").rglob("*") if path.is_file())
+BOARDS = {board["uid"]: board for board in dashboard_files.load(FOLDER)}
+DURATION = re.compile(r"\d+(ms|[smhdwy])")
+VARIABLE = re.compile(r"\$(\w+)")
+# What Grafana may be given in its environment. It reads one that is not set as nothing.
+ENVIRONMENT = {"LEGATO_READ_PASSWORD", "LEGATO_ALERT_WEBHOOK"}
+
+
+def _read(name: str) -> Any:
+    """A file of provisioning, as Grafana reads it. JSON is YAML."""
+    return yaml.safe_load((FOLDER / "provisioning" / name).read_text(encoding="utf-8"))
+
+
+GROUPS = _read("alerting/rules.json")["groups"]
+RULES = [rule for group in GROUPS for rule in group["rules"]]
+QUERIES = [(rule, query) for rule in RULES for query in rule["data"] if query["datasourceUid"] != "__expr__"]
+(POLICY,) = _read("alerting/policies.yaml")["policies"]
+(POINT,) = _read("alerting/contactpoints.yaml")["contactPoints"]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+    elif isinstance(value, str):
+        yield value
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_one_that_grafana_reads(path: pathlib.Path) -> None:
+    """Version 1, in the folder of its kind, with one list of things and nothing else."""
+    kinds = {"datasources": {"datasources"}, "dashboards": {"providers"}, "alerting": {"groups", "contactPoints", "policies"}}
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    (kind,) = content.keys() - {"apiVersion"}
+    assert content["apiVersion"] == 1 and kind in kinds[path.parent.name] and content[kind]
+    assert all(each["orgId"] == 1 for each in content[kind])
+
+
+def test_there_is_a_file_of_each_kind() -> None:
+    """Nothing is missing that the README says is there."""
+    assert {f"{path.parent.name}/{path.name}" for path in FILES} == {
+        "alerting/contactpoints.yaml",
+        "alerting/policies.yaml",
+        "alerting/rules.json",
+        "dashboards/legato.yaml",
+        "datasources/legato.yaml",
+    }
+
+
+def test_the_data_source_is_the_one_that_push_makes() -> None:
+    """Both ways lead to the same; every panel and every rule asks it. Host and port stand in the file, as nothing is no port."""
+    (source,) = _read("datasources/legato.yaml")["datasources"]
+    made = Source("http://127.0.0.1:8123", "legato").as_json()
+    assert source == {
+        **made,
+        "orgId": 1,
+        "editable": False,
+        "secureJsonData": {"password": "$LEGATO_READ_PASSWORD"},
+    }
+    asked = {(query["model"]["datasource"]["type"], query["model"]["datasource"]["uid"], query["datasourceUid"]) for _, query in QUERIES}
+    assert asked == {(PLUGIN, UID, UID)} and source["uid"] == UID and source["type"] == PLUGIN
+    targets = (question.target for board in BOARDS.values() for question in dashboard_files.questions(board))
+    assert {(target["datasource"]["type"], target["datasource"]["uid"]) for target in targets} == {(PLUGIN, UID)}
+
+
+def test_the_dashboards_come_from_a_folder() -> None:
+    """A provider has a name, a type and an absolute path; rules and dashboards are in one folder, that Grafana finds by its title alone."""
+    (provider,) = _read("dashboards/legato.yaml")["providers"]
+    assert provider["type"] == "file" and provider["name"] and pathlib.PurePosixPath(provider["options"]["path"]).is_absolute()
+    assert {provider["folder"]} == {group["folder"] for group in GROUPS} and "folderUid" not in provider
+
+
+def test_a_rule_has_what_grafana_wants() -> None:
+    """Mandatory fields, states that there are, and a condition over its own data."""
+    for group in GROUPS:
+        assert group["name"] and group["folder"] and DURATION.fullmatch(group["interval"]) and group["rules"]
+    for rule in RULES:
+        refs = [query["refId"] for query in rule["data"]]
+        assert rule["uid"] and rule["title"] and rule["condition"] in refs and len(refs) == len(set(refs)), rule["uid"]
+        assert rule["noDataState"] in ("NoData", "Alerting", "OK", "KeepLast"), rule["uid"]
+        assert rule["execErrState"] in ("Error", "Alerting", "OK", "KeepLast"), rule["uid"]
+        assert DURATION.fullmatch(rule["for"]) and set(rule["labels"]) >= {"product"} and rule["labels"]["product"] == "legato"
+        assert all(isinstance(value, str) for part in ("labels", "annotations") for value in rule[part].values())
+        # A link to a panel needs both, and Grafana refuses one without the other.
+        assert ("dashboardUid" in rule) is ("panelId" in rule)
+        for query in rule["data"]:
+            assert query["model"]["refId"] == query["refId"] and query["datasourceUid"] in (UID, "__expr__")
+            assert query["relativeTimeRange"]["from"] >= query["relativeTimeRange"]["to"] >= 0
+            if query["datasourceUid"] == "__expr__":
+                assert query["model"]["expression"] in refs and query["model"]["datasource"]["uid"] == "__expr__"
+
+
+def test_uids_are_unique_and_short() -> None:
+    """Of dashboards, rules and receivers: at most 40 characters, which Grafana takes; titles of rules are unique in their folder."""
+    for uids in (list(BOARDS), [rule["uid"] for rule in RULES], [receiver["uid"] for receiver in POINT["receivers"]]):
+        assert len(uids) == len(set(uids)) and all(re.fullmatch(r"[A-Za-z0-9_-]{1,40}", uid) for uid in uids)
+    titles = [rule["title"] for rule in RULES]
+    assert len(titles) == len(set(titles)) and all(len(title) <= 190 for title in titles)
+
+
+def test_a_rule_leads_to_a_dashboard() -> None:
+    """Its link is a dashboard's, and sets variables that this one has."""
+    for rule in RULES:
+        link = re.fullmatch(r"/d/([\w-]+)/[\w-]+(?:\?(.*))?", rule["annotations"]["dashboard"])
+        assert link and link.group(1) in BOARDS, rule["uid"]
+        names = {variable["name"] for variable in BOARDS[link.group(1)]["templating"].get("list", ())}
+        assert set(re.findall(r"var-(\w+)=", link.group(2) or "")) <= names, rule["uid"]
+
+
+def test_grafana_fills_in_what_we_mean_and_nothing_else() -> None:
+    """A dollar sign is read as a variable of the environment in titles, labels and settings; in annotations only with braces."""
+    for group in GROUPS:
+        interpolated = [group["name"], group["folder"], group["interval"]]
+        for rule in group["rules"]:
+            interpolated += [text for name, part in rule.items() if name not in ("data", "annotations") for text in _strings(part)]
+            interpolated += [text for query in rule["data"] for name, part in query.items() if name != "model" for text in _strings(part)]
+            assert not [text for text in rule["annotations"].values() if "${" in text or "$$" in text], rule["uid"]
+        assert not [text for text in interpolated if "$" in text]
+    others = [_read(f"{path.parent.name}/{path.name}") for path in FILES if path.suffix == ".yaml"]
+    dollars = [text for content in others for text in _strings(content) if "$" in text]
+    assert {name for text in dollars for name in VARIABLE.findall(text)} == ENVIRONMENT
+    # The whole value is the variable: one that is not set leaves no half of an address.
+    assert all(VARIABLE.fullmatch(text) for text in dollars)
+
+
+def test_a_rules_words_use_its_own_queries_and_labels() -> None:
+    """Every `$values.x` is a query of the rule, every `$labels.x` a text column of its SQL: Grafana prints what it lacks as nothing."""
+    for rule in RULES:
+        words = " ".join(rule["annotations"].values())
+        refs = {query["refId"] for query in rule["data"]}
+        sql = rule["data"][0]["model"]["rawSql"].split("FROM", 1)[0]
+        assert set(re.findall(r"\$values\.(\w+)", words)) <= refs, rule["uid"]
+        assert set(re.findall(r"\$labels\.(\w+)", words)) <= set(re.findall(r"::String AS (\w+)", sql)), rule["uid"]
+
+
+def test_a_contact_point_has_what_grafana_wants() -> None:
+    """A name, and receivers with uid, type and settings."""
+    assert POINT["name"] == "legato"
+    for receiver in POINT["receivers"]:
+        assert receiver["uid"] and receiver["type"] == "webhook" and receiver["settings"]["url"] == "$LEGATO_ALERT_WEBHOOK"
+        assert receiver["disableResolveMessage"] is False
+
+
+def test_pages_are_told_sooner_and_more_often_than_tickets() -> None:
+    """Every severity that a rule can have has a route of its own, to the contact point that there is; one incident is one message."""
+    routes = {
+        value: route for route in POLICY["routes"] for label, sign, value in route["object_matchers"] if (label, sign) == ("severity", "=")
+    }
+    said = {rule["labels"].get("severity") for rule in RULES} - {None}
+    said |= {word for _, query in QUERIES for word in re.findall(r"'(page|ticket)'", query["model"]["rawSql"])}
+    assert set(routes) == said == {"page", "ticket"}
+    for route in (POLICY, *POLICY["routes"]):
+        assert route["receiver"] == POINT["name"] and route["group_by"] == ["alertname", "service"]
+        assert all(DURATION.fullmatch(route[name]) for name in ("group_wait", "group_interval", "repeat_interval"))
+    for name in ("group_wait", "repeat_interval"):
+        assert _seconds(routes["page"][name]) < _seconds(routes["ticket"][name])
+    assert all(_seconds(route["group_interval"]) <= _seconds(route["repeat_interval"]) for route in (POLICY, *POLICY["routes"]))
+
+
+def _seconds(duration: str) -> int:
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]
+
+
+# The rules' SQL.
+
+
+def test_a_rules_sql_has_nothing_that_the_front_end_fills_in() -> None:
+    """No variable, no macro, no format: what evaluates rules has no dashboard, and an older plugin expands comments too."""
+    for rule, query in QUERIES:
+        sql = query["model"]["rawSql"]
+        assert not [word for word in ("${", "$__", "[[") if word in sql] and not re.search(r"\bFORMAT\b", sql), rule["uid"]
+        assert query["model"]["format"] == 1 and query["model"]["editorType"] == "sql"
+
+
+@pytest.fixture(scope="module", params=["empty", "filled"])
+def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Who asks the read endpoint of a store that has nothing, and of one with streams that freeze."""
+    with open_store(tmp_path_factory.mktemp("rules") / "store") as store, reading(store) as url:
+        if request.param == "filled":
+            frozen = [stream((20,) * 30 + (900,) + (20,) * 30, age_s=120 + 30 * n) for n in range(60)]
+            streams_in(store, frozen, "shop")
+            streams_in(store, [stream(age_s=300)], "chat", seed=8)
+            Roller(store, load(), Metrics()).step()
+        yield Reader(url)
+
+
+def test_every_query_of_every_rule_runs(reader: Reader) -> None:
+    """Each gives text columns and one number, which is a table that Grafana takes for one value a combination of labels."""
+    filled = bool(reader.rows("SELECT 1 FROM stream_minutes LIMIT 1"))
+    fires: dict[str, int] = {}
+    for rule, query in QUERIES:
+        rows = reader.rows(query["model"]["rawSql"])
+        labels = [tuple(value for name, value in row.items() if name != query["refId"]) for row in rows]
+        assert len(labels) == len(set(labels)), f"{rule['uid']} {query['refId']} says one combination of labels twice"
+        for row in rows:
+            numbers = [name for name, value in row.items() if not isinstance(value, str)]
+            assert numbers == [query["refId"]], f"{rule['uid']} {query['refId']}: {row}"
+        if query["refId"] == "firing":
+            fires[rule["uid"]] = sum(row["firing"] > 0 for row in rows)
+    assert (fires["legato-itl-burn"] > 0) is filled and (fires["legato-ttft-burn"] > 0) is False
+
+
+def test_the_files_beside_the_rules_are_the_same_sql() -> None:
+    """What `legato slo` reads is what Grafana evaluates."""
+    for rule in RULES:
+        name = rule["uid"].removeprefix("legato-").replace("-", "_")
+        text = (FOLDER / "alerts" / f"{name}.sql").read_text(encoding="utf-8")
+        statement = text.split("\n", 1)[1]
+        assert all(statement in query["model"]["rawSql"] for owner, query in QUERIES if owner is rule), rule["uid"]
+
+
+def test_rules_are_json_that_people_can_compare() -> None:
+    """The file is what `json` writes, so that a change shows as the lines that changed."""
+    text = (FOLDER / "provisioning" / "alerting" / "rules.json").read_text(encoding="utf-8")
+    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,290 @@
+"""Each alert rule on real rows: it fires, does not, and resolves. And the demo's incident, whole: one rule fires, and names its cause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from dashboards.alerts.burn import CAUSES
+from dashboards.alerts.others import CHUNKING, COLLECTOR, INGEST, PREEMPTION
+from dashboards.alerts.rules import RULES
+from demo.past import Placement, bodies, placements
+from helpers.minutes import rows_in
+from helpers.points import gauge, metrics_request, total
+from helpers.reading import open_store
+from helpers.spans import SECOND_NS
+from legato_gpu_agent.steps import Engine, Step, request_of
+from legato_ingest.attribution.worker import Worker
+from legato_ingest.commit import Committer
+from legato_ingest.metrics import Metrics
+from legato_ingest.roller import Roller
+from legato_ingest.rows import Batch, Limits, rows_of, sample_rows_of
+from legato_ingest.self_samples import SelfSampler
+from legato_ingest.settings import load
+from legato_ingest.store import Store
+
+Row = dict[str, Any]
+NOW_NS = time.time_ns()
+NOW_S = NOW_NS // SECOND_NS
+MINUTE_NS = 60 * SECOND_NS
+PATIENCE_S = 30
+
+
+def ask(store: Store, sql: str, at_s: float = NOW_S) -> list[Row]:
+    """The rows of a rule with the clock at ``at_s``."""
+    assert "now()" in sql
+    return rows_in(store, sql.replace("now()", f"toDateTime({round(at_s)}, 'UTC')"))
+
+
+def firing(store: Store, sql: str, *names: str, at_s: float = NOW_S) -> set[tuple[Any, ...]]:
+    """These columns of the rows that fire."""
+    return {tuple(row[name] for name in names) for row in ask(store, sql, at_s) if row["firing"]}
+
+
+# The incident.
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What the rules said of the demo's past: by rule at its end, and of freezing streams minute by minute since the incident began."""
+
+    rules: Mapping[str, Sequence[Row]]
+    minutes: Mapping[int, Sequence[Row]]
+
+
+def send(store: Store, made: Sequence[Placement]) -> None:
+    """A past as the ingest stores it, in one insert a table."""
+    requests = (ExportTraceServiceRequest.FromString(body) for body, _ in bodies(made))
+    batch = Batch.joined([rows_of(each, tenant="", received_at_ns=NOW_NS, limits=Limits()) for each in requests])
+    assert not batch.rejected.num_rows
+    for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
+        store.insert(table, rows)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store with the schema, for this module."""
+    with open_store(tmp_path_factory.mktemp("rules") / "store") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def incident(shared: Store) -> Incident:
+    """The demo's past with a KV incident that goes on until now, judged and rolled up."""
+    made = placements(NOW_NS, "kv")
+    send(shared, made)
+    Worker(shared, load(attribute_settle_s=0), Metrics()).again(0)
+    Roller(shared, load(), Metrics()).step()
+    begin_s = min(each.begin_ns for each in made if each.name == "kv") // SECOND_NS
+    (freezing,) = (rule.sql for rule in RULES if rule.name == "itl_burn")
+    looks = {minute: ask(shared, freezing, begin_s + 60 * minute) for minute in (-1, 2, 4, 6, 8)}
+    return Incident({rule.name: ask(shared, rule.sql) for rule in RULES}, looks)
+
+
+@pytest.fixture
+def store(shared: Store, incident: Incident) -> Store:
+    """The store, emptied."""
+    for table in (
+        "stream_revs", "engine_steps", "engine_requests", "verdicts", "replays", "attribution_runs", "rollup_runs", "stream_minutes",
+        "stall_minutes", "but_for_minutes", "engine_minutes", "node_samples", "chunking_changes",
+    ):  # fmt: skip
+        shared.command(f"TRUNCATE TABLE {table}")
+    return shared
+
+
+def test_the_incident_is_one_alert_with_its_cause(incident: Incident) -> None:
+    """`itl_burn` pages for the shop, at its clients because of KV pressure, and at its gateway; no other rule fires at all."""
+    assert {name for name, rows in incident.rules.items() if any(row["firing"] for row in rows)} == {"itl_burn"}
+    fired = {(row["service"], row["vantage"]): row for row in incident.rules["itl_burn"] if row["firing"]}
+    assert {key for key, row in fired.items() if row["severity"] == "page"} == {("shop", "client"), ("shop-gateway", "server")}
+    assert {service for (service, _), row in fired.items() if row["severity"] == "ticket"} <= {"mobile", "mobile-gateway"}
+    page = fired[("shop", "client")]
+    assert CAUSES[page["cause_number"] - 1] == "kv_pressure" and page["cause_share"] > 0.5
+    assert page["burn_rate"] > 14.4 and page["clients"] > 100 and page["bad"] > 100
+
+
+def test_the_incident_pages_within_minutes(incident: Incident) -> None:
+    """Not a minute before it began; by the time its eighth minute is in."""
+    pages = {minute: any(row["firing"] and row["severity"] == "page" for row in rows) for minute, rows in incident.minutes.items()}
+    assert not pages[-1] and not pages[2] and pages[8], pages
+
+
+def test_without_the_incident_nobody_is_paged(store: Store) -> None:
+    """The shop's last six hours as they are in the demo otherwise, with an incident two hours ago: no page, whoever is charged."""
+    send(store, [each for each in placements(NOW_NS, "") if each.service == "shop"])
+    Roller(store, load(), Metrics()).step()
+    for rule in RULES:
+        assert {row.get("severity", "ticket") for row in ask(store, rule.sql) if row["firing"]} <= {"ticket"}
+    assert len(ask(store, RULES[0].sql)) == 4
+
+
+# Preemptions.
+
+
+def preempt(store: Store, engine: str, minutes: Sequence[int], preempted: int = 3) -> None:
+    """Two steps in each of the last 90 minutes, one of which preempts in these; rolled up."""
+    begin_ns = NOW_NS // MINUTE_NS * MINUTE_NS
+    steps = list[Step]()
+    for ago in range(89, -1, -1):
+        at_ns = begin_ns - ago * MINUTE_NS
+        steps.append(Step(len(steps), at_ns, preempted=0, kv_used_ppm=500_000))
+        steps.append(Step(len(steps), at_ns + 1_000, preempted=preempted * (ago in minutes), kv_used_ppm=970_000))
+    store.insert("engine_steps", rows_of(request_of(Engine(engine, 5), steps, []), tenant="", received_at_ns=NOW_NS, limits=Limits()).steps)
+    Roller(store, load(), Metrics()).again(0)
+
+
+def test_an_engine_that_preempts_half_of_the_hour_fires(store: Store) -> None:
+    """In 30 of the last 60 minutes; not in 29, however many requests, nor when it was an hour ago; it resolves when it stops."""
+    preempt(store, "storm", range(0, 62, 2))
+    preempt(store, "burst", range(0, 58, 2), 500)
+    preempt(store, "earlier", range(61, 90))
+    preempt(store, "calm", ())
+    rows = {row["engine"]: row for row in ask(store, PREEMPTION)}
+    assert {engine for engine, row in rows.items() if row["firing"]} == {"storm"} and len(rows) == 4
+    storm = rows["storm"]
+    assert (storm["minutes_preempting"], storm["requests_preempted"]) == (30, 90)
+    assert storm["kv_used_max"] == 0.97 and rows["calm"]["minutes_preempting"] == 0
+    assert firing(store, PREEMPTION, "engine", at_s=NOW_S + 120) == set()
+
+
+# Chunking.
+
+
+def finding(
+    store: Store, service: str, *, changed_h: float, alarmed_h: float, found: bool = True, detected: int = 1, after: float = 0.9
+) -> None:
+    """What the detector found, so many hours ago."""
+    moments = {"changed_at": changed_h, "alarmed_at": alarmed_h}
+    columns: dict[str, pa.Array] = {name: pa.array([NOW_S - round(3600 * ago)], pa.timestamp("s", "UTC")) for name, ago in moments.items()}
+    columns |= {name: pa.array([text]) for name, text in {"service_name": service, "vantage": "client", "model": "large-2"}.items()}
+    columns |= {name: pa.array([value]) for name, value in {"share_before": 0.01, "share_after": after, "rate_ratio": 1.02}.items()}
+    columns |= {"found": pa.array([found]), "detected_at": pa.array([NOW_S * 1000 + detected], pa.timestamp("ms", "UTC"))}
+    store.insert("chunking_changes", pa.table(columns))
+
+
+def test_a_change_of_chunking_fires_for_a_day(store: Store) -> None:
+    """From when the detector was sure, with its newest figures; one that was withdrawn, or that a later one has followed, does not fire."""
+    finding(store, "today", changed_h=9, alarmed_h=2, after=0.5)
+    finding(store, "today", changed_h=9, alarmed_h=2, detected=2, after=0.97)
+    finding(store, "yesterday", changed_h=30, alarmed_h=25)
+    finding(store, "withdrawn", changed_h=9, alarmed_h=2)
+    finding(store, "withdrawn", changed_h=9, alarmed_h=2, found=False, detected=2)
+    finding(store, "never", changed_h=9, alarmed_h=2, found=False)
+    finding(store, "long ago", changed_h=24 * 31, alarmed_h=1)
+    rows = {row["service"]: row for row in ask(store, CHUNKING)}
+    assert {service: row["firing"] for service, row in rows.items()} == {"today": 1, "yesterday": 0}
+    assert (rows["today"]["share_after"], rows["today"]["changed_s"]) == (0.97, NOW_S - 9 * 3600)
+    assert firing(store, CHUNKING, "service", at_s=NOW_S + 23 * 3600) == set()
+
+
+# Legato itself, and Collectors.
+
+
+def sample(store: Store, ago_s: float, values: Mapping[str, float], host: str = "a") -> None:
+    """Samples as an agent sends them, by OTLP; a name that ends in ``_total`` is a counter, and may have attributes after a space."""
+    body = metrics_request({"host.name": host})
+    for name, value in values.items():
+        metric, *attributes = name.split()
+        add = total if metric.endswith("_total") else gauge
+        add(body, metric, float(value), NOW_NS - round(ago_s * 1e9), attributes=dict(each.split("=") for each in attributes))
+    insert(store, body)
+
+
+def insert(store: Store, body: ExportMetricsServiceRequest) -> None:
+    """The rows of a request of metrics."""
+    batch = sample_rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits())
+    assert not batch.rejected.num_rows
+    store.insert("node_samples", batch.samples)
+
+
+HEALTHY = {
+    "legato_rollup_lag_seconds": 120,
+    "legato_attribution_lag_seconds": 600,
+    "legato_queue_bytes": 50,
+    "legato_queue_bytes_max": 100,
+    "legato_errors_total stage=commit type=OSError": 7,
+}
+ILL = {
+    "rollups behind, s": {"legato_rollup_lag_seconds": 121},
+    "attribution behind, s": {"legato_attribution_lag_seconds": 601},
+    "queue in use": {"legato_queue_bytes": 51},
+    "failures in 10 minutes": {"legato_errors_total stage=commit type=OSError": 8},
+}
+
+
+@pytest.mark.parametrize("what", list(ILL))
+def test_legato_that_is_behind_fires_and_resolves(store: Store, what: str) -> None:
+    """At its limits it is healthy, beyond one it fires for that alone and on its host alone; with the next healthy samples it resolves."""
+    for host in ("a", "b"):
+        sample(store, 2_000, HEALTHY, host)
+        sample(store, 60, HEALTHY, host)
+    assert firing(store, INGEST, "host", "what") == set() and len(ask(store, INGEST)) == 10
+    sample(store, 30, {**HEALTHY, **ILL[what]})
+    assert firing(store, INGEST, "host", "what") == {("a", what)}
+    # A counter does not go back: it is ten minutes without another failure that heal.
+    healed = {**HEALTHY, **ILL[what]} if what == "failures in 10 minutes" else HEALTHY
+    sample(store, -690, healed)
+    sample(store, -690, HEALTHY, "b")
+    assert firing(store, INGEST, "host", "what", at_s=NOW_S + 700) == set()
+
+
+def test_legato_that_says_nothing_fires(store: Store) -> None:
+    """After five minutes without a sample, until one comes; a host that never said anything of Legato is not missed."""
+    for ago_s in (2_000, 290):
+        sample(store, ago_s, HEALTHY)
+    sample(store, 7_000, {"system.cpu.utilization": 0.5}, "node")
+    assert firing(store, INGEST, "host", "what") == set()
+    assert firing(store, INGEST, "host", "what", at_s=NOW_S + 15) == {("a", "silent, s")}
+    sample(store, 0, HEALTHY)
+    assert firing(store, INGEST, "host", "what", at_s=NOW_S + 15) == set()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "failures"), [((), (1.0,), 1), ((5.0, 5.0), (5.0, 5.0), 0), ((5.0,), (6.0, 2.0, 3.0), 4), ((5.0,), (5.0, 1.0), 1)]
+)
+def test_failures_are_counted_from_the_first_and_over_restarts(
+    store: Store, before: Sequence[float], after: Sequence[float], failures: float
+) -> None:
+    """A counter that appears with its first failure has failed once; one that fell began again at 0."""
+    name = "legato_errors_total stage=rollup type=OSError"
+    for place, value in enumerate(before):
+        sample(store, 900 + 60 * (len(before) - place), {name: value})
+    for place, value in enumerate(after):
+        sample(store, 60 * (len(after) - place), {name: value})
+    (row,) = (row for row in ask(store, INGEST) if row["what"] == "failures in 10 minutes")
+    assert (row["value"], row["firing"]) == (failures, int(failures > 0))
+
+
+def test_what_legato_samples_of_itself_is_what_the_rule_reads(store: Store) -> None:
+    """The real sampler: its metrics have the names and the host that the rule asks for, and a healthy Legato is silent."""
+    metrics = Metrics()
+    committer = Committer(store, metrics, queue_bytes_max=2**28, chunks_max=10**6)
+    try:
+        sampler = SelfSampler(store, committer, metrics)
+        metrics.errors.labels("commit", "OSError").inc()
+        sampler.step()
+    finally:
+        committer.close()
+    rows = ask(store, INGEST, time.time())
+    whats = {"rollups behind, s", "attribution behind, s", "queue in use", "silent, s", "failures in 10 minutes"}
+    assert {row["what"] for row in rows} == whats
+    assert {row["what"] for row in rows if row["firing"]} == {"failures in 10 minutes"}
+
+
+def test_a_collector_that_backs_up_fires_and_resolves(store: Store) -> None:
+    """When its queue is more than half full, by exporter; one whose capacity is not known, or that was not heard of lately, does not."""
+    queues = {"otelcol_exporter_queue_size exporter=otlp": 501, "otelcol_exporter_queue_capacity exporter=otlp": 1000}
+    half = {"otelcol_exporter_queue_size exporter=debug": 500, "otelcol_exporter_queue_capacity exporter=debug": 1000}
+    sample(store, 60, {**queues, **half, "otelcol_exporter_queue_size exporter=other": 900})
+    sample(store, 700, queues, "gone")
+    assert firing(store, COLLECTOR, "host", "exporter", "in_use") == {("a", "otlp", 0.501)}
+    assert {row["exporter"] for row in ask(store, COLLECTOR)} == {"otlp", "debug"}
+    sample(store, 30, {"otelcol_exporter_queue_size exporter=otlp": 20})
+    assert firing(store, COLLECTOR, "host") == set()

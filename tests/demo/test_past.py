@@ -1,0 +1,60 @@
+"""The demo's past is made of recorded streams: their times, under other names."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from demo.past import Placement, bodies, placements
+from demo.recording import watched
+from legato_ingest.rows import Limits, rows_of
+
+NOW_NS = time.time_ns()
+HOUR_NS = 3_600_000_000_000
+
+
+def _rows(*made: Placement) -> list[dict[str, Any]]:
+    out = []
+    for body, _ in bodies(made):
+        batch = rows_of(ExportTraceServiceRequest.FromString(body), tenant="", received_at_ns=NOW_NS, limits=Limits(retention_days=0))
+        assert not batch.rejected.num_rows
+        out += batch.revs.to_pylist()
+    return out
+
+
+def test_a_past_stream_has_the_recorded_times() -> None:
+    """Chunk by chunk at both vantages, from the placement's begin on."""
+    placed = Placement("kv", NOW_NS - HOUR_NS, "shop", "1", "m", "p", engine_id="e")
+    rows = {(str(row["response_id"]).removeprefix("chatcmpl-past-0-"), row["vantage"]): row for row in _rows(placed)}
+    assert len(rows) == 2 * len(watched("kv"))
+    for stream in watched("kv"):
+        for vantage, side in (("client", stream.client), ("server", stream.server)):
+            row = rows[stream.key, vantage]
+            assert np.cumsum(np.array(row["dt_us"])).tolist() == list(side.times_us)
+            assert row["ttfb_us"] == side.head_us and row["outcome"] == stream.outcome and row["output_tokens"]
+
+
+def test_pairs_hold_each_second_token_back() -> None:
+    """The same tokens in half of the chunks: a chunk comes when the later of its two did."""
+    single, paired = (_rows(Placement("calm", NOW_NS, "s", "1", "m", "p", warm=True, share=40, pairs=pairs)) for pairs in (False, True))
+    assert len(single) == len(paired) == 2
+    for one, two in zip(single, paired, strict=True):
+        assert sum(two["chunk_tokens"]) == sum(one["chunk_tokens"]) == two["output_tokens"]
+        assert 0.9 < two["multi_token_share"] <= 1 and one["multi_token_share"] == 0
+        assert set(np.cumsum(two["dt_us"])) < set(np.cumsum(one["dt_us"]))
+
+
+@pytest.mark.parametrize("incident", ["", "kv"])
+def test_the_past_ends_now_and_has_an_incident(incident: str) -> None:
+    """In order of time, none after now; the KV recording lies two hours back, or its last run reaches until now."""
+    made = placements(NOW_NS, incident)
+    begins = [each.begin_ns for each in made]
+    assert begins == sorted(begins) and begins[-1] < NOW_NS
+    last = max(each.begin_ns for each in made if each.name == "kv")
+    assert (NOW_NS - last < 4 * 60 * 10**9) == (incident == "kv")
+    releases = {each.release for each in made if each.service == "shop"}
+    assert releases == {"1.4.2", "1.5.0"} and all(each.release == "1.5.0" for each in made if each.name == "kv")

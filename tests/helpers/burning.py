@@ -1,0 +1,292 @@
+"""Minutes of made-up services as the rollup writes them, and what the burn rules should say of them, in plain Python.
+
+One idea: it shares no SQL with what it checks: `expected` walks over the minutes of one service and counts, with the figures of the
+workbook's table and Wilson's formula written down once more. A service is named by what happens to it, so that thousands are asked at once.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dashboards.alerts.burn import ITL, READERS, TTFT
+from helpers.minutes import rows_in
+from legato_ingest.store import Store
+
+__all__ = [
+    "ALLOWED",
+    "Maps",
+    "Minute",
+    "RULES",
+    "Rule",
+    "ask",
+    "at_least",
+    "burns",
+    "enough",
+    "expected",
+    "incident",
+    "insert",
+    "least",
+    "made_up",
+    "of",
+    "table",
+    "upper",
+]
+
+Row = dict[str, Any]
+ALLOWED = 0.01
+_PAGES = (("page", 14.4, 60, 5), ("page", 6.0, 360, 30))
+_TICKET = (("ticket", 1.0, 3 * 1440, 360),)
+_CLIENTS = ("bad_service_clients", "bad_connection_clients", "bad_reader_clients", "bad_late_clients")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: its SQL, whose streams it charges, when a failed connection is charged, and its windows in minutes."""
+
+    sql: str
+    own: str
+    connection: str
+    windows: Sequence[tuple[str, float, int, int]]
+
+
+RULES = {
+    "itl": Rule(ITL, "service", "shared", (*_PAGES, *_TICKET)),
+    "ttft": Rule(TTFT, "late", "", (*_PAGES, *_TICKET)),
+    "readers": Rule(READERS, "reader", "private", (("ticket", 6.0, 360, 30), *_TICKET)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """A row of `stream_minutes`: ``ago_min`` minutes before the present one, and its bad streams by client (0: not known)."""
+
+    service: str
+    ago_min: int
+    judged: int
+    service_bad: Mapping[int, int] = field(default_factory=dict)
+    connection_bad: Mapping[int, int] = field(default_factory=dict)
+    reader_bad: Mapping[int, int] = field(default_factory=dict)
+    late_bad: Mapping[int, int] = field(default_factory=dict)
+    vantage: str = "client"
+    tenant: str = ""
+    model: str = ""
+
+    def bad(self, side: str) -> Mapping[int, int]:
+        """The bad streams of one side by client."""
+        found: Mapping[int, int] = getattr(self, f"{side}_bad")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """A column of maps: how many entries each row has, then all keys and values."""
+
+    lengths: NDArray[np.int64]
+    clients: NDArray[np.uint64]
+    streams: NDArray[np.uint32]
+
+    def array(self) -> pa.Array:
+        """As Arrow has it."""
+        offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        return pa.MapArray.from_arrays(pa.array(offsets), pa.array(self.clients), pa.array(self.streams))
+
+    def sums(self) -> NDArray[np.int64]:
+        """The streams of each row."""
+        ends: NDArray[Any] = np.concatenate([[0], np.cumsum(self.streams)])[np.concatenate([[0], np.cumsum(self.lengths)])]
+        return ends[1:].astype(np.int64) - ends[:-1].astype(np.int64)
+
+
+def table(at_s: int, service: pa.Array, ago_min: NDArray[Any], judged: NDArray[Any], bad: Mapping[str, Maps], **more: pa.Array) -> pa.Table:
+    """Rows of `stream_minutes` as the roller makes them, as of ``at_s`` (unix s); ``more`` are other columns of the key."""
+    none = Maps(np.zeros(len(judged), np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32))
+    maps = {name: bad.get(name, none) for name in _CLIENTS}
+    late = maps["bad_late_clients"].sums()
+    frozen = sum((maps[name].sums() for name in _CLIENTS[:3]), np.zeros(len(judged), np.int64))
+    counts = {"streams": judged, "judged": judged, "good": judged - late - frozen, "bad_gap": frozen, "bad_late": late}
+    rolled = np.full(len(judged), at_s * 1000, np.int64)
+    columns = {
+        "minute": pa.array((at_s // 60 - ago_min) * 60, pa.timestamp("s", "UTC")),
+        "service_name": service,
+        "rolled_at": pa.array(rolled, pa.timestamp("ms", "UTC")),
+        **{name: pa.array(values.astype(np.uint32)) for name, values in counts.items()},
+        **{name: column.array() for name, column in maps.items()},
+    }
+    defaults = {"vantage": pa.repeat(pa.scalar("client"), len(judged))}
+    return pa.table({**columns, **defaults, **more})
+
+
+def insert(store: Store, at_s: int, minutes: Sequence[Minute]) -> None:
+    """Write these minutes, as of ``at_s``."""
+    names = {name: name.removesuffix("_clients").removeprefix("bad_") for name in _CLIENTS}
+    bad = {name: _maps([minute.bad(side) for minute in minutes]) for name, side in names.items()}
+    texts = {name: pa.array([getattr(minute, name) for minute in minutes], pa.string()) for name in ("vantage", "tenant", "model")}
+    ago, judged = (np.array([getattr(minute, name) for minute in minutes], np.int64) for name in ("ago_min", "judged"))
+    store.insert("stream_minutes", table(at_s, pa.array([minute.service for minute in minutes]), ago, judged, bad, **texts))
+
+
+def _maps(rows: Sequence[Mapping[int, int]]) -> Maps:
+    keys = [client for row in rows for client in row]
+    values = [streams for row in rows for streams in row.values()]
+    return Maps(np.array([len(row) for row in rows], np.int64), np.array(keys, np.uint64), np.array(values, np.uint32))
+
+
+def ask(store: Store, sql: str, at_s: int | None = None) -> list[Row]:
+    """The rows of a rule, all of them, with the clock at ``at_s``; at the engine's own without."""
+    assert sql.count("now() AS at,") == 1 and sql.endswith("LIMIT 1000\n")
+    if at_s is not None:
+        sql = sql.replace("now() AS at,", f"toDateTime({at_s}, 'UTC') AS at,")
+    return rows_in(store, sql.removesuffix("LIMIT 1000\n"))
+
+
+# What services may do.
+
+
+def of(*clients: int, streams: int = 2) -> dict[int, int]:
+    """So many bad streams of each of these clients."""
+    return dict.fromkeys(clients, streams)
+
+
+def made_up(rng: random.Random, service: str) -> list[Minute]:
+    """A service of any kind: quiet or busy, with few clients or many, known or not, in a past, a present and a future of five minutes."""
+    busy, bad = rng.choice((1, 3, 30, 400)), rng.choice((0.0, 0.01, 0.06, 0.15, 0.5))
+    clients = [0, *(rng.randrange(1, 2**64) for _ in range(rng.choice((1, 2, 40))))]
+    span_min: int = rng.choice((5, 30, 60, 360, 1500, 4330))
+    minutes: list[Minute] = []
+    for _ in range(rng.randrange(1, 40)):
+        judged = rng.randrange(0, 2 * busy)
+        left, sides = judged, list[dict[int, int]]()
+        for _ in range(4):
+            hit = sum(rng.random() < bad for _ in range(rng.randrange(1 + left)))
+            left -= hit
+            sides.append(shared_out(rng, hit, clients[: 1 + rng.randrange(len(clients))]))
+        ago = rng.randrange(-5, span_min) if rng.random() < 0.8 else rng.choice((0, 4, 5, 59, 60, 359, 1439, 1440, 4319, 4320))
+        model = rng.choice(("a", "b"))
+        if not any(minute.ago_min == ago and minute.model == model for minute in minutes):
+            minutes.append(Minute(service, ago, judged, sides[0], sides[1], sides[2], sides[3], model=model))
+    return minutes
+
+
+def shared_out(rng: random.Random, streams: int, clients: Sequence[int]) -> dict[int, int]:
+    """So many streams by client."""
+    found: dict[int, int] = defaultdict(int)
+    for _ in range(streams):
+        found[rng.choice(clients)] += 1
+    return dict(found)
+
+
+def incident(rng: np.random.Generator, service: str, per_hour: int, share: float) -> Iterator[Minute]:
+    """Six good hours, then one in which this share of streams is bad, by readers who are not known."""
+    for ago in range(0, 360, 5):
+        yield Minute(service, ago, int(rng.poisson(per_hour / 12)))
+    for after in range(1, 60):
+        if streams := int(rng.poisson(per_hour / 60)):
+            yield Minute(service, -after, streams, of(0, streams=bad) if (bad := int(rng.binomial(streams, share))) else {})
+
+
+# The rules once more.
+
+
+def least(k: int, n: int) -> float:
+    """Wilson's lower bound, one-sided, 99 %, of the share of which ``k`` of ``n`` were seen."""
+    z, p = 2.3263478740408408, k / n
+    return (p + z * z / (2 * n) - z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))) / (1 + z * z / n)
+
+
+def burns(k: int, n: int, clients: int, limit: float) -> bool:
+    """Whether a long window burns ``limit`` times too fast, beyond doubt."""
+    return n > 0 and k >= 3 and clients >= 2 and k / n >= limit * ALLOWED - 1e-9 and least(k, n) > ALLOWED
+
+
+def enough(limit: float) -> int:
+    """So many streams show three bad ones with 90 %, when they burn ``limit`` times too fast."""
+    return math.ceil(5.32 / (limit * ALLOWED))
+
+
+def expected(rule: Rule, minutes: Iterable[Minute]) -> dict[str, Row]:
+    """What a rule says of one service at one vantage, by severity."""
+    kept = [minute for minute in minutes if 0 <= minute.ago_min < 3 * 1440 and minute.judged]
+    windows = [*rule.windows, *_counted(rule, kept)] if kept else []
+    looks: dict[str, list[Row]] = {}
+    for severity, limit, long_min, short_min in windows:
+        look = _look(rule, kept, severity, limit, long_min, short_min)
+        looks.setdefault(severity, []).append(look)
+    best = {severity: min(found, key=_worst_first) for severity, found in looks.items()}
+    if "ticket" in best and best.get("page", {}).get("firing"):
+        best["ticket"]["firing"] = 0
+    return best
+
+
+def _worst_first(look: Row) -> tuple[float, ...]:
+    return -look["firing"], -look["burn_rate"] / look["burn_limit"], look["window_s"]
+
+
+def _counted(rule: Rule, kept: Sequence[Minute]) -> list[tuple[str, float, int, int]]:
+    """The window of the last so many streams, where the last hour has too few for a page."""
+    pages = any(severity == "page" for severity, *_ in rule.windows)
+    if not pages or sum(minute.judged for minute in kept if minute.ago_min < 60) >= enough(14.4):
+        return []
+    for end_min in range(5, 1445, 5):
+        if sum(minute.judged for minute in kept if minute.ago_min < end_min) >= enough(14.4):
+            return [("ticket", 14.4, end_min, end_min)]
+    return []
+
+
+def _look(rule: Rule, kept: Sequence[Minute], severity: str, limit: float, long_min: int, short_min: int) -> Row:
+    long, short = ([minute for minute in kept if minute.ago_min < window] for window in (long_min, short_min))
+    _, path_clients = _hits(long, ["connection"])
+    charged = {"shared": path_clients >= 2, "private": path_clients < 2, "": False}[rule.connection]
+    sides = [rule.own, "connection"] if charged else [rule.own]
+    (k, clients), (k_short, _) = _hits(long, sides), _hits(short, sides)
+    n, n_short = (sum(minute.judged for minute in window) for window in (long, short))
+    recent = k_short >= 3 and k_short / n_short >= limit * ALLOWED - 1e-9 if n_short >= enough(limit) else k_short >= 1
+    firing = burns(k, n, clients, limit) and recent and not (severity == "page" and n < enough(limit))
+    seen = {"bad": k, "streams": n, "clients": clients, "window_s": 60 * long_min}
+    return {"firing": int(firing), "burn_rate": k / n / ALLOWED if n else 0.0, "burn_limit": limit, **seen}
+
+
+def _hits(minutes: Sequence[Minute], sides: Sequence[str]) -> tuple[int, int]:
+    """Bad streams, one a known client in five minutes and every one of those who are not known; and how many clients that makes."""
+    known, strangers = set(), 0
+    for minute in minutes:
+        for side in sides:
+            for client, streams in minute.bad(side).items():
+                if client:
+                    known.add((minute.ago_min // 5, client))
+                else:
+                    strangers += streams
+    return len(known) + strangers, len({client for _, client in known}) + strangers
+
+
+def upper(events: int, trials: int, confidence: float = 0.95) -> float:
+    """The largest share under which ``events`` or fewer of ``trials`` have this much against them (Clopper and Pearson, 1934)."""
+    low, high = events / trials, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = sum(math.exp(_log_binomial(k, trials, middle)) for k in range(events + 1))
+        low, high = (middle, high) if below > 1 - confidence else (low, middle)
+    return high
+
+
+def at_least(k: int, n: int, p: float) -> float:
+    """The probability of ``k`` or more of ``n`` at a share of ``p``, for what is rare."""
+    total = 0.0
+    for each in range(k, n + 1):
+        term = math.exp(_log_binomial(each, n, p))
+        total += term
+        if each > n * p and term < total * 1e-12:
+            break
+    return total
+
+
+def _log_binomial(k: int, n: int, p: float) -> float:
+    ways = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return ways + k * math.log(p) + (n - k) * math.log1p(-p)

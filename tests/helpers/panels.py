@@ -1,0 +1,344 @@
+"""Dashboards as tests ask them: their panels, the views that they are asked for, the answers, and figures worked out by hand.
+
+One idea: it shares no SQL with the panels. They come out of the built dashboard, are expanded as Grafana would, and asked over HTTP; what
+they should say is counted in plain loops over the raw rows of one store. It holds no panel's expectation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import httpx
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from dashboards import boards
+from legato_ingest.macros import Range, expand
+from legato_ingest.store import Store
+
+__all__ = [
+    "ALL",
+    "BOARDS",
+    "DIMENSIONS",
+    "ENGINE",
+    "Answer",
+    "Asked",
+    "Expected",
+    "Past",
+    "Row",
+    "View",
+    "by",
+    "check",
+    "dashboard",
+    "gap_quantile",
+    "grouped",
+    "none",
+    "panels",
+    "panels_in",
+    "quantile",
+    "ratio",
+    "same",
+    "shown",
+    "statements",
+    "views",
+    "weighted_quantile",
+]
+
+Row = dict[str, Any]
+ALL = "$__all"
+BOARDS = ("streams", "itl", "attribution", "nodes", "chunking", "cost", "stream", "itself")
+# What each variable filters by.
+DIMENSIONS = {
+    "tenant": "tenant",
+    "service": "service_name",
+    "release": "service_version",
+    "model": "model",
+    "provider": "provider",
+    "route": "route",
+    "vantage": "vantage",
+    "transport": "transport",
+}
+ENGINE = {"tenant": "tenant", "engine": "engine_id"}
+
+
+# What is asked.
+
+
+@lru_cache(maxsize=16)
+def dashboard(name: str) -> Any:
+    """A dashboard as Grafana reads it, by the name of its module."""
+    return json.loads(json.dumps(getattr(boards, name).board().build(), cls=JSONEncoder))
+
+
+def panels_in(name: str) -> list[Any]:
+    """All panels of a dashboard, those in rows too, headings left out."""
+    nested = ([panel, *panel.get("panels", ())] for panel in dashboard(name)["panels"])
+    return [panel for group in nested for panel in group if panel["type"] != "row"]
+
+
+def panels(name: str) -> dict[str, str]:
+    """The SQL of every panel that asks something, by its title."""
+    asking = [panel for panel in panels_in(name) if panel.get("targets")]
+    assert all(len(panel["targets"]) == 1 for panel in asking)
+    made = {panel["title"]: panel["targets"][0]["rawSql"] for panel in asking}
+    assert len(made) == len(asking), "two panels of one dashboard have the same title"
+    return made
+
+
+def statements(name: str) -> dict[str, str]:
+    """All that a dashboard asks: its panels, its annotations and its variables, by what they are called."""
+    built = dashboard(name)
+    marks = built.get("annotations", {}).get("list", ())
+    made = {f"annotation {mark['name']}": mark["target"]["rawSql"] for mark in marks if mark.get("target", {}).get("rawSql")}
+    for variable in built.get("templating", {}).get("list", ()):
+        if variable["type"] == "query":
+            made[f"variable {variable['name']}"] = variable["query"]["rawSql"]
+    return {**panels(name), **made}
+
+
+@dataclass(frozen=True)
+class View:
+    """What somebody looks at: a range, the length of a point, and what is chosen; a variable that is not named stands at "All"."""
+
+    name: str
+    span: Range
+    values: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+
+    def chosen(self, variable: str) -> list[str]:
+        """The chosen values of a variable."""
+        given = self.values.get(variable, ALL)
+        return [given] if isinstance(given, str) else list(given)
+
+    def shows(self, row: Row, columns: Mapping[str, str] = DIMENSIONS) -> bool:
+        """Whether the variables let a row through."""
+        pairs = ((self.chosen(variable), row[column] or "(none)") for variable, column in columns.items())
+        return all("" in chosen or ALL in chosen or value in chosen for chosen, value in pairs)
+
+    def has_minute(self, minute_s: int) -> bool:
+        """Whether a minute lies in the range, in whole seconds as the plugin cuts it."""
+        return self.span.from_ms // 1000 <= minute_s <= self.span.to_ms // 1000
+
+    def has_ns(self, at_ns: int) -> bool:
+        """Whether a moment lies in the range."""
+        return self.span.from_ms * 10**6 <= at_ns <= self.span.to_ms * 10**6
+
+    @property
+    def point_s(self) -> int:
+        """The length of a point."""
+        return max(1, self.span.interval_ms // 1000)
+
+    def point(self, at_s: int) -> int:
+        """The beginning of the point that a moment belongs to, unix s."""
+        return at_s // self.point_s * self.point_s
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the store holds: every raw table, whole, as rows; and when it was made."""
+
+    now_ns: int
+    tenant: str
+    tables: Mapping[str, list[Row]]
+
+    def __getattr__(self, name: str) -> list[Row]:
+        try:
+            return self.tables[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def view(self, name: str, hours: float, point_s: int, values: Mapping[str, str | Sequence[str]] | None = None) -> View:
+        """The last hours and a while on, as filling takes its time; the beginning is no full minute."""
+        from_ms = self.now_ns // 10**6 - round(hours * 3_600_000) + 17_123
+        return View(name, Range(from_ms, self.now_ns // 10**6 + 600_000, point_s * 1000), values or {})
+
+
+def views(past: Past, board: str = "") -> list[View]:
+    """Ranges of weeks and of hours, points of a minute and more, and every variable: one value, several, none, one that nobody has."""
+    ranges = [past.view("weeks", 15 * 24, 3600), past.view("hours", 3.3, 60), past.view("recent", 1.5, 600)]
+    tenants = past.view("tenants", 4, 600, {"tenant": past.tenant, "release": ["0.9", "1.0"], "transport": ["http/2", "iterator"]})
+    if board == "nodes":
+        return [*ranges, tenants, past.view("engines", 3.3, 300, {"engine": ["shop-gpu-1", "spec-1"]})]
+    if board == "itself":
+        return ranges
+    return [
+        *ranges,
+        tenants,
+        past.view("services", 4, 300, {"service": ["shop", "mobile"], "vantage": "client"}),
+        past.view("models", 4, 300, {"model": "demo-7b", "provider": "vllm", "route": ["/v1/mobile", "(none)"]}),
+        past.view("nameless", 4, 3600, {"provider": "(none)", "tenant": "(none)", "service": ["nobody", ""]}),
+    ]
+
+
+# What is answered.
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A status with its message, or columns and rows: times in unix s (of a DateTime) or ns (of a DateTime64)."""
+
+    status: int
+    message: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+
+    def as_rows(self) -> list[Row]:
+        """The rows by their columns' names."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+Expected = Callable[[Past, View], list[Row]]
+
+
+class Asked:
+    """The read endpoint over a store that holds ``past``."""
+
+    def __init__(self, past: Past, store: Store, url: str, client: httpx.Client) -> None:
+        self.past, self.store = past, store
+        self._url, self._client = url, client
+
+    def try_sql(self, sql: str, view: View) -> Answer:
+        """The answer to a statement, expanded for a view, whatever it is."""
+        text = expand(sql, view.span, view.values)
+        reply = self._client.post(self._url, params={"default_format": "JSONCompact"}, content=text.encode())
+        if reply.status_code != 200:
+            return Answer(reply.status_code, reply.text)
+        body = reply.json()
+        kinds = [_kind(column["type"]) for column in body["meta"]]
+        rows = tuple(tuple(_cell(kind, cell) for kind, cell in zip(kinds, row, strict=True)) for row in body["data"])
+        return Answer(200, "", tuple(column["name"] for column in body["meta"]), rows)
+
+    def sql(self, sql: str, view: View) -> Answer:
+        """The answer to a statement that there must be an answer to."""
+        answer = self.try_sql(sql, view)
+        assert answer.status == 200, answer.message
+        return answer
+
+    def panel(self, board: str, title: str, view: View) -> Answer:
+        """The answer to a panel."""
+        return self.sql(panels(board)[title], view)
+
+
+def _kind(name: str) -> str:
+    for wrapper in ("Nullable(", "LowCardinality(", "SimpleAggregateFunction("):
+        if name.startswith(wrapper):
+            return _kind(name[len(wrapper) : -1])
+    return name
+
+
+def _cell(kind: str, cell: Any) -> Any:
+    if cell is None:
+        return None
+    if kind.startswith("DateTime"):
+        whole, _, rest = cell.partition(".")
+        seconds = int(datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp())
+        return seconds * 10**9 + int(rest.ljust(9, "0")) if kind.startswith("DateTime64") else seconds
+    if kind.startswith(("Int", "UInt")):
+        return int(cell)
+    return float(cell) if kind.startswith("Float") else cell
+
+
+def same(answer: Answer, expected: Sequence[Row], where: str = "") -> None:
+    """All columns and all rows of an answer, in order, are the expected ones; floats within 1e-9."""
+    found = answer.as_rows()
+    if expected:
+        assert list(answer.columns) == list(expected[0]), where
+    for number, (row, should) in enumerate(zip(found, expected, strict=False)):
+        wrong = {name: (row[name], value) for name, value in should.items() if not _close(row[name], value)}
+        assert not wrong, f"{where}, row {number} of {len(found)}: (found, expected) {wrong} in {should}"
+    assert len(found) == len(expected), f"{where}: {len(found)} rows, expected {len(expected)}"
+
+
+def check(asked: Asked, board: str, title: str, expected: Expected, settings: Mapping[str, str] | None = None) -> None:
+    """A panel says what is expected of it in every view; in one at least it says something. ``settings``: what stands in text boxes."""
+    told = False
+    for view in views(asked.past, board):
+        view = replace(view, values={**view.values, **(settings or {})})
+        answer = asked.panel(board, title, view)
+        should = expected(asked.past, view)
+        same(answer, should, f"{title}, {view.name}")
+        told |= any(value not in (None, 0) for row in should for value in row.values())
+    assert told, f"{title}: no view shows anything, so nothing was compared"
+
+
+def shown(rows: Iterable[Row], view: View, columns: Mapping[str, str] = DIMENSIONS) -> list[Row]:
+    """The rows of the view's minutes that its variables let through."""
+    return [row for row in rows if view.has_minute(row["minute"]) and view.shows(row, columns)]
+
+
+def _close(found: Any, should: Any) -> bool:
+    if isinstance(should, float) or isinstance(found, float):
+        numbers = isinstance(found, float | int) and isinstance(should, float | int)
+        return numbers and math.isclose(found, should, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(found == should)
+
+
+def none(answer: Answer) -> bool:
+    """Whether an answer says nothing: no rows, or rows of NULL and 0 only."""
+    return all(cell in (None, 0) for row in answer.rows for cell in row)
+
+
+# What should be answered.
+
+
+def by(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Any, list[Row]]:
+    """The rows of each key, by ascending key."""
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return dict(sorted(groups.items()))
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Hashable], made: Callable[[Any, list[Row]], Row]) -> list[Row]:
+    """A row a key, by ascending key."""
+    return [made(name, group) for name, group in by(rows, key).items()]
+
+
+def ratio(above: float, below: float) -> float | None:
+    """A quotient, or None where there is nothing to divide by."""
+    return above / below if below else None
+
+
+def quantile(values: Iterable[float | None], level: float) -> float | None:
+    """The middle of the bucket (16 a doubling) that holds the value at rank ⌈level n⌉; it is within 2.3 % of that value."""
+    return _order_statistic(values, level, 16, 0.023)
+
+
+def gap_quantile(values: Iterable[float | None], level: float) -> float | None:
+    """Likewise, of gaps (4 a doubling): within 9.1 %."""
+    return _order_statistic(values, level, 4, 0.091)
+
+
+def _order_statistic(values: Iterable[float | None], level: float, per_doubling: int, within: float) -> float | None:
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
+        return None
+    exact = ordered[math.ceil(round(level * len(ordered), 6)) - 1]
+    middle = _middle(_bucket(exact, per_doubling), per_doubling)
+    assert abs(middle - exact) <= within * max(exact, 1) or exact < 1, f"{middle} is not within {within} of {exact}"
+    return middle
+
+
+def weighted_quantile(gaps: Sequence[float], level: float) -> float | None:
+    """The middle of the first bucket (4 a doubling) up to which gaps hold this share of all time; each counts as its bucket's middle."""
+    counts = Counter(_bucket(gap, 4) for gap in gaps)
+    total = math.fsum(count * _middle(bucket, 4) for bucket, count in counts.items())
+    seen = 0.0
+    for bucket, count in sorted(counts.items()):
+        seen += count * _middle(bucket, 4)
+        if seen >= level * total * (1 - 1e-9):
+            return _middle(bucket, 4)
+    return None
+
+
+def _bucket(value: float, per_doubling: int) -> int:
+    return math.floor(math.log2(max(value, 1)) * per_doubling)
+
+
+def _middle(bucket: int, per_doubling: int) -> float:
+    return float(2 ** ((bucket + 0.5) / per_doubling))

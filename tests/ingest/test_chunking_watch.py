@@ -1,0 +1,105 @@
+"""The watch over chunking: from minutes in a real store to rows of `chunking_changes`, once each, and taken back when they prove wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from legato_ingest.chunking_watch import ChunkingWatch
+from legato_ingest.metrics import Metrics
+from legato_ingest.settings import load
+from legato_ingest.store import Store
+
+DAY_S = 86_400
+BEGIN_S = 1_790_000_000 // DAY_S * DAY_S
+CHANGED_S = BEGIN_S + 9 * DAY_S + 5 * 3_600
+
+
+def minutes(store: Store, days: int, *, service: str = "s", after: float = 0.4, known_rates: bool = True, since_s: int = BEGIN_S) -> None:
+    """A minute in ten with twenty streams whose share of multi-token chunks is 0.1, and from the change on ``after``."""
+    rng = np.random.default_rng(3)
+    at = np.arange(since_s, BEGIN_S + days * DAY_S, 600)
+    streams = np.full(len(at), 20)
+    share = np.where(at < CHANGED_S, 0.1, after) + rng.normal(0, 0.01, len(at))
+    rates = streams if known_rates else np.zeros(len(at), np.int64)
+    table = {
+        "service_name": pa.array([service] * len(at)),
+        "model": pa.array(["m"] * len(at)),
+        "provider": pa.array(["p'x"] * len(at)),
+        "vantage": pa.array(["client"] * len(at)),
+        "minute": pa.array(at).cast(pa.timestamp("s", "UTC")),
+        "rolled_at": pa.array([1] * len(at)).cast(pa.timestamp("ms", "UTC")),
+        "streams": pa.array(streams, pa.uint32()),
+        "share_streams": pa.array(streams, pa.uint32()),
+        "multi_token_share_sum": pa.array(streams * share),
+        "token_chunks": pa.array(streams * 100, pa.uint64()),
+        "tokens": pa.array(np.round(streams * 100 * (1 + share)), pa.uint64()),
+        "log_rate_streams": pa.array(rates, pa.uint32()),
+        "log_rate_sum": pa.array(rates * 3.0),
+        "log_rate_sq_sum": pa.array(rates * 9.0004),
+    }
+    store.insert("stream_minutes", pa.table(table))
+
+
+def watch(store: Store) -> ChunkingWatch:
+    """A watch that is told when to look."""
+    return ChunkingWatch(store, load(), Metrics())
+
+
+def changes(store: Store) -> list[Sequence[Any]]:
+    """What readers see."""
+    return store.select(
+        "SELECT service_name, provider, toUnixTimestamp(changed_at), kind, direction, round(share_before, 1), round(share_after, 1)"
+        " FROM chunking_changes FINAL WHERE found ORDER BY service_name, changed_at"
+    )
+
+
+def test_a_change_is_found_and_dated(store: Store) -> None:
+    """In its stratum, within the hour, named after what the speed did; a stratum without a change has no row."""
+    minutes(store, 12)
+    minutes(store, 12, service="steady", after=0.1)
+    minutes(store, 12, service="unknown", known_rates=False)
+    assert watch(store).step() == 2
+    rows = changes(store)
+    assert [(row[0], row[1], *row[3:]) for row in rows] == [
+        ("s", "p'x", "chunking change", "coarser", 0.1, 0.4),
+        ("unknown", "p'x", "rate unknown", "coarser", 0.1, 0.4),
+    ]
+    assert all(abs(row[2] - CHANGED_S) <= 3_600 for row in rows)
+
+
+def test_looking_again_finds_the_same_row(store: Store) -> None:
+    """Also with more data, and when the numbers have settled: one row a change, under the date that it had first."""
+    minutes(store, 10)
+    watch(store).step()
+    first = changes(store)
+    watch(store).step()
+    assert changes(store) == first
+    minutes(store, 14, since_s=BEGIN_S + 10 * DAY_S)
+    watch(store).step()
+    assert [row[2] for row in changes(store)] == [row[2] for row in first]
+
+
+def test_a_finding_is_taken_back(store: Store) -> None:
+    """When late data shows that there was no change, readers see none; the row says so."""
+    minutes(store, 11)
+    watch(store).step()
+    assert len(changes(store)) == 1
+    store.command("TRUNCATE TABLE stream_minutes")
+    minutes(store, 11, after=0.1)
+    watch(store).step()
+    assert changes(store) == []
+    ((found,),) = store.select("SELECT found FROM chunking_changes FINAL")
+    assert not found
+
+
+@pytest.mark.parametrize("days", [0, 1])
+def test_too_little_says_nothing(store: Store, days: int) -> None:
+    """An empty store, and a stratum of a day."""
+    if days:
+        minutes(store, days)
+    assert watch(store).step() == 0 and changes(store) == []

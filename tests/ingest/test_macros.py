@@ -1,0 +1,184 @@
+"""Grafana's variables and the macros of its ClickHouse plugin: filled in to the plugin's own words, and a value stays a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dashboards.sql import chosen, chosen_number, chosen_text, filters
+from legato_ingest.macros import MacroError, Range, expand
+from legato_ingest.store import Store
+
+# The range and the interval for which the plugin's own words were written down.
+SPAN = Range(1_767_225_600_000, 1_767_229_200_000, 15_000)
+MEASURED = {
+    "$__timeFilter(t)": "t >= toDateTime(1767225600) AND t <= toDateTime(1767229200)",
+    "$__timeFilter_ms(t)": "t >= fromUnixTimestamp64Milli(1767225600000) AND t <= fromUnixTimestamp64Milli(1767229200000)",
+    "$__fromTime": "toDateTime(1767225600)",
+    "$__toTime": "toDateTime(1767229200)",
+    "$__fromTime_ms": "fromUnixTimestamp64Milli(1767225600000)",
+    "$__toTime_ms": "fromUnixTimestamp64Milli(1767229200000)",
+    "$__timeInterval(t)": "toStartOfInterval(toDateTime(t), INTERVAL 15 second)",
+    "$__timeInterval_ms(t)": "toStartOfInterval(toDateTime64(t, 3), INTERVAL 15000 millisecond)",
+    "$__interval_s": "15",
+    "$__interval_ms": "15000",
+}
+Asked = Callable[[str, str | Sequence[str]], object]
+
+
+@pytest.fixture
+def answer(shared_store: Store) -> Asked:
+    """The one cell of a SELECT in which the variable ``v`` stands at a value."""
+
+    def ask(expression: str, value: str | Sequence[str]) -> object:
+        ((cell,),) = shared_store.select(expand(f"SELECT {expression} AS found", SPAN, {"v": value}))
+        return cell
+
+    return ask
+
+
+# Macros.
+
+
+@pytest.mark.parametrize(("macro", "words"), MEASURED.items())
+def test_a_macro_becomes_the_plugins_words(macro: str, words: str) -> None:
+    """Alone, beside others and more than once."""
+    assert expand(macro, SPAN) == words
+    assert expand(f"({macro}) + {macro}, $__interval_s", SPAN) == f"({words}) + {words}, 15"
+
+
+def test_an_argument_is_what_stands_in_the_parentheses() -> None:
+    """A column by its full name, without the blanks around it; a macro without arguments leaves parentheses behind it alone."""
+    assert expand("$__timeFilter( a.start_time )", SPAN).startswith("a.start_time >= ")
+    assert expand("$__timeInterval(minute) AS time", SPAN) == "toStartOfInterval(toDateTime(minute), INTERVAL 15 second) AS time"
+
+
+def test_the_words_run(shared_store: Store) -> None:
+    """On the engine, over a range in whole seconds: both ends are in it."""
+    times = "SELECT toDateTime(arrayJoin([1767225599, 1767225600, 1767229200, 1767229201]), 'UTC') AS t"
+    rows = shared_store.select(expand(f"SELECT toUnixTimestamp($__timeInterval(t)) FROM ({times}) WHERE $__timeFilter(t)", SPAN))
+    assert [row[0] for row in rows] == [1_767_225_600, 1_767_229_200]
+    times = "SELECT fromUnixTimestamp64Milli(arrayJoin([1767225599999, 1767225600000, 1767229200000, 1767229200001])) AS t"
+    rows = shared_store.select(expand(f"SELECT count() FROM ({times}) WHERE $__timeFilter_ms(t)", SPAN))
+    assert rows == [(2,)]
+
+
+@pytest.mark.parametrize("interval_ms", [0, 1, 999, 1000, 1999])
+def test_a_point_is_a_second_or_longer(interval_ms: int) -> None:
+    """The plugin's seconds are whole; none at all would be no interval."""
+    assert expand("$__interval_s", Range(0, 1, interval_ms)) == "1"
+
+
+def test_milliseconds_are_cut_from_a_range_in_seconds() -> None:
+    """As the plugin cuts them."""
+    assert expand("$__fromTime $__toTime", Range(1_999, 2_999)) == "toDateTime(1) toDateTime(2)"
+
+
+@pytest.mark.parametrize(
+    "macro", ["$__timeFrom(t)", "$__timeGroup(t, 5m)", "$__conditionalAll(a, $v)", "$__unknown", "$__interval", "$__dt(a, b)"]
+)
+def test_a_macro_that_panels_do_not_use_is_refused(macro: str) -> None:
+    """By its name, with those that are known."""
+    with pytest.raises(MacroError, match=r"\$__\w+ is no macro that Legato's panels use: expected one of .*timeFilter"):
+        expand(f"SELECT {macro}", SPAN)
+
+
+# Variables.
+
+
+@pytest.mark.parametrize("form", [":raw", ":csv", ":sqlstring", ":singlequote", ":json", ""])
+def test_a_format_that_can_be_broken_out_of_is_refused(form: str) -> None:
+    """Only one keeps quotes and backslashes alike."""
+    with pytest.raises(MacroError, match="expected queryparam"):
+        expand(f"SELECT '${{v{form}}}'", SPAN, {"v": "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("shop", "var-v=shop"),
+        (["a", "b"], "var-v=a&var-v=b"),
+        ("", "var-v="),
+        ("$__all", "var-v=$__all"),
+        (["$__all", "x"], "var-v=$__all&var-v=x"),
+        ("it's", "var-v=it%27s"),
+        ("a\\b", "var-v=a%5Cb"),
+        ("a+b c&d=e", "var-v=a%2Bb%20c%26d%3De"),
+        ("100%25", "var-v=100%2525"),
+        ("(1)*!~-_.", "var-v=%281%29%2A%21~-_."),
+        ("ü🦙", "var-v=%C3%BC%F0%9F%A6%99"),
+        ("${v:queryparam} $__timeFilter(t)", "var-v=%24%7Bv%3Aqueryparam%7D%20%24__timeFilter%28t%29"),
+        ("\0\n\t", "var-v=%00%0A%09"),
+    ],
+)
+def test_a_value_is_encoded_as_grafana_does(given: str | Sequence[str], written: str) -> None:
+    """Like encodeURIComponent, and what that leaves of quotes and parentheses too; the word for all values stays."""
+    assert expand("${v:queryparam}", SPAN, {"v": given}) == written
+
+
+def test_what_is_not_chosen_stands_at_all() -> None:
+    """Also where nothing is chosen at all; what is chosen for others changes nothing; no value at all is no pair."""
+    assert expand("${v:queryparam}", SPAN) == expand("${v:queryparam}", SPAN, {"w": "x"}) == "var-v=$__all"
+    assert expand("${v:queryparam}", SPAN, {"v": []}) == ""
+
+
+texts = st.text(max_size=40) | st.text("'\\%+&=$_{}()`\"/*-; \0\n", max_size=40)
+
+
+@given(texts)
+def test_a_written_value_has_nothing_that_sql_reads(value: str) -> None:
+    """Letters, digits and a few signs: no quote, no backslash, no blank, no dollar; and it can be read back."""
+    written = expand("${v:queryparam}", SPAN, {"v": value}).removeprefix("var-v=")
+    if value != "$__all":
+        assert set(written) <= set("%-_.~") | {character for character in written if character.isascii() and character.isalnum()}
+        assert unquote(written) == value
+
+
+# What panels make of a value.
+
+
+@given(st.lists(texts, min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_the_engine_reads_exactly_the_values(shared_store: Store, values: list[str]) -> None:
+    """Whatever somebody types, or names a service: the panel's SQL has these values, each whole, in order, and nothing else."""
+    ((found,),) = shared_store.select(expand(f"SELECT arrayMap(each -> hex(each), {chosen('v')})", SPAN, {"v": values}))
+    assert [bytes.fromhex(each).decode() for each in found] == values
+
+
+@pytest.mark.parametrize(
+    ("typed", "number"),
+    [("20", 20), (" 0.10 ", 0.1), ("1e3", 1000), ("", 0), ("twenty", 0), ("1; DROP TABLE x", 0), ("$__all", 0), ("-5", -5), ("1,5", 0)],
+)
+def test_a_number_is_a_number_or_0(answer: Asked, typed: str, number: float) -> None:
+    """A text box holds anything."""
+    assert answer(chosen_number("v"), typed) == number
+
+
+def test_a_text_is_the_first_value_without_blanks(answer: Asked) -> None:
+    """Of a text box there is one."""
+    assert answer(chosen_text("v"), "  it's \\ me ") == "it's \\ me"
+    assert answer(chosen_text("v"), ["a", "b"]) == "a"
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("$__all", ["", "(none)", "a", "b'"]),
+        ("", ["", "(none)", "a", "b'"]),
+        (["a", "$__all"], ["", "(none)", "a", "b'"]),
+        ("a", ["a"]),
+        (["a", "b'"], ["a", "b'"]),
+        ("(none)", ["", "(none)"]),
+        ("A", []),
+        ("a ", []),
+        ("' OR 1=1 --", []),
+    ],
+)
+def test_a_filter_lets_the_chosen_through(shared_store: Store, value: str | Sequence[str], names: list[str]) -> None:
+    """One, several, all, the nameless; never what was not chosen."""
+    rows = f"(SELECT arrayJoin(['', '(none)', 'a', 'b\\'']) AS name) WHERE {filters({'v': 'name'})} ORDER BY name"
+    assert [row[0] for row in shared_store.select(expand(f"SELECT name FROM {rows}", SPAN, {"v": value}))] == names

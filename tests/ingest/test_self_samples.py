@@ -1,0 +1,53 @@
+"""Legato's own metrics become samples like anyone's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from legato_ingest.commit import Committer
+from legato_ingest.metrics import Metrics
+from legato_ingest.self_samples import SelfSampler, request_of
+from legato_ingest.store import Store
+
+
+@pytest.fixture
+def committer(store: Store) -> Iterator[tuple[Committer, Metrics]]:
+    """A committer over the store, and what it counts."""
+    metrics = Metrics()
+    made = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
+    yield made, metrics
+    made.close()
+
+
+def test_every_figure_of_a_scrape_is_a_sample(store: Store, committer: tuple[Committer, Metrics]) -> None:
+    """Counters and a histogram's sum and count as sums, the rest as gauges, with their labels; the store's sizes among them."""
+    taking, metrics = committer
+    metrics.errors.labels("insert", "Timeout").inc(3)
+    SelfSampler(store, taking, metrics).step()
+    taking.close()
+    rows = {(name, tuple(sorted(labels.items()))): (kind, value) for name, labels, kind, value in store.select(
+        "SELECT metric, mapFilter((k, v) -> k NOT IN ('service.name', 'host.name'), attributes), kind, value FROM node_samples"
+    )}  # fmt: skip
+    scraped = {
+        (sample.name, tuple(sorted(sample.labels.items())))
+        for family in Metrics().registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith(("_created", "_bucket"))
+    }
+    assert scraped <= set(rows)
+    assert rows["legato_errors_total", (("stage", "insert"), ("type", "Timeout"))] == ("sum", 3)
+    assert rows["legato_queue_bytes", ()][0] == "gauge" and rows["legato_commit_seconds_count", ()][0] == "sum"
+    assert any(name == "legato_store_bytes" and value > 0 for (name, _), (_, value) in rows.items())
+    ((hosts,),) = store.select("SELECT uniqExact(host) FROM node_samples WHERE host != ''")
+    assert hosts == 1
+
+
+def test_a_request_names_each_metric_once() -> None:
+    """As OTLP wants it: points of one metric under one name."""
+    metrics = Metrics()
+    for stage in ("insert", "commit"):
+        metrics.errors.labels(stage, "X").inc()
+    names = [each.name for each in request_of(metrics, "h", 1, 2).resource_metrics[0].scope_metrics[0].metrics]
+    assert len(names) == len(set(names)) and "legato_errors_total" in names

@@ -1,0 +1,84 @@
+"""`legato slo` says what the alert rules see, by their own statements."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from helpers.reading import reading
+from legato_ingest.errors import LegatoError
+from legato_ingest.reader import Reader
+from legato_ingest.slo_page import fetch, render
+from legato_ingest.store import Store
+
+DASHBOARDS = pathlib.Path(__file__).resolve().parents[2] / "dashboards"
+
+
+def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m") -> None:
+    """A minute just now with so many bad streams, each of a reader of its own."""
+    now_s = int(time.time()) - 60
+    row = {
+        "service_name": pa.array([service]),
+        "vantage": pa.array(["client"]),
+        "minute": pa.array([now_s // 60 * 60]).cast(pa.timestamp("s", "UTC")),
+        "rolled_at": pa.array([1]).cast(pa.timestamp("ms", "UTC")),
+        "streams": pa.array([judged], pa.uint32()),
+        "judged": pa.array([judged], pa.uint32()),
+        "good": pa.array([judged - bad], pa.uint32()),
+        "bad_service_clients": pa.array([[(reader + 1, 1) for reader in range(bad)]], pa.map_(pa.uint64(), pa.uint32())),
+    }
+    store.insert("stream_minutes", pa.table(row))
+
+
+def page(rows: list[dict[str, object]], objective: float = 0.99) -> str:
+    """As it is printed."""
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(render(rows, objective), markup=False)
+    return capture.get()
+
+
+def test_a_burning_service_stands_first(store: Store) -> None:
+    """Its rate, limit, counts and window, and that the rule fires; a budget that nobody touched is counted, not listed."""
+    minute(store, 200, 100)
+    minute(store, 200, 0, service="calm")
+    with reading(store) as url:
+        rows = fetch(Reader(url), DASHBOARDS, 0.99)
+    first = rows[0]
+    assert (first["rule"], first["severity"], first["firing"], first["burn_rate"]) == ("itl_burn", "page", True, 50)
+    assert (int(first["bad"]), int(first["streams"]), int(first["clients"])) == (100, 200, 100)
+    shown = page(rows)
+    assert "ITL goodput" in shown and "fires" in shown and "50.00" in shown and "6 h" in shown and "calm" not in shown
+    assert "\x1b" not in shown and "s�[31m" in shown and "budgets are untouched" in shown
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_the_objective_can_be_asked_otherwise(store: Store) -> None:
+    """Half of the streams bad is one budget when half may be bad."""
+    minute(store, 200, 100)
+    with reading(store) as url:
+        rows = fetch(Reader(url), DASHBOARDS, 0.5)
+    assert max(row["burn_rate"] for row in rows) == 1 and not [row for row in rows if row["firing"] and row["severity"] == "page"]
+
+
+def test_an_empty_store_burns_nothing(store: Store) -> None:
+    """And says so."""
+    with reading(store) as url:
+        rows = fetch(Reader(url), DASHBOARDS, 0.99)
+    assert rows == [] and "nothing burns" in page(rows)
+
+
+def test_rules_that_are_not_there_are_missed(store: Store, tmp_path: pathlib.Path) -> None:
+    """Another folder, or a file without an objective: told what was expected."""
+    with reading(store) as url:
+        with pytest.raises(LegatoError, match="LEGATO_DASHBOARDS_DIR"):
+            fetch(Reader(url), tmp_path, 0.99)
+        (tmp_path / "alerts").mkdir()
+        (tmp_path / "alerts" / "itl_burn.sql").write_text("SELECT 1")
+        with pytest.raises(LegatoError, match="0 lines, expected 1"):
+            fetch(Reader(url), tmp_path, 0.99)
