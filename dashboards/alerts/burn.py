@@ -30,6 +30,11 @@ def burn(own: str, connection: str, windows: tuple[tuple[str, float, int, int], 
     ``connection``: when it charges those whose connection failed, too: ``shared``, in a window in which that hit two readers or more,
     ``private``, when it was one alone, or empty, never. ``causes``: which causes of stalls it may name, as a condition.
     """
+    return _streams(own, connection, windows) + _hits(connection) + _RATES + _blamed(causes) + _SAID
+
+
+def _streams(own: str, connection: str, windows: tuple[tuple[str, float, int, int], ...]) -> str:
+    """The streams of each service in slots of five minutes, and the windows over which it is judged."""
     listed = ", ".join(f"('{severity}', {rate}, {long}, {short})" for severity, rate, long, short in windows)
     pages = any(severity == "page" for severity, *_ in windows)
     # With too few streams for a page, the last so many of them are asked instead, however old up to a day, and never page.
@@ -63,7 +68,12 @@ def burn(own: str, connection: str, windows: tuple[tuple[str, float, int, int], 
         FROM slots
         GROUP BY tenant, service, vantage
     ),
-    -- One bad stream of a reader in five minutes says as much as twenty; of readers who are not known, each stream counts.
+"""
+
+
+def _hits(connection: str) -> str:
+    """The bad streams in each window, and by how many readers."""
+    return f"""    -- One bad stream of a reader in five minutes says as much as twenty; of readers who are not known, each stream counts.
     -- ``bad`` holds two counts: without the streams whose connection failed, and with them.
     hits AS
     (
@@ -89,7 +99,11 @@ def burn(own: str, connection: str, windows: tuple[tuple[str, float, int, int], 
         INNER JOIN windows USING (tenant, service, vantage)
         GROUP BY tenant, service, vantage, window
     ),
-    totals AS
+"""
+
+
+# Which windows burn; of each severity the one that burns fastest is told.
+_RATES = f"""    totals AS
     (
         SELECT tenant, service, vantage, window, sumIf(n, slot < window.3) AS n_long, sumIf(n, slot < window.4) AS n_short
         FROM slots
@@ -118,7 +132,12 @@ def burn(own: str, connection: str, windows: tuple[tuple[str, float, int, int], 
         LIMIT 1 BY tenant, service, vantage, severity
     ),
     pages AS (SELECT tenant, service, vantage FROM judgements WHERE burns AND severity = 'page'),
-    blamed AS
+"""
+
+
+def _blamed(causes: str) -> str:
+    """The cause with the most stalled time of the last hour among those that the rule may name."""
+    return f"""    blamed AS
     (
         SELECT
             tenant, service, vantage, argMaxIf(cause, excess, ours) AS cause, maxIf(excess, ours) / nullIf(sum(excess), 0) AS share
@@ -131,7 +150,10 @@ def burn(own: str, connection: str, windows: tuple[tuple[str, float, int, int], 
         )
         GROUP BY tenant, service, vantage
     )
-SELECT
+"""
+
+
+_SAID = f"""SELECT
     tenant, service, vantage, severity,
     toUInt8(burns AND NOT (severity = 'ticket' AND (tenant, service, vantage) IN (pages))) AS firing,
     round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, k_long AS bad, n_long AS streams, clients, window_s,
@@ -141,7 +163,6 @@ LEFT JOIN blamed USING (tenant, service, vantage)
 ORDER BY firing DESC, burn_rate DESC, service, vantage, severity
 LIMIT 1000
 """
-
 
 _READERS = "cause IN ('consumer', 'slow_reader', 'render')"
 ITL = burn("bad_service_clients", "shared", _PAGES + _TICKET, f"NOT {_READERS}")

@@ -114,6 +114,8 @@ class Committer:
 
     def _stamp(self, on: bool) -> None:
         with self._changed:
+            # What was stamped is settled now, also where the clock was set back behind it.
+            self._settled_ms = max(self._settled_ms, self._stamp_ms or 0)
             self._stamp_ms = max(_now_ms(), self._settled_ms + 1) if on else None
 
     def _received(self, rows: pa.Table) -> pa.Table:
@@ -199,10 +201,15 @@ class Committer:
 
     def _drop_known(self, group: list[_Waiting]) -> list[pa.Table]:
         """Each batch's rows that neither the store nor an earlier place of the group has."""
-        keys = [keys_of(waiting.batch.revs) for waiting in group]
         seen = known_keys(self._store, [waiting.batch.revs for waiting in group])
+        # A rev behind the newest that the store has is no news: the store may have merged the older one away since it was first sent.
+        newest: dict[tuple[str, bytes, bytes], int] = {}
+        for tenant, trace, span, rev in seen:
+            newest[tenant, trace, span] = max(rev, newest.get((tenant, trace, span), 0))
         fresh = []
-        for waiting, own in zip(group, keys, strict=True):
+        for waiting in group:
+            own = keys_of(waiting.batch.revs)
+            seen.update(key for key in own if key[3] <= newest.get(key[:3], -1))
             fresh.append(_unseen(waiting.batch.revs, own, seen))
         return fresh
 

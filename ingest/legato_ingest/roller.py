@@ -24,7 +24,7 @@ from legato_ingest.rollups import roll, slices
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
 
-__all__ = ["Rolled", "Roller", "followed_until_ms"]
+__all__ = ["Rolled", "Roller", "followed_until_ms", "judgements_followed_until_ms"]
 
 # The last second that a DateTime can hold: what lies after it has no minute.
 _TIME_MAX = "toDateTime64('2106-02-07 00:00:00', 9, 'UTC')"
@@ -45,8 +45,13 @@ def now_ms() -> int:
 
 def followed_until_ms(store: Store) -> int:
     """Until when a worker of this store has looked at what was received: what comes now must be later, whatever the clock says."""
-    ((attributed, rolled),) = store.select("SELECT (SELECT max(until) FROM attribution_runs), (SELECT max(until) FROM rollup_runs)")
-    return max(0, *(int(moment.timestamp() * 1000) + 1 for moment in (attributed, rolled)))
+    tables = ("attribution_runs", "rollup_runs")
+    return max(int(store.select(f"SELECT toUnixTimestamp64Milli(max(until)) FROM {table}")[0][0]) for table in tables)
+
+
+def judgements_followed_until_ms(store: Store) -> int:
+    """Until when the rollups have looked at what was judged: what is judged from now on must be later."""
+    return int(store.select("SELECT toUnixTimestamp64Milli(max(judged_until)) FROM rollup_runs")[0][0])
 
 
 class Roller:

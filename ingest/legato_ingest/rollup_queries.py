@@ -54,12 +54,12 @@ def _known(*columns: str) -> str:
 
 _SIDES = f"""
     SELECT
-        tenant, trace_id, span_id,
+        tenant, start_time, trace_id, span_id,
         multiIf(countIf(cause NOT IN {_READER_CAUSES} AND cause != 'connection') > 0, 'service',
             countIf(cause = 'connection') > 0, 'connection', 'reader') AS side
     FROM verdicts FINAL
     WHERE {MINUTES} AND gap_us > {{gap_us:UInt64}}
-    GROUP BY tenant, trace_id, span_id"""
+    GROUP BY tenant, start_time, trace_id, span_id"""
 _TOKENS = _known("output_tokens", "content_chunks") + " AND content_chunks > 0"
 _RATE = "is_over AND output_tokens > 1 AND ttft_us IS NOT NULL AND after_first_us > 0"
 
@@ -125,13 +125,13 @@ FROM
         toInt64(intDiv(duration_ns, 1000)) - toInt64(coalesce(ttft_us, 0)) AS after_first_us,
         log(greatest(coalesce(output_tokens, 1), 1) / greatest(after_first_us, 1) * 1e6) AS log_rate
     FROM streams
-    LEFT JOIN ({_SIDES}) AS judgements USING (tenant, trace_id, span_id)
+    LEFT JOIN ({_SIDES}) AS judgements USING (tenant, start_time, trace_id, span_id)
     WHERE {MINUTES}
 )
 GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, emitter
 SETTINGS prefer_column_name_to_alias = 1"""
 
-_WHOSE = f"(SELECT tenant, trace_id, span_id, {', '.join(_DIMENSIONS)} FROM streams WHERE {MINUTES}) AS whose"
+_WHOSE = f"(SELECT tenant, start_time, trace_id, span_id, {', '.join(_DIMENSIONS)} FROM streams WHERE {MINUTES}) AS whose"
 
 _STALL_MINUTES = f"""
 SELECT
@@ -143,11 +143,13 @@ SELECT
     CAST(sumMap(CAST(arrayMap(name -> (name, toUInt32(1)), missing), 'Map(String, UInt32)')), 'Map(String, UInt32)') AS missing
 FROM
 (
-    SELECT tenant, trace_id, span_id, toStartOfMinute(start_time) AS minute, engine_id, cause, confidence, gap_us, excess_us, parts, missing
+    SELECT
+        tenant, start_time, trace_id, span_id, toStartOfMinute(start_time) AS minute, engine_id, cause, confidence, gap_us, excess_us,
+        parts, missing
     FROM verdicts FINAL
     WHERE {MINUTES} AND cause != 'base'
 ) AS judged
-INNER JOIN {_WHOSE} USING (tenant, trace_id, span_id)
+INNER JOIN {_WHOSE} USING (tenant, start_time, trace_id, span_id)
 GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, engine_id, cause, confidence
 SETTINGS prefer_column_name_to_alias = 1"""
 
@@ -165,18 +167,22 @@ WITH
     ),
     replayed AS
     (
-        SELECT tenant, trace_id, span_id, toStartOfMinute(start_time) AS minute, cause::String AS cause, {", ".join(_LEFT[0] + _LEFT[1])}
+        SELECT
+            tenant, start_time, trace_id, span_id, toStartOfMinute(start_time) AS minute, cause::String AS cause,
+            {", ".join(_LEFT[0] + _LEFT[1])}
         FROM replays FINAL
         WHERE {MINUTES} AND (tenant, start_time, trace_id, span_id, judged_at) IN (SELECT * FROM newest)
     )
 SELECT tenant, minute, {", ".join(_DIMENSIONS)}, cause, toUInt32(count()) AS streams, {_SUMS}
 FROM
 (
-    SELECT tenant, trace_id, span_id, minute, cause, {", ".join(_LEFT[0] + _LEFT[1])} FROM replayed
+    SELECT tenant, start_time, trace_id, span_id, minute, cause, {", ".join(_LEFT[0] + _LEFT[1])} FROM replayed
     UNION ALL
-    SELECT tenant, trace_id, span_id, minute, ''::String, {_ALL_AS_IT_WAS} FROM replayed GROUP BY tenant, trace_id, span_id, minute
+    SELECT tenant, start_time, trace_id, span_id, minute, ''::String, {_ALL_AS_IT_WAS}
+    FROM replayed
+    GROUP BY tenant, start_time, trace_id, span_id, minute
 ) AS replays_and_all
-INNER JOIN {_WHOSE} USING (tenant, trace_id, span_id)
+INNER JOIN {_WHOSE} USING (tenant, start_time, trace_id, span_id)
 GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, cause
 SETTINGS prefer_column_name_to_alias = 1"""
 

@@ -52,9 +52,9 @@ def roll(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], 
     fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)), parameters)
     keys = ("tenant", "minute", *rollup.keys)
     known = store.select_arrow(
-        f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms FROM {rollup.table} FINAL"
+        f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms, {rollup.alive} > 0 AS alive FROM {rollup.table} FINAL"
         f" WHERE minute >= {int(minutes_s[0])} AND minute <= {int(minutes_s[-1])}"
-        f" AND minute IN ({', '.join(map(str, minutes_s.tolist()))}) AND {rollup.alive} > 0"
+        f" AND minute IN ({', '.join(map(str, minutes_s.tolist()))})"
     )
     rows = pa.concat_tables([fresh, _zeros(fresh.schema, _gone(known, fresh, keys))])
     # Also where the machine's clock was set back since: what is computed now outranks what was computed before.
@@ -64,9 +64,9 @@ def roll(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], 
 
 
 def _gone(known: pa.Table, fresh: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The keys of the store's rows that were not computed again."""
+    """The keys of the store's rows that stand for something and were not computed again."""
     now = set(_tuples(fresh, keys))
-    mask = [key not in now for key in _tuples(known, keys)]
+    mask = [bool(alive) and key not in now for key, alive in zip(_tuples(known, keys), known["alive"].to_pylist(), strict=True)]
     return known.select(list(keys)).filter(pa.array(mask, pa.bool_()))
 
 

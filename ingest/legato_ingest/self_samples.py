@@ -67,6 +67,9 @@ def request_of(metrics: Metrics, host: str, started_ns: int, now_ns: int) -> Exp
     scope.scope.name = "legato"
     made: dict[str, Metric] = {}
     for family in metrics.registry.collect():
+        # Of each service, vantage and result: `stream_minutes` has them already.
+        if family.name == "legato_streams":
+            continue
         for sample in family.samples:
             if sample.name.endswith(("_created", "_bucket")):
                 continue

@@ -26,7 +26,7 @@ from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.lock import StoreLock
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller, followed_until_ms
+from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_until_ms
 from legato_ingest.self_samples import SelfSampler
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
@@ -88,7 +88,8 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         slo_gap_ms=settings.slo_gap_ms,
         slo_first_output_ms=settings.slo_first_output_ms,
     )
-    attribution = Worker(Store(settings.store_path), settings, metrics, committer.settled_ms)
+    judged_ms = judgements_followed_until_ms(store)
+    attribution = Worker(Store(settings.store_path), settings, metrics, committer.settled_ms, judged_ms)
     roller = Roller(Store(settings.store_path), settings, metrics, committer.settled_ms, attribution.judged_ms)
     sampler = SelfSampler(store, committer, metrics)
     chunking = ChunkingWatch(Store(settings.store_path), settings, metrics)

@@ -157,7 +157,7 @@ def test_an_unknown_recording_is_one_line(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_incident_in_the_past_fires_the_burn_rate_rule_and_no_other(tmp_path: pathlib.Path) -> None:
-    """What `make demo ARGS="--incident kv"` leaves: every rule's own SQL, run on the demo's store, and the changes and minutes behind it."""
+    """What `make demo ARGS="--incident kv"` leaves: each rule's own SQL on its store, and the causes and minutes behind it."""
     with _demo(tmp_path, "--incident", "kv", "--seconds", "2") as process:
         said = _read_until(process, "Ctrl-C ends all of it")
         read = re.search(r"answers queries at (http://\S+)", said)

@@ -34,7 +34,7 @@ from legato_ingest.attribution.sweep import Swept
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.commit import Committer
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller, followed_until_ms, now_ms
+from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_until_ms, now_ms
 from legato_ingest.rollup_queries import STREAM_ROLLUPS
 from legato_ingest.rollups import MINUTE_S, _within, roll, slices
 from legato_ingest.rows import Limits, rows_of
@@ -360,8 +360,7 @@ def test_what_is_sent_again_changes_no_figure(store: Store) -> None:
                 rolling.step()
                 for each in waiting:
                     each.result(PATIENCE_S)
-            if empty:
-                attribute(store)
+            attribute(store)
             rolling.step()
         assert differences(store) == [] and minutes(store) == once
 
@@ -691,8 +690,7 @@ def test_no_row_is_received_before_a_promise(asked: list[bool], after_ms: int) -
 @settings(max_examples=40, deadline=None)
 def test_no_verdict_is_judged_before_a_promise(asked: list[bool], after_ms: int) -> None:
     """The same of verdicts: the time of a judgement is later than all that was promised before it, and than what is while it is written."""
-    judging = Worker(cast(Store, Void()), load(), Metrics())
-    judging._promised_ms = after_ms
+    judging = Worker(cast(Store, Void()), load(), Metrics(), after_ms=after_ms)
     promises = [after_ms]
 
     def ask() -> int:
@@ -749,8 +747,7 @@ def test_verdicts_that_come_after_the_clock_was_set_back_are_rolled_at_once(stor
     """Likewise."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
-        judging._promised_ms = FUTURE_MS
+        judging = Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms, FUTURE_MS)
         rolling = roller(store, committer.settled_ms, judging.judged_ms)
         rolling.step()
         assert judging.step().verdicts == 1
@@ -762,7 +759,8 @@ def test_verdicts_of_a_worker_that_was_started_anew_are_later_than_what_was_roll
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
         roller(store, committer.settled_ms, lambda: FUTURE_MS).step()
-        assert Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms).step().verdicts == 1
+        after_ms = judgements_followed_until_ms(store)
+        assert Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms, after_ms).step().verdicts == 1
     ((judged_ms,),) = store.select("SELECT toUnixTimestamp64Milli(max(judged_at)) FROM verdicts")
     assert judged_ms > FUTURE_MS
 
@@ -796,9 +794,9 @@ def test_what_was_followed_is_the_later_of_both(store: Store) -> None:
     """Of the attribution's and of the rollups'; of a new store nothing."""
     assert followed_until_ms(store) <= 1
     roller(store, lambda: 10**12).step()
-    assert followed_until_ms(store) == 10**12 + 1
+    assert followed_until_ms(store) == 10**12
     store.command("INSERT INTO attribution_runs (until) VALUES (fromUnixTimestamp64Milli(1000000000777))")
-    assert followed_until_ms(store) == 10**12 + 778
+    assert followed_until_ms(store) == 10**12 + 777
 
 
 def test_one_span_with_two_starts_is_two_streams(store: Store) -> None:

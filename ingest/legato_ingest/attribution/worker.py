@@ -48,10 +48,12 @@ def _now_ms() -> int:
 class Worker:
     """Owns the judging thread and ``store``, a handle of its own. Without ``start()`` it judges only when ``step()`` is called.
 
-    ``received_ms`` tells until when all that was received is in the store.
+    ``received_ms`` tells until when all that was received is in the store. Verdicts get times later than ``after_ms``.
     """
 
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics, received_ms: Callable[[], int] = _now_ms) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, metrics: Metrics, received_ms: Callable[[], int] = _now_ms, after_ms: int = 0
+    ) -> None:
         self._store = store
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
         self._settle_ms = int(settings.attribute_settle_s * 1000)
@@ -61,7 +63,7 @@ class Worker:
         self._sweeping = threading.Lock()
         self._stamp_lock = threading.Lock()
         self._stamp_ms: int | None = None
-        self._promised_ms = 0
+        self._promised_ms = after_ms
         self._until_ms = _now_ms()
         metrics.attribution_lag_seconds.set_function(lambda: max(0.0, (_now_ms() - self._until_ms) / 1000))
         self._background = Background("attribute", self.step, settings.attribute_every_s, metrics)
@@ -90,7 +92,7 @@ class Worker:
             return work(stamp_ms * 1_000_000)
         finally:
             with self._stamp_lock:
-                self._stamp_ms = None
+                self._promised_ms, self._stamp_ms = max(self._promised_ms, stamp_ms), None
 
     def step(self) -> Swept:
         """One sweep over what has settled since the last."""
