@@ -37,13 +37,15 @@ SELECT
     reinterpretAsFixedString(sipHash64(number, 2)),
     fromUnixTimestamp64Milli(toInt64(({begin_ns} + place * {step_ns}) / 1000000 + 3000)),
     if(cityHash64(number, 3) % 10 < 7, 'client', 'server'), concat('service-', toString(cityHash64(number, 4) % 12)),
-    concat('1.', toString(intDiv(place * 5, {total}))), concat('model-', toString(cityHash64(number, 5) % 8)),
-    concat('provider-', toString(cityHash64(number, 5) % 4)), concat('chatcmpl-', hex(sipHash64(number, 6))),
+    concat('1.', toString(intDiv(place * 5, {total}))), concat('model-', toString(model_number)),
+    concat('provider-', toString(model_number % 4)), concat('chatcmpl-', hex(sipHash64(number, 6))),
     concat('/v1/route-', toString(cityHash64(number, 4) % 3)), concat('engine-', toString(cityHash64(number, 7) % 4)),
     hex(cityHash64(number, 8) % 100000), if(cityHash64(number, 9) % 50 = 0, 'client_cancel', 'complete'), 'legato-python/0.1.0', {others}
 FROM
 (
-    SELECT number, 3 * (cityHash64(number, 10) % {timelines}) + {pick} AS k, {place} AS place
+    SELECT
+        (cityHash64(number, 4) % 12 + (cityHash64(number, 5) % 5 = 0)) % 8 AS model_number, number,
+        3 * (cityHash64(number, 10) % {timelines}) + {pick} AS k, {place} AS place
     FROM numbers_mt({first}, {count})
 ) AS n
 INNER JOIN (SELECT * EXCEPT ({named}), toUInt64(model) AS k FROM templates) AS t USING (k)

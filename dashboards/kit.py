@@ -61,7 +61,7 @@ def number(title: str, description: str, sql: str, unit: str, limits: str = "non
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("/.*/"))
     panel = panel.text_mode(kinds.BigValueTextMode.VALUE_AND_NAME).orientation(kinds.VizOrientation.HORIZONTAL)
     panel = panel.color_mode(kinds.BigValueColorMode.VALUE).graph_mode(kinds.BigValueGraphMode.NONE)
-    return panel.override_by_regexp("/^(n|of) ?.*/", [shapes.DynamicConfigValue("unit", "short"), _plain_color()])
+    return panel.override_by_regexp("/^(n( .*)?|of client stalls)$/", [shapes.DynamicConfigValue("unit", "short"), _plain_color()])
 
 
 def _plain_color() -> shapes.DynamicConfigValue:

@@ -16,7 +16,8 @@ _MINE = f"""
         OR (response_id != '' AND response_id = {chosen_text("stream")})
     ORDER BY start_time
     LIMIT 20"""
-_SPAN = f"SELECT min(start_time) AS low, max(addNanoseconds(start_time, duration_ns)) AS high FROM ({_MINE})"
+# One scalar, however often it is named: the engine works out what stands twice in a statement once.
+_SPAN = f"(SELECT (min(start_time), max(addNanoseconds(start_time, duration_ns))) FROM ({_MINE}))"
 _ENGINE_OF = f"SELECT tenant, engine_id FROM ({_MINE}) WHERE engine_id != ''"
 
 VANTAGES = f"""
@@ -55,7 +56,7 @@ LIMIT 200000"""
 STEPS = f"""
 SELECT recorded_at AS time, engine_id AS engine, interval_us / 1e6 AS "step", interval_max_us / 1e6 AS "longest wait of a request"
 FROM engine_steps FINAL
-WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= (SELECT low FROM ({_SPAN})) AND recorded_at <= (SELECT high FROM ({_SPAN}))
+WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= {_SPAN}.1 AND recorded_at <= {_SPAN}.2
 ORDER BY time, engine
 LIMIT 100000"""
 LOAD = f"""
@@ -63,7 +64,7 @@ SELECT
     recorded_at AS time, engine_id AS engine, prefill_tokens AS "prefill tokens", running, waiting, preempted,
     kv_used_ppm / 1e6 AS "KV used"
 FROM engine_steps FINAL
-WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= (SELECT low FROM ({_SPAN})) AND recorded_at <= (SELECT high FROM ({_SPAN}))
+WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= {_SPAN}.1 AND recorded_at <= {_SPAN}.2
 ORDER BY time, engine
 LIMIT 100000"""
 VERDICTS = f"""
@@ -98,10 +99,10 @@ SELECT
     lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "silent from", gap_us / 1e6 AS gap, cause, confidence,
     engine_id AS engine
 FROM verdicts FINAL
-WHERE cause != 'base' AND (tenant, engine_id) IN ({_ENGINE_OF}) AND start_time >= (SELECT low - INTERVAL 5 MINUTE FROM ({_SPAN}))
-    AND start_time <= (SELECT high FROM ({_SPAN}))
-    AND addMicroseconds(start_time, gap_start_us) <= (SELECT high FROM ({_SPAN}))
-    AND addMicroseconds(start_time, gap_start_us + gap_us) >= (SELECT low FROM ({_SPAN}))
+WHERE cause != 'base' AND (tenant, engine_id) IN ({_ENGINE_OF}) AND start_time >= {_SPAN}.1 - INTERVAL 5 MINUTE
+    AND start_time <= {_SPAN}.2
+    AND addMicroseconds(start_time, gap_start_us) <= {_SPAN}.2
+    AND addMicroseconds(start_time, gap_start_us + gap_us) >= {_SPAN}.1
     AND trace_id NOT IN (SELECT trace_id FROM ({_MINE}))
 ORDER BY gap_us DESC, stream
 LIMIT 50"""
