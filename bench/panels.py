@@ -41,6 +41,8 @@ from legato_ingest.macros import Range, expand  # noqa: E402
 
 RANGES_S = {"1 h": 3_600, "24 h": 86_400, "30 d": 30 * 86_400}
 POINTS = 300
+# The lengths of a point that Grafana rounds to.
+POINTS_S = (60, 120, 300, 600, 900, 1_200, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
 RUNS = 5
 OURS = f"""
 SELECT model, {gap_quantile(0.99, "buckets")} / 1e6
@@ -113,7 +115,7 @@ def measure(store: pathlib.Path) -> dict[str, Any]:
         now_ms = time.time_ns() // 1_000_000
         found: dict[str, list[float]] = {}
         for words, length_s in RANGES_S.items():
-            interval_ms = max(60_000, length_s * 1000 // POINTS // 60_000 * 60_000)
+            interval_ms = 1000 * next(each for each in POINTS_S if each >= length_s // POINTS)
             for name, sql in panels(stream, Range(now_ms - length_s * 1000, now_ms, interval_ms)):
                 found[f"{name}, {words}"] = [timed(served.read, sql) for _ in range(RUNS)]
         asked = {"ours": OURS, "exact": EXACT, "span_events": SPAN_EVENTS}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 __all__ = [
     "DIMENSIONS",
     "ENGINE",
+    "by_minute",
     "chosen",
     "chosen_number",
     "chosen_text",
@@ -19,6 +20,7 @@ __all__ = [
     "middle",
     "order_statistic",
     "quantile",
+    "rolled",
     "weighted_quantile",
 ]
 
@@ -63,6 +65,38 @@ def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[st
     """The condition that every variable's column has one of its values; an empty name is called ``(none)``."""
     columns = variables if isinstance(variables, dict) else DIMENSIONS
     return "\n    AND ".join(_filter(variable, column) for variable, column in columns.items() if variable not in without)
+
+
+def by_minute(stem: str, alive: str) -> str:
+    """As ``rolled``, minutes alone: for what is a matter of each minute."""
+    return f"""FROM
+(
+    SELECT * FROM {stem}_minutes FINAL
+    WHERE $__timeFilter(minute) AND {alive} > 0
+    AND {filters()}
+)"""
+
+
+def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False) -> str:
+    """A source of rows: those of `STEM_minutes` in the range that the variables leave, hours that lie whole in it from `STEM_hours`.
+
+    Both add up to the same, so a panel's figures do not depend on which was read. ``series``: for points over time, which take hours only
+    where a point is whole hours. ``before``: of the range of equal length before. ``alive``: the figure that a row of nothing has at 0.
+    """
+    low, high = ("$__fromTime - ($__toTime - $__fromTime)", "$__fromTime") if before else ("$__fromTime", "$__toTime")
+    within = f"minute >= {low} AND minute < {high}" if before else "$__timeFilter(minute)"
+    whole = f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND) AND minute < toStartOfHour({high})"
+    hours = f"$__interval_s % 3600 = 0 AND {whole}" if series else whole
+    return f"""FROM
+(
+    SELECT * FROM {stem}_minutes FINAL
+    WHERE {within} AND NOT ({hours}) AND {alive} > 0
+    AND {filters()}
+    UNION ALL
+    SELECT * FROM {stem}_hours FINAL
+    WHERE {within} AND {hours} AND {alive} > 0
+    AND {filters()}
+)"""
 
 
 def middle(bucket: str, per_doubling: int = _FINE) -> str:

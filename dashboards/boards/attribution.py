@@ -5,22 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.kit import Kit, bars, number, rows
-from dashboards.sql import DIMENSIONS, filters
+from dashboards.sql import DIMENSIONS, filters, rolled
 
 __all__ = ["board"]
 
-_STALLS = f"""FROM
-(
-    SELECT * FROM stall_minutes FINAL
-    WHERE $__timeFilter(minute) AND stalls > 0
-    AND {filters()}
-)"""
-_BUT_FOR = f"""FROM
-(
-    SELECT * FROM but_for_minutes FINAL
-    WHERE $__timeFilter(minute) AND streams > 0
-    AND {filters()}
-)"""
+_STALLS, _STALLS_OVER_TIME = rolled("stall", "stalls"), rolled("stall", "stalls", series=True)
+_BUT_FOR = rolled("but_for", "streams")
 # Words that name a side and no cause, or none at all.
 _COARSE = "('generation', 'delivery', 'mixed')"
 
@@ -50,7 +40,7 @@ SELECT time, cause, sum(ns) / 1e9 AS seconds
 FROM
 (
     SELECT $__timeInterval(minute) AS time, sumMap(parts) AS charged
-    {_STALLS}
+    {_STALLS_OVER_TIME}
     GROUP BY time
 )
 ARRAY JOIN mapKeys(charged) AS cause, mapValues(charged) AS ns
@@ -93,7 +83,14 @@ GROUP BY engine, service, model
 ORDER BY "beyond healthy" DESC, engine, service, model
 LIMIT 100"""
 # The minutes with the most stalled time hold the events that matter; a thousand verdicts of each suffice to rank them.
-_WORST_MINUTES = f"SELECT minute {_STALLS} GROUP BY minute ORDER BY sum(excess_us) DESC, minute DESC LIMIT 60"
+_WORST_MINUTES = f"""
+    SELECT minute
+    FROM stall_minutes FINAL
+    WHERE $__timeFilter(minute) AND stalls > 0
+        AND {filters()}
+    GROUP BY minute
+    ORDER BY sum(excess_us) DESC, minute DESC
+    LIMIT 60"""
 _JUDGED = f"""
     SELECT
         tenant, trace_id, span_id, start_time, cause, engine_id, culprit_step, culprit_at, culprit_responses, excess_us, gap_us,
@@ -127,7 +124,7 @@ ORDER BY excess_us DESC, stream, gap_start_us
 LIMIT 100"""
 RATE = f"""
 SELECT $__timeInterval(minute) AS time, cause, sum(stalls) AS stalls
-{_STALLS}
+{_STALLS_OVER_TIME}
 GROUP BY time, cause
 ORDER BY time, cause"""
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.kit import Kit, lines, rows
-from dashboards.sql import DIMENSIONS, chosen_number, filters
+from dashboards.sql import DIMENSIONS, by_minute, chosen_number, filters, rolled
 
 __all__ = ["board"]
 
-_FROM = f"""FROM
-(
-    SELECT * FROM stream_minutes FINAL
-    WHERE $__timeFilter(minute) AND streams > 0
-    AND {filters()}
-)"""
+_FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
+_MINUTES = by_minute("stream", "streams")
 # What a change was found in has no release and no transport: it is looked for over all of them.
 _STRATA = ("tenant", "service", "model", "provider", "route", "vantage")
 _KEPT = tuple(name for name in DIMENSIONS if name not in _STRATA)
 
 TOKENS_PER_CHUNK = f"""
 SELECT $__timeInterval(minute) AS time, if(provider = '', '(none)', provider) AS sender, sum(tokens) / sum(token_chunks) AS "tokens a chunk"
-{_FROM}
+{_SERIES}
 WHERE token_chunks > 0
 GROUP BY time, sender
 ORDER BY time, sender"""
@@ -29,7 +25,7 @@ MULTI_TOKEN = f"""
 SELECT
     $__timeInterval(minute) AS time, if(provider = '', '(none)', provider) AS sender,
     sum(multi_token_share_sum) / sum(share_streams) AS "chunks with several tokens"
-{_FROM}
+{_SERIES}
 WHERE share_streams > 0
 GROUP BY time, sender
 ORDER BY time, sender"""
@@ -37,7 +33,7 @@ ENVELOPE = f"""
 SELECT
     $__timeInterval(minute) AS time, if(provider = '', '(none)', provider) AS sender,
     (sum(enveloped_wire_bytes) - sum(enveloped_content_bytes)) / sum(enveloped_content_bytes) AS "envelope bytes a text byte"
-{_FROM}
+{_SERIES}
 GROUP BY time, sender
 HAVING sum(enveloped_content_bytes) > 0
 ORDER BY time, sender"""
@@ -46,7 +42,7 @@ SELECT
     $__timeInterval(minute) AS time, if(provider = '', '(none)', provider) AS sender,
     exp(sum(log_rate_sum) / sum(log_rate_streams)) AS "tokens a second",
     exp(sum(log_rate_sum) / sum(log_rate_streams)) / (sum(tokens) / sum(token_chunks)) AS "chunks a second"
-{_FROM}
+{_SERIES}
 GROUP BY time, sender
 HAVING sum(log_rate_streams) > 0 AND sum(token_chunks) > 0
 ORDER BY time, sender"""
@@ -59,7 +55,7 @@ FROM
     SELECT
         minute, if(provider = '', '(none)', provider) AS sender, sum(bad_gap) AS frozen, sum(judged) AS n,
         exp(sum(log_rate_sum) / sum(log_rate_streams)) AS rate
-    {_FROM}
+    {_MINUTES}
     GROUP BY minute, sender
     HAVING sum(log_rate_streams) > 0
 )
@@ -70,7 +66,7 @@ HEAD_BURST = f"""
 SELECT
     $__timeInterval(minute) AS time, if(provider = '', '(none)', provider) AS sender,
     sum(head_bursts) / sum(head_streams) AS "streams that began in a lump"
-{_FROM}
+{_SERIES}
 WHERE head_streams > 0
 GROUP BY time, sender
 ORDER BY time, sender"""

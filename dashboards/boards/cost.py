@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from dashboards.kit import Kit, bars, lines, number, rows
-from dashboards.sql import DIMENSIONS, chosen_number, filters
+from dashboards.sql import DIMENSIONS, chosen_number, rolled
 
 __all__ = ["board"]
 
-_FROM = f"""FROM
-(
-    SELECT * FROM stream_minutes FINAL
-    WHERE $__timeFilter(minute) AND streams > 0
-    AND {filters()}
-)"""
-_BEFORE = f"""FROM
-(
-    SELECT * FROM stream_minutes FINAL
-    WHERE minute >= $__fromTime - ($__toTime - $__fromTime) AND minute < $__fromTime AND streams > 0
-    AND {filters()}
-)"""
+_FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
+_BEFORE = rolled("stream", "streams", before=True)
 # The whole store's bytes a chunk: a service's rows lie among others', so its chunks are charged at the mean.
 _AT_REST = """(
     SELECT (SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = currentDatabase() AND table = 'stream_revs')
-        / nullIf((SELECT sum(chunks) FROM stream_minutes FINAL), 0)
+        / nullIf((SELECT sum(chunks) FROM stream_hours FINAL), 0)
 )"""
 _PRICE_RECEIVED, _PRICE_KEPT, _MONTHS = (chosen_number(name) for name in ("price_received", "price_kept", "months_kept"))
 _EVENT_BYTES, _SPAN_BYTES = chosen_number("event_bytes"), chosen_number("span_bytes")
@@ -31,7 +21,7 @@ RECEIVED = f"""
 SELECT sum(otlp_bytes) / nullIf(sum(chunks), 0) AS "bytes a chunk", sum(chunks) AS "n chunks"
 {_FROM}"""
 AT_REST = f"""
-SELECT {_AT_REST} AS "bytes a chunk", (SELECT sum(chunks) FROM stream_minutes FINAL) AS "n chunks"
+SELECT {_AT_REST} AS "bytes a chunk", (SELECT sum(chunks) FROM stream_hours FINAL) AS "n chunks"
 WHERE "n chunks" > 0"""
 MONEY = f"""
 SELECT
@@ -66,12 +56,12 @@ ORDER BY bytes DESC, service, emitter
 LIMIT 200"""
 BYTES_OVER_TIME = f"""
 SELECT $__timeInterval(minute) AS time, service_name AS service, sum(otlp_bytes) AS bytes
-{_FROM}
+{_SERIES}
 GROUP BY time, service
 ORDER BY time, service"""
 PER_CHUNK_OVER_TIME = f"""
 SELECT $__timeInterval(minute) AS time, service_name AS service, sum(otlp_bytes) / sum(chunks) AS "received a chunk"
-{_FROM}
+{_SERIES}
 WHERE chunks > 0
 GROUP BY time, service
 ORDER BY time, service"""

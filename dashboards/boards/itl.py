@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dashboards.kit import Kit, heat, lines, rows
-from dashboards.sql import DIMENSIONS, filters, gap_quantile, quantile, weighted_quantile
+from dashboards.sql import DIMENSIONS, gap_quantile, quantile, rolled, weighted_quantile
 
 __all__ = ["board"]
 
-_FROM = f"""FROM
-(
-    SELECT * FROM stream_minutes FINAL
-    WHERE $__timeFilter(minute) AND timed_streams > 0
-    AND {filters()}
-)"""
+_FROM, _SERIES = rolled("stream", "timed_streams"), rolled("stream", "timed_streams", series=True)
 
 # Two buckets a doubling, from 1 ms to 32 s, each in every interval: the first interval's order is the axis' order.
 HEATMAP = f"""
@@ -20,7 +15,7 @@ WITH
     counts AS
     (
         SELECT $__timeInterval(minute) AS time, sumMap(gap_buckets) AS buckets
-        {_FROM}
+        {_SERIES}
         GROUP BY time
     )
 SELECT
@@ -64,7 +59,7 @@ SELECT
 FROM
 (
     SELECT $__timeInterval(minute) AS time, vantage, sumMap(gap_buckets) AS buckets
-    {_FROM}
+    {_SERIES}
     GROUP BY time, vantage
 )
 ORDER BY time, vantage"""
@@ -73,7 +68,7 @@ SELECT time, vantage, {quantile(0.99, "buckets")} / 1e6 AS "p99 of p99", {quanti
 FROM
 (
     SELECT $__timeInterval(minute) AS time, vantage, sumMap(gap_p99_buckets) AS buckets
-    {_FROM}
+    {_SERIES}
     GROUP BY time, vantage
 )
 ORDER BY time, vantage"""
@@ -81,7 +76,7 @@ STALL_RATE = f"""
 SELECT
     $__timeInterval(minute) AS time, vantage, 1000 * sum(stalls_250ms) / sum(timed_streams) AS "250 ms or more",
     1000 * sum(stalls_400ms) / sum(timed_streams) AS "400 ms or more"
-{_FROM}
+{_SERIES}
 GROUP BY time, vantage
 ORDER BY time, vantage"""
 MODELS = f"""

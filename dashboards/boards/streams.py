@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.kit import Kit, bars, lines, number, rows
-from dashboards.sql import DIMENSIONS, filters, quantile
+from dashboards.sql import DIMENSIONS, filters, quantile, rolled
 
 __all__ = ["board"]
 
-_FROM = f"""FROM
-(
-    SELECT * FROM stream_minutes FINAL
-    WHERE $__timeFilter(minute) AND streams > 0
-    AND {filters()}
-)"""
+_FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
 
 GOODPUT = f"""
 SELECT sum(good) / nullIf(sum(judged), 0) AS goodput, sum(judged) AS n
@@ -38,7 +33,7 @@ SELECT
 {_FROM}"""
 GOODPUT_OVER_TIME = f"""
 SELECT $__timeInterval(minute) AS time, concat(service_name, ' · ', vantage) AS service, sum(good) / sum(judged) AS goodput
-{_FROM}
+{_SERIES}
 WHERE judged > 0
 GROUP BY time, service_name, vantage
 ORDER BY time, service"""
@@ -50,7 +45,7 @@ SELECT
 FROM
 (
     SELECT $__timeInterval(minute) AS time, sumMap(gap_max_buckets) AS max_buckets, sumMap(gap_p99_buckets) AS p99_buckets
-    {_FROM}
+    {_SERIES}
     GROUP BY time
 )
 ORDER BY time"""
@@ -63,20 +58,20 @@ FROM
 (
     SELECT
         $__timeInterval(minute) AS time, sumMap(ttfb_buckets) AS ttfb, sumMap(ttft_buckets) AS ttft, sumMap(ttfo_buckets) AS ttfo
-    {_FROM}
+    {_SERIES}
     GROUP BY time
 )
 ORDER BY time"""
 OUTCOMES_OVER_TIME = f"""
 SELECT time, outcome, count AS streams
-FROM (SELECT $__timeInterval(minute) AS time, sumMap(outcomes) AS counts {_FROM} GROUP BY time)
+FROM (SELECT $__timeInterval(minute) AS time, sumMap(outcomes) AS counts {_SERIES} GROUP BY time)
 ARRAY JOIN mapKeys(counts) AS outcome, mapValues(counts) AS count
 ORDER BY time, outcome"""
 BAD_OVER_TIME = f"""
 SELECT
     $__timeInterval(minute) AS time, sum(bad_gap) AS "gap over the limit", sum(bad_error) AS "ended in an error",
     sum(bad_late) AS "first output late"
-{_FROM}
+{_SERIES}
 GROUP BY time
 ORDER BY time"""
 BY_SERVICE = f"""
@@ -100,7 +95,16 @@ FROM
 )
 ORDER BY n DESC, service, release, model, provider, route, vantage, transport
 LIMIT 500"""
-# The fifty worst streams lie in the fifty minutes with the longest gaps, so only those are looked into.
+# The fifty worst streams lie in the fifty minutes with the longest gaps, and those in the fifty such hours: only these are looked into.
+_WORST_HOURS = f"SELECT toStartOfHour(minute) AS hour {_FROM} GROUP BY hour ORDER BY max(gap_max_us) DESC, hour DESC LIMIT 50"
+_WORST_MINUTES = f"""
+        SELECT minute
+        FROM stream_minutes FINAL
+        WHERE $__timeFilter(minute) AND streams > 0 AND toStartOfHour(minute) IN ({_WORST_HOURS})
+            AND {filters()}
+        GROUP BY minute
+        ORDER BY max(gap_max_us) DESC, minute DESC
+        LIMIT 50"""
 WORST = f"""
 SELECT
     lower(hex(trace_id)) AS stream, start_time AS started, service_name AS service, model, vantage, outcome,
@@ -110,7 +114,7 @@ FROM streams
 WHERE $__timeFilter_ms(start_time) AND gap_max_us > 0 AND outcome != 'running'
     AND toStartOfMinute(start_time) IN
     (
-        SELECT minute {_FROM} GROUP BY minute ORDER BY max(gap_max_us) DESC, minute DESC LIMIT 50
+{_WORST_MINUTES}
     )
     AND {filters()}
 ORDER BY gap_max_us DESC, stream, vantage

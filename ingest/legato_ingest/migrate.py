@@ -48,6 +48,9 @@ _KEPT_BY = {
     "stall_minutes": "minute",
     "but_for_minutes": "minute",
     "engine_minutes": "minute",
+    "stream_hours": "minute",
+    "stall_hours": "minute",
+    "but_for_hours": "minute",
     "chunking_changes": "changed_at",
 }
 

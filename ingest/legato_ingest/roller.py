@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from legato_ingest.background import Background
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollup_queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, Rollup
-from legato_ingest.rollups import roll, slices
+from legato_ingest.rollups import roll, roll_hours, slices
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
 
@@ -147,6 +147,8 @@ class Roller:
                     return rolled
                 rolled.rows += sum(self._one(rollup, column, part) for rollup in rollups)
                 rolled.minutes += len(part)
+        for rollup in STREAM_ROLLUPS:
+            roll_hours(self._store, rollup, streams)
         self._metrics.rolled_minutes.inc(rolled.minutes)
         return rolled
 

@@ -6,12 +6,13 @@ figures in it add up over minutes and over what panels filter by: counts, sums a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from legato_ingest.queries import ERRORS, GOOD, JUDGED
 from legato_ingest.statistics import BUCKETS_PER_DOUBLING
 
-__all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup"]
+__all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup", "hours_sql"]
 
 # A figure that a stream has once is kept finer than its gaps: buckets of 4.4 %, so that their middles are within 2.2 %.
 BUCKETS_PER_DOUBLING_FINE = 4 * BUCKETS_PER_DOUBLING
@@ -26,12 +27,15 @@ _READER_CAUSES = "('consumer', 'slow_reader', 'render')"
 
 @dataclass(frozen=True, slots=True)
 class Rollup:
-    """A table of minutes: its key after (tenant, minute), the figure that is 0 in a row that stands for nothing, and its SQL."""
+    """A table of minutes: its key after (tenant, minute), the figure that is 0 in a row that stands for nothing, its SQL, and its table of
+    hours, if it has one.
+    """
 
     table: str
     keys: tuple[str, ...]
     alive: str
     sql: str
+    hours: str = ""
 
 
 def _bucket(value: str) -> str:
@@ -216,9 +220,48 @@ FROM (SELECT * REPLACE (coalesce(preempted, 0) AS preempted) FROM engine_steps F
 GROUP BY tenant, minute, engine_id
 SETTINGS prefer_column_name_to_alias = 1"""
 
+
+# The figures of tables with hours that are maxima. (What ends in `_max` in `but_for_minutes` is a bound of a sum.)
+_MAXIMA = frozenset(("gap_max_us",))
+
+
+def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
+    """The statement that writes hours from a rollup's minutes. ``columns``: name and type of each of the table's.
+
+    All figures add up but maxima and times. An hour is as new as the newest of its minutes, so of two computations of it the later has no
+    lower version, and the engine takes the later of equal ones. A combination that has gone has zeros in its minutes, and so here.
+    """
+    keys = ("tenant", "minute", *rollup.keys)
+    figures = [(name, kind) for name, kind in columns if name not in keys]
+    written = ", ".join([*keys, *(name for name, _ in figures)])
+    asked = [
+        "tenant",
+        "toStartOfHour(minute)",
+        *rollup.keys,
+        *(f"CAST({_added(name, kind)}, '{_escaped(kind)}')" for name, kind in figures),
+    ]
+    grouped = ", ".join(("tenant", "toStartOfHour(minute)", *rollup.keys))
+    return f"""
+INSERT INTO {rollup.hours} ({written})
+SELECT {", ".join(asked)}
+FROM {rollup.table} FINAL
+WHERE {MINUTES}
+GROUP BY {grouped}"""
+
+
+def _added(name: str, kind: str) -> str:
+    if kind.startswith("Map"):
+        return f"sumMap({name})"
+    return f"max({name})" if kind.startswith("DateTime") or name in _MAXIMA else f"sum({name})"
+
+
+def _escaped(kind: str) -> str:
+    return kind.replace("'", "\\'")
+
+
 STREAM_ROLLUPS = (
-    Rollup("stream_minutes", (*_DIMENSIONS, "emitter"), "streams", _STREAM_MINUTES),
-    Rollup("stall_minutes", (*_DIMENSIONS, "engine_id", "cause", "confidence"), "stalls", _STALL_MINUTES),
-    Rollup("but_for_minutes", (*_DIMENSIONS, "cause"), "streams", _BUT_FOR_MINUTES),
+    Rollup("stream_minutes", (*_DIMENSIONS, "emitter"), "streams", _STREAM_MINUTES, "stream_hours"),
+    Rollup("stall_minutes", (*_DIMENSIONS, "engine_id", "cause", "confidence"), "stalls", _STALL_MINUTES, "stall_hours"),
+    Rollup("but_for_minutes", (*_DIMENSIONS, "cause"), "streams", _BUT_FOR_MINUTES, "but_for_hours"),
 )
 ENGINE_ROLLUPS = (Rollup("engine_minutes", ("engine_id",), "steps", _ENGINE_MINUTES),)

@@ -14,17 +14,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.literals import time_ns
-from legato_ingest.rollup_queries import MINUTES, Rollup
+from legato_ingest.rollup_queries import MINUTES, Rollup, hours_sql
 from legato_ingest.store import Store
 
-__all__ = ["MINUTE_S", "roll", "slices"]
+__all__ = ["HOUR_S", "MINUTE_S", "roll", "roll_hours", "slices"]
 
-MINUTE_S = 60
+MINUTE_S, HOUR_S = 60, 3_600
 # One pass computes at most so many minutes, in at most so many stretches: each is a range for the primary key. Minutes that are this near
 # to one another are read as one stretch, and those between them left out.
 _MINUTES_MAX = 240
 _STRETCHES_MAX = 64
 _HOLE_S_MAX = 900
+_HOURS_MAX = 96
 _ROLLED = pa.timestamp("ms", "UTC")
 
 
@@ -61,6 +62,20 @@ def roll(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], 
     rolled_ms = max(now_ms, max(known["rolled_ms"].to_pylist(), default=0) + 1)
     store.insert(rollup.table, rows.append_column("rolled_at", pa.array(np.full(rows.num_rows, rolled_ms, np.int64)).cast(_ROLLED)))
     return int(rows.num_rows)
+
+
+def roll_hours(store: Store, rollup: Rollup, minutes_s: NDArray[np.int64]) -> None:
+    """Add up the hours of these minutes (unix s, ascending) anew. The minutes must have been written."""
+    rows = store.select(
+        f"SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = '{rollup.table}' ORDER BY position"
+    )
+    sql = hours_sql(rollup, [(str(name), str(kind)) for name, kind in rows])
+    hours_s = np.unique(minutes_s // HOUR_S * HOUR_S)
+    for first in range(0, len(hours_s), _HOURS_MAX):
+        part = hours_s[first : first + _HOURS_MAX]
+        within = f"minute >= {int(part[0])} AND minute < {int(part[-1]) + HOUR_S}"
+        listed = ", ".join(map(str, part.tolist()))
+        store.command(sql.replace(MINUTES, f"{within} AND toUnixTimestamp(toStartOfHour(minute)) IN ({listed})"))
 
 
 def _gone(known: pa.Table, fresh: pa.Table, keys: Sequence[str]) -> pa.Table:
