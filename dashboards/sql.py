@@ -11,7 +11,6 @@ from collections.abc import Sequence
 __all__ = [
     "DIMENSIONS",
     "ENGINE",
-    "by_minute",
     "chosen",
     "chosen_number",
     "chosen_text",
@@ -67,22 +66,14 @@ def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[st
     return "\n    AND ".join(_filter(variable, column) for variable, column in columns.items() if variable not in without)
 
 
-def by_minute(stem: str, alive: str) -> str:
-    """As ``rolled``, minutes alone: for what is a matter of each minute."""
-    return f"""FROM
-(
-    SELECT * FROM {stem}_minutes FINAL
-    WHERE $__timeFilter(minute) AND {alive} > 0
-    AND {filters()}
-)"""
-
-
-def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False) -> str:
+def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False, only: str = "") -> str:
     """A source of rows: those of `STEM_minutes` in the range that the variables leave, hours that lie whole in it from `STEM_hours`.
 
     Both add up to the same, so a panel's figures do not depend on which was read. ``series``: for points over time, which take hours only
     where a point is whole hours. ``before``: of the range of equal length before. ``alive``: the figure that a row of nothing has at 0.
+    ``only``: another condition than that all variables have one of their values.
     """
+    only = only or filters()
     low, high = ("$__fromTime - ($__toTime - $__fromTime)", "$__fromTime") if before else ("$__fromTime", "$__toTime")
     within = f"minute >= {low} AND minute < {high}" if before else "$__timeFilter(minute)"
     whole = f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND) AND minute < toStartOfHour({high})"
@@ -91,11 +82,11 @@ def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False)
 (
     SELECT * FROM {stem}_minutes FINAL
     WHERE {within} AND NOT ({hours}) AND {alive} > 0
-    AND {filters()}
+    AND {only}
     UNION ALL
     SELECT * FROM {stem}_hours FINAL
     WHERE {within} AND {hours} AND {alive} > 0
-    AND {filters()}
+    AND {only}
 )"""
 
 

@@ -10,6 +10,7 @@ from dashboards.sql import DIMENSIONS, filters, rolled
 __all__ = ["board"]
 
 _STALLS, _STALLS_OVER_TIME = rolled("stall", "stalls"), rolled("stall", "stalls", series=True)
+_STREAMS = rolled("stream", "streams")
 _BUT_FOR = rolled("but_for", "streams")
 # Words that name a side and no cause, or none at all.
 _COARSE = "('generation', 'delivery', 'mixed')"
@@ -17,11 +18,7 @@ _COARSE = "('generation', 'delivery', 'mixed')"
 JUDGED = f"""
 SELECT
     sum(stalls) AS judged,
-    (
-        SELECT sum(stalls_250ms) FROM stream_minutes FINAL
-        WHERE $__timeFilter(minute) AND streams > 0 AND vantage = 'client'
-            AND {filters()}
-    ) AS "of client stalls"
+    (SELECT sum(stalls_250ms) {_STREAMS} WHERE vantage = 'client') AS "of client stalls"
 {_STALLS}"""
 CHARGED = f"""
 SELECT sum(excess_us) / 1e6 AS "beyond healthy steps", sum(stalls) AS n

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.kit import Kit, lines, rows
-from dashboards.sql import DIMENSIONS, by_minute, chosen_number, filters, rolled
+from dashboards.sql import DIMENSIONS, chosen_number, filters, rolled
 
 __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
-_MINUTES = by_minute("stream", "streams")
 # What a change was found in has no release and no transport: it is looked for over all of them.
 _STRATA = ("tenant", "service", "model", "provider", "route", "vantage")
 _KEPT = tuple(name for name in DIMENSIONS if name not in _STRATA)
@@ -46,21 +45,19 @@ SELECT
 GROUP BY time, sender
 HAVING sum(log_rate_streams) > 0 AND sum(token_chunks) > 0
 ORDER BY time, sender"""
-# Minutes of a provider whose mean speed met what was bought, and of these minutes' streams those whose reader saw a gap over the limit.
+# Points in which a provider's mean speed met what was bought, and of their streams those whose reader saw a gap over the limit.
 PERCEPTUAL = f"""
-SELECT
-    $__timeInterval(minute) AS time, sender, sum(frozen) / sum(n) AS "bought speed met, reader saw a freeze"
+SELECT time, sender, frozen AS "bought speed met, reader saw a freeze"
 FROM
 (
     SELECT
-        minute, if(provider = '', '(none)', provider) AS sender, sum(bad_gap) AS frozen, sum(judged) AS n,
+        $__timeInterval(minute) AS time, if(provider = '', '(none)', provider) AS sender, sum(bad_gap) / sum(judged) AS frozen,
         exp(sum(log_rate_sum) / sum(log_rate_streams)) AS rate
-    {_MINUTES}
-    GROUP BY minute, sender
-    HAVING sum(log_rate_streams) > 0
+    {_SERIES}
+    GROUP BY time, sender
+    HAVING sum(log_rate_streams) > 0 AND sum(judged) > 0
 )
-WHERE rate >= {chosen_number("tokens_per_s")} AND n > 0
-GROUP BY time, sender
+WHERE rate >= {chosen_number("tokens_per_s")}
 ORDER BY time, sender"""
 HEAD_BURST = f"""
 SELECT
@@ -119,7 +116,7 @@ def _curves() -> list[Any]:
         ),
         lines(
             "Contract met, reader froze",
-            "In minutes in which the provider's tokens a second met what was bought: the share of streams with a gap over the limit. "
+            "Where the provider's tokens a second met what was bought: the share of streams with a gap over the limit. "
             "This is what a "
             "contract in tokens a second does not cover.",
             PERCEPTUAL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dashboards.kit import Kit, bars, lines, number, rows
+from dashboards.sql import rolled
 
 __all__ = ["board"]
 
@@ -38,10 +39,9 @@ GROUP BY time, what
 ORDER BY time, what"""
 
 
-STORED = """
+STORED = f"""
 SELECT sum(streams) AS streams, sum(chunks) AS "n chunks"
-FROM stream_minutes FINAL
-WHERE $__timeFilter(minute)
+{rolled("stream", "streams", only="true")}
 HAVING streams > 0"""
 REJECTED = """
 SELECT count() AS rejected, uniqExact(reason) AS "n reasons"

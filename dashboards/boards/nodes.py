@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.kit import Kit, lines, rows
-from dashboards.sql import ENGINE, filters, quantile
+from dashboards.sql import ENGINE, filters, quantile, rolled
 
 __all__ = ["board"]
 
@@ -112,9 +112,8 @@ SELECT time, {quantile(0.5, "buckets")} / 1e6 AS "TTFT p50", {quantile(0.95, "bu
 FROM
 (
     SELECT $__timeInterval(minute) AS time, sumMap(ttft_buckets) AS buckets
-    FROM stream_minutes FINAL
-    WHERE $__timeFilter(minute) AND streams > 0 AND vantage = 'server'
-    AND {filters({"tenant": "tenant"})}
+    {rolled("stream", "streams", series=True, only=filters({"tenant": "tenant"}))}
+    WHERE vantage = 'server'
     GROUP BY time
 )
 ORDER BY time"""

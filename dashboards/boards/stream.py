@@ -9,11 +9,19 @@ __all__ = ["board"]
 
 # The id of a trace, whole, or a response's: each is found by its index.
 _ID = f"lower({chosen_text('stream')})"
+# Each id by an index of its own: a condition on either would use none. What they find is then looked up by the primary key.
+_TRACE = f"if(length({_ID}) = 32, unhex({_ID}), '')::FixedString(16)"
+_KEYS = f"""
+            SELECT tenant, start_time, trace_id, span_id FROM stream_revs WHERE trace_id = {_TRACE} AND length({_ID}) = 32
+            UNION ALL
+            SELECT tenant, start_time, trace_id, span_id FROM stream_revs
+            WHERE response_id = {chosen_text("stream")} AND response_id != ''"""
 _MINE = f"""
     SELECT *
     FROM streams
-    WHERE (trace_id = if(length({_ID}) = 32, unhex({_ID}), '')::FixedString(16) AND length({_ID}) = 32)
-        OR (response_id != '' AND response_id = {chosen_text("stream")})
+    WHERE (tenant, start_time, trace_id, span_id) IN
+        ({_KEYS}
+        )
     ORDER BY start_time
     LIMIT 20"""
 # One scalar, however often it is named: the engine works out what stands twice in a statement once.

@@ -77,20 +77,14 @@ def rates(past: Past, view: View) -> list[Row]:
 
 
 def froze(past: Past, view: View) -> list[Row]:
-    """In the minutes in which a provider was as fast as bought."""
-    fast = []
-    for rows in by(shown(past.streams, view), lambda row: (row["minute"], _sender(row))).values():
-        if (_rate(rows) or 0) >= BOUGHT:
-            fast += [row for row in rows if row["is_judged"]]
-    return grouped(
-        fast,
-        lambda row: (view.point(row["minute"]), _sender(row)),
-        lambda key, group: {
-            "time": key[0],
-            "sender": key[1],
-            "bought speed met, reader saw a freeze": sum(row["bad"] == "gap" for row in group) / len(group),
-        },
-    )
+    """In the points in which a provider was as fast as bought."""
+    made = []
+    for (at, sender), rows in by(shown(past.streams, view), lambda row: (view.point(row["minute"]), _sender(row))).items():
+        judged = [row for row in rows if row["is_judged"]]
+        if (_rate(rows) or 0) >= BOUGHT and judged:
+            share = sum(row["bad"] == "gap" for row in judged) / len(judged)
+            made.append({"time": at, "sender": sender, "bought speed met, reader saw a freeze": share})
+    return made
 
 
 def _monday(row: Row) -> str:
