@@ -18,7 +18,7 @@ from grafana_foundation_sdk.models import heatmap as heatmaps
 from dashboards.query import DATASOURCE, TABLE, TIME_SERIES, Query
 from dashboards.sql import filters
 
-__all__ = ["LIMITS", "Kit", "bars", "grid", "heat", "lines", "note", "number", "rows"]
+__all__ = ["LIMITS", "Kit", "bars", "heat", "lines", "note", "number", "rows"]
 
 Thresholds = Sequence[tuple[float | None, str]]
 # Where a figure of the streams turns from good to bad.
@@ -152,9 +152,10 @@ _NAMES = """SELECT DISTINCT if({column} = '', '(none)', {column}::String) AS nam
 WHERE $__timeFilter(minute) ORDER BY name LIMIT 1000"""
 
 
-def _choice(name: str, column: str, source: str) -> dashboard.QueryVariable:
+def _choice(name: str, column: str, source: str, first: str) -> dashboard.QueryVariable:
+    """A variable that stands at ``first``, or at All. Where a store has no such value Grafana falls back to all."""
     sql = _NAMES.format(column=column, table=source)
-    everything = shapes.VariableOption(selected=True, text=["All"], value=["$__all"])
+    current = shapes.VariableOption(selected=True, text=[first or "All"], value=[first or "$__all"])
     return (
         dashboard.QueryVariable(name)
         .query({"rawSql": sql, "editorType": "sql", "refId": name})
@@ -163,7 +164,7 @@ def _choice(name: str, column: str, source: str) -> dashboard.QueryVariable:
         .refresh(shapes.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .multi(True)
         .include_all(True)
-        .current(everything)
+        .current(current)
         .sort(shapes.VariableSort.ALPHABETICAL_ASC)
     )
 
@@ -174,7 +175,10 @@ def _setting(name: str, label: str, description: str, value: str) -> dashboard.T
 
 
 class Kit:
-    """A dashboard to which panels are added in order. ``variables``: name → column of ``source``; ``settings``: text boxes."""
+    """A dashboard to which panels are added in order. ``variables``: name → column of ``source``; ``settings``: text boxes.
+
+    ``first``: what a variable stands at in the beginning, when that is not All.
+    """
 
     def __init__(
         self,
@@ -184,6 +188,7 @@ class Kit:
         *,
         variables: Mapping[str, str],
         source: str = "stream_minutes",
+        first: Mapping[str, str] | None = None,
         settings: Sequence[tuple[str, str, str, str]] = (),
         since: str = "now-6h",
         refresh: str = "1m",
@@ -195,7 +200,7 @@ class Kit:
         menu = dashboard.DashboardLink("Legato").type(shapes.DashboardLinkType.DASHBOARDS).tags(["legato"]).as_dropdown(True)
         made = made.link(menu.keep_time(True).include_vars(True))
         for name, column in variables.items():
-            made = made.with_variable(_choice(name, column, source))
+            made = made.with_variable(_choice(name, column, source, (first or {}).get(name, "")))
         for name, label, sentence, value in settings:
             made = made.with_variable(_setting(name, label, sentence, value))
         if annotated:
@@ -210,18 +215,10 @@ class Kit:
             self._made = self._made.with_panel(panel.id(self._numbers))
         return self
 
-    def row(self, title: str) -> Kit:
-        """A heading."""
-        self._numbers += 1
-        self._made = self._made.with_row(dashboard.Row(title).id(self._numbers))
-        return self
-
     def build(self) -> shapes.Dashboard:
         """The dashboard as Grafana's classic model."""
         return self._made.build()
 
-
-grid = 24
 
 # The first minute of a release, where it is in the range: what was there from the beginning is no news.
 _RELEASES = f"""

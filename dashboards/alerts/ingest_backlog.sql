@@ -4,7 +4,7 @@ WITH
     (
         SELECT host, metric, argMax(value, recorded_at) AS value, max(recorded_at) AS at
         FROM node_samples FINAL
-        WHERE recorded_at > now() - INTERVAL 1 DAY AND metric IN
+        WHERE recorded_at > now() - INTERVAL 1 HOUR AND metric IN
             ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max')
         GROUP BY host, metric
     ),

@@ -31,7 +31,7 @@ LIMIT 1000
 """
 _LATEST = """SELECT host, metric, argMax(value, recorded_at) AS value, max(recorded_at) AS at
         FROM node_samples FINAL
-        WHERE recorded_at > now() - INTERVAL 1 DAY AND metric IN
+        WHERE recorded_at > now() - INTERVAL 1 HOUR AND metric IN
             ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max')
         GROUP BY host, metric"""
 INGEST = f"""WITH
@@ -78,20 +78,20 @@ WHERE value IS NOT NULL
 ORDER BY firing DESC, host, what
 LIMIT 1000
 """
-COLLECTOR = """WITH
-    latest AS
-    (
-        SELECT host, attributes['exporter'] AS exporter, metric, argMax(value, recorded_at) AS value
-        FROM node_samples FINAL
-        WHERE recorded_at > now() - INTERVAL 10 MINUTE AND metric IN ('otelcol_exporter_queue_size', 'otelcol_exporter_queue_capacity')
-        GROUP BY host, exporter, metric
-    )
-SELECT
-    host, exporter, toUInt8(coalesce(in_use, 0) > 0.5) AS firing,
-    maxIf(value, metric = 'otelcol_exporter_queue_size') / nullIf(maxIf(value, metric = 'otelcol_exporter_queue_capacity'), 0) AS in_use
-FROM latest
+# The fullest of an exporter's queues: it has one a signal, and a Collector without a host's name is one among others.
+COLLECTOR = """SELECT host, exporter, toUInt8(max(used) > 0.5) AS firing, max(used) AS in_use
+FROM
+(
+    SELECT
+        host, attributes['exporter'] AS exporter,
+        argMaxIf(value, recorded_at, metric = 'otelcol_exporter_queue_size')
+            / nullIf(argMaxIf(value, recorded_at, metric = 'otelcol_exporter_queue_capacity'), 0) AS used
+    FROM node_samples FINAL
+    WHERE recorded_at > now() - INTERVAL 10 MINUTE AND metric IN ('otelcol_exporter_queue_size', 'otelcol_exporter_queue_capacity')
+    GROUP BY tenant, host, exporter, attributes
+    HAVING used IS NOT NULL
+)
 GROUP BY host, exporter
-HAVING in_use IS NOT NULL
 ORDER BY firing DESC, host, exporter
 LIMIT 1000
 """

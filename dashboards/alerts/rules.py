@@ -61,7 +61,7 @@ RULES = (
         _BURN_FIGURES,
         "{{ $labels.service }} ({{ $labels.vantage }}): streams freeze",
         _BURN_SAYS + _BURN_CAUSE,
-        "/d/legato-attribution/jitter?var-service={{ $labels.service }}",
+        "/d/legato-attribution/jitter?var-service={{ $labels.service | urlquery }}",
     ),
     Rule(
         "ttft_burn",
@@ -81,7 +81,7 @@ RULES = (
         _BURN_FIGURES,
         "{{ $labels.service }} ({{ $labels.vantage }}): readers stall themselves",
         _BURN_SAYS + _BURN_CAUSE + " The service is not at fault: a consumer that holds, a slow reader, or one reader's connection.",
-        "/d/legato-attribution/jitter?var-service={{ $labels.service }}",
+        "/d/legato-attribution/jitter?var-service={{ $labels.service | urlquery }}",
     ),
     Rule(
         "preemption_storm",
@@ -93,7 +93,7 @@ RULES = (
         f"{{{{ $labels.engine }}}} preempted requests in {_figure('minutes_preempting')} of the last 60 minutes, "
         f"{_figure('requests_preempted')} in all; its KV cache was up to {_figure('kv_used_max', 'humanizePercentage')} full. "
         "Fewer concurrent requests, shorter contexts, or more memory.",
-        "/d/legato-nodes/nodes?var-engine={{ $labels.engine }}",
+        "/d/legato-nodes/nodes?var-engine={{ $labels.engine | urlquery }}",
         severity="ticket",
     ),
     Rule(
@@ -106,7 +106,7 @@ RULES = (
         f"Chunks with several tokens: {_figure('share_before', 'humanizePercentage')} before, "
         f"{_figure('share_after', 'humanizePercentage')} now, since {_figure('changed_s', 'humanizeTimestamp')}; speed times "
         f"{_figure('rate_ratio')}.",
-        "/d/legato-chunking/chunking?var-service={{ $labels.service }}",
+        "/d/legato-chunking/chunking?var-service={{ $labels.service | urlquery }}",
         severity="ticket",
     ),
     Rule(
@@ -153,7 +153,8 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "data": [*(_query(rule, column) for column in columns), _threshold()],
         # No row is no stream, no engine, no finding: nothing to be told of.
         "noDataState": "OK",
-        "execErrState": "Error",
+        # Of a door that is busy or gone one rule tells, not all.
+        "execErrState": "Error" if rule.name == "ingest_backlog" else "KeepLast",
         "for": rule.hold,
         "annotations": {"summary": rule.summary, "description": rule.description, "dashboard": rule.dashboard},
         "labels": {"product": "legato", **({"severity": rule.severity} if rule.severity else {})},

@@ -170,6 +170,7 @@ def board() -> Kit:
         "Legato · Chunking and contract",
         "Tokens per second can be met with text that comes in lumps. What the provider changed, and when.",
         variables=DIMENSIONS,
+        first={"vantage": "client"},
         settings=[("tokens_per_s", "Tokens a second bought", "The speed that the contract names.", "20")],
         since="now-14d",
         refresh="5m",

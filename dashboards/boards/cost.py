@@ -123,7 +123,14 @@ def board() -> Kit:
         name: "currencyUSD" for name in ("cost", "cost a million chunks", "cost a stream", "received as span events", "as a span each")
     }
     kit.add(
-        number("Received", "OTLP bytes a chunk, all attributes included, before compression on the wire.", RECEIVED, "decbytes", width=6),
+        number(
+            "Received",
+            "OTLP bytes a chunk, all attributes included, before compression on the wire; of each stream's last span, without the "
+            "snapshots before it.",
+            RECEIVED,
+            "decbytes",
+            width=6,
+        ),
         number(
             "At rest",
             "Bytes on disk a chunk: the table of streams over all chunks in it, statistics included.",
@@ -154,7 +161,8 @@ def board() -> Kit:
         ),
         rows(
             "By service and emitter",
-            "n is streams and chunks. The last two columns: the same chunks as span events, or as a span each, received at the same price.",
+            "n is streams and chunks. At rest is the whole store's mean. The last two columns: the same chunks as span "
+            "events, or as a span each, received at the same price.",
             BY_EMITTER,
             {**money, "received a stream": "decbytes", "received a chunk": "decbytes", "at rest a chunk": "decbytes"},
         ),

@@ -88,9 +88,7 @@ SELECT
 FROM verdicts FINAL
 WHERE cause != 'base' AND (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_MINE}))
 ORDER BY "silent from"
-LIMIT 500
-SETTINGS_PLACE"""
-VERDICTS = VERDICTS.replace("\nSETTINGS_PLACE", "")
+LIMIT 500"""
 BUT_FOR = f"""
 SELECT
     cause, stalls AS "stalls as they were", stalls_min AS "left at least", stalls_max AS "left at most",

@@ -231,6 +231,8 @@ def board() -> Kit:
         "Legato · Streams",
         "What streamed responses felt like: goodput, gaps, first tokens, outcomes.",
         variables=DIMENSIONS,
+        # What readers met: a stream that is watched at two places would count twice.
+        first={"vantage": "client"},
     )
     kit.add(*_figures(), *_curves_and_tables())
     return kit

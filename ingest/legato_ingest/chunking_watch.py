@@ -7,6 +7,7 @@ nothing itself (`chunking`).
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from legato_ingest.background import Background
 from legato_ingest.chunking import Change, find_changes
 from legato_ingest.chunking_series import DAY_S, Minutes
+from legato_ingest.errors import StoreError
 from legato_ingest.literals import quoted, unquoted
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import Settings
@@ -27,6 +29,7 @@ from legato_ingest.store import Store
 
 __all__ = ["ChunkingWatch"]
 
+_log = logging.getLogger("legato")
 _FIRST_S = 20.0
 # The busiest strata are watched; a service that puts an id into its route makes one of each.
 _STRATA_MAX = 1_000
@@ -51,7 +54,7 @@ class ChunkingWatch:
     """Owns ``store``, a handle of its own. Without ``start()`` it looks only when ``step()`` is called."""
 
     def __init__(self, store: Store, settings: Settings, metrics: Metrics) -> None:
-        self._store = store
+        self._store, self._metrics = store, metrics
         self._looking = threading.Lock()
         first_s = min(_FIRST_S, settings.chunking_every_s)
         self._background = Background("chunking", self.step, settings.chunking_every_s, metrics, first_s)
@@ -73,11 +76,23 @@ class ChunkingWatch:
             for stratum in self._strata():
                 if self._background.closing.is_set():
                     break
-                minutes = self._minutes(stratum)
-                changes = find_changes(minutes)
-                self._keep(stratum, minutes.minute_s, changes)
-                found += len(changes)
+                try:
+                    found += self._look(stratum)
+                except StoreError:
+                    raise
+                except Exception as error:
+                    # What cannot be looked at must not keep all that comes after it from being looked at.
+                    self._metrics.errors.labels("chunking", type(error).__name__).inc()
+                    _log.error("a stratum's chunking could not be looked at, and is left out: %s", error)
         return found
+
+    def _look(self, stratum: Sequence[str]) -> int:
+        minutes = self._minutes(stratum)
+        if not len(minutes.minute_s):
+            return 0
+        changes = find_changes(minutes)
+        self._keep(stratum, minutes.minute_s, changes)
+        return len(changes)
 
     def _strata(self) -> list[tuple[str, ...]]:
         rows = self._store.select(

@@ -18,9 +18,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.background import Background
+from legato_ingest.errors import StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollup_queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, Rollup
-from legato_ingest.rollups import roll, roll_hours, slices
+from legato_ingest.rollups import HOUR_S, roll, roll_hours, slices
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
 
@@ -101,6 +102,8 @@ class Roller:
             # What has rows but no streams any more, too.
             streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
             rolled = self._roll(streams, steps)
+        if self._background.closing.is_set():
+            raise StoreUnavailable("the server is stopping: not all minutes were computed, ask again")
         return {"minutes": rolled.minutes, "rows": rolled.rows, "seconds": time.monotonic() - started}
 
     def _step(self) -> Rolled:
@@ -128,8 +131,16 @@ class Roller:
         return np.union1d(received, judged)
 
     def _overdue(self) -> NDArray[np.int64]:
-        """Minutes with a stream that was running when they were computed, and has been silent for too long since."""
-        return self._minutes("stream_minutes FINAL", "minute", "toUnixTimestamp64Milli(due_at) > 0 AND due_at < now64(3)")
+        """Minutes with a stream that was running when they were computed and has been silent for too long since; also by their hours, which
+        a stop may have kept from hearing of it.
+        """
+        due = "toUnixTimestamp64Milli(due_at) > 0 AND due_at < now64(3)"
+        # Without FINAL first: a column of the whole table, of which next to nothing is read again.
+        minutes, hours = (
+            self._minutes(f"{table} FINAL", "minute", f"minute IN (SELECT minute FROM {table} WHERE {due}) AND {due}")
+            for table in ("stream_minutes", "stream_hours")
+        )
+        return np.union1d(minutes, np.setdiff1d(hours, minutes // HOUR_S * HOUR_S))
 
     def _minutes(self, table: str, column: str, condition: str) -> NDArray[np.int64]:
         """The minutes (unix s, ascending) of the rows of a table for which a condition holds."""
@@ -145,10 +156,11 @@ class Roller:
             for part in slices(minutes):
                 if self._background.closing.is_set():
                     return rolled
-                rolled.rows += sum(self._one(rollup, column, part) for rollup in rollups)
+                for rollup in rollups:
+                    rolled.rows += self._one(rollup, column, part)
+                    if rollup.hours:
+                        roll_hours(self._store, rollup, part)
                 rolled.minutes += len(part)
-        for rollup in STREAM_ROLLUPS:
-            roll_hours(self._store, rollup, streams)
         self._metrics.rolled_minutes.inc(rolled.minutes)
         return rolled
 

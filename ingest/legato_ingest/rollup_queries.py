@@ -60,7 +60,8 @@ _SIDES = f"""
     SELECT
         tenant, start_time, trace_id, span_id,
         multiIf(countIf(cause NOT IN {_READER_CAUSES} AND cause != 'connection') > 0, 'service',
-            countIf(cause = 'connection') > 0, 'connection', 'reader') AS side
+            countIf(cause = 'connection') > 0, 'connection', 'reader') AS judged_side,
+        max(gap_us) AS judged_gap_us
     FROM verdicts FINAL
     WHERE {MINUTES} AND gap_us > {{gap_us:UInt64}}
     GROUP BY tenant, start_time, trace_id, span_id"""
@@ -126,6 +127,9 @@ FROM
         {JUDGED} AS is_judged, {GOOD} AS is_good, is_judged AND NOT is_good AS is_bad,
         coalesce(gap_max_us, 0) > {{gap_us:UInt64}} AS over_gap,
         outcome IN {ERRORS} AS is_error,
+        -- A reader who held once answers for that, not for an error, for an end that never came, or for a longer gap that nobody judged.
+        NOT is_error AND coalesce(gap_open_us, 0) <= {{gap_us:UInt64}} AND judged_gap_us + 1000 >= coalesce(gap_max_us, 0) AS is_told,
+        if(is_told, judged_side, '') AS side,
         toInt64(intDiv(duration_ns, 1000)) - toInt64(coalesce(ttft_us, 0)) AS after_first_us,
         log(greatest(coalesce(output_tokens, 1), 1) / greatest(after_first_us, 1) * 1e6) AS log_rate
     FROM streams

@@ -163,12 +163,13 @@ def _added(maps: Iterable[Mapping[Any, int] | list[Any]]) -> Any:
 
 
 def _stream_minutes(streams: list[Row], verdicts: list[Row], gap_us: int, first_us: int) -> Minutes:
-    causes: dict[Key, set[str]] = defaultdict(set)
+    causes: dict[Key, dict[str, int]] = defaultdict(dict)
     for verdict in verdicts:
         if verdict["gap_us"] > gap_us:
-            causes[_stream_of(verdict)].add(verdict["cause"])
+            told = causes[_stream_of(verdict)]
+            told[verdict["cause"]] = max(told.get(verdict["cause"], 0), verdict["gap_us"])
     for row in streams:
-        _judge(row, causes.get(_stream_of(row), set()), gap_us, first_us)
+        _judge(row, causes.get(_stream_of(row), {}), gap_us, first_us)
     return {key: _figures(rows) for key, rows in _grouped(streams, KEYS["stream_minutes"]).items()}
 
 
@@ -176,15 +177,17 @@ def _stream_of(row: Row) -> Key:
     return row["tenant"], row["start_time"], row["trace_id"], row["span_id"]
 
 
-def _judge(row: Row, causes: set[str], gap_us: int, first_us: int) -> None:
-    """Whether the stream is good, and if not, whose fault that is."""
+def _judge(row: Row, causes: dict[str, int], gap_us: int, first_us: int) -> None:
+    """Whether the stream is good, and if not, whose fault that is. ``causes``: of judged gaps, with the longest of each."""
     first = next(us for us in (row["ttfo_us"], row["ttft_us"], row["duration_ns"] // 1000) if us is not None)
     row["is_over"] = row["outcome"] != "running"
     row["is_judged"] = row["is_over"] and row["content_chunks"] is not None
     row["is_late"], row["is_error"] = first > first_us, row["outcome"] in ERRORS
     row["over_gap"] = row["gap_max_us"] is not None and row["gap_max_us"] > gap_us
     row["is_bad"] = row["is_judged"] and (row["over_gap"] or row["is_error"] or row["is_late"])
-    if not causes or causes - READERS - {"connection"}:
+    # An error, a wait that never ended, and a longest gap that nobody judged are not the reader's.
+    untold = row["is_error"] or (row["gap_open_us"] or 0) > gap_us or (row["gap_max_us"] or 0) > max(causes.values(), default=0) + 1_000
+    if untold or causes.keys() - READERS - {"connection"}:
         row["side"] = "service"
     else:
         row["side"] = "connection" if "connection" in causes else "reader"
