@@ -38,7 +38,8 @@ from bench.machine import describe, quantile  # noqa: E402
 from bench.panels_fill import fill  # noqa: E402
 from dashboards.sql import gap_quantile  # noqa: E402
 from helpers.serving import serve_process  # noqa: E402
-from legato_ingest.macros import Range, expand  # noqa: E402
+from legato_ingest.dashboard_files import load, questions  # noqa: E402
+from legato_ingest.macros import Range, with_macros  # noqa: E402
 
 RANGES_S = {"1 h": 3_600, "24 h": 86_400, "30 d": 30 * 86_400}
 POINTS = 300
@@ -80,14 +81,14 @@ ORDER BY model"""
 
 
 def panels(stream: str, span: Range) -> Iterator[tuple[str, str]]:
-    """Each panel's name and SQL over a range, with its dashboard's own defaults."""
-    for path in sorted((ROOT / "dashboards").glob("legato-*.json")):
-        board = json.loads(path.read_text(encoding="utf-8"))
-        given = {each["name"]: each["current"]["value"] for each in board["templating"].get("list", [])}
-        values = {name: value if isinstance(value, str) else value[0] for name, value in given.items()} | {"stream": stream}
-        for panel in board["panels"]:
-            for target in panel.get("targets") or []:
-                yield f"{board['title']}: {panel['title']}", expand(target["rawSql"], span, values)
+    """Each panel's name and SQL over a range, with its dashboard's own defaults, and this stream."""
+    for board in load(ROOT / "dashboards"):
+        for variable in board["templating"].get("list", []):
+            if variable["name"] == "stream":
+                variable["current"]["value"] = stream
+        for question in questions(board):
+            if question.kind == "panel":
+                yield f"{board['title']}: {question.name}", with_macros(question.target["rawSql"], span)
 
 
 def timed(read: str, sql: str) -> float:

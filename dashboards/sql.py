@@ -16,6 +16,7 @@ __all__ = [
     "chosen_text",
     "filters",
     "gap_quantile",
+    "growth",
     "middle",
     "order_statistic",
     "quantile",
@@ -88,6 +89,20 @@ def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False,
     WHERE {within} AND {hours} AND {alive} > 0
     AND {only}
 )"""
+
+
+def growth(metrics: str, columns: str, only: str = "true") -> str:
+    """The rows of counters with ``grown``: the difference to the one before of the same series, a fall being a restart from 0."""
+    window = "PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"
+    return f"""
+    SELECT *, if(before IS NULL, 0, if(value >= before, value - before, value)) AS grown
+    FROM
+    (
+        SELECT {columns}, metric, recorded_at, value, lagInFrame(toNullable(value)) OVER ({window}) AS before
+        FROM node_samples FINAL
+        WHERE metric IN ({metrics}) AND $__timeFilter_ms(recorded_at) AND value IS NOT NULL
+            AND {only}
+    )"""
 
 
 def middle(bucket: str, per_doubling: int = _FINE) -> str:

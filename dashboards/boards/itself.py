@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.kit import Kit, bars, lines, number, rows
-from dashboards.sql import rolled
+from dashboards.sql import growth, rolled
 
 __all__ = ["board"]
 
@@ -18,22 +18,11 @@ GROUP BY time, what
 ORDER BY time, what"""
 
 
-# A counter's growth a minute: the differences between neighbours of one series, a fall being a restart from 0.
 def _rates(metrics: str, named: str) -> str:
     return f"""
 SELECT $__timeInterval(recorded_at) AS time, what, 60 * sum(grown) / greatest(60, $__interval_s) AS "a minute"
 FROM
-(
-    SELECT recorded_at, {named} AS what, if(before IS NULL, 0, if(value >= before, value - before, value)) AS grown
-    FROM
-    (
-        SELECT
-            metric, attributes, recorded_at, value,
-            lagInFrame(toNullable(value)) OVER (PARTITION BY tenant,
-            series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
-        FROM node_samples FINAL
-        WHERE metric IN ({metrics}) AND $__timeFilter_ms(recorded_at)
-    )
+({growth(metrics, f"{named} AS what")}
 )
 GROUP BY time, what
 ORDER BY time, what"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.kit import Kit, lines, rows
-from dashboards.sql import ENGINE, filters, quantile, rolled
+from dashboards.sql import ENGINE, filters, growth, quantile, rolled
 
 __all__ = ["board"]
 
@@ -85,24 +85,14 @@ def _samples(metrics: str, more: str = "") -> str:
         AND {filters(ENGINE)}"""
 
 
-# A counter's growth: the differences between neighbours of one series, a fall being a restart from 0.
 def _growth(metrics: str, columns: str) -> str:
-    return f"""
-    SELECT *, if(before IS NULL, 0, if(value >= before, value - before, value)) AS grown
-    FROM
-    (
-        SELECT
-            {columns}, metric, recorded_at, value,
-            lagInFrame(toNullable(value)) OVER (PARTITION BY tenant,
-            series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
-        {_samples(metrics)}
-    )"""
+    return growth(metrics, columns, filters(ENGINE))
 
 
 PREFIX_CACHE = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, engine, sumIf(grown, metric LIKE '%hits%') / nullIf(sumIf(grown, metric LIKE '%queries%'),
-    0) AS "prefix-cache hits"
+    $__timeInterval(recorded_at) AS time, engine,
+    sumIf(grown, metric LIKE '%hits%') / nullIf(sumIf(grown, metric LIKE '%queries%'), 0) AS "prefix-cache hits"
 FROM ({_growth("'vllm:prefix_cache_hits_total', 'vllm:prefix_cache_queries_total'", "engine_id AS engine")})
 GROUP BY time, engine
 HAVING sumIf(grown, metric LIKE '%queries%') > 0

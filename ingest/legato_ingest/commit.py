@@ -24,6 +24,7 @@ from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.known import BESIDE, keys_of, known_keys
 from legato_ingest.metrics import Metrics
 from legato_ingest.rows import Batch, rejected_table
+from legato_ingest.stamps import Stamps
 from legato_ingest.store import Store
 from legato_ingest.stream_results import results_of
 
@@ -80,8 +81,7 @@ class Committer:
         self._queue_bytes = 0
         self._changed = threading.Condition()
         self._closing = False
-        self._settled_ms = after_ms
-        self._stamp_ms: int | None = None
+        self._stamps = Stamps(after_ms)
         self._thread = threading.Thread(target=self._run, name="legato-commit", daemon=True)
         self._thread.start()
 
@@ -108,21 +108,7 @@ class Committer:
 
     def settled_ms(self) -> int:
         """All rows that were received until this are in the store: whoever follows ``received_at`` so far misses none."""
-        with self._changed:
-            self._settled_ms = max(self._settled_ms, _now_ms() if self._stamp_ms is None else self._stamp_ms - 1)
-            return self._settled_ms
-
-    def _stamp(self, on: bool) -> None:
-        with self._changed:
-            # What was stamped is settled now, also where the clock was set back behind it.
-            self._settled_ms = max(self._settled_ms, self._stamp_ms or 0)
-            self._stamp_ms = max(_now_ms(), self._settled_ms + 1) if on else None
-
-    def _received(self, rows: pa.Table) -> pa.Table:
-        """The rows with the time of this insert: when they were read from the network says nothing about when they can be seen."""
-        place = rows.schema.get_field_index("received_at")
-        times = pa.array(np.full(rows.num_rows, self._stamp_ms, np.int64)).cast(rows.schema.field(place).type)
-        return rows.set_column(place, rows.schema.field(place), times)
+        return self._stamps.settled_ms()
 
     def _count(self, size: int) -> None:
         self._queue_bytes += size
@@ -150,9 +136,9 @@ class Committer:
     def _commit(self, group: list[_Waiting]) -> None:
         """One insert for the group; every future is done after it, whatever happened."""
         started = time.perf_counter()
-        self._stamp(True)
         try:
-            receipts = self._insert(group)
+            with self._stamps.stamp() as stamp_ms:
+                receipts = self._insert(group, stamp_ms)
         except Exception as error:
             self._metrics.errors.labels("commit", type(error).__name__).inc()
             if not isinstance(error, StoreUnavailable):
@@ -161,29 +147,27 @@ class Committer:
                 if waiting.future.set_running_or_notify_cancel():
                     waiting.future.set_exception(error)
             return
-        finally:
-            self._stamp(False)
         self._metrics.commit_seconds.observe(time.perf_counter() - started)
         for waiting, receipt in zip(group, receipts, strict=True):
             if waiting.future.set_running_or_notify_cancel():
                 waiting.future.set_result(receipt)
 
-    def _insert(self, group: list[_Waiting]) -> list[Receipt]:
+    def _insert(self, group: list[_Waiting], stamp_ms: int) -> list[Receipt]:
         fresh = self._drop_known(group)
         receipts = [_receipt(waiting.batch) for waiting in group]
-        bad = self._insert_bisecting(REVS, self._received(pa.concat_tables(fresh)))
+        bad = self._insert_bisecting(REVS, _received(pa.concat_tables(fresh), stamp_ms))
         if bad:
             _tell_refused(receipts, [keys_of(waiting.batch.revs) for waiting in group], {key for row, _ in bad for key in keys_of(row)})
         # A rev that is sent again replaces its own row here: nothing counts these rows.
         self._store.insert(SOCKETS, pa.concat_tables([waiting.batch.sockets for waiting in group]))
-        beside = self._insert_beside(group, receipts)
+        beside = self._insert_beside(group, receipts, stamp_ms)
         refused = [*(_refused_row(row, keys_of(row), error) for row, error in bad), *beside]
         rejected = pa.concat_tables([*(waiting.batch.rejected for waiting in group), *refused])
         self._store.insert(REJECTED, self._drop_known_rejections(rejected))
         self._count_outcome(group, fresh, len(bad))
         return receipts
 
-    def _insert_beside(self, group: list[_Waiting], receipts: list[Receipt]) -> list[pa.Table]:
+    def _insert_beside(self, group: list[_Waiting], receipts: list[Receipt], stamp_ms: int) -> list[pa.Table]:
         """Steps, finished requests and samples that are new; the rows of `rejected` for those that the store refuses."""
         refused = []
         for identity in BESIDE:
@@ -191,7 +175,7 @@ class Committer:
             rows = pa.concat_tables(parts)
             if not rows.num_rows:
                 continue
-            fresh = self._received(_unseen(rows, identity.keys(rows), identity.known(self._store, rows)))
+            fresh = _received(_unseen(rows, identity.keys(rows), identity.known(self._store, rows)), stamp_ms)
             bad = self._insert_bisecting(identity.table, fresh)
             if bad:
                 _tell_refused(receipts, map(identity.keys, parts), {key for row, _ in bad for key in identity.keys(row)})
@@ -266,8 +250,11 @@ class Committer:
                 rejected.labels(reason).inc()
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _received(rows: pa.Table, stamp_ms: int) -> pa.Table:
+    """The rows with the time of their insert: when they were read from the network says nothing about when they can be seen."""
+    place = rows.schema.get_field_index("received_at")
+    times = pa.array(np.full(rows.num_rows, stamp_ms, np.int64)).cast(rows.schema.field(place).type)
+    return rows.set_column(place, rows.schema.field(place), times)
 
 
 def _unseen(rows: pa.Table, keys: Iterable[T], seen: set[T]) -> pa.Table:

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["EngineFlush", "Outcome", "StreamFacts"]
+__all__ = ["ERRORS", "EngineFlush", "Outcome", "StreamFacts"]
 
 OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
+# Endings that are a failure. An application that died left its user without an end.
+ERRORS = ("timeout", "upstream_error", "engine_abort", "abandoned")
 # Endings after which the time since the last content is a gap that somebody sat through.
-OPEN_ENDED = frozenset(("client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
+OPEN_ENDED = frozenset(("client_cancel", *ERRORS))
 Outcome = str
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["between_ns", "quoted", "quoted_all", "time_ns", "unquoted"]
+__all__ = ["after_until_ms", "between_ns", "quoted", "quoted_all", "time_ns", "unquoted"]
 
 
 def quoted(value: str | bytes) -> str:
@@ -30,6 +30,12 @@ def time_ns(ns: int) -> str:
 def between_ns(column: str, low_ns: int, high_ns: int) -> str:
     """The condition that a time lies between two others, both included."""
     return f"{column} BETWEEN {time_ns(low_ns)} AND {time_ns(high_ns)}"
+
+
+def after_until_ms(column: str, after_ms: int, until_ms: int) -> str:
+    """The condition that a time lies after one moment and not after another: what a follower has not seen."""
+    low, high = (f"fromUnixTimestamp64Milli({moment}, 'UTC')" for moment in (after_ms, until_ms))
+    return f"{column} > {low} AND {column} <= {high}"
 
 
 def unquoted(value: Any) -> Any:

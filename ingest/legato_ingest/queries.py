@@ -7,11 +7,12 @@ It runs nothing.
 
 from __future__ import annotations
 
+from legato_ingest.facts import ERRORS
+
 __all__ = [
     "BLAME",
     "BUT_FOR",
     "CULPRITS",
-    "ERRORS",
     "FINISHED",
     "FIRST_TOKENS",
     "FIND_STREAM",
@@ -30,7 +31,6 @@ __all__ = [
 FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
 # The SLI of DESIGN §8. A stream without a gap has none over the limit. A cancel is no error: it is bad only for the gap (the open gap is
 # part of gap_max_us) or the late start before it. An application that died left its user without an end.
-ERRORS = "('timeout', 'upstream_error', 'engine_abort', 'abandoned')"
 GOOD = f"(coalesce(gap_max_us, 0) <= {{gap_us:UInt64}} AND {FIRST_OUTPUT_US} <= {{first_us:UInt64}} AND outcome NOT IN {ERRORS})"
 # Who can be judged: streams that are over and whose timeline is known. To judge the others by what little they know would count those
 # among them that are known to be bad, and none that were good.

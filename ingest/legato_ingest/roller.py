@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 
 from legato_ingest.background import Background
 from legato_ingest.errors import StoreUnavailable
+from legato_ingest.literals import after_until_ms
 from legato_ingest.metrics import Metrics
-from legato_ingest.rollup_queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, Rollup
-from legato_ingest.rollups import HOUR_S, roll, roll_hours, slices
+from legato_ingest.rollup_queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
+from legato_ingest.rollups import HOUR_S, columns_of, roll, roll_hours, slices
 from legato_ingest.settings import Settings
+from legato_ingest.stamps import now_ms
 from legato_ingest.store import Store
 
 __all__ = ["Rolled", "Roller", "followed_until_ms", "judgements_followed_until_ms"]
@@ -37,11 +40,6 @@ class Rolled:
 
     minutes: int = 0
     rows: int = 0
-
-
-def now_ms() -> int:
-    """The wall clock."""
-    return time.time_ns() // 1_000_000
 
 
 def followed_until_ms(store: Store) -> int:
@@ -111,7 +109,7 @@ class Roller:
         since, judged_since = self._rolled_until()
         until, judged_until = self._received_ms(), self._judged_ms()
         streams = np.union1d(self._dirty(since, until, judged_since, judged_until), self._overdue())
-        steps = self._minutes("engine_steps", "recorded_at", _between("received_at", since, until))
+        steps = self._minutes("engine_steps", "recorded_at", after_until_ms("received_at", since, until))
         rolled = self._roll(streams, steps)
         if (rolled.minutes or not since) and not self._background.closing.is_set():
             self._note(until, judged_until, rolled, time.monotonic() - started)
@@ -126,8 +124,8 @@ class Roller:
         return max(0, int(until)), max(0, int(judged))
 
     def _dirty(self, since: int, until: int, judged_since: int, judged_until: int) -> NDArray[np.int64]:
-        received = self._minutes("stream_revs", "start_time", _between("received_at", since, until))
-        judged = self._minutes("verdicts", "start_time", _between("judged_at", judged_since, judged_until))
+        received = self._minutes("stream_revs", "start_time", after_until_ms("received_at", since, until))
+        judged = self._minutes("verdicts", "start_time", after_until_ms("judged_at", judged_since, judged_until))
         return np.union1d(received, judged)
 
     def _overdue(self) -> NDArray[np.int64]:
@@ -157,15 +155,17 @@ class Roller:
                 if self._background.closing.is_set():
                     return rolled
                 for rollup in rollups:
-                    rolled.rows += self._one(rollup, column, part)
+                    rolled.rows += roll(self._store, rollup, column, part, self._slo, now_ms())
                     if rollup.hours:
-                        roll_hours(self._store, rollup, part)
+                        roll_hours(self._store, self._hours_sql[rollup.table], part)
                 rolled.minutes += len(part)
         self._metrics.rolled_minutes.inc(rolled.minutes)
         return rolled
 
-    def _one(self, rollup: Rollup, column: str, minutes: NDArray[np.int64]) -> int:
-        return roll(self._store, rollup, column, minutes, self._slo, now_ms())
+    @cached_property
+    def _hours_sql(self) -> dict[str, str]:
+        """The statement for each table with hours, by its name. Columns do not change while a store is open."""
+        return {rollup.table: hours_sql(rollup, columns_of(self._store, rollup.table)) for rollup in STREAM_ROLLUPS}
 
     def _note(self, until: int, judged_until: int, rolled: Rolled, seconds: float) -> None:
         moment = pa.timestamp("ms", "UTC")
@@ -179,8 +179,3 @@ class Roller:
             "seconds": pa.array([seconds], pa.float32()),
         }
         self._store.insert("rollup_runs", pa.table(row))
-
-
-def _between(column: str, since_ms: int, until_ms: int) -> str:
-    low, high = (f"fromUnixTimestamp64Milli({moment}, 'UTC')" for moment in (since_ms, until_ms))
-    return f"{column} > {low} AND {column} <= {high}"

@@ -14,10 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.literals import time_ns
-from legato_ingest.rollup_queries import MINUTES, Rollup, hours_sql
+from legato_ingest.rollup_queries import MINUTES, Rollup
 from legato_ingest.store import Store
 
-__all__ = ["HOUR_S", "MINUTE_S", "roll", "roll_hours", "slices"]
+__all__ = ["HOUR_S", "MINUTE_S", "columns_of", "roll", "roll_hours", "slices"]
 
 MINUTE_S, HOUR_S = 60, 3_600
 # One pass computes at most so many minutes, in at most so many stretches: each is a range for the primary key. Minutes that are this near
@@ -64,12 +64,14 @@ def roll(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], 
     return int(rows.num_rows)
 
 
-def roll_hours(store: Store, rollup: Rollup, minutes_s: NDArray[np.int64]) -> None:
-    """Add up the hours of these minutes (unix s, ascending) anew. The minutes must have been written."""
-    rows = store.select(
-        f"SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = '{rollup.table}' ORDER BY position"
-    )
-    sql = hours_sql(rollup, [(str(name), str(kind)) for name, kind in rows])
+def columns_of(store: Store, table: str) -> list[tuple[str, str]]:
+    """Name and type of each of a table's columns, in order."""
+    rows = store.select(f"SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = '{table}' ORDER BY position")
+    return [(str(name), str(kind)) for name, kind in rows]
+
+
+def roll_hours(store: Store, sql: str, minutes_s: NDArray[np.int64]) -> None:
+    """Add up the hours of these minutes (unix s, ascending) anew, by a statement of ``hours_sql``. The minutes must have been written."""
     hours_s = np.unique(minutes_s // HOUR_S * HOUR_S)
     for first in range(0, len(hours_s), _HOURS_MAX):
         part = hours_s[first : first + _HOURS_MAX]

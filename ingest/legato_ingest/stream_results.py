@@ -6,18 +6,15 @@ scrape asks no store. It counts ends only: a stream that nobody ended is abandon
 
 from __future__ import annotations
 
-from ast import literal_eval
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from legato_ingest.queries import ERRORS
+from legato_ingest.facts import ERRORS
 
 __all__ = ["RESULTS", "results_of"]
 
 RESULTS = ("good", "gap", "error", "late")
-# The SQL's list reads the same in Python.
-_ERRORS = pa.array(literal_eval(ERRORS))
+_ERRORS = pa.array(ERRORS)
 
 
 def results_of(rows: pa.Table, gap_us: int, first_us: int) -> list[tuple[str, str, str, int]]:

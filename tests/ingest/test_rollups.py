@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -30,15 +29,15 @@ from helpers.world import MS, World
 from helpers.world_spans import steps, stream
 from legato._timeline import pack
 from legato_gpu_agent.steps import Engine, Step, request_of
-from legato_ingest.attribution.sweep import Swept
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.commit import Committer
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_until_ms, now_ms
+from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_until_ms
 from legato_ingest.rollup_queries import STREAM_ROLLUPS
 from legato_ingest.rollups import MINUTE_S, _within, roll, slices
 from legato_ingest.rows import Limits, rows_of
 from legato_ingest.settings import load
+from legato_ingest.stamps import now_ms
 from legato_ingest.store import Store
 
 PATIENCE_S = 20
@@ -732,13 +731,10 @@ def test_no_verdict_is_judged_before_a_promise(asked: list[bool], after_ms: int)
         assert promises[-1] >= promises[-2]
         return promises[-1]
 
-    def work(during: bool, at_ns: int) -> Swept:
-        assert at_ns // 10**6 > promises[-1]
-        assert not during or ask() < at_ns // 10**6
-        return Swept()
-
     for during in asked:
-        judging._stamped(partial(work, during))
+        with judging._stamps.stamp() as at_ms:
+            assert at_ms > promises[-1]
+            assert not during or ask() < at_ms
         ask()
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from legato_ingest.attribution.pairs import Sockets, Vantage
-from legato_ingest.literals import between_ns, quoted_all, unquoted
+from legato_ingest.literals import after_until_ms, between_ns, quoted_all, unquoted
 from legato_ingest.store import Store
 
-__all__ = ["CLOCKS_APART_NS", "Received", "Stream", "between", "clock_of", "slices_of", "streams_in", "verdicts_of"]
+__all__ = ["CLOCKS_APART_NS", "Received", "Stream", "clock_of", "slices_of", "streams_in", "verdicts_of"]
 
 _ARRAYS = "dt_us, chunk_kind, chunk_bytes, chunk_hold_64us"
 _STREAMS = """
@@ -48,11 +48,6 @@ _STRETCH_NS_MAX = 300 * _SECOND_NS
 CLOCKS_APART_NS = 7_200_000_000_000
 
 Received = tuple[int, int]
-
-
-def between(received: Received) -> str:
-    """The condition that a row was received after the first and up to the second of these, in ms since the epoch."""
-    return "received_at > fromUnixTimestamp64Milli({}, 'UTC') AND received_at <= fromUnixTimestamp64Milli({}, 'UTC')".format(*received)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +98,7 @@ def _started(low_ns: int, high_ns: int) -> str:
 def _due(gap_us_min: int, received: Received | None) -> str:
     which = f"vantage = 'client' AND ended AND (gap_max_us >= {gap_us_min})"
     if received is not None:
-        which += f" AND trace_id IN (SELECT trace_id FROM stream_revs WHERE {between(received)})"
+        which += f" AND trace_id IN (SELECT trace_id FROM stream_revs WHERE {after_until_ms('received_at', *received)})"
     return which
 
 

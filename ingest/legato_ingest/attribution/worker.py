@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from legato_ingest.attribution.evidence import between
 from legato_ingest.attribution.sweep import Swept, Thresholds, sweep
 from legato_ingest.background import Background
+from legato_ingest.literals import after_until_ms
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import Settings
+from legato_ingest.stamps import Stamps, now_ms
 from legato_ingest.store import Store
 
 __all__ = ["Worker"]
@@ -41,10 +42,6 @@ WHERE {new}
 GROUP BY tenant, engine_id"""
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class Worker:
     """Owns the judging thread and ``store``, a handle of its own. Without ``start()`` it judges only when ``step()`` is called.
 
@@ -52,7 +49,7 @@ class Worker:
     """
 
     def __init__(
-        self, store: Store, settings: Settings, metrics: Metrics, received_ms: Callable[[], int] = _now_ms, after_ms: int = 0
+        self, store: Store, settings: Settings, metrics: Metrics, received_ms: Callable[[], int] = now_ms, after_ms: int = 0
     ) -> None:
         self._store = store
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
@@ -61,11 +58,9 @@ class Worker:
         self._metrics = metrics
         self._usual_ms: dict[tuple[str, str], int] = {}
         self._sweeping = threading.Lock()
-        self._stamp_lock = threading.Lock()
-        self._stamp_ms: int | None = None
-        self._promised_ms = after_ms
-        self._until_ms = _now_ms()
-        metrics.attribution_lag_seconds.set_function(lambda: max(0.0, (_now_ms() - self._until_ms) / 1000))
+        self._stamps = Stamps(after_ms)
+        self._until_ms = now_ms()
+        metrics.attribution_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000))
         self._background = Background("attribute", self.step, settings.attribute_every_s, metrics)
 
     def start(self) -> None:
@@ -80,19 +75,7 @@ class Worker:
 
     def judged_ms(self) -> int:
         """All verdicts with a time until this are in the store; later ones have later times."""
-        with self._stamp_lock:
-            self._promised_ms = max(self._promised_ms, _now_ms() if self._stamp_ms is None else self._stamp_ms - 1)
-            return self._promised_ms
-
-    def _stamped(self, work: Callable[[int], Swept]) -> Swept:
-        """Work under a time of judgement that ``judged_ms`` knows of."""
-        with self._stamp_lock:
-            self._stamp_ms = stamp_ms = max(_now_ms(), self._promised_ms + 1)
-        try:
-            return work(stamp_ms * 1_000_000)
-        finally:
-            with self._stamp_lock:
-                self._promised_ms, self._stamp_ms = max(self._promised_ms, stamp_ms), None
+        return self._stamps.settled_ms()
 
     def step(self) -> Swept:
         """One sweep over what has settled since the last."""
@@ -101,7 +84,7 @@ class Worker:
 
     def _step(self) -> Swept:
         started = time.monotonic()
-        since, until = self._swept_until(), min(self._received_ms(), _now_ms() - self._settle_ms)
+        since, until = self._swept_until(), min(self._received_ms(), now_ms() - self._settle_ms)
         swept = Swept()
         if until <= since:
             self._until_ms = until
@@ -131,11 +114,9 @@ class Worker:
         return {"streams": swept.streams, "verdicts": swept.verdicts, "seconds": time.monotonic() - started}
 
     def _sweep(self, low: int, high: int, received: tuple[int, int] | None) -> Swept:
-        def at(judged_at_ns: int) -> Swept:
-            stopping = self._background.closing.is_set
-            return sweep(self._store, low, high, self._thresholds, judged_at_ns, received, stopping, self._failed)
-
-        return self._stamped(at)
+        stopping = self._background.closing.is_set
+        with self._stamps.stamp() as judged_ms:
+            return sweep(self._store, low, high, self._thresholds, judged_ms * 1_000_000, received, stopping, self._failed)
 
     def _failed(self, error: Exception) -> None:
         self._metrics.errors.labels("attribute", type(error).__name__).inc()
@@ -147,7 +128,7 @@ class Worker:
 
     def _due(self, since: int, until: int) -> list[tuple[int, int, tuple[int, int] | None]]:
         """Stretches of streams' starts to judge: those that came in, and those that late steps may change."""
-        new = between((since, until))
+        new = after_until_ms("received_at", since, until)
         ((count, low, high),) = self._store.select(
             "SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs"
             f" WHERE vantage = 'client' AND trace_id IN (SELECT trace_id FROM stream_revs WHERE {new})"
