@@ -8,7 +8,7 @@ PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
-.PHONY: help demo test check bench live install
+.PHONY: help demo test check bench live install collector
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -31,7 +31,13 @@ bench: $(VENV)/.installed-dev ## run every bench; minutes each, see bench/README
 live: $(VENV)/.installed-dev ## a real vLLM beside Legato, VLLM=its environment; see bench/README.md; ARGS="--help" says more
 	@$(PY) bench/live.py --vllm "$(VLLM)" $(ARGS)
 
+collector: collector/dist/otelcol-legato ## build the Collector that collector/ configures; needs Go, three minutes the first time
+
 install: $(VENV)/.installed-dev ## create .venv with all that development needs
+
+collector/dist/otelcol-legato: collector/builder.yaml
+	@command -v go > /dev/null || { echo "the Collector is built with Go 1.25 or newer (on Debian: golang-go, from backports), which is not here"; exit 1; }
+	cd collector && go run go.opentelemetry.io/collector/cmd/builder@v0.159.0 --config builder.yaml
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "Legato needs Python 3.11 or newer with the venv module (on Debian: python3-venv)"; exit 1; }

@@ -72,7 +72,7 @@ class Agent:
         self._door = bind(settings.socket)
         self._mine = os.stat(settings.socket).st_ino
         self._pending = Pending()
-        self._post = Post(settings.endpoint, metrics)
+        self._post = Post(settings.endpoint, metrics, settings.token)
         self._stopping = threading.Event()
         self._overflowed: dict[str, int] = {}
         self._heard_at = 0.0

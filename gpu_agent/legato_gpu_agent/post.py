@@ -41,9 +41,10 @@ class Body:
 
 
 class Post:
-    """The queue before the receiver at ``endpoint``, and the thread that empties it."""
+    """The queue before the receiver at ``endpoint``, which may want a token, and the thread that empties it."""
 
-    def __init__(self, endpoint: str, metrics: Metrics, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+    def __init__(self, endpoint: str, metrics: Metrics, token: str = "", queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        self._headers = {**_HEADERS, "Authorization": f"Bearer {token}"} if token else _HEADERS
         self._parts = urlsplit(endpoint)
         self._metrics, self._bytes_max = metrics, queue_bytes_max
         self._queue: deque[Body] = deque()
@@ -145,7 +146,7 @@ class Post:
             kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(self._parts.hostname or "", self._parts.port, timeout=_TIMEOUT_S)
         self._connection.timeout = max(min(_TIMEOUT_S, self._deadline - time.monotonic()), 0.2)
-        self._connection.request("POST", f"{self._parts.path.rstrip('/')}/v1/traces", content, _HEADERS)
+        self._connection.request("POST", f"{self._parts.path.rstrip('/')}/v1/traces", content, self._headers)
         answer = self._connection.getresponse()
         data = answer.read(_ANSWER_BYTES_MAX)
         if answer.read(1) or answer.will_close:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from legato_gpu_agent.identity import socket_path
@@ -27,6 +27,8 @@ class Settings:
     """LEGATO_ENGINE_SOCKET: where the plugins send and the agent listens. Default: legato/engine.sock in the user's runtime folder."""
     endpoint: str = "http://127.0.0.1:4318"
     """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver that steps are sent to."""
+    token: str = field(default="", repr=False)
+    """LEGATO_TOKEN: what the receiver knows this node by; none where it wants none."""
     flush_ms: int = 1_000
     """LEGATO_ENGINE_FLUSH_MS: how often an engine's steps are sent."""
     metrics_port: int = 0
@@ -38,6 +40,7 @@ class Settings:
         return cls(
             socket=_socket(environ),
             endpoint=_url(environ, "LEGATO_ENDPOINT", "http://127.0.0.1:4318"),
+            token=_token(environ, "LEGATO_TOKEN"),
             flush_ms=_whole(environ, "LEGATO_ENGINE_FLUSH_MS", 1_000, 10, 600_000),
             metrics_port=_whole(environ, "LEGATO_AGENT_METRICS_PORT", 0, 0, 65_535),
         )
@@ -60,6 +63,13 @@ def _url(environ: Mapping[str, str], key: str, default: str) -> str:
     if not good:
         raise SettingsError(f"{key} has value {value!r}: expected a URL like {default}")
     return value.rstrip("/")
+
+
+def _token(environ: Mapping[str, str], key: str) -> str:
+    value = environ.get(key, "")
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise SettingsError(f"{key} holds what no token has: expected printable ASCII without blanks, as `legato token add` prints it")
+    return value
 
 
 def _whole(environ: Mapping[str, str], key: str, default: int, least: int, most: int) -> int:

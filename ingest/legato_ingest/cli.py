@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from legato_ingest import cli_dashboards, cli_read
+from legato_ingest import cli_dashboards, cli_read, cli_token
 from legato_ingest.errors import LegatoError
 
 __all__ = ["app", "main"]
@@ -31,6 +31,7 @@ schema_app = typer.Typer(name="schema", help="The store's schema: numbered SQL f
 app.add_typer(schema_app)
 cli_read.register(app)
 cli_dashboards.register(app)
+cli_token.register(app)
 
 StoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
 

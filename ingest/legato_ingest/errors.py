@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "BadRequest",
+    "Denied",
     "LegatoError",
     "Locked",
     "Overloaded",
@@ -52,7 +53,11 @@ class StoreRefused(StoreError):
 
 
 class Overloaded(LegatoError):
-    """More waits than the bounds allow; nothing of this request was taken (429)."""
+    """More waits, or comes, than the bounds allow; nothing of this request was taken (429). ``retry_after_s``: where it is known."""
+
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class BadRequest(LegatoError):
@@ -61,6 +66,13 @@ class BadRequest(LegatoError):
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Denied(BadRequest):
+    """Nobody who may do this asked it (401)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 401)
 
 
 class TooLarge(BadRequest):

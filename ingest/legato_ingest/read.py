@@ -1,8 +1,9 @@
 """The read-only door: enough of ClickHouse's HTTP interface for its clients.
 
 One idea: a statement is judged by `sql_guard`, then run on a read-only handle with fixed limits, so a reader can change neither data nor
-limits: settings in the URL are ignored, GET and POST are the same. Only loopback names may ask, or whoever gives the password where one
-is set, and no answer may be read by a page of another origin. It writes nothing and caches no result.
+limits: settings in the URL are ignored, GET and POST are the same. Only loopback names may ask, or whoever gives a token or the password
+where there are any, and no answer may be read by a page of another origin. A tenant's reader gets a handle that sees this tenant's rows
+alone. It writes nothing and caches no result.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any, Protocol
 import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 
-from legato_ingest.errors import BadRequest, StoreError
+from legato_ingest.errors import BadRequest, Denied, StoreError
+from legato_ingest.gate import Gate
 from legato_ingest.metrics import Metrics
-from legato_ingest.read_request import Question, denial, has_foreign_origin, is_local, question_of
+from legato_ingest.read_request import Question, has_foreign_origin, is_local, question_of
 from legato_ingest.settings import Settings
 from legato_ingest.sql_guard import Guard, bound
+from legato_ingest.tokens import EVERYONE
 
 __all__ = ["Answers", "create_app"]
 
@@ -49,14 +52,15 @@ _GO_HELLO = "SELECT displayName(), version(), revision(), timezone()"
 class Answers(Protocol):
     """What this module needs of a store."""
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated") -> bytes:
-        """The result of a statement in a format, on a handle that cannot write."""
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = EVERYONE) -> bytes:
+        """The result of a statement in a format, on a handle that cannot write and sees this tenant's rows alone."""
         ...
 
 
 def create_app(settings: Settings, store: Answers, metrics: Metrics) -> FastAPI:
     """The app of the read port."""
     app = FastAPI(title="Legato read", docs_url=None, redoc_url=None, openapi_url=None)
+    gate = Gate(settings)
     guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"))
     running = anyio.CapacityLimiter(settings.queries_max)
     admitted = 0
@@ -65,14 +69,14 @@ def create_app(settings: Settings, store: Answers, metrics: Metrics) -> FastAPI:
     def timezone() -> str:
         return store.query_bytes("SELECT timezone()").decode().strip()
 
-    def work(question: Question) -> tuple[bytes, str, str]:
+    def work(question: Question, tenant: str) -> tuple[bytes, str, str]:
         if question.sql.strip().rstrip(";") == _GO_HELLO and question.default_format == "Native":
             return _hello(store), "Native", timezone()
         statement = guard.check(question.sql, question.parameters)
         chosen = statement.format or question.default_format
-        return store.query_bytes(statement.sql, bound(statement, question.parameters), chosen), chosen, timezone()
+        return store.query_bytes(statement.sql, bound(statement, question.parameters), chosen, tenant), chosen, timezone()
 
-    async def answer(request: Request) -> Response:
+    async def answer(request: Request, tenant: str) -> Response:
         question = await question_of(request)
         if not question.sql.strip():
             return Response("Ok.\n", media_type=_PLAIN)
@@ -84,34 +88,39 @@ def create_app(settings: Settings, store: Answers, metrics: Metrics) -> FastAPI:
         admitted += 1
         started = time.perf_counter()
         try:
-            result, chosen, zone = await anyio.to_thread.run_sync(work, question, limiter=running)
+            result, chosen, zone = await anyio.to_thread.run_sync(work, question, tenant, limiter=running)
         finally:
             admitted -= 1
         metrics.query_seconds.observe(time.perf_counter() - started)
         return _reply(question, result, chosen, zone)
 
-    async def ping(request: Request) -> Response:
+    async def ping(request: Request, tenant: str) -> Response:
         return Response("Ok.\n", media_type=_PLAIN)
 
-    app.add_api_route("/ping", _guarded(ping, settings, metrics), methods=["GET"], response_model=None)
-    app.add_api_route("/", _guarded(answer, settings, metrics, "ok"), methods=["GET", "POST"], response_model=None)
+    app.add_api_route("/ping", _guarded(ping, settings, gate, metrics), methods=["GET"], response_model=None)
+    app.add_api_route("/", _guarded(answer, settings, gate, metrics, "ok"), methods=["GET", "POST"], response_model=None)
     return app
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request, str], Awaitable[Response]]
 
 
-def _guarded(handler: Handler, settings: Settings, metrics: Metrics, counted: str = "") -> Handler:
+def _guarded(
+    handler: Handler, settings: Settings, gate: Gate, metrics: Metrics, counted: str = ""
+) -> Callable[[Request], Awaitable[Response]]:
     """The handler behind the check of who asks; every refusal is counted and answered in ClickHouse's words."""
 
     async def guarded(request: Request) -> Response:
-        refused = _refusal(request, settings, wants_password=bool(counted))
-        if refused:
-            result, response = refused
-            metrics.queries.labels(result).inc()
-            return response
         try:
-            response = await handler(request)
+            foreign = _foreign(request, settings.read_host, gate)
+            if foreign is not None:
+                metrics.queries.labels("foreign").inc()
+                return foreign
+            # A ping tells nothing, so health checks need no token.
+            response = await handler(request, gate.reader(request) if counted else "")
+        except Denied as error:
+            metrics.queries.labels("denied").inc()
+            return _error(str(error), 403, code=_AUTHENTICATION_FAILED)
         except BadRequest as error:
             busy = error.status == 503
             metrics.queries.labels("busy" if busy else "error").inc()
@@ -127,16 +136,13 @@ def _guarded(handler: Handler, settings: Settings, metrics: Metrics, counted: st
     return guarded
 
 
-def _refusal(request: Request, settings: Settings, *, wants_password: bool) -> tuple[str, Response] | None:
-    """Why this one may not ask, by the result that it is counted as. A ping tells nothing, so health checks need no password."""
-    password = settings.read_password.get_secret_value()
-    if not password and not is_local(request, settings.read_host):
+def _foreign(request: Request, host: str, gate: Gate) -> Response | None:
+    """The refusal of a page that was served by somebody else, and of a name that was bent to this host."""
+    if not gate.guards_reading and not is_local(request, host):
         words = "the Host (or Origin) is no loopback name; use http://127.0.0.1 or http://localhost\n"
-        return "foreign", Response(words, 403, media_type=_PLAIN)
-    if has_foreign_origin(request, settings.read_host):
-        return "foreign", Response("the Origin is no loopback name: pages of other sites may not ask\n", 403, media_type=_PLAIN)
-    if password and wants_password and (why := denial(request, settings.read_user, password)):
-        return "denied", _error(why, 403, code=_AUTHENTICATION_FAILED)
+        return Response(words, 403, media_type=_PLAIN)
+    if has_foreign_origin(request, host):
+        return Response("the Origin is no loopback name: pages of other sites may not ask\n", 403, media_type=_PLAIN)
     return None
 
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import pathlib
 import signal
 import socket
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from legato_ingest import admin, migrate, read, receive
+from legato_ingest import admin, migrate, read, receive, tls
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.chunking_watch import ChunkingWatch
 from legato_ingest.commit import Committer
@@ -30,6 +29,8 @@ from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_
 from legato_ingest.self_samples import SelfSampler
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
+from legato_ingest.tokens import READ, WRITE
+from legato_ingest.tokens import load as load_tokens
 
 __all__ = ["serve"]
 
@@ -48,13 +49,7 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ``LegatoError`` when it cannot start."""
-    if settings.host not in _LOOPBACK:
-        raise SettingsError(f"LEGATO_HOST is {settings.host}: without tokens `legato serve` listens on loopback only (127.0.0.1, ::1)")
-    if settings.read_host not in _LOOPBACK and len(settings.read_password.get_secret_value()) < _PASSWORD_CHARACTERS_MIN:
-        raise SettingsError(
-            f"LEGATO_READ_HOST is {settings.read_host}, which others can reach: set LEGATO_READ_PASSWORD to "
-            f"{_PASSWORD_CHARACTERS_MIN} characters or more (readers give it with the user {settings.read_user}), or leave it on loopback"
-        )
+    _check_doors(settings)
     with StoreLock(settings.store_path):
         with contextlib.ExitStack() as stack:
             otlp_door = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
@@ -62,6 +57,24 @@ def serve(settings: Settings) -> None:
             admin_door = stack.enter_context(admin.listen(settings.store_path))
             _serve_store(settings, otlp_door, read_door, admin_door)
     admin.socket_path(settings.store_path).unlink(missing_ok=True)
+
+
+def _check_doors(settings: Settings) -> None:
+    """Whoever can reach a door from elsewhere must say who it is. Raises ``SettingsError``."""
+    tokens = load_tokens(settings.tokens_file) if settings.tokens_file else ()
+    if settings.host not in _LOOPBACK and not any(token.may == WRITE for token in tokens):
+        raise SettingsError(
+            f"LEGATO_HOST is {settings.host}, which others can reach, and no token may write: make one (`legato token add NAME --tenant "
+            "TENANT --write`), set LEGATO_TOKENS_FILE, or leave it on loopback (127.0.0.1, ::1)"
+        )
+    password = settings.read_password.get_secret_value()
+    if settings.read_host not in _LOOPBACK and len(password) < _PASSWORD_CHARACTERS_MIN and not any(token.may == READ for token in tokens):
+        raise SettingsError(
+            f"LEGATO_READ_HOST is {settings.read_host}, which others can reach: make a token that may read (`legato token add`), or set "
+            f"LEGATO_READ_PASSWORD to {_PASSWORD_CHARACTERS_MIN} characters or more (readers give it with the user {settings.read_user}), "
+            "or leave it on loopback"
+        )
+    tls.check(settings.tls_cert_file, settings.tls_key_file)
 
 
 def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket.socket, admin_door: socket.socket) -> None:
@@ -103,9 +116,9 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     # What stands now stays, and a request makes tens of thousands of objects that die together: let the collector look less often.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-    _announce(settings.store_path, otlp_door, read_door)
+    _announce(settings, otlp_door, read_door)
     try:
-        asyncio.run(_run(apps, store))
+        asyncio.run(_run(apps, store, settings))
     finally:
         sampler.close()
         committer.close()
@@ -115,16 +128,20 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         store.close()
 
 
-def _announce(store: pathlib.Path, otlp_door: socket.socket, read_door: socket.socket) -> None:
-    otlp, reading = (f"http://{door.getsockname()[0]}:{door.getsockname()[1]}" for door in (otlp_door, read_door))
-    print(f"legato: store {store}", f"  OTLP  {otlp}/v1/traces, /v1/metrics  (health {otlp}/readyz, metrics {otlp}/metrics)", sep="\n")
+def _announce(settings: Settings, otlp_door: socket.socket, read_door: socket.socket) -> None:
+    scheme = "https" if settings.tls_cert_file else "http"
+    otlp, reading = (f"{scheme}://{door.getsockname()[0]}:{door.getsockname()[1]}" for door in (otlp_door, read_door))
+    print(f"legato: store {settings.store_path}")
+    print(f"  OTLP  {otlp}/v1/traces, /v1/metrics  (health {otlp}/readyz, metrics {otlp}/metrics)")
     print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=True)
 
 
-async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store) -> None:
+async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings: Settings) -> None:
     servers = []
     for app, door in apps:
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
+        if door.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
+            config.ssl_certfile, config.ssl_keyfile = settings.tls_cert_file, settings.tls_key_file
         servers.append((_Server(config), door))
 
     def stop() -> None:

@@ -1,8 +1,8 @@
 """The store: the only module that talks to ClickHouse's engine.
 
 One idea: one interface over clickhouse-connect; rows go in as Arrow tables, whole batches at a time. Reads run on handles of their own
-that have been told their limits and ``readonly = 1`` for good, so nothing a query says can lift them. It knows no table but by the
-names it is given.
+that have been told their limits, their tenant and ``readonly = 1`` for good, so nothing a query says can lift them. It knows no table but
+by the names it is given.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import pathlib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import Empty, LifoQueue
 from typing import Any
 
 import clickhouse_connect
@@ -21,6 +21,8 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.literals import quoted
+from legato_ingest.tokens import EVERYONE
 
 __all__ = ["ReadLimits", "Store"]
 
@@ -29,6 +31,15 @@ _TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 
 _CODE = re.compile(r"Code: (\d+)")
 # Settings that releases have changed under people, said on every insert.
 _INSERT_SETTINGS: Mapping[str, Any] = {"async_insert": 0, "max_partitions_per_insert_block": 0, "max_insert_threads": 1}
+
+# Idle handles of readers, over all tenants; one holds about a megabyte.
+_IDLE_READERS_MAX = 16
+_TENANT_COLUMNS = """
+SELECT table, countIf(name = 'tenant') > 0 FROM system.columns
+WHERE database = currentDatabase() AND table NOT IN (SELECT name FROM system.tables WHERE engine = 'View' AND database = currentDatabase())
+GROUP BY table"""
+# What the system tells of sizes and dates is told of all tenants together.
+_SYSTEM_TABLES = ("system.parts", "system.parts_columns")
 
 ReadLimits = Mapping[str, int | str]
 
@@ -44,7 +55,9 @@ class Store:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
         self._read_limits = dict(read_limits or {})
-        self._readers: LifoQueue[Client] = LifoQueue()
+        self._readers: OrderedDict[str, list[Client]] = OrderedDict()
+        self._reading_lock = threading.Lock()
+        self._generation = 0
         self._reading = True
         self._clients: list[Client] = []
         self._writing = threading.Lock()
@@ -77,9 +90,12 @@ class Store:
         with self._write() as writer:
             return writer.query_arrow(sql, parameters=dict(parameters or {}), use_strings=False)
 
-    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated") -> bytes:
-        """The result of somebody's query, in a ClickHouse format, on a read-only handle. ``sql`` has no FORMAT of its own."""
-        with self._reader() as reader, _translated():
+    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = EVERYONE) -> bytes:
+        """The result of somebody's query, in a ClickHouse format, on a read-only handle that sees this tenant's rows alone.
+
+        ``sql`` has no FORMAT of its own, and has been judged: the filter is by table, and holds for those that `sql_guard` lets through.
+        """
+        with self._reader(tenant) as reader, _translated():
             result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
         return bytes(result)
 
@@ -90,21 +106,47 @@ class Store:
             # Nothing of the writer's own can be running: this holds its lock.
             writer.command("KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC")
 
+    def renew_readers(self) -> None:
+        """Forget the handles of readers: what they may see was decided by the tables that there were."""
+        with self._reading_lock:
+            self._generation += 1
+            idle = [reader for readers in self._readers.values() for reader in readers]
+            self._readers.clear()
+        for reader in idle:
+            self._drop(reader)
+
     @contextmanager
-    def _reader(self) -> Iterator[Client]:
+    def _reader(self, tenant: str) -> Iterator[Client]:
         if not self._reading:
             raise StoreUnavailable("the server is stopping")
-        try:
-            reader = self._readers.get_nowait()
-        except Empty:
-            reader = self._open_reader()
+        with self._reading_lock:
+            generation, idle = self._generation, self._readers.get(tenant)
+            reader = idle.pop() if idle else None
+        if reader is None:
+            reader = self._open_reader(tenant)
         try:
             yield reader
         except BaseException:
             # The engine keeps what a failed query had written already, and puts it before the next answer of the same handle.
             self._drop(reader)
             raise
-        self._readers.put(reader)
+        for unwanted in self._keep(tenant, reader, generation):
+            self._drop(unwanted)
+
+    def _keep(self, tenant: str, reader: Client, generation: int) -> list[Client]:
+        """Keep a handle for the tenant's next query; those that are too many now, of whoever asked least lately."""
+        with self._reading_lock:
+            if generation != self._generation:
+                return [reader]
+            self._readers.setdefault(tenant, []).append(reader)
+            self._readers.move_to_end(tenant)
+            unwanted = []
+            while sum(map(len, self._readers.values())) > _IDLE_READERS_MAX:
+                oldest = next(iter(self._readers))
+                unwanted.append(self._readers[oldest].pop(0))
+                if not self._readers[oldest]:
+                    del self._readers[oldest]
+            return unwanted
 
     @contextmanager
     def _write(self) -> Iterator[Client]:
@@ -121,11 +163,14 @@ class Store:
         self._clients.remove(client)
         client.close()
 
-    def _open_reader(self) -> Client:
+    def _open_reader(self, tenant: str) -> Client:
         reader = self._open()
         with _translated():
             for name, value in self._read_limits.items():
                 reader.command(f"SET {name} = {value!r}")
+            if tenant != EVERYONE:
+                columns = reader.query(_TENANT_COLUMNS).result_rows
+                reader.command(f"SET additional_table_filters = {_filters(columns, tenant)}")
             reader.command("SET readonly = 1")
         return reader
 
@@ -133,6 +178,18 @@ class Store:
         """Close all handles; the engine flushes and stops."""
         for client in self._clients:
             client.close()
+
+
+def _filters(columns: Iterable[Sequence[Any]], tenant: str) -> str:
+    """The rows of each table that this tenant may see, as ClickHouse's setting: its own, and of a table without tenants none."""
+    own = f"tenant = {quoted(tenant)}"
+    rules = {str(table): own if has_tenant else "0" for table, has_tenant in columns}
+    rules.update(dict.fromkeys(_SYSTEM_TABLES, "0"))
+    return "{" + ", ".join(f"{_text(table)}: {_text(rule)}" for table, rule in rules.items()) + "}"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 @contextmanager

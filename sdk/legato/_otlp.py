@@ -51,7 +51,11 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
         named = {"service.name": service_name, "service.version": service_version}
         provider = TracerProvider(resource=Resource.create({key: value for key, value in named.items() if value}))
         trace.set_tracer_provider(provider)
-    exporter = OTLPSpanExporter(endpoint=f"{(endpoint or settings().endpoint).rstrip('/')}/v1/traces", compression=Compression.Gzip)
+    exporter = OTLPSpanExporter(
+        endpoint=f"{(endpoint or settings().endpoint).rstrip('/')}/v1/traces",
+        headers={"Authorization": f"Bearer {settings().token}"} if settings().token else None,
+        compression=Compression.Gzip,
+    )
     provider.add_span_processor(Flusher())
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=max(1, settings().export_interval_ms)))
     _configured.append(provider)

@@ -23,6 +23,8 @@ class Settings:
     """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver that ``configure()`` exports to."""
     endpoint_given: bool = False
     """Whether LEGATO_ENDPOINT was set: then `StreamMiddleware` configures a server whose code is another's."""
+    token: str = field(default="", repr=False)
+    """LEGATO_TOKEN: sent with what ``configure()`` exports, to a receiver that wants to know who writes."""
     snapshot_interval_ms: int = 10_000
     """LEGATO_SNAPSHOT_INTERVAL_MS: age of a stream at its first snapshot; the next follow at 3, 9, … times that. 0: none."""
     export_interval_ms: int = 1_000
@@ -40,6 +42,7 @@ class Settings:
         return cls(
             endpoint=_url(environ, "LEGATO_ENDPOINT"),
             endpoint_given=bool(environ.get("LEGATO_ENDPOINT")),
+            token=_token(environ, "LEGATO_TOKEN"),
             snapshot_interval_ms=_milliseconds(environ, "LEGATO_SNAPSHOT_INTERVAL_MS", 10_000),
             export_interval_ms=_milliseconds(environ, "LEGATO_EXPORT_INTERVAL_MS", 1_000),
             engine_id=environ.get("LEGATO_ENGINE_ID", ""),
@@ -53,6 +56,13 @@ def _url(environ: Mapping[str, str], key: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ConfigurationError(f"{key} has value {value!r}: expected a URL like http://127.0.0.1:4318")
     return value.rstrip("/")
+
+
+def _token(environ: Mapping[str, str], key: str) -> str:
+    value = environ.get(key, "")
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise ConfigurationError(f"{key} holds what no token has: expected printable ASCII without blanks, as `legato token add` prints it")
+    return value
 
 
 def _milliseconds(environ: Mapping[str, str], key: str, default: int) -> int:

@@ -5,24 +5,16 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import resource
-import shutil
-import subprocess
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from helpers.disks import can_mount, small_disk
 from helpers.serving import Served, serve_process
 from helpers.spans import native_span, request
 
 HEADERS = {"content-type": "application/x-protobuf"}
-_MOUNT = 'mount -t tmpfs -o size={size} tmpfs "{folder}" && exec "$0" "$@"'
-
-
-def can_mount() -> bool:
-    """Whether this user may mount a small disk of its own (a container may forbid it: then the limit alone is tried)."""
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs tmpfs /mnt"]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @contextlib.contextmanager
@@ -63,8 +55,7 @@ def test_a_full_disk_is_a_503_and_passes(tmp_path: pathlib.Path, disk: str) -> N
     """Full, senders are told to retry and readers still read; with room again the retry is stored, and all outlives a restart."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", _MOUNT.format(size="64m", folder=folder)]
-    with serve_process(folder / "store", prefix=mount if disk == "tmpfs" else []) as served:
+    with serve_process(folder / "store", prefix=small_disk(folder, "64m") if disk == "tmpfs" else []) as served:
         assert post(served, 10) == 200
         with full_by_filler(served) if disk == "tmpfs" else full_by_limit(served):
             assert [post(served, 300) for _ in range(3)] == [503] * 3

@@ -19,7 +19,7 @@ import uvicorn
 
 from helpers.ports import free_port
 
-__all__ = ["Served", "legato", "serve_process", "served"]
+__all__ = ["Served", "legato", "serve_process", "served", "serving"]
 
 _PATIENCE_S = 30
 
@@ -80,11 +80,19 @@ def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings
         "LEGATO_READ_URL": f"http://127.0.0.1:{read}",
         **settings,
     }
+    with serving(environ, prefix=prefix) as process:
+        yield Served(process, environ, store, f"http://127.0.0.1:{otlp}", f"http://127.0.0.1:{read}")
+
+
+@contextlib.contextmanager
+def serving(environ: Mapping[str, str], *, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """`legato serve` with these settings as it is, ready; stopped at the end."""
     command = [*prefix, sys.executable, "-m", "legato_ingest", "serve"]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    scheme = "https" if "LEGATO_TLS_CERT_FILE" in environ else "http"
+    with subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            _await_ready(process, f"http://127.0.0.1:{otlp}/readyz")
-            yield Served(process, environ, store, f"http://127.0.0.1:{otlp}", f"http://127.0.0.1:{read}")
+            _await_ready(process, f"{scheme}://127.0.0.1:{environ['LEGATO_OTLP_PORT']}/readyz")
+            yield process
         finally:
             process.terminate()
             try:
@@ -98,7 +106,7 @@ def _await_ready(process: subprocess.Popen[str], url: str) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None, process.stdout and process.stdout.read()
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(url).status_code == 200:
+            if httpx.get(url, verify=False).status_code == 200:
                 return
         time.sleep(0.05)
     raise AssertionError(f"{url} was not ready in {_PATIENCE_S} s")

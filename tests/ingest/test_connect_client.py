@@ -166,7 +166,7 @@ class Held:
     def __init__(self, store: Store) -> None:
         self._store, self.go = store, threading.Event()
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated") -> bytes:
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
         """The store's answer, after the wait."""
         assert "'held'" not in sql or self.go.wait(30)
         return self._store.query_bytes(sql, params, fmt)

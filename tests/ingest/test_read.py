@@ -235,7 +235,7 @@ class Slow:
     def __init__(self) -> None:
         self.go, self.asked = threading.Event(), threading.Semaphore(0)
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated") -> bytes:
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
         """Answers only when let go."""
         self.asked.release()
         assert self.go.wait(10)

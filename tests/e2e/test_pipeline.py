@@ -1,0 +1,32 @@
+"""SDK → Collector → ingest → store as real processes: each is killed, all between misbehaves, and what was acknowledged is there once."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from bench.crash_pipeline import RETRYABLE, TRIALS, pipeline
+from bench.crash_serve import Found, judge
+from helpers import collector
+
+
+def test_nothing_acknowledged_is_lost_or_doubled_on_the_whole_way(tmp_path: pathlib.Path) -> None:
+    """200 streams a second while everything goes wrong in turn; what an application was refused, it was told to send again."""
+    if why := collector.missing():
+        pytest.skip(why)
+    with pipeline(tmp_path, seed=5) as running:
+        trials = {name: running.attempt(name) for name in TRIALS}
+        running.kill_application()
+        running.drain()
+        revs, statuses = running.acknowledged(), running.statuses()
+        found = judge(running.serve, revs)
+        # The judge itself: a stream that was acknowledged and is not there is seen.
+        assert judge(running.serve, {*revs, ("ab" * 16, "cd" * 8, 1)}).lost == 1
+    assert found == Found(0, 0, found.strangers)
+    # Each trial did what it says: streams were acknowledged meanwhile, the killed died, the ingest was asked again.
+    assert all(trial.acknowledged > 0 for trial in trials.values()), trials
+    assert sum(trial.kills for trial in trials.values()) >= 20
+    for name in ("the ingest refuses (503)", "requests are cut off", "replies are cut off", "the ingest is away for a minute"):
+        assert trials[name].retries > 0, trials[name]
+    assert statuses[503] > 0 and set(statuses) - {200} <= RETRYABLE, statuses
