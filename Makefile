@@ -2,13 +2,13 @@
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
-SOURCE := sdk ingest gpu_agent dashboards demo bench tests
+SOURCE := sdk ingest gpu_agent dashboards demo bench deploy tests
 PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
 # The python3 on the path when it is new enough, else the newest that is. Each is tried: it must be able to make a virtual environment.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
-.PHONY: help demo test check bench live install collector
+.PHONY: help demo test check bench live install collector up down
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -32,6 +32,13 @@ live: $(VENV)/.installed-dev ## a real vLLM beside Legato, VLLM=its environment;
 	@$(PY) bench/live.py --vllm "$(VLLM)" $(ARGS)
 
 collector: collector/dist/otelcol-legato ## build the Collector that collector/ configures; needs Go, three minutes the first time
+
+up: ## ClickHouse, Collector, ingest and Grafana by docker compose; ARGS="--profile demo" adds a load
+	@python3 deploy/make_env.py
+	docker compose $(ARGS) up --build --detach --wait
+
+down: ## stop them; volumes stay
+	docker compose --profile demo down
 
 install: $(VENV)/.installed-dev ## create .venv with all that development needs
 

@@ -21,6 +21,7 @@ from legato_ingest.attribution.worker import Worker
 from legato_ingest.errors import LegatoError, Locked
 from legato_ingest.lock import StoreLock
 from legato_ingest.metrics import Metrics
+from legato_ingest.opening import open_store
 from legato_ingest.roller import Roller
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
@@ -132,20 +133,25 @@ def _status(settings: Settings, store: Store) -> dict[str, Any]:
 
 
 def _through(settings: Settings, method: str, path: str, work: Callable[[Store], dict[str, Any]]) -> dict[str, Any]:
-    """Do it here when nobody holds the lock, else ask the holder through its door."""
+    """Do it here when nobody holds the lock, else ask the holder through its door. A server's store has neither."""
+    if settings.server is not None:
+        return _done_by(open_store(settings), work)
     store_path = settings.store_path
     try:
         lock = StoreLock(store_path).acquire()
     except Locked as locked:
         return _ask(socket_path(store_path), method, path, locked)
     try:
-        store = Store(store_path)
-        try:
-            return work(store)
-        finally:
-            store.close()
+        return _done_by(open_store(settings), work)
     finally:
         lock.release()
+
+
+def _done_by(store: Store, work: Callable[[Store], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return work(store)
+    finally:
+        store.close()
 
 
 def _ask(door: pathlib.Path, method: str, path: str, locked: Locked) -> dict[str, Any]:

@@ -20,10 +20,19 @@ _log = logging.getLogger("legato")
 class Background:
     """Calls ``step`` every ``every_s`` seconds from ``start()`` until ``close()``, the first time after ``first_s`` (default: likewise).
 
-    ``stage`` is its name in logs and counters.
+    ``stage`` is its name in logs and counters. Only while it is ``my_turn``: of several instances on one store one works.
     """
 
-    def __init__(self, stage: str, step: Callable[[], object], every_s: float, metrics: Metrics, first_s: float | None = None) -> None:
+    def __init__(
+        self,
+        stage: str,
+        step: Callable[[], object],
+        every_s: float,
+        metrics: Metrics,
+        first_s: float | None = None,
+        my_turn: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.my_turn = my_turn
         self._stage, self._step, self._every_s, self._metrics = stage, step, every_s, metrics
         self._first_s = every_s if first_s is None else first_s
         self.closing = threading.Event()
@@ -43,6 +52,8 @@ class Background:
         pause_s = self._first_s
         while not self.closing.wait(pause_s):
             pause_s = self._every_s
+            if not self.my_turn():
+                continue
             try:
                 self._step()
             except StoreError as error:

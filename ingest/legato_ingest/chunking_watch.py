@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isnan
 from typing import Any
 
@@ -53,11 +53,11 @@ _SECONDS = pa.timestamp("s", "UTC")
 class ChunkingWatch:
     """Owns ``store``, a handle of its own. Without ``start()`` it looks only when ``step()`` is called."""
 
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics, my_turn: Callable[[], bool] = lambda: True) -> None:
         self._store, self._metrics = store, metrics
         self._looking = threading.Lock()
         first_s = min(_FIRST_S, settings.chunking_every_s)
-        self._background = Background("chunking", self.step, settings.chunking_every_s, metrics, first_s)
+        self._background = Background("chunking", self.step, settings.chunking_every_s, metrics, first_s, my_turn)
 
     def start(self) -> None:
         """Look in the background from now on."""

@@ -81,7 +81,7 @@ class Committer:
         self._queue_bytes = 0
         self._changed = threading.Condition()
         self._closing = False
-        self._stamps = Stamps(after_ms)
+        self._stamps = Stamps(after_ms, store.clock_ms)
         self._thread = threading.Thread(target=self._run, name="legato-commit", daemon=True)
         self._thread.start()
 

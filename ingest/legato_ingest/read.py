@@ -61,7 +61,8 @@ def create_app(settings: Settings, store: Answers, metrics: Metrics) -> FastAPI:
     """The app of the read port."""
     app = FastAPI(title="Legato read", docs_url=None, redoc_url=None, openapi_url=None)
     gate = Gate(settings)
-    guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"))
+    own = settings.server.database if settings.server else "default"
+    guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
     running = anyio.CapacityLimiter(settings.queries_max)
     admitted = 0
 

@@ -66,14 +66,15 @@ class Roller:
         metrics: Metrics,
         received_ms: Callable[[], int] = now_ms,
         judged_ms: Callable[[], int] = now_ms,
+        my_turn: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store, self._metrics = store, metrics
         self._received_ms, self._judged_ms = received_ms, judged_ms
         self._slo = {"gap_us": int(settings.slo_gap_ms * 1000), "first_us": int(settings.slo_first_output_ms * 1000)}
         self._rolling = threading.Lock()
         self._until_ms = now_ms()
-        metrics.rollup_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000))
-        self._background = Background("rollup", self.step, settings.rollup_every_s, metrics)
+        metrics.rollup_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000) if my_turn() else 0.0)
+        self._background = Background("rollup", self.step, settings.rollup_every_s, metrics, my_turn=my_turn)
 
     def start(self) -> None:
         """Roll up in the background from now on."""

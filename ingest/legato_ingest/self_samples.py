@@ -30,9 +30,13 @@ GROUP BY table"""
 
 
 class SelfSampler:
-    """Samples ``metrics`` every 15 s from ``start()`` until ``close()``. ``store`` is asked for its sizes, ``committer`` takes the rows."""
+    """Samples ``metrics`` every 15 s from ``start()`` until ``close()``. ``store`` is asked for its sizes, ``committer`` takes the rows.
 
-    def __init__(self, store: Store, committer: Committer, metrics: Metrics, every_s: float = _EVERY_S) -> None:
+    ``instance`` tells this process from others of its host, where there may be some.
+    """
+
+    def __init__(self, store: Store, committer: Committer, metrics: Metrics, instance: str = "", every_s: float = _EVERY_S) -> None:
+        self._instance = instance
         self._store, self._committer, self._metrics = store, committer, metrics
         self._started_ns = time.time_ns()
         self._background = Background("self", self.step, every_s, metrics)
@@ -51,17 +55,19 @@ class SelfSampler:
             self._metrics.store_bytes.labels(str(table)).set(int(size))
             self._metrics.store_rows.labels(str(table)).set(int(rows))
         now_ns = time.time_ns()
-        request = request_of(self._metrics, socket.gethostname(), self._started_ns, now_ns)
+        request = request_of(self._metrics, socket.gethostname(), self._started_ns, now_ns, self._instance)
         batch = sample_rows_of(request, tenant="", received_at_ns=now_ns, limits=Limits())
         self._metrics.count_received(batch.spans, batch.points, batch.ignored)
         self._committer.submit(batch)
 
 
-def request_of(metrics: Metrics, host: str, started_ns: int, now_ns: int) -> ExportMetricsServiceRequest:
+def request_of(metrics: Metrics, host: str, started_ns: int, now_ns: int, instance: str = "") -> ExportMetricsServiceRequest:
     """The registry as OTLP: counters (a histogram's sum and count among them) as sums since ``started_ns``, the rest as gauges."""
     request = ExportMetricsServiceRequest()
     resource = request.resource_metrics.add()
-    for key, value in (("service.name", "legato"), ("host.name", host)):
+    for key, value in (("service.name", "legato"), ("host.name", host), ("service.instance.id", instance)):
+        if not value:
+            continue
         resource.resource.attributes.add(key=key).value.string_value = value
     scope = resource.scope_metrics.add()
     scope.scope.name = "legato"

@@ -19,18 +19,17 @@ import uvicorn
 from fastapi import FastAPI
 
 from legato_ingest import admin, migrate, read, receive, tls
-from legato_ingest.attribution.worker import Worker
-from legato_ingest.chunking_watch import ChunkingWatch
 from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.lock import StoreLock
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_until_ms
-from legato_ingest.self_samples import SelfSampler
+from legato_ingest.opening import open_store
+from legato_ingest.roller import followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
 from legato_ingest.tokens import READ, WRITE
 from legato_ingest.tokens import load as load_tokens
+from legato_ingest.workers import Workers
 
 __all__ = ["serve"]
 
@@ -50,13 +49,15 @@ class _Server(uvicorn.Server):
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ``LegatoError`` when it cannot start."""
     _check_doors(settings)
-    with StoreLock(settings.store_path):
-        with contextlib.ExitStack() as stack:
-            otlp_door = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
-            read_door = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
-            admin_door = stack.enter_context(admin.listen(settings.store_path))
-            _serve_store(settings, otlp_door, read_door, admin_door)
-    admin.socket_path(settings.store_path).unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        if settings.server is None:
+            stack.enter_context(StoreLock(settings.store_path))
+        otlp_door = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
+        read_door = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
+        admin_door = stack.enter_context(admin.listen(settings.store_path)) if settings.server is None else None
+        _serve_store(settings, otlp_door, read_door, admin_door)
+        if admin_door is not None:
+            admin.socket_path(settings.store_path).unlink(missing_ok=True)
 
 
 def _check_doors(settings: Settings) -> None:
@@ -77,17 +78,8 @@ def _check_doors(settings: Settings) -> None:
     tls.check(settings.tls_cert_file, settings.tls_key_file)
 
 
-def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket.socket, admin_door: socket.socket) -> None:
-    limits: dict[str, int | str] = {
-        "max_execution_time": settings.query_seconds_max,
-        "max_memory_usage": settings.query_memory_bytes_max,
-        "max_result_rows": settings.query_rows_max,
-        "max_result_bytes": settings.query_memory_bytes_max // 8,
-        "result_overflow_mode": "throw",
-        # Half of the cores: an acknowledgement must not wait for somebody's report.
-        "max_threads": max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1),
-    }
-    store = Store(settings.store_path, limits)
+def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket.socket, admin_door: socket.socket | None) -> None:
+    store = open_store(settings, _read_limits(settings))
     migrations = migrate.load(settings.schema_dir)
     migrate.apply(store, migrations)
     migrate.set_retention(store, settings.retention_days)
@@ -101,37 +93,42 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         slo_gap_ms=settings.slo_gap_ms,
         slo_first_output_ms=settings.slo_first_output_ms,
     )
-    judged_ms = judgements_followed_until_ms(store)
-    attribution = Worker(Store(settings.store_path), settings, metrics, committer.settled_ms, judged_ms)
-    roller = Roller(Store(settings.store_path), settings, metrics, committer.settled_ms, attribution.judged_ms)
-    sampler = SelfSampler(store, committer, metrics)
-    chunking = ChunkingWatch(Store(settings.store_path), settings, metrics)
-    for worker in (attribution, roller, sampler, chunking):
-        worker.start()
+    workers = Workers(settings, store, committer, metrics)
+    workers.start()
     apps = [
         (receive.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
         (read.create_app(settings, store, metrics), read_door),
-        (admin.create_app(settings, store, attribution, roller), admin_door),
     ]
+    if admin_door is not None:
+        apps.append((admin.create_app(settings, store, workers.attribution, workers.roller), admin_door))
     # What stands now stays, and a request makes tens of thousands of objects that die together: let the collector look less often.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     _announce(settings, otlp_door, read_door)
     try:
-        asyncio.run(_run(apps, store, settings))
+        with workers.closing(committer):
+            asyncio.run(_run(apps, store, settings))
     finally:
-        sampler.close()
-        committer.close()
-        attribution.close()
-        roller.close()
-        chunking.close()
         store.close()
+
+
+def _read_limits(settings: Settings) -> dict[str, int | str]:
+    """What every query of a reader is held to."""
+    return {
+        "max_execution_time": settings.query_seconds_max,
+        "max_memory_usage": settings.query_memory_bytes_max,
+        "max_result_rows": settings.query_rows_max,
+        "max_result_bytes": settings.query_memory_bytes_max // 8,
+        "result_overflow_mode": "throw",
+        # Half of the cores: an acknowledgement must not wait for somebody's report.
+        "max_threads": max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1),
+    }
 
 
 def _announce(settings: Settings, otlp_door: socket.socket, read_door: socket.socket) -> None:
     scheme = "https" if settings.tls_cert_file else "http"
     otlp, reading = (f"{scheme}://{door.getsockname()[0]}:{door.getsockname()[1]}" for door in (otlp_door, read_door))
-    print(f"legato: store {settings.store_path}")
+    print(f"legato: store {settings.server or settings.store_path}")
     print(f"  OTLP  {otlp}/v1/traces, /v1/metrics  (health {otlp}/readyz, metrics {otlp}/metrics)")
     print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=True)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from legato_ingest.errors import SettingsError
+from legato_ingest.store_address import Address, address_of
 
 __all__ = ["Settings", "load"]
 
@@ -37,7 +37,11 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LEGATO_", frozen=True, extra="ignore")
 
-    store: str = Field(default_factory=_default_store, description="Where rows are kept: chdb:///absolute/path (embedded)")
+    store: str = Field(
+        default_factory=_default_store,
+        description="Where rows are kept: chdb:///absolute/path (embedded), or clickhouse[s]://USER@HOST:8123/DATABASE ([s]: TLS)",
+    )
+    store_password: SecretStr = Field(SecretStr(""), description="The password of a ClickHouse server's user")
     schema_dir: pathlib.Path = Field(default_factory=_default_schema, description="Folder of the numbered SQL files")
     dashboards_dir: pathlib.Path = Field(
         default_factory=_default_dashboards, description="Folder of the dashboards' JSON and of the alert rules' SQL"
@@ -80,11 +84,17 @@ class Settings(BaseSettings):
 
     @property
     def store_path(self) -> pathlib.Path:
-        """The embedded store's folder."""
-        parts = urlsplit(self.store)
-        if parts.scheme != "chdb" or not parts.path.startswith("/") or parts.netloc:
-            raise SettingsError(f"LEGATO_STORE is {parts.scheme}://…, expected chdb:///absolute/path: the embedded store")
-        return pathlib.Path(parts.path)
+        """The embedded store's folder. Raises ``SettingsError`` where a server is the store."""
+        address = address_of(self.store)
+        if isinstance(address, Address):
+            raise SettingsError(f"LEGATO_STORE is {address}: this is for an embedded store (chdb:///absolute/path)")
+        return address
+
+    @property
+    def server(self) -> Address | None:
+        """The ClickHouse server that is the store; None where it is embedded."""
+        address = address_of(self.store)
+        return address if isinstance(address, Address) else None
 
 
 def load(**overrides: object) -> Settings:
@@ -95,5 +105,5 @@ def load(**overrides: object) -> Settings:
         first = error.errors()[0]
         name = "LEGATO_" + "_".join(str(part) for part in first["loc"]).upper().removeprefix("LEGATO_")
         raise SettingsError(f"{name} has value {first.get('input')!r}: {first['msg']}") from None
-    _ = settings.store_path
+    address_of(settings.store)
     return settings

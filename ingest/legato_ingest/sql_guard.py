@@ -37,8 +37,8 @@ class Guard:
     (``bound``), as a driver that finds a parameter without a place in the text may format it into the text instead.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, own: str = "default") -> None:
+        self._run, self._own = run, own
         self._seen: OrderedDict[str, CanonicalText] = OrderedDict()
         self._lock = Lock()
 
@@ -64,7 +64,7 @@ class Guard:
         statement = sql_text.read(self._canonical(text))
         # The format named here is ours; it stands in the tree as one more name and keeps the statement's end from reading as anything else.
         tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters))
-        sql_tree.check(tree.decode("utf-8", "replace"))
+        sql_tree.check(tree.decode("utf-8", "replace"), self._own)
         return statement
 
     def _canonical(self, text: str) -> str:

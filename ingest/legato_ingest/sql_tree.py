@@ -39,14 +39,14 @@ _SET = re.compile(r"[\w.]+(?: \(alias .*\))?")
 _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
 
 
-def check(tree: str) -> None:
-    """Raise ``Refused`` unless every node of the printed tree is one that only reads."""
+def check(tree: str, own: str = "default") -> None:
+    """Raise ``Refused`` unless every node of the printed tree is one that only reads. ``own``: the database that holds Legato's tables."""
     path: list[str] = []
     for depth, node, rest in _nodes(tree):
         if depth > len(path) or (depth == 0) != (not path):
             raise Refused("the statement's tree is not one tree")
         path[depth:] = [node]
-        _check_node(path, node, rest)
+        _check_node(path, node, rest, own)
     if not path:
         raise Refused("the statement is empty")
 
@@ -61,7 +61,7 @@ def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
             yield len(match.group(1)), match.group(2), match.group(3) or ""
 
 
-def _check_node(path: list[str], node: str, rest: str) -> None:
+def _check_node(path: list[str], node: str, rest: str, own: str) -> None:
     parent = path[-2] if len(path) > 1 else ""
     if not parent and node not in _ROOTS:
         raise Refused(f"{node} is none of these")
@@ -75,11 +75,11 @@ def _check_node(path: list[str], node: str, rest: str) -> None:
         raise Refused(f"{rest.partition(' (')[0]} is not taken")
     if node in _NAMING:
         database, _, table = _COUNT.sub("", rest).partition(" ")
-        _check_table(database, table)
-    _check_names(path, node, rest, parent)
+        _check_table(database, table, own)
+    _check_names(path, node, rest, parent, own)
 
 
-def _check_names(path: list[str], node: str, rest: str, parent: str) -> None:
+def _check_names(path: list[str], node: str, rest: str, parent: str, own: str) -> None:
     if node == "Function":
         name = rest.partition(" ")[0]
         path[-1] = f"Function {name}"
@@ -92,22 +92,24 @@ def _check_names(path: list[str], node: str, rest: str, parent: str) -> None:
         if match is None:
             raise Refused(f"the table {rest.partition(' (')[0]} is not open here")
         database, _, table = match.group(1).rpartition(".")
-        _check_table(database, table)
+        _check_table(database, table, own)
     elif node == "Identifier":
-        _check_identifier(path, rest)
+        _check_identifier(path, rest, own)
 
 
-def _check_identifier(path: list[str], rest: str) -> None:
+def _check_identifier(path: list[str], rest: str, own: str) -> None:
     """A name in an expression is a column, but for ``x IN name``, which reads a table."""
-    if len(path) > 2 and path[-2] == "ExpressionList" and _IN.fullmatch(path[-3].removeprefix("Function ")) and not _SET.fullmatch(rest):
+    is_set = len(path) > 2 and path[-2] == "ExpressionList" and _IN.fullmatch(path[-3].removeprefix("Function "))
+    if is_set and not _SET.fullmatch(rest):
         raise Refused(f"IN {rest} is not taken")
     database, _, table = rest.partition(" ")[0].partition(".")
-    if table and database.lower() in ("system", "information_schema"):
-        _check_table(database, table.partition(".")[0])
+    # A column of a table may have the same form on the left side: a database's name does not stand there.
+    if table and (database.lower() in ("system", "information_schema") or (is_set and database == "default")):
+        _check_table(database, table.partition(".")[0], own)
 
 
-def _check_table(database: str, table: str) -> None:
-    """A table of Legato's own (no database, or the default one), or one of the system's that tell names and sizes."""
-    if database in ("", "default") or (database == "system" and table in _SYSTEM_TABLES):
+def _check_table(database: str, table: str, own: str) -> None:
+    """A table of Legato's own (no database, or its own), or one of the system's that tell names and sizes."""
+    if database in ("", own) or (database == "system" and table in _SYSTEM_TABLES):
         return
     raise Refused(f"the table {database}.{table} is not open here")

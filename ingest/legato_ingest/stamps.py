@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 __all__ = ["Stamps", "now_ms"]
@@ -20,9 +20,10 @@ def now_ms() -> int:
 
 
 class Stamps:
-    """The stamps of one writer, all later than ``after_ms``: what was followed before this process."""
+    """The stamps of one writer by ``clock_ms``, all later than ``after_ms``: what was followed before this process."""
 
-    def __init__(self, after_ms: int = 0) -> None:
+    def __init__(self, after_ms: int = 0, clock_ms: Callable[[], int] = now_ms) -> None:
+        self._clock_ms = clock_ms
         self._lock = threading.Lock()
         self._settled_ms = after_ms
         self._stamp_ms: int | None = None
@@ -30,14 +31,14 @@ class Stamps:
     def settled_ms(self) -> int:
         """All rows with a stamp until this are written; later ones have later stamps."""
         with self._lock:
-            self._settled_ms = max(self._settled_ms, now_ms() if self._stamp_ms is None else self._stamp_ms - 1)
+            self._settled_ms = max(self._settled_ms, self._clock_ms() if self._stamp_ms is None else self._stamp_ms - 1)
             return self._settled_ms
 
     @contextmanager
     def stamp(self) -> Iterator[int]:
         """The stamp (ms) of what is written in this context; one at a time."""
         with self._lock:
-            self._stamp_ms = stamp_ms = max(now_ms(), self._settled_ms + 1)
+            self._stamp_ms = stamp_ms = max(self._clock_ms(), self._settled_ms + 1)
         try:
             yield stamp_ms
         finally:

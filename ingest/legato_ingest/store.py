@@ -11,7 +11,7 @@ import pathlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,13 +22,16 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.literals import quoted
+from legato_ingest.stamps import now_ms
 from legato_ingest.tokens import EVERYONE
 
-__all__ = ["ReadLimits", "Store"]
+__all__ = ["ReadLimits", "Store", "filters_of", "translated"]
 
 # Codes of ClickHouse that pass: memory, disk, parts, time-outs, locks, connections. What they refuse now they may take later.
 _TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
 _CODE = re.compile(r"Code: (\d+)")
+# What the driver puts around a server's answer: a reader need not know where the server is.
+_AROUND = re.compile(r"^Received ClickHouse exception, code: \d+, server response: | \(for url [^)]*\)$")
 # Settings that releases have changed under people, said on every insert.
 _INSERT_SETTINGS: Mapping[str, Any] = {"async_insert": 0, "max_partitions_per_insert_block": 0, "max_insert_threads": 1}
 
@@ -54,6 +57,9 @@ class Store:
     def __init__(self, path: pathlib.Path, read_limits: ReadLimits | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
+        self._set_up(read_limits)
+
+    def _set_up(self, read_limits: ReadLimits | None) -> None:
         self._read_limits = dict(read_limits or {})
         self._readers: OrderedDict[str, list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
@@ -64,10 +70,14 @@ class Store:
         self._writer = self._open()
 
     def _open(self) -> Client:
-        with _translated():
+        with translated():
             client = clickhouse_connect.get_client(interface="chdb", path=str(self._path))
         self._clients.append(client)
         return client
+
+    def clock_ms(self) -> int:
+        """The clock of whoever stamps rows of this store, in ms since the epoch."""
+        return now_ms()
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Insert whole or not at all (per partition), synced to disk when this returns."""
@@ -95,7 +105,7 @@ class Store:
 
         ``sql`` has no FORMAT of its own, and has been judged: the filter is by table, and holds for those that `sql_guard` lets through.
         """
-        with self._reader(tenant) as reader, _translated():
+        with self._reader(tenant) as reader, translated():
             result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
         return bytes(result)
 
@@ -151,7 +161,7 @@ class Store:
     @contextmanager
     def _write(self) -> Iterator[Client]:
         """The writer's handle, for one statement; a new one after a failure, for the same reason."""
-        with self._writing, _translated():
+        with self._writing, translated():
             try:
                 yield self._writer
             except BaseException:
@@ -165,12 +175,11 @@ class Store:
 
     def _open_reader(self, tenant: str) -> Client:
         reader = self._open()
-        with _translated():
+        with translated():
             for name, value in self._read_limits.items():
                 reader.command(f"SET {name} = {value!r}")
             if tenant != EVERYONE:
-                columns = reader.query(_TENANT_COLUMNS).result_rows
-                reader.command(f"SET additional_table_filters = {_filters(columns, tenant)}")
+                reader.command(f"SET additional_table_filters = {filters_of(self, tenant)}")
             reader.command("SET readonly = 1")
         return reader
 
@@ -180,10 +189,10 @@ class Store:
             client.close()
 
 
-def _filters(columns: Iterable[Sequence[Any]], tenant: str) -> str:
+def filters_of(store: Store, tenant: str) -> str:
     """The rows of each table that this tenant may see, as ClickHouse's setting: its own, and of a table without tenants none."""
     own = f"tenant = {quoted(tenant)}"
-    rules = {str(table): own if has_tenant else "0" for table, has_tenant in columns}
+    rules = {str(table): own if has_tenant else "0" for table, has_tenant in store.select(_TENANT_COLUMNS)}
     rules.update(dict.fromkeys(_SYSTEM_TABLES, "0"))
     return "{" + ", ".join(f"{_text(table)}: {_text(rule)}" for table, rule in rules.items()) + "}"
 
@@ -193,12 +202,12 @@ def _text(value: str) -> str:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Turn the driver's errors into ours: what may pass, and what never will."""
     try:
         yield
     except ClickHouseError as error:
-        message = str(error)
+        message = _AROUND.sub("", str(error))
         found = _CODE.search(message)
         code = int(found.group(1)) if found else 0
         if code in _TRANSIENT or not code:

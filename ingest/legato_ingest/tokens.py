@@ -179,7 +179,8 @@ def remove(path: pathlib.Path, name: str) -> None:
 
 
 def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
-    """Beside the file and over it: whoever reads sees the old or the new one, whole."""
+    """Beside the file and over it: whoever reads sees the old or the new one, whole. Who may read it stays as it was."""
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     lines = ["# Written by `legato token`. Hashes alone: a token that was lost is replaced, not found."]
     for token in tokens:
         lines += ["", "[[token]]", *(f'{key} = "{getattr(token, key)}"' for key in ("name", "tenant", "may", "sha256"))]
@@ -191,6 +192,7 @@ def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
             stream.write("\n".join(lines) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
+            os.fchmod(stream.fileno(), mode)
         os.replace(beside, path)
     except OSError as error:
         raise LegatoError(f"cannot write {path} ({error.strerror})") from None

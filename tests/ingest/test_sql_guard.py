@@ -180,3 +180,18 @@ def test_an_allowed_statement_costs_little(store: Store, guard: Guard) -> None:
     known = time.perf_counter()
     assert (fresh - started) / len(texts) < 0.05
     assert (known - fresh) / len(texts) < 0.001
+
+
+def test_only_legatos_own_database_is_open(store: Store) -> None:
+    """On a server that holds others' databases, `default` is one of them unless it is Legato's."""
+    own = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), "legato")
+    assert own.check("SELECT count() FROM legato.streams", {}).sql
+    for sql in (
+        "SELECT * FROM default.x",
+        "SELECT 1 IN default.x",
+        "EXISTS TABLE default.x",
+        "SELECT * FROM other.x",
+        "SHOW CREATE TABLE default.x",
+    ):
+        with pytest.raises(Refused):
+            own.check(sql, {})

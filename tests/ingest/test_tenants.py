@@ -250,6 +250,9 @@ def test_a_table_that_comes_later_is_filtered_too(filled: Doors, store: Store) -
         store.command("INSERT INTO later VALUES ('shop', 1), ('bank', 2)")
         store.renew_readers()
         assert filled.ask("SELECT x FROM later", "shop") == "1"
+        # A table's name after IN reads it, too.
+        for asked in ("('bank', 2) IN later", "('bank', 2) IN default.later", "('bank', 2) GLOBAL IN later"):
+            assert filled.ask(f"SELECT {asked}", "shop") == "0" != filled.ask(f"SELECT {asked}", "bank")
     finally:
         store.command("DROP TABLE later")
         store.renew_readers()

@@ -49,7 +49,13 @@ class Worker:
     """
 
     def __init__(
-        self, store: Store, settings: Settings, metrics: Metrics, received_ms: Callable[[], int] = now_ms, after_ms: int = 0
+        self,
+        store: Store,
+        settings: Settings,
+        metrics: Metrics,
+        received_ms: Callable[[], int] = now_ms,
+        after_ms: int = 0,
+        my_turn: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
@@ -58,10 +64,10 @@ class Worker:
         self._metrics = metrics
         self._usual_ms: dict[tuple[str, str], int] = {}
         self._sweeping = threading.Lock()
-        self._stamps = Stamps(after_ms)
+        self._stamps = Stamps(after_ms, store.clock_ms)
         self._until_ms = now_ms()
-        metrics.attribution_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000))
-        self._background = Background("attribute", self.step, settings.attribute_every_s, metrics)
+        metrics.attribution_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000) if my_turn() else 0.0)
+        self._background = Background("attribute", self.step, settings.attribute_every_s, metrics, my_turn=my_turn)
 
     def start(self) -> None:
         """Sweep in the background from now on."""
@@ -84,7 +90,7 @@ class Worker:
 
     def _step(self) -> Swept:
         started = time.monotonic()
-        since, until = self._swept_until(), min(self._received_ms(), now_ms() - self._settle_ms)
+        since, until = self._swept_until(), min(self._received_ms(), self._store.clock_ms() - self._settle_ms)
         swept = Swept()
         if until <= since:
             self._until_ms = until

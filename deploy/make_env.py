@@ -1,0 +1,65 @@
+"""Writes what `docker compose` needs and nobody may know: passwords and tokens, made here, once.
+
+    python3 deploy/make_env.py
+
+One idea: nothing has a default. `.env` (mode 0600) has the passwords and tokens that compose hands to containers; `.secrets/tokens` has the
+ingest's file of hashes and the Collector's list, in a folder that only its owner can enter. What is there already stays as it is: delete
+both to begin anew. It needs nothing but Python's standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import shutil
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "ingest"))
+
+from legato_ingest.tokens import EVERYONE, READ, WRITE, add  # noqa: E402
+
+_ENV, _FOLDER = ROOT / ".env", ROOT / ".secrets"
+
+
+def main() -> None:
+    """Write both, or neither."""
+    if _ENV.exists() != _FOLDER.exists():
+        raise SystemExit(f"only one of {_ENV.name} and {_FOLDER.name}/ is there, and they belong together: delete it to make new ones")
+    if not _ENV.exists():
+        _write()
+        print(f"wrote {_ENV.name} and {_FOLDER.name}/: passwords and tokens of this installation; keep them")
+    # Grafana takes every JSON file of a folder for a dashboard, so these have one of their own.
+    boards = _FOLDER / "dashboards"
+    shutil.rmtree(boards, ignore_errors=True)
+    boards.mkdir()
+    for path in sorted((ROOT / "dashboards").glob("legato-*.json")):
+        shutil.copy(path, boards)
+
+
+def _write() -> None:
+    _FOLDER.mkdir(mode=0o700)
+    tokens = _FOLDER / "tokens"
+    tokens.mkdir()
+    hashes, clients = tokens / "tokens.toml", tokens / "collector-tokens"
+    write = add(hashes, "applications", "main", WRITE)
+    read = add(hashes, "grafana", EVERYONE, READ)
+    clients.write_text(f"{write}\n", encoding="utf-8")
+    for path in (hashes, clients):
+        # Containers have users of their own: the folder above keeps this host's others out.
+        path.chmod(0o644)
+    lines = {
+        "LEGATO_STORE_PASSWORD": secrets.token_urlsafe(24),
+        "GF_SECURITY_ADMIN_PASSWORD": secrets.token_urlsafe(24),
+        "LEGATO_TOKEN": write,
+        "LEGATO_READ_TOKEN": read,
+        # Grafana does not start without an address for its alerts: put yours here.
+        "LEGATO_ALERT_WEBHOOK": "http://127.0.0.1:9/",
+    }
+    with os.fdopen(os.open(_ENV, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write("".join(f"{name}={value}\n" for name, value in lines.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What works beside the doors of `legato serve`: attribution, rollups, the watch on chunking, samples of its own metrics.
+
+One idea: of several instances on one ClickHouse server one has the lease and does this work for all; the others wait for it. Alone with an
+embedded store an instance has nobody to ask. It does none of the work itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import uuid
+from collections.abc import Iterator
+
+from legato_ingest.attribution.worker import Worker
+from legato_ingest.chunking_watch import ChunkingWatch
+from legato_ingest.commit import Committer
+from legato_ingest.leases import Lease
+from legato_ingest.metrics import Metrics
+from legato_ingest.opening import open_store
+from legato_ingest.roller import Roller, judgements_followed_until_ms
+from legato_ingest.self_samples import SelfSampler
+from legato_ingest.settings import Settings
+from legato_ingest.store import Store
+from legato_ingest.writers import Writers
+
+__all__ = ["Workers"]
+
+
+class Workers:
+    """The workers of one instance, from ``start()`` until ``close()``. ``store`` and ``committer`` are the doors'."""
+
+    def __init__(self, settings: Settings, store: Store, committer: Committer, metrics: Metrics) -> None:
+        instance = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        received_ms, my_turn = committer.settled_ms, _always
+        self._lease: Lease | None = None
+        self._writers: Writers | None = None
+        self._sampler = SelfSampler(store, committer, metrics, instance if settings.server else "")
+        if settings.server is not None:
+            self._writers = Writers(store, instance, committer.settled_ms, metrics)
+            lease = self._lease = Lease(store, "work", instance, metrics)
+            received_ms, my_turn = self._writers.settled_ms, lambda: lease.held
+        judged_ms = judgements_followed_until_ms(store)
+        self.attribution = Worker(open_store(settings), settings, metrics, received_ms, judged_ms, my_turn)
+        self.roller = Roller(open_store(settings), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
+        self._chunking = ChunkingWatch(open_store(settings), settings, metrics, my_turn)
+
+    def start(self) -> None:
+        """Work from now on. Before the first row is written: the others must know of this writer by then."""
+        for part in (self._writers, self._lease, self.attribution, self.roller, self._sampler, self._chunking):
+            if part is not None:
+                part.start()
+
+    @contextlib.contextmanager
+    def closing(self, committer: Committer) -> Iterator[None]:
+        """At the end: nothing new is sampled, what waits is committed, the steps that run come to their end, the lease goes to the next."""
+        try:
+            yield
+        finally:
+            self._sampler.close()
+            committer.close()
+            for part in (self.attribution, self.roller, self._chunking, self._lease, self._writers):
+                if part is not None:
+                    part.close()
+
+
+def _always() -> bool:
+    return True

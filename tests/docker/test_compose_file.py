@@ -1,0 +1,159 @@
+"""docker-compose.yml, Dockerfiles and manifests against the repository: what can be known of them without an engine."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers.repository import ROOT
+
+COMPOSE = ROOT / "docker-compose.yml"
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
+OWN = {name: service for name, service in SERVICES.items() if "build" in service}
+DOCKERFILES = sorted(path for path in ROOT.glob("*/Dockerfile"))
+
+
+def dockerfile_of(service: dict[str, Any]) -> tuple[pathlib.Path, pathlib.Path]:
+    """A service's Dockerfile and the folder that it is built from."""
+    context = ROOT / service["build"]["context"]
+    return context / service["build"].get("dockerfile", "Dockerfile"), context
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_held_in(name: str) -> None:
+    """A root file system that cannot be written, no capabilities, no new privileges, bounds on memory and processor, bounded logs."""
+    service = SERVICES[name]
+    assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
+    assert service["logging"]["options"]["max-size"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_image_is_pinned(name: str) -> None:
+    """A tag that says a version, and no host of a registry."""
+    image, _, tag = SERVICES[name]["image"].partition(":")
+    assert re.match(r"\d+\.\d+", tag) and "." not in image
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_nothing_is_published_beyond_loopback(name: str) -> None:
+    """Every port is published on 127.0.0.1, and none of a store's."""
+    ports = SERVICES[name].get("ports", [])
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert name != "clickhouse" or not ports
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_is_mounted_is_there(name: str) -> None:
+    """A file of the repository, read-only; a volume that is declared; or what `make up` writes."""
+    declared = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["volumes"]
+    for mount in SERVICES[name].get("volumes", []):
+        source, _, rest = mount.partition(":")
+        if source.startswith("./.secrets/"):
+            assert rest.endswith(":ro")
+        elif source.startswith("."):
+            assert (ROOT / source).exists() and rest.endswith(":ro"), mount
+        else:
+            assert source in declared
+
+
+def test_every_variable_is_written_by_make_up_or_has_a_default(tmp_path: pathlib.Path) -> None:
+    """No password has a default, and each that is wanted is made: long, and another each time."""
+    made = [made_in(tmp_path / name) for name in ("one", "two")]
+    text = COMPOSE.read_text(encoding="utf-8")
+    wanted = set(re.findall(r"\$\{(\w+):\?", text))
+    assert wanted == set(made[0]) and not re.search(r"\$\{\w*(PASSWORD|TOKEN)\w*:-", text)
+    secret = wanted - {"LEGATO_ALERT_WEBHOOK"}
+    assert all(len(made[0][name]) >= 32 and made[0][name] != made[1][name] for name in secret)
+
+
+def made_in(folder: pathlib.Path) -> dict[str, str]:
+    """What deploy/make_env.py writes into a repository's copy."""
+    for name in ("deploy", "ingest", "dashboards"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "dist"))
+    command = [sys.executable, str(folder / "deploy" / "make_env.py")]
+    subprocess.run(command, check=True, capture_output=True)
+    first = (folder / ".env").read_text()
+    subprocess.run(command, check=True, capture_output=True)
+    assert (folder / ".env").read_text() == first, "a second run changes nothing"
+    assert (folder / ".env").stat().st_mode & 0o777 == 0o600 and (folder / ".secrets").stat().st_mode & 0o777 == 0o700
+    assert len(list((folder / ".secrets" / "dashboards").glob("*.json"))) == 8
+    values = dict(line.split("=", 1) for line in first.splitlines())
+    assert values["LEGATO_TOKEN"] == (folder / ".secrets" / "tokens" / "collector-tokens").read_text().strip()
+    assert values["LEGATO_TOKEN"] not in (folder / ".secrets" / "tokens" / "tokens.toml").read_text()
+    (folder / ".env").unlink()
+    half = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert half.returncode == 1 and "delete it" in half.stderr
+    return values
+
+
+def test_who_waits_for_whom() -> None:
+    """The ingest for its store, readers for the ingest; the Collector for nobody, as it is there for when the ingest is not."""
+    waits = {name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()} for name, service in SERVICES.items()}
+    assert waits["ingest"] == {"clickhouse": "service_healthy"} and waits["grafana"] == {"ingest": "service_healthy"}
+    assert waits["collector"] == {}
+    for others in waits.values():
+        for other, condition in others.items():
+            assert condition != "service_healthy" or has_healthcheck(other), other
+
+
+def has_healthcheck(name: str) -> bool:
+    """In the file, or in the image that is built here."""
+    return "healthcheck" in SERVICES[name] or (name in OWN and "HEALTHCHECK" in dockerfile_of(OWN[name])[0].read_text())
+
+
+def test_a_collector_has_time_to_stop() -> None:
+    """More than its exporter's time-out: what is under way is waited for."""
+    timeout = re.search(r"otlp_http/legato:.*?timeout: (\d+)s", (ROOT / "collector" / "gateway.yaml").read_text(), re.DOTALL)
+    assert timeout and int(SERVICES["collector"]["stop_grace_period"].rstrip("s")) > int(timeout.group(1))
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_images_are_small_and_nobodys_root(path: pathlib.Path) -> None:
+    """The last stage takes what was built and builds nothing, runs as a user that is not root, and names no registry."""
+    stages = re.split(r"^FROM ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    last = stages[-1]
+    assert len(stages) > 2 and "pip install" not in last and "apt-get" not in last
+    assert re.search(r"^USER 10001:10001$", last, re.MULTILINE)
+    assert all("/" not in stage.split()[0].partition("/")[2] and "." not in stage.split()[0].partition(":")[0] for stage in stages[1:])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_copied_is_there(name: str) -> None:
+    """Every source of a COPY is in the folder that the image is built from."""
+    dockerfile, context = dockerfile_of(OWN[name])
+    for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile.read_text(encoding="utf-8"), re.MULTILINE):
+        *sources, _ = line.split()
+        for source in sources:
+            assert list(context.glob(source)), f"{dockerfile}: {source}"
+
+
+def test_tags_of_own_images_are_the_version() -> None:
+    """Of the distributions, and for the Collector the one that it is built of."""
+    version = re.search(r'^version = "(.+)"$', (ROOT / "ingest" / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version
+    for name, service in OWN.items():
+        tag = service["image"].partition(":")[2]
+        assert tag == ("0.159.0" if name == "collector" else version.group(1))
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="no `docker` command")
+def test_compose_reads_it(tmp_path: pathlib.Path) -> None:
+    """With every profile, and with what the tests put on top."""
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("`docker` has no `compose`")
+    environ = {**os.environ, **made_in(tmp_path / "made")}
+    for files in ([COMPOSE], [COMPOSE, ROOT / "tests" / "docker" / "compose.yml"]):
+        named = [argument for file in files for argument in ("-f", str(file))]
+        command = ["docker", "compose", *named, "--profile", "*", "config", "--quiet"]
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,79 @@
+"""The manifests of deploy/kubernetes against the repository: images, arguments, users, probes, secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers.repository import ROOT
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+IMAGES = {service["image"] for service in COMPOSE.values() if "build" in service}
+
+
+def workloads() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each workload's name and pod."""
+    for path in sorted(FOLDER.glob("*.yaml")):
+        for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            if "template" in each.get("spec", {}):
+                yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+PODS = dict(workloads())
+CONTAINERS = [(name, each) for name, pod in PODS.items() for each in (*pod["containers"], *pod.get("initContainers", ()))]
+
+
+@pytest.mark.parametrize(("pod", "container"), CONTAINERS, ids=lambda value: value if isinstance(value, str) else value["name"])
+def test_every_container_is_held_in(pod: str, container: dict[str, Any]) -> None:
+    """An image that the project builds, nobody's root but for the folders' owner, nothing writable, bounded memory."""
+    assert container["image"] in IMAGES
+    own, around = container["securityContext"], PODS[pod]["securityContext"]
+    assert own["readOnlyRootFilesystem"] and own["allowPrivilegeEscalation"] is False and own["capabilities"]["drop"] == ["ALL"]
+    assert around["runAsNonRoot"] and (container["name"] == "folders") == ("runAsUser" in own)
+    assert container["resources"]["limits"]["memory"] and container["resources"]["requests"]["cpu"]
+    assert PODS[pod]["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(("pod", "container"), CONTAINERS, ids=lambda value: value if isinstance(value, str) else value["name"])
+def test_what_is_mounted_is_declared(pod: str, container: dict[str, Any]) -> None:
+    """Each mount has its volume, and each path that a setting or an argument names is mounted or in the image."""
+    claims = [each for path in FOLDER.glob("*.yaml") for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    claimed = {claim["metadata"]["name"] for each in claims for claim in each["spec"].get("volumeClaimTemplates", ())}
+    declared = {volume["name"] for volume in PODS[pod]["volumes"]} | claimed
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert set(mounts.values()) <= declared
+    for argument in container.get("args", ()):
+        assert (ROOT / "collector" / argument.rpartition("/")[2]).exists()
+    for variable in container.get("env", ()):
+        value = variable.get("value", "")
+        if value.startswith("/"):
+            assert any(value.startswith(f"{path}/") for path in mounts), value
+
+
+def test_every_setting_is_one() -> None:
+    """Each LEGATO_ variable is in the reference or in the Collector's README."""
+    pages = (ROOT / "docs" / "reference.md").read_text() + (ROOT / "collector" / "README.md").read_text()
+    for _, container in CONTAINERS:
+        for variable in container.get("env", ()):
+            assert variable["name"] == "GOMEMLIMIT" or f"`{variable['name']}`" in pages, variable["name"]
+
+
+def test_secrets_are_those_that_the_readme_makes() -> None:
+    """One Secret, whose keys the command in deploy/README.md writes."""
+    page = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yaml"))
+    assert set(re.findall(r"secretName: (\w+)|secretKeyRef: \{name: (\w+)", text)) == {("legato", ""), ("", "legato")}
+    for key in set(re.findall(r"key: ([\w.-]+)", text)) - {"nvidia.com"}:
+        assert f"{key}=" in page or f"/{key} " in page or f"/{key}\n" in page, key
+
+
+def test_nobody_kills_a_collector_that_starts() -> None:
+    """A Collector that dies twice in a row may lose what was under way: no liveness check, minutes to start, time to stop."""
+    for name, container in CONTAINERS:
+        if container["name"] == "collector":
+            assert "livenessProbe" not in container and PODS[name]["terminationGracePeriodSeconds"] >= 40

@@ -1,0 +1,80 @@
+"""A ClickHouse server for tests: the one that CLICKHOUSE_URL names, else the twin of `helpers.twin`, as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import clickhouse_connect
+import httpx
+
+from helpers.ports import free_port
+
+__all__ = ["Server", "clickhouse"]
+
+_PATIENCE_S = 60
+
+
+@dataclass(frozen=True)
+class Server:
+    """A database of its own: as a setting of Legato's, the password, and where it answers."""
+
+    store: str
+    password: str
+    url: str
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What `legato` needs to use it."""
+        return {"LEGATO_STORE": self.store, "LEGATO_STORE_PASSWORD": self.password}
+
+
+@contextlib.contextmanager
+def clickhouse(folder: pathlib.Path) -> Iterator[Server]:
+    """A database that holds nothing; dropped (or its folder left) at the end. CLICKHOUSE_URL: ``http://USER:PASSWORD@HOST:8123``."""
+    given = os.environ.get("CLICKHOUSE_URL")
+    if given:
+        with _database(given) as server:
+            yield server
+        return
+    port = free_port()
+    command = [sys.executable, str(pathlib.Path(__file__).with_name("twin.py")), str(folder), str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=None) as process:
+        try:
+            _await(f"{url}/?query=SELECT+1", process)
+            yield Server(f"clickhouse://default@127.0.0.1:{port}/default", "", url)
+        finally:
+            process.terminate()
+            process.wait(_PATIENCE_S)
+
+
+@contextlib.contextmanager
+def _database(given: str) -> Iterator[Server]:
+    parts, name = urlsplit(given), f"legato_test_{uuid.uuid4().hex[:12]}"
+    user, password, port = parts.username or "default", parts.password or "", parts.port or 8123
+    with clickhouse_connect.get_client(host=str(parts.hostname), port=port, username=user, password=password) as client:
+        client.command(f"CREATE DATABASE {name}")
+        try:
+            yield Server(f"clickhouse://{user}@{parts.hostname}:{port}/{name}", password, f"http://{parts.hostname}:{port}")
+        finally:
+            client.command(f"DROP DATABASE {name}")
+
+
+def _await(url: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until:
+        assert process.poll() is None, "the twin ended"
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(url).status_code == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"{url} did not answer in {_PATIENCE_S} s")

@@ -1,0 +1,131 @@
+"""A ClickHouse server for tests where none can be had: the engine of chDB behind ClickHouse's HTTP interface, with writing.
+
+    twin.py FOLDER PORT
+
+One idea: it is the engine that a server has, so tables, SQL and errors are the real ones, and the real clickhouse-connect talks to it. It
+is no server: no users, no clusters, nobody's limits, one process on one folder. It lives under tests/ alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import anyio.to_thread
+import clickhouse_connect
+import uvicorn
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+from fastapi import FastAPI, Request, Response
+
+__all__ = ["create_app"]
+
+_INSERT = re.compile(r"\s*INSERT\s+INTO\s+(?P<into>.+?)\s+FORMAT\s+(?P<format>\w+)\s*", re.IGNORECASE | re.DOTALL)
+_FORMAT = re.compile(r"\sFORMAT\s+(\w+)\s*;?\s*$", re.IGNORECASE)
+_RESULT = re.compile(r"\s*(SELECT|WITH|SHOW|DESCRIBE|EXISTS|EXPLAIN)\b", re.IGNORECASE)
+_CODE = re.compile(r"Code: (\d+)")
+# Of the URL's parameters these are no settings; of the settings these are the transport's, or a server's alone.
+_NO_SETTINGS = re.compile(
+    r"query|database|query_id|session_.*|param_.*|client_protocol_version|default_format|user|password|compress|decompress|"
+    r"http_.*|enable_http_compression|send_progress.*|wait_end_of_query|buffer_size|role|cancel_http_readonly.*|date_time_input_format"
+)
+
+
+class _Encoded:
+    """A parameter's value as its client wrote it for the wire."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class _Engine:
+    """Handles of one embedded store, each told the settings that some request came with."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self._idle: dict[frozenset[tuple[str, str]], list[Client]] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def handle(self, settings: Mapping[str, str]) -> Iterator[Client]:
+        """A handle with these settings; a new one after a failure, as what a failed query had written stays on its handle."""
+        key = frozenset(settings.items())
+        with self._lock:
+            idle = self._idle.setdefault(key, [])
+            client = idle.pop() if idle else None
+        if client is None:
+            client = clickhouse_connect.get_client(interface="chdb", path=str(self._folder))
+            for name, value in sorted(settings.items(), key=lambda each: each[0] == "readonly"):
+                client.command(f"SET {name} = {value if value[:1] == '{' else repr(value)}")
+        try:
+            yield client
+        except BaseException:
+            client.close()
+            raise
+        with self._lock:
+            idle.append(client)
+
+    def run(self, sql: str, data: bytes, settings: Mapping[str, str], parameters: Mapping[str, Any]) -> bytes:
+        """The result of a statement in the format that it names."""
+        insert = _INSERT.fullmatch(sql)
+        with self.handle(settings) as client:
+            if insert and data:
+                with tempfile.NamedTemporaryFile() as file:
+                    file.write(data)
+                    file.flush()
+                    client.command(f"INSERT INTO {insert['into']} FROM INFILE '{file.name}' FORMAT {insert['format']}")
+                return b""
+            if not _RESULT.match(sql):
+                client.command(sql, parameters=dict(parameters))
+                return b""
+            chosen = _FORMAT.search(sql)
+            statement = sql[: chosen.start()] if chosen else sql
+            return bytes(client.raw_query(statement, parameters=dict(parameters), fmt=chosen.group(1) if chosen else "TabSeparated"))
+
+
+def create_app(folder: pathlib.Path) -> FastAPI:
+    """The HTTP interface over the store in ``folder``."""
+    app, engine = FastAPI(), _Engine(folder)
+
+    async def ping() -> Response:
+        return Response("Ok.\n")
+
+    async def answer(request: Request) -> Response:
+        given, body = dict(request.query_params.items()), await request.body()
+        sql = given.get("query", "")
+        if not sql:
+            sql, body = body.decode(), b""
+        settings = {name: value for name, value in given.items() if not _NO_SETTINGS.fullmatch(name)}
+        parameters = {name.removeprefix("param_"): _Encoded(value) for name, value in given.items() if name.startswith("param_")}
+        try:
+            result = await anyio.to_thread.run_sync(engine.run, sql, body, settings, parameters)
+        except ClickHouseError as error:
+            found = _CODE.search(str(error))
+            code = found.group(1) if found else "0"
+            return Response(f"{error}\n", 500, {"X-ClickHouse-Exception-Code": code})
+        return Response(result, 200, {"X-ClickHouse-Summary": "{}", "X-ClickHouse-Timezone": "UTC"})
+
+    app.add_api_route("/ping", ping, methods=["GET"])
+    app.add_api_route("/", answer, methods=["GET", "POST"], response_model=None)
+    return app
+
+
+def main() -> None:
+    """Serve until a signal comes."""
+    folder, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    os.environ.setdefault("TZ", "UTC")
+    uvicorn.run(create_app(folder), host=os.environ.get("TWIN_HOST", "127.0.0.1"), port=port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A ClickHouse server as the store, by the interface that the embedded one has: over HTTP, with the real clickhouse-connect."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from helpers.clickhouse import Server, clickhouse
+from helpers.reading import stream, streams_in
+from legato_ingest import migrate
+from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
+from legato_ingest.metrics import Metrics
+from legato_ingest.opening import open_store
+from legato_ingest.roller import Roller
+from legato_ingest.server_store import ServerStore
+from legato_ingest.settings import Settings, load
+from legato_ingest.store import Store
+from legato_ingest.store_address import Address, address_of
+
+SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with clickhouse(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def settings(server: Server) -> Settings:
+    return load(store=server.store, store_password=server.password)
+
+
+@pytest.fixture(scope="module")
+def store(settings: Settings) -> Iterator[Store]:
+    opened = open_store(settings, {"max_result_rows": 1000, "result_overflow_mode": "throw", "max_execution_time": 5})
+    migrate.apply(opened, migrate.load(SCHEMA))
+    yield opened
+    opened.close()
+
+
+def test_the_setting_chooses_the_store(store: Store, settings: Settings) -> None:
+    """A server's URL opens a server's store, and its schema is current after one application, and after another."""
+    assert isinstance(store, ServerStore)
+    migrations = migrate.load(SCHEMA)
+    assert migrate.is_current(store, migrations) and migrate.apply(store, migrations) == []
+    migrate.set_retention(store, 30)
+    migrate.set_retention(store, 30)
+
+
+def test_rows_go_in_and_come_out(store: Store) -> None:
+    """Streams by the way that OTLP takes, read by Legato's own queries, as Arrow, and by a reader, in each way the same."""
+    streams_in(store, [stream((20.0, 500.0)), stream()])
+    assert store.select("SELECT count() FROM streams") == [(2,)]
+    assert store.select_arrow("SELECT trace_id FROM streams").num_rows == 2
+    assert store.query_bytes("SELECT count() FROM streams WHERE gap_max_us > {gap:UInt64}", {"gap": "400000"}) == b"1\n"
+    assert store.query_bytes("SELECT 1 AS one", fmt="JSONEachRow") == b'{"one":1}\n'
+
+
+def test_a_reader_changes_nothing_and_has_limits(store: Store) -> None:
+    """Neither rows nor tables, and no more rows than the limit."""
+    for sql in ("INSERT INTO rejected (reason) VALUES ('x')", "DROP TABLE rejected", "CREATE TABLE x (a UInt8) ENGINE = Memory"):
+        with pytest.raises((StoreRefused, StoreUnavailable)):
+            store.query_bytes(sql)
+    with pytest.raises(StoreRefused) as error:
+        store.query_bytes("SELECT number FROM numbers(2000)")
+    assert error.value.code == 396
+    assert store.select("SELECT count() FROM rejected") == [(0,)]
+
+
+def test_a_tenants_reader_sees_its_rows_alone(store: Store) -> None:
+    """By the same filter as on an embedded store, in tables and views."""
+    from helpers.spans import native_span, request
+    from legato_ingest.rows import Limits, rows_of
+
+    body = request()
+    native_span(body)
+    store.insert("stream_revs", rows_of(body, tenant="shop", received_at_ns=10**18, limits=Limits(retention_days=0)).revs)
+    for table in ("streams", "stream_revs", "default.stream_revs" if "default" in str(store._address) else "stream_revs"):  # type: ignore[attr-defined]
+        assert store.query_bytes(f"SELECT DISTINCT tenant FROM {table}", tenant="shop") == b"shop\n"
+        assert store.query_bytes(f"SELECT count() FROM {table}", tenant="none") == b"0\n"
+    assert store.query_bytes("SELECT count() FROM system.parts", tenant="shop") == b"0\n"
+
+
+def test_errors_are_what_may_pass_and_what_never_will(store: Store, server: Server) -> None:
+    """A wrong statement never will, with ClickHouse's code; a server that is not there may come back."""
+    with pytest.raises(StoreRefused) as error:
+        store.select("SELECT nope FROM streams")
+    assert error.value.code == 47
+    with pytest.raises(StoreUnavailable):
+        ServerStore(Address("127.0.0.1", 1, "default", "default", False))
+
+
+def test_the_clock_is_the_servers(store: Store) -> None:
+    """Within the time that asking takes."""
+    ((theirs,),) = store.select("SELECT toUnixTimestamp64Milli(now64(3))")
+    assert abs(store.clock_ms() - int(theirs)) < 1000
+
+
+def test_minutes_are_rolled_up_there(store: Store, settings: Settings) -> None:
+    """The rollups' statements run as they are."""
+    roller = Roller(open_store(settings), settings, Metrics())
+    assert roller.step().minutes > 0
+    roller.close()
+    ((streams,),) = store.select("SELECT sum(streams) FROM stream_minutes FINAL")
+    assert streams == store.select("SELECT count() FROM streams")[0][0]
+
+
+def test_what_was_not_written_whole_is_not_there(store: Store) -> None:
+    """A table that does not fit is refused, and nothing of it stays."""
+    with pytest.raises(StoreRefused):
+        store.insert("rejected", pa.table({"no_such_column": [1]}))
+    assert store.select("SELECT count() FROM rejected") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("clickhouse://legato@ch:8123/legato", Address("ch", 8123, "legato", "legato", False)),
+        ("clickhouse://ch", Address("ch", 8123, "default", "default", False)),
+        ("clickhouses://ch/x", Address("ch", 8443, "default", "x", True)),
+        ("clickhouse://a%40b@[::1]:9/x", Address("::1", 9, "a@b", "x", False)),
+        ("chdb:///data/store", pathlib.Path("/data/store")),
+    ],
+)
+def test_a_url_says_where(url: str, address: object) -> None:
+    """Servers with and without TLS, with their defaults, and folders."""
+    assert address_of(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "x", "chdb://relative", "chdb:relative", "mysql://h/d", "clickhouse:///d", "clickhouse://h/a/b", "clickhouse://h/d?x=1", "clickhouse://h:x/d",
+     "clickhouse://u:secret@h/d", "http://h"],
+)  # fmt: skip
+def test_what_is_no_store_is_refused_without_its_password(url: str) -> None:
+    """In one line that says what is expected."""
+    with pytest.raises(SettingsError, match="expected chdb:///absolute/path") as error:
+        address_of(url)
+    assert "secret" not in str(error.value) and "\n" not in str(error.value)
