@@ -18,7 +18,7 @@ import pyarrow as pa
 from legato_ingest.errors import SchemaError, StoreRefused
 from legato_ingest.store import Store
 
-__all__ = ["Migration", "applied", "apply", "is_current", "load", "set_retention"]
+__all__ = ["Migration", "applied", "apply", "is_current", "load"]
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 _ALREADY_EXISTS = 57
@@ -33,26 +33,6 @@ class Migration:
     name: str
     statement: str
     sha256: str
-
-
-# The tables that the retention applies to, and the time that it counts from.
-_KEPT_BY = {
-    "stream_revs": "start_time",
-    "stream_sockets": "start_time",
-    "engine_steps": "recorded_at",
-    "engine_requests": "recorded_at",
-    "node_samples": "recorded_at",
-    "verdicts": "start_time",
-    "replays": "start_time",
-    "stream_minutes": "minute",
-    "stall_minutes": "minute",
-    "but_for_minutes": "minute",
-    "engine_minutes": "minute",
-    "stream_hours": "minute",
-    "stall_hours": "minute",
-    "but_for_hours": "minute",
-    "chunking_changes": "changed_at",
-}
 
 
 def load(folder: pathlib.Path) -> list[Migration]:
@@ -121,16 +101,3 @@ def _apply_one(store: Store, migration: Migration) -> None:
         "applied_at": pa.array([datetime.now(UTC)], pa.timestamp("ms", "UTC")),
     }
     store.insert("schema_migrations", pa.table(note))
-
-
-def set_retention(store: Store, days: int) -> None:
-    """Make the store drop what happened more than ``days`` ago (0: never). Only says so when it says otherwise now."""
-    for table, time in _KEPT_BY.items():
-        ((declared,),) = store.select(
-            f"SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = '{table}'"
-        )
-        rule = f"TTL toDateTime({time}) + toIntervalDay({days})"
-        if days and rule not in str(declared):
-            store.command(f"ALTER TABLE {table} MODIFY {rule} SETTINGS materialize_ttl_after_modify = 0")
-        if not days and f"TTL toDateTime({time})" in str(declared):
-            store.command(f"ALTER TABLE {table} REMOVE TTL")

@@ -22,6 +22,7 @@ from legato_ingest.background import Background
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.literals import after_until_ms
 from legato_ingest.metrics import Metrics
+from legato_ingest.retention import kept_since_s
 from legato_ingest.rollup_queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
 from legato_ingest.rollups import HOUR_S, columns_of, roll, roll_hours, slices
 from legato_ingest.settings import Settings
@@ -68,7 +69,7 @@ class Roller:
         judged_ms: Callable[[], int] = now_ms,
         my_turn: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._store, self._metrics = store, metrics
+        self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
         self._slo = {"gap_us": int(settings.slo_gap_ms * 1000), "first_us": int(settings.slo_first_output_ms * 1000)}
         self._rolling = threading.Lock()
@@ -92,9 +93,12 @@ class Roller:
             return self._step()
 
     def again(self, since_s: int) -> dict[str, float]:
-        """Compute all minutes of the last ``since_s`` seconds (0: ever) anew: how many, and how long it took."""
+        """Compute all minutes of the last ``since_s`` seconds (0: ever) anew: how many, and how long it took.
+
+        Not those whose streams may be gone: of what is left they would be computed wrong.
+        """
         started = time.monotonic()
-        since = max(0, now_ms() // 1000 - since_s) if since_s else 0
+        since = max(kept_since_s(self._settings), now_ms() // 1000 - since_s if since_s else 0, 0)
         with self._rolling:
             streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")

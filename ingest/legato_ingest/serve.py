@@ -24,6 +24,7 @@ from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.lock import StoreLock
 from legato_ingest.metrics import Metrics
 from legato_ingest.opening import open_store
+from legato_ingest.retention import set_retention
 from legato_ingest.roller import followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.store import Store
@@ -82,7 +83,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     store = open_store(settings, _read_limits(settings))
     migrations = migrate.load(settings.schema_dir)
     migrate.apply(store, migrations)
-    migrate.set_retention(store, settings.retention_days)
+    set_retention(store, settings.retention_days, settings.retention_timelines_days, settings.retention_rollups_days)
     metrics = Metrics()
     committer = Committer(
         store,

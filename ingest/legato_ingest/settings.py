@@ -62,6 +62,10 @@ class Settings(BaseSettings):
     read_user: str = Field("legato", pattern=r"^[^:\x00-\x20\x7f]+$", description="Whose password the read door takes")
     read_password: SecretStr = Field(SecretStr(""), description="What every reader must then give; not on loopback: 12 characters or more")
     retention_days: int = Field(90, ge=0, le=36_500, description="Streams and samples from longer ago are refused and dropped; 0 keeps all")
+    retention_timelines_days: int = Field(
+        0, ge=0, le=36_500, description="Raw timelines from longer ago are dropped, their streams' statistics stay; 0: with their streams"
+    )
+    retention_rollups_days: int = Field(400, ge=0, le=36_500, description="Minutes and hours of dashboards are kept so long; 0 keeps all")
     body_bytes_max: int = Field(64 * 2**20, ge=1, description="Largest request body, also after decompression")
     queue_bytes_max: int = Field(256 * 2**20, ge=1, description="Bytes of bodies and rows that may wait; beyond it requests get 429")
     decode_requests_max: int = Field(4, ge=1, description="Requests that are decoded at the same time")

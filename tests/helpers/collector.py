@@ -58,7 +58,7 @@ class Collector:
         folder.mkdir(parents=True, exist_ok=True)
         ports = {name: str(free_port()) for name in ("GRPC", "HTTP", "HEALTH", "METRICS")}
         self.http, self.grpc = f"http://127.0.0.1:{ports['HTTP']}", f"127.0.0.1:{ports['GRPC']}"
-        self._health, self._metrics = f"http://127.0.0.1:{ports['HEALTH']}/", f"http://127.0.0.1:{ports['METRICS']}/metrics"
+        self._health, self.metrics_url = f"http://127.0.0.1:{ports['HEALTH']}/", f"http://127.0.0.1:{ports['METRICS']}/metrics"
         self.queue, self.log = folder / "queue", folder / "collector.log"
         self._command = [*prefix, *_command(configs)]
         self._environ = {
@@ -98,7 +98,7 @@ class Collector:
 
     def metric(self, name: str) -> float:
         """The sum of one of its own metrics over all label values; 0 where it has none yet."""
-        page = httpx.get(self._metrics).text
+        page = httpx.get(self.metrics_url).text
         return sum(float(value) for found, value in _SAMPLE.findall(page) if found == name)
 
 

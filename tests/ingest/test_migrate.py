@@ -134,38 +134,3 @@ def test_a_folder_that_is_no_schema_is_refused(tmp_path: pathlib.Path, names: li
         (tmp_path / name).write_text("SELECT 1", encoding="utf-8")
     with pytest.raises(SchemaError, match=words):
         migrate.load(tmp_path)
-
-
-def test_retention_follows_the_setting(store: Store) -> None:
-    """Set, changed, taken away, and left alone when it is right already."""
-
-    def declared() -> str:
-        return str(store.select("SELECT create_table_query FROM system.tables WHERE database = 'default' AND name = 'stream_revs'")[0][0])
-
-    plain = declared()
-    for days in (90, 90, 7):
-        migrate.set_retention(store, days)
-        assert f"TTL toDateTime(start_time) + toIntervalDay({days})" in declared()
-    migrate.set_retention(store, 0)
-    assert declared() == plain
-    migrate.set_retention(store, 0)
-
-
-def test_retention_covers_every_table_of_days(store: Store) -> None:
-    """What is partitioned by day is dropped by day: a table that is forgotten would grow for ever."""
-    migrate.set_retention(store, 7)
-    rows = store.select(
-        "SELECT name, create_table_query FROM system.tables WHERE partition_key LIKE 'toYYYYMMDD(%' AND database = 'default'"
-    )
-    migrate.set_retention(store, 0)
-    assert len(rows) >= 6 and {str(name) for name, sql in rows if "toIntervalDay(7)" not in str(sql)} == set()
-
-
-def test_retention_of_9_is_not_taken_for_90(store: Store) -> None:
-    """The rule is compared whole."""
-    try:
-        migrate.set_retention(store, 90)
-        migrate.set_retention(store, 9)
-        assert "toIntervalDay(9)" in str(store.select("SELECT create_table_query FROM system.tables WHERE name = 'stream_revs'")[0][0])
-    finally:
-        migrate.set_retention(store, 0)

@@ -14,6 +14,7 @@ from legato_ingest import migrate
 from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.opening import open_store
+from legato_ingest.retention import set_retention
 from legato_ingest.roller import Roller
 from legato_ingest.server_store import ServerStore
 from legato_ingest.settings import Settings, load
@@ -47,8 +48,8 @@ def test_the_setting_chooses_the_store(store: Store, settings: Settings) -> None
     assert isinstance(store, ServerStore)
     migrations = migrate.load(SCHEMA)
     assert migrate.is_current(store, migrations) and migrate.apply(store, migrations) == []
-    migrate.set_retention(store, 30)
-    migrate.set_retention(store, 30)
+    set_retention(store, 30, 3, 400)
+    set_retention(store, 0)
 
 
 def test_rows_go_in_and_come_out(store: Store) -> None:

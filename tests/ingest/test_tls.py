@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import pathlib
 import ssl
-from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
-import trustme
 
+from helpers.certificates import issued
 from helpers.ports import free_port
 from helpers.serving import legato, serving
 from legato_ingest import tls, tokens
 from legato_ingest.errors import SettingsError
 from legato_ingest.tokens import READ, WRITE
-
-
-def issued(folder: pathlib.Path, days: float = 90) -> tuple[pathlib.Path, pathlib.Path, trustme.CA]:
-    """A certificate of 127.0.0.1 and its key, and who issued it."""
-    authority = trustme.CA()
-    until = datetime.now(UTC) + timedelta(days=days)
-    one = authority.issue_cert("127.0.0.1", not_before=until - timedelta(days=200), not_after=until)
-    certificate, key = folder / "tls.crt", folder / "tls.key"
-    for path, blobs in ((certificate, one.cert_chain_pems), (key, [one.private_key_pem])):
-        path.write_bytes(b"".join(blob.bytes() for blob in blobs))
-    return certificate, key, authority
 
 
 def test_a_good_pair_is_taken(tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,113 @@
+"""What is kept for how long: rows by their kind, timelines before their streams, minutes after them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.reading import stream, streams_in
+from legato_ingest.attribution.worker import Worker
+from legato_ingest.metrics import Metrics
+from legato_ingest.retention import kept_since_s, set_retention
+from legato_ingest.roller import Roller
+from legato_ingest.settings import load
+from legato_ingest.store import Store
+
+DAY_S = 86_400
+
+
+@pytest.fixture(autouse=True)
+def undone(store: Store) -> Iterator[None]:
+    """Other tests keep everything."""
+    yield
+    set_retention(store, 0)
+
+
+def test_retention_follows_the_setting(store: Store) -> None:
+    """Set, changed, taken away, and left alone when it is right already."""
+
+    def declared() -> str:
+        return str(store.select("SELECT create_table_query FROM system.tables WHERE database = 'default' AND name = 'stream_revs'")[0][0])
+
+    plain = declared()
+    for days in (90, 90, 7):
+        set_retention(store, days)
+        assert f"TTL toDateTime(start_time) + toIntervalDay({days})" in declared()
+    set_retention(store, 0)
+    assert declared() == plain
+    set_retention(store, 0)
+
+
+def test_retention_covers_every_table_of_days(store: Store) -> None:
+    """What is partitioned by day is dropped by day: a table that is forgotten would grow for ever."""
+    set_retention(store, 7)
+    rows = store.select(
+        "SELECT name, create_table_query FROM system.tables WHERE partition_key LIKE 'toYYYYMMDD(%' AND database = 'default'"
+    )
+    set_retention(store, 0)
+    assert len(rows) >= 6 and {str(name) for name, sql in rows if "toIntervalDay(7)" not in str(sql)} == set()
+
+
+def test_retention_of_9_is_not_taken_for_90(store: Store) -> None:
+    """The rule is compared whole."""
+    try:
+        set_retention(store, 90)
+        set_retention(store, 9)
+        assert "toIntervalDay(9)" in str(store.select("SELECT create_table_query FROM system.tables WHERE name = 'stream_revs'")[0][0])
+    finally:
+        set_retention(store, 0)
+
+
+def test_timelines_and_minutes_have_rules_of_their_own(store: Store) -> None:
+    """Each is set, changed and taken away without touching the others'."""
+
+    def declared(table: str) -> str:
+        return str(store.select(f"SELECT create_table_query FROM system.tables WHERE database = 'default' AND name = '{table}'")[0][0])
+
+    plain = declared("stream_revs"), declared("stream_minutes")
+    for _ in range(2):
+        set_retention(store, 90, 30, 400)
+        revs, minutes = declared("stream_revs"), declared("stream_minutes")
+        assert revs.count("toIntervalDay(30)") == 5 and revs.count("toIntervalDay(90)") == 1
+        assert minutes.count("toIntervalDay(400)") == 1
+    set_retention(store, 90, 3, 0)
+    assert declared("stream_revs").count("toIntervalDay(3)") == 5 and declared("stream_minutes") == plain[1]
+    set_retention(store, 0)
+    assert (declared("stream_revs"), declared("stream_minutes")) == plain
+
+
+def test_a_timeline_goes_before_its_stream_and_changes_nothing_else(store: Store) -> None:
+    """Statistics, verdicts and minutes stay as they were, also when all is judged and rolled up again; the stream can still be shown."""
+    settings = load(retention_days=0, stall_ms=250)
+    held = stream((20.0,) * 10 + (700.0,) + (20.0,) * 8, holds_ms=(0.0,) * 10 + (690.0,) + (0.0,) * 9, age_s=40 * DAY_S)
+    streams_in(store, [held])
+    streams_in(store, [stream(age_s=100.0)], seed=8)
+    worker, roller = Worker(store, settings, Metrics()), Roller(store, settings, Metrics())
+    worker.again(0)
+    roller.again(0)
+    told = "SELECT start_time, cause, gap_us FROM verdicts FINAL ORDER BY start_time"
+    minutes = "SELECT * EXCEPT rolled_at FROM stream_minutes FINAL ORDER BY minute"
+    statistics = "SELECT * EXCEPT (dt_us, chunk_bytes, chunk_tokens, chunk_kind, chunk_hold_64us) FROM streams ORDER BY start_time"
+    before = [store.select(sql) for sql in (told, minutes, statistics)]
+    assert len(before[0]) == 1 and len(before[1]) == 2
+    set_retention(store, 0, 30)
+    store.command("ALTER TABLE stream_revs MATERIALIZE TTL SETTINGS mutations_sync = 1")
+    assert store.select("SELECT notEmpty(dt_us), gap_max_us > 600000 FROM streams ORDER BY start_time") == [(0, 1), (1, 0)]
+    worker.again(0)
+    roller.again(0)
+    assert [store.select(sql) for sql in (told, minutes, statistics)] == before
+
+
+def test_minutes_outlive_their_streams(store: Store) -> None:
+    """Computed again from what is left they would be zeros: so those of streams that may be gone are let be."""
+    streams_in(store, [stream(age_s=40 * DAY_S), stream(age_s=100.0)])
+    Roller(store, load(retention_days=0), Metrics()).again(0)
+    counted = "SELECT sum(streams) FROM stream_minutes FINAL"
+    assert store.select(counted) == [(2,)]
+    store.command("ALTER TABLE stream_revs DELETE WHERE start_time < now() - INTERVAL 30 DAY SETTINGS mutations_sync = 1")
+    kept = load(retention_days=30)
+    assert time.time() - kept_since_s(kept) == pytest.approx(29 * DAY_S, abs=5)
+    Roller(store, kept, Metrics()).again(0)
+    assert store.select(counted) == [(2,)]
