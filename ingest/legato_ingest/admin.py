@@ -10,12 +10,15 @@ import os
 import pathlib
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
+from legato_ingest import backup as backups
 from legato_ingest import migrate
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.errors import LegatoError, Locked
@@ -24,9 +27,9 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.opening import open_store
 from legato_ingest.roller import Roller
 from legato_ingest.settings import Settings
-from legato_ingest.store import Store
+from legato_ingest.store import Store, backups_of
 
-__all__ = ["attribute", "create_app", "listen", "rollup", "schema_apply", "schema_status"]
+__all__ = ["attribute", "backup", "create_app", "listen", "rollup", "schema_apply", "schema_status"]
 
 
 def socket_path(store_path: pathlib.Path) -> pathlib.Path:
@@ -66,6 +69,10 @@ def create_app(settings: Settings, store: Store, worker: Worker, roller: Roller)
     @app.post("/attribute")
     def again(since_s: int) -> Any:
         return _guarded(lambda: worker.again(since_s))
+
+    @app.post("/backup")
+    def back_up(name: str = "") -> Any:
+        return _guarded(lambda: _backed_up(settings, name))
 
     @app.post("/rollup")
     def roll_again(since_s: int) -> Any:
@@ -109,6 +116,19 @@ def rollup(settings: Settings, since_s: int) -> dict[str, Any]:
         return dict(Roller(store, settings, Metrics()).again(since_s))
 
     return dict(_through(settings, "POST", f"/rollup?since_s={since_s}", here))
+
+
+def backup(settings: Settings, name: str) -> dict[str, Any]:
+    """Back up the embedded store, by whoever holds it. Raises ``LegatoError``."""
+    if settings.server is not None:
+        raise LegatoError("this is for an embedded store: a ClickHouse server has a BACKUP of its own")
+    here = partial(backups.backup, folder=backups_of(settings.store_path), name=name)
+    return dict(_through(settings, "POST", f"/backup?{urlencode({'name': name})}", here))
+
+
+def _backed_up(settings: Settings, name: str) -> dict[str, Any]:
+    # A handle of its own: nobody's acknowledgement waits for it.
+    return _done_by(open_store(settings), partial(backups.backup, folder=backups_of(settings.store_path), name=name))
 
 
 def _apply(settings: Settings, store: Store) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from legato_ingest import cli_dashboards, cli_doctor, cli_read, cli_token
+from legato_ingest import cli_dashboards, cli_doctor, cli_read, cli_store, cli_token
 from legato_ingest.errors import LegatoError
 
 __all__ = ["app", "main"]
@@ -33,6 +33,7 @@ cli_read.register(app)
 cli_dashboards.register(app)
 cli_token.register(app)
 cli_doctor.register(app)
+cli_store.register(app)
 
 StoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
 

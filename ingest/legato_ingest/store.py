@@ -25,7 +25,7 @@ from legato_ingest.literals import quoted
 from legato_ingest.stamps import now_ms
 from legato_ingest.tokens import EVERYONE
 
-__all__ = ["ReadLimits", "Store", "filters_of", "translated"]
+__all__ = ["ReadLimits", "Store", "backups_of", "filters_of", "translated"]
 
 # Codes of ClickHouse that pass: memory, disk, parts, time-outs, locks, connections. What they refuse now they may take later.
 _TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
@@ -50,13 +50,15 @@ ReadLimits = Mapping[str, int | str]
 class Store:
     """An embedded store (chDB) in the folder ``path``. Opening takes a second and 200 MB. Use from any thread.
 
+    ``backups`` is the only folder that the engine may write backups to, or restore from (default: beside the store).
+
     ``read_limits`` are ClickHouse settings that every read handle is given before it is made read-only.
     Raises ``StoreUnavailable`` and ``StoreRefused``.
     """
 
-    def __init__(self, path: pathlib.Path, read_limits: ReadLimits | None = None) -> None:
+    def __init__(self, path: pathlib.Path, read_limits: ReadLimits | None = None, backups: pathlib.Path | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = path
+        self._path, self._backups = path, backups or backups_of(path)
         self._set_up(read_limits)
 
     def _set_up(self, read_limits: ReadLimits | None) -> None:
@@ -71,7 +73,9 @@ class Store:
 
     def _open(self) -> Client:
         with translated():
-            client = clickhouse_connect.get_client(interface="chdb", path=str(self._path))
+            client = clickhouse_connect.get_client(
+                interface="chdb", path=str(self._path), chdb_options={"backups.allowed_path": str(self._backups)}
+            )
         self._clients.append(client)
         return client
 
@@ -84,6 +88,11 @@ class Store:
         if rows.num_rows:
             with self._write() as writer:
                 writer.insert_arrow(table, rows, settings=dict(_INSERT_SETTINGS))
+
+    def insert_native(self, table: str, block: bytes) -> None:
+        """Insert rows that are in ClickHouse's Native format with all columns, as ``query_bytes`` gives them."""
+        with self._write() as writer:
+            writer.raw_insert(table, insert_block=block, settings=dict(_INSERT_SETTINGS), fmt="Native")
 
     def command(self, sql: str) -> None:
         """Run a statement that changes the store."""
@@ -187,6 +196,11 @@ class Store:
         """Close all handles; the engine flushes and stops."""
         for client in self._clients:
             client.close()
+
+
+def backups_of(path: pathlib.Path) -> pathlib.Path:
+    """Where the backups of the store at ``path`` lie."""
+    return path.with_name(path.name + ".backups")
 
 
 def filters_of(store: Store, tenant: str) -> str:

@@ -28,6 +28,7 @@ from fastapi import FastAPI, Request, Response
 __all__ = ["create_app"]
 
 _INSERT = re.compile(r"\s*INSERT\s+INTO\s+(?P<into>.+?)\s+FORMAT\s+(?P<format>\w+)\s*", re.IGNORECASE | re.DOTALL)
+_INSERT_AND_DATA = re.compile(rb"(?P<statement>\s*INSERT\s+INTO\s[^\n]+?\sFORMAT\s+\w+)\n(?=.)", re.IGNORECASE | re.DOTALL)
 _FORMAT = re.compile(r"\sFORMAT\s+(\w+)\s*;?\s*$", re.IGNORECASE)
 _RESULT = re.compile(r"\s*(SELECT|WITH|SHOW|DESCRIBE|EXISTS|EXPLAIN)\b", re.IGNORECASE)
 _CODE = re.compile(r"Code: (\d+)")
@@ -104,7 +105,9 @@ def create_app(folder: pathlib.Path) -> FastAPI:
         given, body = dict(request.query_params.items()), await request.body()
         sql = given.get("query", "")
         if not sql:
-            sql, body = body.decode(), b""
+            # The statement, and what it inserts after its line.
+            insert = _INSERT_AND_DATA.match(body)
+            sql, body = (insert["statement"].decode(), body[insert.end() :]) if insert else (body.decode(), b"")
         settings = {name: value for name, value in given.items() if not _NO_SETTINGS.fullmatch(name)}
         parameters = {name.removeprefix("param_"): _Encoded(value) for name, value in given.items() if name.startswith("param_")}
         try:
