@@ -58,7 +58,7 @@ def kept_since_s(settings: Settings) -> int:
 def _set_table(store: Store, table: str, column: str, days: int) -> None:
     ((declared,),) = store.select(f"SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = '{table}'")
     # The table's own rule comes after its key; a column's stands before.
-    declared = str(declared).rpartition("ORDER BY")[2]
+    declared = declared.rpartition("ORDER BY")[2]
     rule = f"TTL toDateTime({column}) + toIntervalDay({days})"
     if days and rule not in declared:
         store.command(f"ALTER TABLE {table} MODIFY {rule} SETTINGS materialize_ttl_after_modify = 0")
@@ -69,9 +69,19 @@ def _set_table(store: Store, table: str, column: str, days: int) -> None:
 def _set_column(store: Store, table: str, column: str, days: int) -> None:
     ((declared,),) = store.select(f"SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = '{table}'")
     # A column's declaration goes on to the next name in backticks, or to the end of them all.
-    declared = re.split(r"`| INDEX |\) ENGINE ", str(declared).partition(f"`{column}` ")[2])[0]
+    declared = re.split(r"`| INDEX |\) ENGINE ", declared.partition(f"`{column}` ")[2])[0]
     rule = f"TTL toDateTime(start_time) + toIntervalDay({days})"
     if days and rule not in declared:
         store.command(f"ALTER TABLE {table} MODIFY COLUMN {column} {rule} SETTINGS materialize_ttl_after_modify = 0")
     if not days and " TTL " in declared:
         store.command(f"ALTER TABLE {table} MODIFY COLUMN {column} REMOVE TTL")
+
+
+def _declared(store: Store, table: str) -> tuple[str, str]:
+    """Where the table's rows are, and how that is declared: on a cluster, in the shards' own tables."""
+    rows = store.select(
+        "SELECT name, create_table_query FROM system.tables"
+        f" WHERE database = currentDatabase() AND name IN ('{table}', '{table}_local') ORDER BY name DESC LIMIT 1"
+    )
+    name, declared = rows[0]
+    return (f"{name} ON CLUSTER '{{cluster}}'" if name != table else table), str(declared)

@@ -33,7 +33,13 @@ _CODE = re.compile(r"Code: (\d+)")
 # What the driver puts around a server's answer: a reader need not know where the server is.
 _AROUND = re.compile(r"^Received ClickHouse exception, code: \d+, server response: | \(for url [^)]*\)$")
 # Settings that releases have changed under people, said on every insert.
-_INSERT_SETTINGS: Mapping[str, Any] = {"async_insert": 0, "max_partitions_per_insert_block": 0, "max_insert_threads": 1}
+_INSERT_SETTINGS: Mapping[str, Any] = {
+    "async_insert": 0,
+    "max_partitions_per_insert_block": 0,
+    "max_insert_threads": 1,
+    # On a cluster: the shards have the rows when the insert is done.
+    "distributed_foreground_insert": 1,
+}
 
 # Idle handles of readers, over all tenants; one holds about a megabyte.
 _IDLE_READERS_MAX = 16

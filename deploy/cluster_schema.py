@@ -1,0 +1,104 @@
+"""Writes `schema/cluster/` from `schema/`: the same tables for a ClickHouse cluster.
+
+    python deploy/cluster_schema.py [--check]
+
+One idea: what belongs to a trace is sharded by it, so that a stream's vantages, its retries and its verdicts meet on one shard; what every
+shard needs beside its streams (engine steps, samples) and what is small (minutes, notes) is one replicated table on all of them. Queries
+stay as they are: a sharded table keeps its name for the Distributed one, and the shard's own is called `…_local`. It talks to no server.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SOURCE, TARGET = ROOT / "schema", ROOT / "schema" / "cluster"
+
+# What a trace's rows are in. Everything else is on every shard.
+SHARDED = frozenset(("stream_revs", "stream_sockets", "verdicts", "replays", "rejected"))
+_CREATE = re.compile(
+    r"CREATE TABLE (?P<name>\w+)\n\((?P<columns>.*)\n\)\nENGINE = (?P<engine>\w*MergeTree)(?:\((?P<version>\w+)\))?\n(?P<rest>.*)",
+    re.DOTALL,
+)
+_LIKE = re.compile(r"CREATE TABLE (?P<name>\w+) AS (?P<model>\w+)")
+_ALTER = re.compile(r"ALTER TABLE (?P<name>\w+)\n(?P<rest>.*)", re.DOTALL)
+# A retry may come a week later (ClickHouse 25.10 lowered the window to an hour).
+_WINDOW = "replicated_deduplication_window = 100000, replicated_deduplication_window_seconds = 604800"
+_ON = "ON CLUSTER '{cluster}'"
+
+
+def statements() -> Iterator[tuple[str, str]]:
+    """Name and text of each file, in order."""
+    created: dict[str, re.Match[str]] = {}
+    for path in sorted(SOURCE.glob("[0-9]*.sql")):
+        comment, sql = _parts(path.read_text(encoding="utf-8"))
+        name = path.stem.partition("_")[2]
+        if like := _LIKE.fullmatch(sql):
+            yield name, comment + _table(like["name"], created[like["model"]], like["name"] in SHARDED)
+        elif create := _CREATE.fullmatch(sql):
+            created[create["name"]] = create
+            sharded = create["name"] in SHARDED
+            yield name + ("_local" if sharded else ""), comment + _table(create["name"], create, sharded)
+            if sharded:
+                yield name, f"-- All shards' rows of `{create['name']}_local`.\n{_distributed(create['name'])}"
+        elif alter := _ALTER.fullmatch(sql):
+            yield from _altered(name, comment, alter)
+        else:
+            yield name, comment + sql.replace("CREATE VIEW streams AS", f"CREATE VIEW streams {_ON} AS") + "\n"
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """The comment at the top, and the statement."""
+    lines = text.rstrip().splitlines()
+    first = next(number for number, line in enumerate(lines) if not line.startswith("--"))
+    return "".join(f"{line}\n" for line in lines[:first]), "\n".join(lines[first:])
+
+
+def _table(name: str, model: re.Match[str], sharded: bool) -> str:
+    version = f", {model['version']}" if model["version"] else ""
+    where = ("{shard}", "{replica}") if sharded else ("all", "{shard}-{replica}")
+    engine = f"Replicated{model['engine']}('/clickhouse/tables/{where[0]}/{{database}}/{name}', '{where[1]}'{version})"
+    rest = model["rest"]
+    rest = f"{rest}, {_WINDOW}" if "SETTINGS" in rest else f"{rest}\nSETTINGS {_WINDOW}"
+    return f"CREATE TABLE {name}{'_local' if sharded else ''} {_ON}\n({model['columns']}\n)\nENGINE = {engine}\n{rest}\n"
+
+
+def _distributed(name: str) -> str:
+    # In the foreground: an acknowledgement is given when the shards have the rows.
+    return (
+        f"CREATE TABLE {name} {_ON} AS {name}_local\n"
+        f"ENGINE = Distributed('{{cluster}}', currentDatabase(), {name}_local, cityHash64(trace_id))\nSETTINGS fsync_after_insert = 1\n"
+    )
+
+
+def _altered(name: str, comment: str, alter: re.Match[str]) -> Iterator[tuple[str, str]]:
+    table, rest = alter["name"], alter["rest"]
+    if table not in SHARDED:
+        yield name, f"{comment}ALTER TABLE {table} {_ON}\n{rest}\n"
+        return
+    yield f"{name}_local", f"{comment}ALTER TABLE {table}_local {_ON}\n{rest}\n"
+    if "ADD COLUMN" in rest:
+        columns = re.sub(r" CODEC\((?:[^()]|\([^()]*\))*\)", "", rest)
+        yield name, f"-- The same for all shards' rows.\nALTER TABLE {table} {_ON}\n{columns}\n"
+
+
+def main() -> None:
+    """Write the files, or say what differs."""
+    wanted = {f"{number:04}_{name}.sql": text for number, (name, text) in enumerate(statements(), 1)}
+    there = {path.name: path.read_text(encoding="utf-8") for path in TARGET.glob("*.sql")}
+    if "--check" in sys.argv[1:]:
+        if different := sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name)):
+            raise SystemExit(f"schema/cluster differs from schema/: {', '.join(different)}; run python deploy/cluster_schema.py")
+        return
+    TARGET.mkdir(exist_ok=True)
+    for name in there.keys() - wanted.keys():
+        (TARGET / name).unlink()
+    for name, text in wanted.items():
+        (TARGET / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

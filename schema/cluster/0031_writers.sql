@@ -1,0 +1,12 @@
+-- One row an instance of `legato serve` on a store that several share: what it received until `settled_at` is in the store. Times are the store's.
+CREATE TABLE writers ON CLUSTER '{cluster}'
+(
+    tenant     LowCardinality(String) CODEC(ZSTD(1)),
+    writer     String CODEC(ZSTD(1)),
+    settled_at DateTime64(3, 'UTC') CODEC(Delta, ZSTD(1)),
+    seen_at    DateTime64(3, 'UTC') DEFAULT now64(3) CODEC(Delta, ZSTD(1))
+)
+ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/all/{database}/writers', '{shard}-{replica}', seen_at)
+ORDER BY (tenant, writer)
+TTL toDateTime(seen_at) + INTERVAL 1 DAY
+SETTINGS replicated_deduplication_window = 100000, replicated_deduplication_window_seconds = 604800

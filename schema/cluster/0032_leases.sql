@@ -1,0 +1,14 @@
+-- One row an instance that does, or waits for, what only one may do at a time. Who acts and has not lapsed is the one; else who came first.
+CREATE TABLE leases ON CLUSTER '{cluster}'
+(
+    tenant     LowCardinality(String) CODEC(ZSTD(1)),
+    lease      LowCardinality(String) CODEC(ZSTD(1)),
+    holder     String CODEC(ZSTD(1)),
+    claimed_at DateTime64(3, 'UTC') CODEC(Delta, ZSTD(1)),
+    acting     Bool CODEC(ZSTD(1)),
+    seen_at    DateTime64(3, 'UTC') DEFAULT now64(3) CODEC(Delta, ZSTD(1))
+)
+ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/all/{database}/leases', '{shard}-{replica}', seen_at)
+ORDER BY (tenant, lease, holder)
+TTL toDateTime(seen_at) + INTERVAL 1 DAY
+SETTINGS replicated_deduplication_window = 100000, replicated_deduplication_window_seconds = 604800
