@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import httpx
 
@@ -43,7 +43,7 @@ class Setup:
     collector_metrics_url: str = ""
     token: str = ""
     read_token: str = ""
-    answers: dict[str, Any] = field(default_factory=dict)
+    answers: set[str] = field(default_factory=set)
     """What earlier checks learnt, so that a door that is shut is told once and not by everybody who would go through it."""
 
     @property
@@ -60,7 +60,12 @@ class Setup:
         return httpx.post(url, content=content, headers={**headers, **bearer(self.token)}, timeout=_TIMEOUT_S)
 
 
-Check = Callable[[Setup], Finding]
+class Check(NamedTuple):
+    """What looks at one thing. ``needs``: the door (of ``Setup.answers``) without which there is nothing to look at."""
+
+    name: str
+    look: Callable[[Setup], Finding]
+    needs: str = ""
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -88,12 +93,15 @@ def skipped(check: str, found: str) -> Finding:
     return Finding(check, "skipped", found)
 
 
-def examine(setup: Setup, checks: Sequence[tuple[str, Check]]) -> Iterator[Finding]:
+def examine(setup: Setup, checks: Sequence[Check]) -> Iterator[Finding]:
     """Each check's finding, as it comes."""
-    for name, check in checks:
+    for check in checks:
+        if check.needs and check.needs not in setup.answers:
+            yield skipped(check.name, f"the {check.needs} does not answer")
+            continue
         try:
-            yield check(setup)
+            yield check.look(setup)
         except LegatoError as error:
-            yield fault(name, str(error), "mend that, and ask again")
+            yield fault(check.name, str(error), "mend that, and ask again")
         except Exception as error:
-            yield fault(name, f"the check itself failed ({type(error).__name__})", "please report this")
+            yield fault(check.name, f"the check itself failed ({type(error).__name__})", "please report this")

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from legato_ingest.doctor import Finding, Setup, fault, skipped, warning, well
+from legato_ingest.doctor import Check, Finding, Setup, fault, skipped, warning, well
 
 __all__ = ["CHECKS"]
 
@@ -55,8 +55,6 @@ ORDER BY spans DESC"""
 def vantages(setup: Setup) -> Finding:
     """Whether a vantage that told of streams has fallen silent while others go on."""
     name = "vantages"
-    if "read" not in setup.answers:
-        return skipped(name, "the read door does not answer")
     stopped = setup.reader.rows(_STOPPED)
     (now,) = setup.reader.rows(_GOING_ON)
     if not stopped:
@@ -70,8 +68,6 @@ def vantages(setup: Setup) -> Finding:
 def engines(setup: Setup) -> Finding:
     """Whether an engine that serves streams tells of its steps."""
     name = "engine steps"
-    if "read" not in setup.answers:
-        return skipped(name, "the read door does not answer")
     without = setup.reader.rows(_STEPLESS)
     if not without:
         return well(name, "no engine that serves streams is without them")
@@ -83,8 +79,6 @@ def engines(setup: Setup) -> Finding:
 def emitters_clocks(setup: Setup) -> Finding:
     """Whether streams come from the future, or from long ago."""
     name = "emitters' clocks"
-    if "read" not in setup.answers:
-        return skipped(name, "the read door does not answer")
     off = setup.reader.rows(_CLOCKS)
     if not off:
         return well(name, "streams end shortly before they come in")
@@ -97,8 +91,6 @@ def emitters_clocks(setup: Setup) -> Finding:
 def rejections(setup: Setup) -> Finding:
     """What was refused in the last day, and why."""
     name = "rejected"
-    if "read" not in setup.answers:
-        return skipped(name, "the read door does not answer")
     rows = setup.reader.rows(_REJECTED)
     if not rows:
         return well(name, "nothing in the last day")
@@ -109,8 +101,6 @@ def rejections(setup: Setup) -> Finding:
 def keeping_up(setup: Setup) -> Finding:
     """Whether attribution and rollups keep up, and what failed."""
     name = "keeping up"
-    if "otlp" not in setup.answers:
-        return skipped(name, "the OTLP door does not answer")
     try:
         reply = setup.get(f"{setup.otlp_url}/metrics")
     except httpx.TransportError as error:
@@ -141,9 +131,9 @@ def _shown(items: Any) -> str:
 
 
 CHECKS = (
-    ("vantages", vantages),
-    ("engine steps", engines),
-    ("emitters' clocks", emitters_clocks),
-    ("rejected", rejections),
-    ("keeping up", keeping_up),
+    Check("vantages", vantages, "read door"),
+    Check("engine steps", engines, "read door"),
+    Check("emitters' clocks", emitters_clocks, "read door"),
+    Check("rejected", rejections, "read door"),
+    Check("keeping up", keeping_up, "OTLP door"),
 )

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 
 from legato_ingest import migrate, tls
-from legato_ingest.doctor import Finding, Setup, fault, skipped, warning, well
+from legato_ingest.doctor import Check, Finding, Setup, fault, skipped, warning, well
 from legato_ingest.errors import LegatoError
 from legato_ingest.reader import ReadError
 from legato_ingest.tokens import READ, WRITE, load
@@ -39,7 +39,7 @@ def otlp_door(setup: Setup) -> Finding:
         return fault(name, f"{url} answers, and its store does not", "see its log: disk, memory, or the ClickHouse server")
     if reply.status_code != 200 or reply.text.strip() != "ready":
         return fault(name, f"{url} answers (status {reply.status_code}), but not as Legato's OTLP door", "another program's port? --otlp")
-    setup.answers["otlp"] = True
+    setup.answers.add(name)
     return well(name, f"{url} is ready")
 
 
@@ -55,15 +55,13 @@ def read_door(setup: Setup) -> Finding:
             else "--url or LEGATO_READ_URL say where it is"
         )
         return fault(name, str(error), todo)
-    setup.answers["read"] = True
+    setup.answers.add(name)
     return well(name, f"{setup.read_url} answers")
 
 
 def write_token(setup: Setup) -> Finding:
     """Whether what an emitter would send is taken from it."""
     name = "write token"
-    if "otlp" not in setup.answers:
-        return skipped(name, "the OTLP door does not answer")
     reply = setup.post(f"{setup.otlp_url}/v1/traces", b"", _PROTOBUF)
     if reply.status_code == 401 and not setup.token:
         return fault(name, "a token is wanted, and none is set", "`legato token add NAME --tenant TENANT --write`; LEGATO_TOKEN")
@@ -110,8 +108,6 @@ def certificate(setup: Setup) -> Finding:
 def schema(setup: Setup) -> Finding:
     """Whether the store's schema is this program's."""
     name = "schema"
-    if "read" not in setup.answers:
-        return skipped(name, "the read door does not answer")
     known = {int(row["number"]): row["sha256"] for row in setup.reader.rows("SELECT number, sha256 FROM schema_migrations FINAL")}
     if not known:
         return skipped(name, "this reader may not see it: ask as an operator")
@@ -134,8 +130,6 @@ def schema(setup: Setup) -> Finding:
 def clock(setup: Setup) -> Finding:
     """How far this host's clock and the store's are apart."""
     name = "clock"
-    if "read" not in setup.answers:
-        return skipped(name, "the read door does not answer")
     before = time.time()
     (row,) = setup.reader.rows("SELECT toUnixTimestamp64Milli(now64(3)) AS ms")
     apart_s = int(row["ms"]) / 1000 - (before + time.time()) / 2
@@ -198,13 +192,13 @@ def _cause(error: Exception) -> str:
 
 
 CHECKS = (
-    ("OTLP door", otlp_door),
-    ("read door", read_door),
-    ("write token", write_token),
-    ("tokens' file", tokens_file),
-    ("certificate", certificate),
-    ("schema", schema),
-    ("clock", clock),
-    ("disk", disk),
-    ("Collector", collector),
+    Check("OTLP door", otlp_door),
+    Check("read door", read_door),
+    Check("write token", write_token, "OTLP door"),
+    Check("tokens' file", tokens_file),
+    Check("certificate", certificate),
+    Check("schema", schema, "read door"),
+    Check("clock", clock, "read door"),
+    Check("disk", disk),
+    Check("Collector", collector),
 )

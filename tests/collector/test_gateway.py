@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import grpc
 import httpx
@@ -17,6 +16,7 @@ from helpers.collector import Collector, run
 from helpers.disks import can_mount, small_disk
 from helpers.receiver import Receiver, receiver
 from helpers.spans import native_span, request
+from helpers.waiting import eventually
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 ONE, OTHER = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}
@@ -53,16 +53,6 @@ def traces(contents: Iterable[bytes]) -> list[bytes]:
     """The trace ids in these bodies, in order."""
     requests = map(ExportTraceServiceRequest.FromString, contents)
     return sorted(span.trace_id for each in requests for rs in each.resource_spans for ss in rs.scope_spans for span in ss.spans)
-
-
-def eventually(condition: Callable[[], object], seconds: float = 20) -> bool:
-    """Whether it holds before so long."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def call(collector: Collector, message: ExportTraceServiceRequest, metadata: tuple[tuple[str, str], ...] = ()) -> None:

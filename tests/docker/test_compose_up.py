@@ -10,8 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -23,6 +22,7 @@ from helpers.reading import stream
 from helpers.repository import ROOT
 from helpers.serving import legato
 from helpers.spans import native_span, request
+from helpers.waiting import until
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 PROJECT = "legato-test"
@@ -90,14 +90,6 @@ def stack() -> Iterator[Stack]:
             shutil.rmtree(ROOT / ".secrets")
 
 
-def until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    """Wait for it, for at most so long."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.5)
-
-
 def of(service: str) -> str:
     """The condition that a row is of one of this service's streams."""
     return f"trace_id IN (SELECT trace_id FROM streams WHERE service_name = '{service}')"
@@ -106,8 +98,8 @@ def of(service: str) -> str:
 def test_a_stream_comes_back_with_its_verdict(stack: Stack) -> None:
     """In at the Collector's published port with a token, out at the read port: stored, judged, rolled up; the command reads it too."""
     assert stack.send(3).status_code == 200
-    until(lambda: stack.ask(f"SELECT count(), any(cause) FROM verdicts FINAL WHERE {of('outside')}") == "3\tconsumer")
-    until(lambda: stack.ask("SELECT sum(streams) FROM stream_minutes FINAL WHERE service_name = 'outside'") == "3")
+    until(lambda: stack.ask(f"SELECT count(), any(cause) FROM verdicts FINAL WHERE {of('outside')}") == "3\tconsumer", 90)
+    until(lambda: stack.ask("SELECT sum(streams) FROM stream_minutes FINAL WHERE service_name = 'outside'") == "3", 90)
     assert stack.ask("SELECT DISTINCT tenant FROM streams") == "main"
     environ = {"LEGATO_READ_URL": stack.read, "LEGATO_READ_PASSWORD": stack.environ["LEGATO_READ_TOKEN"]}
     blame = legato("blame", environ=environ)
@@ -117,8 +109,8 @@ def test_a_stream_comes_back_with_its_verdict(stack: Stack) -> None:
 def test_the_demos_load_comes_with_its_engines_steps(stack: Stack) -> None:
     """Server, clients, the engine's plugin and the agent, each in its container: both vantages, steps, and stalls judged by them."""
     until(lambda: stack.ask("SELECT uniqExact(vantage) FROM streams WHERE startsWith(service_name, 'demo-')") == "2", 120)
-    until(lambda: stack.ask("SELECT count() > 0 FROM engine_steps") == "1")
-    until(lambda: stack.ask(f"SELECT count() > 0 FROM verdicts FINAL WHERE {of('demo-app')} AND engine_id != ''") == "1")
+    until(lambda: stack.ask("SELECT count() > 0 FROM engine_steps") == "1", 90)
+    until(lambda: stack.ask(f"SELECT count() > 0 FROM verdicts FINAL WHERE {of('demo-app')} AND engine_id != ''") == "1", 90)
 
 
 def test_who_has_no_token_is_nobody(stack: Stack) -> None:

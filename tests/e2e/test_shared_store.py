@@ -5,8 +5,6 @@ from __future__ import annotations
 import pathlib
 import random
 import threading
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import httpx
@@ -16,6 +14,7 @@ from helpers.ports import free_port
 from helpers.reading import stream
 from helpers.serving import legato, serving
 from helpers.spans import native_span, request
+from helpers.waiting import until
 
 HEADERS = {"content-type": "application/x-protobuf"}
 BODIES, STREAMS = 60, 20
@@ -29,14 +28,6 @@ def body_of(rng: random.Random, streams: int = STREAMS) -> bytes:
         made = stream((20.0,) * 10 + (700.0,) + (20.0,) * 8, holds_ms=(0.0,) * 10 + (690.0,) + (0.0,) * 9)
         native_span(body, made["attributes"], duration_ns=made["duration_ns"], rng=rng)
     return bytes(body.SerializeToString())
-
-
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for it, for at most so long."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.2)
 
 
 def test_several_write_and_one_works(tmp_path: pathlib.Path) -> None:

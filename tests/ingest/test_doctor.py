@@ -6,7 +6,7 @@ import json
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import httpx
@@ -20,9 +20,10 @@ from helpers.reading import stream
 from helpers.receiver import receiver
 from helpers.serving import legato, served
 from helpers.spans import native_span, request
+from helpers.waiting import until
 from legato_ingest import doctor_data, doctor_doors, migrate, read, receive, tokens
 from legato_ingest.commit import Committer
-from legato_ingest.doctor import Finding, Setup, examine
+from legato_ingest.doctor import Check, Finding, Setup, examine
 from legato_ingest.metrics import Metrics
 from legato_ingest.rows import Limits, rows_of
 from legato_ingest.settings import load
@@ -44,7 +45,7 @@ class Patient:
 
     def findings(self, setup: Setup | None = None) -> dict[str, Finding]:
         """Every check's finding by its name."""
-        made = replace(setup or self.setup, answers={})
+        made = replace(setup or self.setup, answers=set())
         return {finding.check: finding for finding in examine(made, (*doctor_doors.CHECKS, *doctor_data.CHECKS))}
 
     def faults(self, setup: Setup | None = None) -> set[str]:
@@ -215,14 +216,6 @@ def posted(url: str) -> int:
     return httpx.post(f"{url}/v1/traces", content=body.SerializeToString(), headers={"content-type": "application/x-protobuf"}).status_code
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait for it, for at most so long."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.2)
-
-
 def test_a_vantage_that_stopped(patient: Patient) -> None:
     """The server's, while clients go on; when nothing comes at all it may be that there is no traffic."""
     came(patient.store, 40, 30.0, "server")
@@ -285,7 +278,7 @@ def test_a_check_that_fails_is_a_finding(patient: Patient) -> None:
     def broken(_: Setup) -> Finding:
         raise ZeroDivisionError
 
-    found = list(examine(patient.setup, (("broken", broken), ("OTLP door", doctor_doors.otlp_door))))
+    found = list(examine(patient.setup, (Check("broken", broken), Check("OTLP door", doctor_doors.otlp_door))))
     assert [each.state for each in found] == ["fault", "well"]
 
 
