@@ -40,8 +40,8 @@ def doctor(
 
     Example: legato doctor --collector http://127.0.0.1:8888/metrics
     """
-    from legato_ingest import doctor_data, doctor_doors
-    from legato_ingest.doctor import Setup, examine
+    from legato_ingest.doctor import data, doors
+    from legato_ingest.doctor.findings import Setup, examine
     from legato_ingest.settings import load
 
     settings = load()
@@ -55,7 +55,7 @@ def doctor(
         settings.read_password.get_secret_value(),
     )
     console, findings = Console(highlight=False), []
-    for finding in examine(setup, (*doctor_doors.CHECKS, *doctor_data.CHECKS)):
+    for finding in examine(setup, (*doors.CHECKS, *data.CHECKS)):
         findings.append(finding)
         if not as_json:
             console.print(f"{_SIGNS[finding.state]} [bold]{finding.check}[/]: {escape(finding.found)}", soft_wrap=True)

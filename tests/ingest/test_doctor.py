@@ -21,9 +21,10 @@ from helpers.receiver import receiver
 from helpers.serving import legato, served
 from helpers.spans import native_span, request
 from helpers.waiting import until
-from legato_ingest import doctor_data, doctor_doors, migrate, read, receive, tokens
+from legato_ingest import migrate, read, receive, tokens
 from legato_ingest.commit import Committer
-from legato_ingest.doctor import Check, Finding, Setup, examine
+from legato_ingest.doctor import data, doors
+from legato_ingest.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.metrics import Metrics
 from legato_ingest.rows import Limits, rows_of
 from legato_ingest.settings import load
@@ -46,7 +47,7 @@ class Patient:
     def findings(self, setup: Setup | None = None) -> dict[str, Finding]:
         """Every check's finding by its name."""
         made = replace(setup or self.setup, answers=set())
-        return {finding.check: finding for finding in examine(made, (*doctor_doors.CHECKS, *doctor_data.CHECKS))}
+        return {finding.check: finding for finding in examine(made, (*doors.CHECKS, *data.CHECKS))}
 
     def faults(self, setup: Setup | None = None) -> set[str]:
         """The checks that found a fault; each says what to do, in words of one line."""
@@ -175,7 +176,7 @@ def test_a_schema_behind_ahead_of_or_other_than_the_program(patient: Patient) ->
 def test_a_clock_an_hour_off(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """This host's, against the store's."""
     real = time.time
-    monkeypatch.setattr("legato_ingest.doctor_doors.time.time", lambda: real() - HOUR_S)
+    monkeypatch.setattr("legato_ingest.doctor.doors.time.time", lambda: real() - HOUR_S)
     found = patient.findings()["clock"]
     assert found.state == "fault" and "3,600.0 s apart" in found.found
 
@@ -184,7 +185,7 @@ def test_a_disk_that_is_nearly_full(patient: Patient, monkeypatch: pytest.Monkey
     """A fault when it is all but full, a warning before."""
     usage = shutil.disk_usage("/")
     for free, state in ((2**20, "fault"), (2**29, "warning")):
-        monkeypatch.setattr("legato_ingest.doctor_doors.shutil.disk_usage", lambda _, free=free: usage._replace(free=free))
+        monkeypatch.setattr("legato_ingest.doctor.doors.shutil.disk_usage", lambda _, free=free: usage._replace(free=free))
         assert patient.findings()["disk"].state == state
 
 
@@ -278,7 +279,7 @@ def test_a_check_that_fails_is_a_finding(patient: Patient) -> None:
     def broken(_: Setup) -> Finding:
         raise ZeroDivisionError
 
-    found = list(examine(patient.setup, (Check("broken", broken), Check("OTLP door", doctor_doors.otlp_door))))
+    found = list(examine(patient.setup, (Check("broken", broken), Check("OTLP door", doors.otlp_door))))
     assert [each.state for each in found] == ["fault", "well"]
 
 
