@@ -8,17 +8,23 @@ PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
-.PHONY: help demo test check bench live install collector up down
+.PHONY: help demo test test-server check bench live install collector up down
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo ## watch recorded streams being replayed, stored and summarised; ARGS="--help" says more
 	@$(PY) -m demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## run every test; ARGS go to pytest
 	@$(PY) -m pytest $(ARGS)
+
+# Those that share one store, on a ClickHouse server: the one of CLICKHOUSE_URL, else its engine behind the same HTTP interface.
+ON_SERVER := commit known worker blame chunking_watch engine_rows queries read receive retention rollups tenants schema self_samples slo_page sql_guard
+
+test-server: $(VENV)/.installed-dev ## the store's tests once more, with a ClickHouse server as the store
+	@LEGATO_TEST_STORE=server $(PY) -m pytest $(ON_SERVER:%=tests/ingest/test_%.py) $(ARGS)
 
 check: $(VENV)/.installed-dev ## lint, format and types
 	$(PY) -m ruff check .

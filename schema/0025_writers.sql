@@ -9,3 +9,4 @@ CREATE TABLE writers
 ENGINE = ReplacingMergeTree(seen_at)
 ORDER BY (tenant, writer)
 TTL toDateTime(seen_at) + INTERVAL 1 DAY
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1

@@ -11,3 +11,4 @@ CREATE TABLE leases
 ENGINE = ReplacingMergeTree(seen_at)
 ORDER BY (tenant, lease, holder)
 TTL toDateTime(seen_at) + INTERVAL 1 DAY
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1

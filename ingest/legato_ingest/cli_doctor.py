@@ -27,6 +27,10 @@ def register(root: typer.Typer) -> None:
     root.command()(doctor)
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def doctor(
     otlp: Annotated[str, typer.Option(envvar="LEGATO_ENDPOINT", help="Where emitters send: `legato serve`'s OTLP door")] = "",
     url: UrlOption = DEFAULT_URL,
@@ -66,5 +70,5 @@ def doctor(
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
     else:
         warnings = sum(finding.state == "warning" for finding in findings)
-        console.print(f"{faults} faults, {warnings} warnings, of {len(findings)} checks")
+        console.print(f"{_counted(faults, 'fault')}, {_counted(warnings, 'warning')}, of {len(findings)} checks")
     raise typer.Exit(1 if faults else 0)

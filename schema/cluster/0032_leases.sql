@@ -11,4 +11,4 @@ CREATE TABLE leases ON CLUSTER '{cluster}'
 ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/all/{database}/leases', '{shard}-{replica}', seen_at)
 ORDER BY (tenant, lease, holder)
 TTL toDateTime(seen_at) + INTERVAL 1 DAY
-SETTINGS replicated_deduplication_window = 100000, replicated_deduplication_window_seconds = 604800
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, replicated_deduplication_window = 100000, replicated_deduplication_window_seconds = 604800

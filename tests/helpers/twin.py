@@ -16,6 +16,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from email.parser import BytesParser
+from email.policy import HTTP
 from typing import Any
 
 import anyio.to_thread
@@ -94,6 +96,12 @@ class _Engine:
             return bytes(client.raw_query(statement, parameters=dict(parameters), fmt=chosen.group(1) if chosen else "TabSeparated"))
 
 
+def _form(kind: str, body: bytes) -> dict[str, str]:
+    message = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode() + b"\r\n\r\n" + body)
+    parts = ((part.get_param("name", header="content-disposition"), part.get_payload(decode=True)) for part in message.iter_parts())
+    return {str(name): payload.decode() for name, payload in parts if isinstance(payload, bytes)}
+
+
 def create_app(folder: pathlib.Path) -> FastAPI:
     """The HTTP interface over the store in ``folder``."""
     app, engine = FastAPI(), _Engine(folder)
@@ -103,6 +111,10 @@ def create_app(folder: pathlib.Path) -> FastAPI:
 
     async def answer(request: Request) -> Response:
         given, body = dict(request.query_params.items()), await request.body()
+        kind = request.headers.get("content-type", "")
+        if kind.startswith("multipart/form-data"):
+            # What was too long for a URL.
+            given, body = {**given, **_form(kind, body)}, b""
         sql = given.get("query", "")
         if not sql:
             # The statement, and what it inserts after its line.

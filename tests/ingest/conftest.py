@@ -1,13 +1,21 @@
-"""One embedded store for all tests of this folder: the engine takes one path a process."""
+"""One embedded store for all tests of this folder: the engine takes one path a process.
+
+LEGATO_TEST_STORE=server runs those that share it on a ClickHouse server instead (`helpers.clickhouse`): the same SQL, the same tests.
+"""
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from helpers.clickhouse import clickhouse
 from legato_ingest import migrate
+from legato_ingest.opening import open_store
+from legato_ingest.settings import load
 from legato_ingest.store import Store
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
@@ -23,10 +31,16 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def shared_store(store_folder: pathlib.Path) -> Iterator[Store]:
     """A store with the schema, for one module: others open stores of their own, and the engine takes one path at a time."""
-    store = Store(store_folder / "store", {**READ_LIMITS, "result_overflow_mode": "throw"})
-    migrate.apply(store, migrate.load(SCHEMA))
-    yield store
-    store.close()
+    limits = {**READ_LIMITS, "result_overflow_mode": "throw"}
+    with ExitStack() as stack:
+        if os.environ.get("LEGATO_TEST_STORE") == "server":
+            server = stack.enter_context(clickhouse(store_folder / "server"))
+            store = open_store(load(store=server.store, store_password=server.password), limits)
+        else:
+            store = Store(store_folder / "store", limits)
+        migrate.apply(store, migrate.load(SCHEMA))
+        yield store
+        store.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from legato_ingest.retention import set_retention
 from legato_ingest.roller import Roller
 from legato_ingest.server_store import ServerStore
 from legato_ingest.settings import Settings, load
+from legato_ingest.stamps import Stamps, now_ms
 from legato_ingest.store import Store
 from legato_ingest.store_address import Address, address_of
 
@@ -95,10 +96,17 @@ def test_errors_are_what_may_pass_and_what_never_will(store: Store, server: Serv
         ServerStore(Address("127.0.0.1", 1, "default", "default", False))
 
 
-def test_the_clock_is_the_servers(store: Store) -> None:
-    """Within the time that asking takes."""
-    ((theirs,),) = store.select("SELECT toUnixTimestamp64Milli(now64(3))")
-    assert abs(store.clock_ms() - int(theirs)) < 1000
+@pytest.mark.parametrize("off_ms", [0, -3_600_000, 3_600_000])
+def test_the_clock_is_the_servers(settings: Settings, monkeypatch: pytest.MonkeyPatch, off_ms: int) -> None:
+    """Within the time that asking takes, also on a host whose own clock is an hour off: rows are stamped by it, and followed by it."""
+    monkeypatch.setattr("legato_ingest.server_store.now_ms", lambda: now_ms() + off_ms)
+    opened = open_store(settings)
+    ((theirs,),) = opened.select("SELECT toUnixTimestamp64Milli(now64(3))")
+    assert abs(opened.clock_ms() - int(theirs)) < 1000
+    stamps = Stamps(0, opened.clock_ms)
+    with stamps.stamp() as stamp_ms:
+        assert abs(stamp_ms - int(theirs)) < 1000
+    opened.close()
 
 
 def test_minutes_are_rolled_up_there(store: Store, settings: Settings) -> None:

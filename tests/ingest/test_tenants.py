@@ -118,6 +118,14 @@ def test_the_tenant_is_the_tokens_whatever_the_payload_says(doors: Doors) -> Non
     assert doors.ask("SELECT DISTINCT tenant FROM stream_revs", EVERYONE) == "shop"
 
 
+def test_what_is_refused_is_its_tenants(doors: Doors) -> None:
+    """A bad span of the shop's is told to the shop and to nobody else."""
+    body = request()
+    native_span(body, {"legato.stream.timeline": b"\xff"})
+    assert doors.write(body.SerializeToString(), doors.token["shop", WRITE]).status_code == 200
+    assert [doors.ask("SELECT count() FROM rejected", reader) for reader in ("shop", "bank", EVERYONE)] == ["1", "0", "1"]
+
+
 def test_one_tenants_rows_do_not_touch_anothers_with_the_same_ids(filled: Doors) -> None:
     """The same trace, span and response ids are a stream of each; a retry of one's is a duplicate of that one alone."""
     assert filled.ask("SELECT tenant, count() FROM streams GROUP BY tenant ORDER BY tenant", EVERYONE) == "bank\t3\nshop\t2"
