@@ -40,7 +40,7 @@ live: $(VENV)/.installed-dev ## a real vLLM beside Legato, VLLM=its environment;
 collector: collector/dist/otelcol-legato ## build the Collector that collector/ configures; needs Go, three minutes the first time
 
 up: ## ClickHouse, Collector, ingest and Grafana by docker compose; ARGS="--profile demo" adds a load
-	@python3 deploy/make_env.py
+	@$(PYTHON) deploy/make_env.py
 	docker compose $(ARGS) up --build --detach --wait
 
 down: ## stop them; volumes stay

@@ -34,6 +34,7 @@ def main() -> None:
     boards = _FOLDER / "dashboards"
     shutil.rmtree(boards, ignore_errors=True)
     boards.mkdir()
+    boards.chmod(0o755)
     for path in sorted((ROOT / "dashboards").glob("legato-*.json")):
         shutil.copy(path, boards)
 
@@ -42,6 +43,7 @@ def _write() -> None:
     _FOLDER.mkdir(mode=0o700)
     tokens = _FOLDER / "tokens"
     tokens.mkdir()
+    tokens.chmod(0o755)
     hashes, clients = tokens / "tokens.toml", tokens / "collector-tokens"
     write = add(hashes, "applications", "main", WRITE)
     read = add(hashes, "grafana", EVERYONE, READ)

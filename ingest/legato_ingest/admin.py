@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 import socket
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,6 +31,9 @@ from legato_ingest.settings import Settings
 from legato_ingest.store import Store, backups_of
 
 __all__ = ["attribute", "backup", "create_app", "listen", "rollup", "schema_apply", "schema_status"]
+
+
+_BACKING_UP = threading.Lock()
 
 
 def socket_path(store_path: pathlib.Path) -> pathlib.Path:
@@ -103,7 +107,11 @@ def attribute(settings: Settings, since_s: int) -> dict[str, Any]:
 
     def here(store: Store) -> dict[str, Any]:
         migrate.apply(store, migrate.load(settings.schema_dir))
-        return dict(Worker(store, settings, Metrics()).again(since_s))
+        done = dict(Worker(store, settings, Metrics()).again(since_s))
+        if settings.server is not None:
+            # Whoever rolls up there follows its own verdicts, not these.
+            Roller(store, settings, Metrics()).again(since_s)
+        return done
 
     return dict(_through(settings, "POST", f"/attribute?since_s={since_s}", here))
 
@@ -127,8 +135,9 @@ def backup(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def _backed_up(settings: Settings, name: str) -> dict[str, Any]:
-    # A handle of its own: nobody's acknowledgement waits for it.
-    return _done_by(open_store(settings), partial(backups.backup, folder=backups_of(settings.store_path), name=name))
+    # A handle of its own: nobody's acknowledgement waits for it. One at a time: they restore to the same place.
+    with _BACKING_UP:
+        return _done_by(open_store(settings), partial(backups.backup, folder=backups_of(settings.store_path), name=name))
 
 
 def _apply(settings: Settings, store: Store) -> dict[str, Any]:

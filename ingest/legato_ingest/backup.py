@@ -11,8 +11,6 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,9 +62,7 @@ def restore(path: pathlib.Path, store_path: pathlib.Path) -> dict[str, Any]:
         try:
             if store.select("SELECT 1 FROM system.tables WHERE database = 'default'"):
                 raise LegatoError(f"the store {store_path} holds tables already: restore into a new one (--store chdb:///new/folder)")
-            with _still(store):
-                store.command(f"RESTORE DATABASE default FROM File({_literal(path)}) {_HOW}")
-                found = {table: tally_of(store, table, merged) for table, merged in tables_of(store).items()}
+            found = _restore_still(store, path, "default")
         finally:
             store.close()
     if wrong := sorted(table for table in wanted.keys() | found.keys() if wanted.get(table) != found.get(table)):
@@ -78,21 +74,26 @@ def _restored(store: Store, path: pathlib.Path) -> dict[str, Tally]:
     """The tallies of what the file holds, by restoring it beside the store."""
     store.command(f"DROP DATABASE IF EXISTS {_CHECK} SYNC")
     try:
-        with _still(store):
-            store.command(f"RESTORE DATABASE default AS {_CHECK} FROM File({_literal(path)}) {_HOW}")
-            return {table: tally_of(store, f"{_CHECK}.{table}", merged) for table, merged in tables_of(store, _CHECK).items()}
+        return _restore_still(store, path, _CHECK)
     finally:
         store.command(f"DROP DATABASE IF EXISTS {_CHECK} SYNC")
 
 
-@contextmanager
-def _still(store: Store) -> Iterator[None]:
-    """Without merges, which drop what is older than the retention: what was backed up is what is counted."""
-    store.command("SYSTEM STOP MERGES")
-    try:
-        yield
-    finally:
-        store.command("SYSTEM START MERGES")
+def _restore_still(store: Store, path: pathlib.Path, database: str) -> dict[str, Tally]:
+    """Restore into a database and count, before anything there merges: merges drop what is older than the retention.
+
+    Tables first, as merges can only be stopped of tables that are there; those of the store itself go on.
+    """
+    source = f"RESTORE DATABASE default AS {database} FROM File({_literal(path)}) {_HOW}"
+    store.command(f"{source}, structure_only = 1")
+    tables = tables_of(store, database)
+    for table in tables:
+        store.command(f"SYSTEM STOP MERGES {database}.{table}")
+    store.command(source)
+    found = {table: tally_of(store, f"{database}.{table}", merged) for table, merged in tables.items()}
+    for table in tables:
+        store.command(f"SYSTEM START MERGES {database}.{table}")
+    return found
 
 
 def _manifest(path: pathlib.Path) -> pathlib.Path:

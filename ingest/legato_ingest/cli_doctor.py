@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from legato_ingest.cli_read import JsonOption, UrlOption
-from legato_ingest.reader import DEFAULT_URL
 
 __all__ = ["register"]
 
@@ -33,7 +32,7 @@ def _counted(count: int, what: str) -> str:
 
 def doctor(
     otlp: Annotated[str, typer.Option(envvar="LEGATO_ENDPOINT", help="Where emitters send: `legato serve`'s OTLP door")] = "",
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = "",
     collector: Annotated[str, typer.Option(envvar="LEGATO_COLLECTOR_METRICS_URL", help="A Collector's: http://HOST:8888/metrics")] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -53,7 +52,7 @@ def doctor(
     setup = Setup(
         settings,
         (otlp or f"{scheme}://127.0.0.1:{settings.otlp_port}").rstrip("/"),
-        url,
+        url or f"{scheme}://127.0.0.1:{settings.read_port}",
         collector,
         os.environ.get("LEGATO_TOKEN", ""),
         settings.read_password.get_secret_value(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import Request
 
 from legato_ingest.errors import Denied
-from legato_ingest.read_request import denial
+from legato_ingest.read_request import denial, has_password_in_url
 from legato_ingest.settings import Settings
 from legato_ingest.tokens import EVERYONE, READ, WRITE, Tokens, given_by
 
@@ -47,15 +47,16 @@ class Gate:
         """The tenant whose rows this request may read, or ``EVERYONE``. Raises ``Denied``, whose message holds nothing that was given."""
         if not self.guards_reading:
             return EVERYONE
+        given = given_by(request.headers.get("authorization", ""), request.headers.get("x-clickhouse-key", ""))
+        # A token first: it says less than the password, should somebody have set one for the other.
+        token = self.tokens.holder(given, READ) if self.tokens is not None and given is not None else None
         why = denial(request, self._user, self._password)
+        if token is not None and not has_password_in_url(request):
+            return token.tenant
         if self._password and not why:
             return EVERYONE
-        if self.tokens is None:
+        if self.tokens is None or has_password_in_url(request):
             raise Denied(why)
-        given = given_by(request.headers.get("authorization", ""), request.headers.get("x-clickhouse-key", ""))
-        if given is None:
-            raise Denied(f"no token: {_HOW_TO_READ}")
-        token = self.tokens.holder(given, READ)
-        if token is None:
-            raise Denied("this token may not read here: `legato token list` shows those that may")
-        return token.tenant
+        raise Denied(
+            f"no token: {_HOW_TO_READ}" if given is None else "this token may not read here: `legato token list` shows those that may"
+        )

@@ -20,7 +20,7 @@ from fastapi import Request
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["Question", "denial", "has_foreign_origin", "is_local", "question_of"]
+__all__ = ["Question", "denial", "has_foreign_origin", "has_password_in_url", "is_local", "question_of"]
 
 BODY_BYTES_MAX = 2 * 2**20
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -65,9 +65,14 @@ def has_foreign_origin(request: Request, host: str) -> bool:
     return origin is not None and _name(origin.partition("://")[2]) not in _LOOPBACK | {host}
 
 
+def has_password_in_url(request: Request) -> bool:
+    """Whether a user or a password stands where logs keep it."""
+    return not _IN_URL.isdisjoint(request.query_params)
+
+
 def denial(request: Request, user: str, password: str) -> str:
     """Why the request may not ask where this user and password are needed; empty when it gave them. Never holds what was given."""
-    if not _IN_URL.isdisjoint(request.query_params):
+    if has_password_in_url(request):
         return f"user and password do not belong into a URL, which logs keep: {_HOW}"
     if "authorization" in request.headers and not _KEY_HEADERS.isdisjoint(request.headers):
         return f"there are two ways of saying who asks, and only one is taken: {_HOW}"

@@ -56,7 +56,7 @@ def kept_since_s(settings: Settings) -> int:
 
 
 def _set_table(store: Store, table: str, column: str, days: int) -> None:
-    ((declared,),) = store.select(f"SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = '{table}'")
+    table, declared = _declared(store, table)
     # The table's own rule comes after its key; a column's stands before.
     declared = declared.rpartition("ORDER BY")[2]
     rule = f"TTL toDateTime({column}) + toIntervalDay({days})"
@@ -67,7 +67,7 @@ def _set_table(store: Store, table: str, column: str, days: int) -> None:
 
 
 def _set_column(store: Store, table: str, column: str, days: int) -> None:
-    ((declared,),) = store.select(f"SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = '{table}'")
+    table, declared = _declared(store, table)
     # A column's declaration goes on to the next name in backticks, or to the end of them all.
     declared = re.split(r"`| INDEX |\) ENGINE ", declared.partition(f"`{column}` ")[2])[0]
     rule = f"TTL toDateTime(start_time) + toIntervalDay({days})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import hashlib
 import os
 import signal
 import socket
@@ -70,7 +71,10 @@ def _check_doors(settings: Settings) -> None:
             "TENANT --write`), set LEGATO_TOKENS_FILE, or leave it on loopback (127.0.0.1, ::1)"
         )
     password = settings.read_password.get_secret_value()
-    if settings.read_host not in _LOOPBACK and len(password) < _PASSWORD_CHARACTERS_MIN and not any(token.may == READ for token in tokens):
+    if any(token.sha256 == hashlib.sha256(password.encode()).hexdigest() for token in tokens):
+        raise SettingsError("LEGATO_READ_PASSWORD is one of the tokens, and would read all tenants' rows here: unset it for `legato serve`")
+    is_weak = len(password) < _PASSWORD_CHARACTERS_MIN
+    if settings.read_host not in _LOOPBACK and is_weak and (password or not any(token.may == READ for token in tokens)):
         raise SettingsError(
             f"LEGATO_READ_HOST is {settings.read_host}, which others can reach: make a token that may read (`legato token add`), or set "
             f"LEGATO_READ_PASSWORD to {_PASSWORD_CHARACTERS_MIN} characters or more (readers give it with the user {settings.read_user}), "

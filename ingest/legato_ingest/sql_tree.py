@@ -42,11 +42,14 @@ _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
 def check(tree: str, own: str = "default") -> None:
     """Raise ``Refused`` unless every node of the printed tree is one that only reads. ``own``: the database that holds Legato's tables."""
     path: list[str] = []
+    # How many nodes came at each depth under the same parent.
+    seen: list[int] = []
     for depth, node, rest in _nodes(tree):
         if depth > len(path) or (depth == 0) != (not path):
             raise Refused("the statement's tree is not one tree")
         path[depth:] = [node]
-        _check_node(path, node, rest, own)
+        seen[depth:] = [(seen[depth] if depth < len(seen) else 0) + 1]
+        _check_node(path, node, rest, own, seen[depth])
     if not path:
         raise Refused("the statement is empty")
 
@@ -61,7 +64,7 @@ def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
             yield len(match.group(1)), match.group(2), match.group(3) or ""
 
 
-def _check_node(path: list[str], node: str, rest: str, own: str) -> None:
+def _check_node(path: list[str], node: str, rest: str, own: str, place: int) -> None:
     parent = path[-2] if len(path) > 1 else ""
     if not parent and node not in _ROOTS:
         raise Refused(f"{node} is none of these")
@@ -76,10 +79,10 @@ def _check_node(path: list[str], node: str, rest: str, own: str) -> None:
     if node in _NAMING:
         database, _, table = _COUNT.sub("", rest).partition(" ")
         _check_table(database, table, own)
-    _check_names(path, node, rest, parent, own)
+    _check_names(path, node, rest, parent, own, place)
 
 
-def _check_names(path: list[str], node: str, rest: str, parent: str, own: str) -> None:
+def _check_names(path: list[str], node: str, rest: str, parent: str, own: str, place: int) -> None:
     if node == "Function":
         name = rest.partition(" ")[0]
         path[-1] = f"Function {name}"
@@ -94,17 +97,17 @@ def _check_names(path: list[str], node: str, rest: str, parent: str, own: str) -
         database, _, table = match.group(1).rpartition(".")
         _check_table(database, table, own)
     elif node == "Identifier":
-        _check_identifier(path, rest, own)
+        _check_identifier(path, rest, own, place)
 
 
-def _check_identifier(path: list[str], rest: str, own: str) -> None:
+def _check_identifier(path: list[str], rest: str, own: str, place: int) -> None:
     """A name in an expression is a column, but for ``x IN name``, which reads a table."""
     is_set = len(path) > 2 and path[-2] == "ExpressionList" and _IN.fullmatch(path[-3].removeprefix("Function "))
     if is_set and not _SET.fullmatch(rest):
         raise Refused(f"IN {rest} is not taken")
     database, _, table = rest.partition(" ")[0].partition(".")
-    # A column of a table may have the same form on the left side: a database's name does not stand there.
-    if table and (database.lower() in ("system", "information_schema") or (is_set and database == "default")):
+    # On the left side of IN a column of a table has the same form; what stands on the right is a table.
+    if table and (database.lower() in ("system", "information_schema") or (is_set and place == 2)):
         _check_table(database, table.partition(".")[0], own)
 
 

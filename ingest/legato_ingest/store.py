@@ -47,6 +47,9 @@ _TENANT_COLUMNS = """
 SELECT table, countIf(name = 'tenant') > 0 FROM system.columns
 WHERE database = currentDatabase() AND table NOT IN (SELECT name FROM system.tables WHERE engine = 'View' AND database = currentDatabase())
 GROUP BY table"""
+_TABLES_STATE = (
+    "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = currentDatabase()"
+)
 # What the system tells of sizes and dates is told of all tenants together.
 _SYSTEM_TABLES = ("system.parts", "system.parts_columns")
 
@@ -72,10 +75,12 @@ class Store:
         self._readers: OrderedDict[str, list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
         self._generation = 0
+        # Of each reader's handle: which tables there were when its filters were made.
+        self._filtered: dict[int, tuple[Any, ...]] = {}
         self._reading = True
         self._clients: list[Client] = []
         self._writing = threading.Lock()
-        self._writer = self._open()
+        self._writer: Client | None = self._open()
 
     def _open(self) -> Client:
         with translated():
@@ -147,8 +152,14 @@ class Store:
         with self._reading_lock:
             generation, idle = self._generation, self._readers.get(tenant)
             reader = idle.pop() if idle else None
+        if reader is not None and tenant != EVERYONE and not self._is_filtered(reader):
+            self._drop(reader)
+            reader = None
         if reader is None:
+            # Before the filters are made: a table that comes in between is one that they may lack.
+            state = self.select(_TABLES_STATE)[0] if tenant != EVERYONE else ()
             reader = self._open_reader(tenant)
+            self._filtered[id(reader)] = tuple(state)
         try:
             yield reader
         except BaseException:
@@ -177,15 +188,25 @@ class Store:
     def _write(self) -> Iterator[Client]:
         """The writer's handle, for one statement; a new one after a failure, for the same reason."""
         with self._writing, translated():
+            writer = self._writer or self._open()
+            self._writer = writer
             try:
-                yield self._writer
+                yield writer
             except BaseException:
-                self._drop(self._writer)
-                self._writer = self._open()
+                # Opened again when it is needed next: now the store may be what is not there.
+                self._writer = None
+                self._drop(writer)
                 raise
 
+    def _is_filtered(self, reader: Client) -> bool:
+        """Whether the store has the tables that it had when this handle's filters were made: another process may have made one since."""
+        with translated():
+            return tuple(reader.query(_TABLES_STATE).result_rows[0]) == self._filtered.get(id(reader))
+
     def _drop(self, client: Client) -> None:
-        self._clients.remove(client)
+        self._filtered.pop(id(client), None)
+        if client in self._clients:
+            self._clients.remove(client)
         client.close()
 
     def _open_reader(self, tenant: str) -> Client:

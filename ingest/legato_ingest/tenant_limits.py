@@ -96,7 +96,8 @@ class TenantLimits:
             if account.hour != now // _HOUR_S:
                 account.hour, account.names = int(now // _HOUR_S), set()
             both = account.names.union(names)
-            if len(both) > self._names_max and len(both) > len(account.names):
+            # The first request of an hour passes, however many it brings: it would be refused for ever.
+            if account.names and len(both) > max(self._names_max, len(account.names)):
                 raise Overloaded(
                     f"the tenant {tenant} has brought {len(both)} names in this hour, at most {self._names_max} may be: does a route, a "
                     "model or a metric's attribute hold an id?",

@@ -35,9 +35,12 @@ class Workers:
         self._lease: Lease | None = None
         self._writers: Writers | None = None
         self._sampler = SelfSampler(store, committer, metrics, instance if settings.server else "")
+        self._own: list[Store] = []
         if settings.server is not None:
-            self._writers = Writers(store, instance, committer.settled_ms, metrics)
-            lease = self._lease = Lease(store, "work", instance, metrics)
+            # Handles of their own: what they say must not wait for an insert.
+            self._own = [open_store(settings), open_store(settings)]
+            self._writers = Writers(self._own[0], instance, committer.settled_ms, metrics)
+            lease = self._lease = Lease(self._own[1], "work", instance, metrics)
             received_ms, my_turn = self._writers.settled_ms, lambda: lease.held
         judged_ms = judgements_followed_until_ms(store)
         self.attribution = Worker(open_store(settings), settings, metrics, received_ms, judged_ms, my_turn)
@@ -61,6 +64,8 @@ class Workers:
             for part in (self.attribution, self.roller, self._chunking, self._lease, self._writers):
                 if part is not None:
                     part.close()
+            for own in self._own:
+                own.close()
 
 
 def _always() -> bool:

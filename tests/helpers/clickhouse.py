@@ -38,14 +38,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def clickhouse(folder: pathlib.Path) -> Iterator[Server]:
+def clickhouse(folder: pathlib.Path, port: int = 0) -> Iterator[Server]:
     """A database that holds nothing; dropped (or its folder left) at the end. CLICKHOUSE_URL: ``http://USER:PASSWORD@HOST:8123``."""
     given = os.environ.get("CLICKHOUSE_URL")
     if given:
         with _database(given) as server:
             yield server
         return
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, str(pathlib.Path(__file__).with_name("twin.py")), str(folder), str(port)]
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=None) as process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from helpers.clickhouse import Server, clickhouse
+from helpers.ports import free_port
 from helpers.reading import stream, streams_in
 from legato_ingest import migrate
 from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
@@ -150,3 +152,25 @@ def test_what_is_no_store_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(SettingsError, match="expected chdb:///absolute/path") as error:
         address_of(url)
     assert "secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.skipif("CLICKHOUSE_URL" in os.environ, reason="somebody's server is not stopped")
+def test_a_server_that_was_away_is_used_again(tmp_path: pathlib.Path) -> None:
+    """Away: every use says so, and may be tried again. Back: it answers, and refuses what it refused before, with ClickHouse's code."""
+    port = free_port()
+    with clickhouse(tmp_path / "one", port) as running:
+        opened = open_store(load(store=running.store, store_password=running.password))
+        opened.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            opened.select("SELECT 1")
+        with pytest.raises(StoreUnavailable):
+            opened.query_bytes("SELECT 1", tenant="shop")
+    with clickhouse(tmp_path / "one", port):
+        assert opened.select("SELECT count() FROM t") == [(0,)]
+        for _ in range(2):
+            with pytest.raises(StoreRefused) as error:
+                opened.insert("t", pa.table({"no_such_column": [1]}))
+            assert error.value.code
+        assert opened.query_bytes("SELECT count() FROM t", tenant="shop") == b"0\n"
+        opened.close()

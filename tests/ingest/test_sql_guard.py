@@ -183,15 +183,22 @@ def test_an_allowed_statement_costs_little(store: Store, guard: Guard) -> None:
 
 
 def test_only_legatos_own_database_is_open(store: Store) -> None:
-    """On a server that holds others' databases, `default` is one of them unless it is Legato's."""
+    """On a server that holds others' databases none of them is open, `default` neither, also not as the right side of IN."""
     own = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), "legato")
-    assert own.check("SELECT count() FROM legato.streams", {}).sql
     for sql in (
+        "SELECT count() FROM legato.streams",
+        "SELECT count() FROM streams AS s WHERE s.vantage IN ('a') AND s.chunks NOT IN (SELECT 1)",
+    ):
+        assert own.check(sql, {}).sql
+    refused = [
         "SELECT * FROM default.x",
-        "SELECT 1 IN default.x",
         "EXISTS TABLE default.x",
         "SELECT * FROM other.x",
         "SHOW CREATE TABLE default.x",
-    ):
+        "SELECT in(1, other.x)",
+    ]
+    for how in ("IN", "NOT IN", "GLOBAL IN", "GLOBAL NOT IN"):
+        refused += [f"SELECT (1, 2) {how} {table}" for table in ("default.x", "other.x")]
+    for sql in refused:
         with pytest.raises(Refused):
             own.check(sql, {})

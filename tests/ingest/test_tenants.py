@@ -256,7 +256,6 @@ def test_a_table_that_comes_later_is_filtered_too(filled: Doors, store: Store) -
     store.command("CREATE TABLE later (tenant String, x UInt8) ENGINE = MergeTree ORDER BY x")
     try:
         store.command("INSERT INTO later VALUES ('shop', 1), ('bank', 2)")
-        store.renew_readers()
         assert filled.ask("SELECT x FROM later", "shop") == "1"
         # A table's name after IN reads it, too.
         for asked in ("('bank', 2) IN later", "('bank', 2) IN default.later", "('bank', 2) GLOBAL IN later"):

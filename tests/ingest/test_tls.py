@@ -89,11 +89,14 @@ def test_both_doors_speak_tls_and_take_tokens(tmp_path: pathlib.Path) -> None:
         ({"LEGATO_READ_HOST": "0.0.0.0"}, "token that may read"),
         ({"LEGATO_READ_HOST": "0.0.0.0", "LEGATO_TOKENS_FILE": "writers"}, "token that may read"),
         ({"LEGATO_TOKENS_FILE": "nowhere"}, "legato token add"),
+        ({"LEGATO_READ_HOST": "0.0.0.0", "LEGATO_TOKENS_FILE": "readers", "LEGATO_READ_PASSWORD": "short"}, "12 characters or more"),
+        ({"LEGATO_TOKENS_FILE": "readers", "LEGATO_READ_PASSWORD": "its own"}, "is one of the tokens"),
     ],
 )
 def test_a_door_opens_to_others_only_where_they_must_say_who_they_are(tmp_path: pathlib.Path, settings: dict[str, str], said: str) -> None:
     """`legato serve` refuses to start, in one line that says what to do."""
-    tokens.add(tmp_path / "readers", "r", "shop", READ)
+    own = tokens.add(tmp_path / "readers", "r", "shop", READ)
+    settings = {key: own if value == "its own" else value for key, value in settings.items()}
     tokens.add(tmp_path / "writers", "w", "shop", WRITE)
     given = {key: str(tmp_path / value) if key == "LEGATO_TOKENS_FILE" else value for key, value in settings.items()}
     failed = legato("serve", environ={"LEGATO_STORE": f"chdb://{tmp_path}/store", **given})

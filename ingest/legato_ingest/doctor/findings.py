@@ -52,8 +52,9 @@ class Setup:
         return Reader(self.read_url, self.settings.read_user, self.read_token)
 
     def get(self, url: str) -> httpx.Response:
-        """A page of the OTLP door or of the Collector. Raises ``httpx.TransportError``."""
-        return httpx.get(url, headers=bearer(self.read_token), timeout=_TIMEOUT_S)
+        """A page of the OTLP door, with the reader's token, or of a Collector, whom it is none of. Raises ``httpx.TransportError``."""
+        own = url.startswith(f"{self.otlp_url}/")
+        return httpx.get(url, headers=bearer(self.read_token) if own else {}, timeout=_TIMEOUT_S)
 
     def post(self, url: str, content: bytes, headers: dict[str, str]) -> httpx.Response:
         """Something for the OTLP door. Raises ``httpx.TransportError``."""
