@@ -47,15 +47,17 @@ class Gate:
         """The tenant whose rows this request may read, or ``EVERYONE``. Raises ``Denied``, whose message holds nothing that was given."""
         if not self.guards_reading:
             return EVERYONE
+        why = denial(request, self._user, self._password)
+        if has_password_in_url(request):
+            raise Denied(why)
         given = given_by(request.headers.get("authorization", ""), request.headers.get("x-clickhouse-key", ""))
         # A token first: it says less than the password, should somebody have set one for the other.
         token = self.tokens.holder(given, READ) if self.tokens is not None and given is not None else None
-        why = denial(request, self._user, self._password)
-        if token is not None and not has_password_in_url(request):
+        if token is not None:
             return token.tenant
         if self._password and not why:
             return EVERYONE
-        if self.tokens is None or has_password_in_url(request):
+        if self.tokens is None:
             raise Denied(why)
         raise Denied(
             f"no token: {_HOW_TO_READ}" if given is None else "this token may not read here: `legato token list` shows those that may"

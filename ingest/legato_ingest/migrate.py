@@ -83,8 +83,6 @@ def apply(store: Store, migrations: list[Migration]) -> list[Migration]:
     missing = [migration for migration in migrations if migration.number not in done]
     for migration in missing:
         _apply_one(store, migration)
-    if missing:
-        store.renew_readers()
     return missing
 
 

@@ -74,7 +74,6 @@ class Store:
         self._read_limits = dict(read_limits or {})
         self._readers: OrderedDict[str, list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
-        self._generation = 0
         # Of each reader's handle: which tables there were when its filters were made.
         self._filtered: dict[int, tuple[Any, ...]] = {}
         self._reading = True
@@ -136,21 +135,12 @@ class Store:
             # Nothing of the writer's own can be running: this holds its lock.
             writer.command("KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC")
 
-    def renew_readers(self) -> None:
-        """Forget the handles of readers: what they may see was decided by the tables that there were."""
-        with self._reading_lock:
-            self._generation += 1
-            idle = [reader for readers in self._readers.values() for reader in readers]
-            self._readers.clear()
-        for reader in idle:
-            self._drop(reader)
-
     @contextmanager
     def _reader(self, tenant: str) -> Iterator[Client]:
         if not self._reading:
             raise StoreUnavailable("the server is stopping")
         with self._reading_lock:
-            generation, idle = self._generation, self._readers.get(tenant)
+            idle = self._readers.get(tenant)
             reader = idle.pop() if idle else None
         if reader is not None and tenant != EVERYONE and not self._is_filtered(reader):
             self._drop(reader)
@@ -166,14 +156,12 @@ class Store:
             # The engine keeps what a failed query had written already, and puts it before the next answer of the same handle.
             self._drop(reader)
             raise
-        for unwanted in self._keep(tenant, reader, generation):
+        for unwanted in self._keep(tenant, reader):
             self._drop(unwanted)
 
-    def _keep(self, tenant: str, reader: Client, generation: int) -> list[Client]:
+    def _keep(self, tenant: str, reader: Client) -> list[Client]:
         """Keep a handle for the tenant's next query; those that are too many now, of whoever asked least lately."""
         with self._reading_lock:
-            if generation != self._generation:
-                return [reader]
             self._readers.setdefault(tenant, []).append(reader)
             self._readers.move_to_end(tenant)
             unwanted = []

@@ -65,14 +65,12 @@ def patient(store: Store, tmp_path: pathlib.Path) -> Iterator[Patient]:
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     serving = load(tokens_file=path)
-    store.renew_readers()
     with (
         served(receive.create_app(serving, committer, metrics, lambda: True)) as otlp,
         served(read.create_app(serving, store, metrics)) as reads,
     ):
         yield Patient(Setup(settings, otlp, reads, "", write, everyone), store, metrics, tmp_path)
     committer.close()
-    store.renew_readers()
 
 
 def came(store: Store, count: int, age_min: float, vantage: str = "client", *, start_ahead_s: float = 0.0, engine_id: str = "") -> None:

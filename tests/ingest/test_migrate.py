@@ -26,9 +26,6 @@ class Fresh:
         store.command("DROP DATABASE IF EXISTS fresh")
         store.command("CREATE DATABASE fresh")
 
-    def renew_readers(self) -> None:
-        """It has none."""
-
     def command(self, sql: str) -> None:
         """In that database."""
         self._within(lambda: self._store.command(sql))

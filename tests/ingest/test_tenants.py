@@ -58,13 +58,11 @@ def doors(store: Store, tmp_path: pathlib.Path) -> Iterator[Doors]:
     settings = load(tokens_file=path, read_password="")
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
-    store.renew_readers()
     with ExitStack() as stack:
         otlp = stack.enter_context(served(receive.create_app(settings, committer, metrics, lambda: True)))
         reads = stack.enter_context(served(read.create_app(settings, store, metrics)))
         yield Doors(otlp, reads, made, path)
     committer.close()
-    store.renew_readers()
 
 
 @pytest.fixture
@@ -262,7 +260,6 @@ def test_a_table_that_comes_later_is_filtered_too(filled: Doors, store: Store) -
             assert filled.ask(f"SELECT {asked}", "shop") == "0" != filled.ask(f"SELECT {asked}", "bank")
     finally:
         store.command("DROP TABLE later")
-        store.renew_readers()
 
 
 def test_limits_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathlib.Path) -> None:
