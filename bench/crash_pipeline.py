@@ -28,7 +28,9 @@ __all__ = ["RETRYABLE", "TRIALS", "Pipeline", "Trial", "aim", "pipeline"]
 # What OpenTelemetry's SDKs send again, of what a receiver may answer; the rest they drop.
 RETRYABLE = frozenset((429, 502, 503, 504))
 _APPLICATION = ROOT / "tests" / "e2e" / "pipeline_application.py"
-_DRAIN_S_MAX = 180
+_DRAIN_S_MAX = 240
+# Longer than the longest pause between two attempts (gateway.yaml), and an attempt.
+_STILL_S = 75
 _WAIT_S_MAX = 90
 _FETCHING = b"Fetching items left for dispatch"
 # Bytes of a queue that a few seconds of the load fill.
@@ -92,13 +94,24 @@ class Pipeline:
         )
 
     def drain(self) -> None:
-        """Wait until the Collector's queue is empty, and stays so."""
-        until, empty = time.monotonic() + _DRAIN_S_MAX, 0
-        while empty < 4:
-            if time.monotonic() > until:
-                raise SystemExit(f"the Collector's queue was not empty after {_DRAIN_S_MAX} s: see {self.collector.log}")
-            empty = empty + 1 if self.collector.metric("otelcol_exporter_queue_size") == 0 else 0
+        """Wait until the Collector's queue is empty, and stays so.
+
+        Or until it has said the same size for longer than any pause between retries, and sent nothing: it keeps count by adding up, and may
+        be off after a kill until the next request comes.
+        """
+        until, seen, since = time.monotonic() + _DRAIN_S_MAX, (-1.0, 0), time.monotonic()
+        while True:
+            now = time.monotonic()
+            look = (self.collector.metric("otelcol_exporter_queue_size"), self.proxy.count.total())
+            if look != seen:
+                seen, since = look, now
+            if now - since > (1.0 if look[0] == 0 else _STILL_S):
+                break
+            if now > until:
+                raise SystemExit(f"the Collector still sends after {_DRAIN_S_MAX} s, {look[0]:,.0f} bytes in its queue")
             time.sleep(0.25)
+        if seen[0]:
+            print(f"the Collector says that {seen[0]:,.0f} bytes are in its queue, and sends nothing", flush=True)
 
 
 @contextlib.contextmanager

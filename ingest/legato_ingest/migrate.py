@@ -83,6 +83,7 @@ def apply(store: Store, migrations: list[Migration]) -> list[Migration]:
     missing = [migration for migration in migrations if migration.number not in done]
     for migration in missing:
         _apply_one(store, migration)
+    store.keep_sources()
     return missing
 
 

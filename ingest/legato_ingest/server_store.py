@@ -47,6 +47,18 @@ class ServerStore(Store):
         """Refuse new queries of readers: the server is stopping. Those that run end by their limit; others' are not ours to cancel."""
         self._reading = False
 
+    def keep_sources(self) -> None:
+        """A server keeps them as it was told."""
+
+    def verify(self) -> None:
+        """A server's disk is its own."""
+
+    def _before(self) -> None:
+        """A server says itself that its disk is full."""
+
+    def _after(self, writer: Client, table: str = "") -> None:
+        """A server's word that rows are stored is taken."""
+
     def _open(self) -> Client:
         return self._client({})
 

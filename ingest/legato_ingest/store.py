@@ -22,6 +22,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.literals import quoted
+from legato_ingest.parts import SOURCES_KEPT_S, Parts, check_room
 from legato_ingest.stamps import now_ms
 from legato_ingest.tokens import EVERYONE
 
@@ -47,6 +48,10 @@ _TENANT_COLUMNS = """
 SELECT table, countIf(name = 'tenant') > 0 FROM system.columns
 WHERE database = currentDatabase() AND table NOT IN (SELECT name FROM system.tables WHERE engine = 'View' AND database = currentDatabase())
 GROUP BY table"""
+_PARTS = "SELECT table, name, bytes_on_disk, path FROM system.parts WHERE active AND database = currentDatabase()"
+_MERGED = """
+SELECT name FROM system.tables
+WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND create_table_query NOT LIKE '%old_parts_lifetime = {kept}%'"""
 _TABLES_STATE = (
     "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = currentDatabase()"
 )
@@ -68,6 +73,7 @@ class Store:
     def __init__(self, path: pathlib.Path, read_limits: ReadLimits | None = None, backups: pathlib.Path | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path, self._backups = path, backups or backups_of(path)
+        self._parts = Parts()
         self._set_up(read_limits)
 
     def _set_up(self, read_limits: ReadLimits | None) -> None:
@@ -97,17 +103,57 @@ class Store:
         """Insert whole or not at all (per partition), synced to disk when this returns."""
         if rows.num_rows:
             with self._write() as writer:
+                self._before()
                 writer.insert_arrow(table, rows, settings=dict(_INSERT_SETTINGS))
+                self._after(writer, table)
 
     def insert_native(self, table: str, block: bytes) -> None:
         """Insert rows that are in ClickHouse's Native format with all columns, as ``query_bytes`` gives them."""
         with self._write() as writer:
+            self._before()
             writer.raw_insert(table, insert_block=block, settings=dict(_INSERT_SETTINGS), fmt="Native")
+            self._after(writer, table)
 
     def command(self, sql: str) -> None:
         """Run a statement that changes the store."""
         with self._write() as writer:
+            self._before()
             writer.command(sql)
+            self._after(writer)
+
+    def keep_sources(self) -> None:
+        """Let the parts that a merge replaced stay for a while, in every table: until then the merged one is found whole, or is not."""
+        for (table,) in self.select(_MERGED.format(kept=SOURCES_KEPT_S)):
+            self.command(f"ALTER TABLE {table} MODIFY SETTING old_parts_lifetime = {SOURCES_KEPT_S}")
+
+    def verify(self) -> None:
+        """Look at the parts that the engine made by itself. Raises ``StoreUnavailable`` where one was not whole: it is undone."""
+        with self._write() as writer:
+            self._after(writer)
+
+    def _before(self) -> None:
+        """The engine takes no notice of a full disk."""
+        check_room(self._path)
+
+    def _after(self, writer: Client, table: str = "") -> None:
+        """Whether all that was written is there, of one table or of all. Raises ``StoreUnavailable``.
+
+        A table with a part that is not whole is read anew: the engine sets that part aside, and takes up what it had replaced.
+        """
+        only = f" AND table = {quoted(table)}" if table else ""
+        rows = writer.query(_PARTS + only).result_rows
+        active = [(str(name), str(part), int(size), str(path)) for name, part, size, path in rows]
+        faults = self._parts.faults(active)
+        if not table:
+            self._parts.forget(path for *_, path in active)
+        if not faults:
+            return
+        for name in sorted({name for name, _, _ in faults}):
+            writer.command(f"DETACH TABLE {name} SYNC")
+            writer.command(f"ATTACH TABLE {name}")
+        self._parts.forget(())
+        name, part, fault = faults[0]
+        raise StoreUnavailable(f"the disk did not take what was written: of {name}'s part {part}, {fault}; {len(faults)} were set aside")
 
     def select(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Sequence[Any]]:
         """The rows of one of Legato's own queries, on the writer's handle: it sees all that was inserted."""

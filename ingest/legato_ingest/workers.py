@@ -1,4 +1,4 @@
-"""What works beside the doors of `legato serve`: attribution, rollups, the watch on chunking, samples of its own metrics.
+"""What works beside the doors of `legato serve`: attribution, rollups, the watch on chunking and on parts, samples of its own metrics.
 
 One idea: of several instances on one ClickHouse server one has the lease and does this work for all; the others wait for it. Alone with an
 embedded store an instance has nobody to ask. It does none of the work itself.
@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 
 from legato_ingest.attribution.worker import Worker
+from legato_ingest.background import Background
 from legato_ingest.chunking_watch import ChunkingWatch
 from legato_ingest.commit import Committer
 from legato_ingest.leases import Lease
@@ -25,6 +26,9 @@ from legato_ingest.writers import Writers
 
 __all__ = ["Workers"]
 
+# Merges are looked at this often; what they replaced stays for longer (`parts.SOURCES_KEPT_S`).
+_PARTS_EVERY_S = 10.0
+
 
 class Workers:
     """The workers of one instance, from ``start()`` until ``close()``. ``store`` and ``committer`` are the doors'."""
@@ -35,6 +39,7 @@ class Workers:
         self._lease: Lease | None = None
         self._writers: Writers | None = None
         self._sampler = SelfSampler(store, committer, metrics, instance if settings.server else "")
+        self._parts = Background("parts", store.verify, _PARTS_EVERY_S, metrics)
         self._own: list[Store] = []
         if settings.server is not None:
             # Handles of their own: what they say must not wait for an insert.
@@ -49,7 +54,7 @@ class Workers:
 
     def start(self) -> None:
         """Work from now on. Before the first row is written: the others must know of this writer by then."""
-        for part in (self._writers, self._lease, self.attribution, self.roller, self._sampler, self._chunking):
+        for part in (self._writers, self._lease, self.attribution, self.roller, self._sampler, self._chunking, self._parts):
             if part is not None:
                 part.start()
 
@@ -61,7 +66,7 @@ class Workers:
         finally:
             self._sampler.close()
             committer.close()
-            for part in (self.attribution, self.roller, self._chunking, self._lease, self._writers):
+            for part in (self.attribution, self.roller, self._chunking, self._parts, self._lease, self._writers):
                 if part is not None:
                     part.close()
             for own in self._own:

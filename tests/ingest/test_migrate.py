@@ -30,6 +30,10 @@ class Fresh:
         """In that database."""
         self._within(lambda: self._store.command(sql))
 
+    def keep_sources(self) -> None:
+        """In that database."""
+        self._within(self._store.keep_sources)
+
     def insert(self, table: str, rows: object) -> None:
         """In that database, unless the process dies first."""
         if self.dies_at_note:

@@ -44,6 +44,8 @@ def _plain(sql: str) -> str:
         .replace("default.", "")
         .replace("index_granularity = 8192, ", "")
         .replace(", index_granularity = 8192", "")
+        # What an embedded store is told beyond its files: `Store.keep_sources`.
+        .replace(", old_parts_lifetime = 480", "")
     )
     sql = re.sub(r"(VIEW streams) \(.*?\) AS SELECT \*", r"\1 AS SELECT *", sql)
     sql = re.sub(r"(VIEW streams) \(.*\) AS \(?SELECT", r"\1 AS SELECT", sql)
