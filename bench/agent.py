@@ -6,6 +6,7 @@
 fortieth step ends a request), sent to a real `legato-gpu-agent` that sends on to a real `legato serve`. The median over calls in bursts of
 six, as many as the socket takes between two looks of the agent. `step_record_paced_us`: the median of single calls with 5 ms of other
 Python between them: what the same costs with cold caches, as in an engine. `step_core_share`: the agent's share of one core at 40 steps a
+second. `core_share_1hz`, `core_share_10hz`: its share while it reads a vLLM page of 51 KB, a GPU and the host once, and ten times, a
 second. Nothing may be dropped or lost, else the script fails. Last line: one JSON object.
 """
 
@@ -28,6 +29,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
+from bench.agent_pages import core_share, processor_s  # noqa: E402
 from bench.attribution import rows  # noqa: E402
 from bench.machine import describe, quantile  # noqa: E402
 from helpers.serving import Served, serve_process  # noqa: E402
@@ -129,7 +131,7 @@ def paced(recorder: StepRecorder, steps: int) -> list[float]:
     return found
 
 
-def core_share(recorder: StepRecorder, process: subprocess.Popen[bytes], seconds: float) -> float:
+def step_core_share(recorder: StepRecorder, process: subprocess.Popen[bytes], seconds: float) -> float:
     """The agent's processor time over wall time, while an engine steps."""
     before, started, number = processor_s(process.pid), time.monotonic(), 0
     while time.monotonic() < started + seconds:
@@ -137,12 +139,6 @@ def core_share(recorder: StepRecorder, process: subprocess.Popen[bytes], seconds
         timed(recorder, number)
         time.sleep(max(started + number / STEPS_HZ - time.monotonic(), 0))
     return (processor_s(process.pid) - before) / (time.monotonic() - started)
-
-
-def processor_s(pid: int) -> float:
-    """Processor seconds of a process so far."""
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def await_rows(served: Served, steps: int) -> None:
@@ -166,10 +162,12 @@ def main() -> None:
             recorder = StepRecorder(environ={"LEGATO_ENGINE_SOCKET": str(path), "LEGATO_ENGINE_ID": "bench"}, arguments=[])
             in_bursts(recorder, 60)
             bursts, single = in_bursts(recorder, given.steps), paced(recorder, given.steps // 3)
-            core = core_share(recorder, process, given.seconds)
+            core = step_core_share(recorder, process, given.seconds)
             while not recorder.catch_up():
                 time.sleep(0.05)
             await_rows(served, recorder.number)
+        pages = {hz: core_share(pathlib.Path(folder), served, 1000 // hz, given.seconds) for hz in (1, 10)}
+        sampled = int(rows(served, "SELECT count() AS n FROM node_samples WHERE engine_id = 'bench-page'")[0]["n"])
     if recorder.outlet.dropped:
         raise SystemExit(f"{recorder.outlet.dropped} datagrams were dropped")
     print(describe("numpy", "protobuf"))
@@ -181,6 +179,9 @@ def main() -> None:
         "step_record_us": round(quantile(bursts, 0.5), 2),
         "step_record_paced_us": round(quantile(single, 0.5), 2),
         "step_core_share": round(core, 4),
+        **{f"core_share_{hz}hz": round(share, 4) for hz, (share, _) in pages.items()},
+        **{f"n_pages_{hz}hz": count for hz, (_, count) in pages.items()},
+        "n_samples": sampled,
         "n_calls": len(bursts),
         "n_paced": len(single),
     }

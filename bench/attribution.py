@@ -1,13 +1,13 @@
 """Attributes the stalls of a recording, by what an observer may know of it.
 
-    python bench/attribution.py RECORDING --out VERDICTS.jsonl [--hide server] [--hide engine] [--gap-ms 100 --excess-ms 50]
+    python bench/attribution.py RECORDING --out VERDICTS.jsonl [--hide server|engine] [--scrapes-only] [--gap-ms 100 --excess-ms 50]
 
 The recording's clients, servers, engine steps and node samples (scrapes, host counters, server sockets) are sent as OTLP to a fresh
 `legato serve` through the ordinary path (steps by the agent's own encoder), its worker judges them, and the verdicts are read back and
-written a line each. `--hide engine` hides steps, scrapes and host counters, `--hide server` the middleware and the sockets. No `truth_*`
-file and no `run.json` is opened; a file that the folder lacks counts as hidden. No clock is declared to be shared between files. Sizes are
-unknown, so a boundary is an event's place. Last line: one JSON object with `gaps_per_s` (the judgement alone, on this core), `verdicts`,
-`streams`, `n_gaps`.
+written a line each. `--hide engine` hides steps, scrapes and host counters, `--hide server` the middleware and the sockets (twice: both).
+`--scrapes-only` hides the steps alone, and says that middleware and agent are on one host. No `truth_*` file and no `run.json` is opened; a
+file that the folder lacks counts as hidden. Else no clock is declared to be shared between files. Sizes are unknown, so a boundary is an
+event's place. Last line: one JSON object with `gaps_per_s` (the judgement alone, on this core), `verdicts`, `streams`, `n_gaps`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.machine import describe  # noqa: E402
-from bench.node_samples import engine_samples, lines, socket_samples  # noqa: E402
+from bench.node_samples import HOST, engine_samples, lines, socket_samples  # noqa: E402
 from bench.recordings import RecordedStream, load  # noqa: E402
 from helpers.serving import Served, serve_process  # noqa: E402
 from helpers.spans import native_span, request  # noqa: E402
@@ -70,8 +70,8 @@ def send_samples(served: Served, bodies: Iterator[tuple[bytes, int]]) -> int:
     return count
 
 
-def send_streams(served: Served, streams: Iterator[tuple[str, int, int, str, bytes, str, str]]) -> int:
-    """Spans of (id, start ns, end µs, vantage, timeline, outcome, engine id), in bodies of a few hundred; how many."""
+def send_streams(served: Served, streams: Iterator[tuple[str, int, int, str, bytes, str, str]], clock: str = "") -> int:
+    """Spans of (id, start ns, end µs, vantage, timeline, outcome, engine id), in bodies of a few hundred, by one clock; how many."""
     rng, count = random.Random(), 0
     body = request({"service.name": "recording"})
     for ident, start_ns, end_us, vantage, timeline, outcome, engine_id in streams:
@@ -81,6 +81,7 @@ def send_streams(served: Served, streams: Iterator[tuple[str, int, int, str, byt
             "legato.stream.outcome": outcome,
             "legato.engine.id": engine_id,
             "gen_ai.response.id": f"chatcmpl-{ident}",
+            **({"legato.stream.clock": clock} if clock else {}),
         }
         native_span(body, attributes, trace_id=trace_of(ident), start_ns=start_ns, duration_ns=end_us * 1000, rng=rng)
         count += 1
@@ -272,6 +273,7 @@ def main() -> None:
     options.add_argument("recording", type=pathlib.Path)
     options.add_argument("--out", type=pathlib.Path, required=True)
     options.add_argument("--hide", action="append", choices=("server", "engine"), default=[])
+    options.add_argument("--scrapes-only", action="store_true", help="send the engines' pages and hosts, and no step")
     options.add_argument("--gap-ms", type=float, default=100.0)
     options.add_argument("--excess-ms", type=float, default=50.0)
     given = options.parse_args()
@@ -288,11 +290,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store", **settings) as served:
         steps = samples = 0
         if "engine" not in given.hide:
-            steps = send_steps(served, given.recording)
+            steps = 0 if given.scrapes_only else send_steps(served, given.recording)
             samples += send_samples(served, engine_samples(given.recording))
         if "server" not in given.hide:
             samples += send_samples(served, socket_samples(given.recording))
-            send_streams(served, servers(given.recording))
+            # Middleware and agent are on one host, and say so: what scrapes need.
+            send_streams(served, servers(given.recording), f"{HOST}::0" if given.scrapes_only else "")
         streams = send_streams(served, clients(given.recording))
         found = verdicts(served, names)
     given.out.write_text("".join(json.dumps(verdict) + "\n" for verdict in found), encoding="utf-8")

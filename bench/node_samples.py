@@ -1,8 +1,8 @@
 """A recording's scrapes, host counters and server sockets as OTLP metrics: what a node's agent would have sent.
 
-One idea: each recorded line is one scrape, and every value of it one data point at the line's time; none is left out. Scrapes keep their
-Prometheus names, with labels as attributes and buckets put together to histograms; host counters have the semantic conventions' names where
-these have one, `legato.*` where not. It reads `metrics*`, `host*` and the server's side of `tcpinfo`, nothing else.
+One idea: each recorded line is one scrape at the line's time. Pages go through the agent's own reader; host counters have the semantic
+conventions' names where these have one, `legato.*` where not. It reads `metrics*`, `host*` and the server's side of `tcpinfo`, nothing
+else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import json
 import pathlib
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +17,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE, Metric
 
-__all__ = ["engine_samples", "lines", "socket_samples"]
+from legato_gpu_agent.engines.all import ENGINES
+from legato_gpu_agent.page import Page
+from legato_gpu_agent.readings import Reading
+from legato_gpu_agent.samples import Sample, metrics_of
+
+__all__ = ["HOST", "engine_samples", "lines", "socket_samples"]
 
 BODY_POINTS = 4_000
 HOST = "recording"
@@ -42,9 +46,6 @@ SOCKET = (
     ("retransmits", "legato.socket.retransmits_unanswered", "1", 1, False),
     ("backoff", "legato.socket.backoff", "1", 1, False),
 )
-_KEY = re.compile(r"([^{]+)(?:\{,?(.*?),?\})?")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_PART = re.compile(r"(.*)_(bucket|count|sum)")
 
 
 def lines(folder: pathlib.Path, name: str) -> Iterator[dict[str, Any]]:
@@ -80,23 +81,6 @@ class _Bodies:
         data.data_points.add(time_unix_nano=time_ns, as_double=value, attributes=_keyed(attributes))
         self.points += 1
 
-    def histogram(self, name: str, parts: Mapping[str, float], time_ns: int, attributes: Mapping[str, Any]) -> None:
-        """One histogram from a page's cumulative buckets (by bound), its ``count`` and its ``sum``."""
-        bounds = sorted(float(bound) for bound in parts if bound not in ("count", "sum"))
-        totals = [int(parts[bound]) for bound in sorted((each for each in parts if each not in ("count", "sum")), key=float)]
-        counts = [high - low for low, high in zip([0, *totals], totals, strict=False)]
-        metric: Metric = self._metrics.add(name=name)
-        metric.histogram.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
-        metric.histogram.data_points.add(
-            time_unix_nano=time_ns,
-            count=totals[-1],
-            sum=parts["sum"],
-            explicit_bounds=bounds[:-1],
-            bucket_counts=counts,
-            attributes=_keyed(attributes),
-        )
-        self.points += 1
-
     def full(self, at_least: int = BODY_POINTS) -> Iterator[tuple[bytes, int]]:
         """The request so far with its number of points, when it has so many."""
         if self.points >= at_least:
@@ -111,33 +95,34 @@ def _keyed(attributes: Mapping[str, Any]) -> Iterator[KeyValue]:
 
 def engine_samples(folder: pathlib.Path) -> Iterator[tuple[bytes, int]]:
     """Bodies of what was sampled beside each engine: its pages, and its host."""
-    for add, name in ((_scrape, "metrics"), (_host, "host")):
-        for path in sorted(folder.glob(f"{name}*.jsonl.gz")):
-            suffix = path.name.removeprefix(name).removesuffix(".jsonl.gz")
-            bodies, page = _Bodies(f"engine{suffix}"), dict[str, float]()
-            for record in lines(folder, f"{name}{suffix}"):
-                page.update(record.get("m", {}))
-                add(bodies, record, page)
-                yield from bodies.full()
-            yield from bodies.full(1)
+    for path in sorted(folder.glob("metrics*.jsonl.gz")):
+        yield from _pages(folder, path.name.removeprefix("metrics").removesuffix(".jsonl.gz"))
+    for path in sorted(folder.glob("host*.jsonl.gz")):
+        suffix = path.name.removeprefix("host").removesuffix(".jsonl.gz")
+        bodies = _Bodies(f"engine{suffix}")
+        for record in lines(folder, f"host{suffix}"):
+            _host(bodies, record)
+            yield from bodies.full()
+        yield from bodies.full(1)
 
 
-def _scrape(bodies: _Bodies, record: dict[str, Any], page: Mapping[str, float]) -> None:
-    """A whole page: what did not change since the last is as true as what did."""
-    histograms: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, float]] = {}
-    for key, value in page.items():
-        name, text = _KEY.fullmatch(key).groups()  # type: ignore[union-attr]
-        labels = dict(_LABEL.findall(text or ""))
-        bound, part = labels.pop("le", None), _PART.fullmatch(name)
-        if part and (bound is not None or f"{part.group(1)}_sum{{}}" in page):
-            histograms.setdefault((part.group(1), tuple(labels.items())), {})[bound or part.group(2)] = value
-        else:
-            bodies.number(name, value, record["t0_ns"], labels, grows=name.endswith("_total"))
-    for (name, own), parts in histograms.items():
-        bodies.histogram(name, parts, record["t0_ns"], dict(own))
+def _pages(folder: pathlib.Path, suffix: str) -> Iterator[tuple[bytes, int]]:
+    """Each recorded page as the agent reads it: what did not change since the last is as true as what did."""
+    page, agent, samples = dict[str, float](), Page(ENGINES["vllm"], f"engine{suffix}"), list[Sample]()
+    for record in lines(folder, f"metrics{suffix}"):
+        page.update(record.get("m", {}))
+        text = "".join(f"{key.replace('{,', '{').replace(',}', '}')} {value}\n" for key, value in page.items())
+        whose = (("legato.boot.id", HOST), ("legato.engine.id", f"engine{suffix}"), ("legato.engine.kind", "vllm"))
+        found = [Reading("legato.engine.up", "1", 1.0, whose), *agent.read(text.encode(), record["t0_ns"])]
+        samples += [Sample(record["t0_ns"], each) for each in found]
+        if len(samples) >= BODY_POINTS:
+            yield metrics_of(HOST, samples).SerializeToString(), len(samples)
+            samples = []
+    if samples:
+        yield metrics_of(HOST, samples).SerializeToString(), len(samples)
 
 
-def _host(bodies: _Bodies, record: dict[str, Any], _: Mapping[str, float]) -> None:
+def _host(bodies: _Bodies, record: dict[str, Any]) -> None:
     """CPU time by processor and mode, and what each process of the engine got and waited for."""
     for number, jiffies in enumerate(record["cpu"]):
         for mode, value in zip(MODES, jiffies, strict=True):

@@ -89,11 +89,16 @@ def _growth(metrics: str, columns: str) -> str:
     return growth(metrics, columns, filters(ENGINE))
 
 
+# As the agent calls them, and as a Collector that scrapes vLLM does.
+_PREFIX_CACHE = (
+    "'legato.engine.prefix_cache.hits', 'legato.engine.prefix_cache.queries', "
+    "'vllm:prefix_cache_hits_total', 'vllm:prefix_cache_queries_total'"
+)
 PREFIX_CACHE = f"""
 SELECT
     $__timeInterval(recorded_at) AS time, engine,
     sumIf(grown, metric LIKE '%hits%') / nullIf(sumIf(grown, metric LIKE '%queries%'), 0) AS "prefix-cache hits"
-FROM ({_growth("'vllm:prefix_cache_hits_total', 'vllm:prefix_cache_queries_total'", "engine_id AS engine")})
+FROM ({_growth(_PREFIX_CACHE, "engine_id AS engine")})
 GROUP BY time, engine
 HAVING sumIf(grown, metric LIKE '%queries%') > 0
 ORDER BY time, engine"""

@@ -11,8 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from legato_gpu_agent import __version__
+
+if TYPE_CHECKING:
+    from legato_gpu_agent.settings import Settings
 
 __all__ = ["main"]
 
@@ -48,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--endpoint", metavar="URL", help="where steps go [env: LEGATO_ENDPOINT]")
     parser.add_argument("--socket", metavar="PATH", help="where the plugins send [env: LEGATO_ENGINE_SOCKET]")
     parser.add_argument("--metrics-port", metavar="PORT", help="port of the agent's own metrics [env: LEGATO_AGENT_METRICS_PORT]")
+    parser.add_argument("--engines", metavar="URLS", help="engines whose pages to read, with commas between [env: LEGATO_ENGINES]")
+    parser.add_argument("--once", action="store_true", help="with --print: look once at what this node has, and end")
+    parser.add_argument("--print", action="store_true", help="print what can be seen, and what each missing signal costs; sends nothing")
     parser.add_argument("--version", action="version", version=__version__)
     return parser
 
@@ -61,9 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from legato_gpu_agent.settings import Settings, SettingsError
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    options = {"LEGATO_ENDPOINT": given.endpoint, "LEGATO_ENGINE_SOCKET": given.socket, "LEGATO_AGENT_METRICS_PORT": given.metrics_port}
+    options = {
+        "LEGATO_ENDPOINT": given.endpoint,
+        "LEGATO_ENGINE_SOCKET": given.socket,
+        "LEGATO_AGENT_METRICS_PORT": given.metrics_port,
+        "LEGATO_ENGINES": given.engines,
+    }
     try:
         settings = Settings.from_env({**os.environ, **{name: value for name, value in options.items() if value is not None}})
+        if given.once or given.print:
+            _look(settings)
         metrics = Metrics()
         agent = Agent(settings, metrics)
         if settings.metrics_port:
@@ -77,6 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     complete = agent.run()
     logging.getLogger("legato").info("stopped; %s", "everything was sent" if complete else "some was not sent")
     sys.exit(0 if complete else 1)
+
+
+def _look(settings: Settings) -> NoReturn:
+    """Print what can be seen here. Exit status 1 when there is neither an engine nor a GPU."""
+    from legato_gpu_agent.report import look
+
+    logging.getLogger("legato").setLevel(logging.ERROR)
+    text, any_found = look(settings)
+    print(text, end="")
+    # A source that hangs must not keep the command from ending.
+    sys.stdout.flush()
+    os._exit(0 if any_found else 1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The agent: reads what the plugins tell, and sends each engine's steps on once a second.
+"""The agent: reads what the plugins tell and what its collectors find, and sends it on once a second.
 
 One idea: it looks at its socket every few milliseconds instead of waiting on it, because to wake a sleeping reader would cost the engine
 five times what the copy costs; what does not fit the socket's queue meanwhile, the plugin keeps. One loop reads and encodes, one thread
-sends, so a receiver that is down never stops the reading. Nothing that a datagram holds can end it.
+sends, each collector has a thread of its own: nothing that hangs, fails or is down stops the rest, and nothing that a datagram holds can
+end it.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ import stat
 import threading
 import time
 
-from legato_gpu_agent.datagrams import DATAGRAM_BYTES_MAX, BadDatagram, decode
+from legato_gpu_agent.datagrams import DATAGRAM_BYTES_MAX, BadDatagram, Datagram, decode
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.pending import Flush, Pending
-from legato_gpu_agent.post import Body, Post
+from legato_gpu_agent.post import METRICS, Body, Post
+from legato_gpu_agent.roster import Roster
+from legato_gpu_agent.samples import Sample, metrics_of
 from legato_gpu_agent.settings import Settings, SettingsError
 from legato_gpu_agent.steps import request_of
+from legato_gpu_agent.watch import Basket
 
 __all__ = ["Agent", "bind"]
 
 _log = logging.getLogger("legato")
-LOOK_EVERY_S, LOOK_IDLE_S = 0.02, 0.05
-# After this long without a datagram the looks are rarer.
-_IDLE_AFTER_S = 1.0
+LOOK_EVERY_S, LOOK_IDLE_S, LOOK_SILENT_S = 0.02, 0.05, 0.25
+# After this long without a datagram the looks are rarer: a plugin that begins again keeps what does not fit meanwhile.
+_IDLE_AFTER_S, _SILENT_AFTER_S = 1.0, 30.0
 DRAIN_S = 10.0
+# Samples in one request: some hundred bytes each.
+_SAMPLES_MAX = 10_000
 
 
 def bind(path: pathlib.Path) -> socket.socket:
@@ -73,9 +79,11 @@ class Agent:
         self._mine = os.stat(settings.socket).st_ino
         self._pending = Pending()
         self._post = Post(settings.endpoint, metrics, settings.token)
+        self._basket = Basket()
+        self._roster = Roster(settings, self._basket, metrics)
         self._stopping = threading.Event()
         self._overflowed: dict[str, int] = {}
-        self._heard_at = 0.0
+        self._heard_at = float("-inf")
 
     def stop(self) -> None:
         """End soon. Safe in a signal handler."""
@@ -84,6 +92,7 @@ class Agent:
     def run(self) -> bool:
         """Until stopped; whether all was sent."""
         self._post.start()
+        self._roster.start()
         flush_at = time.monotonic() + self._settings.flush_ms / 1000
         while not self._stopping.wait(self._pause_s()):
             self._read()
@@ -93,13 +102,15 @@ class Agent:
         return self._close()
 
     def _pause_s(self) -> float:
-        return LOOK_EVERY_S if time.monotonic() - self._heard_at < _IDLE_AFTER_S else LOOK_IDLE_S
+        silent_s = time.monotonic() - self._heard_at
+        return LOOK_EVERY_S if silent_s < _IDLE_AFTER_S else LOOK_IDLE_S if silent_s < _SILENT_AFTER_S else LOOK_SILENT_S
 
     def _close(self) -> bool:
         """The socket's name goes first, so that plugins keep what comes from now on for the next agent."""
         with contextlib.suppress(OSError):
             if os.stat(self._settings.socket).st_ino == self._mine:
                 self._settings.socket.unlink()
+        self._roster.stop()
         self._read()
         self._door.close()
         self._flush()
@@ -123,17 +134,45 @@ class Agent:
         try:
             if len(data) > DATAGRAM_BYTES_MAX:
                 raise BadDatagram("size")
-            datagram = decode(data)
-            lost = self._pending.take(datagram, time.time_ns())
+            self._keep(decode(data))
         except BadDatagram as error:
             self._metrics.bad.labels(error.reason).inc()
-            return
-        self._metrics.lost.inc(lost)
+
+    def _keep(self, datagram: Datagram) -> None:
+        """Until the next flush. Raises ``BadDatagram``."""
+        self._metrics.lost.inc(self._pending.take(datagram, time.time_ns()))
+        self._roster.neighbours.tell(datagram.engine.id)
         for kind, count in (("step", datagram.step is not None), ("finished", len(datagram.finished)), ("scheduler", len(datagram.events))):
             if count:
                 self._metrics.received.labels(kind).inc(count)
 
     def _flush(self) -> None:
+        samples, told = self._basket.empty()
+        for datagram in told:
+            try:
+                self._keep(datagram)
+            except BadDatagram as error:
+                self._metrics.bad.labels(error.reason).inc()
+        self._flush_steps()
+        for first in range(0, len(samples), _SAMPLES_MAX):
+            self._send_samples(samples[first : first + _SAMPLES_MAX])
+        self._count("sample", self._basket.overflowed)
+
+    def _send_samples(self, samples: list[Sample]) -> None:
+        try:
+            content = metrics_of(self._settings.host, samples).SerializeToString(deterministic=True)
+        except Exception as error:
+            _log.exception("%d samples could not be encoded", len(samples))
+            self._metrics.dropped.labels("sample", type(error).__name__).inc(len(samples))
+            return
+        self._post.put(Body(content, {"sample": len(samples)}, METRICS))
+
+    def _count(self, kind: str, overflowed: int) -> None:
+        """What did not fit, once."""
+        self._metrics.dropped.labels(kind, "pending_full").inc(overflowed - self._overflowed.get(kind, 0))
+        self._overflowed[kind] = overflowed
+
+    def _flush_steps(self) -> None:
         for flush in self._pending.flushes(time.time_ns()):
             try:
                 body = _body(flush)
@@ -144,8 +183,7 @@ class Agent:
             self._post.put(body)
         self._metrics.engines.set(self._pending.engines)
         for kind, count in self._pending.overflowed.items():
-            self._metrics.dropped.labels(kind, "pending_full").inc(count - self._overflowed.get(kind, 0))
-            self._overflowed[kind] = count
+            self._count(kind, count)
 
 
 def _body(flush: Flush) -> Body:

@@ -23,6 +23,13 @@ class Metrics:
         self.errors = Counter("legato_agent_send_errors", "Attempts to send that failed, by type", ["type"], registry=registry)
         self.queue_bytes = Gauge("legato_agent_queue_bytes", "Bytes of flushes that wait to be sent", registry=registry)
         self.engines = Gauge("legato_agent_engines", "Engines that have told of steps lately", registry=registry)
+        self.collector_up = Gauge("legato_agent_collector_up", "Whether its last round went well", ["collector"], registry=registry)
+        self.collector_duration = Gauge(
+            "legato_agent_collector_duration_seconds", "How long its last round took", ["collector"], registry=registry
+        )
+        self.collector_errors = Counter(
+            "legato_agent_collector_errors", "Rounds that failed, by type", ["collector", "type"], registry=registry
+        )
 
     def serve(self, port: int) -> None:
         """Answer /metrics on loopback. Raises ``OSError`` when the port is taken."""

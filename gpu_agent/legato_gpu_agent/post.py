@@ -1,8 +1,8 @@
 """Sends flushes to the receiver: OTLP over HTTP, in order, again and again until they are acknowledged.
 
-One idea: a flush is encoded once, and its bytes are what every attempt sends; its ids come from its contents, so a receiver that took it
-without our learning of it takes it once. The queue is bounded in bytes: the oldest flush goes, and is counted. One thread, the standard
-library's HTTP client, one connection. It knows nothing of engines.
+One idea: a flush is encoded once, and its bytes are what every attempt sends, so a receiver that took it without our learning of it takes
+it once. OpenTelemetry's own exporter gives a batch up after ten seconds, and keeps none. The queue is bounded in bytes: the oldest flush
+goes, and is counted. One thread, the standard library's HTTP client, one connection. It knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from legato_gpu_agent import __version__
 from legato_gpu_agent.metrics import Metrics
 
-__all__ = ["Body", "Post", "wait_of"]
+__all__ = ["METRICS", "TRACES", "Body", "Post", "wait_of"]
+
+TRACES, METRICS = "/v1/traces", "/v1/metrics"
 
 QUEUE_BYTES_MAX = 32 * 2**20
 _TIMEOUT_S = 10.0
@@ -34,10 +37,11 @@ _HEADERS = {"Content-Type": "application/x-protobuf", "User-Agent": f"legato-gpu
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An encoded flush, and how many records of each kind it holds."""
+    """An encoded flush, how many records of each kind it holds, and at which of the receiver's paths it is taken."""
 
     content: bytes
     records: Mapping[str, int]
+    path: str = TRACES
 
 
 class Post:
@@ -128,7 +132,7 @@ class Post:
     def _attempt(self, body: Body) -> tuple[int, float | None]:
         """One request: the status (0: no answer), and how long the receiver asks to wait. Counts what came of it."""
         try:
-            status, answer, retry_after = self._request(body.content)
+            status, answer, retry_after = self._request(body)
         except (OSError, http.client.HTTPException) as error:
             self._disconnect()
             self._metrics.errors.labels(type(error).__name__).inc()
@@ -141,12 +145,12 @@ class Post:
                 self._give_up(body, "refused")
         return status, wait_of(retry_after, time.time())
 
-    def _request(self, content: bytes) -> tuple[int, bytes, str | None]:
+    def _request(self, body: Body) -> tuple[int, bytes, str | None]:
         if self._connection is None:
             kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(self._parts.hostname or "", self._parts.port, timeout=_TIMEOUT_S)
         self._connection.timeout = max(min(_TIMEOUT_S, self._deadline - time.monotonic()), 0.2)
-        self._connection.request("POST", f"{self._parts.path.rstrip('/')}/v1/traces", content, self._headers)
+        self._connection.request("POST", self._parts.path.rstrip("/") + body.path, body.content, self._headers)
         answer = self._connection.getresponse()
         data = answer.read(_ANSWER_BYTES_MAX)
         if answer.read(1) or answer.will_close:
@@ -159,20 +163,27 @@ class Post:
             self._connection = None
 
     def _acknowledged(self, body: Body, answer: bytes) -> None:
-        """A flush is one span: a partial success without it means that it was rejected."""
-        try:
-            rejected = ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans
-        except Exception:
-            rejected = 0
-        if rejected:
-            self._give_up(body, "rejected")
-            return
+        """A flush of steps is one span: a partial success without it means that all was rejected. Of samples some may be."""
+        rejected = _rejected(body, answer)
         for kind, count in body.records.items():
-            self._metrics.sent.labels(kind).inc(count)
+            refused = min(rejected if body.path == METRICS else count * bool(rejected), count)
+            self._metrics.sent.labels(kind).inc(count - refused)
+            if refused:
+                self._metrics.dropped.labels(kind, "rejected").inc(refused)
 
     def _give_up(self, body: Body, reason: str) -> None:
         for kind, count in body.records.items():
             self._metrics.dropped.labels(kind, reason).inc(count)
+
+
+def _rejected(body: Body, answer: bytes) -> int:
+    """How many spans or data points were refused for good; none where the answer cannot be read."""
+    try:
+        if body.path == METRICS:
+            return int(ExportMetricsServiceResponse.FromString(answer).partial_success.rejected_data_points)
+        return int(ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans)
+    except Exception:
+        return 0
 
 
 def wait_of(retry_after: str | None, now_s: float) -> float | None:

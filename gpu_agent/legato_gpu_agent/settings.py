@@ -6,6 +6,7 @@ One idea: every field has a default, a unit in its name and an environment varia
 from __future__ import annotations
 
 import pathlib
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -33,6 +34,24 @@ class Settings:
     """LEGATO_ENGINE_FLUSH_MS: how often an engine's steps are sent."""
     metrics_port: int = 0
     """LEGATO_AGENT_METRICS_PORT: loopback port of the agent's own metrics, for Prometheus. 0: none."""
+    engines: tuple[tuple[str, str], ...] = ()
+    """LEGATO_ENGINES: engines whose pages are read, ``ID=URL`` or ``URL``, with commas between; the id is host:port unless given."""
+    engine_scan: bool = True
+    """LEGATO_ENGINE_SCAN: also look for engines' pages at ports of this host that engines listen at. 0: no."""
+    sample_ms: int = 1_000
+    """LEGATO_SAMPLE_MS: how often pages, GPUs and the host are read; 100 for ten times a second."""
+    forward_passes: tuple[tuple[str, str], ...] = ()
+    """LEGATO_FORWARD_PASSES: ``ID=ENDPOINT`` of engines that publish a message a forward pass over ZMQ (SGLang, Dynamo)."""
+    iterations: tuple[tuple[str, str], ...] = ()
+    """LEGATO_ITERATIONS: ``ID=URL`` of servers whose /metrics tells every iteration as JSON, and forgets what was read (TensorRT-LLM)."""
+    kv_events: tuple[tuple[str, str], ...] = ()
+    """LEGATO_KV_EVENTS: ``ID=ENDPOINT`` of engines that publish events of their KV cache over ZMQ (vLLM, SGLang)."""
+    request_files: tuple[tuple[str, str], ...] = ()
+    """LEGATO_REQUEST_FILES: ``ID=FOLDER`` of engines that write a line a request into files there (SGLang)."""
+    proc: pathlib.Path = pathlib.Path("/proc")
+    """LEGATO_PROC_PATH: where the host's /proc is, for a container that has it elsewhere."""
+    host: str = ""
+    """LEGATO_HOST_NAME: what this node is called. Default: its hostname."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -43,6 +62,15 @@ class Settings:
             token=_token(environ, "LEGATO_TOKEN"),
             flush_ms=_whole(environ, "LEGATO_ENGINE_FLUSH_MS", 1_000, 10, 600_000),
             metrics_port=_whole(environ, "LEGATO_AGENT_METRICS_PORT", 0, 0, 65_535),
+            engines=_engines(environ, "LEGATO_ENGINES"),
+            engine_scan=_whole(environ, "LEGATO_ENGINE_SCAN", 1, 0, 1) == 1,
+            sample_ms=_whole(environ, "LEGATO_SAMPLE_MS", 1_000, 100, 60_000),
+            forward_passes=_named(environ, "LEGATO_FORWARD_PASSES", "ID=tcp://127.0.0.1:20380"),
+            iterations=_engines(environ, "LEGATO_ITERATIONS"),
+            kv_events=_named(environ, "LEGATO_KV_EVENTS", "ID=tcp://127.0.0.1:5557"),
+            request_files=_named(environ, "LEGATO_REQUEST_FILES", "ID=/var/log/sglang"),
+            proc=pathlib.Path(environ.get("LEGATO_PROC_PATH") or "/proc"),
+            host=environ.get("LEGATO_HOST_NAME") or socket.gethostname(),
         )
 
 
@@ -55,14 +83,43 @@ def _socket(environ: Mapping[str, str]) -> pathlib.Path:
 
 def _url(environ: Mapping[str, str], key: str, default: str) -> str:
     value = environ.get(key) or default
-    try:
-        parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
+    if not _is_url(value):
         raise SettingsError(f"{key} has value {value!r}: expected a URL like {default}")
     return value.rstrip("/")
+
+
+def _is_url(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _named(environ: Mapping[str, str], key: str, example: str) -> tuple[tuple[str, str], ...]:
+    """``NAME=VALUE`` with commas between."""
+    out = []
+    for part in filter(None, (part.strip() for part in environ.get(key, "").split(","))):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise SettingsError(f"{key} has {part!r}: expected {example}, with commas between several")
+        out.append((name, value))
+    return tuple(out)
+
+
+def _engines(environ: Mapping[str, str], key: str) -> tuple[tuple[str, str], ...]:
+    """``ID=URL`` or ``URL``: an id has no slash before its equals sign."""
+    out = []
+    for part in filter(None, (part.strip() for part in environ.get(key, "").split(","))):
+        name, equals, url = part.partition("=")
+        if not equals or "://" in name:
+            name, url = "", part
+        if not _is_url(url) or (equals and not name and url != part):
+            raise SettingsError(
+                f"{key} has {part!r}: expected http://127.0.0.1:8000 or ID=http://127.0.0.1:8000, with commas between several"
+            )
+        out.append((name, url.rstrip("/")))
+    return tuple(out)
 
 
 def _token(environ: Mapping[str, str], key: str) -> str:

@@ -29,6 +29,14 @@ _FLAGS = {
 }
 
 
+def _clock(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """What the driver said of the GPU's clock."""
+    if "throttled_us" in evidence:
+        seen = f", down to {evidence['clock_mhz']} MHz" if "clock_mhz" in evidence else ""
+        usual = f" of {evidence['clock_usual_mhz']}" if seen and "clock_usual_mhz" in evidence else ""
+        yield f"the driver had lowered a GPU's clock for {duration(int(evidence['throttled_us']))}{seen}{usual}"
+
+
 def why(verdict: Row | None) -> str:
     """A verdict in a line: the parts that matter, largest first, how sure, over which engine steps and whose, without which vantage."""
     if verdict is None:
@@ -63,6 +71,7 @@ def grounds(verdict: Row) -> Iterator[Text]:
     parts = ", ".join(f"{name} {int(ns) / 1e6:,.3f} ms" for name, ns in verdict["parts"].items())
     yield Text(f"  it is {parts}; each within {duration(int(verdict['error_us']))}", style="dim")
     facts = [words.format(duration(int(verdict["evidence"][name]))) for name, words in _EVIDENCE.items() if name in verdict["evidence"]]
+    facts += list(_clock(verdict["evidence"]))
     facts += [words for (name, value), words in _FLAGS.items() if int(verdict["evidence"].get(name, -1)) == value]
     if "caught_up_percent" in verdict["evidence"]:
         facts.append(f"{verdict['evidence']['caught_up_percent']} % of what was missing came right behind it")

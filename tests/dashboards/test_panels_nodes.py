@@ -144,9 +144,12 @@ def _node(row: Row) -> str:
     return str(row["host"] or row["engine_id"])
 
 
+PREFIX_CACHE = [name for of in ("hits", "queries") for name in (f"legato.engine.prefix_cache.{of}", f"vllm:prefix_cache_{of}_total")]
+
+
 def prefix_cache(past: Past, view: View) -> list[Row]:
     """Hits over queries, where there were any."""
-    rows = _grown(_samples(past, view, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"))
+    rows = _grown(_samples(past, view, *PREFIX_CACHE))
     made = []
     for (at, engine), group in by(rows, lambda row: (_point(view, row), row["engine_id"])).items():
         hits, queries = (sum(row["grown"] for row in group if kind in row["metric"]) for kind in ("hits", "queries"))

@@ -332,7 +332,9 @@ def _node(now_ns: int, host: str, engine: str) -> ExportMetricsServiceRequest:
             for reason in ("sw_power_cap", "hw_thermal_slowdown"):
                 _count(body, counters, ("hw.gpu.throttle.time", f"{gpu} {reason}"), rng.uniform(0, 60), at, {**own, "reason": reason})
         for which, step in (("queries", rng.randrange(300, 900)), ("hits", rng.randrange(300))):
-            _count(body, counters, (f"vllm:prefix_cache_{which}_total", ""), step, at, {"model_name": "demo-7b"})
+            # By the agent's name, and by that of a Collector which scrapes.
+            name = f"legato.engine.prefix_cache.{which}" if host else f"vllm:prefix_cache_{which}_total"
+            _count(body, counters, (name, ""), step, at, {"model_name": "demo-7b"})
         if number == 9:
             counters.clear()
     gauge(body, "hw.gpu.clock.sm", float("nan"), now_ns, attributes={"hw.id": "0"})

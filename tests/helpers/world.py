@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from legato_ingest.attribution.gpu_clocks import GpuClock
 from legato_ingest.attribution.pairs import Vantage
 from legato_ingest.attribution.steps import Steps
 
@@ -20,9 +21,10 @@ class World:
     """``steps`` steps of 20 ms, ``streams`` of them running. Faults by step number; all in ns.
 
     ``busy``: in a step so many requests more than the streams, each of which makes it longer. ``prefill``: tokens of somebody's prompt in
-    a step. ``slow``: what a step took longer for no reason of its own. ``frozen``: (step, ns): the front end stops after that step for so
-    long. ``preempted``: (first, last): stream 0 gets nothing in these steps, its recompute is in the last. ``held``: (step, ns): the path
-    keeps what is sent to stream 0 from that step on for so long. ``speed`` divides all times.
+    a step. ``slow``: what a step took longer for no reason of its own. ``throttled``: by what a GPU's clock was divided in a step, which
+    then takes as many times longer. ``frozen``: (step, ns): the front end stops after that step for so long. ``preempted``: (first, last):
+    stream 0 gets nothing in these steps, its recompute is in the last. ``held``: (step, ns): the path keeps what is sent to stream 0 from
+    that step on for so long. ``speed`` divides all times.
     """
 
     steps: int = 400
@@ -33,6 +35,7 @@ class World:
     busy: dict[int, int] = field(default_factory=dict)
     prefill: dict[int, int] = field(default_factory=dict)
     slow: dict[int, int] = field(default_factory=dict)
+    throttled: dict[int, float] = field(default_factory=dict)
     frozen: tuple[int, int] | None = None
     preempted: tuple[int, int] | None = None
     held: tuple[int, int] | None = None
@@ -48,6 +51,8 @@ class World:
             took[step] += extra
         if self.preempted:
             took[self.preempted[1]] += TOKEN_NS * 600
+        for step, times in self.throttled.items():
+            took[step] = int(took[step] * times)
         self.ends = 10**15 + self.offset_ns + np.cumsum(took) // self.speed
         self.awake = self.ends.copy()
         if self.frozen:
@@ -88,6 +93,22 @@ class World:
             draft_tokens=np.zeros(count),
             finished=np.zeros(count),
         )
+
+    def gpu(self, every_ns: int = 100 * MS, soft: bool = False, usual_mhz: float = 1980.0, idle: bool = False) -> GpuClock:
+        """What sampling a GPU so often told: the driver's time with lowered clocks, of hard reasons or of ``soft`` ones, and the clock.
+
+        ``idle``: the same of a GPU that nothing was wrong with.
+        """
+        times = np.arange(self.ends[0] - 2 * every_ns, self.ends[-1] + 3 * every_ns, every_ns)
+        low = np.zeros(self.steps) if idle else np.array([self.throttled.get(step, 0.0) for step in range(self.steps)])
+        starts = self.ends - self.took
+        counted = np.zeros(len(times))
+        mhz = np.full(len(times), usual_mhz)
+        for step in np.flatnonzero(low):
+            counted += np.clip(times - starts[step], 0, self.took[step])
+            mhz[(times > starts[step]) & (times <= self.ends[step])] = usual_mhz / low[step]
+        none = np.zeros(len(times))
+        return GpuClock(times, none if soft else counted, counted if soft else none, mhz)
 
     def server(self, stream: int) -> Vantage:
         """When the stream's tokens were sent: one a step, soon after the front end was awake."""

@@ -20,7 +20,9 @@ from legato_ingest.segments import Segments
 __all__ = ["Culprits", "culprits_of", "prompts_of"]
 
 Ints = NDArray[np.int64]
-_SCHEDULING, _KV, _HOST, _FRONT_END = (CAUSES.index(name) for name in ("scheduling", "kv_pressure", "host", "front_end"))
+_SCHEDULING, _KV, _CLOCK, _HOST, _FRONT_END = (
+    CAUSES.index(name) for name in ("scheduling", "kv_pressure", "gpu_clock", "host", "front_end")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Culprits:
 
 
 def culprits_of(steps: Charges | None, verdicts: Verdicts) -> Culprits:
-    """The step to blame for each gap: for a prompt, another's recompute and the host the one that took most; for a stream that was
-    preempted itself the step in which it was; for the front end the last that had ended when it stopped.
+    """The step to blame for each gap: for a prompt, another's recompute, the clock and the host the one that took most; for a stream that
+    was preempted itself the step in which it was; for the front end the last that had ended when it stopped.
     """
     count = len(verdicts.cause)
     step, took = np.full(count, -1, np.int64), np.zeros(count, np.int64)
@@ -41,7 +43,8 @@ def culprits_of(steps: Charges | None, verdicts: Verdicts) -> Culprits:
         return Culprits(step, took)
     robbed = (verdicts.cause == _KV) & (verdicts.preempted >= 0)
     front = (verdicts.cause == _FRONT_END) & (verdicts.step_last >= 0)
-    for cause, column in ((_SCHEDULING, steps.scheduling), (_KV, steps.kv_pressure), (_HOST, steps.host)):
+    columns = ((_SCHEDULING, steps.scheduling), (_KV, steps.kv_pressure), (_CLOCK, steps.gpu_clock), (_HOST, steps.host))
+    for cause, column in columns:
         at = np.flatnonzero((verdicts.cause == cause) & (verdicts.step_first >= 0) & ~robbed)
         step[at], took[at] = _most(column, verdicts.step_first[at], verdicts.step_last[at])
     for which, place, cause in ((robbed, verdicts.preempted, _KV), (front, verdicts.step_last, _FRONT_END)):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.clocks import shift_of
 from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream, clock_of
+from legato_ingest.attribution.gpu_clocks import clocks_of
 from legato_ingest.attribution.steps import Charges, Steps, charge
 from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store
@@ -146,7 +147,8 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     if read is None:
         return None
     steps, last_step = read
-    charges = charge(steps)
+    first, last = int(steps.recorded_ns.min()), int(steps.recorded_ns.max())
+    charges = charge(steps, clocks_of(store, *key, first - _AROUND_NS, last + _AROUND_NS))
     shift_ns, shifts = _shifts(store, key, streams, {response: int(steps.recorded_ns[place]) for response, place in last_step.items()})
     return Engine(
         charges=charges,

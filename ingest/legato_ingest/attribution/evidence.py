@@ -54,7 +54,8 @@ Received = tuple[int, int]
 class Stream:
     """A client's stream with a gap worth judging, and the same stream at its server where that was recorded.
 
-    ``clock``: what is known of the clock that the client's times are of; streams with the same are of one clock.
+    ``clock``: what is known of the clock that the client's times are of; streams with the same are of one clock. ``server_boot``: which
+    boot of which host the server's times are of, where it was told.
     """
 
     tenant: str
@@ -66,6 +67,7 @@ class Stream:
     engine_id: str
     response_id: str
     clock: str
+    server_boot: str = ""
 
 
 def slices_of(
@@ -135,6 +137,7 @@ def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, receive
                 engine_id=(server or row)["engine_id"],
                 response_id=row["response_id"],
                 clock=clock_of(row["clock"], row["service_name"], row["client_address"]),
+                server_boot=server["clock"].split(":", 1)[0] if server else "",
             )
         )
     return out

@@ -21,7 +21,7 @@ Bools = NDArray[np.bool_]
 _DRIFT = 50e-6
 # Times are whole microseconds, at both ends of a gap and at both vantages; holds are in steps of 64 µs.
 _TIMES_NS, _HOLD_NS = 4_000, 64_000
-_ENGINE = ("scheduling", "kv_pressure", "host", "front_end")
+_ENGINE = ("scheduling", "kv_pressure", "gpu_clock", "host", "front_end")
 
 
 def errors_of(gaps: Gaps, verdicts: Verdicts, steps: Charges | None) -> Ints:
@@ -46,12 +46,33 @@ def evidence_of(gaps: Gaps, verdicts: Verdicts, steps: Charges | None) -> list[d
         ("coincident_stalls", verdicts.coincident > 0, verdicts.coincident),
         ("preempted_step", verdicts.preempted >= 0, _at(number, verdicts.preempted)),
         ("record_late_us", verdicts.step_last >= 0, _at(late, verdicts.step_last) // 1000),
+        *_clocks(verdicts, steps),
     ]
     out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
     for name, known, values in columns:
         for row in np.flatnonzero(known):
             out[row][name] = int(values[row])
     return out
+
+
+def _clocks(verdicts: Verdicts, steps: Charges | None) -> list[tuple[str, Bools, Ints]]:
+    """Of gaps that lowered clocks had a part in: for how long they were, in the step where that was longest, and the lowest seen there."""
+    part = verdicts.parts[:, CAUSES.index("gpu_clock")] > 0
+    if steps is None or not part.any():
+        return []
+    counted = np.maximum(steps.clocks.hard_ns, steps.clocks.soft_ns).astype(np.int64)
+    place = np.full(len(part), -1, np.int64)
+    for row in np.flatnonzero(part & (verdicts.step_first >= 0)):
+        first, last = verdicts.step_first[row], verdicts.step_last[row]
+        place[row] = first + int(np.argmax(counted[first : last + 1]))
+    mhz = np.nan_to_num(steps.clocks.mhz, nan=0.0).astype(np.int64)
+    usual = np.full(len(part), np.nan_to_num(steps.usual_mhz, nan=0.0), np.int64)
+    known = place >= 0
+    return [
+        ("throttled_us", known, _at(counted, place) // 1000),
+        ("clock_mhz", known & (_at(mhz, place) > 0), _at(mhz, place)),
+        ("clock_usual_mhz", known & (usual > 0), usual),
+    ]
 
 
 def _at(values: Ints, places: Ints) -> Ints:
@@ -67,10 +88,12 @@ def excluded_of(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: Charges |
     # Of a stream that was preempted itself the steps say nothing but that: it was in none of them.
     took_part = verdicts.laid & (verdicts.preempted < 0) & (verdicts.step_first >= 0)
     no_prompt, no_recompute = _without(steps, verdicts)
+    cool = took_part & _never_lowered(steps, verdicts)
     rules: list[tuple[str, str, Bools]] = [(name, "the server sent it in time", made) for name in _ENGINE]
     rules += [
         ("scheduling", "no prompt in its steps", took_part & no_prompt),
         ("kv_pressure", "no preemption and no recompute in its steps", took_part & no_recompute),
+        ("gpu_clock", "its GPUs' clocks were not lowered in its steps", cool),
         ("host", "its steps took what their work explains", took_part),
         ("front_end", "sent as soon as its step was over", verdicts.laid & (verdicts.step_first >= 0)),
         *[(name, "it came as soon as it was sent", in_time) for name in ("coalescing", "connection", "slow_reader")],
@@ -98,6 +121,15 @@ def _without(steps: Charges | None, verdicts: Verdicts) -> tuple[Bools, Bools]:
     prompts = np.concatenate([[0], np.cumsum(steps.prefill_tokens > 0)])
     robbed = np.concatenate([[0], np.cumsum(steps.preempted | (steps.recompute_share > 0))])
     return prompts[last] == prompts[first], robbed[last] == robbed[first]
+
+
+def _never_lowered(steps: Charges | None, verdicts: Verdicts) -> Bools:
+    """Of each gap, whether samples cover all steps that it was laid over, and in none of them clocks were lowered."""
+    if steps is None or not len(steps.number):
+        return np.zeros(len(verdicts.cause), np.bool_)
+    first, last = np.maximum(verdicts.step_first, 0), np.maximum(verdicts.step_last, 0) + 1
+    doubts = np.concatenate([[0], np.cumsum(~steps.clocks.known | (steps.clocks.hard_ns + steps.clocks.soft_ns > 0))])
+    return np.asarray(doubts[last] == doubts[first])
 
 
 def _way(parts: dict[str, Ints]) -> Ints:

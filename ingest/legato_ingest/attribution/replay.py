@@ -23,7 +23,7 @@ __all__ = ["DELAYS", "ENGINE", "Delay", "Left", "replay"]
 
 Ints = NDArray[np.int64]
 # Causes that make steps longer or keep a stream out of them, and causes that delay a chunk that was made.
-ENGINE = ("scheduling", "kv_pressure", "host")
+ENGINE = ("scheduling", "kv_pressure", "gpu_clock", "host")
 DELAYS = ("front_end", "coalescing", "connection", "slow_reader", "consumer")
 # The way that the soonest tenth of a stream's chunks took is the usual one: a chunk may wait, but cannot come before it was made.
 _USUAL = 0.1

@@ -1,33 +1,57 @@
-"""What an engine's counters rule out, where its steps were not recorded but its metrics were scraped.
+"""What an engine's own figures rule out, where its steps were not recorded but its page was scraped.
 
-One idea: a counter that did not move for a minute before and after a gap rules out what it counts; one that did says nothing of this
-stream. The minute is for clocks that disagree, and for vLLM, which counts a preemption when its victim resumes. So scrapes never name a
-cause.
+One idea: a counter that did not move around a gap rules out what it counts, and a histogram of times between tokens that has none as long
+as half the gap rules the engine's core out; one that did says nothing of this stream. Around is a minute, as clocks may disagree; where
+page and server are of one host's clock it is some seconds, as a prompt is counted when its last piece is computed and a preemption when its
+victim resumes. So scrapes name a cause only where they have ruled out the engine's others, and are never sure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.evidence import Stream
+from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
 from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store
 
-__all__ = ["Counter", "RULED_OUT", "counters_of", "still"]
+__all__ = ["MOVED", "Counter", "Scraped", "by_exclusion", "excluded_by", "scraped_of", "still"]
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Key = tuple[str, str]
 _AROUND_NS = 60_000_000_000
+# On one clock: a prompt is counted when its last piece is computed, so long after the gap at most.
+_AFTER_NS = 3_000_000_000
 # Two scrapes further apart than this say nothing of what was between them.
 _APART_NS_MAX = 30_000_000_000
+# The engine's core is out of the question when it made no interval longer than this share of the gap.
+_HALF = 0.5
+_UP, _ITL = "legato.engine.up", "legato.engine.itl"
+_PROMPTS, _PREEMPTIONS = "legato.engine.tokens.prompt", "legato.engine.preemptions"
+# How long the engine's threads were ready to run and had no CPU, by the kernel.
+_WAITED = "legato.process.run_queue.wait_time"
+# They waited for the host when it was so much more of the gap than of the time around it: an engine on few CPUs always waits a little.
+# From less on, it is not said to have been another.
+_WAITED_MORE, _WAITED_SOME = 0.6, 0.4
+# Pages that came under their own names, by a Collector that scraped them.
+_NAMES = {"vllm:prompt_tokens_total": _PROMPTS, "vllm:num_preemptions_total": _PREEMPTIONS}
 # What a counter that stands still rules out, and why.
-RULED_OUT = {
-    "vllm:num_preemptions_total": ("kv_pressure", "its engine counted no preemption from a minute before to a minute after"),
-    "vllm:prompt_tokens_total": ("scheduling", "its engine counted no prompt from a minute before to a minute after"),
+_RULED_OUT = {
+    _PREEMPTIONS: ("kv_pressure", "its engine counted no preemption around it"),
+    _PROMPTS: ("scheduling", "its engine counted no prompt around it"),
 }
+MOVED = ("scheduling", "kv_pressure", "host", "busy")
+"""Causes that something counts; ``busy``: the host may have had a part."""
+_CORE = ("scheduling", "kv_pressure", "gpu_clock", "host")
+_MADE_NONE = "its engine made no time between tokens half as long around it"
+_GENERATION, _FRONT_END, _KV, _SCHEDULING, _HOST = (
+    CAUSES.index(name) for name in ("generation", "front_end", "kv_pressure", "scheduling", "host")
+)
 _COUNTERS = """
 SELECT tenant, engine_id, metric, toUnixTimestamp64Nano(recorded_at) AS at_ns, sum(value) AS total
 FROM node_samples FINAL
@@ -35,6 +59,19 @@ WHERE {inside} AND engine_id IN ({engines}) AND metric IN ({metrics}) AND value 
 GROUP BY tenant, engine_id, metric, recorded_at
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
+# One observation a request and step; where an engine divides it by the tokens that came, a long one may look short.
+_INTERVALS = """
+SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns,
+    arrayLast((bound, count) -> count > 0, arrayConcat(bounds, [1e9]), bucket_counts) AS longest_s
+FROM node_samples FINAL
+WHERE {inside} AND engine_id IN ({engines}) AND metric = '{itl}' AND attributes['legato.engine.per'] = 'step'
+    AND temporality = 'delta' AND length(bucket_counts) = length(bounds) + 1 AND count > 0
+ORDER BY recorded_at
+SETTINGS max_threads = 1"""
+_BOOTS = """
+SELECT DISTINCT tenant, engine_id, attributes['legato.boot.id'] AS boot
+FROM node_samples
+WHERE {inside} AND engine_id IN ({engines}) AND metric = '{up}'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +82,159 @@ class Counter:
     values: NDArray[np.float64]
 
 
-def counters_of(store: Store, streams: Sequence[Stream]) -> dict[tuple[str, str, str], Counter]:
-    """The counters of these streams' engines around them, by tenant, engine and metric; of engines that are known."""
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """What was scraped of one engine: counters by signal; when its page was read; and of each reading that had any, what its longest time
+    between tokens was at most (ns). ``intervals``: whether its page tells those times at all. ``boots``: on which hosts it was read.
+    """
+
+    counters: Mapping[str, Counter]
+    seen_ns: Ints
+    long_at_ns: Ints
+    longest_ns: Ints
+    intervals: bool
+    boots: frozenset[str] = frozenset()
+
+    def around(self, same_clock: Bools) -> tuple[Ints, Ints]:
+        """How long before and after each gap to look: two scrapes and a little more where the clock is the server's, else a minute."""
+        apart = int(np.median(np.diff(self.seen_ns))) if len(self.seen_ns) > 1 else _AROUND_NS
+        near = min(2 * apart, _AROUND_NS)
+        return np.where(same_clock, near, _AROUND_NS), np.where(same_clock, min(near + _AFTER_NS, _AROUND_NS), _AROUND_NS)
+
+
+def scraped_of(store: Store, streams: Sequence[Stream]) -> dict[Key, Scraped]:
+    """What was scraped of these streams' engines around them, by tenant and engine; of engines that are known."""
     engines = sorted({stream.engine_id for stream in streams if stream.engine_id})
     if not engines:
         return {}
-    starts, ends = [stream.start_ns for stream in streams], [_end(stream) for stream in streams]
-    inside = between_ns("recorded_at", min(starts) - 2 * _AROUND_NS, max(ends) + 2 * _AROUND_NS)
-    names = quoted_all(RULED_OUT)
-    table = store.select_arrow(_COUNTERS.format(inside=inside, engines=", ".join(map(quoted, engines)), metrics=names))
-    keys = [
-        (unquoted(tenant), unquoted(engine), unquoted(metric))
-        for tenant, engine, metric in zip(*(table[name].to_pylist() for name in ("tenant", "engine_id", "metric")), strict=True)
-    ]
-    times, totals = table["at_ns"].to_numpy().astype(np.int64), table["total"].to_numpy().astype(np.float64)
-    rows: dict[tuple[str, str, str], list[int]] = {}
-    for row, key in enumerate(keys):
-        rows.setdefault(key, []).append(row)
-    return {key: Counter(times[own], totals[own]) for key, own in rows.items()}
+    low, high = min(stream.start_ns for stream in streams), max(_end(stream) for stream in streams)
+    where = {"inside": between_ns("recorded_at", low - 2 * _AROUND_NS, high + 2 * _AROUND_NS), "engines": ", ".join(map(quoted, engines))}
+    names = quoted_all((*_RULED_OUT, *_NAMES, _UP, _WAITED))
+    table = store.select_arrow(_COUNTERS.format(metrics=names, **where))
+    rows: dict[tuple[Key, str], list[tuple[int, float]]] = {}
+    columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "metric", "at_ns", "total"))
+    for tenant, engine, metric, at_ns, total in zip(*columns, strict=True):
+        name = unquoted(metric)
+        rows.setdefault(((unquoted(tenant), unquoted(engine)), _NAMES.get(name, name)), []).append((int(at_ns), float(total)))
+    table = store.select_arrow(_INTERVALS.format(itl=_ITL, **where))
+    longest: dict[Key, list[tuple[int, float]]] = {}
+    columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "at_ns", "longest_s"))
+    for tenant, engine, at_ns, seconds in zip(*columns, strict=True):
+        longest.setdefault((unquoted(tenant), unquoted(engine)), []).append((int(at_ns), float(seconds)))
+    boots: dict[Key, set[str]] = {}
+    for tenant, engine, boot in store.select(_BOOTS.format(up=_UP, **where)):
+        boots.setdefault((unquoted(tenant), unquoted(engine)), set()).add(str(unquoted(boot)))
+    return {
+        key: replace(_scraped(key, rows, longest.get(key, [])), boots=frozenset(boots.get(key, ()))) for key in {key for key, _ in rows}
+    }
 
 
-def still(counter: Counter, start_ns: Ints, end_ns: Ints) -> NDArray[np.bool_]:
-    """Whether the counter stood still from a minute before each gap to a minute after, with scrapes all the while."""
-    times = counter.times_ns
-    if len(times) < 2:
-        return np.zeros(len(start_ns), np.bool_)
-    moved = np.concatenate([[0], np.cumsum((np.diff(counter.values) != 0) | (np.diff(times) > _APART_NS_MAX))])
-    before = np.searchsorted(times, start_ns - _AROUND_NS, "right") - 1
-    after = np.searchsorted(times, end_ns + _AROUND_NS, "left")
-    covered = (before >= 0) & (after < len(times))
-    low, high = np.maximum(before, 0), np.minimum(after, len(times) - 1)
-    return np.asarray(covered & (moved[high] == moved[low]))
+def _scraped(key: Key, rows: Mapping[tuple[Key, str], list[tuple[int, float]]], longest: list[tuple[int, float]]) -> Scraped:
+    counters = {}
+    for name in (*_RULED_OUT, _WAITED):
+        if own := rows.get((key, name)):
+            counters[name] = Counter(np.array([at for at, _ in own], np.int64), np.array([value for _, value in own]))
+    seen = np.array([at for at, _ in rows.get((key, _UP), [])], np.int64)
+    at_ns = np.array([at for at, _ in longest], np.int64)
+    return Scraped(counters, seen, at_ns, (1e9 * np.array([seconds for _, seconds in longest])).astype(np.int64), bool(longest))
+
+
+def still(counter: Counter, low_ns: Ints, high_ns: Ints) -> Bools:
+    """Whether the counter stood still in each of these stretches, with scrapes all the while."""
+    return _covered(counter.times_ns, low_ns, high_ns, np.diff(counter.values) != 0)
+
+
+def _covered(times_ns: Ints, low_ns: Ints, high_ns: Ints, changed: Bools) -> Bools:
+    """Whether scrapes surround each stretch, none too far from the next, and nothing ``changed`` between two of them."""
+    if len(times_ns) < 2:
+        return np.zeros(len(low_ns), np.bool_)
+    doubts = np.concatenate([[0], np.cumsum(changed | (np.diff(times_ns) > _APART_NS_MAX))])
+    before = np.searchsorted(times_ns, low_ns, "right") - 1
+    after = np.searchsorted(times_ns, high_ns, "left")
+    inside = (before >= 0) & (after < len(times_ns))
+    low, high = np.maximum(before, 0), np.minimum(after, len(times_ns) - 1)
+    return np.asarray(inside & (doubts[high] == doubts[low]))
+
+
+def _longest(scraped: Scraped, low_ns: Ints, high_ns: Ints) -> tuple[Bools, Ints]:
+    """Whether the engine's times between tokens are known throughout each of these stretches, and what the longest was at most (ns)."""
+    longest = np.zeros(len(low_ns), np.int64)
+    if not scraped.intervals or not len(scraped.seen_ns):
+        return np.zeros(len(low_ns), np.bool_), longest
+    known = _covered(scraped.seen_ns, low_ns, high_ns, np.zeros(len(scraped.seen_ns) - 1, np.bool_))
+    first = np.searchsorted(scraped.long_at_ns, low_ns, "left")
+    # What was observed until the end of a stretch is told by the next scrape.
+    told_ns = scraped.seen_ns[np.minimum(np.searchsorted(scraped.seen_ns, high_ns, "left"), len(scraped.seen_ns) - 1)]
+    last = np.searchsorted(scraped.long_at_ns, told_ns, "right")
+    for row in np.flatnonzero(known & (last > first)):
+        longest[row] = scraped.longest_ns[first[row] : last[row]].max()
+    return known, longest
+
+
+def excluded_by(scraped: Scraped, start_ns: Ints, end_ns: Ints, same_clock: Bools) -> tuple[list[dict[str, str]], dict[str, Bools]]:
+    """By cause, why it is out of the question for each of these gaps; and by cause, whether what counts it did move around the gap, and the
+    engine made a time between tokens as long.
+    """
+    before, after = scraped.around(same_clock)
+    low, high = start_ns - before, end_ns + after
+    out: list[dict[str, str]] = [{} for _ in start_ns]
+    moved = {cause: np.zeros(len(start_ns), np.bool_) for cause in MOVED}
+    known, longest = _longest(scraped, low, high)
+    gap = end_ns - start_ns
+    for name, (cause, why) in _RULED_OUT.items():
+        counter = scraped.counters.get(name)
+        if counter is None:
+            continue
+        stood = still(counter, low, high)
+        covered = _covered(counter.times_ns, low, high, np.zeros(max(len(counter.times_ns) - 1, 0), np.bool_))
+        moved[cause] = covered & ~stood & (~known | (longest >= gap))
+        for row in np.flatnonzero(stood):
+            out[row][cause] = why
+    for row in np.flatnonzero(known & (longest <= _HALF * gap)):
+        out[row].update(dict.fromkeys(_CORE, _MADE_NONE))
+    more = _waited_more(scraped.counters.get(_WAITED), start_ns, end_ns)
+    moved["host"], moved["busy"] = same_clock & (more >= _WAITED_MORE), same_clock & (more >= _WAITED_SOME)
+    return out, moved
+
+
+def _waited_more(counter: Counter | None, start_ns: Ints, end_ns: Ints) -> NDArray[np.float64]:
+    """For how much more of each gap than of the minute before and after it the engine's threads waited for a CPU; 0 where nobody knows."""
+    if counter is None or len(counter.times_ns) < 2:
+        return np.zeros(len(start_ns))
+    waited = np.cumsum(np.maximum(np.diff(counter.values, prepend=counter.values[:1]), 0.0))
+
+    def share(low_ns: Ints, high_ns: Ints) -> NDArray[np.float64]:
+        passed = np.interp(high_ns, counter.times_ns, waited) - np.interp(low_ns, counter.times_ns, waited)
+        within = np.minimum(high_ns, counter.times_ns[-1]) - np.maximum(low_ns, counter.times_ns[0])
+        return np.asarray(1e9 * passed / np.maximum(within, 1))
+
+    covered = _covered(counter.times_ns, start_ns, end_ns, np.zeros(len(counter.times_ns) - 1, np.bool_))
+    return np.where(covered, share(start_ns, end_ns) - share(start_ns - _AROUND_NS, end_ns + _AROUND_NS), 0.0)
+
+
+def by_exclusion(gaps: Gaps, verdicts: Verdicts, excluded: Sequence[Mapping[str, str]], moved: Mapping[str, Bools]) -> Verdicts:
+    """Give what the server waited for its engine a name, where the scrapes leave one.
+
+    With the core out of the question it was the front end; where its threads waited for a CPU as they seldom do, the host; with prompts out
+    and preemptions counted, a preemption; with preemptions out and prompts counted, a prompt. Of gaps that the server saw too and no step
+    explains.
+    """
+    open_ = gaps.has_server & ~verdicts.laid & (verdicts.cause == _GENERATION)
+    core = np.array([all(cause in each for cause in _CORE) for each in excluded], np.bool_)
+    out = {cause: np.array([cause in each for each in excluded], np.bool_) for cause in ("scheduling", "kv_pressure")}
+    named = (
+        (_FRONT_END, core),
+        (_HOST, ~core & moved["host"]),
+        (_KV, ~core & ~moved["busy"] & out["scheduling"] & moved["kv_pressure"]),
+        (_SCHEDULING, ~core & ~moved["busy"] & out["kv_pressure"] & moved["scheduling"]),
+    )
+    cause, parts = verdicts.cause.copy(), verdicts.parts.copy()
+    for name, which in named:
+        rows = np.flatnonzero(open_ & which)
+        cause[rows] = name
+        parts[rows, name] += parts[rows, _GENERATION]
+        parts[rows, _GENERATION] = 0
+    return replace(verdicts, cause=cause, parts=parts)
 
 
 def _end(stream: Stream) -> int:

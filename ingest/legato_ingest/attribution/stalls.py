@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 CAUSES = (
-    "base", "scheduling", "kv_pressure", "host", "front_end", "coalescing", "connection", "slow_reader", "consumer",
+    "base", "scheduling", "kv_pressure", "gpu_clock", "host", "front_end", "coalescing", "connection", "slow_reader", "consumer",
     "generation", "delivery", "unknown",
 )  # fmt: skip
 _AT = {name: place for place, name in enumerate(CAUSES)}
@@ -144,8 +144,8 @@ def _lay(gaps: Gaps, steps: Charges, parts: Ints) -> _Laid:
     laid = inside & np.where(robbed, _unbroken(steps.linked, at, upto), _unbroken(steps.whole, at, upto))
     made, robbed = made & laid, robbed & laid
     took = np.where(made, steps.end_ns[at] - begin, 0)
-    base, scheduling, kv, host = split(took, steps.base_most_ns[at], steps.work_most_ns[at], steps.recompute_share[at])
-    for name, part in (("base", base), ("scheduling", scheduling), ("kv_pressure", kv), ("host", host)):
+    split_up = split(took, steps.base_most_ns[at], steps.work_most_ns[at], steps.recompute_share[at], steps.clock_most_ns[at])
+    for name, part in zip(("base", "scheduling", "kv_pressure", "gpu_clock", "host"), split_up, strict=True):
         running = np.concatenate([[0], np.cumsum(getattr(steps, name))])
         rest = np.where(made, running[upto + 1] - running[at + 1], 0)
         parts[:, _AT[name]] += np.where(robbed, 0, part + rest)

@@ -3,15 +3,18 @@
 One idea: a record says when the front end *wrote* it, which is late when the front end is. The intervals in it come from the engine's own
 clock, so they add up to the true ends but for one constant; the record that came soonest after its step gives that. What a step took is
 split by a model fitted to the engine's own steps: base per step and request, and cost per token of prefill or recompute. What the model
-does not explain is the host's.
+does not explain is the clock's as far as the GPU's clock was lowered then, and else the host's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from legato_ingest.attribution.gpu_clocks import SLOWER_MIN, GpuClock, Lowered, charged, lowered
 
 __all__ = ["Charges", "Steps", "charge"]
 
@@ -48,13 +51,14 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Charges:
-    """What each step took and on what: ns. ``took = base + scheduling + kv_pressure + host`` exactly, one entry a step.
+    """What each step took and on what: ns. ``took = base + scheduling + kv_pressure + gpu_clock + host`` exactly, one entry a step.
 
     ``end_ns`` is on the clock of the records; ``late_ns`` is how long after its end a step was recorded; ``usual_ns`` is the median step.
     ``preempted`` marks steps in which a request was preempted. ``linked``: the record before this one is there, and the engine was busy
-    between them. ``whole``: the engine also said how long the step took and what was in it, so that its split is a fact. ``base_most_ns``
-    and ``work_most_ns`` bound what a part of the step may be charged as base, and as work. ``work_steps``: how many steps with work the
-    fit of its cost rests on.
+    between them. ``whole``: the engine also said how long the step took and what was in it, so that its split is a fact. ``base_most_ns``,
+    ``work_most_ns`` and ``clock_most_ns`` bound what a part of the step may be charged as base, as work, and to its clock. ``work_steps``:
+    how many steps with work the fit of its cost rests on. ``clocks``: what is known of the GPUs' clocks in each step; ``usual_mhz``: the
+    clock at which the fit's steps ran (NaN: unknown).
     """
 
     number: Ints
@@ -66,9 +70,11 @@ class Charges:
     base: Ints
     scheduling: Ints
     kv_pressure: Ints
+    gpu_clock: Ints
     host: Ints
     base_most_ns: Ints
     work_most_ns: Ints
+    clock_most_ns: Ints
     recompute_share: Floats
     prefill_tokens: Floats
     preempted: NDArray[np.bool_]
@@ -76,10 +82,12 @@ class Charges:
     whole: NDArray[np.bool_]
     fitted: bool
     work_steps: int
+    clocks: Lowered
+    usual_mhz: float
 
 
-def charge(steps: Steps) -> Charges:
-    """Charge every step of an engine. Linear in the number of steps."""
+def charge(steps: Steps, gpus: Sequence[GpuClock] = ()) -> Charges:
+    """Charge every step of an engine, on these GPUs. Linear in the number of steps."""
     end = _ends(steps)
     count = len(end)
     took = np.diff(end, prepend=end[:1])
@@ -92,12 +100,20 @@ def charge(steps: Steps) -> Charges:
     recompute = np.maximum(0, np.nan_to_num(steps.decode_tokens - steps.decode_requests) - np.nan_to_num(steps.draft_tokens))
     work = prefill + recompute
     known = linked & ~np.isnan(steps.decode_requests) & ~np.isnan(steps.interval_ns)
-    fit = _fit(took.astype(np.float64), requests, work, known)
+    clocks = lowered(gpus, end - took, end)
+    clean = known & (clocks.hard_ns + clocks.soft_ns == 0)
+    # Steps of a lowered clock say nothing of the healthy one, while there are others.
+    clean = clean if clean.sum() >= _STEPS_MIN else known
+    fit = _fit(took.astype(np.float64), requests, work, clean)
     base_most = np.maximum(0, fit[0] + fit[1] * requests) if fit is not None else np.zeros(count)
-    usual = float(np.median(took[known])) if known.any() else 0.0
+    usual = float(np.median(took[clean])) if clean.any() else 0.0
     work_most = np.where(work > 0, _WORK_FACTOR * max(0.0, fit[2]) * work + _WORK_SLACK * usual, 0) if fit is not None else np.zeros(count)
     share = np.divide(recompute, work, out=np.zeros(count), where=work > 0)
-    base, scheduling, kv, host = split(took, base_most, work_most, share)
+    usual_mhz = _median(clocks.mhz[clean])
+    healthy = base_most + (max(0.0, fit[2]) * work if fit is not None else 0.0)
+    asked = _clock_asks(clocks, usual_mhz, healthy, np.maximum(took - base_most - work_most, 0.0))
+    clock_most = charged(gpus, end, asked, usual_mhz)
+    base, scheduling, kv, clock, host = split(took, base_most, work_most, share, clock_most)
     return Charges(
         number=steps.number,
         recorded_ns=steps.recorded_ns,
@@ -108,9 +124,11 @@ def charge(steps: Steps) -> Charges:
         base=base,
         scheduling=scheduling,
         kv_pressure=kv,
+        gpu_clock=clock,
         host=host,
         base_most_ns=base_most.astype(np.int64),
         work_most_ns=work_most.astype(np.int64),
+        clock_most_ns=clock_most.astype(np.int64),
         recompute_share=share,
         prefill_tokens=prefill,
         preempted=_preempted(steps),
@@ -118,17 +136,37 @@ def charge(steps: Steps) -> Charges:
         whole=known,
         fitted=fit is not None,
         work_steps=int((known & (work > 0)).sum()),
+        clocks=clocks,
+        usual_mhz=usual_mhz,
     )
 
 
 def split(
-    took: Ints, base_most: NDArray[np.number], work_most: NDArray[np.number], recompute_share: Floats
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """Durations as (base, scheduling, kv_pressure, host), in whole ns that add up exactly."""
+    took: Ints,
+    base_most: NDArray[np.number],
+    work_most: NDArray[np.number],
+    recompute_share: Floats,
+    clock_most: NDArray[np.number],
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Durations as (base, scheduling, kv_pressure, gpu_clock, host), in whole ns that add up exactly."""
     base = np.minimum(took, base_most.astype(np.int64))
     work = np.minimum(took - base, work_most.astype(np.int64))
+    clock = np.minimum(took - base - work, clock_most.astype(np.int64))
     kv = (work * recompute_share).astype(np.int64)
-    return base, work - kv, kv, took - base - work
+    return base, work - kv, kv, clock, took - base - work - clock
+
+
+def _clock_asks(clocks: Lowered, usual_mhz: float, healthy: Floats, left: Floats) -> Floats:
+    """The most of each step that a lowered clock may answer for; ``healthy``: what its work takes at the usual clock, ``left``: what it
+    took beyond. A clock that was seen lowered makes work longer by no more than its share.
+    """
+    slower = np.nan_to_num(usual_mhz / np.maximum(clocks.mhz, 1.0) - 1.0, nan=0.0)
+    return np.where(slower > SLOWER_MIN, np.minimum(slower * healthy, left), left)
+
+
+def _median(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")
 
 
 def _ends(steps: Steps) -> Ints:

@@ -17,8 +17,8 @@ from legato_ingest.attribution.engines import Engine, engines_of
 from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
 from legato_ingest.attribution.pairs import gaps_of, made_by
 from legato_ingest.attribution.replay_rows import replay_rows
-from legato_ingest.attribution.scrapes import counters_of
-from legato_ingest.attribution.stalls import Gaps, judge
+from legato_ingest.attribution.scrapes import MOVED, Scraped, by_exclusion, excluded_by, scraped_of
+from legato_ingest.attribution.stalls import Gaps, Verdicts, judge
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.segments import Segments
@@ -90,14 +90,37 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         engine = engines[group] if group else None
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
         verdicts = lend_words(gaps, judge(gaps, engine.charges if engine else None), owners, _clocks(members)[owners])
+        excluded: list[dict[str, str]] = []
+        if engine is None:
+            excluded, verdicts = _by_pages(members, owners, gaps, verdicts, scraped_of(store, members))
         stalls = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
-        judged = Judged(members, owners, gaps, verdicts, engine, {} if engine else counters_of(store, members))
+        judged = Judged(members, owners, gaps, verdicts, engine, excluded)
         healthy = _withdrawn(store, judged, np.flatnonzero(~stalls))
         worth = np.flatnonzero(stalls).tolist()
         store.insert("replays", replay_rows(judged, worth, int(thresholds.gap_ms * 1_000_000), judged_at_ns))
         store.insert("verdicts", verdict_rows(judged, worth, healthy, judged_at_ns))
         swept.verdicts += len(worth) + len(healthy)
     swept.streams += len(streams)
+
+
+def _by_pages(
+    streams: list[Stream], owners: NDArray[np.int64], gaps: Gaps, verdicts: Verdicts, scraped: dict[tuple[str, str], Scraped]
+) -> tuple[list[dict[str, str]], Verdicts]:
+    """What the pages of each stream's engine rule out of its gaps, and the verdicts with a name where they leave one."""
+    excluded: list[dict[str, str]] = [{} for _ in owners]
+    moved = {cause: np.zeros(len(owners), np.bool_) for cause in MOVED}
+    start = np.where(gaps.has_server, gaps.server_start_ns, gaps.start_ns)
+    end = np.where(gaps.has_server, gaps.server_end_ns, gaps.end_ns)
+    keys = [(streams[owner].tenant, streams[owner].engine_id) for owner in owners]
+    for key, pages in scraped.items():
+        rows = np.array([row for row, own in enumerate(keys) if own == key], np.int64)
+        here = np.array([bool(boot := streams[owners[row]].server_boot) and boot in pages.boots for row in rows], np.bool_)
+        ruled_out, counted = excluded_by(pages, start[rows], end[rows], here)
+        for row, each in zip(rows.tolist(), ruled_out, strict=True):
+            excluded[row] = each
+        for cause, own in counted.items():
+            moved[cause][rows] = own
+    return excluded, by_exclusion(gaps, verdicts, excluded, moved)
 
 
 def _clocks(streams: list[Stream]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ causes that are out of the question, what was missing, how far it may be off. It
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.culprits import culprits_of, prompts_of
 from legato_ingest.attribution.engines import Engine
 from legato_ingest.attribution.evidence import Stream
+from legato_ingest.attribution.gpu_clocks import SLOWER_MIN
 from legato_ingest.attribution.grounds import errors_of, evidence_of, excluded_of
-from legato_ingest.attribution.scrapes import RULED_OUT, Counter, still
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
 
 __all__ = ["HEALTHY", "Judged", "verdict_rows"]
@@ -33,6 +33,7 @@ _CONFIDENCE = {
     "consumer": "proven",
     "scheduling": "strong",
     "kv_pressure": "strong",
+    "gpu_clock": "strong",
     "host": "strong",
     "front_end": "strong",
     "generation": "strong",
@@ -43,13 +44,15 @@ _CONFIDENCE = {
     "mixed": "strong",
     HEALTHY: "strong",
 }
+# Without a step, these were concluded from what an engine's page ruled out.
+_BY_EXCLUSION = {"front_end": "likely", "host": "possible", "kv_pressure": "possible", "scheduling": "possible"}
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """The gaps of some streams of one engine (or of none that is known), ``owners`` being the place of each gap's stream.
 
-    ``counters``: of engines whose steps are not known, what was scraped of them.
+    ``scraped``: what the pages of engines whose steps are not known rule out, by cause, an entry a gap.
     """
 
     streams: Sequence[Stream]
@@ -57,7 +60,7 @@ class Judged:
     gaps: Gaps
     verdicts: Verdicts
     engine: Engine | None
-    counters: Mapping[tuple[str, str, str], Counter] = field(default_factory=dict)
+    scraped: Sequence[Mapping[str, str]] = ()
 
 
 def verdict_rows(judged: Judged, worth: Sequence[int], healthy: Sequence[int], judged_at_ns: int) -> pa.Table:
@@ -93,17 +96,28 @@ def verdict_rows(judged: Judged, worth: Sequence[int], healthy: Sequence[int], j
 
 
 def _confidences(judged: Judged, at: Ints, causes: Sequence[str]) -> list[str]:
-    """Weaker without the server, as which step made a chunk is then concluded, not recorded; and where the engine had so few steps with
-    prompts or recompute that the cost of a token is those steps' own.
+    """Weaker without the server, as which step made a chunk is then concluded, not recorded; where the engine had so few steps with prompts
+    or recompute that the cost of a token is those steps' own; and where a clock was lowered by the driver's count, but never seen low.
     """
     few = judged.engine is not None and judged.engine.charges.work_steps < _WORK_STEPS_MIN
     out = []
     for row, cause in zip(at, causes, strict=True):
         said = _CONFIDENCE.get(cause, "unknown")
+        if judged.engine is None and cause in _BY_EXCLUSION:
+            said = _BY_EXCLUSION[cause]
+        unsampled = cause == "gpu_clock" and not _seen_low(judged, row)
         by_fit = few and (cause == "scheduling" or cause == "kv_pressure" and judged.verdicts.preempted[row] < 0)
         unseen = judged.streams[judged.owners[row]].server is None
-        out.append("likely" if said == "strong" and (unseen or by_fit) else said)
+        out.append("likely" if said == "strong" and (unseen or by_fit or unsampled) else said)
     return out
+
+
+def _seen_low(judged: Judged, row: int) -> bool:
+    """Whether a sample of the clock in the gap's steps was below the usual."""
+    if judged.engine is None:
+        return False
+    steps, first, last = judged.engine.charges, judged.verdicts.step_first[row], judged.verdicts.step_last[row]
+    return bool((steps.clocks.mhz[first : last + 1] < (1 - SLOWER_MIN) * steps.usual_mhz).any())
 
 
 def _missing(stream: Stream, laid: bool) -> list[str]:
@@ -116,25 +130,14 @@ def _grounds(judged: Judged, at: Ints) -> dict[str, pa.Array]:
     errors = errors_of(gaps, verdicts, steps)
     evidence = [list(each.items()) for each in evidence_of(gaps, verdicts, steps)]
     ruled_out = excluded_of(gaps, verdicts, errors, steps)
-    _by_counters(judged, at, gaps, ruled_out)
+    for each, row in zip(ruled_out, at if judged.scraped else (), strict=False):
+        each.update({cause: why for cause, why in judged.scraped[row].items() if cause not in each})
     excluded = [list(each.items()) for each in ruled_out]
     return {
         "evidence": pa.array(evidence, pa.map_(pa.string(), pa.int64())),
         "excluded": pa.array(excluded, pa.map_(pa.string(), pa.string())),
         "error_us": pa.array(np.minimum(-(-errors // 1000), 2**32 - 1).astype(np.uint32)),
     }
-
-
-def _by_counters(judged: Judged, at: Ints, gaps: Gaps, excluded: list[dict[str, str]]) -> None:
-    """Add what the scrapes of the streams' engines rule out."""
-    start = np.where(gaps.has_server, gaps.server_start_ns, gaps.start_ns)
-    end = np.where(gaps.has_server, gaps.server_end_ns, gaps.end_ns)
-    for (tenant, engine_id, metric), counter in judged.counters.items():
-        cause, why = RULED_OUT[metric]
-        for row in np.flatnonzero(still(counter, start, end)):
-            stream = judged.streams[judged.owners[at[row]]]
-            if (stream.tenant, stream.engine_id) == (tenant, engine_id):
-                excluded[row].setdefault(cause, why)
 
 
 def _steps(judged: Judged, at: Ints) -> dict[str, pa.Array]:

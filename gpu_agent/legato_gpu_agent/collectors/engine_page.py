@@ -1,0 +1,97 @@
+"""The page of metrics of one engine, in the one vocabulary.
+
+One idea: whose page it is, the page says; what its names mean is in `engines/`. An engine that is not up yet is asked until it is. Prompts
+are on no page, and no label but those of the rules is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from legato_gpu_agent.engines import Engine
+from legato_gpu_agent.engines.all import ENGINES, engine_of_page
+from legato_gpu_agent.fetch import Fetcher, FetchError
+from legato_gpu_agent.page import BadPage, Page
+from legato_gpu_agent.readings import Found, Reading
+
+__all__ = ["EnginePage", "engine_id_of"]
+
+_PATHS = ("/metrics", "/prometheus/metrics")
+
+
+def engine_id_of(url: str) -> str:
+    """What an engine at this URL is called unless it is told: its host and port, as its plugin and middleware call it."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{'127.0.0.1' if host in ('localhost', '::1', '0.0.0.0') else host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
+class EnginePage:
+    """Reads the page at ``url``; ``kind`` where it is known beforehand, of ``ENGINES``. ``boot_id``: of the host whose clock this is."""
+
+    def __init__(self, url: str, engine_id: str = "", kind: str = "", every_s: float = 1.0, boot_id: str = "") -> None:
+        self.engine_id = engine_id or engine_id_of(url)
+        self.name, self.every_s = f"page {self.engine_id}", every_s
+        self.engine: Engine | None = ENGINES[kind] if kind else None
+        self._url, self._kind, self._boot = url, kind, ((("legato.boot.id", boot_id),) if boot_id else ())
+        self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, 2.0), 10.0))
+        self._page: Page | None = None
+        self._path = self.engine.path if self.engine else ""
+
+    def _forget(self) -> None:
+        """Another engine may have come to this address: the next page says whose it is."""
+        self._page = None
+        if not self._kind:
+            self.engine, self._path = None, ""
+
+    def collect(self, now_ns: int) -> Iterator[Found]:
+        """What the page tells. Raises ``BadPage``, ``FetchError`` and what a connection may."""
+        text = self._text()
+        if self._page is None:
+            self._page = Page(self._named(text), self.engine_id)
+        try:
+            found = self._page.read(text, now_ns)
+        except BadPage:
+            self._forget()
+            raise
+        assert self.engine is not None
+        whose = (*self._boot, ("legato.engine.id", self.engine_id), ("legato.engine.kind", self.engine.kind))
+        yield Reading("legato.engine.up", "1", 1.0, whose)
+        yield from found
+
+    def _text(self) -> bytes:
+        if not self._path:
+            return self._first()
+        try:
+            return self._fetcher.get(self._path)
+        except FetchError:
+            # It answers, but not with this page: another engine may have come, whose page is elsewhere.
+            if not self._kind:
+                self._path = ""
+            raise
+
+    def _first(self) -> bytes:
+        """The page, wherever this engine has it."""
+        said = []
+        for path in _PATHS:
+            try:
+                text = self._fetcher.get(path)
+            except FetchError as error:
+                said.append(str(error))
+                continue
+            engine = engine_of_page(text)
+            if engine is not None:
+                if engine is not self.engine:
+                    self._forget()
+                self._path = path
+                return text
+            said.append(f"{path} is no engine's that is known")
+        raise BadPage(f"{self._url}: {'; '.join(said)}")
+
+    def _named(self, text: bytes) -> Engine:
+        engine = self.engine or engine_of_page(text)
+        if engine is None:
+            raise BadPage(f"{self._url}{self._path} is no engine's that is known: expected families of {', '.join(ENGINES)}")
+        self.engine = engine
+        return engine

@@ -1,0 +1,214 @@
+"""The requests that SGLang finished, from the lines that it writes with --export-metrics-to-file.
+
+One idea: a file's end moves and nothing else does, so all that is kept of a file is how far it was read; a last line that is not whole yet
+is read again in the next round. What was there before us is not read. A line holds the prompt and may hold the answer: what is decoded has
+no place for either, they are skipped in the bytes and never become values.
+
+In which step a request ended the line does not say, so its step is 0 (not known). Requests go with the steps of their engine, so they are
+of the engine of whoever tells those: until it has heard the first, they wait here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import pathlib
+import re
+import stat
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, BinaryIO
+
+import msgspec
+
+from legato_gpu_agent.collectors import Absent
+from legato_gpu_agent.datagrams import Datagram
+from legato_gpu_agent.readings import Found, Reading
+from legato_gpu_agent.records import Engine, FinishedRequest
+
+__all__ = ["LINE_BYTES_MAX", "RequestFiles"]
+
+LINE_BYTES_MAX = 8 * 2**20
+"""A line that is longer is skipped: a prompt of a million tokens has some 7 MB."""
+# A file an hour: the newest, and those in which something may still be unread.
+_FILES_MAX = 3
+_NAME = re.compile(r"sglang-request-metrics-\d{8}_\d{2}\.log")
+# In one round; what is left over is read in the next.
+_LINES_MAX, _READ_BYTES_MAX = 8_192, 64 * 2**20
+_WAITING_MAX = 8_192
+_TEXT_MAX = 255
+_SECONDS_MAX = 1e6
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+
+class _Reason(msgspec.Struct):
+    type: str = ""
+
+
+class _Line(msgspec.Struct):
+    id: str
+    finish_reason: _Reason | str | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    num_retractions: _Count | None = None
+    queue_time: float | None = None
+    forward_entry_time: float | None = None
+    prefill_finished_time: float | None = None
+    first_token_latency: float | None = None
+    e2e_latency: float | None = None
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far a file was read; ``skipping``: what comes is the rest of a line that is not wanted."""
+
+    inode: int
+    offset: int
+    skipping: bool
+
+
+class RequestFiles:
+    """The files in ``folder`` of the engine called ``engine_id``; the requests of a round are given to ``tell``.
+
+    ``epoch_ns`` says which engine they are of, as whoever tells its steps does (``ForwardPasses.epoch_ns``), 0 while it does not know;
+    without it they are of one that began with the first round.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        folder: pathlib.Path | str,
+        tell: Callable[[Datagram], None],
+        every_s: float = 1.0,
+        epoch_ns: Callable[[], int] | None = None,
+    ) -> None:
+        self.name, self.every_s = f"request files {engine_id}", every_s
+        self._id, self._folder, self._tell = engine_id, pathlib.Path(folder), tell
+        self._since_ns = 0
+        self._epoch_ns = epoch_ns or (lambda: self._since_ns)
+        self._decoder = msgspec.json.Decoder(_Line)
+        self._places: dict[str, _Place] = {}
+        # The newest name seen, once the folder was: a file of a later name is new, and read from its beginning.
+        self._newest: str | None = None
+        self._waiting: deque[FinishedRequest] = deque(maxlen=_WAITING_MAX)
+        self._lines: Counter[str] = Counter()
+        self._lines_left = self._bytes_left = 0
+
+    def collect(self, now_ns: int) -> Iterator[Found]:
+        """Counters of lines. Raises ``Absent`` without the folder or files in it, ``OSError`` for what may not be read."""
+        self._since_ns = self._since_ns or now_ns
+        self._lines_left, self._bytes_left = _LINES_MAX, _READ_BYTES_MAX
+        before, names = self._newest, self._names()
+        for name in names:
+            # One that is deleted meanwhile is no failure.
+            with contextlib.suppress(FileNotFoundError):
+                self._follow(name, is_new=before is not None and name > before)
+        epoch_ns = self._epoch_ns()
+        if self._waiting and epoch_ns:
+            self._tell(Datagram(Engine(self._id, epoch_ns), finished=tuple(self._waiting)))
+            self._waiting.clear()
+        for what in ("taken", "bad", "dropped"):
+            whose = (("legato.engine.id", self._id), ("legato.outcome", what))
+            yield Reading("legato.agent.request_lines", "{line}", float(self._lines[what]), whose, self._since_ns)
+
+    def _names(self) -> list[str]:
+        """The newest files, the oldest first."""
+        try:
+            with os.scandir(self._folder) as entries:
+                names = sorted(heapq.nlargest(_FILES_MAX, (entry.name for entry in entries if _NAME.fullmatch(entry.name))))
+        except (FileNotFoundError, NotADirectoryError):
+            raise Absent(f"{self._folder} is no folder: does SGLang run with --export-metrics-to-file-dir {self._folder}?") from None
+        self._newest = max([self._newest or "", *names])
+        self._places = {name: place for name, place in self._places.items() if name in names}
+        if not names:
+            raise Absent(f"{self._folder} holds no sglang-request-metrics-*.log: does SGLang run with --export-metrics-to-file?")
+        return names
+
+    def _follow(self, name: str, is_new: bool) -> None:
+        with _opened(self._folder / name) as file:
+            status = os.fstat(file.fileno())
+            place = self._places.get(name)
+            if place is None:
+                place = self._places[name] = _Place(status.st_ino, 0, False) if is_new else _end_of(file, status)
+            if status.st_ino != place.inode or status.st_size < place.offset:
+                # Another file of this name, or one that was cut: it begins anew.
+                place.inode, place.offset, place.skipping = status.st_ino, 0, False
+            while self._lines_left > 0 and self._bytes_left > 0:
+                file.seek(place.offset)
+                data = file.read(LINE_BYTES_MAX)
+                self._bytes_left -= len(data)
+                taken = self._take_lines(data, place)
+                if not taken and len(data) == LINE_BYTES_MAX:
+                    self._lines["bad"] += not place.skipping
+                    taken, place.skipping = len(data), True
+                if not taken:
+                    return
+                place.offset += taken
+
+    def _take_lines(self, data: bytes, place: _Place) -> int:
+        """Take the whole lines, as many as this round may; how many bytes they have."""
+        start = 0
+        while self._lines_left > 0 and (end := data.find(b"\n", start)) >= 0:
+            if not place.skipping:
+                self._take(data[start:end])
+            self._lines_left -= 1
+            start, place.skipping = end + 1, False
+        return start
+
+    def _take(self, line: bytes) -> None:
+        try:
+            request = _request_of(self._decoder.decode(line))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self._lines["bad"] += 1
+            return
+        self._lines["taken"] += 1
+        self._lines["dropped"] += len(self._waiting) == self._waiting.maxlen
+        self._waiting.append(request)
+
+
+def _opened(path: pathlib.Path) -> BinaryIO:
+    """A plain file, opened without waiting. Raises ``OSError`` for anything else."""
+    file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is no plain file")
+    return file
+
+
+def _end_of(file: BinaryIO, status: os.stat_result) -> _Place:
+    """Its end, and whether that is within a line."""
+    file.seek(max(status.st_size - 1, 0))
+    return _Place(status.st_ino, status.st_size, file.read(1) not in (b"", b"\n"))
+
+
+def _request_of(line: _Line) -> FinishedRequest:
+    """Raises ``ValueError`` without an id. 0 is what is not known."""
+    if not line.id:
+        raise ValueError("a request without an id")
+    reason = line.finish_reason.type if isinstance(line.finish_reason, _Reason) else line.finish_reason or ""
+    return FinishedRequest(
+        step=0,
+        response_id=_text(line.id),
+        reason=_text(reason),
+        preemptions=line.num_retractions or 0,
+        prompt_tokens=line.prompt_tokens or 0,
+        output_tokens=line.completion_tokens or 0,
+        queued_us=_us(0.0, line.queue_time),
+        prefill_us=_us(line.forward_entry_time, line.prefill_finished_time),
+        decode_us=_us(line.first_token_latency, line.e2e_latency),
+    )
+
+
+def _us(since_s: float | None, until_s: float | None) -> int:
+    """From one to the other; 0 where that is not known, or cannot be."""
+    if since_s is None or until_s is None or not 0 <= until_s - since_s <= _SECONDS_MAX:
+        return 0
+    return round(1e6 * (until_s - since_s))
+
+
+def _text(value: str) -> str:
+    """What can be encoded, and is not too long."""
+    return value[:_TEXT_MAX].encode("utf-8", "replace").decode()

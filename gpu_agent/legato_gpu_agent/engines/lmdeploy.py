@@ -1,0 +1,43 @@
+"""LMDeploy's page (read at 0.18: lmdeploy/metrics/loggers.py), on unless --disable-metrics.
+
+One idea: close to vLLM's, without preemptions; requests that failed, were cancelled or aborted are one number. Its gauges are renewed every
+ten seconds. What it calls tokens of an iteration is one request's.
+"""
+
+from __future__ import annotations
+
+from legato_gpu_agent.engines import Engine, histogram, number
+
+__all__ = ["LMDEPLOY"]
+
+LMDEPLOY = Engine(
+    kind="lmdeploy",
+    title="LMDeploy",
+    mark="lmdeploy:",
+    rank="engine",
+    ports=(23333,),
+    rules=(
+        number("lmdeploy:num_requests_running", "requests.running"),
+        number("lmdeploy:num_requests_waiting", "requests.waiting"),
+        number("lmdeploy:request_success_total", "requests.finished", keep={"finished_reason": "reason"}),
+        number("lmdeploy:gpu_cache_usage_perc", "kv_cache.utilization"),
+        number("lmdeploy:prompt_tokens_total", "tokens.prompt"),
+        number("lmdeploy:generation_tokens_total", "tokens.generated"),
+        number("lmdeploy:prefix_cache_hit_rate", "prefix_cache.hit_rate"),
+        number("lmdeploy:spec_decode_num_drafts_total", "speculation.drafts"),
+        number("lmdeploy:spec_decode_num_draft_tokens_total", "speculation.draft_tokens"),
+        number("lmdeploy:spec_decode_num_accepted_tokens_total", "speculation.accepted_tokens"),
+        histogram("lmdeploy:time_to_first_token_seconds", "ttft"),
+        histogram("lmdeploy:iter_token_latency", "itl", per="step"),
+        histogram("lmdeploy:request_queue_time_seconds", "queue.time"),
+        histogram("lmdeploy:request_prefill_time_seconds", "prefill.time"),
+        histogram("lmdeploy:request_decode_time_seconds", "decode.time"),
+        histogram("lmdeploy:e2e_request_latency_seconds", "request.time"),
+    ),
+    lacks={
+        "preemptions": "LMDeploy counts none",
+        "requests.cancelled": "LMDeploy counts failed, cancelled and aborted as one",
+        "prefix_cache.queries": "LMDeploy tells the rate",
+        "prefix_cache.hits": "LMDeploy tells the rate",
+    },
+)

@@ -1,0 +1,98 @@
+"""The engines on this node, as far as the agent knows them: what each is called, where it listens, and which processes are its.
+
+One idea: whoever finds an engine says so here, and whoever has numbers of processes (the host's, a GPU's) asks here whose they are.
+Processes are looked for seldom, as it means to walk /proc; those of other users cannot be seen, and then nobody is said to own them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from legato_gpu_agent.proc import Proc
+
+__all__ = ["Neighbours"]
+
+_LOOK_EVERY_S = 15.0
+_ENGINES_MAX = 64
+_LOCAL = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+
+
+class Neighbours:
+    """Engines by id. Safe for several threads."""
+
+    def __init__(self, proc: Proc, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc, self._clock = proc, clock
+        self._ports: dict[str, int] = {}
+        self._pids: dict[str, tuple[int, ...]] = {}
+        self._looked_s = float("-inf")
+        self._lock = threading.Lock()
+
+    def tell(self, engine_id: str, url: str = "") -> None:
+        """There is such an engine; ``url``, else its id, says at which port of this host."""
+        # One that was told without its port, by its plugin, may be told with it later.
+        if engine_id in self._ports and (self._ports[engine_id] or not url):
+            return
+        try:
+            parts = urlsplit(url or f"//{engine_id.split('/')[0]}")
+            port = parts.port if parts.hostname in _LOCAL else None
+        except ValueError:
+            port = None
+        with self._lock:
+            if engine_id in self._ports or len(self._ports) < _ENGINES_MAX:
+                self._ports[engine_id] = port or 0
+                self._looked_s = float("-inf")
+
+    def pids(self) -> dict[str, tuple[int, ...]]:
+        """Of each engine, its processes: the one that listens, and all that come from it. Those that are not known are empty."""
+        with self._lock:
+            now_s = self._clock()
+            if now_s - self._looked_s >= _LOOK_EVERY_S:
+                self._looked_s = now_s
+                self._pids = self._look()
+            return dict(self._pids)
+
+    def owner_of(self, pids: Sequence[int]) -> str:
+        """The engine that these processes are of: the one whose they are, or the only one there is when nobody's are known; else ''."""
+        known = self.pids()
+        owners = {engine for engine, own in known.items() if set(own) & set(pids)}
+        if len(owners) == 1:
+            return owners.pop()
+        return next(iter(known)) if len(known) == 1 and not owners and not any(known.values()) else ""
+
+    def _look(self) -> dict[str, tuple[int, ...]]:
+        wanted = {engine: port for engine, port in self._ports.items() if port}
+        listening = self._proc.listening() if wanted else {}
+        inodes: dict[int, str] = {}
+        # Engines behind one server (id/1, id/2) share its socket: its processes are said to be of the one with the plain id.
+        for engine in sorted(wanted, key=lambda engine: "/" in engine):
+            if wanted[engine] in listening:
+                inodes.setdefault(listening[wanted[engine]], engine)
+        out: dict[str, tuple[int, ...]] = dict.fromkeys(self._ports, ())
+        if not inodes:
+            return out
+        pids = self._proc.pids()
+        children: dict[int, list[int]] = {}
+        for pid in pids:
+            parent = self._proc.parent(pid)
+            if parent is not None:
+                children.setdefault(parent, []).append(pid)
+        for inode, engine in inodes.items():
+            # A socket is inherited: of those that hold it the eldest is the engine's root.
+            holders = {pid for pid in pids if self._proc.holds(pid, inode)}
+            roots = [pid for pid in sorted(holders) if self._proc.parent(pid) not in holders]
+            out[engine] = tuple(sorted(_family(roots, children)))
+        return out
+
+
+def _family(roots: Sequence[int], children: dict[int, list[int]]) -> set[int]:
+    found: set[int] = set()
+    left = list(roots)
+    while left:
+        pid = left.pop()
+        if pid not in found:
+            found.add(pid)
+            left += children.get(pid, ())
+    return found

@@ -1,0 +1,181 @@
+"""An engine's page of metrics, read again and again: from text to readings.
+
+One idea: between two readings of a page only the numbers change. What a line is of, all before its number, is judged once, by the official
+parser of Prometheus, and only where its family is wanted; from then on a line costs a look-up. It fetches nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from legato_gpu_agent.counters import Counters
+from legato_gpu_agent.engines import Engine, Rule
+from legato_gpu_agent.readings import Attributes, Distribution, Found, Reading
+from legato_gpu_agent.vocabulary import Signal
+
+__all__ = ["BadPage", "Page"]
+
+# Lines that are remembered, and their bytes: more have labels that never end. Any page that is fetched fits (`fetch.BYTES_MAX`).
+_HEADS_MAX, _HEADS_BYTES_MAX = 50_000, 16 * 2**20
+# Histograms that are remembered though they have left the page, and what is kept of a label's value.
+_GONE_MAX, _TEXT_MAX = 1_000, 255
+_COUNT_MAX = 2**62
+_PARTS = {"_bucket": "bucket", "_sum": "sum", "_count": "count"}
+
+_Key = tuple[Signal, Attributes]
+
+
+class BadPage(ValueError):
+    """A page that cannot be read; its text says what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a wanted line adds to, times ``scale``: which signal, of which attributes; for a histogram which part, and up to which bound."""
+
+    key: _Key
+    scale: float
+    part: str = ""
+    bound: float = math.inf
+
+
+class Page:
+    """The pages of one engine at ``engine_id``. Not safe for several threads at once."""
+
+    def __init__(self, engine: Engine, engine_id: str) -> None:
+        self._engine, self._id = engine, engine_id
+        self._rules: dict[str, list[tuple[Rule, str]]] = {}
+        for rule in engine.rules:
+            parts = _PARTS if rule.signal.kind == "histogram" else {"": ""}
+            for suffix, part in parts.items():
+                self._rules.setdefault(rule.family + suffix, []).append((rule, part))
+        self._heads: dict[bytes, tuple[_Line, ...]] = {}
+        self._heads_bytes = 0
+        self._counters = Counters()
+        self._before: dict[_Key, tuple[int, dict[float, float], float | None]] = {}
+
+    def read(self, text: bytes, now_ns: int) -> list[Found]:
+        """What this page tells. Counters begin to count when first seen; of a histogram what came since the page before.
+
+        Raises ``BadPage`` for what is no whole page, or has no family of this engine's.
+        """
+        if not text.endswith(b"\n"):
+            raise BadPage(f"the page is cut off after {len(text):,} bytes: its last line does not end")
+        numbers: dict[_Key, float] = {}
+        histograms: dict[_Key, dict[tuple[str, float], float]] = {}
+        for lines, value in self._lines(text):
+            for line in lines:
+                if line.part:
+                    bins = histograms.setdefault(line.key, {})
+                    more = value * line.scale if line.part == "sum" else value
+                    bins[line.part, line.bound] = bins.get((line.part, line.bound), 0.0) + more
+                else:
+                    _add(numbers, line.key, value * line.scale)
+        if not numbers and not histograms:
+            raise BadPage(f"none of {len(self._rules)} families of {self._engine.title} is on the page of {len(text):,} bytes")
+        out: list[Found] = [self._reading(key, value, now_ns) for key, value in numbers.items()]
+        out += [each for key, bins in histograms.items() if (each := self._distribution(key, bins, now_ns)) is not None]
+        if len(self._before) > len(histograms) + _GONE_MAX:
+            self._before = {key: self._before[key] for key in histograms}
+        return out
+
+    def _lines(self, text: bytes) -> Iterator[tuple[tuple[_Line, ...], float]]:
+        """The wanted lines, each with its number; those without one (NaN) are left out."""
+        heads = self._heads
+        for line in text.split(b"\n"):
+            head, _, number = line.rpartition(b" ")
+            known = heads.get(head)
+            if known is None:
+                if not head or line[:1] == b"#":
+                    continue
+                known = self._judge(head, number)
+            if not known:
+                continue
+            try:
+                value = float(number)
+            except ValueError:
+                raise BadPage(f"a line of {head.split(b'{', 1)[0][:80]!r} ends in no number") from None
+            if math.isfinite(value):
+                yield known, value
+
+    def _judge(self, head: bytes, number: bytes) -> tuple[_Line, ...]:
+        """What a line with this head is of, from now on."""
+        if len(self._heads) >= _HEADS_MAX or self._heads_bytes > _HEADS_BYTES_MAX:
+            self._heads.clear()
+            self._heads_bytes = 0
+        known: tuple[_Line, ...] = ()
+        if head.split(b"{", 1)[0].split(b" ", 1)[0].decode(errors="replace") in self._rules:
+            known = tuple(self._parsed(head + b" " + number))
+        self._heads[head] = known
+        self._heads_bytes += len(head)
+        return known
+
+    def _parsed(self, line: bytes) -> Iterator[_Line]:
+        try:
+            ((sample,),) = (family.samples for family in text_string_to_metric_families(line.decode() + "\n"))
+        except (ValueError, IndexError, KeyError, UnicodeDecodeError):
+            raise BadPage(f"no line of Prometheus's text format: {line[:120]!r}") from None
+        if sample.timestamp is not None:
+            raise BadPage(f"a line carries a time of its own, as no engine's does: {line[:120]!r}")
+        if any(sample.labels.get(label, value) != value for label, value in self._engine.only.items()):
+            return
+        for rule, part in self._rules.get(sample.name, ()):
+            if all(sample.labels.get(label) == value for label, value in rule.where.items()):
+                bound = rule.scale * float(sample.labels.get("le", "inf")) if part == "bucket" else math.inf
+                yield _Line((rule.signal, self._attributes(rule, sample.labels)), rule.scale, part, bound)
+
+    def _attributes(self, rule: Rule, labels: dict[str, str]) -> Attributes:
+        rank = labels.get(self._engine.rank, "")[:_TEXT_MAX] if self._engine.rank else ""
+        own = self._id if rank in ("", "0") else f"{self._id}/{rank}"
+        kept = {attribute: labels[label][:_TEXT_MAX] for label, attribute in rule.keep.items() if labels.get(label)}
+        return tuple(sorted({"legato.engine.id": own, "legato.engine.kind": self._engine.kind, **kept, **rule.says}.items()))
+
+    def _reading(self, key: _Key, value: float, now_ns: int) -> Reading:
+        signal, attributes = key
+        since_ns = self._counters.since_ns(key, value, now_ns) if signal.kind == "counter" else 0
+        return Reading(signal.name, signal.unit, value, attributes, since_ns)
+
+    def _distribution(self, key: _Key, bins: dict[tuple[str, float], float], now_ns: int) -> Distribution | None:
+        """What came since the page before; nothing on the first, or where nothing came."""
+        signal, attributes = key
+        below = {bound: value for (part, bound), value in bins.items() if part == "bucket"}
+        total = bins.get(("sum", math.inf))
+        before = self._before.get(key)
+        self._before[key] = (now_ns, below, total)
+        if before is None or not below:
+            return None
+        since_ns, earlier, earlier_total = before
+        if below.keys() != earlier.keys() or any(below[bound] < earlier[bound] for bound in below):
+            # The engine started anew after the page before: all that it has counted came since.
+            earlier, earlier_total = dict.fromkeys(below, 0.0), 0.0
+        bounds = sorted(below)
+        grown = [int(min(below[bound] - earlier[bound], _COUNT_MAX)) for bound in bounds]
+        counts = tuple(_steps_of(grown))
+        if not any(counts):
+            return None
+        finite = tuple(bound for bound in bounds if math.isfinite(bound))
+        if len(counts) == len(finite):
+            counts = (*counts, 0)
+        came = total - earlier_total if total is not None and earlier_total is not None else None
+        return Distribution(signal.name, signal.unit, finite, counts, came, since_ns, attributes)
+
+
+def _add(numbers: dict[_Key, float], key: _Key, value: float) -> None:
+    """Values of one signal are added up; of ratios the largest counts."""
+    before = numbers.get(key)
+    if before is None:
+        numbers[key] = value
+    else:
+        numbers[key] = max(before, value) if key[0].unit == "1" else before + value
+
+
+def _steps_of(cumulative: Iterable[int]) -> Iterator[int]:
+    """How many between each bound and the one below; never less than none, whatever a torn page says."""
+    below = 0
+    for value in cumulative:
+        yield max(value - below, 0)
+        below = max(value, below)

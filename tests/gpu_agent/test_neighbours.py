@@ -1,0 +1,249 @@
+"""Whose processes are whose: real ones that listen, and a written /proc for what is hard to come by."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from helpers.families import family
+from helpers.ports import free_port
+from helpers.proctree import Process, node, write
+from legato_gpu_agent.neighbours import Neighbours
+from legato_gpu_agent.proc import Proc
+
+LIVE = Proc(pathlib.Path("/proc"))
+LOOK_EVERY_S = 15.0
+
+
+class Clock:
+    """Stands still unless told."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tree(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Two engines on ports 8000 and 8001, each with a child; a launcher above the first, and somebody else."""
+    root = node(tmp_path / "proc")
+    engines = [Process(10, parent=2, sockets=(111,)), Process(11, parent=10), Process(20, sockets=(222,)), Process(21, parent=20)]
+    write(root, listening={8000: 111, 8001: 222}, processes=[Process(2), *engines, Process(30), Process(31, parent=30)])
+    return root
+
+
+def test_an_engine_is_all_that_come_from_who_listens(clock: Clock) -> None:
+    """Of real processes: the one that listens, its child and its grandchild; not those that stand beside, nor what started it."""
+    neighbours = Neighbours(LIVE, clock)
+    beside = [sys.executable, "-I", "-S", "-c", "open(0).read()"]
+    with family() as one, family() as other, subprocess.Popen(beside, stdin=subprocess.PIPE) as stranger:
+        neighbours.tell(f"127.0.0.1:{one.port}")
+        neighbours.tell("prod", f"http://localhost:{other.port}/v1")
+        assert neighbours.pids() == {f"127.0.0.1:{one.port}": tuple(sorted(one.pids)), "prod": tuple(sorted(other.pids))}
+        assert [neighbours.owner_of([pid]) for pid in one.pids] == [f"127.0.0.1:{one.port}"] * 3
+        assert neighbours.owner_of([stranger.pid, other.pids[2]]) == "prod"
+        assert neighbours.owner_of([stranger.pid, os.getpid()]) == ""
+
+
+def test_an_engine_that_went_has_no_processes(clock: Clock) -> None:
+    """It is known for as long as the look before holds; then it is there without any, and its next life is found."""
+    neighbours = Neighbours(LIVE, clock)
+    with family() as engine:
+        neighbours.tell("e", f"http://127.0.0.1:{engine.port}")
+        before = neighbours.pids()
+        assert before == {"e": tuple(sorted(engine.pids))}
+        engine.end()
+        clock.now_s += LOOK_EVERY_S - 0.1
+        assert neighbours.pids() == before
+        clock.now_s += 0.2
+        assert neighbours.pids() == {"e": ()}
+
+
+def test_an_engine_whose_eldest_died_is_those_that_still_listen(clock: Clock) -> None:
+    """The socket was inherited: the child that holds it is the root then."""
+    neighbours = Neighbours(LIVE, clock)
+    with family() as engine:
+        neighbours.tell("e", f"http://127.0.0.1:{engine.port}")
+        engine.process.kill()
+        engine.process.wait()
+        assert neighbours.pids() == {"e": tuple(sorted(engine.pids[1:]))}
+
+
+def test_processes_are_looked_for_seldom(tree: pathlib.Path, clock: Clock) -> None:
+    """Every fifteen seconds, and at once when another engine is told; an engine that is told again costs nothing."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("127.0.0.1:8000")
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11)}
+    write(tree, processes=[Process(12, sockets=(111,))])
+    neighbours.tell("127.0.0.1:8000")
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11)}
+    neighbours.tell("prod", "http://127.0.0.1:8001")
+    assert neighbours.pids() == {"127.0.0.1:8000": (12,), "prod": ()}
+
+
+def test_what_is_given_out_is_a_copy(tree: pathlib.Path, clock: Clock) -> None:
+    """Who changes it changes nothing."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("127.0.0.1:8000")
+    neighbours.pids().clear()
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11)}
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "url", "pids"),
+    [
+        ("127.0.0.1:8000", "", (10, 11)),
+        ("localhost:8000", "", (10, 11)),
+        ("0.0.0.0:8000", "", (10, 11)),
+        ("[::1]:8000", "", (10, 11)),
+        ("127.0.0.1:8000/1", "", (10, 11)),
+        ("prod", "http://127.0.0.1:8001", (20, 21)),
+        ("127.0.0.1:8000", "http://127.0.0.1:8001", (20, 21)),
+        ("prod/3", "http://[::1]:8001/base", (20, 21)),
+        ("prod", "", ()),
+        ("127.0.0.1", "", ()),
+        ("127.0.0.1:8002", "", ()),
+        ("127.0.0.1:99999", "", ()),
+        ("127.0.0.1:port", "", ()),
+        ("gpu7.example:8000", "", ()),
+        ("prod", "http://gpu7.example:8000", ()),
+        ("10.1.2.3:8000", "", ()),
+    ],
+)
+def test_where_an_engine_listens(tree: pathlib.Path, clock: Clock, engine_id: str, url: str, pids: tuple[int, ...]) -> None:
+    """Its URL says it, else its id; a port of another host is none of this one's, and an id without a port is known without processes."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell(engine_id, url)
+    assert neighbours.pids() == {engine_id: pids}
+
+
+@pytest.mark.parametrize("engine_id", ["[", "[::1", "//[x]:1", "a℀b:1", "/", ":", "\0", "🦊:8000", "x" * 255, "127.0.0.1:-1"])
+def test_no_id_breaks_it(tree: pathlib.Path, clock: Clock, engine_id: str) -> None:
+    """A datagram may hold any text: it is an engine without a port, and the others are found."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell(engine_id)
+    neighbours.tell("127.0.0.1:8000")
+    assert neighbours.pids() == {engine_id: (), "127.0.0.1:8000": (10, 11)}
+
+
+def test_a_port_may_be_told_later(tree: pathlib.Path, clock: Clock) -> None:
+    """Its plugin may speak before its page is found; a port that is known stays."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("prod")
+    assert neighbours.pids() == {"prod": ()}
+    neighbours.tell("prod", "http://127.0.0.1:8001")
+    assert neighbours.pids() == {"prod": (20, 21)}
+    neighbours.tell("prod")
+    neighbours.tell("prod", "http://127.0.0.1:8000")
+    assert neighbours.pids() == {"prod": (20, 21)}
+
+
+@pytest.mark.parametrize("order", [("127.0.0.1:8000", "127.0.0.1:8000/1"), ("127.0.0.1:8000/1", "127.0.0.1:8000")])
+def test_engines_behind_one_server_share_its_processes(tree: pathlib.Path, clock: Clock, order: tuple[str, str]) -> None:
+    """They are the plain id's, in whatever order the ranks speak, and each process is counted once."""
+    neighbours = Neighbours(Proc(tree), clock)
+    for engine_id in order:
+        neighbours.tell(engine_id)
+        neighbours.pids()
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11), "127.0.0.1:8000/1": ()}
+    assert neighbours.owner_of([11]) == "127.0.0.1:8000"
+
+
+def test_owners(tree: pathlib.Path, clock: Clock) -> None:
+    """The one whose they are; nobody where they are of two, of strangers, or where there is nobody."""
+    neighbours = Neighbours(Proc(tree), clock)
+    assert neighbours.owner_of([10]) == ""
+    neighbours.tell("127.0.0.1:8000")
+    assert [neighbours.owner_of(pids) for pids in ([10], [11, 999], [30], [2], [])] == ["127.0.0.1:8000"] * 2 + [""] * 3
+    neighbours.tell("127.0.0.1:8001")
+    assert [neighbours.owner_of(pids) for pids in ([21], [10, 20], [31])] == ["127.0.0.1:8001", "", ""]
+
+
+def test_the_only_engine_owns_what_nobody_can_be_seen_to_own(tree: pathlib.Path, clock: Clock) -> None:
+    """Where the processes of the only engine are hidden; with two engines it could be either's."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("prod")
+    assert [neighbours.owner_of(pids) for pids in ([10], [])] == ["prod", "prod"]
+    neighbours.tell("other")
+    assert neighbours.owner_of([10]) == ""
+
+
+def test_a_port_without_processes_that_can_be_seen(tree: pathlib.Path, clock: Clock) -> None:
+    """An engine of another user listens, and whose it is cannot be seen: it has none, and the others theirs."""
+    write(tree, processes=[Process(10), Process(11, parent=10), Process(20, sockets=(222,))])
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("127.0.0.1:8000")
+    neighbours.tell("127.0.0.1:8001")
+    assert neighbours.pids() == {"127.0.0.1:8000": (), "127.0.0.1:8001": (20,)}
+
+
+def test_a_family_has_branches(tree: pathlib.Path, clock: Clock) -> None:
+    """All children of all children are the engine's, also where they hold no socket."""
+    below = [Process(pid, parent=parent) for pid, parent in ((11, 10), (12, 10), (13, 11), (14, 11), (15, 12), (16, 15), (40, 30))]
+    write(tree, processes=[Process(10, sockets=(111,)), Process(30), *below])
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("127.0.0.1:8000")
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11, 12, 13, 14, 15, 16)}
+
+
+def test_a_process_that_is_its_own_ancestor_ends_no_look(tree: pathlib.Path, clock: Clock) -> None:
+    """Numbers are used again while they are read: a circle is walked once."""
+    write(tree, processes=[Process(10, parent=12, sockets=(111,)), Process(11, parent=10), Process(12, parent=11)])
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("127.0.0.1:8000")
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11, 12)}
+
+
+def test_engines_without_end_are_bounded(tree: pathlib.Path, clock: Clock) -> None:
+    """Sixty-four are known; the first of them stay, and may still be told with their port."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("prod")
+    for number in range(1_000):
+        neighbours.tell(f"127.0.0.1:{8_000 + number}")
+    neighbours.tell("prod", "http://127.0.0.1:8000")
+    assert neighbours.owner_of([10]) == "prod"
+    assert len(neighbours.pids()) == 64 and neighbours.pids()["127.0.0.1:8001"] == (20, 21)
+
+
+def test_nothing_listens(clock: Clock, tmp_path: pathlib.Path) -> None:
+    """Neither at that port, nor where there is no /proc."""
+    for proc in (LIVE, Proc(tmp_path)):
+        neighbours = Neighbours(proc, clock)
+        assert neighbours.pids() == {}
+        neighbours.tell("e", f"http://127.0.0.1:{free_port()}")
+        clock.now_s += LOOK_EVERY_S
+        assert neighbours.pids() == {"e": ()}
+
+
+def test_many_threads_tell_and_ask(tree: pathlib.Path) -> None:
+    """At once, while it looks each time: every engine is known in the end, and nobody fails."""
+    steps = iter(range(1_000_000))
+    neighbours = Neighbours(Proc(tree), lambda: 100.0 * next(steps))
+    failed: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for number in range(first, first + 15):
+                neighbours.tell(f"127.0.0.1:{8_000 + number}")
+                neighbours.owner_of([11])
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(15 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and len(neighbours.pids()) == 60 and neighbours.owner_of([11]) == "127.0.0.1:8000"

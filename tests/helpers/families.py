@@ -1,0 +1,62 @@
+"""A family of real processes, as an engine is one: a server that listens, its child and its grandchild."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Family", "family"]
+
+# The child inherits the socket and keeps it, the grandchild does not. All end when their input does, the eldest last.
+_PROGRAM = """
+import contextlib, os, select, socket, sys
+burns = sys.argv[1:] == ["burn"]
+if burns:
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+door = socket.socket()
+door.bind(("127.0.0.1", 0))
+door.listen()
+os.write(1, b"%d\\n" % door.getsockname()[1])
+for generation in range(3):
+    os.write(1, b"%d\\n" % os.getpid())
+    if generation == 2 or os.fork():
+        break
+if generation == 2:
+    door.close()
+while not select.select([0], [], [], 0 if burns else None)[0]:
+    sum(range(20_000))
+with contextlib.suppress(ChildProcessError):
+    os.wait()
+"""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where it listens, and who it is: the one that opened the socket, its child, and the child's."""
+
+    port: int
+    pids: tuple[int, ...]
+    process: subprocess.Popen[str]
+
+    def end(self) -> None:
+        """All end, and are gone when this returns."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(20)
+
+
+@contextlib.contextmanager
+def family(*, burn: bool = False) -> Iterator[Family]:
+    """A family, all of which compute on one CPU if they are to ``burn``."""
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *(["burn"] if burn else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port, *pids = (int(process.stdout.readline()) for _ in range(4))
+        each = Family(port, tuple(pids), process)
+        try:
+            yield each
+        finally:
+            each.end()

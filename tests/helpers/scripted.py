@@ -1,0 +1,124 @@
+"""Servers of bytes: each connection is answered by a script, rightly or wrongly, over a real socket on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+__all__ = ["PAGE", "Script", "Server", "always", "answer", "asked", "bound", "chunked", "drip", "say", "silent"]
+
+PAGE = b"# a page\nvllm:num_requests_running 3\n" * 20
+_PATIENCE_S = 20
+
+Script = Callable[[socket.socket], object]
+
+
+def answer(body: bytes = PAGE, status: str = "200 OK", *headers: str) -> bytes:
+    """With its length."""
+    return "\r\n".join([f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]).encode() + body
+
+
+def chunked(*pieces: bytes) -> bytes:
+    """All of it but the last, empty chunk."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
+def asked(connection: socket.socket) -> bytes:
+    """One request; empty when the client has gone."""
+    data = b""
+    while not data.endswith(b"\r\n\r\n"):
+        more = connection.recv(65_536)
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+def say(*answers: bytes) -> Script:
+    """One answer a request, then the end of the connection."""
+
+    def script(connection: socket.socket) -> None:
+        for each in answers:
+            if asked(connection):
+                connection.sendall(each)
+
+    return script
+
+
+def always(each: bytes = answer()) -> Script:
+    """The same answer to every request, on one connection for as long as the client likes."""
+
+    def script(connection: socket.socket) -> None:
+        while asked(connection):
+            connection.sendall(each)
+
+    return script
+
+
+def drip(head: bytes, pieces: Iterator[bytes], pause_s: float = 0.01) -> Script:
+    """The head at once, then piece by piece for as long as somebody listens."""
+
+    def script(connection: socket.socket) -> None:
+        asked(connection)
+        connection.sendall(head)
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(pause_s)
+
+    return script
+
+
+def silent(connection: socket.socket) -> None:
+    """Listens, and answers nothing."""
+    while asked(connection):
+        pass
+
+
+def bound(port: int = 0) -> socket.socket:
+    """A socket at a port of its own, where nobody listens yet."""
+    door = socket.socket()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    door.bind(("127.0.0.1", port))
+    return door
+
+
+class Server:
+    """Serves each connection by the next script, and the last script for all that come after; as a context, from when it is entered."""
+
+    def __init__(self, *scripts: Script, context: ssl.SSLContext | None = None, door: socket.socket | None = None) -> None:
+        self._scripts, self._context, self.connections = scripts, context, 0
+        self._door = door or bound()
+        self._threads = [threading.Thread(target=self._accept)]
+        self.url = f"http{'s' if context else ''}://127.0.0.1:{self._door.getsockname()[1]}"
+
+    def __enter__(self) -> Server:
+        self._door.listen()
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(_PATIENCE_S)
+        self._door.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._door.accept()
+                script = self._scripts[min(self.connections, len(self._scripts) - 1)]
+                self.connections += 1
+                self._threads.append(threading.Thread(target=self._serve, args=(connection, script)))
+                self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket, script: Script) -> None:
+        """What goes wrong here is the client going away."""
+        connection.settimeout(_PATIENCE_S)
+        with contextlib.suppress(OSError), connection:
+            with self._context.wrap_socket(connection, server_side=True) if self._context else connection as talk:
+                script(talk)

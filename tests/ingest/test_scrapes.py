@@ -1,0 +1,165 @@
+"""What pages rule out and name where no step was recorded: only with scrapes all the while, and never more than they say."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.repository import ROOT
+from helpers.world import MS, World
+from legato_gpu_agent.engines.all import ENGINES
+from legato_gpu_agent.page import Page
+from legato_gpu_agent.readings import Reading
+from legato_gpu_agent.samples import Sample, metrics_of
+from legato_ingest.attribution.evidence import Stream
+from legato_ingest.attribution.pairs import gaps_of
+from legato_ingest.attribution.scrapes import Counter, Scraped, by_exclusion, excluded_by, scraped_of, still
+from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
+from legato_ingest.rows import Limits, sample_rows_of
+from legato_ingest.store import Store
+
+PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
+S = 1000 * MS
+START = 10**15
+PROMPTS, PREEMPTIONS, WAITED = "legato.engine.tokens.prompt", "legato.engine.preemptions", "legato.process.run_queue.wait_time"
+# One gap of 400 ms, 100 s after the first scrape; 200 scrapes, one a second.
+GAP = (START + 100 * S + 300 * MS, START + 100 * S + 700 * MS)
+SEEN = START + np.arange(200) * S
+
+
+def pages(moved: dict[str, float] | None = None, at_s: float = 101, longest_ms: int = 450, waited_s: float = 0.0) -> Scraped:
+    """Scrapes in which these counters moved by so much in the given second; the longest time between tokens then; what was waited in it."""
+    counters = {name: Counter(SEEN, np.where(SEEN >= START + at_s * S, more, 0.0)) for name, more in (moved or {}).items()}
+    for name in (PROMPTS, PREEMPTIONS):
+        counters.setdefault(name, Counter(SEEN, np.zeros(len(SEEN))))
+    counters[WAITED] = Counter(SEEN, np.where(SEEN >= START + at_s * S, waited_s, 0.0))
+    long_at = np.array([START + at_s * S], np.int64)
+    return Scraped(counters, SEEN, long_at, np.array([longest_ms * MS], np.int64), True, frozenset({"boot"}))
+
+
+def named(scraped: Scraped, same_clock: bool = True, gap: tuple[int, int] = GAP) -> tuple[str, dict[str, str]]:
+    """What a gap that the server waited for is called, and what is out of the question."""
+    start, end = np.array([gap[0]]), np.array([gap[1]])
+    excluded, moved = excluded_by(scraped, start, end, np.array([same_clock]))
+    gaps, verdicts = waited_for()
+    verdicts = by_exclusion(gaps, verdicts, excluded, moved)
+    assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
+    return CAUSES[verdicts.cause[0]], excluded[0]
+
+
+def waited_for() -> tuple[Gaps, Verdicts]:
+    """One gap that the server saw, without its engine's steps."""
+    world = World(slow={200: 400 * MS})
+    gaps = gaps_of(world.client(0), world.server(0), 0, 300 * MS)
+    assert len(gaps.start_ns) == 1
+    verdicts = judge(gaps, None)
+    assert CAUSES[verdicts.cause[0]] == "generation"
+    return gaps, verdicts
+
+
+def test_what_the_engine_never_made_was_the_front_end() -> None:
+    """Its own histogram has nothing half as long around the gap: no cause of its core is left."""
+    cause, excluded = named(pages({PROMPTS: 300, PREEMPTIONS: 1}, longest_ms=200))
+    assert cause == "front_end" and set(excluded) == {"scheduling", "kv_pressure", "gpu_clock", "host"}
+    assert named(pages({PROMPTS: 300, PREEMPTIONS: 1}, longest_ms=201))[0] == "generation"
+
+
+@pytest.mark.parametrize(
+    ("scraped", "cause"),
+    [
+        (pages({PROMPTS: 300}), "scheduling"),
+        (pages({PREEMPTIONS: 2}), "kv_pressure"),
+        (pages({PREEMPTIONS: 2, PROMPTS: 300}), "generation"),
+        (pages({}), "generation"),
+        (pages({PROMPTS: 300}, waited_s=0.9), "host"),
+        (pages({PROMPTS: 300}, waited_s=0.3), "scheduling"),
+        # Between a time that the engine made and one that it did not, nothing is named.
+        (pages({PROMPTS: 300}, longest_ms=300), "generation"),
+    ],
+)
+def test_what_is_left_is_named(scraped: Scraped, cause: str) -> None:
+    """A prompt where no preemption was counted, a preemption where no prompt was, the host where threads waited as they seldom do."""
+    assert named(scraped)[0] == cause
+
+
+def test_a_prompt_is_counted_after_its_last_piece() -> None:
+    """Three seconds later it may still have been the cause; a minute later only where clocks may disagree."""
+    assert "scheduling" not in named(pages({PROMPTS: 300}, at_s=103))[1]
+    assert "scheduling" in named(pages({PROMPTS: 300}, at_s=130))[1]
+    assert "scheduling" not in named(pages({PROMPTS: 300}, at_s=130), same_clock=False)[1]
+
+
+def test_holes_rule_nothing_out() -> None:
+    """No scrape for half a minute, none before, none after, no page at all: nothing is said."""
+    whole = pages({}, longest_ms=10)
+    holed = np.flatnonzero((START + 90 * S > SEEN) | (START + 125 * S < SEEN))
+    for kept in (holed, np.arange(0, 99), np.arange(101, 200), np.arange(0)):
+        counters = {name: Counter(each.times_ns[kept], each.values[kept]) for name, each in whole.counters.items()}
+        cut = replace(whole, counters=counters, seen_ns=SEEN[kept])
+        assert named(cut) == ("generation", {})
+    assert named(replace(whole, counters={}, intervals=False)) == ("generation", {})
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    times=st.lists(st.integers(0, 100), unique=True), values=st.lists(st.integers(0, 3)), low=st.integers(0, 100), length=st.integers(0, 50)
+)
+def test_still_is_what_a_loop_would_say(times: list[int], values: list[int], low: int, length: int) -> None:
+    """Against plain Python over the scrapes from the one before the stretch to the one after it."""
+    count = min(len(times), len(values))
+    at = sorted(times[:count])
+    counter = Counter(np.array(at, np.int64) * S, np.array(values[:count], float))
+    said = bool(still(counter, np.array([low * S]), np.array([(low + length) * S]))[0])
+    before, after = [i for i in range(count) if at[i] <= low], [i for i in range(count) if at[i] >= low + length]
+    expected = count > 1 and bool(before) and bool(after)
+    if expected:
+        inside = range(before[-1], max(before[-1], after[0]) + 1)
+        expected = len({values[i] for i in inside}) == 1 and all(at[i + 1] - at[i] <= 30 for i in inside[:-1])
+    assert said == expected
+
+
+def sampled(store: Store, engine_id: str, kind: str, names: tuple[str, str], boot: str) -> None:
+    """Two pages of an engine, a second apart, as the agent sends them."""
+    page, samples = Page(ENGINES[kind], engine_id), []
+    for second, name in enumerate(names):
+        now_ns = START + second * S
+        up = Reading("legato.engine.up", "1", 1.0, (("legato.boot.id", boot), ("legato.engine.id", engine_id)))
+        samples += [Sample(now_ns, each) for each in [up, *page.read((PAGES / name).read_bytes(), now_ns)]]
+    rows = sample_rows_of(metrics_of("node", samples), tenant="", received_at_ns=START, limits=Limits(retention_days=0))
+    store.insert("node_samples", rows.samples)
+
+
+def test_pages_are_read_as_the_agent_sent_them(store: Store) -> None:
+    """Counters, hosts, and times between tokens of engines whose observations are of a step; others' are not taken for that."""
+    sampled(store, "vllm:1", "vllm", ("vllm_0.32.txt", "vllm_0.32_later.txt"), "boot-a")
+    sampled(store, "sglang:1", "sglang", ("sglang_0.5.txt", "sglang_0.5_later.txt"), "boot-b")
+    nothing = waited_for()[0]
+    client = World().client(0)
+    streams = [Stream("", START, bytes(16), bytes(8), client, None, engine, "", "") for engine in ("vllm:1", "sglang:1", "other:1")]
+    found = scraped_of(store, streams)
+    assert set(found) == {("", "vllm:1"), ("", "sglang:1")} and len(nothing.start_ns) == 1
+    vllm, sglang = found["", "vllm:1"], found["", "sglang:1"]
+    assert vllm.boots == {"boot-a"} and vllm.seen_ns.tolist() == [START, START + S]
+    assert vllm.counters[PROMPTS].values.tolist() == [14001, 14301] and vllm.counters[PREEMPTIONS].values.tolist() == [39, 40]
+    later = (PAGES / "vllm_0.32_later.txt").read_text(encoding="utf-8")
+    assert vllm.intervals and vllm.longest_ns.tolist() == [longest(later)]
+    assert not sglang.intervals and sglang.counters[PREEMPTIONS].values.tolist() == [17, 18]
+    assert {each.name for each in fields(Scraped)} >= {"boots", "intervals"}
+
+
+def longest(later: str) -> int:
+    """The upper bound (ns) of the last bucket of times between tokens that grew between the two pages, by plain Python."""
+    earlier = (pathlib.Path(PAGES) / "vllm_0.32.txt").read_text(encoding="utf-8")
+
+    def buckets(text: str) -> list[tuple[float, float]]:
+        lines = [line for line in text.splitlines() if line.startswith("vllm:inter_token_latency_seconds_bucket")]
+        return [(float(line.split('le="')[1].split('"')[0]), float(line.rpartition(" ")[2])) for line in lines]
+
+    grown = [(bound, after - before) for (bound, after), (_, before) in zip(buckets(later), buckets(earlier), strict=True)]
+    steps = [(bound, more - below) for (bound, more), below in zip(grown, [0.0, *[more for _, more in grown]], strict=False)]
+    return int(1e9 * max(bound for bound, count in steps if count > 0))
