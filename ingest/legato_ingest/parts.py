@@ -1,18 +1,22 @@
 """Whether the parts of an embedded store are on the disk as the engine believes they are.
 
 One idea: chDB 26.9 takes no notice of a write that failed: on a full disk an insert succeeds, a merge replaces whole parts by an empty one,
-and both are found out when somebody reads. But it knows how many bytes it meant to write, and files that are shorter were not written. So
-every new part is compared, size by size, before its rows are acknowledged and long before the parts that it replaces are removed. It asks
-no store and mends nothing.
+and both are found out when somebody reads. But each part ends with a list of its files and their sizes, and a file that is shorter, or a
+list that is, was not written. So every new part is compared with its list before its rows are acknowledged, and long before the parts that
+it replaces are removed. It asks no store and mends nothing. (The list: ClickHouse's MergeTreeDataPartChecksum.h, format 4.)
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import lz4.block
+import zstandard
 
 from legato_ingest.errors import StoreUnavailable
 
@@ -22,79 +26,133 @@ SOURCES_KEPT_S = 480
 """How long the parts that a merge replaced stay on the disk: a server's default (chDB's is 0). Merges are not synced, either."""
 _FREE_BYTES_MIN = 16 * 2**20
 _PROBE = bytes(65_536)
-# A part's texts are not in its checksums, but for these; some, like those of a restored part, are there now and then.
-_LISTED_TEXTS = ("count.txt", "ttl.txt")
-# How those end that are whole.
-_ENDS = {"columns.txt": b"\n", "columns_substreams.txt": b"\n", "default_compression_codec.txt": b")"}
-_CHECKSUMS = b"checksums format version: 4\n"
-# Of a compressed block: the checksum before it, and its header (method, size with the header, size without compression).
+# Partition, first and last block, level and, where a mutation made it, version.
+_PART = re.compile(r".+_\d+_\d+_\d+(_\d+)?")
+_LIST = "checksums.txt"
+_HEAD = b"checksums format version: 4\n"
+# Of a compressed block: the hash before it, its header (method, size with the header, size without compression), and the methods.
 _HASH_BYTES, _HEADER_BYTES = 16, 9
+_NONE, _LZ4, _ZSTD = 0x02, 0x82, 0x90
+# Texts that the list leaves out, by how those end that are whole.
+_ENDS = {"columns.txt": b"\n", "columns_substreams.txt": b"\n", "default_compression_codec.txt": b")"}
 
 PartFault = tuple[str, str, str]
 """Table, part, and what is wrong with it."""
 
 
 class Parts:
-    """Which parts were found whole. Safe for several threads."""
+    """Which parts were found whole, by the folder of their table. Safe for several threads."""
 
     def __init__(self) -> None:
-        self._whole: set[str] = set()
+        self._whole: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
-    def faults(self, active: Iterable[tuple[str, str, int, str]]) -> list[PartFault]:
-        """Of the engine's active parts (table, name, bytes, folder), those that are not whole; each is looked at once."""
+    def faults(self, tables: Mapping[str, Sequence[str]]) -> list[PartFault]:
+        """Of the parts in the folders of these tables, those that are not whole; one that is, is looked at once. Raises ``OSError``."""
         out = []
-        for table, name, size, folder in active:
-            if folder in self._whole:
-                continue
-            fault = fault_of(pathlib.Path(folder), size)
-            if fault is None:
+        for table, folders in tables.items():
+            for folder in folders:
+                names = {entry.name for entry in os.scandir(folder) if _PART.fullmatch(entry.name) and not entry.name.startswith("tmp")}
+                whole = self._whole.get(folder, set()) & names
+                for name in sorted(names - whole):
+                    fault = fault_of(pathlib.Path(folder) / name)
+                    if fault is None:
+                        whole.add(name)
+                    elif os.path.isdir(os.path.join(folder, name)):
+                        out.append((table, name, fault))
                 with self._lock:
-                    self._whole.add(folder)
-            elif os.path.isdir(folder):
-                out.append((table, name, fault))
+                    self._whole[folder] = whole
         return out
 
-    def forget(self, all_but: Iterable[str]) -> None:
-        """Keep none but these folders in mind: a name may come again, with another part."""
+    def forget(self) -> None:
+        """Look at all of them again."""
         with self._lock:
-            self._whole &= set(all_but)
+            self._whole.clear()
 
 
-def fault_of(folder: pathlib.Path, size: int) -> str | None:
-    """What is wrong with the part in this folder, of which the engine wrote ``size`` bytes beside the few texts that it does not count."""
+def fault_of(folder: pathlib.Path) -> str | None:
+    """What is wrong with the part in this folder, by its own list and by how its texts end; ``None``: it is whole."""
     try:
         sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
-        texts = [name for name in sizes if name.endswith(".txt") and name not in _LISTED_TEXTS]
-        found = sum(sizes.values()) - sum(sizes[name] for name in texts)
-        if found < size:
-            return f"{found:,} bytes are there of {size:,}"
-        for name in texts:
-            if not _is_whole(folder / name):
+        listed = _listed((folder / _LIST).read_bytes())
+        if listed is None:
+            return f"{_LIST} is cut off"
+        for name, size in listed.items():
+            # What stands for several files, as of a projection, is a folder with a list of its own.
+            if sizes.get(name, 0) < size and not name.endswith(".proj"):
+                return f"{sizes.get(name, 0):,} bytes of {name} are there of {size:,}"
+        for name in sizes:
+            if name.endswith(".txt") and name not in listed and not _ends_well(folder / name):
                 return f"{name} is cut off"
     except OSError as error:
         return f"{type(error).__name__}: {error.strerror}"
     return None
 
 
-def _is_whole(path: pathlib.Path) -> bool:
+def _ends_well(path: pathlib.Path) -> bool:
     text = path.read_bytes()
-    if path.name == "checksums.txt":
-        return _are_whole_blocks(text)
     return bool(text) and text.endswith(_ENDS.get(path.name, b""))
 
 
-def _are_whole_blocks(text: bytes) -> bool:
-    """Whether the compressed blocks of a checksums file end where the file does; another version's are taken as they are."""
-    if not text.startswith(_CHECKSUMS):
-        return bool(text)
-    at = len(_CHECKSUMS)
-    while at < len(text):
-        header = text[at + _HASH_BYTES : at + _HASH_BYTES + _HEADER_BYTES]
-        if len(header) < _HEADER_BYTES:
-            return False
-        at += _HASH_BYTES + int.from_bytes(header[1:5], "little")
-    return at == len(text) and at > len(_CHECKSUMS)
+def _listed(text: bytes) -> dict[str, int] | None:
+    """Sizes by file, as the list has them; ``None`` where it is cut off. Of another format: none, as nothing can be said."""
+    if not text.startswith(_HEAD):
+        return None if len(text) < len(_HEAD) else {}
+    try:
+        return dict(_entries(b"".join(_blocks(text[len(_HEAD) :]))))
+    except KeyError:
+        return {}
+    except (ValueError, IndexError, zstandard.ZstdError, lz4.block.LZ4BlockError):
+        return None
+
+
+def _blocks(text: bytes) -> Iterator[bytes]:
+    """The list without compression. Raises ``ValueError`` where it is cut off or empty, ``KeyError`` for another compression."""
+    if not text:
+        raise ValueError("no block")
+    while text:
+        header = text[_HASH_BYTES : _HASH_BYTES + _HEADER_BYTES]
+        size, whole = int.from_bytes(header[1:5], "little"), int.from_bytes(header[5:9], "little")
+        body, text = text[_HASH_BYTES + _HEADER_BYTES : _HASH_BYTES + size], text[_HASH_BYTES + size :]
+        if len(header) < _HEADER_BYTES or len(body) != size - _HEADER_BYTES:
+            raise ValueError("a block is cut off")
+        yield _UNPACK[header[0]](body, whole)
+
+
+_UNPACK: Mapping[int, Callable[[bytes, int], bytes]] = {
+    _NONE: lambda packed, size: packed,
+    _LZ4: lambda packed, size: bytes(lz4.block.decompress(packed, uncompressed_size=size)),
+    _ZSTD: lambda packed, size: zstandard.ZstdDecompressor().decompress(packed, max_output_size=size),
+}
+
+
+def _entries(data: bytes) -> Iterator[tuple[str, int]]:
+    """Name and size of each file; hashes and sizes without compression are skipped."""
+    count, at = _number(data, 0)
+    for _ in range(count):
+        length, at = _number(data, at)
+        name, at = data[at : at + length].decode(), at + length
+        size, at = _number(data, at)
+        at += _HASH_BYTES
+        compressed, at = data[at], at + 1
+        if compressed:
+            _, at = _number(data, at)
+            at += _HASH_BYTES
+        yield name, size
+    if at != len(data):
+        raise ValueError("the list is cut off")
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
 
 
 def check_room(store: pathlib.Path) -> None:

@@ -48,7 +48,7 @@ _TENANT_COLUMNS = """
 SELECT table, countIf(name = 'tenant') > 0 FROM system.columns
 WHERE database = currentDatabase() AND table NOT IN (SELECT name FROM system.tables WHERE engine = 'View' AND database = currentDatabase())
 GROUP BY table"""
-_PARTS = "SELECT table, name, bytes_on_disk, path FROM system.parts WHERE active AND database = currentDatabase()"
+_FOLDERS = "SELECT name, data_paths FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
 _MERGED = """
 SELECT name FROM system.tables
 WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND create_table_query NOT LIKE '%old_parts_lifetime = {kept}%'"""
@@ -73,7 +73,7 @@ class Store:
     def __init__(self, path: pathlib.Path, read_limits: ReadLimits | None = None, backups: pathlib.Path | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path, self._backups = path, backups or backups_of(path)
-        self._parts = Parts()
+        self._parts, self._folders = Parts(), dict[str, list[str]]()
         self._set_up(read_limits)
 
     def _set_up(self, read_limits: ReadLimits | None) -> None:
@@ -140,18 +140,20 @@ class Store:
 
         A table with a part that is not whole is read anew: the engine sets that part aside, and takes up what it had replaced.
         """
-        only = f" AND table = {quoted(table)}" if table else ""
-        rows = writer.query(_PARTS + only).result_rows
-        active = [(str(name), str(part), int(size), str(path)) for name, part, size, path in rows]
-        faults = self._parts.faults(active)
-        if not table:
-            self._parts.forget(path for *_, path in active)
+        if not table or table not in self._folders:
+            self._folders = {str(name): list(paths) for name, paths in writer.query(_FOLDERS).result_rows}
+        try:
+            faults = self._parts.faults({name: self._folders[name] for name in ([table] if table in self._folders else self._folders)})
+        except FileNotFoundError:
+            # A table went meanwhile, or came again under its name.
+            self._folders = {}
+            return self._after(writer, table)
         if not faults:
             return
         for name in sorted({name for name, _, _ in faults}):
             writer.command(f"DETACH TABLE {name} SYNC")
             writer.command(f"ATTACH TABLE {name}")
-        self._parts.forget(())
+        self._parts.forget()
         name, part, fault = faults[0]
         raise StoreUnavailable(f"the disk did not take what was written: of {name}'s part {part}, {fault}; {len(faults)} were set aside")
 

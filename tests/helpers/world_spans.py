@@ -39,8 +39,8 @@ def put(store: Store, body: ExportTraceServiceRequest, received_at_ns: int) -> N
         store.insert(table, rows)
 
 
-def stream(world: World, vantage: str, number: int = 0) -> ExportTraceServiceRequest:
-    """One of the world's streams as its server or its client saw it."""
+def stream(world: World, vantage: str, number: int = 0, clock: str = "") -> ExportTraceServiceRequest:
+    """One of the world's streams as its server or its client saw it, by a clock that is named or not."""
     seen = world.server(number) if vantage == "server" else world.client(number)
     body = request()
     start = int(seen.times_ns[0]) // 1000 * 1000 - 1000 * FIRST_US
@@ -50,6 +50,7 @@ def stream(world: World, vantage: str, number: int = 0) -> ExportTraceServiceReq
         "legato.stream.timeline": pack(times, None, None, [1] * len(times)),
         "legato.engine.id": ENGINE if vantage == "server" else "",
         "gen_ai.response.id": response_id(number),
+        **({"legato.stream.clock": clock} if clock else {}),
     }
     rng = random.Random(f"{vantage}{number}")
     native_span(body, attributes, trace_id=trace_id(number), start_ns=start, duration_ns=(times[-1] + 1) * 1000, rng=rng)

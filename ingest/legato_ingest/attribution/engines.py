@@ -1,7 +1,8 @@
 """What the store knows of the engines of some streams: their steps, charged, and how their records' clocks stand to the others.
 
 One idea: the requests that an engine finished name the streams that it served, so they find the engine where no server told of it, and how
-far its clock is; only then are steps read, over the time of those streams. It reads and does not judge.
+far its clock is; an engine that names none is of its server's clock where both say that they are on one host. Only then are steps read,
+over the time of those streams. It reads and does not judge.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.clocks import shift_of
 from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream, clock_of
 from legato_ingest.attribution.gpu_clocks import clocks_of
+from legato_ingest.attribution.scrapes import boots_of
 from legato_ingest.attribution.steps import Charges, Steps, charge
 from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store
@@ -138,7 +140,7 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     by_response = {stream.response_id: stream for stream in streams}
     ours = [each for each in finished if each.response_id in by_response]
     if not ours:
-        return None
+        return _beside(store, key, streams)
     coarse = int(np.median([each.recorded_ns - _last(by_response[each.response_id]) for each in ours]))
     low = min(_first(stream) for stream in streams) + coarse - _AROUND_NS
     high = max(_last(stream) for stream in streams) + coarse + _AROUND_NS
@@ -147,8 +149,7 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     if read is None:
         return None
     steps, last_step = read
-    first, last = int(steps.recorded_ns.min()), int(steps.recorded_ns.max())
-    charges = charge(steps, clocks_of(store, *key, first - _AROUND_NS, last + _AROUND_NS))
+    charges = _charges(store, key, steps)
     shift_ns, shifts = _shifts(store, key, streams, {response: int(steps.recorded_ns[place]) for response, place in last_step.items()})
     return Engine(
         charges=charges,
@@ -157,6 +158,25 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
         last_step=last_step,
         first_tokens={} if shift_ns is None else _first_tokens(store, key, charges.end_ns - shift_ns),
     )
+
+
+def _beside(store: Store, key: Key, streams: Sequence[Stream]) -> Engine | None:
+    """An engine none of whose requests is known by name, where it is read on the host, and in the boot, that all its servers are of."""
+    low, high = min(map(_first, streams)) - _AROUND_NS, max(map(_last, streams)) + _AROUND_NS
+    boots = boots_of(store, key, low, high)
+    if not all(stream.server is not None and stream.server_boot in boots for stream in streams):
+        return None
+    read = _read_steps(store, key, low, high, ())
+    if read is None:
+        return None
+    charges = _charges(store, key, read[0])
+    return Engine(charges, 0, {}, {}, _first_tokens(store, key, charges.end_ns))
+
+
+def _charges(store: Store, key: Key, steps: Steps) -> Charges:
+    """The steps, charged; with what is known of the engine's GPUs meanwhile."""
+    first, last = int(steps.recorded_ns.min()), int(steps.recorded_ns.max())
+    return charge(steps, clocks_of(store, *key, first - _AROUND_NS, last + _AROUND_NS))
 
 
 def _places_of(finished: Sequence[_Finished], number: NDArray[np.int64], recorded_ns: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
 from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store
 
-__all__ = ["MOVED", "Counter", "Scraped", "by_exclusion", "excluded_by", "scraped_of", "still"]
+__all__ = ["MOVED", "Counter", "Scraped", "boots_of", "by_exclusion", "excluded_by", "scraped_of", "still"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -69,9 +69,9 @@ WHERE {inside} AND engine_id IN ({engines}) AND metric = '{itl}' AND attributes[
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
 _BOOTS = """
-SELECT DISTINCT tenant, engine_id, attributes['legato.boot.id'] AS boot
+SELECT DISTINCT attributes['legato.boot.id'] AS boot
 FROM node_samples
-WHERE {inside} AND engine_id IN ({engines}) AND metric = '{up}'"""
+WHERE {inside} AND tenant = {tenant} AND engine_id = {engine} AND metric = '{up}'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,15 @@ def scraped_of(store: Store, streams: Sequence[Stream]) -> dict[Key, Scraped]:
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "at_ns", "longest_s"))
     for tenant, engine, at_ns, seconds in zip(*columns, strict=True):
         longest.setdefault((unquoted(tenant), unquoted(engine)), []).append((int(at_ns), float(seconds)))
-    boots: dict[Key, set[str]] = {}
-    for tenant, engine, boot in store.select(_BOOTS.format(up=_UP, **where)):
-        boots.setdefault((unquoted(tenant), unquoted(engine)), set()).add(str(unquoted(boot)))
-    return {
-        key: replace(_scraped(key, rows, longest.get(key, [])), boots=frozenset(boots.get(key, ()))) for key in {key for key, _ in rows}
-    }
+    keys = {key for key, _ in rows}
+    window = (low - 2 * _AROUND_NS, high + 2 * _AROUND_NS)
+    return {key: replace(_scraped(key, rows, longest.get(key, [])), boots=boots_of(store, key, *window)) for key in keys}
+
+
+def boots_of(store: Store, key: Key, low_ns: int, high_ns: int) -> frozenset[str]:
+    """On which boots of which hosts an engine was read between these times, as the agent told them."""
+    where = {"inside": between_ns("recorded_at", low_ns, high_ns), "tenant": quoted(key[0]), "engine": quoted(key[1]), "up": _UP}
+    return frozenset(str(unquoted(boot)) for (boot,) in store.select(_BOOTS.format(**where))) - {""}
 
 
 def _scraped(key: Key, rows: Mapping[tuple[Key, str], list[tuple[int, float]]], longest: list[tuple[int, float]]) -> Scraped:
