@@ -19,8 +19,8 @@ from legato_gpu_agent.vocabulary import Signal
 
 __all__ = ["BadPage", "Page"]
 
-# Lines that are remembered, and their bytes: more have labels that never end. Any page that is fetched fits (`fetch.BYTES_MAX`).
-_HEADS_MAX, _HEADS_BYTES_MAX = 50_000, 16 * 2**20
+# Lines that are remembered, and their bytes: a page with more has labels that never end. A busy vLLM's has 51 KB.
+_HEADS_MAX, _HEADS_BYTES_MAX = 50_000, 4 * 2**20
 # Histograms that are remembered though they have left the page, and what is kept of a label's value.
 _GONE_MAX, _TEXT_MAX = 1_000, 255
 _COUNT_MAX = 2**62

@@ -27,7 +27,7 @@
 
 enum { DONE, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15,
        VERSION_MISMATCH = 25, UNKNOWN = 999 };
-enum { GPUS_MAX = 32, MIGS_MAX = 8, SETS_MAX = 64, POLL_MS = 20 };
+enum { GPUS_MAX = 32, MIGS_MAX = 8, SETS_MAX = 64, POLL_MS = 100 };
 #define NONE 0xFFFFFFFFu  /* no GPU; also what NVML says for the instance of what is no MIG device */
 
 /* A handle is an address in this table: its place says which GPU it is about, and which MIG device of it. */

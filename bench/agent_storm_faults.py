@@ -1,0 +1,281 @@
+"""What goes wrong around an agent: engines' servers and publishers, GPUs, the receiver, and whoever else sends to its socket.
+
+One idea: a fault is something that begins on a target that is well and gives back how it ends, so any of them can be drawn at any moment
+and healed at any other. All is real but the GPUs, which are the fake library of the tests. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+import random
+import re
+import signal
+import socket
+import socketserver
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from bench.crash_serve import Serve
+from helpers.faults import FaultyProxy
+from helpers.nvml import FakeGpus, Value, h200
+from helpers.publisher import Publisher
+from helpers.repository import ROOT
+from helpers.scripted import asked
+from legato_gpu_agent.datagrams import STEP, STEP_BODY, prefix
+from legato_gpu_agent.records import Engine
+
+__all__ = ["GPUS", "PAGES", "PageServer", "Speaker", "Storm", "kv_events", "one_pass"]
+
+PAGES = {"vllm": "vllm_0.32", "sglang": "sglang_0.5", "tgi": "tgi_3.3", "lmdeploy": "lmdeploy_0.18"}
+GPUS = 4
+PAGE_FAULTS = ("cut", "refuse", "hang", "drip", "huge", "back", "nan", "noise", "line", "labels", "long", "lines", "away", "other")
+SPEAKER_FAULTS = ("garbage", "huge", "gap", "again", "silent", "away")
+GPU_FAULTS = ("lost", "fails", "hangs", "part fails", "fields gone", "off the bus", "xid", "throttle")
+DRIVER_FAULTS = {"gone": ("error", 9), "fails": ("error", 999), "hangs": ("hang_ms", 20_000)}
+RECEIVER_FAULTS = ("refuse", "slow", "cut_request", "cut_reply", "stands still", "killed")
+FAULT_S = (1.0, 8.0)
+# While the driver is gone, nothing that happens to a GPU shows.
+DRIVER_WEIGHT = 0.2
+_COUNTER = re.compile(rb"^([a-z_:]+(?:_total|_bucket|_sum|_count)(?:\{.*\})?) ([0-9.e+]+)$", re.M)
+_LABEL = re.compile(rb'\b(?!le=)([a-z_]+)="[^"]*"')
+_NUMBER = re.compile(rb" [0-9][0-9.e+-]*$", re.M)
+
+Heal = Callable[[], object]
+
+
+def _seat() -> tuple[socket.socket, int]:
+    """A port that nobody else is given: bound by a socket that never listens, so others may listen there now and then."""
+    seat = socket.socket()
+    seat.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    seat.bind(("127.0.0.1", 0))
+    return seat, int(seat.getsockname()[1])
+
+
+class _Door(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, port: int, serve: Callable[[socket.socket], object]) -> None:
+        self._answer = serve
+        super().__init__(("127.0.0.1", port), socketserver.BaseRequestHandler)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._answer(request)
+
+
+class PageServer:
+    """One engine's server, at a port that is its own for good; ``fault`` is what its answers suffer from."""
+
+    def __init__(self, kind: str, rng: random.Random) -> None:
+        self.kind, self.fault, self._rng = kind, "", rng
+        self._began_s, self._made = time.monotonic(), (-1, "", b"")
+        self._seat, self.port = _seat()
+        self._open()
+
+    def begin(self, fault: str) -> Heal:
+        """Suffer from this until what is given back is called."""
+        self.fault = fault
+        if fault == "away":
+            self._door.shutdown()
+            self._door.server_close()
+        return self._heal
+
+    def _heal(self) -> None:
+        before, self.fault = self.fault, ""
+        if before == "away":
+            self._open()
+
+    def _open(self) -> None:
+        self._door = _Door(self.port, self._serve)
+        threading.Thread(target=self._door.serve_forever, args=(0.1,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        client.settimeout(30)
+        while asked(client) and self._answer(client.sendall):
+            pass
+
+    def _answer(self, send: Callable[[bytes], object]) -> bool:
+        """One answer; whether the connection goes on."""
+        fault = self.fault
+        if fault in ("hang", "away"):
+            time.sleep(10 if fault == "hang" else 0)
+            return False
+        if fault == "refuse":
+            send(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % self._rng.choice((204, 302, 404, 500, 503)))
+            return True
+        page = self._page(fault)
+        send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(page))
+        for place in range(len(page) if fault == "drip" else 0):
+            send(page[place : place + 1])
+            time.sleep(0.1)
+        send(page[: len(page) // 2] if fault == "cut" else page)
+        return fault != "cut"
+
+    def _page(self, fault: str) -> bytes:
+        """Made anew each second: a counter grows by a hundredth of what it was."""
+        second = int(time.monotonic() - self._began_s)
+        if self._made[:2] != (second, fault):
+            kind = self._rng.choice([kind for kind in PAGES if (kind != self.kind) == (fault == "other")])
+            text = (ROOT / f"tests/gpu_agent/data/pages/{PAGES[kind]}.txt").read_bytes()
+            factor = (1 + second / 100) * (0.3 if fault == "back" else 1)
+            grown = _COUNTER.sub(lambda line: line[1] + b" " + repr(float(line[2]) * factor).encode(), text)
+            self._made = second, fault, self._spoilt(fault, grown)
+        return self._made[2]
+
+    def _spoilt(self, fault: str, page: bytes) -> bytes:
+        rng, spoil = self._rng, {
+            "huge": lambda: page * (50 * 2**20 // len(page)),
+            "nan": lambda: _NUMBER.sub(lambda _: rng.choice((b" NaN", b" +Inf", b" -1", b" 1e300", b" 0")), page),
+            "noise": lambda: rng.randbytes(rng.randrange(200_000)) + b"\n",
+            "line": lambda: page + rng.randbytes(2**20).replace(b"\n", b" ") + b" 1\n",
+            "labels": lambda: _LABEL.sub(lambda label: b'%b="%x"' % (label[1], rng.getrandbits(64)), page),
+            "long": lambda: _LABEL.sub(lambda label: b'%b="%x%b"' % (label[1], rng.getrandbits(64), b"y" * 100_000), page, count=5),
+            "lines": lambda: page + b"".join(b'made_up{id="%x"} 1\n' % rng.getrandbits(64) for _ in range(10_000)),
+        }  # fmt: skip
+        return spoil[fault]() if fault in spoil else page
+
+
+class Speaker:
+    """An engine's publisher at a port that is its own for good: ten messages a second, and what ``fault`` makes of them."""
+
+    def __init__(self, payload: Callable[[int], bytes], rng: random.Random) -> None:
+        self.fault, self._payload, self._rng = "", payload, rng
+        self._seat, port = _seat()
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def begin(self, fault: str) -> Heal:
+        """Suffer from this until what is given back is called."""
+        self.fault = fault
+        return lambda: setattr(self, "fault", "")
+
+    def _run(self) -> None:
+        number, out, rng = 0, Publisher(self.endpoint), self._rng
+        while True:
+            time.sleep(0.1)
+            fault, number = self.fault, number + 1
+            if fault == "away":
+                out.close()
+                while self.fault == "away":
+                    time.sleep(0.1)
+                out = Publisher(self.endpoint)
+            elif fault == "garbage":
+                out.send(*(rng.randbytes(rng.randrange(20)) for _ in range(rng.randrange(1, 6))))
+                out.publish(number, rng.randbytes(rng.randrange(1_000)))
+            elif fault == "huge":
+                if rng.random() < 0.1:
+                    out.publish(number, bytes(rng.choice((5, 40)) * 2**20))
+            elif fault != "silent":
+                number = 1 if fault == "again" else number + rng.randrange(1_000) if fault == "gap" else number
+                out.publish(number, self._payload(number))
+
+
+def one_pass(number: int) -> bytes:
+    """A forward pass as SGLang publishes it."""
+    counts = {"scheduled_requests": {"num_decode_requests": 8}, "queued_requests": {}}
+    return msgspec.msgpack.encode({"version": 1, "counter_id": number, "wall_time": 0.02, **counts})
+
+
+def kv_events(number: int) -> bytes:
+    """A batch of events of the KV cache as vLLM publishes it."""
+    event = {"type": "BlockStored", "block_hashes": list(range(number, number + 20)), "token_ids": [7] * 320, "medium": "GPU"}
+    return msgspec.msgpack.encode([time.time(), [event]])
+
+
+class Storm:
+    """What can go wrong, and what does now."""
+
+    def __init__(
+        self,
+        pages: Sequence[PageServer],
+        speakers: Sequence[Speaker],
+        gpus: FakeGpus,
+        receiver: tuple[FaultyProxy, Serve],
+        door: pathlib.Path,
+        seed: int,
+    ) -> None:
+        self.count, self._rng, self._throttled_ns = Counter[str](), random.Random(seed), 0
+        self._gpus, self._door = gpus, str(door)
+        self._proxy, self._serve = receiver
+        self._begin: dict[str, tuple[Sequence[str], Callable[[str], Heal]]] = {
+            **{f"page {page.kind}": (PAGE_FAULTS, page.begin) for page in pages},
+            **{f"gpu {index}": (GPU_FAULTS, functools.partial(self._gpu, index)) for index in range(GPUS)},
+            **{f"publisher {place}": (SPEAKER_FAULTS, speaker.begin) for place, speaker in enumerate(speakers)},
+            "driver": (tuple(DRIVER_FAULTS), self._driver),
+            "receiver": (RECEIVER_FAULTS, self._receiver),
+            "datagrams": (("garbage",), self._datagrams),
+        }
+        # The agent begins on a host whose driver is not loaded yet.
+        self._now: dict[str, tuple[float, Heal]] = {"driver": (time.monotonic() + 10, lambda: gpus.remove(None, "init_error"))}
+
+    def heal(self, all_of_them: bool = False) -> None:
+        """End the faults whose time is over, or all of them."""
+        for target, (until_s, heal) in list(self._now.items()):
+            if all_of_them or time.monotonic() >= until_s:
+                del self._now[target]
+                heal()
+
+    def draw(self) -> None:
+        """Begin one, where anything is well."""
+        well = [target for target in self._begin if target not in self._now]
+        if not well:
+            return
+        target = self._rng.choices(well, [DRIVER_WEIGHT if target == "driver" else 1.0 for target in well])[0]
+        fault = self._rng.choice(self._begin[target][0])
+        self.count[f"{target.split()[0]}: {fault}"] += 1
+        self._now[target] = time.monotonic() + self._rng.uniform(*FAULT_S), self._begin[target][1](fault)
+
+    def _gpu(self, index: int, fault: str) -> Heal:
+        rng, gpus, well = self._rng, self._gpus, h200(index)
+        if fault == "xid":
+            gpus.add_event(index, 8, rng.choice((13, 31, 48, 63, 79, 94)))
+            return int
+        if fault in ("off the bus", "fields gone"):
+            gone = rng.sample(sorted(well.keys() - {"name", "uuid"}), 8) if fault == "fields gone" else []
+            gpus.remove(index, *gone)
+            return lambda: gpus.set(index, well)
+        if fault in ("throttle", "part fails"):
+            self._throttled_ns += 10**9
+            lasting = {f"field.{field}": self._throttled_ns for field in (74, 75, 269, 270)}
+            slow: dict[str, Value] = {"clock.sm": 345, "event_reasons": 0x40, **lasting}
+            gpus.set(index, slow if fault == "throttle" else {key: "error 999" for key in rng.sample(sorted(well), 5)})
+            return lambda: gpus.set(index, {**well, **lasting})
+        key, value = {"lost": ("error", 15), "fails": ("error", 999), "hangs": ("hang_ms", 20_000)}[fault]
+        gpus.set(index, {key: value})
+        return lambda: gpus.remove(index, key)
+
+    def _driver(self, fault: str) -> Heal:
+        key, code = DRIVER_FAULTS[fault]
+        self._gpus.set(None, {key: code})
+        return lambda: self._gpus.remove(None, key)
+
+    def _receiver(self, fault: str) -> Heal:
+        if fault == "killed":
+            self._serve.kill()
+            return self._serve.start
+        if fault == "stands still":
+            self._serve.process.send_signal(signal.SIGSTOP)
+            return lambda: self._serve.process.send_signal(signal.SIGCONT)
+        self._proxy.fault = fault  # type: ignore[assignment]
+        return lambda: setattr(self._proxy, "fault", "none")
+
+    def _datagrams(self, fault: str) -> Heal:
+        """Noise, and datagrams of other engines with some bits turned, as many as the socket takes."""
+        rng = self._rng
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out, contextlib.suppress(OSError):
+            out.setblocking(False)
+            out.connect(self._door)
+            for _ in range(rng.randrange(1, 100)):
+                good = bytearray(prefix(STEP, Engine(f"stranger-{rng.randrange(200)}", time.time_ns())))
+                good += STEP_BODY.pack(rng.randrange(1, 2**20), time.time_ns(), 0, *[1] * 13)
+                for place in rng.choices(range(len(good)), k=rng.randrange(4)):
+                    good[place] ^= 1 << rng.randrange(8)
+                out.send(rng.choice((rng.randbytes(rng.randrange(20_000)), bytes(good), bytes(good[: rng.randrange(len(good))]))))
+        return int
