@@ -41,9 +41,11 @@ class Neighbours:
         except ValueError:
             port = None
         with self._lock:
-            if engine_id in self._ports or len(self._ports) < _ENGINES_MAX:
-                self._ports[engine_id] = port or 0
-                self._looked_s = float("-inf")
+            if engine_id not in self._ports and len(self._ports) >= _ENGINES_MAX:
+                # Any id may come in a datagram: one without a port goes first, else the one told longest ago.
+                del self._ports[next((name for name, known in self._ports.items() if not known), next(iter(self._ports)))]
+            self._ports[engine_id] = port or 0
+            self._looked_s = float("-inf")
 
     def pids(self) -> dict[str, tuple[int, ...]]:
         """Of each engine, its processes: the one that listens, and all that come from it. Those that are not known are empty."""

@@ -50,6 +50,7 @@ class Pending:
         self._held: dict[Engine, _Held] = {}
         # By id alone: the scheduler is another process, with an epoch of its own.
         self._events: dict[str, deque[SchedulerEvent]] = {}
+        self._events_heard_ns: dict[str, int] = {}
         self.overflowed = {"finished": 0, "scheduler": 0}
 
     @property
@@ -92,6 +93,10 @@ class Pending:
                 yield from self._cut(engine, held, list(events))
             elif now_ns - held.heard_ns > _FORGET_NS:
                 del self._held[engine]
+        for name, heard_ns in list(self._events_heard_ns.items()):
+            if now_ns - heard_ns > _FORGET_NS:
+                del self._events_heard_ns[name]
+                self._events.pop(name, None)
 
     def _cut(self, engine: Engine, held: _Held, events: list[SchedulerEvent]) -> Iterator[Flush]:
         steps = [held.steps[number] for number in sorted(held.steps)]
@@ -115,6 +120,7 @@ class Pending:
     def _take_events(self, datagram: Datagram, now_ns: int) -> None:
         if datagram.engine.id not in self._events and len(self._events) >= ENGINES_MAX:
             raise BadDatagram("engines")
+        self._events_heard_ns[datagram.engine.id] = now_ns
         kept = self._events.setdefault(datagram.engine.id, deque(maxlen=EXTRAS_MAX))
         self.overflowed["scheduler"] += max(len(kept) + len(datagram.events) - EXTRAS_MAX, 0)
         kept.extend(datagram.events)

@@ -65,12 +65,14 @@ class Post:
         self._thread.start()
 
     def put(self, body: Body) -> None:
-        """Queue a flush; never waits. Beyond the bound the oldest is given up."""
+        """Queue a flush; never waits. Beyond the bound the oldest is given up: of samples before steps, which nobody can sample again."""
         with self._changed:
             self._queue.append(body)
             self._bytes += len(body.content)
             while self._bytes > self._bytes_max and len(self._queue) > 1:
-                oldest = self._queue.popleft()
+                place = next((place for place, each in enumerate(self._queue) if each.path == METRICS), 0)
+                oldest = self._queue[place]
+                del self._queue[place]
                 self._bytes -= len(oldest.content)
                 self._give_up(oldest, "queue_full")
             self._metrics.queue_bytes.set(self._bytes)

@@ -207,14 +207,16 @@ def test_a_process_that_is_its_own_ancestor_ends_no_look(tree: pathlib.Path, clo
 
 
 def test_engines_without_end_are_bounded(tree: pathlib.Path, clock: Clock) -> None:
-    """Sixty-four are known; the first of them stay, and may still be told with their port."""
+    """Sixty-four are known, and a new one always: for it goes whoever has no port, then who was told longest ago."""
     neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("prod")
-    for number in range(1_000):
-        neighbours.tell(f"127.0.0.1:{8_000 + number}")
     neighbours.tell("prod", "http://127.0.0.1:8000")
-    assert neighbours.owner_of([10]) == "prod"
-    assert len(neighbours.pids()) == 64 and neighbours.pids()["127.0.0.1:8001"] == (20, 21)
+    for number in range(1_000):
+        neighbours.tell(f"stranger {number}")
+    assert neighbours.owner_of([10]) == "prod" and len(neighbours.pids()) == 64
+    for number in range(100):
+        neighbours.tell(f"127.0.0.1:{9_000 + number}")
+    neighbours.tell("127.0.0.1:8001")
+    assert len(neighbours.pids()) == 64 and "prod" not in neighbours.pids() and neighbours.pids()["127.0.0.1:8001"] == (20, 21)
 
 
 def test_nothing_listens(clock: Clock, tmp_path: pathlib.Path) -> None:

@@ -121,3 +121,14 @@ def test_the_scheduler_is_bounded() -> None:
     pending.take(step(1), NOW)
     (flush,) = pending.flushes(NOW)
     assert len(flush.events) == EXTRAS_MAX and flush.events[-1].time_ns == 19
+
+
+def test_events_of_engines_without_steps_are_forgotten() -> None:
+    """After ten minutes; until then as many engines as may be are kept, and a new one has its place afterwards."""
+    pending, event = Pending(), SchedulerEvent(1, "r", "resume", 1)
+    for number in range(64):
+        pending.take(Datagram(Engine(f"stranger {number}", 1), events=(event,)), NOW)
+    with pytest.raises(BadDatagram, match="engines"):
+        pending.take(Datagram(Engine("new", 1), events=(event,)), NOW)
+    assert not list(pending.flushes(NOW + 601 * 10**9))
+    pending.take(Datagram(Engine("new", 1), events=(event,)), NOW + 601 * 10**9)

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from helpers.ports import free_port
 from legato_gpu_agent.metrics import Metrics
-from legato_gpu_agent.post import Body, Post, wait_of
+from legato_gpu_agent.post import METRICS, Body, Post, wait_of
 
 Answer = tuple[int, dict[str, str], bytes]
 OK: Answer = (200, {}, b"")
@@ -175,3 +175,20 @@ def test_stopping_is_bounded_in_time() -> None:
 def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
     """And anything else is nothing."""
     assert wait_of(header, 10.0) == seconds
+
+
+def test_samples_are_given_up_before_steps() -> None:
+    """However old the steps are: nobody can sample a step again."""
+    metrics = Metrics()
+    post = Post(f"http://127.0.0.1:{free_port()}", metrics, queue_bytes_max=100)
+    post.put(body(1, 40))
+    for number in range(20):
+        post.put(Body(bytes([number]) * 30, {"sample": 3}, METRICS))
+    post.put(body(2, 40))
+
+    def dropped(kind: str) -> float:
+        return metrics.registry.get_sample_value("legato_agent_dropped_records_total", {"kind": kind, "reason": "queue_full"}) or 0.0
+
+    assert (dropped("step"), dropped("sample")) == (0, 60)
+    post.put(body(3, 40))
+    assert dropped("step") == 1

@@ -26,6 +26,7 @@ __all__ = ["Gpu", "GpuErrors", "GpuFinder", "Nvml"]
 _OWNER_EVERY = 10
 _MIG_MAX = 8
 _ERRORS_PER_ROUND_MAX = 256
+_OLD_SETS_MAX = 16
 # What no question of a device is answered after. Other faults are of one question, and the next ones are asked all the same.
 _LOST = (
     pynvml.NVML_ERROR_UNINITIALIZED,
@@ -189,6 +190,7 @@ class GpuErrors:
         self._uuids: dict[int, str] = {}
         self._seen: dict[tuple[str, int], int] = {}
         self._since_ns = 0
+        self._old: list[Any] = []
 
     def collect(self, now_ns: int) -> Iterator[Found]:
         """Errors so far; waits for new ones as long as a round may be. Raises ``Absent`` where nothing tells of them."""
@@ -208,6 +210,8 @@ class GpuErrors:
 
     def _listen(self) -> bool:
         """Whether any GPU tells. One that did not answer is asked again in the next round: it may be new, or back."""
+        # The driver has room for so many: those that it could not take back while it failed go first.
+        self._old = [old for old in self._old if not _taken_back(old)][-_OLD_SETS_MAX:]
         if self._set is None:
             self._set, self._heard = pynvml.nvmlEventSetCreate(), set()
         for index in set(range(pynvml.nvmlDeviceGetCount())) - self._heard:
@@ -235,9 +239,19 @@ class GpuErrors:
     def _forget(self) -> None:
         """The set is begun anew; its place in the driver is given back."""
         if self._set is not None:
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlEventSetFree(self._set)
+            self._old.append(self._set)
             self._set = None
+
+
+def _taken_back(events: Any) -> bool:
+    """Whether the driver has room for another set again; one that it does not know any more takes none."""
+    try:
+        pynvml.nvmlEventSetFree(events)
+    except (pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_Uninitialized):
+        return True
+    except pynvml.NVMLError:
+        return False
+    return True
 
 
 def _address(handle: Any) -> int:
