@@ -21,10 +21,11 @@ _LOCAL = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
 class Neighbours:
-    """Engines by id. Safe for several threads."""
+    """Engines by id. Safe for several threads. ``gpus``: how many the node has, by whoever counted them."""
 
     def __init__(self, proc: Proc, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc, self._clock = proc, clock
+        self.gpus = 0
         self._ports: dict[str, int] = {}
         self._pids: dict[str, tuple[int, ...]] = {}
         self._looked_s = float("-inf")
@@ -57,12 +58,16 @@ class Neighbours:
             return dict(self._pids)
 
     def owner_of(self, pids: Sequence[int]) -> str:
-        """The engine that these processes are of: the one whose they are, or the only one there is when nobody's are known; else ''."""
+        """The engine that these processes are of: the one whose they are; else ''.
+
+        Where nobody's processes can be seen and the node has one GPU and one engine, that one.
+        """
         known = self.pids()
         owners = {engine for engine, own in known.items() if set(own) & set(pids)}
         if len(owners) == 1:
             return owners.pop()
-        return next(iter(known)) if len(known) == 1 and not owners and not any(known.values()) else ""
+        alone = self.gpus == 1 and len(known) == 1 and not any(known.values())
+        return next(iter(known)) if alone and pids else ""
 
     def _look(self) -> dict[str, tuple[int, ...]]:
         wanted = {engine: port for engine, port in self._ports.items() if port}

@@ -46,7 +46,13 @@ class Roster:
         host_s = max(every_s, 1.0)
         return (
             EngineFinder(
-                settings.engines, proc if settings.engine_scan else None, self.neighbours, self.add, every_s, boot_id=proc.boot_id()
+                settings.engines,
+                proc if settings.engine_scan else None,
+                self.neighbours,
+                self.add,
+                every_s,
+                boot_id=proc.boot_id(),
+                taken=[engine_id_of(url) for _, url in settings.iterations],
             ),
             GpuFinder(nvml, self.neighbours, self.add, every_s),
             GpuErrors(nvml, host_s),

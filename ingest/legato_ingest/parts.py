@@ -13,21 +13,25 @@ import pathlib
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 
 import lz4.block
 import zstandard
 
 from legato_ingest.errors import StoreUnavailable
 
-__all__ = ["SOURCES_KEPT_S", "PartFault", "Parts", "check_room", "fault_of"]
+__all__ = ["SOURCES_KEPT_S", "PartFault", "Parts", "check_room", "fault_of", "parts_of"]
 
 SOURCES_KEPT_S = 480
 """How long the parts that a merge replaced stay on the disk: a server's default (chDB's is 0). Merges are not synced, either."""
+_LATELY_S = 60.0
 _FREE_BYTES_MIN = 16 * 2**20
 _PROBE = bytes(65_536)
-# Partition, first and last block, level and, where a mutation made it, version.
-_PART = re.compile(r".+_\d+_\d+_\d+(_\d+)?")
+# Partition (no underscore in it), first and last block, level and, where a mutation made it, version. What is being written, deleted or was
+# set aside has another word before it.
+_PART = re.compile(r"[0-9A-Za-z-]+_\d+_\d+_\d+(_\d+)?")
 _LIST = "checksums.txt"
 _HEAD = b"checksums format version: 4\n"
 # Of a compressed block: the hash before it, its header (method, size with the header, size without compression), and the methods.
@@ -41,9 +45,15 @@ PartFault = tuple[str, str, str]
 
 
 class Parts:
-    """Which parts were found whole, by the folder of their table. Safe for several threads."""
+    """Which parts of one store were found whole, by the folder of their table. Safe for several threads.
+
+    ``detached``: tables that were taken away to be read anew, and are not back yet; ``mending``: who holds it does that.
+    """
 
     def __init__(self) -> None:
+        self.mending = threading.RLock()
+        self.detached: set[str] = set()
+        self.mended_s = float("-inf")
         self._whole: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
@@ -52,9 +62,11 @@ class Parts:
         out = []
         for table, folders in tables.items():
             for folder in folders:
-                names = {entry.name for entry in os.scandir(folder) if _PART.fullmatch(entry.name) and not entry.name.startswith("tmp")}
-                whole = self._whole.get(folder, set()) & names
-                for name in sorted(names - whole):
+                names = {entry.name for entry in os.scandir(folder) if _PART.fullmatch(entry.name)}
+                with self._lock:
+                    known = self._whole.get(folder, set()) & names
+                whole = set(known)
+                for name in sorted(names - known):
                     fault = fault_of(pathlib.Path(folder) / name)
                     if fault is None:
                         whole.add(name)
@@ -64,10 +76,27 @@ class Parts:
                     self._whole[folder] = whole
         return out
 
-    def forget(self) -> None:
-        """Look at all of them again."""
+    def forget(self, folders: Iterable[str]) -> None:
+        """Look at the parts in these folders again."""
         with self._lock:
-            self._whole.clear()
+            for folder in folders:
+                self._whole.pop(folder, None)
+
+    def accept(self, folder: str, name: str) -> None:
+        """The engine took this part up again, whatever its list says: it is read as it is."""
+        with self._lock:
+            self._whole.setdefault(folder, set()).add(name)
+
+    @property
+    def is_mending(self) -> bool:
+        """Whether a table may be missing now, or was lately."""
+        return bool(self.detached) or time.monotonic() - self.mended_s < _LATELY_S
+
+
+@cache
+def parts_of(store: pathlib.Path) -> Parts:
+    """What is known of the store at this path: one engine serves it, however many handles there are."""
+    return Parts()
 
 
 def fault_of(folder: pathlib.Path) -> str | None:
@@ -160,9 +189,9 @@ def check_room(store: pathlib.Path) -> None:
     free = shutil.disk_usage(store).free
     if free < _FREE_BYTES_MIN:
         raise StoreUnavailable(f"the disk of {store} is full: {free >> 20} MiB are free, and it takes rows from {_FREE_BYTES_MIN >> 20} on")
-    probe = store / "probe"
+    probe = store / f"probe-{threading.get_ident()}"
     try:
         probe.write_bytes(_PROBE)
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
         raise StoreUnavailable(f"the disk of {store} takes nothing: {error.strerror}") from None

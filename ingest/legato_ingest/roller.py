@@ -183,4 +183,6 @@ class Roller:
             "rows": pa.array([rolled.rows], pa.uint32()),
             "seconds": pa.array([seconds], pa.float32()),
         }
+        # What was rolled up may have been read of a part that a full disk cut short: then this run is not noted, and is done again.
+        self._store.verify()
         self._store.insert("rollup_runs", pa.table(row))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
@@ -53,8 +55,16 @@ class ServerStore(Store):
     def verify(self) -> None:
         """A server's disk is its own."""
 
-    def _before(self) -> None:
+    def _before(self, sql: str = "") -> None:
         """A server says itself that its disk is full."""
+
+    def _ready(self, writer: Client) -> None:
+        """A server has its tables."""
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        with translated():
+            yield
 
     def _after(self, writer: Client, table: str = "") -> None:
         """A server's word that rows are stored is taken."""

@@ -22,7 +22,8 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.literals import quoted
-from legato_ingest.parts import SOURCES_KEPT_S, Parts, check_room
+from legato_ingest.mending import attach, folders_of, mend
+from legato_ingest.parts import SOURCES_KEPT_S, PartFault, check_room, parts_of
 from legato_ingest.stamps import now_ms
 from legato_ingest.tokens import EVERYONE
 
@@ -48,7 +49,8 @@ _TENANT_COLUMNS = """
 SELECT table, countIf(name = 'tenant') > 0 FROM system.columns
 WHERE database = currentDatabase() AND table NOT IN (SELECT name FROM system.tables WHERE engine = 'View' AND database = currentDatabase())
 GROUP BY table"""
-_FOLDERS = "SELECT name, data_paths FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
+_UNKNOWN_TABLE = 60
+_FREES_ROOM = ("DROP", "KILL", "SYSTEM", "TRUNCATE")
 _MERGED = """
 SELECT name FROM system.tables
 WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND create_table_query NOT LIKE '%old_parts_lifetime = {kept}%'"""
@@ -73,7 +75,7 @@ class Store:
     def __init__(self, path: pathlib.Path, read_limits: ReadLimits | None = None, backups: pathlib.Path | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path, self._backups = path, backups or backups_of(path)
-        self._parts, self._folders = Parts(), dict[str, list[str]]()
+        self._parts, self._folders = parts_of(path.resolve()), dict[str, list[str]]()
         self._set_up(read_limits)
 
     def _set_up(self, read_limits: ReadLimits | None) -> None:
@@ -117,7 +119,7 @@ class Store:
     def command(self, sql: str) -> None:
         """Run a statement that changes the store."""
         with self._write() as writer:
-            self._before()
+            self._before(sql)
             writer.command(sql)
             self._after(writer)
 
@@ -129,33 +131,51 @@ class Store:
     def verify(self) -> None:
         """Look at the parts that the engine made by itself. Raises ``StoreUnavailable`` where one was not whole: it is undone."""
         with self._write() as writer:
-            self._after(writer)
+            self._folders = folders_of(writer)
+        # Not under the lock of those who write: there may be many.
+        if self._faults(list(self._folders)):
+            with self._write() as writer:
+                self._after(writer)
 
-    def _before(self) -> None:
-        """The engine takes no notice of a full disk."""
-        check_room(self._path)
+    def _before(self, sql: str = "") -> None:
+        """The engine takes no notice of a full disk. What frees room needs none."""
+        if not sql.lstrip().upper().startswith(_FREES_ROOM):
+            check_room(self._path)
 
     def _after(self, writer: Client, table: str = "") -> None:
-        """Whether all that was written is there, of one table or of all. Raises ``StoreUnavailable``.
-
-        A table with a part that is not whole is read anew: the engine sets that part aside, and takes up what it had replaced.
-        """
+        """Whether all that was written is there, of one table or of all. Raises ``StoreUnavailable``."""
         if not table or table not in self._folders:
-            self._folders = {str(name): list(paths) for name, paths in writer.query(_FOLDERS).result_rows}
+            self._folders = folders_of(writer)
+        if faults := self._faults([table] if table in self._folders else list(self._folders)):
+            mend(writer, self._parts, self._folders, faults)
+            name, part, fault = faults[0]
+            raise StoreUnavailable(
+                f"the disk did not take what was written: of {name}'s part {part}, {fault}; {len(faults)} were set aside"
+            )
+
+    def _ready(self, writer: Client) -> None:
+        """Bring back what another handle took away, if it could not."""
+        if self._parts.detached:
+            attach(writer, self._parts)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """As ``translated``; a table that is missing while it is read anew passes."""
         try:
-            faults = self._parts.faults({name: self._folders[name] for name in ([table] if table in self._folders else self._folders)})
+            with translated():
+                yield
+        except StoreRefused as error:
+            if error.code == _UNKNOWN_TABLE and self._parts.is_mending:
+                raise StoreUnavailable(str(error), error.code) from error
+            raise
+
+    def _faults(self, tables: Sequence[str]) -> list[PartFault]:
+        try:
+            return self._parts.faults({table: self._folders[table] for table in tables})
         except FileNotFoundError:
-            # A table went meanwhile, or came again under its name.
+            # A table went meanwhile, or came again under its name: the next look finds its folder.
             self._folders = {}
-            return self._after(writer, table)
-        if not faults:
-            return
-        for name in sorted({name for name, _, _ in faults}):
-            writer.command(f"DETACH TABLE {name} SYNC")
-            writer.command(f"ATTACH TABLE {name}")
-        self._parts.forget()
-        name, part, fault = faults[0]
-        raise StoreUnavailable(f"the disk did not take what was written: of {name}'s part {part}, {fault}; {len(faults)} were set aside")
+            return []
 
     def select(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Sequence[Any]]:
         """The rows of one of Legato's own queries, on the writer's handle: it sees all that was inserted."""
@@ -172,7 +192,7 @@ class Store:
 
         ``sql`` has no FORMAT of its own, and has been judged: the filter is by table, and holds for those that `sql_guard` lets through.
         """
-        with self._reader(tenant) as reader, translated():
+        with self._reader(tenant) as reader, self._translated():
             result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
         return bytes(result)
 
@@ -223,10 +243,11 @@ class Store:
     @contextmanager
     def _write(self) -> Iterator[Client]:
         """The writer's handle, for one statement; a new one after a failure, for the same reason."""
-        with self._writing, translated():
+        with self._writing, self._translated():
             writer = self._writer or self._open()
             self._writer = writer
             try:
+                self._ready(writer)
                 yield writer
             except BaseException:
                 # Opened again when it is needed next: now the store may be what is not there.

@@ -175,7 +175,9 @@ def test_the_only_engine_owns_what_nobody_can_be_seen_to_own(tree: pathlib.Path,
     """Where the processes of the only engine are hidden; with two engines it could be either's."""
     neighbours = Neighbours(Proc(tree), clock)
     neighbours.tell("prod")
-    assert [neighbours.owner_of(pids) for pids in ([10], [])] == ["prod", "prod"]
+    assert [neighbours.owner_of(pids) for pids in ([10], [])] == ["", ""]
+    neighbours.gpus = 1
+    assert [neighbours.owner_of(pids) for pids in ([10], [])] == ["prod", ""]
     neighbours.tell("other")
     assert neighbours.owner_of([10]) == ""
 

@@ -245,11 +245,11 @@ def test_a_row_that_the_store_refuses_stands_alone(store: Store, at: int) -> Non
 
 def test_a_refused_row_is_one_row_after_retries(store: Store) -> None:
     """Sent again, also in the same group, it is refused again, and `rejected` has it once."""
-    double, body, refusal = Double(store), batch_of(4), Receipt(1, ["store_refused"])
+    double, body, others, refusal = Double(store), batch_of(4), batch_of(2, seed=7), Receipt(1, ["store_refused"])
     double.before = refuse(scope_of(body).spans[2].span_id)
     with committing(double) as committer:
         for _ in range(3):
-            assert send(committer, body, batch_of(2, seed=7), body) == [refusal, Receipt(), refusal]
+            assert send(committer, body, others, body) == [refusal, Receipt(), refusal]
     assert len(streams(store)) == 5 and len(rejected(store)) == 1
 
 
@@ -452,7 +452,8 @@ def test_samples_of_two_tenants_do_not_meet(store: Store) -> None:
 @pytest.mark.parametrize("at", [0, 9, 19])
 def test_a_sample_that_the_store_refuses_stands_alone(store: Store, at: int) -> None:
     """Its neighbours and the streams of the same group are stored; whoever sent it hears of it; a retry is the same row of `rejected`."""
-    double, body = Double(store), scrapes()
+    # Made once: a second later they would be of other times.
+    double, body, others, spans = Double(store), scrapes(), scrapes(1, 7), batch_of(2)
     bad = samples_of(body).samples.slice(at, 1)
 
     def before(table: str, rows: pa.Table) -> None:
@@ -466,7 +467,7 @@ def test_a_sample_that_the_store_refuses_stands_alone(store: Store, at: int) -> 
     with committing(double) as committer:
         for _ in range(2):
             double.gate.clear()
-            futures = [committer.submit(batch) for batch in (rows(batch_of(2)), samples_of(body), samples_of(scrapes(1, 7)))]
+            futures = [committer.submit(batch) for batch in (rows(spans), samples_of(body), samples_of(others))]
             double.gate.set()
             assert [future.result(PATIENCE_S) for future in futures] == [Receipt(), Receipt(1, ["store_refused"]), Receipt()]
         assert committer._metrics.registry.get_sample_value("legato_rejected_points_total", {"reason": "store_refused"}) == 2

@@ -72,6 +72,28 @@ def test_a_power_limit_that_is_always_there_is_no_news() -> None:
     assert causes(verdicts) == {"host"} and part(verdicts, "gpu_clock") == 0
 
 
+def test_prompts_that_bring_a_gpu_to_its_power_limit_are_prompts() -> None:
+    """They are what limits it: the cost of their tokens still comes from their steps, and they keep the blame."""
+    world = World(prefill={n: 1500 for n in range(40, 400, 60)})
+    gpu = world.gpu()
+    starts = world.ends - world.took
+    soft = np.zeros(len(gpu.times_ns))
+    for step in world.prefill:
+        soft += np.clip(gpu.times_ns - starts[step], 0, world.took[step])
+    gaps, verdicts, steps = judged(world, [replace(gpu, soft_ns=soft, mhz=np.full(len(soft), 1755.0))])
+    assert causes(verdicts) == {"scheduling"} and len(gaps.start_ns) == 6 and steps.work_steps == 6
+
+
+def test_a_clock_without_a_count_of_its_time_rules_nothing_out() -> None:
+    """A GPU that tells its clock alone may have been lowered between two samples."""
+    world = World(prefill={n: 1500 for n in range(40, 400, 60)})
+    none = np.zeros(0)
+    silent = GpuClock(np.zeros(0, np.int64), none, none, none)
+    gaps, verdicts, steps = judged(world, [world.gpu(), silent])
+    assert causes(verdicts) == {"scheduling"} and not steps.clocks.known.any()
+    assert all("gpu_clock" not in each for each in excluded_of(gaps, verdicts, errors_of(gaps, verdicts, steps), steps))
+
+
 def test_no_more_is_charged_than_the_driver_counted() -> None:
     """Four stalls of the host's between two samples in which clocks were lowered for 30 ms: those are all that the clock gets."""
     world = World(slow={step: 200 * MS for step in (100, 102, 104, 106)})
@@ -157,3 +179,18 @@ def test_samples_are_read_as_they_were_sent(store: Store) -> None:
     assert (gpu.soft_ns / 1e9).round(6).tolist() == [0, 1, 2, 3, 4, 5]
     assert gpu.mhz.tolist() == [1980, 1980, 1980, 1680, 1980, 1980]
     assert clocks_of(store, "somebody", "127.0.0.1:8000", start_ns, start_ns + 10**10) == []
+
+
+def test_what_several_nodes_or_no_counter_tell_is_not_told(store: Store) -> None:
+    """Samples of a clock alone are no evidence; and nobody knows whose GPUs they are where two nodes have an engine of this id."""
+    start_ns = 1_790_000_000 * 10**9
+    for host in ("node-1", "node-2"):
+        body = metrics_request({"host.name": host})
+        for second in range(3):
+            at, of = start_ns + second * 10**9, {"legato.engine.id": "127.0.0.1:8000", "hw.id": f"GPU of {host}"}
+            gauge(body, "hw.gpu.clock.sm", 300, at, attributes=of)
+            if host == "node-2":
+                total(body, "hw.gpu.throttle.time", second, at, attributes={**of, "reason": "thermal"})
+        store.insert("node_samples", sample_rows_of(body, tenant="", received_at_ns=start_ns, limits=Limits(retention_days=0)).samples)
+        found = clocks_of(store, "", "127.0.0.1:8000", start_ns, start_ns + 10**10)
+        assert [len(gpu.times_ns) for gpu in found] == ([0] if host == "node-1" else [])

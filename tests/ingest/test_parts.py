@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from legato_ingest.errors import StoreUnavailable
-from legato_ingest.parts import Parts, _listed, check_room, fault_of
+from legato_ingest.parts import Parts, _listed, check_room, fault_of, parts_of
 from legato_ingest.store import Store
 
 # What a store does on a disk that takes nothing: in a process of its own, as the limit holds for all of a process's files.
@@ -32,7 +37,7 @@ rows = lambda first: pa.table({"a": list(range(first, first + 1000)), "b": ["x" 
 for first in range(0, 5000, 1000):
     store.insert("t", rows(first))
 store.command("SYSTEM START MERGES t")
-check, store._before = store._before, lambda: None
+check, store._before = store._before, lambda *_: None
 said = []
 
 def tried(what, *arguments):
@@ -135,9 +140,11 @@ def test_any_list_is_read_or_cut_off(part: pathlib.Path, at: int, junk: bytes) -
 def test_a_part_is_looked_at_once_and_one_that_is_gone_is_no_fault(part: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """What was whole stays so; what is being written, set aside or no part is not looked at; what is cut short is told each time."""
     table, parts = tmp_path / "table", Parts()
-    for name in ("all_1_1_0", "all_2_2_0", "tmp_merge_all_1_2_1", "detached"):
+    others = [f"{word}_all_1_2_1" for word in ("tmp_merge", "delete_tmp", "clone", "broken-on-start", "covered-by-broken")]
+    for name in ("all_1_1_0", "all_2_2_0", *others, "detached"):
         shutil.copytree(part, table / name)
-    (table / "tmp_merge_all_1_2_1" / "checksums.txt").unlink()
+    for name in others:
+        (table / name / "checksums.txt").unlink()
     (table / "all_2_2_0" / "checksums.txt").write_bytes(b"")
     (table / "format_version.txt").write_text("1")
     for _ in range(2):
@@ -145,7 +152,7 @@ def test_a_part_is_looked_at_once_and_one_that_is_gone_is_no_fault(part: pathlib
     shutil.rmtree(table / "all_2_2_0")
     (table / "all_1_1_0" / "checksums.txt").write_bytes(b"")
     assert parts.faults({"t": [str(table)]}) == []
-    parts.forget()
+    parts.forget([str(table)])
     assert [name for _, name, _ in parts.faults({"t": [str(table)]})] == ["all_1_1_0"]
 
 
@@ -153,9 +160,60 @@ def test_a_disk_with_room_is_nothing_to_tell(tmp_path: pathlib.Path) -> None:
     """The look leaves nothing behind; a disk that is gone is told."""
     check_room(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "probe").mkdir()
+    (tmp_path / f"probe-{threading.get_ident()}").mkdir()
     with pytest.raises(StoreUnavailable, match="takes nothing: Is a directory"):
         check_room(tmp_path)
+
+
+def test_many_may_ask_for_room_at_once(tmp_path: pathlib.Path) -> None:
+    """None of them takes another's probe for a full disk."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: check_room(tmp_path), range(400)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def table(shared_store: Store) -> Iterator[tuple[Store, pathlib.Path]]:
+    """A table of three parts, and its folder."""
+    shared_store.command("CREATE TABLE cut_short (a UInt64) ENGINE = MergeTree ORDER BY a SETTINGS min_bytes_for_wide_part = 0")
+    shared_store.command("SYSTEM STOP MERGES cut_short")
+    for first in (0, 100, 200):
+        shared_store.insert("cut_short", pa.table({"a": list(range(first, first + 100))}))
+    ((paths,),) = shared_store.select("SELECT data_paths FROM system.tables WHERE name = 'cut_short'")
+    yield shared_store, pathlib.Path(paths[0])
+    shared_store.command("DROP TABLE cut_short SYNC")
+
+
+def test_a_table_that_is_read_comes_back(table: tuple[Store, pathlib.Path], store_folder: pathlib.Path) -> None:
+    """A query that goes on reading it keeps it away for a while; then all handles have it again, without what was cut short."""
+    store, folder = table
+    other = Store(store_folder / "store")
+    sql = "SELECT count() FROM cut_short WHERE NOT ignore(sleepEachRow(0.02)) SETTINGS max_block_size = 1, max_threads = 1"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(other.select, sql)
+        time.sleep(0.5)
+        data = folder / "all_2_2_0" / "a.bin"
+        data.write_bytes(data.read_bytes()[:-1])
+        parts_of((store_folder / "store").resolve()).forget([f"{folder}/"])
+        with pytest.raises(StoreUnavailable, match="of cut_short's part all_2_2_0"):
+            store.verify()
+        reading.exception(30)
+    store.verify()
+    assert other.select("SELECT count(), sum(a) FROM cut_short") == [(200, sum(range(100)) + sum(range(200, 300)))]
+    other.insert("cut_short", pa.table({"a": [7]}))
+    other.close()
+
+
+def test_what_the_engine_takes_up_again_is_taken_as_it_is(table: tuple[Store, pathlib.Path], store_folder: pathlib.Path) -> None:
+    """It does without a part's codec: that is told once, and nobody is refused for it again."""
+    store, folder = table
+    (folder / "all_2_2_0" / "default_compression_codec.txt").write_bytes(b"COD")
+    parts_of((store_folder / "store").resolve()).forget([f"{folder}/"])
+    with pytest.raises(StoreUnavailable, match="default_compression_codec.txt is cut off"):
+        store.insert("cut_short", pa.table({"a": [7]}))
+    store.insert("cut_short", pa.table({"a": [8]}))
+    store.verify()
+    assert store.select("SELECT count() FROM cut_short WHERE a >= 100") == [(200,)]
 
 
 def test_every_table_keeps_what_a_merge_replaced(store: Store) -> None:

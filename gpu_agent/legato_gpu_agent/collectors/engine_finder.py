@@ -26,7 +26,9 @@ _PROBE_TIMEOUT_S = 2.0
 
 
 class EngineFinder:
-    """``named``: pairs of id (or '') and URL. With ``proc``, listening ports are looked at too. ``add`` is given each page's collector."""
+    """``named``: pairs of id (or '') and URL. With ``proc``, listening ports are looked at too, but for those that are ``taken``: what is
+    read there is gone for others. ``add`` is given each page's collector.
+    """
 
     name, every_s = "engines", 15.0
 
@@ -39,11 +41,12 @@ class EngineFinder:
         page_every_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         boot_id: str = "",
+        taken: Sequence[str] = (),
     ) -> None:
         self._named, self._proc, self._neighbours, self._add = list(named), proc, neighbours, add
         self._page_every_s, self._boot_id, self._clock = page_every_s, boot_id, clock
         self._known: set[str] = set()
-        self._addresses: set[str] = set()
+        self._addresses = set(taken)
         self._asked: dict[int, tuple[int, float]] = {}
 
     def collect(self, now_ns: int) -> Iterator[Found]:

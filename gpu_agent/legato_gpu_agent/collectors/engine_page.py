@@ -48,6 +48,7 @@ class EnginePage:
     def collect(self, now_ns: int) -> Iterator[Found]:
         """What the page tells. Raises ``BadPage``, ``FetchError`` and what a connection may."""
         text = self._text()
+        is_first = self._page is None
         if self._page is None:
             self._page = Page(self._named(text), self.engine_id)
         try:
@@ -57,7 +58,9 @@ class EnginePage:
             raise
         assert self.engine is not None
         whose = (*self._boot, ("legato.engine.id", self.engine_id), ("legato.engine.kind", self.engine.kind))
-        yield Reading("legato.engine.up", "1", 1.0, whose)
+        # The first reading tells no histogram: whoever asks what came since the one before must see that there was none.
+        first = (("legato.engine.page", "first"),) if is_first else ()
+        yield Reading("legato.engine.up", "1", 1.0, (*whose, *first))
         yield from found
 
     def _text(self) -> bytes:

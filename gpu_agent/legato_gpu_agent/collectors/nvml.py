@@ -77,6 +77,7 @@ class GpuFinder:
         count = pynvml.nvmlDeviceGetCount()
         if not count:
             raise Absent("the NVIDIA driver knows no GPU")
+        self._neighbours.gpus = count
         for index in range(count):
             try:
                 uuid, model = identity_of(pynvml.nvmlDeviceGetHandleByIndex(index))

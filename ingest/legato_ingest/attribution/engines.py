@@ -138,7 +138,8 @@ def _requests(store: Store, low: int, high: int, which: str) -> list[_Finished]:
 
 def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequence[_Finished]) -> Engine | None:
     by_response = {stream.response_id: stream for stream in streams}
-    ours = [each for each in finished if each.response_id in by_response]
+    # Those of which it is known in which step they ended.
+    ours = [each for each in finished if each.response_id in by_response and each.step > 0]
     if not ours:
         return _beside(store, key, streams)
     coarse = int(np.median([each.recorded_ns - _last(by_response[each.response_id]) for each in ours]))
@@ -164,7 +165,8 @@ def _beside(store: Store, key: Key, streams: Sequence[Stream]) -> Engine | None:
     """An engine none of whose requests is known by name, where it is read on the host, and in the boot, that all its servers are of."""
     low, high = min(map(_first, streams)) - _AROUND_NS, max(map(_last, streams)) + _AROUND_NS
     boots = boots_of(store, key, low, high)
-    if not all(stream.server is not None and stream.server_boot in boots for stream in streams):
+    # Engines of several nodes may have one id: then nobody knows whose steps these are.
+    if len(boots) != 1 or not all(stream.server is not None and stream.server_boot in boots for stream in streams):
         return None
     read = _read_steps(store, key, low, high, ())
     if read is None:

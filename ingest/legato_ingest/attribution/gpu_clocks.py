@@ -30,7 +30,7 @@ SLOWER_MIN = 0.03
 # Two samples further apart say nothing of what was between them.
 _APART_NS_MAX = 10_000_000_000
 _SAMPLES = """
-SELECT attributes['hw.id'] AS gpu, metric, attributes['reason'] AS reason, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
+SELECT attributes['hw.id'] AS gpu, host, metric, attributes['reason'] AS reason, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
 WHERE {inside} AND tenant = {tenant} AND engine_id IN ({engines}) AND metric IN ({metrics}) AND value IS NOT NULL
 ORDER BY at_ns
@@ -76,6 +76,9 @@ def clocks_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: i
             metrics=quoted_all((_TIME, _CLOCK)),
         )
     )
+    if len(set(table["host"].to_pylist())) > 1:
+        # Engines of several nodes have this id: nobody knows whose GPUs these are.
+        return []
     rows: dict[bytes, list[tuple[bytes, bytes, int, float]]] = {}
     columns = (table[name].to_pylist() for name in ("gpu", "metric", "reason", "at_ns", "value"))
     for gpu, metric, reason, at_ns, value in zip(*columns, strict=True):
@@ -85,13 +88,16 @@ def clocks_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: i
 
 def _gpu(rows: Sequence[tuple[bytes, bytes, int, float]]) -> GpuClock:
     """One row a moment: times of reasons added up, each going on from where it was when its counter began anew."""
-    times = np.array(sorted({at for _, _, at, _ in rows}), np.int64)
+    # A clock that was seen where no time was counted says nothing of what was between.
+    times = np.array(sorted({at for metric, _, at, _ in rows if metric == _TIME.encode()}), np.int64)
     sums = {False: np.zeros(len(times)), True: np.zeros(len(times))}
     mhz = np.full(len(times), np.nan)
     by_reason: dict[bytes, list[tuple[int, float]]] = {}
     for metric, reason, at, value in rows:
         if metric == _CLOCK.encode():
-            mhz[np.searchsorted(times, at)] = value
+            place = int(np.searchsorted(times, at))
+            if place < len(times) and times[place] == at:
+                mhz[place] = value
         else:
             by_reason.setdefault(reason, []).append((at, value))
     for reason, seen in by_reason.items():
@@ -153,6 +159,8 @@ def _charged(gpu: GpuClock, end_ns: Ints, asked_ns: Floats, usual_mhz: float) ->
 def _around(gpu: GpuClock, start_ns: Ints, end_ns: Ints) -> Lowered:
     """From the last sample before each stretch to the first after it."""
     times = gpu.times_ns
+    if not len(times):
+        return Lowered.unknown(len(start_ns))
     before = np.searchsorted(times, start_ns, "right") - 1
     after = np.searchsorted(times, end_ns, "left")
     inside = (before >= 0) & (after < len(times))

@@ -31,6 +31,8 @@ _AFTER_NS = 3_000_000_000
 _APART_NS_MAX = 30_000_000_000
 # The engine's core is out of the question when it made no interval longer than this share of the gap.
 _HALF = 0.5
+# Readings further apart than so many times the usual: one is missing.
+_MISSED = 2.5
 _UP, _ITL = "legato.engine.up", "legato.engine.itl"
 _PROMPTS, _PREEMPTIONS = "legato.engine.tokens.prompt", "legato.engine.preemptions"
 # How long the engine's threads were ready to run and had no CPU, by the kernel.
@@ -39,7 +41,7 @@ _WAITED = "legato.process.run_queue.wait_time"
 # From less on, it is not said to have been another.
 _WAITED_MORE, _WAITED_SOME = 0.6, 0.4
 # Pages that came under their own names, by a Collector that scraped them.
-_NAMES = {"vllm:prompt_tokens_total": _PROMPTS, "vllm:num_preemptions_total": _PREEMPTIONS}
+_FOREIGN = {_PROMPTS: "vllm:prompt_tokens_total", _PREEMPTIONS: "vllm:num_preemptions_total"}
 # What a counter that stands still rules out, and why.
 _RULED_OUT = {
     _PREEMPTIONS: ("kv_pressure", "its engine counted no preemption around it"),
@@ -55,7 +57,7 @@ _GENERATION, _FRONT_END, _KV, _SCHEDULING, _HOST = (
 _COUNTERS = """
 SELECT tenant, engine_id, metric, toUnixTimestamp64Nano(recorded_at) AS at_ns, sum(value) AS total
 FROM node_samples FINAL
-WHERE {inside} AND engine_id IN ({engines}) AND metric IN ({metrics}) AND value IS NOT NULL
+WHERE {inside} AND engine_id IN ({engines}) AND metric IN ({metrics}) AND value IS NOT NULL AND attributes['legato.engine.page'] != 'first'
 GROUP BY tenant, engine_id, metric, recorded_at
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
@@ -109,13 +111,13 @@ def scraped_of(store: Store, streams: Sequence[Stream]) -> dict[Key, Scraped]:
         return {}
     low, high = min(stream.start_ns for stream in streams), max(_end(stream) for stream in streams)
     where = {"inside": between_ns("recorded_at", low - 2 * _AROUND_NS, high + 2 * _AROUND_NS), "engines": ", ".join(map(quoted, engines))}
-    names = quoted_all((*_RULED_OUT, *_NAMES, _UP, _WAITED))
+    names = quoted_all((*_RULED_OUT, *_FOREIGN.values(), _UP, _WAITED))
     table = store.select_arrow(_COUNTERS.format(metrics=names, **where))
     rows: dict[tuple[Key, str], list[tuple[int, float]]] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "metric", "at_ns", "total"))
     for tenant, engine, metric, at_ns, total in zip(*columns, strict=True):
         name = unquoted(metric)
-        rows.setdefault(((unquoted(tenant), unquoted(engine)), _NAMES.get(name, name)), []).append((int(at_ns), float(total)))
+        rows.setdefault(((unquoted(tenant), unquoted(engine)), name), []).append((int(at_ns), float(total)))
     table = store.select_arrow(_INTERVALS.format(itl=_ITL, **where))
     longest: dict[Key, list[tuple[int, float]]] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "at_ns", "longest_s"))
@@ -135,7 +137,8 @@ def boots_of(store: Store, key: Key, low_ns: int, high_ns: int) -> frozenset[str
 def _scraped(key: Key, rows: Mapping[tuple[Key, str], list[tuple[int, float]]], longest: list[tuple[int, float]]) -> Scraped:
     counters = {}
     for name in (*_RULED_OUT, _WAITED):
-        if own := rows.get((key, name)):
+        # A Collector may scrape the same page: one of the two is enough, and both would be a counter that moves to and fro.
+        if own := rows.get((key, name)) or rows.get((key, _FOREIGN.get(name, ""))):
             counters[name] = Counter(np.array([at for at, _ in own], np.int64), np.array([value for _, value in own]))
     seen = np.array([at for at, _ in rows.get((key, _UP), [])], np.int64)
     at_ns = np.array([at for at, _ in longest], np.int64)
@@ -164,7 +167,9 @@ def _longest(scraped: Scraped, low_ns: Ints, high_ns: Ints) -> tuple[Bools, Ints
     longest = np.zeros(len(low_ns), np.int64)
     if not scraped.intervals or not len(scraped.seen_ns):
         return np.zeros(len(low_ns), np.bool_), longest
-    known = _covered(scraped.seen_ns, low_ns, high_ns, np.zeros(len(scraped.seen_ns) - 1, np.bool_))
+    # A reading that is missing may have been lost with what it brought: counters make up for it, what came between two readings is gone.
+    apart = np.diff(scraped.seen_ns)
+    known = _covered(scraped.seen_ns, low_ns, high_ns, apart > _MISSED * np.median(apart) if len(apart) else apart > 0)
     first = np.searchsorted(scraped.long_at_ns, low_ns, "left")
     # What was observed until the end of a stretch is told by the next scrape.
     told_ns = scraped.seen_ns[np.minimum(np.searchsorted(scraped.seen_ns, high_ns, "left"), len(scraped.seen_ns) - 1)]
@@ -176,12 +181,14 @@ def _longest(scraped: Scraped, low_ns: Ints, high_ns: Ints) -> tuple[Bools, Ints
 
 def excluded_by(scraped: Scraped, start_ns: Ints, end_ns: Ints, same_clock: Bools) -> tuple[list[dict[str, str]], dict[str, Bools]]:
     """By cause, why it is out of the question for each of these gaps; and by cause, whether what counts it did move around the gap, and the
-    engine made a time between tokens as long.
+    engine made a time between tokens as long. Of engines of several nodes under one id nothing is said.
     """
     before, after = scraped.around(same_clock)
     low, high = start_ns - before, end_ns + after
     out: list[dict[str, str]] = [{} for _ in start_ns]
     moved = {cause: np.zeros(len(start_ns), np.bool_) for cause in MOVED}
+    if len(scraped.boots) > 1:
+        return out, moved
     known, longest = _longest(scraped, low, high)
     gap = end_ns - start_ns
     for name, (cause, why) in _RULED_OUT.items():

@@ -27,6 +27,8 @@ _TRIM, _ROUNDS = 1.6, 7
 _WORK_FACTOR, _WORK_SLACK = 1.5, 0.25
 # Fewer clean steps than this fit nothing.
 _STEPS_MIN = 20
+# And fewer with work say nothing of its cost.
+_WORK_MIN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,7 @@ def charge(steps: Steps, gpus: Sequence[GpuClock] = ()) -> Charges:
     work = prefill + recompute
     known = linked & ~np.isnan(steps.decode_requests) & ~np.isnan(steps.interval_ns)
     clocks = lowered(gpus, end - took, end)
-    clean = known & (clocks.hard_ns + clocks.soft_ns == 0)
-    # Steps of a lowered clock say nothing of the healthy one, while there are others.
-    clean = clean if clean.sum() >= _STEPS_MIN else known
+    clean = _clean(clocks, known, work)
     fit = _fit(took.astype(np.float64), requests, work, clean)
     base_most = np.maximum(0, fit[0] + fit[1] * requests) if fit is not None else np.zeros(count)
     usual = float(np.median(took[clean])) if clean.any() else 0.0
@@ -111,7 +111,8 @@ def charge(steps: Steps, gpus: Sequence[GpuClock] = ()) -> Charges:
     share = np.divide(recompute, work, out=np.zeros(count), where=work > 0)
     usual_mhz = _median(clocks.mhz[clean])
     healthy = base_most + (max(0.0, fit[2]) * work if fit is not None else 0.0)
-    asked = _clock_asks(clocks, usual_mhz, healthy, np.maximum(took - base_most - work_most, 0.0))
+    # A step that is not known to have been worked on without a break asks for nothing: it may have been idle.
+    asked = np.where(known, _clock_asks(clocks, usual_mhz, healthy, np.maximum(took - base_most - work_most, 0.0)), 0.0)
     clock_most = charged(gpus, end, asked, usual_mhz)
     base, scheduling, kv, clock, host = split(took, base_most, work_most, share, clock_most)
     return Charges(
@@ -135,10 +136,22 @@ def charge(steps: Steps, gpus: Sequence[GpuClock] = ()) -> Charges:
         linked=linked,
         whole=known,
         fitted=fit is not None,
-        work_steps=int((known & (work > 0)).sum()),
+        work_steps=int((clean & (work > 0)).sum()),
         clocks=clocks,
         usual_mhz=usual_mhz,
     )
+
+
+def _clean(clocks: Lowered, known: NDArray[np.bool_], work: Floats) -> NDArray[np.bool_]:
+    """The steps that say what a healthy one takes: those of a lowered clock do not, while there are others, with work among them.
+
+    A power limit is near in every busy GPU, and prompts are what brings it there: it counts only where the clock was seen below the usual.
+    """
+    usual_mhz = _median(clocks.mhz[known & (clocks.hard_ns == 0)])
+    low = (clocks.soft_ns > 0) & (np.nan_to_num(clocks.mhz, nan=np.inf) < (1 - SLOWER_MIN) * usual_mhz)
+    clean = known & (clocks.hard_ns == 0) & ~low
+    enough = clean.sum() >= _STEPS_MIN and ((work[clean] > 0).sum() >= _WORK_MIN or not (work[known] > 0).any())
+    return clean if enough else known
 
 
 def split(

@@ -171,4 +171,6 @@ class Worker:
             "verdicts": pa.array([swept.verdicts], pa.uint32()),
             "seconds": pa.array([seconds], pa.float32()),
         }
+        # What was judged may have been read of a part that a full disk cut short: then this run is not noted, and is done again.
+        self._store.verify()
         self._store.insert("attribution_runs", pa.table(row))
