@@ -86,6 +86,8 @@ def samples(world: World, folder: pathlib.Path) -> list[Sample]:
             gpus.set(0, {"clock.sm": int(mhz), HEAT: int(heat_ns)})
             out += [Sample(at_ns, each) for each in gpu.collect(at_ns)]
         assert not gpu.missing or set(gpu.missing) == {"MIG"}
+        # Other tests of this process begin it anew.
+        pynvml.nvmlShutdown()
     return out
 
 
