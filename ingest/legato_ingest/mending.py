@@ -18,11 +18,12 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.parts import PartFault, Parts
 
-__all__ = ["attach", "folders_of", "mend"]
+__all__ = ["KILL_ALL", "attach", "folders_of", "mend"]
 
 _log = logging.getLogger("legato")
 _FOLDERS = "SELECT name, data_paths FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
-_KILL = "KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC"
+KILL_ALL = "KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC"
+"""Ends every query that runs."""
 # How long a table waits for those who read it, and after which share of it they are ended.
 _PATIENCE_S, _POLITE_SHARE, _LOOK_S = 20.0, 0.25, 0.1
 
@@ -64,7 +65,7 @@ def attach(writer: Client, parts: Parts) -> None:
                     raise StoreUnavailable(f"{table} is being read anew, and is not back yet: {said}")
                 if not killed and left_s < (1 - _POLITE_SHARE) * _PATIENCE_S:
                     killed = True
-                    writer.command(_KILL)
+                    writer.command(KILL_ALL)
                 time.sleep(_LOOK_S)
             parts.detached.discard(table)
             parts.mended_s = time.monotonic()

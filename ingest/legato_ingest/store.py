@@ -22,8 +22,8 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.literals import quoted
-from legato_ingest.mending import attach, folders_of, mend
-from legato_ingest.parts import SOURCES_KEPT_S, PartFault, check_room, parts_of
+from legato_ingest.mending import KILL_ALL, attach, folders_of, mend
+from legato_ingest.parts import SOURCES_KEPT_S, check_room, parts_of
 from legato_ingest.stamps import now_ms
 from legato_ingest.tokens import EVERYONE
 
@@ -133,7 +133,11 @@ class Store:
         with self._write() as writer:
             self._folders = folders_of(writer)
         # Not under the lock of those who write: there may be many.
-        if self._faults(list(self._folders)):
+        try:
+            is_whole = not self._parts.faults(self._folders)
+        except FileNotFoundError:
+            is_whole = False
+        if not is_whole:
             with self._write() as writer:
                 self._after(writer)
 
@@ -146,7 +150,14 @@ class Store:
         """Whether all that was written is there, of one table or of all. Raises ``StoreUnavailable``."""
         if not table or table not in self._folders:
             self._folders = folders_of(writer)
-        if faults := self._faults([table] if table in self._folders else list(self._folders)):
+        tables = [table] if table in self._folders else list(self._folders)
+        try:
+            faults = self._parts.faults({name: self._folders[name] for name in tables})
+        except FileNotFoundError:
+            # A table went meanwhile, or came again under its name: it has another folder now, and is looked at there.
+            self._folders = folders_of(writer)
+            faults = self._parts.faults({name: self._folders[name] for name in tables if name in self._folders})
+        if faults:
             mend(writer, self._parts, self._folders, faults)
             name, part, fault = faults[0]
             raise StoreUnavailable(
@@ -168,14 +179,6 @@ class Store:
             if error.code == _UNKNOWN_TABLE and self._parts.is_mending:
                 raise StoreUnavailable(str(error), error.code) from error
             raise
-
-    def _faults(self, tables: Sequence[str]) -> list[PartFault]:
-        try:
-            return self._parts.faults({table: self._folders[table] for table in tables})
-        except FileNotFoundError:
-            # A table went meanwhile, or came again under its name: the next look finds its folder.
-            self._folders = {}
-            return []
 
     def select(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Sequence[Any]]:
         """The rows of one of Legato's own queries, on the writer's handle: it sees all that was inserted."""
@@ -201,7 +204,7 @@ class Store:
         self._reading = False
         with self._write() as writer:
             # Nothing of the writer's own can be running: this holds its lock.
-            writer.command("KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC")
+            writer.command(KILL_ALL)
 
     @contextmanager
     def _reader(self, tenant: str) -> Iterator[Client]:

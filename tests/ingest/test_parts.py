@@ -204,6 +204,19 @@ def test_a_table_that_is_read_comes_back(table: tuple[Store, pathlib.Path], stor
     other.close()
 
 
+def test_a_table_that_came_again_is_looked_at_where_it_is_now(table: tuple[Store, pathlib.Path]) -> None:
+    """By another handle: the folder that this one remembers has gone, and what it inserts is looked at in the new one."""
+    store, folder = table
+    store.command("RENAME TABLE cut_short TO cut_short_before")
+    store.command("CREATE TABLE cut_short (a UInt64) ENGINE = MergeTree ORDER BY a")
+    store.command("DROP TABLE cut_short_before SYNC")
+    store._folders["cut_short"] = [f"{folder}/"]
+    store.insert("cut_short", pa.table({"a": [7]}))
+    ((paths,),) = store.select("SELECT data_paths FROM system.tables WHERE name = 'cut_short'")
+    assert store._folders["cut_short"] == paths and not folder.exists()
+    assert "all_1_1_0" in store._parts._whole[paths[0]]
+
+
 def test_what_the_engine_takes_up_again_is_taken_as_it_is(table: tuple[Store, pathlib.Path], store_folder: pathlib.Path) -> None:
     """It does without a part's codec: that is told once, and nobody is refused for it again."""
     store, folder = table
