@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 from legato_gpu_agent.proc import Proc
@@ -29,7 +29,9 @@ class Neighbours:
         self._ports: dict[str, int] = {}
         self._pids: dict[str, tuple[int, ...]] = {}
         self._looked_s = float("-inf")
-        self._lock = threading.Lock()
+        self._holders: dict[int, set[int]] = {}
+        self._seen: set[int] = set()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
 
     def tell(self, engine_id: str, url: str = "") -> None:
         """There is such an engine; ``url``, else its id, says at which port of this host."""
@@ -50,11 +52,15 @@ class Neighbours:
 
     def pids(self) -> dict[str, tuple[int, ...]]:
         """Of each engine, its processes: the one that listens, and all that come from it. Those that are not known are empty."""
-        with self._lock:
+        # A look takes time, and only who asks whose processes are whose waits for it: an engine is told of at once.
+        with self._looking:
             now_s = self._clock()
-            if now_s - self._looked_s >= _LOOK_EVERY_S:
-                self._looked_s = now_s
-                self._pids = self._look()
+            with self._lock:
+                is_due, ports = now_s - self._looked_s >= _LOOK_EVERY_S, dict(self._ports)
+                if is_due:
+                    self._looked_s = now_s
+            if is_due:
+                self._pids = self._look(ports)
             return dict(self._pids)
 
     def owner_of(self, pids: Sequence[int]) -> str:
@@ -69,29 +75,37 @@ class Neighbours:
         alone = self.gpus == 1 and len(known) == 1 and not any(known.values())
         return next(iter(known)) if alone and pids else ""
 
-    def _look(self) -> dict[str, tuple[int, ...]]:
-        wanted = {engine: port for engine, port in self._ports.items() if port}
+    def _look(self, ports: dict[str, int]) -> dict[str, tuple[int, ...]]:
+        wanted = {engine: port for engine, port in ports.items() if port}
         listening = self._proc.listening() if wanted else {}
         inodes: dict[int, str] = {}
         # Engines behind one server (id/1, id/2) share its socket: its processes are said to be of the one with the plain id.
         for engine in sorted(wanted, key=lambda engine: "/" in engine):
             if wanted[engine] in listening:
                 inodes.setdefault(listening[wanted[engine]], engine)
-        out: dict[str, tuple[int, ...]] = dict.fromkeys(self._ports, ())
+        out: dict[str, tuple[int, ...]] = dict.fromkeys(ports, ())
         if not inodes:
             return out
-        pids = self._proc.pids()
+        parents = {pid: parent for pid in self._proc.pids() if (parent := self._proc.parent(pid)) is not None}
         children: dict[int, list[int]] = {}
-        for pid in pids:
-            parent = self._proc.parent(pid)
-            if parent is not None:
-                children.setdefault(parent, []).append(pid)
+        for pid, parent in parents.items():
+            children.setdefault(parent, []).append(pid)
+        self._holders = {inode: self._holders_of(inode, parents) for inode in inodes}
+        self._seen = set(parents)
         for inode, engine in inodes.items():
             # A socket is inherited: of those that hold it the eldest is the engine's root.
-            holders = {pid for pid in pids if self._proc.holds(pid, inode)}
-            roots = [pid for pid in sorted(holders) if self._proc.parent(pid) not in holders]
+            holders = self._holders[inode]
+            roots = [pid for pid in sorted(holders) if parents[pid] not in holders]
             out[engine] = tuple(sorted(_family(roots, children)))
         return out
+
+    def _holders_of(self, inode: int, pids: Collection[int]) -> set[int]:
+        """The processes that hold this socket. To look through all files of all is dear: while one that held it does, only those that are
+        new are asked besides, as one comes by a socket when it begins.
+        """
+        known = self._holders.get(inode, set())
+        holders = {pid for pid in pids if (pid in known or pid not in self._seen) and self._proc.holds(pid, inode)}
+        return holders if holders & known else {pid for pid in pids if self._proc.holds(pid, inode)}
 
 
 def _family(roots: Sequence[int], children: dict[int, list[int]]) -> set[int]:

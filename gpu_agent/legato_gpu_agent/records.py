@@ -48,7 +48,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that ended in a step, by the id that its client knows (``gen_ai.response.id``)."""
+    """A request that ended in a step, by the id that its client knows (``gen_ai.response.id``); where the engine does not know that, its
+    own.
+    """
 
     step: int
     response_id: str

@@ -72,19 +72,22 @@ class Roster:
             from legato_gpu_agent.collectors.forward_pass import ForwardPasses
             from legato_gpu_agent.collectors.iterations import Iterations
             from legato_gpu_agent.collectors.kv_events import KvEvents
+            from legato_gpu_agent.collectors.perf_metrics import PerfMetrics
             from legato_gpu_agent.collectors.request_files import RequestFiles
         except ImportError as error:
             wanted = "pip install 'legato-gpu-agent[events]'"
             raise SettingsError(f"{error.name} is not installed, which reads what engines tell of their steps: {wanted}") from None
-        tell, every_s = self._basket.tell, settings.sample_ms / 1000
+        tell, every_s, boot_id = self._basket.tell, settings.sample_ms / 1000, Proc(settings.proc).boot_id()
         steps: dict[str, ForwardPasses | Iterations] = {}
-        for name, url in settings.iterations:
-            steps[name or engine_id_of(url)] = Iterations(url, name or engine_id_of(url), tell, every_s)
+        servers = {name or engine_id_of(url): url for name, url in settings.iterations}
+        for name, url in servers.items():
+            steps[name] = Iterations(url, name, tell, every_s, boot_id)
         for name, endpoint in settings.forward_passes:
-            steps[name] = ForwardPasses(name, endpoint, tell)
+            steps[name] = ForwardPasses(name, endpoint, tell, boot_id=boot_id)
         epochs = {name: each.epoch_ns for name, each in steps.items()}
         files = [RequestFiles(name, pathlib.Path(path), tell, epoch_ns=epochs.get(name)) for name, path in settings.request_files]
-        return [*steps.values(), *files, *(KvEvents(name, endpoint) for name, endpoint in settings.kv_events)]
+        requests = [PerfMetrics(url, name, tell, every_s, epochs[name]) for name, url in servers.items()]
+        return [*steps.values(), *requests, *files, *(KvEvents(name, endpoint) for name, endpoint in settings.kv_events)]
 
     def add(self, collector: Collector) -> None:
         """One more, but for one of the same name."""

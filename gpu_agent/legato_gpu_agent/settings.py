@@ -43,7 +43,7 @@ class Settings:
     forward_passes: tuple[tuple[str, str], ...] = ()
     """LEGATO_FORWARD_PASSES: ``ID=ENDPOINT`` of engines that publish a message a forward pass over ZMQ (SGLang, Dynamo)."""
     iterations: tuple[tuple[str, str], ...] = ()
-    """LEGATO_ITERATIONS: ``ID=URL`` of servers whose /metrics tells every iteration as JSON, and forgets what was read (TensorRT-LLM)."""
+    """LEGATO_ITERATIONS: ``ID=URL`` of servers whose JSON tells every iteration and request, and forgets what was read (TensorRT-LLM)."""
     kv_events: tuple[tuple[str, str], ...] = ()
     """LEGATO_KV_EVENTS: ``ID=ENDPOINT`` of engines that publish events of their KV cache over ZMQ (vLLM, SGLang)."""
     request_files: tuple[tuple[str, str], ...] = ()

@@ -135,6 +135,16 @@ def lasting() -> Iterator[World]:
         yield each
 
 
+def test_it_says_by_which_hosts_clock_the_passes_are_recorded() -> None:
+    """So that they can be joined to the streams of a server on that host, as no pass names its requests."""
+    passes = ForwardPasses("e", "tcp://127.0.0.1:9", lambda _: None, boot_id="boot-1")
+    try:
+        found = [dict(each.attributes)["legato.boot.id"] for each in passes.collect(NOW)]
+    finally:
+        passes.close()
+    assert set(found) == {"boot-1"}
+
+
 def test_a_pass_is_a_step(world: World) -> None:
     """Its number, when it came, what was in it and what waited; a prompt's tokens are those computed, a decoding request's is one."""
     whole = ForwardPassMetrics(

@@ -48,7 +48,7 @@ class World:
         self.paths: list[str] = []
         self.told: list[Datagram] = []
         self.now_ns = NOW
-        self.iterations = Iterations(url, "e", self.told.append)
+        self.url, self.iterations = url, Iterations(url, "e", self.told.append)
 
     def poll(self, *rows: object, after_s: float = 1.0) -> list[Reading]:
         """A round a second after the one before, of a page with these rows."""
@@ -192,6 +192,16 @@ def test_an_engine_that_idles_is_up() -> None:
     """And says nothing else: what is not known is absent, never 0."""
     with serving() as world:
         assert signals(world.poll()) == {"up": 1} and world.iterations.epoch_ns() == 0
+
+
+def test_it_says_by_which_hosts_clock_the_steps_are_recorded(world: World) -> None:
+    """So that they can be joined to the streams of a server on that host, as no step names its requests."""
+    collector = Iterations(world.url, "e", world.told.append, boot_id="boot-1")
+    try:
+        (up,) = (each for each in collector.collect(NOW) if isinstance(each, Reading) and each.metric == "legato.engine.up")
+    finally:
+        collector.close()
+    assert dict(up.attributes)["legato.boot.id"] == "boot-1"
 
 
 def test_what_piled_up_before_is_not_told() -> None:

@@ -251,3 +251,53 @@ def test_many_threads_tell_and_ask(tree: pathlib.Path) -> None:
     for thread in threads:
         thread.join()
     assert not failed and len(neighbours.pids()) == 60 and neighbours.owner_of([11]) == "127.0.0.1:8000"
+
+
+class Watched(Proc):
+    """Says whose files were looked through, and may be made to wait there."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        super().__init__(root)
+        self.asked: list[int] = []
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.go.set()
+
+    def holds(self, pid: int, inode: int) -> bool:
+        self.asked.append(pid)
+        self.begun.set()
+        self.go.wait(10)
+        return super().holds(pid, inode)
+
+
+def test_files_of_others_are_looked_through_once(tree: pathlib.Path, clock: Clock) -> None:
+    """While one that held the socket holds it, only the new are asked; when none does any more, all are. A child may lose its parent."""
+    proc = Watched(tree)
+    neighbours = Neighbours(proc, clock)
+    neighbours.tell("127.0.0.1:8000")
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11)} and {2, 10, 11, 20, 21, 30, 31} == set(proc.asked)
+    write(tree, processes=[Process(10, sockets=(111,)), Process(11, parent=10), Process(12, parent=11, sockets=(111,)), Process(30)])
+    proc.asked.clear()
+    clock.now_s += LOOK_EVERY_S
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11, 12)} and sorted(proc.asked) == [10, 12]
+    write(tree, processes=[Process(10, sockets=(111,)), Process(12, parent=1, sockets=(111,)), Process(30)])
+    clock.now_s += LOOK_EVERY_S
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 12)}
+    write(tree, processes=[Process(30, sockets=(111,))])
+    clock.now_s += LOOK_EVERY_S
+    assert neighbours.pids() == {"127.0.0.1:8000": (30,)}
+
+
+def test_an_engine_is_told_while_somebody_looks(tree: pathlib.Path, clock: Clock) -> None:
+    """The loop that reads datagrams tells: it does not wait for a walk through /proc, and what it tells is looked for next."""
+    proc = Watched(tree)
+    neighbours = Neighbours(proc, clock)
+    neighbours.tell("127.0.0.1:8000")
+    proc.go.clear()
+    looker = threading.Thread(target=neighbours.pids)
+    looker.start()
+    assert proc.begun.wait(10)
+    neighbours.tell("127.0.0.1:8001")
+    assert looker.is_alive()
+    proc.go.set()
+    looker.join()
+    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11), "127.0.0.1:8001": (20, 21)}

@@ -49,11 +49,14 @@ class _Pass(msgspec.Struct):
 
 
 class ForwardPasses:
-    """The passes published at ``endpoint`` by the engine called ``engine_id``; each is given to ``tell``, in the thread that listens."""
+    """The passes published at ``endpoint`` by the engine called ``engine_id``; each is given to ``tell``, in the thread that listens.
 
-    def __init__(self, engine_id: str, endpoint: str, tell: Callable[[Datagram], None], every_s: float = 1.0) -> None:
+    ``boot_id``: of the host by whose clock they are recorded.
+    """
+
+    def __init__(self, engine_id: str, endpoint: str, tell: Callable[[Datagram], None], every_s: float = 1.0, boot_id: str = "") -> None:
         self.name, self.every_s = f"forward passes {engine_id}", every_s
-        self._id, self._tell = engine_id, tell
+        self._id, self._tell, self._boot = engine_id, tell, ((("legato.boot.id", boot_id),) if boot_id else ())
         self._subscription = Subscription(endpoint, self._take, _BYTES_MAX)
         self._decoder = msgspec.msgpack.Decoder(_Pass)
         self._since_ns = 0
@@ -72,7 +75,7 @@ class ForwardPasses:
         self._since_ns = self._since_ns or now_ns
         self._subscription.listen()
         for what, count in (("taken", self._passes), ("lost", self._subscription.lost), ("bad", self._subscription.bad)):
-            whose = (("legato.engine.id", self._id), ("legato.outcome", what))
+            whose = (*self._boot, ("legato.engine.id", self._id), ("legato.outcome", what))
             yield Reading("legato.agent.forward_passes", "{message}", float(count), whose, self._since_ns)
 
     def close(self) -> None:

@@ -95,11 +95,15 @@ class _Row(msgspec.Struct, rename="camel"):
 
 
 class Iterations:
-    """Reads the server at ``url``, whose engine is called ``engine_id``; each iteration is given to ``tell``."""
+    """Reads the server at ``url``, whose engine is called ``engine_id``; each iteration is given to ``tell``.
 
-    def __init__(self, url: str, engine_id: str, tell: Callable[[Datagram], None], every_s: float = 1.0) -> None:
+    ``boot_id``: of the host by whose clock they are recorded.
+    """
+
+    def __init__(self, url: str, engine_id: str, tell: Callable[[Datagram], None], every_s: float = 1.0, boot_id: str = "") -> None:
         self.name, self.every_s = f"iterations {engine_id}", every_s
         self._id, self._url, self._tell = engine_id, url, tell
+        self._boot = (("legato.boot.id", boot_id),) if boot_id else ()
         self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, 2.0), 10.0))
         self._list, self._row = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_Row)
         self._engine: Engine | None = None
@@ -215,5 +219,5 @@ class Iterations:
     def _reading(self, name: str, value: float, since_ns: int = 0) -> Reading:
         whose = (("legato.engine.id", self._id), ("legato.engine.kind", "tensorrt_llm"))
         if name == "up":
-            return Reading("legato.engine.up", "1", value, whose)
+            return Reading("legato.engine.up", "1", value, (*self._boot, *whose))
         return Reading(signal(name).name, signal(name).unit, value, whose, since_ns)

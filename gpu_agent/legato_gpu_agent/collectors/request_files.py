@@ -4,8 +4,7 @@ One idea: a file's end moves and nothing else does, so all that is kept of a fil
 is read again in the next round. What was there before us is not read. A line holds the prompt and may hold the answer: what is decoded has
 no place for either, they are skipped in the bytes and never become values.
 
-In which step a request ended the line does not say, so its step is 0 (not known). Requests go with the steps of their engine, so they are
-of the engine of whoever tells those: until it has heard the first, they wait here.
+In which step a request ended the line does not say, so its step is 0 (not known).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import os
 import pathlib
 import re
 import stat
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, BinaryIO
@@ -24,9 +23,10 @@ from typing import Annotated, BinaryIO
 import msgspec
 
 from legato_gpu_agent.collectors import Absent
+from legato_gpu_agent.collectors.finished import Waiting, microseconds, seconds, text
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.readings import Found, Reading
-from legato_gpu_agent.records import Engine, FinishedRequest
+from legato_gpu_agent.records import FinishedRequest
 
 __all__ = ["LINE_BYTES_MAX", "RequestFiles"]
 
@@ -37,9 +37,6 @@ _FILES_MAX = 3
 _NAME = re.compile(r"sglang-request-metrics-\d{8}_\d{2}\.log")
 # In one round; what is left over is read in the next.
 _LINES_MAX, _READ_BYTES_MAX = 8_192, 64 * 2**20
-_WAITING_MAX = 8_192
-_TEXT_MAX = 255
-_SECONDS_MAX = 1e6
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
@@ -86,14 +83,13 @@ class RequestFiles:
         epoch_ns: Callable[[], int] | None = None,
     ) -> None:
         self.name, self.every_s = f"request files {engine_id}", every_s
-        self._id, self._folder, self._tell = engine_id, pathlib.Path(folder), tell
+        self._id, self._folder = engine_id, pathlib.Path(folder)
         self._since_ns = 0
-        self._epoch_ns = epoch_ns or (lambda: self._since_ns)
+        self._waiting = Waiting(engine_id, tell, epoch_ns or (lambda: self._since_ns))
         self._decoder = msgspec.json.Decoder(_Line)
         self._places: dict[str, _Place] = {}
         # The newest name seen, once the folder was: a file of a later name is new, and read from its beginning.
         self._newest: str | None = None
-        self._waiting: deque[FinishedRequest] = deque(maxlen=_WAITING_MAX)
         self._lines: Counter[str] = Counter()
         self._lines_left = self._bytes_left = 0
 
@@ -106,13 +102,10 @@ class RequestFiles:
             # One that is deleted meanwhile is no failure.
             with contextlib.suppress(FileNotFoundError):
                 self._follow(name, is_new=before is not None and name > before)
-        epoch_ns = self._epoch_ns()
-        if self._waiting and epoch_ns:
-            self._tell(Datagram(Engine(self._id, epoch_ns), finished=tuple(self._waiting)))
-            self._waiting.clear()
-        for what in ("taken", "bad", "dropped"):
+        self._waiting.tell()
+        for what, count in (("taken", self._lines["taken"]), ("bad", self._lines["bad"]), ("dropped", self._waiting.dropped)):
             whose = (("legato.engine.id", self._id), ("legato.outcome", what))
-            yield Reading("legato.agent.request_lines", "{line}", float(self._lines[what]), whose, self._since_ns)
+            yield Reading("legato.agent.request_lines", "{line}", float(count), whose, self._since_ns)
 
     def _names(self) -> list[str]:
         """The newest files, the oldest first."""
@@ -165,8 +158,7 @@ class RequestFiles:
             self._lines["bad"] += 1
             return
         self._lines["taken"] += 1
-        self._lines["dropped"] += len(self._waiting) == self._waiting.maxlen
-        self._waiting.append(request)
+        self._waiting.add(request)
 
 
 def _opened(path: pathlib.Path) -> BinaryIO:
@@ -191,24 +183,12 @@ def _request_of(line: _Line) -> FinishedRequest:
     reason = line.finish_reason.type if isinstance(line.finish_reason, _Reason) else line.finish_reason or ""
     return FinishedRequest(
         step=0,
-        response_id=_text(line.id),
-        reason=_text(reason),
+        response_id=text(line.id),
+        reason=text(reason),
         preemptions=line.num_retractions or 0,
         prompt_tokens=line.prompt_tokens or 0,
         output_tokens=line.completion_tokens or 0,
-        queued_us=_us(0.0, line.queue_time),
-        prefill_us=_us(line.forward_entry_time, line.prefill_finished_time),
-        decode_us=_us(line.first_token_latency, line.e2e_latency),
+        queued_us=microseconds(seconds(0.0, line.queue_time)),
+        prefill_us=microseconds(seconds(line.forward_entry_time, line.prefill_finished_time)),
+        decode_us=microseconds(seconds(line.first_token_latency, line.e2e_latency)),
     )
-
-
-def _us(since_s: float | None, until_s: float | None) -> int:
-    """From one to the other; 0 where that is not known, or cannot be."""
-    if since_s is None or until_s is None or not 0 <= until_s - since_s <= _SECONDS_MAX:
-        return 0
-    return round(1e6 * (until_s - since_s))
-
-
-def _text(value: str) -> str:
-    """What can be encoded, and is not too long."""
-    return value[:_TEXT_MAX].encode("utf-8", "replace").decode()
