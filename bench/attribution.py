@@ -250,6 +250,7 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
         has_server=yes,
         server_error_ns=none,
         shift_ns=none,
+        shift_error_ns=none,
         hold_ns=none,
         hold_known=~yes,
         buffered=~yes,

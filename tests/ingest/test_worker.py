@@ -56,15 +56,16 @@ def test_a_settled_stream_is_judged_once(store: Store) -> None:
     assert first.step().streams == 0 and worker(store).step().streams == 0
 
 
+@pytest.mark.parametrize("told", ["legato.engine.up", "legato.agent.forward_passes"])
 @pytest.mark.parametrize(("boot", "named"), [("boot-1", True), ("boot-2", False), ("", False)])
-def test_steps_that_name_no_request_are_joined_on_one_host(store: Store, boot: str, named: bool) -> None:
-    """As of an engine that publishes its passes: where the server's clock and the agent's are of one boot, and only there."""
+def test_steps_that_name_no_request_are_joined_on_one_host(store: Store, boot: str, named: bool, told: str) -> None:
+    """As of an engine that publishes its passes, page read or not: where the server's clock and the agent's are of one boot, only there."""
     put(store, stream(WORLD, "client"), RECEIVED_NS)
     put(store, stream(WORLD, "server", clock="boot-1:time:5"), RECEIVED_NS)
     put(store, steps(WORLD, 0), RECEIVED_NS)
     body = metrics_request({"legato.engine.id": "e"})
     for at in range(10):
-        gauge(body, "legato.engine.up", 1, int(WORLD.ends[0]) + at * 1000 * MS, attributes={"legato.boot.id": boot} if boot else {})
+        gauge(body, told, 1, int(WORLD.ends[0]) + at * 1000 * MS, attributes={"legato.boot.id": boot} if boot else {})
     store.insert("node_samples", read_samples(body, "", RECEIVED_NS, Limits(retention_days=0)).table)
     worker(store).step()
     assert verdicts(store) == [("host", "strong", [], 200) if named else ("generation", "strong", ["engine"], None)]

@@ -58,6 +58,9 @@ FROM stream_revs FINAL
 WHERE {inside} AND {which} AND vantage = 'server' AND ttft_us IS NOT NULL AND response_id != ''
 SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
 
+# As much of a usual step the offset of an engine's clock may be off.
+_SHIFT_ERROR_SHARE = 0.35
+
 Key = tuple[str, str]
 
 
@@ -66,8 +69,9 @@ class Engine:
     """One engine over the time of some streams.
 
     ``shift_ns``: its records' clock minus its server's; ``client_shift_ns``: minus each client's (``Stream.clock``), the soonest delivery
-    taken for none. What nothing tells is ``None`` or absent. ``last_step``: the place of the step that ended a request, by response id.
-    ``first_tokens``: the place of the step that gave a request its first token, by response id, as its server saw it.
+    taken for none. What nothing tells is ``None`` or absent. ``shift_error_ns``: by how much ``shift_ns`` may be more. ``last_step``: the
+    place of the step that ended a request, by response id. ``first_tokens``: the place of the step that gave a request its first token, by
+    response id, as its server saw it.
     """
 
     charges: Charges
@@ -75,6 +79,7 @@ class Engine:
     client_shift_ns: dict[str, int]
     last_step: dict[str, int]
     first_tokens: dict[str, int]
+    shift_error_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +156,23 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
         return None
     steps, last_step = read
     charges = _charges(store, key, steps)
-    shift_ns, shifts = _shifts(store, key, streams, {response: int(steps.recorded_ns[place]) for response, place in last_step.items()})
+    most = _error_most_ns(charges)
+    shift, shifts = _shifts(store, key, streams, {response: int(steps.recorded_ns[place]) for response, place in last_step.items()})
     return Engine(
         charges=charges,
-        shift_ns=shift_ns,
+        shift_ns=shift[0] if shift else None,
         client_shift_ns=shifts,
         last_step=last_step,
-        first_tokens={} if shift_ns is None else _first_tokens(store, key, charges.end_ns - shift_ns),
+        first_tokens=_first_tokens(store, key, charges.end_ns - shift[0]) if shift else {},
+        # Of few requests none came sooner than what was taken, which then says nothing of how far it is off.
+        shift_error_ns=min(shift[1] or most, most) if shift else 0,
     )
 
 
 def _beside(store: Store, key: Key, streams: Sequence[Stream]) -> Engine | None:
     """An engine none of whose requests is known by name, where it is read on the host, and in the boot, that all its servers are of."""
     low, high = min(map(_first, streams)) - _AROUND_NS, max(map(_last, streams)) + _AROUND_NS
-    boots = boots_of(store, key, low, high)
+    boots = boots_of(store, [key], low, high)[key]
     # Engines of several nodes may have one id: then nobody knows whose steps these are.
     if len(boots) != 1 or not all(stream.server is not None and stream.server_boot in boots for stream in streams):
         return None
@@ -172,7 +180,13 @@ def _beside(store: Store, key: Key, streams: Sequence[Stream]) -> Engine | None:
     if read is None:
         return None
     charges = _charges(store, key, read[0])
-    return Engine(charges, 0, {}, {}, _first_tokens(store, key, charges.end_ns))
+    # When a record reached its reader is all that is known of the step's end: the chunk may have been sent before.
+    return Engine(charges, 0, {}, {}, _first_tokens(store, key, charges.end_ns), _error_most_ns(charges))
+
+
+def _error_most_ns(charges: Charges) -> int:
+    """Beyond this a chunk may as well be of the step before."""
+    return int(_SHIFT_ERROR_SHARE * charges.usual_ns)
 
 
 def _charges(store: Store, key: Key, steps: Steps) -> Charges:
@@ -210,8 +224,11 @@ def _of_engine(key: Key) -> str:
     return f"tenant = {quoted(key[0])} AND engine_id = {quoted(key[1])}"
 
 
-def _shifts(store: Store, key: Key, streams: Sequence[Stream], recorded_ns: Mapping[str, int]) -> tuple[int | None, dict[str, int]]:
-    """The records' clock minus the server's, and minus each client's; ``recorded_ns``: of each request's last step, by response id.
+def _shifts(
+    store: Store, key: Key, streams: Sequence[Stream], recorded_ns: Mapping[str, int]
+) -> tuple[tuple[int, int] | None, dict[str, int]]:
+    """The records' clock minus the server's, and by how much it may be more; and minus each client's; ``recorded_ns``: of each request's
+    last step, by response id.
 
     From all requests that ended around these streams, not theirs alone: a sweep may judge one stream, and its last send may have waited.
     """
@@ -229,10 +246,10 @@ def _shifts(store: Store, key: Key, streams: Sequence[Stream], recorded_ns: Mapp
         whose = "" if unquoted(vantage) == "server" else clock_of(unquoted(clock), unquoted(service), unquoted(address))
         ends.setdefault(whose, []).append((int(last), recorded_ns[unquoted(response)]))
     shifts = {whose: _shift(pairs) for whose, pairs in ends.items()}
-    return shifts.pop("", None), shifts
+    return shifts.pop("", None), {whose: shift for whose, (shift, _) in shifts.items()}
 
 
-def _shift(pairs: Sequence[tuple[int, int]]) -> int:
+def _shift(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """From each request's last send (or arrival) and its last step's record."""
     last, recorded = np.array(pairs, np.int64).reshape(-1, 2).T
     shift = shift_of(last, recorded)

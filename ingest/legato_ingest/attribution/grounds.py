@@ -25,12 +25,14 @@ _ENGINE = ("scheduling", "kv_pressure", "gpu_clock", "host", "front_end")
 
 
 def errors_of(gaps: Gaps, verdicts: Verdicts, steps: Charges | None) -> Ints:
-    """How far a part may be off, ns: drift and resolution of the clocks; and with steps how late a healthy record is after its step."""
+    """How far a part may be off, ns: drift and resolution of the clocks; and with steps how late a healthy record is
+    after its step, and how well the offset of its clock is known.
+    """
     gap = gaps.end_ns - gaps.start_ns
     error = _TIMES_NS + (_DRIFT * gap).astype(np.int64) + np.where(gaps.has_server, gaps.server_error_ns, 0)
     error = error + np.where(gaps.hold_known & (gaps.hold_ns > 0), _HOLD_NS, 0)
     late = int(np.median(steps.late_ns)) if steps is not None and len(steps.late_ns) else 0
-    return np.asarray(error + np.where(verdicts.laid, late, 0), np.int64)
+    return np.asarray(error + np.where(verdicts.laid, late + gaps.shift_error_ns, 0), np.int64)
 
 
 def evidence_of(gaps: Gaps, verdicts: Verdicts, steps: Charges | None) -> list[dict[str, int]]:

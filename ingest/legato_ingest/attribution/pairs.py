@@ -117,10 +117,13 @@ def steps_of(times_ns: Ints, ready_ns: Ints, last_step: int = -1) -> Ints:
     return np.asarray(np.minimum.accumulate((latest - ranks)[::-1])[::-1] + ranks)
 
 
-def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: int, server_error_ns: int = 0) -> Gaps:
+def gaps_of(
+    client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: int, server_error_ns: int = 0, shift_error_ns: int = 0
+) -> Gaps:
     """The client's gaps of at least ``gap_ns_min`` between reads of content, in order.
 
-    ``server_error_ns``: how far the server's times may be off where they were not recorded but concluded (``made_by``).
+    ``server_error_ns``: how far the server's times may be off where they were not recorded but concluded (``made_by``). ``shift_error_ns``:
+    by how much ``shift_ns`` may be more.
     """
     times = client.times_ns
     new_read = np.flatnonzero(np.diff(times) > 0) + 1
@@ -140,6 +143,7 @@ def gaps_of(client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: 
         has_server=seen,
         server_error_ns=np.full(count, server_error_ns, np.int64),
         shift_ns=np.full(count, shift_ns, np.int64),
+        shift_error_ns=np.full(count, shift_error_ns, np.int64),
         hold_ns=_holds(client, after),
         hold_known=np.full(count, len(client.holds_ns) > 0),
         buffered=np.full(count, _buffered(times)),

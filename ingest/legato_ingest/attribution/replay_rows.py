@@ -62,7 +62,7 @@ def _of_stream(judged: Judged, owner: int, own: list[int], stall_ns: int, judged
         if took
     ]
     causes = [name for name, took in took_part.items() if took.any()]
-    result = replay(stream.client, stream.server, engine.shift_ns, engine.charges, causes, delays, stall_ns)
+    result = replay(stream.client, stream.server, engine.shift_ns + engine.shift_error_ns, engine.charges, causes, delays, stall_ns)
     if result is None:
         return
     stalls, stalled_ns, left = result

@@ -8,7 +8,7 @@ victim resumes. So scrapes name a cause only where they have ruled out the engin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +35,8 @@ _HALF = 0.5
 _MISSED = 2.5
 _UP, _ITL = "legato.engine.up", "legato.engine.itl"
 _PROMPTS, _PREEMPTIONS = "legato.engine.tokens.prompt", "legato.engine.preemptions"
+# What the agent says with the boot of its host: that it read a page or iterations, how many passes it heard.
+_BOOT_TOLD = (_UP, "legato.agent.forward_passes")
 # How long the engine's threads were ready to run and had no CPU, by the kernel.
 _WAITED = "legato.process.run_queue.wait_time"
 # They waited for the host when it was so much more of the gap than of the time around it: an engine on few CPUs always waits a little.
@@ -57,7 +59,7 @@ _GENERATION, _FRONT_END, _KV, _SCHEDULING, _HOST = (
 _COUNTERS = """
 SELECT tenant, engine_id, metric, toUnixTimestamp64Nano(recorded_at) AS at_ns, sum(value) AS total
 FROM node_samples FINAL
-WHERE {inside} AND engine_id IN ({engines}) AND metric IN ({metrics}) AND value IS NOT NULL AND attributes['legato.engine.page'] != 'first'
+WHERE {inside} AND {which} AND metric IN ({metrics}) AND value IS NOT NULL AND attributes['legato.engine.page'] != 'first'
 GROUP BY tenant, engine_id, metric, recorded_at
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
@@ -66,14 +68,14 @@ _INTERVALS = """
 SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns,
     arrayLast((bound, count) -> count > 0, arrayConcat(bounds, [1e9]), bucket_counts) AS longest_s
 FROM node_samples FINAL
-WHERE {inside} AND engine_id IN ({engines}) AND metric = '{itl}' AND attributes['legato.engine.per'] = 'step'
+WHERE {inside} AND {which} AND metric = '{itl}' AND attributes['legato.engine.per'] = 'step'
     AND temporality = 'delta' AND length(bucket_counts) = length(bounds) + 1 AND count > 0
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
 _BOOTS = """
-SELECT DISTINCT attributes['legato.boot.id'] AS boot
+SELECT DISTINCT tenant, engine_id, attributes['legato.boot.id'] AS boot
 FROM node_samples
-WHERE {inside} AND tenant = {tenant} AND engine_id = {engine} AND metric = '{up}'"""
+WHERE {inside} AND {which} AND metric IN ({told}) AND boot != ''"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +108,12 @@ class Scraped:
 
 def scraped_of(store: Store, streams: Sequence[Stream]) -> dict[Key, Scraped]:
     """What was scraped of these streams' engines around them, by tenant and engine; of engines that are known."""
-    engines = sorted({stream.engine_id for stream in streams if stream.engine_id})
+    engines = {(stream.tenant, stream.engine_id) for stream in streams if stream.engine_id}
     if not engines:
         return {}
     low, high = min(stream.start_ns for stream in streams), max(_end(stream) for stream in streams)
-    where = {"inside": between_ns("recorded_at", low - 2 * _AROUND_NS, high + 2 * _AROUND_NS), "engines": ", ".join(map(quoted, engines))}
+    window = (low - 2 * _AROUND_NS, high + 2 * _AROUND_NS)
+    where = {"inside": between_ns("recorded_at", *window), "which": _of(engines)}
     names = quoted_all((*_RULED_OUT, *_FOREIGN.values(), _UP, _WAITED))
     table = store.select_arrow(_COUNTERS.format(metrics=names, **where))
     rows: dict[tuple[Key, str], list[tuple[int, float]]] = {}
@@ -123,15 +126,21 @@ def scraped_of(store: Store, streams: Sequence[Stream]) -> dict[Key, Scraped]:
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "at_ns", "longest_s"))
     for tenant, engine, at_ns, seconds in zip(*columns, strict=True):
         longest.setdefault((unquoted(tenant), unquoted(engine)), []).append((int(at_ns), float(seconds)))
-    keys = {key for key, _ in rows}
-    window = (low - 2 * _AROUND_NS, high + 2 * _AROUND_NS)
-    return {key: replace(_scraped(key, rows, longest.get(key, [])), boots=boots_of(store, key, *window)) for key in keys}
+    boots = boots_of(store, engines, *window)
+    return {key: replace(_scraped(key, rows, longest.get(key, [])), boots=boots[key]) for key in {key for key, _ in rows}}
 
 
-def boots_of(store: Store, key: Key, low_ns: int, high_ns: int) -> frozenset[str]:
-    """On which boots of which hosts an engine was read between these times, as the agent told them."""
-    where = {"inside": between_ns("recorded_at", low_ns, high_ns), "tenant": quoted(key[0]), "engine": quoted(key[1]), "up": _UP}
-    return frozenset(str(unquoted(boot)) for (boot,) in store.select(_BOOTS.format(**where))) - {""}
+def boots_of(store: Store, keys: Collection[Key], low_ns: int, high_ns: int) -> dict[Key, frozenset[str]]:
+    """On which boots of which hosts each of these engines was read between these times, as the agent told them."""
+    where = {"inside": between_ns("recorded_at", low_ns, high_ns), "which": _of(keys), "told": quoted_all(_BOOT_TOLD)}
+    out: dict[Key, set[str]] = {key: set() for key in keys}
+    for tenant, engine, boot in store.select(_BOOTS.format(**where)):
+        out[str(unquoted(tenant)), str(unquoted(engine))].add(str(unquoted(boot)))
+    return {key: frozenset(boots) for key, boots in out.items()}
+
+
+def _of(keys: Collection[Key]) -> str:
+    return "(tenant, engine_id) IN (" + ", ".join(f"({quoted(tenant)}, {quoted(engine)})" for tenant, engine in sorted(keys)) + ")"
 
 
 def _scraped(key: Key, rows: Mapping[tuple[Key, str], list[tuple[int, float]]], longest: list[tuple[int, float]]) -> Scraped:

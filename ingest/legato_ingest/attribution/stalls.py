@@ -38,10 +38,11 @@ class Gaps:
     """Gaps between reads of content, one entry each. Client times are of the client's clock, server times of the server's.
 
     ``has_server``: the two chunks were seen at the server, or concluded from the engine's steps, within ``server_error_ns``. ``shift_ns``:
-    engine records' clock minus the server's. ``hold_ns``: how long the application held the chunk before the gap (0 where that is not
-    ``hold_known``). ``buffered``: the stream came in releases of a buffer. ``unread``: the socket held the data while nobody read (never
-    where the socket is not ``socket_known``). ``usual_ns``: the stream's usual gap at the server. ``pace_ns``: its usual time a chunk at
-    the client. ``caught_up``: how much of what was missing came right behind the gap (NaN: no telling).
+    engine records' clock minus the server's; it may be ``shift_error_ns`` more. ``hold_ns``: how long the application held the chunk before
+    the gap (0 where that is not ``hold_known``). ``buffered``: the stream came in releases of a buffer. ``unread``: the socket held the
+    data while nobody read (never where the socket is not ``socket_known``). ``usual_ns``: the stream's usual gap at the server.
+    ``pace_ns``: its usual time a chunk at the client. ``caught_up``: how much of what was missing came right behind the gap (NaN: no
+    telling).
     """
 
     start_ns: Ints
@@ -51,6 +52,7 @@ class Gaps:
     has_server: Bools
     server_error_ns: Ints
     shift_ns: Ints
+    shift_error_ns: Ints
     hold_ns: Ints
     hold_known: Bools
     buffered: Bools
@@ -128,7 +130,7 @@ class _Laid:
 
 def _lay(gaps: Gaps, steps: Charges, parts: Ints) -> _Laid:
     """Charge what passed at the server to the engine's steps, where they are known."""
-    begin, end = gaps.server_start_ns + gaps.shift_ns, gaps.server_end_ns + gaps.shift_ns
+    begin, end = _by_records(gaps, steps.end_ns)
     total = len(steps.end_ns)
     next_step = np.searchsorted(steps.end_ns, begin, "right")
     newest = np.searchsorted(steps.end_ns, end, "right") - 1
@@ -154,6 +156,20 @@ def _lay(gaps: Gaps, steps: Charges, parts: Ints) -> _Laid:
     parts[:, _AT["front_end"]] += np.where(laid, end - until, 0)
     robbery = np.searchsorted(seen, seen[np.maximum(at - 1, 0)], "right") - 1
     return _Laid(laid, np.where(made, at, -1), np.where(made, upto, -1), np.where(robbed, robbery, -1))
+
+
+def _by_records(gaps: Gaps, end_ns: Ints) -> tuple[Ints, Ints]:
+    """When each gap began and ended at the server, by the clock of the steps, which ended at ``end_ns``.
+
+    A chunk that seems to have been sent just before a step's end was made by it, and sent then: within its error the offset is what that
+    takes. Else half a millisecond would make a long step a front end that slept.
+    """
+    begin, end = gaps.server_start_ns + gaps.shift_ns, gaps.server_end_ns + gaps.shift_ns
+    early = np.zeros(len(begin), np.int64)
+    for times in (begin, end):
+        place = np.searchsorted(end_ns, times + gaps.shift_error_ns, "right") - 1
+        early = np.maximum(early, np.where(place >= 0, end_ns[np.maximum(place, 0)] - times, 0))
+    return begin + early, end + early
 
 
 def _unbroken(good: Bools, first: Ints, last: Ints) -> Bools:

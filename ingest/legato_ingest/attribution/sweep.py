@@ -149,9 +149,9 @@ def _gaps(streams: list[Stream], engine: Engine | None, gap_ns_min: int) -> tupl
     """The gaps of all streams, end to end, and whose each is."""
     each = []
     for stream in streams:
-        server, shift, error = stream.server, 0, 0
+        server, shift, error, shift_error = stream.server, 0, 0, 0
         if engine is not None and server is not None:
-            shift = engine.shift_ns or 0
+            shift, shift_error = engine.shift_ns or 0, engine.shift_error_ns
         elif engine is not None:
             server = made_by(
                 stream.client,
@@ -160,5 +160,5 @@ def _gaps(streams: list[Stream], engine: Engine | None, gap_ns_min: int) -> tupl
                 engine.last_step.get(stream.response_id, -1),
             )
             error = engine.charges.usual_ns
-        each.append(gaps_of(stream.client, server, shift, gap_ns_min, error))
+        each.append(gaps_of(stream.client, server, shift, gap_ns_min, error, shift_error))
     return Gaps.joined(each), Segments.of_lengths(np.array([len(gaps.start_ns) for gaps in each])).owners()
