@@ -37,6 +37,17 @@ def _clock(evidence: Mapping[str, Any]) -> Iterator[str]:
         yield f"the driver had lowered a GPU's clock for {duration(int(evidence['throttled_us']))}{seen}{usual}"
 
 
+def _kernel(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """What the kernel counted beside a stall of the host's."""
+    for name, words in (
+        ("cpu_wait", "the engine's threads were ready and had no CPU for {} of"),
+        ("cpu_stolen", "CPUs were stolen for {} of"),
+    ):
+        if f"{name}_us" in evidence:
+            counted, whole = (duration(int(evidence[key])) for key in (f"{name}_us", f"{name}_of_us"))
+            yield f"{words.format(counted)} the {whole} around it"
+
+
 def why(verdict: Row | None) -> str:
     """A verdict in a line: the parts that matter, largest first, how sure, over which engine steps and whose, without which vantage."""
     if verdict is None:
@@ -71,7 +82,7 @@ def grounds(verdict: Row) -> Iterator[Text]:
     parts = ", ".join(f"{name} {int(ns) / 1e6:,.3f} ms" for name, ns in verdict["parts"].items())
     yield Text(f"  it is {parts}; each within {duration(int(verdict['error_us']))}", style="dim")
     facts = [words.format(duration(int(verdict["evidence"][name]))) for name, words in _EVIDENCE.items() if name in verdict["evidence"]]
-    facts += list(_clock(verdict["evidence"]))
+    facts += [*_clock(verdict["evidence"]), *_kernel(verdict["evidence"])]
     facts += [words for (name, value), words in _FLAGS.items() if int(verdict["evidence"].get(name, -1)) == value]
     if "caught_up_percent" in verdict["evidence"]:
         facts.append(f"{verdict['evidence']['caught_up_percent']} % of what was missing came right behind it")

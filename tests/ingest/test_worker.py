@@ -146,7 +146,8 @@ def test_a_verdict_stands_on_its_grounds(store: Store) -> None:
     )
     assert evidence["server_gap_us"] == pytest.approx(620_000, abs=3_000) and "hold_us" not in evidence
     assert excluded["kv_pressure"] == "no preemption and no recompute in its steps" and not {"host", "consumer"} & set(excluded)
-    assert 0 < error_us < 1_000
+    # Of one request alone nobody knows how late its last send was: the offset may be off by a third of a step.
+    assert 7_000 <= error_us < 8_000
     assert (step, whose) == (200, []) and blamed_us == pytest.approx(600_000, abs=3_000)
     ((joined,),) = store.select(
         "SELECT count() FROM verdicts AS v INNER JOIN engine_steps AS s ON v.engine_id = s.engine_id AND v.culprit_at = s.recorded_at"

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.clocks import shift_of
+from legato_ingest.attribution.cpu_waits import CpuWaits, waits_of
 from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream, clock_of
 from legato_ingest.attribution.gpu_clocks import clocks_of
 from legato_ingest.attribution.scrapes import boots_of
@@ -58,8 +59,8 @@ FROM stream_revs FINAL
 WHERE {inside} AND {which} AND vantage = 'server' AND ttft_us IS NOT NULL AND response_id != ''
 SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
 
-# As much of a usual step the offset of an engine's clock may be off.
-_SHIFT_ERROR_SHARE = 0.35
+# By as much of a usual step, and by no more than that, the offset of an engine's clock may be off: a front end is seldom later.
+_SHIFT_ERROR_SHARE, _SHIFT_ERROR_NS_MAX = 0.35, 10_000_000
 
 Key = tuple[str, str]
 
@@ -68,13 +69,14 @@ Key = tuple[str, str]
 class Engine:
     """One engine over the time of some streams.
 
-    ``shift_ns``: its records' clock minus its server's; ``client_shift_ns``: minus each client's (``Stream.clock``), the soonest delivery
-    taken for none. What nothing tells is ``None`` or absent. ``shift_error_ns``: by how much ``shift_ns`` may be more. ``last_step``: the
-    place of the step that ended a request, by response id. ``first_tokens``: the place of the step that gave a request its first token, by
-    response id, as its server saw it.
+    ``waits``: what the kernel counted beside it. ``shift_ns``: its records' clock minus its server's; ``client_shift_ns``: minus each
+    client's (``Stream.clock``), the soonest delivery taken for none. What nothing tells is ``None`` or absent. ``shift_error_ns``: by how
+    much ``shift_ns`` may be more. ``last_step``: the place of the step that ended a request, by response id. ``first_tokens``: the place of
+    the step that gave a request its first token, by response id, as its server saw it.
     """
 
     charges: Charges
+    waits: CpuWaits
     shift_ns: int | None
     client_shift_ns: dict[str, int]
     last_step: dict[str, int]
@@ -160,6 +162,7 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     shift, shifts = _shifts(store, key, streams, {response: int(steps.recorded_ns[place]) for response, place in last_step.items()})
     return Engine(
         charges=charges,
+        waits=_waits(store, key, charges),
         shift_ns=shift[0] if shift else None,
         client_shift_ns=shifts,
         last_step=last_step,
@@ -181,12 +184,20 @@ def _beside(store: Store, key: Key, streams: Sequence[Stream]) -> Engine | None:
         return None
     charges = _charges(store, key, read[0])
     # When a record reached its reader is all that is known of the step's end: the chunk may have been sent before.
-    return Engine(charges, 0, {}, {}, _first_tokens(store, key, charges.end_ns), _error_most_ns(charges))
+    first_tokens = _first_tokens(store, key, charges.end_ns)
+    return Engine(charges, _waits(store, key, charges), 0, {}, {}, first_tokens, _error_most_ns(charges))
+
+
+def _waits(store: Store, key: Key, charges: Charges) -> CpuWaits:
+    """What the kernel counted while these steps were made; where none was longer than its work explains, nobody asks."""
+    if not charges.host.any():
+        return CpuWaits.unknown()
+    return waits_of(store, *key, int(charges.recorded_ns.min()) - _AROUND_NS, int(charges.recorded_ns.max()) + _AROUND_NS)
 
 
 def _error_most_ns(charges: Charges) -> int:
     """Beyond this a chunk may as well be of the step before."""
-    return int(_SHIFT_ERROR_SHARE * charges.usual_ns)
+    return min(int(_SHIFT_ERROR_SHARE * charges.usual_ns), _SHIFT_ERROR_NS_MAX)
 
 
 def _charges(store: Store, key: Key, steps: Steps) -> Charges:

@@ -1,0 +1,118 @@
+"""What the kernel counted beside a stall of the host's: between the samples that surround it, of one node, whatever began anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.points import metrics_request, total
+from helpers.world import MS, World
+from helpers.world_spans import put, steps, stream
+from legato_ingest.adapt import Limits
+from legato_ingest.attribution.cpu_waits import CpuWaits, _sum_of, waits_of
+from legato_ingest.attribution.worker import Worker
+from legato_ingest.metrics import Metrics
+from legato_ingest.samples import read_samples
+from legato_ingest.settings import load
+from legato_ingest.store import Store
+from legato_ingest.verdict_words import grounds
+
+S = 1_000 * MS
+START = 1_700_000_000 * S
+WAIT, CPU = "legato.process.run_queue.wait_time", "system.cpu.time"
+
+
+def sampled(store: Store, name: str, values: dict[int, float], engine_id: str = "", host: str = "node", **attributes: str) -> None:
+    """A counter at these times (ns since ``START``), as an agent sends it."""
+    body = metrics_request({"legato.engine.id": engine_id, "host.name": host} if engine_id else {"host.name": host})
+    for at, value in values.items():
+        total(body, name, value, START + at, attributes={key.replace("__", "."): text for key, text in attributes.items()})
+    store.insert("node_samples", read_samples(body, "", START, Limits(retention_days=0)).table)
+
+
+def waits(store: Store, engine_id: str = "e") -> CpuWaits:
+    """What is known of an engine over the hour."""
+    return waits_of(store, "", engine_id, START - 3_600 * S, START + 3_600 * S)
+
+
+def evidence(found: CpuWaits, start: int, end: int) -> dict[str, int]:
+    """Of one stretch, ns since ``START``."""
+    return found.evidence(np.array([START + start]), np.array([START + end]))[0]
+
+
+def test_what_grew_around_a_stall_is_told(store: Store) -> None:
+    """All processes of the engine and all CPUs of its host; what others waited, and other modes, are not it."""
+    sampled(store, WAIT, {0: 1.0, S: 1.1, 2 * S: 1.7}, "e", role="api")
+    sampled(store, WAIT, {0: 5.0, S: 5.0, 2 * S: 5.2}, "e", role="worker")
+    sampled(store, WAIT, {0: 5.0, S: 9.0, 2 * S: 90.0}, "other")
+    sampled(store, CPU, {0: 70.0, 2 * S: 70.3}, cpu__mode="steal")
+    sampled(store, CPU, {0: 70.0, 2 * S: 90.0}, cpu__mode="user")
+    sampled(store, CPU, {0: 70.0, 2 * S: 99.0}, host="elsewhere", cpu__mode="steal")
+    found = evidence(waits(store), 1_200 * MS, 1_900 * MS)
+    assert found == {"cpu_wait_us": 800_000, "cpu_wait_of_us": 1_000_000, "cpu_stolen_us": 300_000, "cpu_stolen_of_us": 2_000_000}
+    assert evidence(waits(store, "e/1"), 1_200 * MS, 1_900 * MS) == found
+
+
+def test_a_counter_that_began_anew_takes_nothing_back(store: Store) -> None:
+    """An engine's process restarted: what it had waited before is not given back, and the others go on."""
+    sampled(store, WAIT, {0: 9.0, S: 9.5, 2 * S: 0.1, 3 * S: 0.3}, "e", role="api")
+    sampled(store, WAIT, {0: 1.0, 3 * S: 1.3}, "e", role="worker")
+    assert evidence(waits(store), 1_100 * MS, 2_900 * MS)["cpu_wait_us"] == pytest.approx(400_000, abs=2)
+
+
+@pytest.mark.parametrize(("start", "end"), [(-200 * MS, 300 * MS), (2_900 * MS, 3_200 * MS), (20 * S, 21 * S)])
+def test_without_samples_around_it_nothing_is_said(store: Store, start: int, end: int) -> None:
+    """Before the first, after the last, and between two that are far apart."""
+    sampled(store, WAIT, {0: 9.0, S: 9.5, 3 * S: 9.6}, "e")
+    assert evidence(waits(store), start, end) == {}
+    sampled(store, WAIT, {40 * S: 19.0}, "e")
+    assert evidence(waits(store), 20 * S, 21 * S) == {}
+
+
+def test_of_two_nodes_nothing_is_said(store: Store) -> None:
+    """Two engines have one id: nobody knows whose threads waited."""
+    for host in ("a", "b"):
+        sampled(store, WAIT, {0: 1.0, 9 * S: 1.5}, "e", host)
+    assert evidence(waits(store), S, 2 * S) == {}
+    assert evidence(CpuWaits.unknown(), S, 2 * S) == {}
+
+
+@given(st.lists(st.tuples(st.integers(0, 30 * S), st.floats(0, 1e6)), max_size=8), st.integers(0, 30 * S), st.integers(0, 5 * S))
+def test_it_never_counts_backwards(seen: list[tuple[int, float]], start: int, lasted: int) -> None:
+    """Whatever a counter does."""
+    at = np.array(sorted({time for time, _ in seen}), np.int64)
+    total_ns = _sum_of([np.arange(len(at))], at, np.array([value for _, value in seen][: len(at)]))
+    known, grown, apart = total_ns.around(np.array([start]), np.array([start + lasted]))
+    assert not known.any() or (grown[0] >= 0 and apart[0] >= lasted)
+
+
+HOT, LONG = World(slow={200: 600 * MS}), World(prefill={n: 2_500 for n in range(40, 400, 60)})
+
+
+@pytest.mark.parametrize(("world", "cause", "told"), [(HOT, "host", True), (LONG, "scheduling", False)], ids=["host", "scheduling"])
+def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: World, cause: str, told: bool) -> None:
+    """From samples to the words of `legato stream`; a stall of another cause says nothing of it."""
+    received_ns = int(world.ends[-1]) + S
+    for part in (stream(world, "client"), stream(world, "server"), steps(world)):
+        put(store, part, received_ns)
+    # Half a second of the wait is in the long step.
+    ends = {int(at) - START: 0.5 * (at >= world.ends[200]) for at in np.arange(world.ends[0] - S, world.ends[-1] + 2 * S, 250 * MS)}
+    sampled(store, WAIT, ends, "e")
+    assert Worker(store, load(attribute_settle_s=0), Metrics()).step().verdicts >= 1
+    table = store.select_arrow(
+        "SELECT cause, evidence, parts, gap_us, error_us, excluded FROM verdicts FINAL WHERE cause != 'base' LIMIT 1"
+    )
+    (row,) = table.to_pylist()
+    verdict = {**row, "evidence": {key.decode(): value for key, value in row["evidence"]}, "excluded": {}, "parts": {}}
+    assert row["cause"] == cause.encode()
+    assert ("the engine's threads were ready and had no CPU for 500 ms of the" in words(verdict)) == told
+    assert not told or 500_000 <= verdict["evidence"]["cpu_wait_of_us"] <= 1_300_000
+
+
+def words(verdict: dict[str, Any]) -> str:
+    """All that `legato stream` says of it."""
+    return "\n".join(line.plain for line in grounds(verdict))
