@@ -15,13 +15,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from legato_ingest.engine_queries import PREFIX_CACHE, SPECULATION
 from legato_ingest.figures import DASH, clean, count, duration, ratio, share
-from legato_ingest.queries import BLAME, BUT_FOR, CULPRITS, FIRST_TOKENS, JUDGED_STALLS, SPECULATION
+from legato_ingest.queries import BLAME, BUT_FOR, CULPRITS, FIRST_TOKENS, JUDGED_STALLS
 from legato_ingest.reader import Reader
 
 __all__ = ["Answer", "Question", "as_json", "fetch", "render"]
 
 Row = Mapping[str, Any]
+# Fewer steps with prompts say nothing of what a token of prompt takes.
+_PREFILLS_MIN = 20
 # Causes that name no event: what evidence was too short to say.
 _SHORT = frozenset(("generation", "delivery", "unknown"))
 # How the time to a first token divides, in words.
@@ -46,7 +49,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What the store said: a row a cause, what would be left without each, a row an engine event, how many stalls there were, how the
-    first tokens' time divides, and what speculation brought each engine.
+    first tokens' time divides, and what speculation and the prefix cache brought each engine.
     """
 
     causes: Sequence[Row]
@@ -57,6 +60,7 @@ class Answer:
     first_tokens: Row
     first_ms: int
     speculation: Sequence[Row]
+    prefix_cache: Sequence[Row]
 
 
 def fetch(reader: Reader, question: Question) -> Answer:
@@ -69,6 +73,7 @@ def fetch(reader: Reader, question: Question) -> Answer:
         "engine": question.engine,
         "limit": question.limit,
         "first_us": question.first_ms * 1_000,
+        "prefills_min": _PREFILLS_MIN,
     }
     (told,) = reader.rows(JUDGED_STALLS, parameters)
     (first,) = reader.rows(FIRST_TOKENS, parameters)
@@ -82,6 +87,7 @@ def fetch(reader: Reader, question: Question) -> Answer:
         first_tokens=first,
         first_ms=question.first_ms,
         speculation=reader.rows(SPECULATION, parameters),
+        prefix_cache=reader.rows(PREFIX_CACHE, parameters),
     )
 
 
@@ -119,6 +125,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "events": list(answer.culprits),
         "first_tokens": dict(answer.first_tokens),
         "speculation": list(answer.speculation),
+        "prefix_cache": list(answer.prefix_cache),
     }
 
 
@@ -129,7 +136,7 @@ def _without(row: Row | None) -> dict[str, Any] | None:
 def render(answer: Answer) -> RenderableType:
     """The answer as a page for a terminal."""
     if not answer.causes:
-        return Group(Text(_nothing(answer)), *_first_tokens(answer), *_speculation(answer))
+        return Group(Text(_nothing(answer)), *_without_gaps(answer))
     stalls, excess = sum(row["stalls"] for row in answer.causes), sum(row["excess_us"] for row in answer.causes)
     parts: list[RenderableType] = [
         Text.assemble((f"{count(stalls)} stalls", "bold"), f", {duration(excess)} beyond the healthy step"),
@@ -139,7 +146,12 @@ def render(answer: Answer) -> RenderableType:
     ]
     if answer.culprits:
         parts += [Text(), _culprits(answer.culprits)]
-    return Group(*parts, *_first_tokens(answer), *_speculation(answer))
+    return Group(*parts, *_without_gaps(answer))
+
+
+def _without_gaps(answer: Answer) -> list[RenderableType]:
+    """What readers waited for, or were spared, that is no gap."""
+    return [*_first_tokens(answer), *_prefix_cache(answer), *_speculation(answer)]
 
 
 def _nothing(answer: Answer) -> str:
@@ -233,6 +245,26 @@ def _first_tokens(answer: Answer) -> list[RenderableType]:
     text += f"; most of that was {', '.join(f'{words} in {count(n)}' for n, words in late)}" if late else ""
     known = f"the time to all of them, where it is known (n={count(int(row['split_streams']))}): {line}"
     return [Text(), Text("First tokens", style="bold"), Text(f"{text}\n{known}")]
+
+
+def _prefix_cache(answer: Answer) -> list[RenderableType]:
+    """Of each engine, how much of its prompts was cached, what that saved, and how much of it the queue took back."""
+    rows = [clean(each) for each in answer.prefix_cache]
+    if not any(row["cached_tokens"] for row in rows):
+        return []
+    out: list[RenderableType] = [Text(), Text("Prefix cache (first tokens that came sooner)", style="bold")]
+    for row in rows:
+        cached, asked, requests = int(row["cached_tokens"]), int(row["prompt_tokens"]), int(row["requests"])
+        line = f"{row['engine_id']}: {share(cached, asked)} of {count(asked)} prompt tokens were cached"
+        if row["token_us"] is None:
+            line += "; what that saved is not known: too few steps with prompts were recorded"
+        else:
+            saved, wasted = round(row["saved_us"]), round(row["wasted_us"])
+            line += f", which saved {duration(saved)} of prefill at {duration(round(row['token_us']))} a token"
+            line += f", {duration(saved // requests)} a request (n={count(requests)})" if requests else ""
+            line += f"; {duration(wasted)} of it ({share(wasted, saved)}) went in the queue" if wasted else ""
+        out.append(Text(line))
+    return out
 
 
 def _speculation(answer: Answer) -> list[RenderableType]:

@@ -20,11 +20,11 @@ __all__ = [
     "JUDGED",
     "JUDGED_STALLS",
     "REPORT",
-    "SPECULATION",
     "STREAMS",
     "VANTAGES",
     "VANTAGES_MAX",
     "VERDICTS",
+    "since",
 ]
 
 # The first visible text; of a stream without text (tool calls) its first content; of one without content, how long somebody waited.
@@ -37,11 +37,12 @@ GOOD = f"(coalesce(gap_max_us, 0) <= {{gap_us:UInt64}} AND {FIRST_OUTPUT_US} <= 
 JUDGED = "(outcome != 'running' AND content_chunks IS NOT NULL)"
 
 
-def _since(time: str) -> str:
+def since(time: str) -> str:
+    """The condition on a column of times that ``since_s`` asks for; 0: all."""
     return f"({{since_s:UInt64}} = 0 OR {time} >= now64(9) - toIntervalSecond({{since_s:UInt64}}))"
 
 
-_SINCE = _since("start_time")
+_SINCE = since("start_time")
 _FILTERS = (
     "({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String}) "
     "AND ({vantage:String} = '' OR vantage = {vantage:String})"
@@ -282,37 +283,6 @@ SELECT
     count() AS split_streams, sum(ttft) AS ttft_us, sum(transit) AS transit_us, sum(queue) AS queue_us, sum(prefill) AS prefill_us,
     sum(front_end) AS front_end_us, sumMapIf(map(most, toUInt64(1)), ttft > {{first_us:UInt64}}) AS late_by
 FROM split
-"""
-
-# Speculation makes no gap when it fails: a step takes its time and brings fewer tokens. So it is a deficit of rate: by how much the tokens
-# that a request got in a step fell short, over 10 s, of the engine's own mean, and the time that so many tokens take at that mean.
-SPECULATION = f"""
-WITH
-    stretches AS
-    (
-        SELECT
-            engine_id, intDiv(toUnixTimestamp64Milli(recorded_at), 10000) AS stretch, sum(decode_requests) AS requests,
-            sum(draft_tokens) AS drafts, sum(accepted_tokens) AS kept, sum(toUInt64(interval_us) * decode_requests) AS request_us
-        FROM engine_steps FINAL
-        WHERE draft_tokens > 0 AND accepted_tokens IS NOT NULL AND decode_requests > 0 AND interval_us IS NOT NULL
-            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {_since("recorded_at")}
-        GROUP BY engine_id, stretch
-    ),
-    usual AS
-    (
-        SELECT engine_id, 1 + sum(kept) / sum(requests) AS mean_tokens, sum(request_us) / sum(requests) AS step_us
-        FROM stretches
-        GROUP BY engine_id
-    )
-SELECT
-    engine_id, sum(drafts) AS drafted, sum(kept) AS accepted, any(mean_tokens) AS tokens_per_step,
-    min(1 + kept / requests) AS tokens_per_step_worst,
-    sum(greatest(0, mean_tokens - 1 - kept / requests) * requests / mean_tokens * step_us) AS lost_us, sum(request_us) AS generating_us
-FROM stretches
-INNER JOIN usual USING (engine_id)
-GROUP BY engine_id
-ORDER BY lost_us DESC
-LIMIT {{limit:UInt32}}
 """
 
 VANTAGES_MAX = 200

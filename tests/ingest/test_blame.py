@@ -11,16 +11,19 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from helpers.points import metrics_request, total
 from helpers.reading import open_store, reading, stream, streams_in
 from helpers.serving import legato, serve_process
 from helpers.world import World
 from helpers.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, steps
 from helpers.world_spans import stream as span_of
-from legato_gpu_agent.records import Step
+from legato_gpu_agent.records import FinishedRequest, Step
 from legato_gpu_agent.steps import Engine, request_of
+from legato_ingest.adapt import Limits
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli import app
 from legato_ingest.metrics import Metrics
+from legato_ingest.samples import read_samples
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 
@@ -155,6 +158,64 @@ def test_speculation_is_a_deficit_of_rate(url: str, store: Store) -> None:
     assert row["lost_us"] == pytest.approx(missing_tokens / mean * step_us, rel=1e-6)
     assert row["generating_us"] == 2000 * requests * step_us
     assert "spec: 56.2 % of 32,000 drafted tokens kept, 3.2 tokens a step, in the worst 10 s 1.0" in page
+
+
+CACHE_HITS, CACHE_QUERIES = "legato.engine.prefix_cache.hits", "legato.engine.prefix_cache.queries"
+FOREIGN_HITS, FOREIGN_QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+MINUTE_NS = 60 * 10**9
+CACHE_BEGUN = 1_795_100_000 * 10**9 // MINUTE_NS * MINUTE_NS
+
+
+def counted(store: Store, engine: str, names: tuple[str, str], values: list[tuple[int, int]]) -> None:
+    """Tokens found and looked for, a pair each half minute, as whoever scrapes the engine sends them."""
+    body = metrics_request({"legato.engine.id": engine, "host.name": "node"})
+    for at, pair in enumerate(values):
+        for name, value in zip(names, pair, strict=True):
+            total(body, name, value, CACHE_BEGUN + 10**9 + at * MINUTE_NS // 2)
+    store.insert("node_samples", read_samples(body, "", CACHE_BEGUN, Limits(retention_days=0)).table)
+
+
+def cached_steps(store: Store, engine: str, queued_us: tuple[int, int]) -> None:
+    """Steps of 20 ms and half a millisecond a token of prompt; two requests that came in the first minute and in the second."""
+    made = [
+        Step(n, CACHE_BEGUN + 50_000_000 * n, interval_us=20_000 + 500 * (n % 7) * 10, prefill_requests=1, prefill_tokens=(n % 7) * 10)
+        for n in range(1, 200)
+    ]
+    ended = [FinishedRequest(10, f"{engine}-0", queued_us=queued_us[0], prefill_us=100_000)]
+    later = [FinishedRequest(1399, f"{engine}-1", queued_us=queued_us[1], prefill_us=100_000)]
+    put(store, request_of(Engine(engine, 5), made, ended), CACHE_BEGUN + MINUTE_NS)
+    last = Step(1_400, CACHE_BEGUN + MINUTE_NS + 30 * 10**9, interval_us=20_000, prefill_tokens=0)
+    put(store, request_of(Engine(engine, 5), [last], later), CACHE_BEGUN + 2 * MINUTE_NS)
+
+
+@pytest.mark.parametrize("names", [(CACHE_HITS, CACHE_QUERIES), (FOREIGN_HITS, FOREIGN_QUERIES)], ids=["agent", "collector"])
+def test_what_the_prefix_cache_saved(url: str, store: Store, names: tuple[str, str]) -> None:
+    """400 tokens at half a millisecond in the first minute, whose request waited 150 ms; 1,000 in the second, whose waited 2 s. The engine
+    started anew meanwhile.
+    """
+    engine = f"cache {names[0][:6]}"
+    counted(store, engine, names, [(100, 1_000), (500, 2_000), (1_000, 3_000), (500, 1_500)])
+    cached_steps(store, engine, (150_000, 2_000_000))
+    (row,) = data(url, "--since", "all", "--engine", engine)["prefix_cache"]
+    assert (row["cached_tokens"], row["prompt_tokens"], row["requests"]) == (400 + 500 + 500, 1_000 + 1_000 + 1_500, 2)
+    assert row["token_us"] == pytest.approx(500) and row["saved_us"] == pytest.approx(700_000)
+    # All that the second minute saved, and of the first what the queue took.
+    assert row["wasted_us"] == pytest.approx(150_000 + 500_000)
+    assert row["queue_us"] == 2_150_000 and row["prefill_us"] == 200_000
+    page = typed(url, "--since", "all", "--engine", engine).replace("\n", " ").replace("  ", " ")
+    assert "40.0 % of 3,500 prompt tokens were cached, which saved 700 ms of prefill at 500 µs a token, 350 ms a request (n=2)" in page
+    assert "650 ms of it (92.9 %) went in the queue" in page
+
+
+def test_what_a_cache_saved_is_unknown_without_steps(url: str, store: Store) -> None:
+    """How much was cached is told all the same; of an engine that cached nothing, nothing is."""
+    counted(store, "paged", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (300, 1_000)])
+    counted(store, "cold", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (0, 1_000)])
+    (row,) = data(url, "--since", "all", "--engine", "paged")["prefix_cache"]
+    assert row["token_us"] is None and row["saved_us"] is None and row["cached_tokens"] == 300
+    page = typed(url, "--since", "all", "--engine", "paged").replace("\n", " ").replace("  ", " ")
+    assert "paged: 30.0 % of 1,000 prompt tokens were cached; what that saved is not known" in page
+    assert "Prefix cache" not in typed(url, "--since", "all", "--engine", "cold")
 
 
 def test_nothing_to_blame_is_said_in_words(url: str) -> None:

@@ -42,7 +42,9 @@ class _Total:
     total_ns: Floats
 
     def around(self, start_ns: Ints, end_ns: Ints) -> tuple[Bools, Ints, Ints]:
-        """Of each stretch: whether samples surround it closely, by how much the counter grew between those two, and how far apart they are."""
+        """Of each stretch: whether samples surround it closely, by how much the counter grew between those two, and how far apart they
+        are.
+        """
         if len(self.times_ns) < 2:
             nothing = np.zeros(len(start_ns), np.int64)
             return nothing > 0, nothing, nothing
