@@ -21,6 +21,8 @@ __all__ = ["BadPage", "Page"]
 
 # Lines that are remembered, and their bytes: a page with more has labels that never end. A busy vLLM's has 51 KB.
 _HEADS_MAX, _HEADS_BYTES_MAX = 50_000, 4 * 2**20
+# Heads that are remembered though they have left the page, besides as many as it has.
+_HEADS_GONE_MAX = 1_000
 # Histograms that are remembered though they have left the page, and what is kept of a label's value.
 _GONE_MAX, _TEXT_MAX = 1_000, 255
 _COUNT_MAX = 2**62
@@ -75,6 +77,8 @@ class Page:
                     bins[line.part, line.bound] = bins.get((line.part, line.bound), 0.0) + more
                 else:
                     _add(numbers, line.key, value * line.scale)
+        if len(self._heads) > _HEADS_GONE_MAX + 2 * text.count(b"\n"):
+            self._forget_gone(text)
         if not numbers and not histograms:
             raise BadPage(f"none of {len(self._rules)} families of {self._engine.title} is on the page of {len(text):,} bytes")
         out: list[Found] = [self._reading(key, value, now_ns) for key, value in numbers.items()]
@@ -101,6 +105,12 @@ class Page:
                 raise BadPage(f"a line of {head.split(b'{', 1)[0][:80]!r} ends in no number") from None
             if math.isfinite(value):
                 yield known, value
+
+    def _forget_gone(self, text: bytes) -> None:
+        """Lines that come once are not remembered for long."""
+        here = {line.rpartition(b" ")[0] for line in text.split(b"\n")}
+        self._heads = {head: known for head, known in self._heads.items() if head in here}
+        self._heads_bytes = sum(map(len, self._heads))
 
     def _judge(self, head: bytes, number: bytes) -> tuple[_Line, ...]:
         """What a line with this head is of, from now on."""

@@ -193,6 +193,8 @@ def test_labels_that_never_end_cost_bounded_memory() -> None:
         ((reading,),) = [page.read(lines, (number + 1) * S)]
         assert isinstance(reading, Reading) and reading.value == 5_000
     assert len(page._heads) <= 50_000
+    page.read(b"vllm:num_requests_running 1\n", 40 * S)
+    assert len(page._heads) == 1
 
 
 @settings(max_examples=200, deadline=None)
