@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from helpers.nvml import FakeGpus, build, h200
 from helpers.repository import ROOT
@@ -93,5 +93,7 @@ def processor_s(pid: int) -> float:
     fields = pathlib.Path(f"/proc/{pid}/schedstat")
     total = 0
     for task in (fields.parent / "task").iterdir():
-        total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
+        # A thread may end while they are read.
+        with suppress(OSError):
+            total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
     return total / 1e9

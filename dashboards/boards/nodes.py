@@ -102,6 +102,44 @@ FROM ({_growth(_PREFIX_CACHE, "engine_id AS engine")})
 GROUP BY time, engine
 HAVING sumIf(grown, metric LIKE '%queries%') > 0
 ORDER BY time, engine"""
+# What engines' own pages tell, also of those that tell no steps; as the agent calls it, and as a Collector that scrapes vLLM does.
+PAGE_KV = f"""
+SELECT $__timeInterval(recorded_at) AS time, engine_id AS engine, max(value) AS "KV max", avg(value) AS "KV mean"
+{_samples("'legato.engine.kv_cache.utilization', 'vllm:kv_cache_usage_perc'")}
+GROUP BY time, engine
+ORDER BY time, engine"""
+_RUNNING = "'legato.engine.requests.running', 'vllm:num_requests_running'"
+_WAITING = "'legato.engine.requests.waiting', 'vllm:num_requests_waiting'"
+PAGE_QUEUE = f"""
+SELECT
+    $__timeInterval(recorded_at) AS time, engine_id AS engine, avgIf(value, metric IN ({_RUNNING})) AS "running, mean",
+    maxIf(value, metric IN ({_WAITING})) AS "waiting, max"
+{_samples(f"{_RUNNING}, {_WAITING}")}
+GROUP BY time, engine
+HAVING countIf(metric IN ({_RUNNING})) > 0
+ORDER BY time, engine"""
+_TOKENS = "'legato.engine.tokens.generated', 'vllm:generation_tokens_total'"
+_PREEMPTED = "'legato.engine.preemptions', 'vllm:num_preemptions_total'"
+PAGE_TOKENS = f"""
+SELECT
+    $__timeInterval(recorded_at) AS time, engine, sumIf(grown, metric IN ({_TOKENS})) / greatest(60, $__interval_s) AS "tokens a second",
+    60 * sumIf(grown, metric IN ({_PREEMPTED})) / greatest(60, $__interval_s) AS "preempted a minute"
+FROM ({_growth(f"{_TOKENS}, {_PREEMPTED}", "engine_id AS engine")})
+GROUP BY time, engine
+ORDER BY time, engine"""
+_WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.time", "first token": "legato.engine.ttft"}
+_MEANS = ",\n    ".join(
+    f"sumIf(sum, metric = '{metric}') / nullIf(sumIf(count, metric = '{metric}'), 0) AS \"{name}, mean\"" for name, metric in _WAITS.items()
+)
+PAGE_WAITS = f"""
+SELECT
+    $__timeInterval(recorded_at) AS time, engine_id AS engine, {_MEANS}
+FROM node_samples FINAL
+WHERE metric IN ({", ".join(f"'{metric}'" for metric in _WAITS.values())}) AND $__timeFilter_ms(recorded_at) AND temporality = 'delta'
+    AND count > 0 AND sum IS NOT NULL
+    AND {filters(ENGINE)}
+GROUP BY time, engine
+ORDER BY time, engine"""
 TTFT = f"""
 SELECT time, {quantile(0.5, "buckets")} / 1e6 AS "TTFT p50", {quantile(0.95, "buckets")} / 1e6 AS "TTFT p95"
 FROM
@@ -230,6 +268,28 @@ def _hosts() -> list[Any]:
     ]
 
 
+def _pages() -> list[Any]:
+    """What engines' own pages say, be there steps or not."""
+    return [
+        lines("KV cache used, by pages", "As each engine's own page says, also of engines that tell no steps.", PAGE_KV, "percentunit"),
+        lines("Running and waiting, by pages", "Requests in the batch, and in the queue, whenever the page was read.", PAGE_QUEUE, "short"),
+        lines(
+            "Tokens and preemptions, by pages",
+            "From the engine's counters. Tokens that fall while requests run: longer steps, or preemptions.",
+            PAGE_TOKENS,
+            "short",
+        ),
+        lines(
+            "Where first tokens wait, by pages",
+            "Means over the requests of the moment. Queue near the first token: more room in the batch helps, a larger prefix cache does "
+            "not. Prefill near it: shorter or cached prompts do.",
+            PAGE_WAITS,
+            "s",
+            limits="first_s",
+        ),
+    ]
+
+
 def board() -> Kit:
     """The dashboard."""
     kit = Kit(
@@ -240,5 +300,5 @@ def board() -> Kit:
         source="engine_minutes",
         annotated=False,
     )
-    kit.add(*_engines(), *_hosts())
+    kit.add(*_engines(), *_pages(), *_hosts())
     return kit

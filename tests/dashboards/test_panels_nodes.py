@@ -158,6 +158,72 @@ def prefix_cache(past: Past, view: View) -> list[Row]:
     return made
 
 
+def _per_engine(view: View, rows: list[Row], made: Any) -> list[Row]:
+    def row_of(key: Any, group: list[Row]) -> Row:
+        return {"time": key[0], "engine": key[1], **made(group)}
+
+    return grouped(rows, lambda row: (_point(view, row), row["engine_id"]), row_of)
+
+
+def _of(rows: list[Row], *metrics: str) -> list[Row]:
+    return [row for row in rows if row["metric"] in metrics]
+
+
+PAGED_KV = ("legato.engine.kv_cache.utilization", "vllm:kv_cache_usage_perc")
+RUNNING, WAITING = (
+    tuple(f"{stem}{state}" for stem in ("legato.engine.requests.", "vllm:num_requests_")) for state in ("running", "waiting")
+)
+TOKENS = ("legato.engine.tokens.generated", "vllm:generation_tokens_total")
+PREEMPTED = ("legato.engine.preemptions", "vllm:num_preemptions_total")
+
+
+def page_kv(past: Past, view: View) -> list[Row]:
+    """By either name."""
+
+    def made(rows: list[Row]) -> Row:
+        return {"KV max": max(row["value"] for row in rows), "KV mean": _mean(rows)}
+
+    return _per_engine(view, _samples(past, view, *PAGED_KV), made)
+
+
+def page_queue(past: Past, view: View) -> list[Row]:
+    """Where it was told how many ran."""
+    rows = _samples(past, view, *RUNNING, *WAITING)
+    told = {(_point(view, row), row["engine_id"]) for row in _of(rows, *RUNNING)}
+
+    def made(group: list[Row]) -> Row:
+        waiting = max((row["value"] for row in _of(group, *WAITING)), default=None)
+        return {"running, mean": _mean(_of(group, *RUNNING)), "waiting, max": waiting}
+
+    return _per_engine(view, [row for row in rows if (_point(view, row), row["engine_id"]) in told], made)
+
+
+def page_tokens(past: Past, view: View) -> list[Row]:
+    """A minute is the shortest point that there is."""
+    length_s = max(60, view.point_s)
+
+    def made(group: list[Row]) -> Row:
+        tokens, preempted = (sum(row["grown"] for row in _of(group, *names)) for names in (TOKENS, PREEMPTED))
+        return {"tokens a second": tokens / length_s, "preempted a minute": 60 * preempted / length_s}
+
+    return _per_engine(view, _grown(_samples(past, view, *TOKENS, *PREEMPTED)), made)
+
+
+WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.time", "first token": "legato.engine.ttft"}
+
+
+def page_waits(past: Past, view: View) -> list[Row]:
+    """Of histograms of what came since the reading before."""
+    rows = [row for row in past.samples if row["metric"] in WAITS.values() and row["temporality"] == "delta" and row["count"]]
+    rows = [row for row in rows if row["sum"] is not None and view.has_ns(row["recorded_at"]) and view.shows(row, ENGINE)]
+
+    def made(group: list[Row]) -> Row:
+        own = {name: _of(group, metric) for name, metric in WAITS.items()}
+        return {f"{name}, mean": ratio(_sum(each, "sum"), _sum(each, "count")) for name, each in own.items()}
+
+    return _per_engine(view, rows, made)
+
+
 def ttft(past: Past, view: View) -> list[Row]:
     """Of the servers' streams; the tenant alone filters them, as streams of servers without engines count too."""
     rows = [row for row in shown(past.streams, view, TENANT) if row["vantage"] == "server"]
@@ -248,6 +314,10 @@ EXPECTED = {
     "Running and waiting": queue,
     "Stalls charged to each engine": stalls,
     "Speculation": speculation,
+    "KV cache used, by pages": page_kv,
+    "Running and waiting, by pages": page_queue,
+    "Tokens and preemptions, by pages": page_tokens,
+    "Where first tokens wait, by pages": page_waits,
     "Prefix-cache hits": prefix_cache,
     "TTFT at the servers": ttft,
     "GPU clocks": gpu_clocks,

@@ -335,10 +335,38 @@ def _node(now_ns: int, host: str, engine: str) -> ExportMetricsServiceRequest:
             # By the agent's name, and by that of a Collector which scrapes.
             name = f"legato.engine.prefix_cache.{which}" if host else f"vllm:prefix_cache_{which}_total"
             _count(body, counters, (name, ""), step, at, {"model_name": "demo-7b"})
+        _page(body, counters, rng, at, bool(host))
         if number == 9:
             counters.clear()
     gauge(body, "hw.gpu.clock.sm", float("nan"), now_ns, attributes={"hw.id": "0"})
     return body
+
+
+def _page(body: Any, counters: dict[tuple[str, str], float], rng: random.Random, at: int, by_agent: bool) -> None:
+    """An engine's page, by the agent's names or by those of a Collector which scrapes; the agent alone makes deltas of histograms."""
+    own = {"model_name": "demo-7b"}
+    stems = (
+        ("legato.engine.kv_cache.utilization", "legato.engine.requests.")
+        if by_agent
+        else ("vllm:kv_cache_usage_perc", "vllm:num_requests_")
+    )
+    gauge(body, stems[0], rng.random(), at, attributes=own)
+    for state in ("running", "waiting"):
+        if rng.random() < 0.8:
+            gauge(body, stems[1] + state, rng.randrange(30), at, attributes=own)
+    tokens, preempted = (
+        ("legato.engine.tokens.generated", "legato.engine.preemptions")
+        if by_agent
+        else ("vllm:generation_tokens_total", "vllm:num_preemptions_total")
+    )
+    _count(body, counters, (tokens, ""), rng.randrange(9_000), at, own)
+    _count(body, counters, (preempted, ""), rng.randrange(3), at, own)
+    for name in ("queue.time", "prefill.time", "ttft"):
+        counts = [rng.randrange(4) for _ in range(3)]
+        point = histogram(body, f"legato.engine.{name}", [0.1, 1.0], counts, at, attributes=own)
+        point.sum = 0.3 * sum(counts)
+        if by_agent:
+            body.resource_metrics[0].scope_metrics[0].metrics[-1].histogram.aggregation_temporality = 1
 
 
 def _count(
