@@ -15,6 +15,13 @@ _ENGINES = f"""FROM
     WHERE $__timeFilter(minute) AND steps > 0
     AND {filters(ENGINE)}
 )"""
+# Engines that told steps, and those whose page was read.
+_TOLD = """(
+    SELECT tenant, engine_id, minute FROM engine_minutes WHERE $__timeFilter(minute)
+    UNION ALL
+    SELECT tenant, engine_id, toStartOfMinute(recorded_at) AS minute FROM node_samples
+    WHERE metric = 'legato.engine.up' AND $__timeFilter_ms(recorded_at)
+)"""
 _STALLED = f"""FROM
 (
     SELECT * FROM stall_minutes FINAL
@@ -297,7 +304,7 @@ def board() -> Kit:
         "Legato · Serving nodes",
         "Engines step by step, summed by the minute, GPUs and hosts, beside the stalls of the same minutes.",
         variables=ENGINE,
-        source="engine_minutes",
+        source=_TOLD,
         annotated=False,
     )
     kit.add(*_engines(), *_pages(), *_hosts())

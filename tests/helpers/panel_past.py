@@ -191,7 +191,8 @@ def _batches(now_ns: int) -> Iterator[Batch]:
     for name in NASTY:
         yield spans(_named(now_ns, name))
     yield spans(_refused(now_ns))
-    for batch in (_node(now_ns, "node-1", "shop-gpu-0"), _node(now_ns, "", "shop-gpu-1"), _host_alone(now_ns), *_itself(now_ns)):
+    nodes = (_node(now_ns, "node-1", "shop-gpu-0"), _node(now_ns, "", "shop-gpu-1"), _paged(now_ns), _host_alone(now_ns))
+    for batch in (*nodes, *_itself(now_ns)):
         yield points(batch)
     yield points(_node(now_ns, "node-2", "spec-0"), TENANT)
 
@@ -351,6 +352,8 @@ def _page(body: Any, counters: dict[tuple[str, str], float], rng: random.Random,
         else ("vllm:kv_cache_usage_perc", "vllm:num_requests_")
     )
     gauge(body, stems[0], rng.random(), at, attributes=own)
+    if by_agent:
+        gauge(body, "legato.engine.up", 1.0, at)
     for state in ("running", "waiting"):
         if rng.random() < 0.8:
             gauge(body, stems[1] + state, rng.randrange(30), at, attributes=own)
@@ -391,6 +394,15 @@ def _host_alone(now_ns: int) -> ExportMetricsServiceRequest:
             if exporter == "otlp_http" or number % 3:
                 gauge(body, "otelcol_exporter_queue_capacity", 1000, at, attributes={"exporter": exporter})
         histogram(body, "vllm:time_to_first_token_seconds", [0.1, 1.0], [1, 2, 3], at)
+    return body
+
+
+def _paged(now_ns: int) -> ExportMetricsServiceRequest:
+    """An engine that is known by its page alone."""
+    body = metrics_request({"legato.engine.id": "paged-0", "host.name": "node-4"})
+    for number in range(5):
+        gauge(body, "legato.engine.up", 1.0, now_ns - HOUR_NS + number * 10 * MINUTE_NS)
+        gauge(body, "legato.engine.kv_cache.utilization", 0.1 * number, now_ns - HOUR_NS + number * 10 * MINUTE_NS)
     return body
 
 
