@@ -85,7 +85,11 @@ class Roster:
         for name, endpoint in settings.forward_passes:
             steps[name] = ForwardPasses(name, endpoint, tell, boot_id=boot_id)
         epochs = {name: each.epoch_ns for name, each in steps.items()}
-        files = [RequestFiles(name, pathlib.Path(path), tell, epoch_ns=epochs.get(name)) for name, path in settings.request_files]
+        for name, _ in settings.request_files:
+            if name not in epochs:
+                wanted = f"set LEGATO_FORWARD_PASSES={name}=tcp://HOST:PORT, too"
+                raise SettingsError(f"LEGATO_REQUEST_FILES names {name}, whose steps nobody tells, and requests go with steps: {wanted}")
+        files = [RequestFiles(name, pathlib.Path(path), tell, epoch_ns=epochs[name]) for name, path in settings.request_files]
         requests = [PerfMetrics(url, name, tell, every_s, epochs[name]) for name, url in servers.items()]
         return [*steps.values(), *requests, *files, *(KvEvents(name, endpoint) for name, endpoint in settings.kv_events)]
 

@@ -25,15 +25,11 @@ from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.iterations import Iterations
 from legato_gpu_agent.collectors.perf_metrics import ROWS_MAX, BadPerfMetrics, PerfMetrics
 from legato_gpu_agent.datagrams import Datagram
-from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.pending import Pending
 from legato_gpu_agent.readings import Distribution, Found, Reading
 from legato_gpu_agent.records import Engine, FinishedRequest, Step
-from legato_gpu_agent.roster import Roster
-from legato_gpu_agent.settings import Settings
 from legato_gpu_agent.steps import request_of
 from legato_gpu_agent.vocabulary import SIGNALS
-from legato_gpu_agent.watch import Basket
 
 NOW, SECOND = 1_700_000_000_000_000_000, 10**9
 PAGES = pathlib.Path(__file__).parent / "data" / "pages"
@@ -368,13 +364,6 @@ def test_requests_go_with_the_steps_of_their_engine(world: World) -> None:
     (flush,) = pending.flushes(NOW)
     assert [(request.response_id, request.step) for request in flush.finished] == [("5", flush.steps[1].number)]
     assert request_of(flush.engine, flush.steps, flush.finished).SerializeToString()
-
-
-def test_where_iterations_are_read_finished_requests_are_too() -> None:
-    """No setting is needed for them; each server has both collectors, and a name of its own."""
-    environ = {"LEGATO_ITERATIONS": "a=http://127.0.0.1:9,http://127.0.0.1:10", "LEGATO_ENGINE_SCAN": "0"}
-    names = [watch.name for watch in Roster(Settings.from_env(environ), Basket(), Metrics()).watches()]
-    assert names[-4:] == ["iterations a", "iterations 127.0.0.1:10", "perf metrics a", "perf metrics 127.0.0.1:10"]
 
 
 def test_a_server_without_the_page_is_absent(world: World) -> None:
