@@ -20,7 +20,7 @@ _TOLD = """(
     SELECT tenant, engine_id, minute FROM engine_minutes WHERE $__timeFilter(minute)
     UNION ALL
     SELECT tenant, engine_id, toStartOfMinute(recorded_at) AS minute FROM node_samples
-    WHERE metric = 'legato.engine.up' AND $__timeFilter_ms(recorded_at)
+    WHERE metric IN ('legato.engine.up', 'vllm:num_requests_running') AND $__timeFilter_ms(recorded_at)
 )"""
 _STALLED = f"""FROM
 (
@@ -125,13 +125,20 @@ SELECT
 GROUP BY time, engine
 HAVING countIf(metric IN ({_RUNNING})) > 0
 ORDER BY time, engine"""
-_TOKENS = "'legato.engine.tokens.generated', 'vllm:generation_tokens_total'"
-_PREEMPTED = "'legato.engine.preemptions', 'vllm:num_preemptions_total'"
+_TOKENS = ("legato.engine.tokens.generated", "vllm:generation_tokens_total")
+_PREEMPTED = ("legato.engine.preemptions", "vllm:num_preemptions_total")
+
+
+def _either(own: str, foreign: str) -> str:
+    """The growth of a counter that both the agent and a Collector may tell: the agent's, where there is one."""
+    return f"if(countIf(metric = '{own}') > 0, sumIf(grown, metric = '{own}'), sumIf(grown, metric = '{foreign}'))"
+
+
 PAGE_TOKENS = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, engine, sumIf(grown, metric IN ({_TOKENS})) / greatest(60, $__interval_s) AS "tokens a second",
-    60 * sumIf(grown, metric IN ({_PREEMPTED})) / greatest(60, $__interval_s) AS "preempted a minute"
-FROM ({_growth(f"{_TOKENS}, {_PREEMPTED}", "engine_id AS engine")})
+    $__timeInterval(recorded_at) AS time, engine, {_either(*_TOKENS)} / greatest(60, $__interval_s) AS "tokens a second",
+    60 * {_either(*_PREEMPTED)} / greatest(60, $__interval_s) AS "preempted a minute"
+FROM ({_growth(", ".join(f"'{name}'" for name in (*_TOKENS, *_PREEMPTED)), "engine_id AS engine")})
 GROUP BY time, engine
 ORDER BY time, engine"""
 _WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.time", "first token": "legato.engine.ttft"}

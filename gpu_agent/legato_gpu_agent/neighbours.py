@@ -36,7 +36,8 @@ class Neighbours:
     def tell(self, engine_id: str, url: str = "") -> None:
         """There is such an engine; ``url``, else its id, says at which port of this host."""
         # One that was told without its port, by its plugin, may be told with it later.
-        if engine_id in self._ports and (self._ports[engine_id] or not url):
+        known = self._ports.get(engine_id)
+        if known or (known is not None and not url):
             return
         try:
             parts = urlsplit(url or f"//{engine_id.split('/')[0]}")

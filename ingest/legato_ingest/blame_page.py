@@ -259,10 +259,10 @@ def _prefix_cache(answer: Answer) -> list[RenderableType]:
         if row["token_us"] is None:
             line += "; what that saved is not known: too few steps with prompts were recorded"
         else:
-            saved, wasted = round(row["saved_us"]), round(row["wasted_us"])
+            saved, wasted = round(row["saved_us"]), round(row["wasted_us"] or 0)
             line += f", which saved {duration(saved)} of prefill at {duration(round(row['token_us']))} a token"
             line += f", {duration(saved // requests)} a request (n={count(requests)})" if requests else ""
-            line += f"; {duration(wasted)} of it ({share(wasted, saved)}) went in the queue" if wasted else ""
+            line += f"; about {duration(wasted)} of it ({share(wasted, saved)}) they had waited in the queue before" if wasted else ""
         out.append(Text(line))
     return out
 

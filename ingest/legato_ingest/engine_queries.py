@@ -41,22 +41,12 @@ ORDER BY lost_us DESC
 LIMIT {{limit:UInt32}}
 """
 
-# As the agent calls them, else as a Collector that scrapes vLLM does: tokens found in the cache, and looked for.
-_CACHE = {
-    "hits": ("legato.engine.prefix_cache.hits", "vllm:prefix_cache_hits_total"),
-    "queries": ("legato.engine.prefix_cache.queries", "vllm:prefix_cache_queries_total"),
-}
-_CACHE_METRICS = ", ".join(f"'{name}'" for names in _CACHE.values() for name in names)
-
-
-def _grown(what: str) -> str:
-    own, foreign = (f"sumIf(grown, metric = '{name}')" for name in _CACHE[what])
-    return f"if({own} > 0, {own}, {foreign}) AS {what}"
-
-
-# A prompt token that is found in the cache need not be computed: it saves its request the time that a token of prompt adds to a step, which
-# is the slope of the engine's own steps over their prompt tokens. In a minute whose requests waited in the queue, as much of what was saved
-# as they waited brought their readers nothing yet: such hits were wasted there.
+# As the agent calls them, and as a Collector that scrapes vLLM does: tokens found in the cache (hits), and looked for (queries).
+_OWN, _FOREIGN = "legato.engine.prefix_cache.", "vllm:prefix_cache_"
+_CACHE = f"'{_OWN}hits', '{_OWN}queries', '{_FOREIGN}hits_total', '{_FOREIGN}queries_total'"
+# A prompt token that is found in the cache need not be computed: it saves its request the time that a token of prompt adds to a step, the
+# slope of the engine's own steps over their prompt tokens. Hits are counted when a request leaves the queue. Of those that left it in a
+# minute each is taken to have saved as much; what it had waited before, up to that, the cache gained its reader nothing.
 PREFIX_CACHE = f"""
 WITH
     counted AS
@@ -68,22 +58,32 @@ WITH
                 PARTITION BY tenant, metric, engine_id, host, series
                 ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW
             ) AS before,
-            if(before IS NULL, 0, if(value >= before, value - before, value)) AS grown
+            if(before IS NULL, 0., assumeNotNull(if(value >= before, value - before, value))) AS grown
         FROM node_samples FINAL
-        WHERE metric IN ({_CACHE_METRICS}) AND value IS NOT NULL
+        WHERE metric IN ({_CACHE}) AND value IS NOT NULL
             AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}
+    ),
+    chosen AS
+    (
+        SELECT tenant, engine_id, if(countIf(startsWith(metric, '{_OWN}')) > 0, '{_OWN}', '{_FOREIGN}') AS stem
+        FROM counted
+        GROUP BY tenant, engine_id
     ),
     cached AS
     (
-        SELECT tenant, engine_id, minute, {_grown("hits")}, {_grown("queries")}
+        SELECT
+            tenant, engine_id, minute,
+            sumIf(grown, position(metric, 'hits') > 0) AS hits, sumIf(grown, position(metric, 'hits') = 0) AS queries
         FROM counted
+        INNER JOIN chosen USING (tenant, engine_id)
+        WHERE startsWith(metric, stem)
         GROUP BY tenant, engine_id, minute
     ),
-    asked AS
+    scheduled AS
     (
         SELECT
-            tenant, engine_id, sum(queued_us) AS queued, sum(prefill_us) AS prefilled, count() AS ended,
-            intDiv(toUnixTimestamp(recorded_at - toIntervalMicrosecond(queued_us + prefill_us + decode_us)), 60) AS minute
+            tenant, engine_id, groupArray(toFloat64(queued_us)) AS waits, sum(prefill_us) AS prefilled,
+            intDiv(toUnixTimestamp(recorded_at - toIntervalMicrosecond(prefill_us + decode_us)), 60) AS minute
         FROM engine_requests FINAL
         WHERE ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}
         GROUP BY tenant, engine_id, minute
@@ -100,14 +100,16 @@ WITH
         HAVING prefills >= {{prefills_min:UInt32}} AND slope_us > 0
     )
 SELECT
-    engine_id, sum(hits) AS cached_tokens, sum(queries) AS prompt_tokens, nullIf(any(slope_us), 0) AS token_us,
-    sum(hits) * token_us AS saved_us, sum(least(hits * slope_us, toFloat64(queued))) AS wasted_us,
-    sum(queued) AS queue_us, sum(prefilled) AS prefill_us, sum(ended) AS requests
+    tenant, engine_id, sum(hits) AS cached_tokens, sum(queries) AS prompt_tokens, nullIf(any(slope_us), 0) AS token_us,
+    cached_tokens * token_us AS saved_us, sum(length(waits)) AS requests,
+    if(requests = 0 OR token_us IS NULL, NULL,
+        sum(arraySum(wait -> least(wait, hits * slope_us / length(waits)), waits))) AS wasted_us,
+    if(requests = 0, NULL, sum(arraySum(waits))) AS queue_us, if(requests = 0, NULL, sum(prefilled)) AS prefill_us
 FROM cached
-LEFT JOIN asked USING (tenant, engine_id, minute)
+LEFT JOIN scheduled USING (tenant, engine_id, minute)
 LEFT JOIN paced USING (tenant, engine_id)
 GROUP BY tenant, engine_id
 HAVING prompt_tokens > 0
-ORDER BY saved_us DESC NULLS LAST, engine_id
+ORDER BY saved_us DESC NULLS LAST, tenant, engine_id
 LIMIT {{limit:UInt32}}
 """

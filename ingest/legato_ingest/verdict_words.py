@@ -39,10 +39,11 @@ def _clock(evidence: Mapping[str, Any]) -> Iterator[str]:
 
 def _kernel(evidence: Mapping[str, Any]) -> Iterator[str]:
     """What the kernel counted beside a stall of the host's."""
-    for name, words in (
-        ("cpu_wait", "the engine's threads were ready and had no CPU for {} of"),
-        ("cpu_stolen", "CPUs were stolen for {} of"),
-    ):
+    said = {
+        "cpu_wait": "the engine's threads, all together, were ready and had no CPU for {} in",
+        "cpu_stolen": "CPUs, all together, were stolen for {} in",
+    }
+    for name, words in said.items():
         if f"{name}_us" in evidence:
             counted, whole = (duration(int(evidence[key])) for key in (f"{name}_us", f"{name}_of_us"))
             yield f"{words.format(counted)} the {whole} around it"

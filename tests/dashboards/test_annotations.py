@@ -66,7 +66,8 @@ def test_the_values_of_a_variable_are_all_there_are(asked: Asked, name: str) -> 
     assert list(variables) == [f"variable {variable}" for variable in columns]
     rows = asked.past.steps if name == "nodes" else asked.past.streams
     # Engines are known by their pages, too.
-    paged = [row for row in asked.past.samples if row["metric"] == "legato.engine.up"] if name == "nodes" else []
+    told = ("legato.engine.up", "vllm:num_requests_running")
+    paged = [row for row in asked.past.samples if row["metric"] in told] if name == "nodes" else []
     for view in views(asked.past)[:3]:
         for variable, column in columns.items():
             names = {row[column] or "(none)" for row in rows if view.has_minute(row["minute"])}

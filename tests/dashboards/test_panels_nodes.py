@@ -203,7 +203,8 @@ def page_tokens(past: Past, view: View) -> list[Row]:
     length_s = max(60, view.point_s)
 
     def made(group: list[Row]) -> Row:
-        tokens, preempted = (sum(row["grown"] for row in _of(group, *names)) for names in (TOKENS, PREEMPTED))
+        # By the agent's name where it tells, else by a Collector's: never both.
+        tokens, preempted = (sum(row["grown"] for row in _of(group, own) or _of(group, other)) for own, other in (TOKENS, PREEMPTED))
         return {"tokens a second": tokens / length_s, "preempted a minute": 60 * preempted / length_s}
 
     return _per_engine(view, _grown(_samples(past, view, *TOKENS, *PREEMPTED)), made)

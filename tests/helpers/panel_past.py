@@ -343,6 +343,9 @@ def _node(now_ns: int, host: str, engine: str) -> ExportMetricsServiceRequest:
     return body
 
 
+_COUNTED = (("legato.engine.tokens.generated", "legato.engine.preemptions"), ("vllm:generation_tokens_total", "vllm:num_preemptions_total"))
+
+
 def _page(body: Any, counters: dict[tuple[str, str], float], rng: random.Random, at: int, by_agent: bool) -> None:
     """An engine's page, by the agent's names or by those of a Collector which scrapes; the agent alone makes deltas of histograms."""
     own = {"model_name": "demo-7b"}
@@ -357,13 +360,10 @@ def _page(body: Any, counters: dict[tuple[str, str], float], rng: random.Random,
     for state in ("running", "waiting"):
         if rng.random() < 0.8:
             gauge(body, stems[1] + state, rng.randrange(30), at, attributes=own)
-    tokens, preempted = (
-        ("legato.engine.tokens.generated", "legato.engine.preemptions")
-        if by_agent
-        else ("vllm:generation_tokens_total", "vllm:num_preemptions_total")
-    )
-    _count(body, counters, (tokens, ""), rng.randrange(9_000), at, own)
-    _count(body, counters, (preempted, ""), rng.randrange(3), at, own)
+    # A Collector may scrape what the agent reads.
+    for tokens, preempted in _COUNTED[0 if by_agent else 1 :]:
+        _count(body, counters, (tokens, ""), rng.randrange(9_000), at, own)
+        _count(body, counters, (preempted, ""), rng.randrange(3), at, own)
     for name in ("queue.time", "prefill.time", "ttft"):
         counts = [rng.randrange(4) for _ in range(3)]
         point = histogram(body, f"legato.engine.{name}", [0.1, 1.0], counts, at, attributes=own)

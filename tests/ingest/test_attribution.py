@@ -84,19 +84,21 @@ def test_the_clients_clock_changes_no_verdict(cause: str, hours: int, drift_ppm:
 
 
 def test_the_engines_clock_is_found_by_its_finished_requests() -> None:
-    """Records an hour off: the shift is what moves them back, to half a millisecond; those that came sooner still say how far it is off."""
+    """Records an hour off: the shift is what moves them back, to half a millisecond; of many, those that came sooner still say how far it
+    is off.
+    """
     world = World()
     sends = np.array([world.server(stream).times_ns[-1 - stream] for stream in range(4)])
     records = np.array([world.recorded[-1 - stream] for stream in range(4)]) + 3_600_000 * MS
     shift = shift_of(sends, records)
-    assert shift is not None and abs(shift[0] - 3_600_000 * MS) < MS // 2 and 0 <= shift[1] < MS // 2
+    assert shift is not None and abs(shift[0] - 3_600_000 * MS) < MS // 2 and shift[1] is None
     assert shift_of(sends[:0], records[:0]) is None
     apart = np.arange(200) * 1_000
     assert shift_of(apart, 2 * apart) == (180_000, 18_000)
 
 
 @pytest.mark.parametrize("cause", WORLDS)
-@pytest.mark.parametrize("short_ms", [0.4, 1.0, 4.0])
+@pytest.mark.parametrize("short_ms", [0.4, 1.0, 3.0])
 def test_an_offset_that_is_off_within_its_error_changes_no_verdict(cause: str, short_ms: float) -> None:
     """A chunk seems to be sent before its step was over: it was made by it all the same, and no front end slept for the whole step."""
     world, off_ns = WORLDS[cause], int(short_ms * MS)
@@ -105,6 +107,18 @@ def test_an_offset_that_is_off_within_its_error_changes_no_verdict(cause: str, s
     off = judge(gaps_of(client, server, -off_ns, GAP_NS, shift_error_ns=off_ns), steps)
     assert causes(off) == causes(right) and (off.parts.sum(axis=1) == right.parts.sum(axis=1)).all()
     assert np.abs(off.parts - right.parts).max() <= off_ns + MS
+
+
+def test_a_chunk_that_is_sent_late_keeps_its_step() -> None:
+    """Nearer to the step that made it than to the next: that the next preempted somebody is none of its business."""
+    world = World(slow={200: 600 * MS}, preempted=(201, 230))
+    steps, client = charge(world.records()), world.client(1)
+    times = world.server(1).times_ns.copy()
+    times[200] = steps.end_ns[200] + 14 * MS
+    late = Vantage(times, client.sizes, client.holds_ns)
+    for error_ms in (0, 7):
+        verdicts = judge(gaps_of(late, late, 0, GAP_NS, shift_error_ns=error_ms * MS), steps)
+        assert causes(verdicts)[0] == "host" and part(verdicts, "front_end") == pytest.approx(14, abs=1)
 
 
 def test_a_missing_vantage_weakens_the_claim() -> None:

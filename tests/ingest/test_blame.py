@@ -191,10 +191,12 @@ def cached_steps(store: Store, engine: str, queued_us: tuple[int, int]) -> None:
 @pytest.mark.parametrize("names", [(CACHE_HITS, CACHE_QUERIES), (FOREIGN_HITS, FOREIGN_QUERIES)], ids=["agent", "collector"])
 def test_what_the_prefix_cache_saved(url: str, store: Store, names: tuple[str, str]) -> None:
     """400 tokens at half a millisecond in the first minute, whose request waited 150 ms; 1,000 in the second, whose waited 2 s. The engine
-    started anew meanwhile.
+    started anew meanwhile, and a Collector scrapes it, too.
     """
     engine = f"cache {names[0][:6]}"
     counted(store, engine, names, [(100, 1_000), (500, 2_000), (1_000, 3_000), (500, 1_500)])
+    if names[0] == CACHE_HITS:
+        counted(store, engine, (FOREIGN_HITS, FOREIGN_QUERIES), [(0, 0), (0, 0), (9_000, 90_000)])
     cached_steps(store, engine, (150_000, 2_000_000))
     (row,) = data(url, "--since", "all", "--engine", engine)["prefix_cache"]
     assert (row["cached_tokens"], row["prompt_tokens"], row["requests"]) == (400 + 500 + 500, 1_000 + 1_000 + 1_500, 2)
@@ -204,7 +206,18 @@ def test_what_the_prefix_cache_saved(url: str, store: Store, names: tuple[str, s
     assert row["queue_us"] == 2_150_000 and row["prefill_us"] == 200_000
     page = typed(url, "--since", "all", "--engine", engine).replace("\n", " ").replace("  ", " ")
     assert "40.0 % of 3,500 prompt tokens were cached, which saved 700 ms of prefill at 500 µs a token, 350 ms a request (n=2)" in page
-    assert "650 ms of it (92.9 %) went in the queue" in page
+    assert "about 650 ms of it (92.9 %) they had waited in the queue before" in page
+
+
+def test_what_one_request_waited_is_not_what_the_others_saved(url: str, store: Store) -> None:
+    """Ten requests saved 50 ms each; one had waited ten seconds, and so only its 50 ms were no gain. Minutes without hits add nothing."""
+    counted(store, "one", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (1_000, 2_000), (1_000, 2_000), (1_000, 3_000)])
+    cached_steps(store, "one", (10_000_000, 3_000_000))
+    ended = [FinishedRequest(11, f"one-{number}", prefill_us=100_000) for number in range(2, 11)]
+    put(store, request_of(Engine("one", 6), [Step(11, CACHE_BEGUN + 10**9, interval_us=20_000)], ended), CACHE_BEGUN + MINUTE_NS)
+    (row,) = data(url, "--since", "all", "--engine", "one")["prefix_cache"]
+    assert row["requests"] == 11 and row["queue_us"] == 13_000_000
+    assert row["saved_us"] == pytest.approx(500_000) and row["wasted_us"] == pytest.approx(50_000)
 
 
 def test_what_a_cache_saved_is_unknown_without_steps(url: str, store: Store) -> None:
@@ -212,7 +225,9 @@ def test_what_a_cache_saved_is_unknown_without_steps(url: str, store: Store) -> 
     counted(store, "paged", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (300, 1_000)])
     counted(store, "cold", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (0, 1_000)])
     (row,) = data(url, "--since", "all", "--engine", "paged")["prefix_cache"]
-    assert row["token_us"] is None and row["saved_us"] is None and row["cached_tokens"] == 300
+    assert row["cached_tokens"] == 300 and {row[name] for name in ("token_us", "saved_us", "wasted_us", "queue_us", "prefill_us")} == {None}
+    both = typed(url, "--since", "all").replace("\n", " ").replace("  ", " ")
+    assert "cold: 0 % of 1,000 prompt tokens were cached" in both or "cold: 0.0 % of 1,000 prompt tokens were cached" in both
     page = typed(url, "--since", "all", "--engine", "paged").replace("\n", " ").replace("  ", " ")
     assert "paged: 30.0 % of 1,000 prompt tokens were cached; what that saved is not known" in page
     assert "Prefix cache" not in typed(url, "--since", "all", "--engine", "cold")

@@ -13,7 +13,7 @@ from helpers.points import metrics_request, total
 from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
 from legato_ingest.adapt import Limits
-from legato_ingest.attribution.cpu_waits import CpuWaits, _sum_of, waits_of
+from legato_ingest.attribution.cpu_waits import CpuWaits, _counter, waits_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.samples import read_samples
@@ -61,7 +61,7 @@ def test_a_counter_that_began_anew_takes_nothing_back(store: Store) -> None:
     """An engine's process restarted: what it had waited before is not given back, and the others go on."""
     sampled(store, WAIT, {0: 9.0, S: 9.5, 2 * S: 0.1, 3 * S: 0.3}, "e", role="api")
     sampled(store, WAIT, {0: 1.0, 3 * S: 1.3}, "e", role="worker")
-    assert evidence(waits(store), 1_100 * MS, 2_900 * MS)["cpu_wait_us"] == pytest.approx(400_000, abs=2)
+    assert evidence(waits(store), 1_100 * MS, 2_900 * MS)["cpu_wait_us"] == pytest.approx(500_000, abs=2)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-200 * MS, 300 * MS), (2_900 * MS, 3_200 * MS), (20 * S, 21 * S)])
@@ -78,16 +78,24 @@ def test_of_two_nodes_nothing_is_said(store: Store) -> None:
     for host in ("a", "b"):
         sampled(store, WAIT, {0: 1.0, 9 * S: 1.5}, "e", host)
     assert evidence(waits(store), S, 2 * S) == {}
-    assert evidence(CpuWaits.unknown(), S, 2 * S) == {}
+    assert evidence(CpuWaits(), S, 2 * S) == {}
 
 
-@given(st.lists(st.tuples(st.integers(0, 30 * S), st.floats(0, 1e6)), max_size=8), st.integers(0, 30 * S), st.integers(0, 5 * S))
+def test_a_process_that_was_not_sampled_then_is_not_counted(store: Store) -> None:
+    """Nobody knows when in its minute it waited; and what is no number of seconds is nobody's wait."""
+    sampled(store, WAIT, {0: 1.0, 60 * S: 31.0}, "e", role="seldom")
+    sampled(store, WAIT, {second * S: 1.0 + 0.1 * second for second in range(60)}, "e", role="often")
+    sampled(store, WAIT, {second * S: 1e300 * second for second in range(60)}, "e", role="broken")
+    assert evidence(waits(store), 10_200 * MS, 10_800 * MS) == {"cpu_wait_us": 100_000, "cpu_wait_of_us": 1_000_000}
+
+
+@given(st.lists(st.tuples(st.integers(0, 30 * S), st.floats()), max_size=8), st.integers(0, 30 * S), st.integers(0, 5 * S))
 def test_it_never_counts_backwards(seen: list[tuple[int, float]], start: int, lasted: int) -> None:
     """Whatever a counter does."""
     at = np.array(sorted({time for time, _ in seen}), np.int64)
-    total_ns = _sum_of([np.arange(len(at))], at, np.array([value for _, value in seen][: len(at)]))
-    known, grown, apart = total_ns.around(np.array([start]), np.array([start + lasted]))
-    assert not known.any() or (grown[0] >= 0 and apart[0] >= lasted)
+    counter = _counter(at, np.array([value for _, value in seen][: len(at)]))
+    found = CpuWaits([counter] if counter else []).evidence(np.array([start]), np.array([start + lasted]))[0]
+    assert not found or (found["cpu_wait_us"] >= 0 and found["cpu_wait_of_us"] >= lasted // 1000)
 
 
 HOT, LONG = World(slow={200: 600 * MS}), World(prefill={n: 2_500 for n in range(40, 400, 60)})
@@ -109,7 +117,7 @@ def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: 
     (row,) = table.to_pylist()
     verdict = {**row, "evidence": {key.decode(): value for key, value in row["evidence"]}, "excluded": {}, "parts": {}}
     assert row["cause"] == cause.encode()
-    assert ("the engine's threads were ready and had no CPU for 500 ms of the" in words(verdict)) == told
+    assert ("the engine's threads, all together, were ready and had no CPU for 500 ms in the" in words(verdict)) == told
     assert not told or 500_000 <= verdict["evidence"]["cpu_wait_of_us"] <= 1_300_000
 
 

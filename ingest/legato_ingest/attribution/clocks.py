@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 __all__ = ["shift_of"]
 
-# Of many, the very soonest hundredth is no sample of this: a name used twice, a clock that was set.
-_SOONEST, _STRAYS = 0.1, 0.01
+# Of many, the very soonest hundredth is no sample of this: a name used twice, a clock that was set. Few do not say how far they are off.
+_SOONEST, _STRAYS, _FEW = 0.1, 0.01, 30
 
 
-def shift_of(last_send_ns: NDArray[np.int64], recorded_ns: NDArray[np.int64]) -> tuple[int, int] | None:
-    """Records' clock minus the server's, and by how much it may be more, ns; from each finished request's last send and its last step's
-    record; ``None`` without one.
+def shift_of(last_send_ns: NDArray[np.int64], recorded_ns: NDArray[np.int64]) -> tuple[int, int | None] | None:
+    """Records' clock minus the server's, and by how much it may be more (``None``: nobody knows), ns; from each finished request's last
+    send and its last step's record; ``None`` without one.
     """
     if not len(last_send_ns):
         return None
     samples = np.sort(recorded_ns - last_send_ns)
     taken, soonest = (int(samples[min(len(samples) - 1, int((1 - share) * len(samples)))]) for share in (_SOONEST, _STRAYS))
-    return taken, soonest - taken
+    return taken, soonest - taken if len(samples) >= _FEW else None

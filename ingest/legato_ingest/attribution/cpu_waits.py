@@ -25,6 +25,7 @@ Bools = NDArray[np.bool_]
 _WAITED, _CPU = "legato.process.run_queue.wait_time", "system.cpu.time"
 # Samples further apart say too little of a stall between them.
 _APART_NS_MAX = 10_000_000_000
+_SECONDS_MAX = 1e9
 # By series, as a counter of one process or CPU may begin anew while the others go on.
 _COUNTED = """
 SELECT host, series, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
@@ -35,47 +36,42 @@ SETTINGS max_threads = 1"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Total:
-    """A counter over time, ascending: ns since the first sample."""
+class _Counter:
+    """One counter, ascending in time: ns since its first sample, going on from where it was when it began anew."""
 
     times_ns: Ints
-    total_ns: Floats
+    total_ns: Ints
 
     def around(self, start_ns: Ints, end_ns: Ints) -> tuple[Bools, Ints, Ints]:
-        """Of each stretch: whether samples surround it closely, by how much the counter grew between those two, and how far apart they
-        are.
-        """
-        if len(self.times_ns) < 2:
-            nothing = np.zeros(len(start_ns), np.int64)
-            return nothing > 0, nothing, nothing
+        """Of each stretch: whether two samples surround it closely, by how much it grew between them, and how far apart they are."""
         before = np.searchsorted(self.times_ns, start_ns, "right") - 1
         after = np.searchsorted(self.times_ns, end_ns, "left")
         low, high = np.maximum(before, 0), np.minimum(after, len(self.times_ns) - 1)
         apart = self.times_ns[high] - self.times_ns[low]
         known = (before >= 0) & (after < len(self.times_ns)) & (apart - (end_ns - start_ns) < _APART_NS_MAX)
-        return known, np.rint(self.total_ns[high] - self.total_ns[low]).astype(np.int64), apart
+        return known, self.total_ns[high] - self.total_ns[low], apart
 
 
 @dataclass(frozen=True, slots=True)
 class CpuWaits:
     """What the kernel counted where an engine runs: how long its threads waited for a CPU, and how long CPUs were stolen."""
 
-    waited: _Total
-    stolen: _Total
-
-    @classmethod
-    def unknown(cls) -> CpuWaits:
-        """Nobody sampled anything."""
-        nothing = _Total(np.zeros(0, np.int64), np.zeros(0))
-        return cls(nothing, nothing)
+    waited: Sequence[_Counter] = ()
+    stolen: Sequence[_Counter] = ()
 
     def evidence(self, start_ns: Ints, end_ns: Ints) -> list[dict[str, int]]:
-        """Of each stretch by the clock of the engine's records, what was counted around it (µs), and for how long that was."""
+        """Of each stretch by the clock of the engine's records, what was counted around it (µs), and for how long that was.
+
+        Of all processes and all CPUs that were sampled then, added up.
+        """
         out: list[dict[str, int]] = [{} for _ in start_ns]
-        for name, total in (("cpu_wait", self.waited), ("cpu_stolen", self.stolen)):
-            known, grown, apart = total.around(start_ns, end_ns)
-            for row in np.flatnonzero(known):
-                out[row] |= {f"{name}_us": round(grown[row] / 1000), f"{name}_of_us": round(apart[row] / 1000)}
+        for name, counters in (("cpu_wait", self.waited), ("cpu_stolen", self.stolen)):
+            for counter in counters:
+                known, grown, apart = counter.around(start_ns, end_ns)
+                for row in np.flatnonzero(known):
+                    each = out[row]
+                    each[f"{name}_us"] = each.get(f"{name}_us", 0) + round(grown[row] / 1000)
+                    each[f"{name}_of_us"] = max(each.get(f"{name}_of_us", 0), round(apart[row] / 1000))
         return out
 
 
@@ -87,26 +83,24 @@ def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: in
     which = f"metric = '{_WAITED}' AND engine_id IN ({engines})"
     hosts, waited = _read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which))
     if len(hosts) != 1:
-        return CpuWaits.unknown()
+        return CpuWaits()
     which = f"metric = '{_CPU}' AND engine_id IN ('', {engines}) AND host = {quoted(hosts.pop())} AND attributes['cpu.mode'] = 'steal'"
     return CpuWaits(waited, _read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which))[1])
 
 
-def _read(store: Store, sql: str) -> tuple[set[str], _Total]:
-    """The hosts that the rows are of, and their sum."""
+def _read(store: Store, sql: str) -> tuple[set[str], list[_Counter]]:
+    """The hosts that the rows are of, and the counters."""
     table = store.select_arrow(sql)
     series, times = (np.asarray(table[name].to_numpy()) for name in ("series", "at_ns"))
-    values = np.asarray(table["value"].to_numpy(), np.float64)
+    seconds = np.asarray(table["value"].to_numpy(), np.float64)
+    parts = np.split(np.arange(len(series)), np.flatnonzero(np.diff(series)) + 1)
     hosts = {str(unquoted(host)) for host in table["host"].unique().to_pylist()}
-    return hosts, _sum_of(np.split(np.arange(len(series)), np.flatnonzero(np.diff(series)) + 1), times.astype(np.int64), values)
+    return hosts, [counter for part in parts if (counter := _counter(times[part].astype(np.int64), seconds[part])) is not None]
 
 
-def _sum_of(parts: Sequence[Ints], times_ns: Ints, seconds: Floats) -> _Total:
-    """All series added up at the moments of any, each going on from where it was when its counter began anew."""
-    moments = np.unique(times_ns)
-    total = np.zeros(len(moments))
-    for part in parts:
-        if len(part):
-            grown = np.cumsum(np.maximum(np.diff(seconds[part], prepend=seconds[part][:1]), 0.0))
-            total += 1e9 * np.interp(moments, times_ns[part], grown)
-    return _Total(moments, total)
+def _counter(times_ns: Ints, seconds: Floats) -> _Counter | None:
+    """``None`` for what is no counter of seconds: nobody waits longer than there are years."""
+    if not len(seconds) or not (np.abs(seconds) < _SECONDS_MAX).all():
+        return None
+    grown = np.maximum(np.diff(seconds, prepend=seconds[:1]), 0.0)
+    return _Counter(times_ns, np.rint(1e9 * np.cumsum(grown)).astype(np.int64)) if grown.sum() < _SECONDS_MAX else None

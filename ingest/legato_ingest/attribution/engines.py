@@ -167,8 +167,7 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
         client_shift_ns=shifts,
         last_step=last_step,
         first_tokens=_first_tokens(store, key, charges.end_ns - shift[0]) if shift else {},
-        # Of few requests none came sooner than what was taken, which then says nothing of how far it is off.
-        shift_error_ns=min(shift[1] or most, most) if shift else 0,
+        shift_error_ns=most if shift is None or shift[1] is None else min(shift[1], most),
     )
 
 
@@ -191,7 +190,7 @@ def _beside(store: Store, key: Key, streams: Sequence[Stream]) -> Engine | None:
 def _waits(store: Store, key: Key, charges: Charges) -> CpuWaits:
     """What the kernel counted while these steps were made; where none was longer than its work explains, nobody asks."""
     if not charges.host.any():
-        return CpuWaits.unknown()
+        return CpuWaits()
     return waits_of(store, *key, int(charges.recorded_ns.min()) - _AROUND_NS, int(charges.recorded_ns.max()) + _AROUND_NS)
 
 
@@ -237,7 +236,7 @@ def _of_engine(key: Key) -> str:
 
 def _shifts(
     store: Store, key: Key, streams: Sequence[Stream], recorded_ns: Mapping[str, int]
-) -> tuple[tuple[int, int] | None, dict[str, int]]:
+) -> tuple[tuple[int, int | None] | None, dict[str, int]]:
     """The records' clock minus the server's, and by how much it may be more; and minus each client's; ``recorded_ns``: of each request's
     last step, by response id.
 
@@ -260,7 +259,7 @@ def _shifts(
     return shifts.pop("", None), {whose: shift for whose, (shift, _) in shifts.items()}
 
 
-def _shift(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def _shift(pairs: Sequence[tuple[int, int]]) -> tuple[int, int | None]:
     """From each request's last send (or arrival) and its last step's record."""
     last, recorded = np.array(pairs, np.int64).reshape(-1, 2).T
     shift = shift_of(last, recorded)

@@ -27,6 +27,8 @@ CAUSES = (
 _AT = {name: place for place, name in enumerate(CAUSES)}
 # A cause is named when it has this share of what was charged beyond the base; below, the stall is mixed.
 _NAMED = 0.5
+# A time is of the step whose end it comes just before when it is nearer to that by this than to the end before.
+_NEARER_SHARE = 0.25
 # A record explains a silence when it was late for more than this share of it.
 _LATE_SHARE = 0.5
 # From the client alone: chunks were kept when most of the missing came right behind, not yet made when few did. Between, abstain.
@@ -161,15 +163,22 @@ def _lay(gaps: Gaps, steps: Charges, parts: Ints) -> _Laid:
 def _by_records(gaps: Gaps, end_ns: Ints) -> tuple[Ints, Ints]:
     """When each gap began and ended at the server, by the clock of the steps, which ended at ``end_ns``.
 
-    A chunk that seems to have been sent just before a step's end was made by it, and sent then: within its error the offset is what that
-    takes. Else half a millisecond would make a long step a front end that slept.
+    A chunk that seems to have been sent just before a step's end, and long after the end before that, was made by it and sent then: within
+    its error the offset is what that takes. Else half a millisecond would make a long step a front end that slept.
     """
     begin, end = gaps.server_start_ns + gaps.shift_ns, gaps.server_end_ns + gaps.shift_ns
-    early = np.zeros(len(begin), np.int64)
-    for times in (begin, end):
-        place = np.searchsorted(end_ns, times + gaps.shift_error_ns, "right") - 1
-        early = np.maximum(early, np.where(place >= 0, end_ns[np.maximum(place, 0)] - times, 0))
+    early = np.maximum(_early(begin, gaps.shift_error_ns, end_ns), _early(end, gaps.shift_error_ns, end_ns))
     return begin + early, end + early
+
+
+def _early(times: Ints, error_ns: Ints, end_ns: Ints) -> Ints:
+    """By how much each time is too early, where it is within the error before a step's end and nearer to that than to the one before."""
+    if len(end_ns) < 2:
+        return np.zeros(len(times), np.int64)
+    after = np.searchsorted(end_ns, times, "right")
+    inside, place = (after > 0) & (after < len(end_ns)), np.clip(after, 1, len(end_ns) - 1)
+    ahead, behind = end_ns[place] - times, times - end_ns[place - 1]
+    return np.asarray(np.where(inside & (ahead <= error_ns) & (ahead <= _NEARER_SHARE * behind), ahead, 0))
 
 
 def _unbroken(good: Bools, first: Ints, last: Ints) -> Bools:
