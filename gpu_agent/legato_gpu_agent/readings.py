@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Attributes", "Distribution", "Found", "Reading"]
+__all__ = ["Attributes", "Distribution", "Found", "Reading", "booted"]
 
 Attributes = tuple[tuple[str, str], ...]
+
+
+def booted(boot_id: str) -> Attributes:
+    """By the clock of which boot of a host something is told; nothing where nobody knows."""
+    return (("legato.boot.id", boot_id),) if boot_id else ()
 
 
 @dataclass(frozen=True, slots=True)

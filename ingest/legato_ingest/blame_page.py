@@ -23,8 +23,6 @@ from legato_ingest.reader import Reader
 __all__ = ["Answer", "Question", "as_json", "fetch", "render"]
 
 Row = Mapping[str, Any]
-# Fewer steps with prompts say nothing of what a token of prompt takes.
-_PREFILLS_MIN = 20
 # Causes that name no event: what evidence was too short to say.
 _SHORT = frozenset(("generation", "delivery", "unknown"))
 # How the time to a first token divides, in words.
@@ -73,7 +71,6 @@ def fetch(reader: Reader, question: Question) -> Answer:
         "engine": question.engine,
         "limit": question.limit,
         "first_us": question.first_ms * 1_000,
-        "prefills_min": _PREFILLS_MIN,
     }
     (told,) = reader.rows(JUDGED_STALLS, parameters)
     (first,) = reader.rows(FIRST_TOKENS, parameters)

@@ -44,6 +44,8 @@ LIMIT {{limit:UInt32}}
 # As the agent calls them, and as a Collector that scrapes vLLM does: tokens found in the cache (hits), and looked for (queries).
 _OWN, _FOREIGN = "legato.engine.prefix_cache.", "vllm:prefix_cache_"
 _CACHE = f"'{_OWN}hits', '{_OWN}queries', '{_FOREIGN}hits_total', '{_FOREIGN}queries_total'"
+# Fewer steps with prompts say nothing of what a token of prompt takes.
+_PREFILLS_MIN = 20
 # A prompt token that is found in the cache need not be computed: it saves its request the time that a token of prompt adds to a step, the
 # slope of the engine's own steps over their prompt tokens. Hits are counted when a request leaves the queue. Of those that left it in a
 # minute each is taken to have saved as much; what it had waited before, up to that, the cache gained its reader nothing.
@@ -97,7 +99,7 @@ WITH
         WHERE interval_us IS NOT NULL AND prefill_tokens IS NOT NULL
             AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}
         GROUP BY tenant, engine_id
-        HAVING prefills >= {{prefills_min:UInt32}} AND slope_us > 0
+        HAVING prefills >= {_PREFILLS_MIN} AND slope_us > 0
     )
 SELECT
     tenant, engine_id, sum(hits) AS cached_tokens, sum(queries) AS prompt_tokens, nullIf(any(slope_us), 0) AS token_us,

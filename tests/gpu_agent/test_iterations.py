@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import http.server
 import json
 import pathlib
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.drained import drained
 from legato_gpu_agent.collectors.iterations import BadIterations, Iterations
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.pending import Pending
@@ -49,6 +48,11 @@ class World:
         self.told: list[Datagram] = []
         self.now_ns = NOW
         self.url, self.iterations = url, Iterations(url, "e", self.told.append)
+
+    def answer(self, path: str) -> bytes | int:
+        """What the server says."""
+        self.paths.append(path)
+        return self.pages.pop(0) if self.pages else b"[]"
 
     def poll(self, *rows: object, after_s: float = 1.0) -> list[Reading]:
         """A round a second after the one before, of a page with these rows."""
@@ -90,35 +94,12 @@ def signals(found: list[Reading]) -> dict[str, float]:
 @contextmanager
 def serving() -> Iterator[World]:
     """A world whose server runs, and whose collector has not polled yet."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def do_GET(self) -> None:
-            served.paths.append(self.path)
-            body = served.pages.pop(0) if served.pages else b"[]"
-            self.send_response(body if isinstance(body, int) else 200)
-            content = b"" if isinstance(body, int) else body
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            # Whoever finds the page too long hangs up.
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Not here."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        served = World(f"http://127.0.0.1:{server.server_address[1]}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with drained(lambda path: served.answer(path)) as url:
+        served = World(url)
         try:
             yield served
         finally:
             served.iterations.close()
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import http.server
 import json
 import math
 import pathlib
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.drained import drained
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.iterations import Iterations
 from legato_gpu_agent.collectors.perf_metrics import ROWS_MAX, BadPerfMetrics, PerfMetrics
@@ -80,6 +79,13 @@ class World:
         self.now_ns, self.epoch_ns = NOW, 77
         self.metrics = PerfMetrics(url, "e", self.told.append, epoch_ns=lambda: self.epoch_ns)
 
+    def answer(self, path: str) -> bytes | int:
+        """What the server says."""
+        self.paths.append(path)
+        if path == "/metrics":
+            return json.dumps(ITERATIONS).encode() if self.paths.count(path) == 2 else b"[]"
+        return self.pages.pop(0) if self.pages else b"[]"
+
     def poll(self, *rows: object, after_s: float = 1.0) -> list[Found]:
         """A round a second after the one before, of a page with these rows."""
         return self.poll_page(page(*rows), after_s)
@@ -126,36 +132,12 @@ def histograms(found: list[Found]) -> dict[str, Distribution]:
 @contextmanager
 def serving() -> Iterator[World]:
     """A world whose server runs, and whose collector has not polled yet."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def do_GET(self) -> None:
-            served.paths.append(self.path)
-            iterations = json.dumps(ITERATIONS).encode() if served.paths.count("/metrics") == 2 else b"[]"
-            body = iterations if self.path == "/metrics" else served.pages.pop(0) if served.pages else b"[]"
-            self.send_response(body if isinstance(body, int) else 200)
-            content = b"" if isinstance(body, int) else body
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            # Whoever finds the page too long hangs up.
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Not here."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        served = World(f"http://127.0.0.1:{server.server_address[1]}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with drained(lambda path: served.answer(path)) as url:
+        served = World(url)
         try:
             yield served
         finally:
             served.metrics.close()
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from legato_gpu_agent.datagrams import Datagram
-from legato_gpu_agent.readings import Found, Reading
+from legato_gpu_agent.readings import Found, Reading, booted
 from legato_gpu_agent.records import Engine, Step
 from legato_gpu_agent.subscription import Subscription
 
@@ -56,7 +56,7 @@ class ForwardPasses:
 
     def __init__(self, engine_id: str, endpoint: str, tell: Callable[[Datagram], None], every_s: float = 1.0, boot_id: str = "") -> None:
         self.name, self.every_s = f"forward passes {engine_id}", every_s
-        self._id, self._tell, self._boot = engine_id, tell, ((("legato.boot.id", boot_id),) if boot_id else ())
+        self._id, self._tell, self._boot = engine_id, tell, booted(boot_id)
         self._subscription = Subscription(endpoint, self._take, _BYTES_MAX)
         self._decoder = msgspec.msgpack.Decoder(_Pass)
         self._since_ns = 0

@@ -19,7 +19,7 @@ import msgspec
 
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.fetch import Fetcher, FetchError
-from legato_gpu_agent.readings import Found, Reading
+from legato_gpu_agent.readings import Found, Reading, booted
 from legato_gpu_agent.records import Engine, Step
 from legato_gpu_agent.vocabulary import signal
 
@@ -102,8 +102,7 @@ class Iterations:
 
     def __init__(self, url: str, engine_id: str, tell: Callable[[Datagram], None], every_s: float = 1.0, boot_id: str = "") -> None:
         self.name, self.every_s = f"iterations {engine_id}", every_s
-        self._id, self._url, self._tell = engine_id, url, tell
-        self._boot = (("legato.boot.id", boot_id),) if boot_id else ()
+        self._id, self._url, self._tell, self._boot = engine_id, url, tell, booted(boot_id)
         self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, 2.0), 10.0))
         self._list, self._row = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_Row)
         self._engine: Engine | None = None

@@ -13,16 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from legato_ingest.attribution.counters import grown, told_under
+from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
 from legato_ingest.literals import between_ns, quoted, unquoted
 from legato_ingest.store import Store
 
-__all__ = ["CpuWaits", "waits_of"]
+__all__ = ["CpuWaits", "waited_beside", "waits_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _WAITED, _CPU = "legato.process.run_queue.wait_time", "system.cpu.time"
+# Of a smaller part of a gap nobody asks what it was.
+_PART_WORTH = 0.05
+_HOST = CAUSES.index("host")
+_AROUND_NS = 60_000_000_000
 # Samples further apart say too little of a stall between them.
 _APART_NS_MAX = 10_000_000_000
 _SECONDS_MAX = 1e9
@@ -67,19 +73,31 @@ class CpuWaits:
         out: list[dict[str, int]] = [{} for _ in start_ns]
         for name, counters in (("cpu_wait", self.waited), ("cpu_stolen", self.stolen)):
             for counter in counters:
-                known, grown, apart = counter.around(start_ns, end_ns)
+                known, counted, apart = counter.around(start_ns, end_ns)
                 for row in np.flatnonzero(known):
                     each = out[row]
-                    each[f"{name}_us"] = each.get(f"{name}_us", 0) + round(grown[row] / 1000)
+                    each[f"{name}_us"] = each.get(f"{name}_us", 0) + round(counted[row] / 1000)
                     each[f"{name}_of_us"] = max(each.get(f"{name}_of_us", 0), round(apart[row] / 1000))
         return out
+
+
+def waited_beside(store: Store, tenant: str, engine_id: str, gaps: Gaps, verdicts: Verdicts) -> list[dict[str, int]]:
+    """What the kernel counted beside each of this engine's gaps of which the host has a part worth telling; nothing for the others."""
+    out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
+    rows = np.flatnonzero(verdicts.laid & (verdicts.parts[:, _HOST] >= _PART_WORTH * (gaps.end_ns - gaps.start_ns)))
+    if not len(rows):
+        return out
+    start, end = ((times + gaps.shift_ns)[rows] for times in (gaps.server_start_ns, gaps.server_end_ns))
+    waits = waits_of(store, tenant, engine_id, int(start.min()) - _AROUND_NS, int(end.max()) + _AROUND_NS)
+    for row, each in zip(rows.tolist(), waits.evidence(start, end), strict=True):
+        out[row] = each
+    return out
 
 
 def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: int) -> CpuWaits:
     """Of this engine between these times, by the clock of whoever sampled: the node that it is on. Of several nodes nothing."""
     inside = between_ns("recorded_at", low_ns, high_ns)
-    # Ranks behind one server share its processes.
-    engines = ", ".join(map(quoted, sorted({engine_id, engine_id.split("/")[0]})))
+    engines = told_under(engine_id)
     which = f"metric = '{_WAITED}' AND engine_id IN ({engines})"
     hosts, waited = _read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which))
     if len(hosts) != 1:
@@ -102,5 +120,5 @@ def _counter(times_ns: Ints, seconds: Floats) -> _Counter | None:
     """``None`` for what is no counter of seconds: nobody waits longer than there are years."""
     if not len(seconds) or not (np.abs(seconds) < _SECONDS_MAX).all():
         return None
-    grown = np.maximum(np.diff(seconds, prepend=seconds[:1]), 0.0)
-    return _Counter(times_ns, np.rint(1e9 * np.cumsum(grown)).astype(np.int64)) if grown.sum() < _SECONDS_MAX else None
+    total = grown(seconds)
+    return _Counter(times_ns, np.rint(1e9 * total).astype(np.int64)) if total[-1] < _SECONDS_MAX else None

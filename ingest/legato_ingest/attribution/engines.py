@@ -16,7 +16,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.clocks import shift_of
-from legato_ingest.attribution.cpu_waits import CpuWaits, waits_of
 from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream, clock_of
 from legato_ingest.attribution.gpu_clocks import clocks_of
 from legato_ingest.attribution.scrapes import boots_of
@@ -69,14 +68,13 @@ Key = tuple[str, str]
 class Engine:
     """One engine over the time of some streams.
 
-    ``waits``: what the kernel counted beside it. ``shift_ns``: its records' clock minus its server's; ``client_shift_ns``: minus each
-    client's (``Stream.clock``), the soonest delivery taken for none. What nothing tells is ``None`` or absent. ``shift_error_ns``: by how
-    much ``shift_ns`` may be more. ``last_step``: the place of the step that ended a request, by response id. ``first_tokens``: the place of
-    the step that gave a request its first token, by response id, as its server saw it.
+    ``shift_ns``: its records' clock minus its server's; ``client_shift_ns``: minus each client's (``Stream.clock``), the soonest delivery
+    taken for none. What nothing tells is ``None`` or absent. ``shift_error_ns``: by how much ``shift_ns`` may be more. ``last_step``: the
+    place of the step that ended a request, by response id. ``first_tokens``: the place of the step that gave a request its first token, by
+    response id, as its server saw it.
     """
 
     charges: Charges
-    waits: CpuWaits
     shift_ns: int | None
     client_shift_ns: dict[str, int]
     last_step: dict[str, int]
@@ -162,7 +160,6 @@ def _engine(store: Store, key: Key, streams: Sequence[Stream], finished: Sequenc
     shift, shifts = _shifts(store, key, streams, {response: int(steps.recorded_ns[place]) for response, place in last_step.items()})
     return Engine(
         charges=charges,
-        waits=_waits(store, key, charges),
         shift_ns=shift[0] if shift else None,
         client_shift_ns=shifts,
         last_step=last_step,
@@ -183,15 +180,7 @@ def _beside(store: Store, key: Key, streams: Sequence[Stream]) -> Engine | None:
         return None
     charges = _charges(store, key, read[0])
     # When a record reached its reader is all that is known of the step's end: the chunk may have been sent before.
-    first_tokens = _first_tokens(store, key, charges.end_ns)
-    return Engine(charges, _waits(store, key, charges), 0, {}, {}, first_tokens, _error_most_ns(charges))
-
-
-def _waits(store: Store, key: Key, charges: Charges) -> CpuWaits:
-    """What the kernel counted while these steps were made; where none was longer than its work explains, nobody asks."""
-    if not charges.host.any():
-        return CpuWaits()
-    return waits_of(store, *key, int(charges.recorded_ns.min()) - _AROUND_NS, int(charges.recorded_ns.max()) + _AROUND_NS)
+    return Engine(charges, 0, {}, {}, _first_tokens(store, key, charges.end_ns), _error_most_ns(charges))
 
 
 def _error_most_ns(charges: Charges) -> int:

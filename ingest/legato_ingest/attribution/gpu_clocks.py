@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from legato_ingest.attribution.counters import grown, told_under
 from legato_ingest.literals import between_ns, quoted, quoted_all
 from legato_ingest.store import Store
 
@@ -71,8 +72,7 @@ def clocks_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: i
         _SAMPLES.format(
             inside=between_ns("recorded_at", low_ns, high_ns),
             tenant=quoted(tenant),
-            # Ranks behind one server share its processes, so its GPUs are told as the server's.
-            engines=", ".join(map(quoted, sorted({engine_id, engine_id.split("/")[0]}))),
+            engines=told_under(engine_id),
             metrics=quoted_all((_TIME, _CLOCK)),
         )
     )
@@ -102,8 +102,7 @@ def _gpu(rows: Sequence[tuple[bytes, bytes, int, float]]) -> GpuClock:
             by_reason.setdefault(reason, []).append((at, value))
     for reason, seen in by_reason.items():
         moments, values = np.array([at for at, _ in seen], np.int64), np.array([value for _, value in seen])
-        grown = np.cumsum(np.maximum(np.diff(values, prepend=values[:1]), 0.0))
-        sums[reason.decode() in _SOFT] += 1e9 * np.interp(times, moments, grown)
+        sums[reason.decode() in _SOFT] += 1e9 * np.interp(times, moments, grown(values))
     return GpuClock(times, sums[False], sums[True], mhz)
 
 

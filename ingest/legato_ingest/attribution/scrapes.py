@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from legato_ingest.attribution.counters import grown
 from legato_ingest.attribution.evidence import Stream
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
 from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
@@ -220,7 +221,7 @@ def _waited_more(counter: Counter | None, start_ns: Ints, end_ns: Ints) -> NDArr
     """For how much more of each gap than of the minute before and after it the engine's threads waited for a CPU; 0 where nobody knows."""
     if counter is None or len(counter.times_ns) < 2:
         return np.zeros(len(start_ns))
-    waited = np.cumsum(np.maximum(np.diff(counter.values, prepend=counter.values[:1]), 0.0))
+    waited = grown(counter.values)
 
     def share(low_ns: Ints, high_ns: Ints) -> NDArray[np.float64]:
         passed = np.interp(high_ns, counter.times_ns, waited) - np.interp(low_ns, counter.times_ns, waited)

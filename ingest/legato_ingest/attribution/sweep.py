@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.coincidence import lend_words
+from legato_ingest.attribution.cpu_waits import waited_beside
 from legato_ingest.attribution.engines import Engine, engines_of
 from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
 from legato_ingest.attribution.pairs import gaps_of, made_by
@@ -91,10 +92,13 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
         verdicts = lend_words(gaps, judge(gaps, engine.charges if engine else None), owners, _clocks(members)[owners])
         excluded: list[dict[str, str]] = []
-        if engine is None:
+        waited: list[dict[str, int]] = []
+        if group is None:
             excluded, verdicts = _by_pages(members, owners, gaps, verdicts, scraped_of(store, members))
+        else:
+            waited = waited_beside(store, *group, gaps, verdicts)
         stalls = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
-        judged = Judged(members, owners, gaps, verdicts, engine, excluded)
+        judged = Judged(members, owners, gaps, verdicts, engine, excluded, waited)
         healthy = _withdrawn(store, judged, np.flatnonzero(~stalls))
         worth = np.flatnonzero(stalls).tolist()
         store.insert("replays", replay_rows(judged, worth, int(thresholds.gap_ms * 1_000_000), judged_at_ns))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import or_
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +26,6 @@ Ints = NDArray[np.int64]
 # What a gap is called that was a stall by less evidence, and is a healthy step by more.
 HEALTHY = "base"
 _WORK_STEPS_MIN = 5
-# Of a smaller part nobody asks what it was.
-_PART_WORTH = 0.05
-_HOST = CAUSES.index("host")
 _KV = CAUSES.index("kv_pressure")
 _SCHEDULING = CAUSES.index("scheduling")
 # Causes that follow from a sum of records of one clock, those that follow from the release pattern, and those that are what is left.
@@ -56,7 +52,9 @@ _BY_EXCLUSION = {"front_end": "likely", "host": "possible", "kv_pressure": "poss
 class Judged:
     """The gaps of some streams of one engine (or of none that is known), ``owners`` being the place of each gap's stream.
 
-    ``scraped``: what the pages of engines whose steps are not known rule out, by cause, an entry a gap.
+    ``scraped``: what the pages of engines whose steps are not known rule out, by cause, an entry a gap. ``waited``: what the kernel
+    counted beside each gap, where that is known.
+    ``waited``: what the kernel counted beside each gap.
     """
 
     streams: Sequence[Stream]
@@ -65,6 +63,7 @@ class Judged:
     verdicts: Verdicts
     engine: Engine | None
     scraped: Sequence[Mapping[str, str]] = ()
+    waited: Sequence[Mapping[str, int]] = ()
 
 
 def verdict_rows(judged: Judged, worth: Sequence[int], healthy: Sequence[int], judged_at_ns: int) -> pa.Table:
@@ -132,28 +131,18 @@ def _missing(stream: Stream, laid: bool) -> list[str]:
 def _grounds(judged: Judged, at: Ints) -> dict[str, pa.Array]:
     gaps, verdicts, steps = judged.gaps.at(at), judged.verdicts.at(at), judged.engine.charges if judged.engine else None
     errors = errors_of(gaps, verdicts, steps)
-    evidence = [list(each.items()) for each in map(or_, evidence_of(gaps, verdicts, steps), _waited(judged, gaps, verdicts))]
+    evidence = evidence_of(gaps, verdicts, steps)
+    for told, row in zip(evidence, at if judged.waited else (), strict=False):
+        told.update(judged.waited[row])
     ruled_out = excluded_of(gaps, verdicts, errors, steps)
     for each, row in zip(ruled_out, at if judged.scraped else (), strict=False):
         each.update({cause: why for cause, why in judged.scraped[row].items() if cause not in each})
     excluded = [list(each.items()) for each in ruled_out]
     return {
-        "evidence": pa.array(evidence, pa.map_(pa.string(), pa.int64())),
+        "evidence": pa.array([list(each.items()) for each in evidence], pa.map_(pa.string(), pa.int64())),
         "excluded": pa.array(excluded, pa.map_(pa.string(), pa.string())),
         "error_us": pa.array(np.minimum(-(-errors // 1000), 2**32 - 1).astype(np.uint32)),
     }
-
-
-def _waited(judged: Judged, gaps: Gaps, verdicts: Verdicts) -> list[dict[str, int]]:
-    """Beside each gap of which the host has a part worth telling: what the kernel counted."""
-    told = verdicts.laid & (verdicts.parts[:, _HOST] >= _PART_WORTH * (gaps.end_ns - gaps.start_ns))
-    out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
-    rows = np.flatnonzero(told)
-    if judged.engine is not None and len(rows):
-        start, end = ((times + gaps.shift_ns)[rows] for times in (gaps.server_start_ns, gaps.server_end_ns))
-        for row, each in zip(rows.tolist(), judged.engine.waits.evidence(start, end), strict=True):
-            out[row] = each
-    return out
 
 
 def _steps(judged: Judged, at: Ints) -> dict[str, pa.Array]:
