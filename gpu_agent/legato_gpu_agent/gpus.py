@@ -14,7 +14,7 @@ import pynvml
 
 from legato_gpu_agent.readings import Attributes
 
-__all__ = ["ASKED", "Figure", "Unknown", "field_values", "identity_of"]
+__all__ = ["ASKED", "OFTEN", "Figure", "Unknown", "field_values", "identity_of"]
 
 _KIB = 1024
 _ALL_LINKS = 0xFFFF_FFFF
@@ -230,3 +230,5 @@ ASKED: dict[str, Callable[[Any], Iterator[Figure]]] = {
     "ECC errors": _ecc,
 }
 """What is asked of a device, by what it is called when it is missing."""
+OFTEN = ("clocks", "memory clock", "throttle time", "power", "energy", "utilization")
+"""What a step may be slow for; the rest changes slowly, or only counts up, and is asked once a second at most."""

@@ -1,21 +1,21 @@
 """An engine's page of metrics, read again and again: from text to readings.
 
 One idea: between two readings of a page only the numbers change. What a line is of, all before its number, is judged once, by the official
-parser of Prometheus, and only where its family is wanted; from then on a line costs a look-up. It fetches nothing.
+parser of Prometheus, and only where its family is wanted; a page laid out as the one before is not judged again. It fetches nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from operator import lt
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from legato_gpu_agent.counters import Counters
 from legato_gpu_agent.engines import Engine, Rule
+from legato_gpu_agent.layout import Key, Layout, Part
 from legato_gpu_agent.readings import Attributes, Distribution, Found, Reading
-from legato_gpu_agent.vocabulary import Signal
 
 __all__ = ["BadPage", "Page"]
 
@@ -28,21 +28,9 @@ _GONE_MAX, _TEXT_MAX = 1_000, 255
 _COUNT_MAX = 2**62
 _PARTS = {"_bucket": "bucket", "_sum": "sum", "_count": "count"}
 
-_Key = tuple[Signal, Attributes]
-
 
 class BadPage(ValueError):
     """A page that cannot be read; its text says what was found."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """What a wanted line adds to, times ``scale``: which signal, of which attributes; for a histogram which part, and up to which bound."""
-
-    key: _Key
-    scale: float
-    part: str = ""
-    bound: float = math.inf
 
 
 class Page:
@@ -55,10 +43,11 @@ class Page:
             parts = _PARTS if rule.signal.kind == "histogram" else {"": ""}
             for suffix, part in parts.items():
                 self._rules.setdefault(rule.family + suffix, []).append((rule, part))
-        self._heads: dict[bytes, tuple[_Line, ...]] = {}
+        self._heads: dict[bytes, tuple[Part, ...]] = {}
         self._heads_bytes = 0
         self._counters = Counters()
-        self._before: dict[_Key, tuple[int, dict[float, float], float | None]] = {}
+        self._before: dict[Key, tuple[int, tuple[float, ...], list[float], float | None]] = {}
+        self._layout = Layout()
 
     def read(self, text: bytes, now_ns: int) -> list[Found]:
         """What this page tells. Counters begin to count when first seen; of a histogram what came since the page before.
@@ -67,64 +56,56 @@ class Page:
         """
         if not text.endswith(b"\n"):
             raise BadPage(f"the page is cut off after {len(text):,} bytes: its last line does not end")
-        numbers: dict[_Key, float] = {}
-        histograms: dict[_Key, dict[tuple[str, float], float]] = {}
-        for lines, value in self._lines(text):
-            for line in lines:
-                if line.part:
-                    bins = histograms.setdefault(line.key, {})
-                    more = value * line.scale if line.part == "sum" else value
-                    bins[line.part, line.bound] = bins.get((line.part, line.bound), 0.0) + more
-                else:
-                    _add(numbers, line.key, value * line.scale)
-        if len(self._heads) > _HEADS_GONE_MAX + 2 * text.count(b"\n"):
-            self._forget_gone(text)
-        if not numbers and not histograms:
+        lines = text.split(b"\n")
+        lines.pop()
+        if not self._layout.fits(lines):
+            self._layout = Layout(map(self._known, lines))
+            if len(self._heads) > _HEADS_GONE_MAX + 2 * len(lines):
+                self._forget_gone(lines)
+        try:
+            numbers = self._layout.numbers(lines)
+        except ValueError as error:
+            raise BadPage(f"a line of {error} ends in no number") from None
+        values, histograms = self._layout.values(numbers), self._layout.histograms
+        if not values and not any(map(math.isfinite, numbers)):
             raise BadPage(f"none of {len(self._rules)} families of {self._engine.title} is on the page of {len(text):,} bytes")
-        out: list[Found] = [self._reading(key, value, now_ns) for key, value in numbers.items()]
-        out += [each for key, bins in histograms.items() if (each := self._distribution(key, bins, now_ns)) is not None]
+        out: list[Found] = [self._reading(key, value, now_ns) for key, value in values.items()]
+        out += [each for key, bins in histograms.items() if (each := self._distribution(key, bins.read(numbers), now_ns)) is not None]
         if len(self._before) > len(histograms) + _GONE_MAX:
             self._before = {key: self._before[key] for key in histograms}
         return out
 
-    def _lines(self, text: bytes) -> Iterator[tuple[tuple[_Line, ...], float]]:
-        """The wanted lines, each with its number; those without one (NaN) are left out."""
-        heads = self._heads
-        for line in text.split(b"\n"):
-            head, _, number = line.rpartition(b" ")
-            known = heads.get(head)
-            if known is None:
-                if not head or line[:1] == b"#":
-                    continue
-                known = self._judge(head, number)
-            if not known:
-                continue
-            try:
-                value = float(number)
-            except ValueError:
-                raise BadPage(f"a line of {head.split(b'{', 1)[0][:80]!r} ends in no number") from None
-            if math.isfinite(value):
-                yield known, value
+    def _known(self, line: bytes) -> tuple[bytes, tuple[Part, ...]]:
+        """What this line begins with, its number's place being after it, and what it is of."""
+        if line[:1] == b"#":
+            return b"#", ()
+        head, space, number = line.rpartition(b" ")
+        if not head:
+            return line, ()
+        known = self._heads.get(head)
+        if known is None:
+            known = self._judge(head, number)
+        return head + space, known
 
-    def _forget_gone(self, text: bytes) -> None:
+    def _forget_gone(self, lines: Iterable[bytes]) -> None:
         """Lines that come once are not remembered for long."""
-        here = {line.rpartition(b" ")[0] for line in text.split(b"\n")}
+        here = {line.rpartition(b" ")[0] for line in lines}
         self._heads = {head: known for head, known in self._heads.items() if head in here}
         self._heads_bytes = sum(map(len, self._heads))
 
-    def _judge(self, head: bytes, number: bytes) -> tuple[_Line, ...]:
+    def _judge(self, head: bytes, number: bytes) -> tuple[Part, ...]:
         """What a line with this head is of, from now on."""
         if len(self._heads) >= _HEADS_MAX or self._heads_bytes > _HEADS_BYTES_MAX:
             self._heads.clear()
             self._heads_bytes = 0
-        known: tuple[_Line, ...] = ()
+        known: tuple[Part, ...] = ()
         if head.split(b"{", 1)[0].split(b" ", 1)[0].decode(errors="replace") in self._rules:
             known = tuple(self._parsed(head + b" " + number))
         self._heads[head] = known
         self._heads_bytes += len(head)
         return known
 
-    def _parsed(self, line: bytes) -> Iterator[_Line]:
+    def _parsed(self, line: bytes) -> Iterator[Part]:
         try:
             ((sample,),) = (family.samples for family in text_string_to_metric_families(line.decode() + "\n"))
         except (ValueError, IndexError, KeyError, UnicodeDecodeError):
@@ -136,7 +117,7 @@ class Page:
         for rule, part in self._rules.get(sample.name, ()):
             if all(sample.labels.get(label) == value for label, value in rule.where.items()):
                 bound = rule.scale * float(sample.labels.get("le", "inf")) if part == "bucket" else math.inf
-                yield _Line((rule.signal, self._attributes(rule, sample.labels)), rule.scale, part, bound)
+                yield Part((rule.signal, self._attributes(rule, sample.labels)), rule.scale, part, bound)
 
     def _attributes(self, rule: Rule, labels: dict[str, str]) -> Attributes:
         rank = labels.get(self._engine.rank, "")[:_TEXT_MAX] if self._engine.rank else ""
@@ -144,43 +125,33 @@ class Page:
         kept = {attribute: labels[label][:_TEXT_MAX] for label, attribute in rule.keep.items() if labels.get(label)}
         return tuple(sorted({"legato.engine.id": own, "legato.engine.kind": self._engine.kind, **kept, **rule.says}.items()))
 
-    def _reading(self, key: _Key, value: float, now_ns: int) -> Reading:
+    def _reading(self, key: Key, value: float, now_ns: int) -> Reading:
         signal, attributes = key
         since_ns = self._counters.since_ns(key, value, now_ns) if signal.kind == "counter" else 0
         return Reading(signal.name, signal.unit, value, attributes, since_ns)
 
-    def _distribution(self, key: _Key, bins: dict[tuple[str, float], float], now_ns: int) -> Distribution | None:
+    def _distribution(self, key: Key, bins: tuple[tuple[float, ...], list[float], float | None], now_ns: int) -> Distribution | None:
         """What came since the page before; nothing on the first, or where nothing came."""
-        signal, attributes = key
-        below = {bound: value for (part, bound), value in bins.items() if part == "bucket"}
-        total = bins.get(("sum", math.inf))
+        bounds, below, total = bins
         before = self._before.get(key)
-        self._before[key] = (now_ns, below, total)
+        self._before[key] = (now_ns, *bins)
         if before is None or not below:
             return None
-        since_ns, earlier, earlier_total = before
-        if below.keys() != earlier.keys() or any(below[bound] < earlier[bound] for bound in below):
+        since_ns, earlier_bounds, earlier, earlier_total = before
+        if bounds != earlier_bounds or any(map(lt, below, earlier)):
             # The engine started anew after the page before: all that it has counted came since.
-            earlier, earlier_total = dict.fromkeys(below, 0.0), 0.0
-        bounds = sorted(below)
-        grown = [int(min(below[bound] - earlier[bound], _COUNT_MAX)) for bound in bounds]
-        counts = tuple(_steps_of(grown))
+            earlier, earlier_total = [0.0] * len(below), 0.0
+        elif below == earlier:
+            return None
+        counts = tuple(_steps_of(int(min(now - then, _COUNT_MAX)) for now, then in zip(below, earlier, strict=True)))
         if not any(counts):
             return None
-        finite = tuple(bound for bound in bounds if math.isfinite(bound))
+        finite = tuple(filter(math.isfinite, bounds))
         if len(counts) == len(finite):
             counts = (*counts, 0)
+        signal, attributes = key
         came = total - earlier_total if total is not None and earlier_total is not None else None
         return Distribution(signal.name, signal.unit, finite, counts, came, since_ns, attributes)
-
-
-def _add(numbers: dict[_Key, float], key: _Key, value: float) -> None:
-    """Values of one signal are added up; of ratios the largest counts."""
-    before = numbers.get(key)
-    if before is None:
-        numbers[key] = value
-    else:
-        numbers[key] = max(before, value) if key[0].unit == "1" else before + value
 
 
 def _steps_of(cumulative: Iterable[int]) -> Iterator[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -19,6 +20,8 @@ from legato_gpu_agent.readings import Attributes, Distribution, Found, Reading
 __all__ = ["Sample", "metrics_of"]
 
 _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+# Attributes whose points are kept.
+_POINTS_MAX = 4_096
 _DELTA = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
 
 
@@ -39,23 +42,18 @@ def metrics_of(host: str, samples: Sequence[Sample]) -> ExportMetricsServiceRequ
     scope.scope.name = "legato"
     scope.scope.attributes.add(key="legato.emitter", value=AnyValue(string_value=f"legato-gpu-agent/{__version__}"))
     metrics: dict[tuple[str, str, str], Metric] = {}
-    pairs: dict[Attributes, list[KeyValue]] = {}
     for sample in samples:
-        found = sample.found
-        attributes = pairs.get(found.attributes)
-        if attributes is None:
-            attributes = pairs[found.attributes] = [
-                KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in found.attributes
-            ]
-        if isinstance(found, Reading):
-            _number(scope, metrics, sample.time_ns, found, attributes)
+        if isinstance(sample.found, Reading):
+            _number(scope, metrics, sample.time_ns, sample.found)
         else:
-            _histogram(scope, metrics, sample.time_ns, found, attributes)
+            _histogram(scope, metrics, sample.time_ns, sample.found)
     return request
 
 
-def _pairs(attributes: Attributes) -> list[KeyValue]:
-    return [KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in attributes]
+@lru_cache(_POINTS_MAX)
+def _point(attributes: Attributes) -> NumberDataPoint:
+    """A point of these attributes, whose times and value are the last one's: the next sets all three. Most are asked for every second."""
+    return NumberDataPoint(attributes=[KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in attributes])
 
 
 def _metric(scope: ScopeMetrics, metrics: dict[tuple[str, str, str], Metric], found: Found, kind: str) -> Metric:
@@ -71,20 +69,17 @@ def _metric(scope: ScopeMetrics, metrics: dict[tuple[str, str, str], Metric], fo
     return metric
 
 
-def _number(
-    scope: ScopeMetrics, metrics: dict[tuple[str, str, str], Metric], time_ns: int, found: Reading, attributes: Sequence[KeyValue]
-) -> None:
+def _number(scope: ScopeMetrics, metrics: dict[tuple[str, str, str], Metric], time_ns: int, found: Reading) -> None:
     metric = _metric(scope, metrics, found, "sum" if found.since_ns else "gauge")
-    points = metric.sum.data_points if found.since_ns else metric.gauge.data_points
-    since_ns = min(found.since_ns, time_ns)
-    points.append(NumberDataPoint(attributes=attributes, time_unix_nano=time_ns, start_time_unix_nano=since_ns, as_double=found.value))
+    point = _point(found.attributes)
+    point.time_unix_nano, point.start_time_unix_nano, point.as_double = time_ns, min(found.since_ns, time_ns), found.value
+    # A copy of it.
+    (metric.sum if found.since_ns else metric.gauge).data_points.append(point)
 
 
-def _histogram(
-    scope: ScopeMetrics, metrics: dict[tuple[str, str, str], Metric], time_ns: int, found: Distribution, attributes: Sequence[KeyValue]
-) -> None:
+def _histogram(scope: ScopeMetrics, metrics: dict[tuple[str, str, str], Metric], time_ns: int, found: Distribution) -> None:
     point = HistogramDataPoint(
-        attributes=attributes,
+        attributes=_point(found.attributes).attributes,
         time_unix_nano=time_ns,
         start_time_unix_nano=min(found.since_ns, time_ns),
         count=sum(found.counts),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 __all__ = ["SIGNALS", "Signal", "signal"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Signal:
-    """One thing to know of an engine. ``kind``: gauge, counter or histogram. ``loses``: what is not said without it."""
+    """One thing to know of an engine, itself alone. ``kind``: gauge, counter or histogram. ``loses``: what is not said without it."""
 
     name: str
     unit: str

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import errno
-import io
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -159,18 +157,16 @@ def test_a_kernel_without_pressure_says_how_to_turn_it_on(tree: pathlib.Path) ->
         asked(Pressure(Proc(tree)))
 
 
-class _Refused(io.StringIO):
-    def read(self, size: int | None = -1) -> str:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-
 def test_pressure_that_is_turned_off_says_how_to_turn_it_on(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel may show the files and refuse to read them."""
 
-    def refusing(path: Any, *arguments: Any, **named: Any) -> Any:
-        return _Refused() if "/pressure/" in str(path) else builtins.open(path, *arguments, **named)
+    def refusing(handle: int) -> bytes:
+        if "/pressure/" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return whole(handle)
 
-    monkeypatch.setattr(proc_module, "open", refusing, raising=False)
+    whole = proc_module._whole
+    monkeypatch.setattr(proc_module, "_whole", refusing)
     with pytest.raises(Absent, match=r"psi=1 turns it on.*Operation not supported"):
         asked(Pressure(Proc(tree)))
     assert asked(Memory(Proc(tree)))

@@ -94,6 +94,16 @@ def test_a_gpu_that_throttles(gpus: FakeGpus) -> None:
     assert [[(one.since_ns - _NOW) // _S for one in each] for each in series] == [[0, 0, 1, 1], [0, 0, 0, 0]]
 
 
+def test_what_changes_slowly_is_asked_once_a_second(gpus: FakeGpus) -> None:
+    """Ten times a second a GPU tells its clocks, why they were lowered, power and use; all else as often as at once a second."""
+    gpu = Gpu(0, _FIRST, "NVIDIA H200", cast(Any, Owners()), every_s=0.1)
+    Nvml().begin()
+    told = [{each.metric.removeprefix("hw.") for each in _read(gpu)} for _ in range(21)]
+    often = {"gpu.clock.sm", "gpu.clock.memory", "gpu.throttle.time", "power", "energy", "gpu.utilization"}
+    assert [each == often for each in told] == [False, *[True] * 9] * 2 + [False]
+    assert all(often < each and len(each) > 11 for each in told[::10])
+
+
 def test_a_question_that_fails_costs_the_others_nothing(gpus: FakeGpus) -> None:
     """A fault of one figure is told as missing and asked again in the next round; a GPU that tells nothing else is down."""
     gpu = _gpu()

@@ -18,6 +18,7 @@ __all__ = ["Cpu", "Memory", "Network", "Pressure"]
 _EACH_CPU_EVERY = 10
 _CPUS_MAX = 512
 _INTERFACES_MAX = 64
+_PAGED = ("pgmajfault", "pswpin", "pswpout")
 
 
 class _Host:
@@ -45,16 +46,15 @@ class Cpu(_Host):
 
     def collect(self, now_ns: int) -> Iterator[Found]:
         """Counters at once, shares from the second round on."""
-        seconds = self._proc.cpu_seconds()
+        each = self._round % _EACH_CPU_EVERY == 0
+        seconds = self._proc.cpu_seconds(each)
         for mode, value in seconds.get("", {}).items():
             # Linux takes some iowait and idle back now and then: no counter began anew.
             self._told[mode] = max(value, self._told.get(mode, 0.0))
             yield self._count("system.cpu.time", "s", self._told[mode], now_ns, cpu__mode=mode)
         yield from self._shares(seconds, "", tuple(seconds.get("", {})))
-        if self._round % _EACH_CPU_EVERY == 0:
-            for cpu in list(seconds)[: _CPUS_MAX + 1]:
-                if cpu:
-                    yield from self._shares(seconds, cpu, ("idle", "steal"))
+        for cpu in list(seconds)[1 : _CPUS_MAX + 1] if each else ():
+            yield from self._shares(seconds, cpu, ("idle", "steal"))
         self._round += 1
 
     def _shares(self, seconds: dict[str, dict[str, float]], cpu: str, modes: tuple[str, ...]) -> Iterator[Reading]:
@@ -99,7 +99,7 @@ class Memory(_Host):
         for state, value in (("used", memory["MemTotal"] - free - cached), ("free", free), ("cached", cached)):
             yield Reading("system.memory.usage", "By", float(value), (("system.memory.state", state),))
         try:
-            paged = self._proc.counters("vmstat")
+            paged = self._proc.counters("vmstat", _PAGED)
         except Absent:
             return
         yield self._count("system.paging.faults", "{fault}", paged.get("pgmajfault", 0), now_ns, system__paging__type="major")

@@ -17,13 +17,13 @@ import pynvml
 
 from legato_gpu_agent.collectors import Absent, Collector
 from legato_gpu_agent.counters import Counters
-from legato_gpu_agent.gpus import ASKED, Figure, Unknown, asked, identity_of
+from legato_gpu_agent.gpus import ASKED, OFTEN, Figure, Unknown, asked, identity_of
 from legato_gpu_agent.neighbours import Neighbours
 from legato_gpu_agent.readings import Attributes, Found, Reading
 
 __all__ = ["Gpu", "GpuErrors", "GpuFinder", "Nvml"]
 
-_OWNER_EVERY = 10
+_OWNER_EVERY, _ALL_EVERY_S = 10, 1.0
 _MIG_MAX = 8
 _ERRORS_PER_ROUND_MAX = 256
 _OLD_SETS_MAX = 16
@@ -91,7 +91,10 @@ class GpuFinder:
 
 
 class Gpu:
-    """One GPU. ``missing``: what it does not tell, and why: for good where it cannot, until the next round where it failed."""
+    """One GPU: all that it tells once a second at most, what a step may be slow for in each round.
+
+    ``missing``: what it does not tell, and why: for good where it cannot, until it is asked again where it failed.
+    """
 
     def __init__(self, index: int, uuid: str, model: str, neighbours: Neighbours, every_s: float = 1.0) -> None:
         self.name, self.every_s = f"gpu {index}", every_s
@@ -101,6 +104,7 @@ class Gpu:
         self._neighbours, self._counters = neighbours, Counters()
         self._handle: Any = None
         self._owner, self._round = "", 0
+        self._all_every = max(round(_ALL_EVERY_S / every_s), 1)
         self._failed: set[str] = set()
 
     def collect(self, now_ns: int) -> Iterator[Found]:
@@ -118,9 +122,10 @@ class Gpu:
             self._round = 0
         if self._round % _OWNER_EVERY == 0:
             self._owner = self._neighbours.owner_of(_pids(self._handle))
+        questions = OFTEN if self._round % self._all_every else (*ASKED, "MIG")
         self._round += 1
         told, fault = 0, None
-        for what in (*ASKED, "MIG"):
+        for what in questions:
             if what in self.missing and what not in self._failed:
                 continue
             try:
