@@ -4,7 +4,7 @@
 
 `step_record_us`: one call of the stat logger's `record()` with statistics as vLLM's are (16 requests, details of the iteration, every
 fortieth step ends a request), sent to a real `legato-gpu-agent` that sends on to a real `legato serve`. The median over calls in bursts of
-six, as many as the socket takes between two looks of the agent. `step_record_paced_us`: the median of single calls with 5 ms of other
+six, with a look of the agent between two bursts. `step_record_paced_us`: the median of single calls with 5 ms of other
 Python between them: what the same costs with cold caches, as in an engine. `step_core_share`: the agent's share of one core at 40 steps a
 second. `core_share_1hz`, `core_share_10hz`: its share while it reads a vLLM page of 51 KB, a GPU and the host once, and ten times, a
 second. Nothing may be dropped or lost, else the script fails. Last line: one JSON object.
@@ -88,7 +88,7 @@ class IterationStats:
 @contextmanager
 def agent(path: pathlib.Path, served: Served) -> Iterator[subprocess.Popen[bytes]]:
     """The command, listening."""
-    environ = {**os.environ, "LEGATO_ENGINE_SOCKET": str(path), "LEGATO_ENDPOINT": served.otlp}
+    environ = {**os.environ, "LEGATO_ENGINE_PIPE": str(path), "LEGATO_ENDPOINT": served.otlp}
     with subprocess.Popen([sys.executable, "-m", "legato_gpu_agent"], env=environ, stderr=subprocess.DEVNULL) as process:
         until = time.monotonic() + 30
         while not path.exists():
@@ -159,7 +159,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store") as served:
         path = pathlib.Path(folder) / "s"
         with agent(path, served) as process:
-            recorder = StepRecorder(environ={"LEGATO_ENGINE_SOCKET": str(path), "LEGATO_ENGINE_ID": "bench"}, arguments=[])
+            recorder = StepRecorder(environ={"LEGATO_ENGINE_PIPE": str(path), "LEGATO_ENGINE_ID": "bench"}, arguments=[])
             in_bursts(recorder, 60)
             bursts, single = in_bursts(recorder, given.steps), paced(recorder, given.steps // 3)
             core = step_core_share(recorder, process, given.seconds)

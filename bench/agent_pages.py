@@ -66,7 +66,7 @@ def core_share(folder: pathlib.Path, served: Served, sample_ms: int, seconds: fl
     gpus = FakeGpus(build(folder), folder / "gpus", h200(0))
     with _engine() as url:
         settings = {
-            "LEGATO_ENGINE_SOCKET": str(folder / f"s{sample_ms}"),
+            "LEGATO_ENGINE_PIPE": str(folder / f"s{sample_ms}"),
             "LEGATO_ENDPOINT": served.otlp,
             "LEGATO_ENGINES": f"bench-page={url}",
             "LEGATO_ENGINE_SCAN": "0",

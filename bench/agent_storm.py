@@ -133,11 +133,11 @@ def receiver(folder: pathlib.Path) -> Iterator[Serve]:
 @contextmanager
 def agent(folder: pathlib.Path, endpoint: str, pages: Sequence[PageServer], speakers: Sequence[Speaker], gpus: FakeGpus) -> Iterator[Agent]:
     """The command, listening."""
-    port, log, door = free_port(), folder / "agent.log", folder / "s"
+    port, log = free_port(), folder / "agent.log"
     environ = {
         **os.environ,
         **gpus.environment(),
-        "LEGATO_ENGINE_SOCKET": str(door),
+        "LEGATO_ENGINE_PIPE": str(folder / "s"),
         "LEGATO_ENDPOINT": endpoint,
         "LEGATO_ENGINES": ",".join(f"storm-{page.kind}=http://127.0.0.1:{page.port}" for page in pages),
         "LEGATO_ENGINE_SCAN": "0",
@@ -254,11 +254,11 @@ def main() -> None:
         gpus.set(None, {"init_error": 9})
         pages = [PageServer(kind, random.Random(given.seed + place)) for place, kind in enumerate(PAGES)]
         speakers = [Speaker(payload, random.Random(given.seed)) for payload in (one_pass, kv_events)]
-        door, ending = folder / "s", threading.Event()
+        pipe, ending = folder / "s", threading.Event()
         with receiver(folder) as serve, faulty(serve.otlp) as proxy, agent(folder, proxy.url, pages, speakers, gpus) as running:
-            recorder = StepRecorder(environ={"LEGATO_ENGINE_SOCKET": str(door), "LEGATO_ENGINE_ID": "storm"}, arguments=[])
+            recorder = StepRecorder(environ={"LEGATO_ENGINE_PIPE": str(pipe), "LEGATO_ENGINE_ID": "storm"}, arguments=[])
             steps = threading.Thread(target=step, args=(recorder, ending))
-            storm = Storm(pages, speakers, gpus, (proxy, serve), door, given.seed)
+            storm = Storm(pages, speakers, gpus, (proxy, serve), pipe, given.seed)
             steps.start()
             try:
                 blow(running, storm, given.minutes, given.seed)

@@ -1,4 +1,4 @@
-"""What goes wrong around an agent: engines' servers and publishers, GPUs, the receiver, and whoever else sends to its socket.
+"""What goes wrong around an agent: engines' servers and publishers, GPUs, the receiver, and whoever else writes into its pipe.
 
 One idea: a fault is something that begins on a target that is well and gives back how it ends, so any of them can be drawn at any moment
 and healed at any other. All is real but the GPUs, which are the fake library of the tests. It judges nothing.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pathlib
 import random
 import re
@@ -28,7 +29,7 @@ from helpers.nvml import FakeGpus, Value, h200
 from helpers.publisher import Publisher
 from helpers.repository import ROOT
 from helpers.scripted import asked
-from legato_gpu_agent.datagrams import STEP, STEP_BODY, prefix
+from legato_gpu_agent.datagrams import step_packer
 from legato_gpu_agent.records import Engine
 
 __all__ = ["GPUS", "PAGES", "PageServer", "Speaker", "Storm", "kv_events", "one_pass"]
@@ -198,11 +199,11 @@ class Storm:
         speakers: Sequence[Speaker],
         gpus: FakeGpus,
         receiver: tuple[FaultyProxy, Serve],
-        door: pathlib.Path,
+        pipe: pathlib.Path,
         seed: int,
     ) -> None:
         self.count, self._rng, self._throttled_ns = Counter[str](), random.Random(seed), 0
-        self._gpus, self._door = gpus, str(door)
+        self._gpus, self._pipe = gpus, pipe
         self._proxy, self._serve = receiver
         self._begin: dict[str, tuple[Sequence[str], Callable[[str], Heal]]] = {
             **{f"page {page.kind}": (PAGE_FAULTS, page.begin) for page in pages},
@@ -267,15 +268,13 @@ class Storm:
         return lambda: setattr(self._proxy, "fault", "none")
 
     def _datagrams(self, fault: str) -> Heal:
-        """Noise, and datagrams of other engines with some bits turned, as many as the socket takes."""
+        """Noise, and datagrams of other engines with some bits turned, as many as the pipe takes."""
         rng = self._rng
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out, contextlib.suppress(OSError):
-            out.setblocking(False)
-            out.connect(self._door)
+        with open(os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as out, contextlib.suppress(OSError):
             for _ in range(rng.randrange(1, 100)):
-                good = bytearray(prefix(STEP, Engine(f"stranger-{rng.randrange(200)}", time.time_ns())))
-                good += STEP_BODY.pack(rng.randrange(1, 2**20), time.time_ns(), 0, *[1] * 13)
+                pack = step_packer(Engine(f"stranger-{rng.randrange(200)}", time.time_ns()))
+                good = bytearray(pack(rng.randrange(1, 2**20), time.time_ns(), 0, *[1] * 13))
                 for place in rng.choices(range(len(good)), k=rng.randrange(4)):
                     good[place] ^= 1 << rng.randrange(8)
-                out.send(rng.choice((rng.randbytes(rng.randrange(20_000)), bytes(good), bytes(good[: rng.randrange(len(good))]))))
+                out.write(rng.choice((rng.randbytes(rng.randrange(20_000)), bytes(good), bytes(good[: rng.randrange(len(good))]))))
         return int

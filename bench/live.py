@@ -73,7 +73,7 @@ class Setup:
         """Of vLLM and the agent."""
         return {
             "LEGATO_ENDPOINT": self.served.otlp,
-            "LEGATO_ENGINE_SOCKET": str(self.folder / "engine.sock"),
+            "LEGATO_ENGINE_PIPE": str(self.folder / "engine.pipe"),
             "LEGATO_SCHEDULER_HOOK": str(self.folder / f"{name}.sock"),
             "OTEL_SERVICE_NAME": name,
         }

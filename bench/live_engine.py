@@ -1,6 +1,6 @@
 """A real vLLM under `bench/live.py`: starts it with or without Legato, keeps what its scheduler did as truth, reads its own histogram.
 
-One idea: the truth comes over a socket that no agent reads, so it cannot reach the store that is judged by it.
+One idea: the truth comes over a pipe that no agent reads, so it cannot reach the store that is judged by it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 import httpx
 
 from legato_gpu_agent.datagrams import decode
+from legato_gpu_agent.inlet import Inlet
 from legato_gpu_agent.records import SchedulerEvent
 
 __all__ = ["BOUNDS_S", "ENGINE_CORES", "FINE_BOUNDS_S", "OTHER_CORES", "Histogram", "agent", "engine", "histogram_of", "truth"]
@@ -164,7 +164,7 @@ def agent(environ: Mapping[str, str], log: pathlib.Path) -> Iterator[None]:
     command = [sys.executable, "-m", "legato_gpu_agent"]
     with _process(command, {**os.environ, **environ}, log):
         until = time.monotonic() + 30
-        while not pathlib.Path(environ["LEGATO_ENGINE_SOCKET"]).exists():
+        while not pathlib.Path(environ["LEGATO_ENGINE_PIPE"]).exists():
             if time.monotonic() > until:
                 raise SystemExit(f"the agent did not start; its last words:\n{log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.05)
@@ -173,17 +173,14 @@ def agent(environ: Mapping[str, str], log: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def truth(path: pathlib.Path, file: pathlib.Path) -> Iterator[list[SchedulerEvent]]:
-    """What the scheduler hook says to the socket at ``path``: collected, and written to ``file`` a line each."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    door.bind(str(path))
-    door.settimeout(0.2)
+    """What the scheduler hook says into the pipe at ``path``: collected, and written to ``file`` a line each."""
+    inlet = Inlet(path)
     events: list[SchedulerEvent] = []
     over = threading.Event()
 
     def collect() -> None:
-        while not over.is_set():
-            with contextlib.suppress(TimeoutError):
-                events.extend(decode(door.recv(65_536)).events)
+        while not over.wait(0.05):
+            events.extend(event for datagrams in inlet.read() for each in datagrams for event in decode(each).events)
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()
@@ -192,6 +189,6 @@ def truth(path: pathlib.Path, file: pathlib.Path) -> Iterator[list[SchedulerEven
     finally:
         over.set()
         thread.join()
-        door.close()
+        inlet.close()
         fields = SchedulerEvent.__dataclass_fields__
         file.write_text("".join(json.dumps({name: getattr(event, name) for name in fields}) + "\n" for event in events), encoding="utf-8")

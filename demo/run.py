@@ -80,9 +80,9 @@ class Doors:
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
-    def engine_socket(self) -> pathlib.Path:
-        """Where the engine's plugin tells its agent: a socket's path may have no more than 107 bytes."""
-        return pathlib.Path(tempfile.gettempdir()) / f"legato-demo-{os.getuid()}-{self.otlp_port}" / "engine.sock"
+    def engine_pipe(self) -> pathlib.Path:
+        """Where the engine's plugin tells its agent."""
+        return pathlib.Path(tempfile.gettempdir()) / f"legato-demo-{os.getuid()}-{self.otlp_port}" / "engine.pipe"
 
 
 def run(
@@ -121,7 +121,7 @@ def recorded(plan: Plan, data_dir: pathlib.Path, doors: Doors, console: Console,
             _replay(children, plan, doors, console)
             yield children
         finally:
-            shutil.rmtree(doors.engine_socket.parent, ignore_errors=True)
+            shutil.rmtree(doors.engine_pipe.parent, ignore_errors=True)
 
 
 def _prepare(data_dir: pathlib.Path, keep: bool) -> None:
@@ -149,7 +149,7 @@ def start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors) 
     }
     children.start("serve", ["legato_ingest", "serve"], environ)
     children.wait_ready("serve", f"{doors.otlp}/readyz")
-    beside = {"LEGATO_ENDPOINT": doors.otlp, "LEGATO_ENGINE_SOCKET": str(doors.engine_socket)}
+    beside = {"LEGATO_ENDPOINT": doors.otlp, "LEGATO_ENGINE_PIPE": str(doors.engine_pipe)}
     children.start("agent", ["legato_gpu_agent"], beside)
     start_server(children, plan, doors)
 
@@ -157,7 +157,7 @@ def start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors) 
 def start_server(children: Children, plan: Plan, doors: Doors) -> None:
     """Start the replaying server, for the first time or after it was stopped to hand over what it had. Raises ``ChildFailed``."""
     module = ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp]
-    children.start("server", module, {"LEGATO_ENGINE_SOCKET": str(doors.engine_socket)})
+    children.start("server", module, {"LEGATO_ENGINE_PIPE": str(doors.engine_pipe)})
     children.wait_ready("server", f"{doors.server}/healthz")
 
 

@@ -35,7 +35,7 @@ vLLM finds the plugins by itself; where VLLM_PLUGINS is set, add "legato" and "l
 _MORE = """\
 settings, from the environment (options win):
   LEGATO_ENDPOINT             where steps go; default http://127.0.0.1:4318
-  LEGATO_ENGINE_SOCKET        where plugins and agent meet; set it for both when they run as different users or in containers
+  LEGATO_ENGINE_PIPE        where plugins and agent meet; set it for both when they run as different users or in containers
   LEGATO_ENGINE_FLUSH_MS      how often steps are sent; default 1000
   LEGATO_AGENT_METRICS_PORT   loopback port of the agent's own metrics; default none
 and in vLLM's environment:
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="legato-gpu-agent", description=_HELP, epilog=_MORE, formatter_class=raw)
     parser.add_argument("--endpoint", metavar="URL", help="where steps go [env: LEGATO_ENDPOINT]")
-    parser.add_argument("--socket", metavar="PATH", help="where the plugins send [env: LEGATO_ENGINE_SOCKET]")
+    parser.add_argument("--pipe", metavar="PATH", help="where the plugins send [env: LEGATO_ENGINE_PIPE]")
     parser.add_argument("--metrics-port", metavar="PORT", help="port of the agent's own metrics [env: LEGATO_AGENT_METRICS_PORT]")
     parser.add_argument("--engines", metavar="URLS", help="engines whose pages to read, with commas between [env: LEGATO_ENGINES]")
     parser.add_argument("--once", action="store_true", help="with --print: look once at what this node has, and end")
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     options = {
         "LEGATO_ENDPOINT": given.endpoint,
-        "LEGATO_ENGINE_SOCKET": given.socket,
+        "LEGATO_ENGINE_PIPE": given.pipe,
         "LEGATO_AGENT_METRICS_PORT": given.metrics_port,
         "LEGATO_ENGINES": given.engines,
     }
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
-    logging.getLogger("legato").info("listening at %s, sending to %s", settings.socket, settings.endpoint)
+    logging.getLogger("legato").info("listening at %s, sending to %s", settings.pipe, settings.endpoint)
     complete = agent.run()
     logging.getLogger("legato").info("stopped; %s", "everything was sent" if complete else "some was not sent")
     sys.exit(0 if complete else 1)

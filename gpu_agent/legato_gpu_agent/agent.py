@@ -1,33 +1,30 @@
 """The agent: reads what the plugins tell and what its collectors find, and sends it on once a second.
 
-One idea: it looks at its socket every few milliseconds instead of waiting on it, because to wake a sleeping reader would cost the engine
-five times what the copy costs; what does not fit the socket's queue meanwhile, the plugin keeps. One loop reads and encodes, one thread
+One idea: it looks into its pipe every few milliseconds instead of waiting on it, because to wake a sleeping reader would cost the engine
+many times what the copy costs. One loop reads and encodes, one thread
 sends, each collector has a thread of its own: nothing that hangs, fails or is down stops the rest, and nothing that a datagram holds can
 end it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import logging
-import os
-import pathlib
-import socket
-import stat
 import threading
 import time
 
-from legato_gpu_agent.datagrams import DATAGRAM_BYTES_MAX, BadDatagram, Datagram, decode
+from legato_gpu_agent.datagrams import BadDatagram, Datagram, understood
+from legato_gpu_agent.inlet import Inlet
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.pending import Flush, Pending
 from legato_gpu_agent.post import METRICS, Body, Post
 from legato_gpu_agent.roster import Roster
 from legato_gpu_agent.samples import Sample, metrics_of
-from legato_gpu_agent.settings import Settings, SettingsError
+from legato_gpu_agent.settings import Settings
 from legato_gpu_agent.steps import request_of
 from legato_gpu_agent.watch import Basket
 
-__all__ = ["Agent", "bind"]
+__all__ = ["Agent"]
 
 _log = logging.getLogger("legato")
 LOOK_EVERY_S, LOOK_IDLE_S, LOOK_SILENT_S = 0.02, 0.05, 0.25
@@ -38,45 +35,12 @@ DRAIN_S = 10.0
 _SAMPLES_MAX = 10_000
 
 
-def bind(path: pathlib.Path) -> socket.socket:
-    """The agent's socket, in a folder that is its user's alone. Raises ``SettingsError`` when it cannot be had."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = path.parent.stat()
-        if folder.st_uid != os.getuid():
-            raise SettingsError(f"{path.parent} belongs to another user: set LEGATO_ENGINE_SOCKET to a path in a folder of your own")
-        _clear(path)
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        door.setblocking(False)
-        before = os.umask(0o177)
-        try:
-            door.bind(str(path))
-        finally:
-            os.umask(before)
-    except OSError as error:
-        raise SettingsError(f"cannot listen at {path}: {error.strerror}") from None
-    return door
-
-
-def _clear(path: pathlib.Path) -> None:
-    """Remove a socket that nobody listens on any more. Raises ``SettingsError`` when somebody does, or it is no socket."""
-    if not path.exists():
-        return
-    if not stat.S_ISSOCK(path.stat().st_mode):
-        raise SettingsError(f"{path} is there and is no socket: set LEGATO_ENGINE_SOCKET to another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, contextlib.suppress(ConnectionRefusedError):
-        probe.connect(str(path))
-        raise SettingsError(f"another agent listens at {path}: stop it, or set LEGATO_ENGINE_SOCKET to another path")
-    path.unlink()
-
-
 class Agent:
-    """Runs until ``stop``: then it takes what the socket holds and sends all it has, within ``DRAIN_S``."""
+    """Runs until ``stop``: then it takes what the pipe holds and sends all it has, within ``DRAIN_S``."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
-        self._door = bind(settings.socket)
-        self._mine = os.stat(settings.socket).st_ino
+        self._inlet = Inlet(settings.pipe)
         self._pending = Pending()
         self._post = Post(settings.endpoint, metrics, settings.token)
         self._basket = Basket()
@@ -106,35 +70,29 @@ class Agent:
         return LOOK_EVERY_S if silent_s < _IDLE_AFTER_S else LOOK_IDLE_S if silent_s < _SILENT_AFTER_S else LOOK_SILENT_S
 
     def _close(self) -> bool:
-        """The socket's name goes first, so that plugins keep what comes from now on for the next agent."""
-        with contextlib.suppress(OSError):
-            if os.stat(self._settings.socket).st_ino == self._mine:
-                self._settings.socket.unlink()
+        """What plugins tell from now on stays in the pipe for the next agent."""
         self._roster.stop()
         self._read()
-        self._door.close()
+        self._inlet.close()
         self._flush()
         return self._post.close(DRAIN_S)
 
     def _read(self) -> None:
-        """All that the socket holds, for a tenth of a second at most."""
+        """All that the pipe holds, for a tenth of a second at most."""
         until = time.monotonic() + 0.1
-        while time.monotonic() < until:
-            try:
-                data = self._door.recv(DATAGRAM_BYTES_MAX + 1)
-            except BlockingIOError:
+        for datagrams in self._inlet.read():
+            self._heard_at = time.monotonic()
+            for found in itertools.chain.from_iterable(map(understood, datagrams)):
+                self._take(found)
+            if time.monotonic() > until:
                 return
-            except OSError as error:
-                self._metrics.bad.labels(type(error).__name__).inc()
-                return
-            self._take(data)
 
-    def _take(self, data: bytes) -> None:
-        self._heard_at = time.monotonic()
+    def _take(self, found: Datagram | BadDatagram) -> None:
+        """Keep what is good, count what is not."""
         try:
-            if len(data) > DATAGRAM_BYTES_MAX:
-                raise BadDatagram("size")
-            self._keep(decode(data))
+            if isinstance(found, BadDatagram):
+                raise found
+            self._keep(found)
         except BadDatagram as error:
             self._metrics.bad.labels(error.reason).inc()
 
@@ -149,10 +107,7 @@ class Agent:
     def _flush(self) -> None:
         samples, told = self._basket.empty()
         for datagram in told:
-            try:
-                self._keep(datagram)
-            except BadDatagram as error:
-                self._metrics.bad.labels(error.reason).inc()
+            self._take(datagram)
         self._flush_steps()
         for first in range(0, len(samples), _SAMPLES_MAX):
             self._send_samples(samples[first : first + _SAMPLES_MAX])

@@ -1,22 +1,23 @@
 """How the plugins tell the agent: one datagram a step, and datagrams of finished requests and of what the scheduler did.
 
-One idea: each datagram begins with a version, its kind, and which engine speaks, so that any one of them can be understood alone: no hello
-to miss, no order to keep. A datagram that cannot be understood is a ``BadDatagram`` with its reason, whatever its bytes. The standard
-library alone. It opens no socket.
+One idea: each datagram says its own length, its kind and which engine speaks, so that any one of them can be understood alone: no hello to
+miss, no order to keep, and many may write into one pipe. What cannot be understood is a ``BadDatagram`` with its reason, whatever its
+bytes, and costs no other. The standard library alone. It opens no pipe.
 
-    u8 version, u8 kind, u64 epoch ns, u8 length of the engine's id, the id; then by kind
+    ff "LGT", u8 version, u16 length of all of it, u8 kind, u64 epoch ns, u8 length of the engine's id, the id; then by kind
     1 step       u64 number, u64 recorded ns, u64 records dropped so far, 13 values of i64 in Step's order (-1: unknown)
     2 finished   entries: u64 step, 3 × u32 counts, 3 × u64 µs in FinishedRequest's order, u8 + u8 lengths, response id, reason
     3 scheduler  entries: u64 time ns, u64 step µs, u32 tokens, u8 kind, u8 length, response id
 
-All numbers are little-endian, texts UTF-8.
+All numbers are little-endian, texts UTF-8, in which there is no byte ff. What stands before the kind is the same in every version.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from legato_gpu_agent.records import EVENT_KINDS, Engine, FinishedRequest, SchedulerEvent, Step
 
@@ -24,23 +25,24 @@ __all__ = [
     "DATAGRAM_BYTES_MAX",
     "FINISHED",
     "SCHEDULER",
-    "STEP",
-    "STEP_BODY",
     "BadDatagram",
     "Datagram",
+    "cut",
     "decode",
     "finished_entry",
     "join",
-    "prefix",
     "scheduler_entry",
+    "step_packer",
+    "understood",
 ]
 
-VERSION = 1
+MAGIC, VERSION = b"\xffLGT", 2
 STEP, FINISHED, SCHEDULER = 1, 2, 3
-DATAGRAM_BYTES_MAX = 16_384
-"""No datagram is longer: what is left over goes into another."""
-STEP_BODY = struct.Struct("<QQQ13q")
-_HEAD = struct.Struct("<BBQB")
+DATAGRAM_BYTES_MAX = 4_096
+"""No datagram is longer, as what is longer than PIPE_BUF may be torn by another's (pipe(7)): what is left over goes into another."""
+_HEAD, _LENGTH = struct.Struct("<4sBHBQB"), struct.Struct("<H")
+_LENGTH_AT = 5
+_STEP = "QQQ13q"
 _FINISHED = struct.Struct("<QIIIQQQBB")
 _EVENT = struct.Struct("<QQIBB")
 _TEXT_BYTES_MAX = 255
@@ -66,10 +68,18 @@ class Datagram:
     events: tuple[SchedulerEvent, ...] = ()
 
 
-def prefix(kind: int, engine: Engine) -> bytes:
-    """What every datagram of this kind from this engine begins with."""
+def step_packer(engine: Engine) -> Callable[..., bytes]:
+    """What makes a step's datagram of its number, its time, what was dropped so far, and 13 values in Step's order (-1: unknown).
+
+    It raises ``struct.error`` for what is no whole number or out of range.
+    """
+    head = _head(STEP, engine, struct.calcsize("<" + _STEP))
+    return partial(struct.Struct(f"<{len(head)}s{_STEP}").pack, head)
+
+
+def _head(kind: int, engine: Engine, body_bytes: int) -> bytes:
     name = _text(engine.id)
-    return _HEAD.pack(VERSION, kind, engine.epoch_ns, len(name)) + name
+    return _HEAD.pack(MAGIC, VERSION, _HEAD.size + len(name) + body_bytes, kind, engine.epoch_ns, len(name)) + name
 
 
 def finished_entry(request: FinishedRequest) -> bytes:
@@ -86,16 +96,57 @@ def scheduler_entry(event: SchedulerEvent) -> bytes:
     return _EVENT.pack(event.time_ns, event.step_us, event.tokens, EVENT_KINDS.index(event.kind), len(name)) + name
 
 
-def join(head: bytes, entries: Iterable[bytes]) -> Iterator[bytes]:
+def join(kind: int, engine: Engine, entries: Iterable[bytes]) -> Iterator[bytes]:
     """Datagrams of these entries, none longer than ``DATAGRAM_BYTES_MAX``."""
-    datagram = head
+    room = DATAGRAM_BYTES_MAX - len(_head(kind, engine, 0))
+    body = b""
     for entry in entries:
-        if len(datagram) + len(entry) > DATAGRAM_BYTES_MAX:
-            yield datagram
-            datagram = head
-        datagram += entry
-    if len(datagram) > len(head):
-        yield datagram
+        if len(body) + len(entry) > room:
+            yield _head(kind, engine, len(body)) + body
+            body = b""
+        body += entry
+    if body:
+        yield _head(kind, engine, len(body)) + body
+
+
+def cut(data: bytes) -> tuple[list[bytes], bytes]:
+    """A pipe's bytes in datagrams, and what is left, which may be the beginning of another.
+
+    What is no datagram, up to where the next may begin, is one by itself, for ``decode`` to refuse.
+    """
+    out = []
+    at, end = 0, len(data)
+    while end - at >= _HEAD.size:
+        after = data.find(MAGIC, at)
+        if after == at:
+            after = at + _LENGTH.unpack_from(data, at + _LENGTH_AT)[0]
+            if after - at < _HEAD.size or after - at > DATAGRAM_BYTES_MAX:
+                after = data.find(MAGIC, at + 1)
+            elif after != end and not data.startswith(MAGIC, after):
+                # Cut off, before noise, or not yet whole: if another begins within it, it ends there.
+                within = data.find(MAGIC, at + 1, after)
+                if within < 0 and after > end:
+                    break
+                after = within if within > 0 else after
+        after = end if after < 0 else after
+        out.append(data[at:after])
+        at = after
+    return out, data[at:]
+
+
+def understood(data: bytes) -> Iterator[Datagram | BadDatagram]:
+    """What one piece of a pipe says; where it is no datagram, that, and what those say that begin within it."""
+    pieces = [data]
+    while pieces:
+        piece = pieces.pop()
+        try:
+            yield decode(piece)
+        except BadDatagram as error:
+            yield error
+            within = piece.find(MAGIC, 1)
+            if within > 0:
+                more, left = cut(piece[within:])
+                pieces += reversed([*more, left] if left else more)
 
 
 def decode(data: bytes) -> Datagram:
@@ -109,17 +160,19 @@ def decode(data: bytes) -> Datagram:
 
 
 def _decode(data: bytes) -> Datagram:
-    if not data:
-        raise BadDatagram("truncated")
-    if data[0] != VERSION:
+    if not data.startswith(MAGIC):
+        raise BadDatagram("noise")
+    if data[len(MAGIC)] != VERSION:
         raise BadDatagram("version")
-    _, kind, epoch_ns, length = _HEAD.unpack_from(data)
+    _, _, whole, kind, epoch_ns, length = _HEAD.unpack_from(data)
+    if len(data) != whole:
+        raise BadDatagram("truncated")
     at = _HEAD.size + length
     engine = Engine(_cut(data, _HEAD.size, length), epoch_ns)
     if not engine.id or epoch_ns > _NS_MAX:
         raise BadDatagram("engine")
     if kind == STEP:
-        return _step(engine, data, at)
+        return _step(engine, data[at:])
     if kind == FINISHED:
         return Datagram(engine, finished=tuple(_finished(data, at)))
     if kind == SCHEDULER:
@@ -127,10 +180,8 @@ def _decode(data: bytes) -> Datagram:
     raise BadDatagram("kind")
 
 
-def _step(engine: Engine, data: bytes, at: int) -> Datagram:
-    if len(data) != at + STEP_BODY.size:
-        raise BadDatagram("truncated")
-    number, recorded_ns, dropped, *values = STEP_BODY.unpack_from(data, at)
+def _step(engine: Engine, body: bytes) -> Datagram:
+    number, recorded_ns, dropped, *values = struct.unpack("<" + _STEP, body)
     if not 0 < number <= _NS_MAX or not 0 < recorded_ns <= _NS_MAX:
         raise BadDatagram("range")
     return Datagram(engine, Step(number, recorded_ns, *(None if value < 0 else value for value in values)), dropped)

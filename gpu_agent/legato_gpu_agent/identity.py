@@ -1,4 +1,4 @@
-"""What the plugins and the agent must agree on without talking: where the socket is, and what an engine is called.
+"""What the plugins and the agent must agree on without talking: where the pipe is, and what an engine is called.
 
 One idea: both are rules over the environment and the command line, in one place, so that two processes that share them meet. The standard
 library alone; it reads nothing but what it is given, and makes no folder.
@@ -10,20 +10,20 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-__all__ = ["engine_id", "socket_path"]
+__all__ = ["engine_id", "pipe_path"]
 
 ENGINE_ID = "LEGATO_ENGINE_ID"
 _EVERYWHERE = ("", "0.0.0.0", "::", "[::]", "localhost")
 
 
-def socket_path(environ: Mapping[str, str]) -> pathlib.Path:
-    """LEGATO_ENGINE_SOCKET, else ``legato/engine.sock`` in the user's runtime folder, else in a folder of the user's own in /tmp."""
-    named = environ.get("LEGATO_ENGINE_SOCKET")
+def pipe_path(environ: Mapping[str, str]) -> pathlib.Path:
+    """LEGATO_ENGINE_PIPE, else ``legato/engine.pipe`` in the user's runtime folder, else in a folder of the user's own in /tmp."""
+    named = environ.get("LEGATO_ENGINE_PIPE")
     if named:
         return pathlib.Path(named)
     runtime = environ.get("XDG_RUNTIME_DIR")
     folder = pathlib.Path(runtime) / "legato" if runtime else pathlib.Path("/tmp") / f"legato-{os.getuid()}"
-    return folder / "engine.sock"
+    return folder / "engine.pipe"
 
 
 def engine_id(environ: Mapping[str, str], arguments: Sequence[str], index: int = 0) -> str:

@@ -123,7 +123,7 @@ def _gpu(watch: Watch) -> Iterator[str]:
 
 def _settings(settings: Settings) -> Iterator[str]:
     """What is not looked at because nobody said where it is."""
-    yield f"steps: plugins tell theirs at {settings.socket} (vLLM); forward passes at " + (
+    yield f"steps: plugins tell theirs at {settings.pipe} (vLLM); forward passes at " + (
         ", ".join(f"{name} ({where})" for name, where in settings.forward_passes) or "none: LEGATO_FORWARD_PASSES (SGLang, Dynamo)"
     )
     if not settings.engines:

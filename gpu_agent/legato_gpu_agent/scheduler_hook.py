@@ -17,8 +17,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from legato_gpu_agent.datagrams import SCHEDULER, join, prefix, scheduler_entry
-from legato_gpu_agent.identity import engine_id, socket_path
+from legato_gpu_agent.datagrams import SCHEDULER, join, scheduler_entry
+from legato_gpu_agent.identity import engine_id, pipe_path
 from legato_gpu_agent.outlet import Outlet
 from legato_gpu_agent.records import Engine, SchedulerEvent
 
@@ -50,7 +50,7 @@ def install() -> None:
 
 
 class SchedulerHook:
-    """Watches one scheduler class. ``path``: a socket of its own instead of the agent's, for whoever wants the events apart.
+    """Watches one scheduler class. ``path``: a pipe of its own instead of the agent's, for whoever wants the events apart.
 
     Raises ``AttributeError`` when the class lacks a method.
     """
@@ -67,8 +67,8 @@ class SchedulerHook:
         self._scheduler, self._clock_ns = scheduler, clock_ns
         self._environ, self._arguments = environ, sys.argv if arguments is None else arguments
         self._epoch_ns = clock_ns()
-        self.outlet = Outlet(path or str(socket_path(environ)))
-        self._prefixes: dict[int, bytes] = {}
+        self.outlet = Outlet(path or str(pipe_path(environ)))
+        self._engines: dict[int, Engine] = {}
         self._open: OrderedDict[int, tuple[int, list[tuple[str, str, int]]]] = OrderedDict()
         self._outside: list[tuple[str, str, int]] = []
         self._recomputed: set[str] = set()
@@ -149,13 +149,13 @@ class SchedulerHook:
             scheduler_entry(SchedulerEvent(time_ns, name[:-_SUFFIX] if name[-_SUFFIX:-8] == "-" else name, kind, tokens, step_us))
             for name, kind, tokens in happened
         ]
-        for datagram in join(self._prefix(scheduler), entries):
+        for datagram in join(SCHEDULER, self._engine(scheduler), entries):
             self.outlet.send(datagram)
 
-    def _prefix(self, scheduler: Any) -> bytes:
+    def _engine(self, scheduler: Any) -> Engine:
         """By the engine's place among those behind one server, which only its scheduler's configuration tells."""
         config = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
         index = getattr(config, "data_parallel_index", getattr(config, "data_parallel_rank", 0)) or 0
-        if index not in self._prefixes:
-            self._prefixes[index] = prefix(SCHEDULER, Engine(engine_id(self._environ, self._arguments, index), self._epoch_ns))
-        return self._prefixes[index]
+        if index not in self._engines:
+            self._engines[index] = Engine(engine_id(self._environ, self._arguments, index), self._epoch_ns)
+        return self._engines[index]

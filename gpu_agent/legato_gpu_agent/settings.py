@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from legato_gpu_agent.identity import socket_path
+from legato_gpu_agent.identity import pipe_path
 
 __all__ = ["Settings", "SettingsError"]
 
@@ -24,8 +24,8 @@ class SettingsError(ValueError):
 class Settings:
     """What can be set. ``from_env`` reads LEGATO_* variables and says which one is wrong, and how."""
 
-    socket: pathlib.Path
-    """LEGATO_ENGINE_SOCKET: where the plugins send and the agent listens. Default: legato/engine.sock in the user's runtime folder."""
+    pipe: pathlib.Path
+    """LEGATO_ENGINE_PIPE: where the plugins send and the agent listens. Default: legato/engine.pipe in the user's runtime folder."""
     endpoint: str = "http://127.0.0.1:4318"
     """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver that steps are sent to."""
     token: str = field(default="", repr=False)
@@ -57,7 +57,7 @@ class Settings:
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
         """The settings in these variables. Raises ``SettingsError``."""
         return cls(
-            socket=_socket(environ),
+            pipe=_pipe(environ),
             endpoint=_url(environ, "LEGATO_ENDPOINT", "http://127.0.0.1:4318"),
             token=_token(environ, "LEGATO_TOKEN"),
             flush_ms=_whole(environ, "LEGATO_ENGINE_FLUSH_MS", 1_000, 10, 600_000),
@@ -74,10 +74,10 @@ class Settings:
         )
 
 
-def _socket(environ: Mapping[str, str]) -> pathlib.Path:
-    path = socket_path(environ)
-    if not path.is_absolute() or len(str(path).encode()) > 107:
-        raise SettingsError(f"LEGATO_ENGINE_SOCKET is {str(path)!r}: expected an absolute path of at most 107 bytes")
+def _pipe(environ: Mapping[str, str]) -> pathlib.Path:
+    path = pipe_path(environ)
+    if not path.is_absolute():
+        raise SettingsError(f"LEGATO_ENGINE_PIPE is {str(path)!r}: expected an absolute path")
     return path
 
 

@@ -1,7 +1,7 @@
 """The part of the stat-logger plugin that knows vLLM's statistics: from the objects of one step to datagrams.
 
 One idea: `record()` runs on the event loop that serves all streams, so it reads what it needs in a few C calls, packs one struct and hands
-it to a socket that never waits. vLLM does not promise these objects: what is missing, or is no number, is unknown, and is said once by
+it to a pipe that never waits. vLLM does not promise these objects: what is missing, or is no number, is unknown, and is said once by
 name. It imports no vLLM, keeps no statistics, and raises nothing.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from legato_gpu_agent.datagrams import FINISHED, STEP, STEP_BODY, finished_entry, join, prefix
-from legato_gpu_agent.identity import ENGINE_ID, engine_id, socket_path
+from legato_gpu_agent.datagrams import FINISHED, finished_entry, join, step_packer
+from legato_gpu_agent.identity import ENGINE_ID, engine_id, pipe_path
 from legato_gpu_agent.outlet import Outlet
 from legato_gpu_agent.records import Engine, FinishedRequest
 
@@ -72,9 +72,9 @@ class StepRecorder:
         # `legato.asgi.StreamMiddleware` is made later in the same process and reads the same variable: so the two say the same.
         environ.setdefault(ENGINE_ID, engine_id(environ, arguments))
         self.engine = Engine(engine_id(environ, arguments, index), clock_ns())
-        self.outlet = Outlet(str(socket_path(environ)))
+        self.outlet = Outlet(str(pipe_path(environ)))
         self.number = 0
-        self._step_prefix, self._finished_prefix = prefix(STEP, self.engine), prefix(FINISHED, self.engine)
+        self._pack_step = step_packer(self.engine)
         self._said: set[str] = set()
         self._waits = False
 
@@ -86,10 +86,10 @@ class StepRecorder:
         now = self._clock_ns()
         try:
             try:
-                body = self._quickly(number, now, scheduler_stats, iteration_stats)
+                datagram = self._quickly(number, now, scheduler_stats, iteration_stats)
             except Exception:
-                body = self._carefully(number, now, scheduler_stats, iteration_stats)
-            if not self.outlet.send(self._step_prefix + body):
+                datagram = self._carefully(number, now, scheduler_stats, iteration_stats)
+            if not self.outlet.send(datagram):
                 self._later()
         except Exception as error:
             self._say(f"a step's record failed with {type(error).__name__}; the engine is not affected")
@@ -120,7 +120,9 @@ class StepRecorder:
         running, waiting, skipped, kv_used, details, speculation = _scheduler_of(scheduler_stats)
         shortest = longest = context = context_tokens = decodes = decode_tokens = elapsed_us = drafts = accepted = _UNKNOWN
         if intervals:
-            shortest, longest = int(min(intervals) * 1e6 + 0.5), int(max(intervals) * 1e6 + 0.5)
+            # Sorted is cheaper than asked for the least and the largest, up to hundreds; as differences of a clock they are in an order.
+            ordered = sorted(intervals)
+            shortest, longest = int(ordered[0] * 1e6 + 0.5), int(ordered[-1] * 1e6 + 0.5)
         if details is not None:
             context, context_tokens, decodes, decode_tokens, elapsed_ms = _details_of(details)
             elapsed_us = int(elapsed_ms * 1e3 + 0.5)
@@ -129,14 +131,14 @@ class StepRecorder:
         if speculation is not None:
             drafts, accepted = _spec_of(speculation)
         # In the order of Step's fields.
-        body = STEP_BODY.pack(
+        datagram = self._pack_step(
             number, now, self.outlet.dropped,
             shortest, running, waiting + skipped, context, context_tokens, decodes, decode_tokens,
             drafts, accepted, elapsed_us, int(kv_used * 1e6 + 0.5), preempted, longest,
         )  # fmt: skip
         if finished:
             self._send_finished(number, finished)
-        return body
+        return datagram
 
     def _carefully(self, number: int, now: int, scheduler_stats: Any, iteration_stats: Any) -> bytes:
         """The same for objects that may be absent, lack anything, or hold anything."""
@@ -151,7 +153,7 @@ class StepRecorder:
         self._send_finished(number, _listed(finished))
         if details is None and intervals:
             self._say_no_details()
-        return STEP_BODY.pack(number, now, self.outlet.dropped, *map(_whole, values))
+        return self._pack_step(number, now, self.outlet.dropped, *map(_whole, values))
 
     def _send_finished(self, number: int, finished: Sequence[Any]) -> None:
         """Before the step itself, so that whoever has the step has these, too."""
@@ -161,7 +163,7 @@ class StepRecorder:
                 entries.append(finished_entry(self._finished_of(number, each)))
             except Exception as error:
                 self._say(f"a finished request could not be told ({type(error).__name__})")
-        for datagram in join(self._finished_prefix, entries):
+        for datagram in join(FINISHED, self.engine, entries):
             self.outlet.send(datagram)
 
     def _finished_of(self, number: int, each: Any) -> FinishedRequest:

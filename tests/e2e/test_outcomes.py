@@ -43,7 +43,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     with Children(folder) as children:
         start(children, PLAN, folder, chosen)
         yield chosen
-    shutil.rmtree(chosen.engine_socket.parent, ignore_errors=True)
+    shutil.rmtree(chosen.engine_pipe.parent, ignore_errors=True)
 
 
 def _application(way: str, key: str, doors: Doors, **environ: str) -> subprocess.Popen[str]:

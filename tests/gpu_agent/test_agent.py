@@ -8,8 +8,6 @@ import pathlib
 import random
 import re
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import time
@@ -24,8 +22,7 @@ import legato_gpu_agent
 from helpers.ports import free_port
 from helpers.repository import ROOT
 from helpers.serving import Served, serve_process
-from legato_gpu_agent.agent import bind
-from legato_gpu_agent.datagrams import SCHEDULER, join, prefix, scheduler_entry
+from legato_gpu_agent.datagrams import SCHEDULER, join, scheduler_entry, step_packer
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.records import Engine, SchedulerEvent
 from legato_gpu_agent.settings import Settings, SettingsError
@@ -47,7 +44,7 @@ def agent(path: pathlib.Path, endpoint: str, metrics_port: int = 0) -> Iterator[
     """The command, listening."""
     environ = {
         **os.environ,
-        "LEGATO_ENGINE_SOCKET": str(path),
+        "LEGATO_ENGINE_PIPE": str(path),
         "LEGATO_ENDPOINT": endpoint,
         "LEGATO_ENGINE_FLUSH_MS": "100",
         "LEGATO_AGENT_METRICS_PORT": str(metrics_port),
@@ -79,7 +76,7 @@ def recorder() -> Iterator[Plugin]:
     made: list[StepRecorder] = []
 
     def make(path: pathlib.Path, name: str) -> StepRecorder:
-        made.append(StepRecorder(environ={"LEGATO_ENGINE_SOCKET": str(path), "LEGATO_ENGINE_ID": name}, arguments=[]))
+        made.append(StepRecorder(environ={"LEGATO_ENGINE_PIPE": str(path), "LEGATO_ENGINE_ID": name}, arguments=[]))
         return made[-1]
 
     yield make
@@ -190,7 +187,7 @@ def test_a_signal_drains_and_ends(served: Served, tmp_path: pathlib.Path, record
         tell(plugin, 30, ("chatcmpl-last",))
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
-        assert steps_of(served, "drained") == list(range(1, 31)) and not path.exists()
+        assert steps_of(served, "drained") == list(range(1, 31))
         assert process.stdout and "everything was sent" in process.stdout.read()
 
 
@@ -219,20 +216,20 @@ def scraped(port: int) -> str:
 def test_the_hostile_are_skipped_and_counted(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
     """Noise, other versions, truncated and repeated records: the agent lives, the good ones arrive, the page tells of the bad."""
     path, port, rng = tmp_path / "s", free_port(), random.Random(1)
-    with agent(path, served.otlp, port) as process, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as noise:
-        noise.connect(str(path))
+    with agent(path, served.otlp, port) as process, open(path, "wb", buffering=0) as noise:
         plugin = recorder(path, "calm")
         tell(plugin, 5)
+        good = step_packer(Engine("cut off", 1))(*[1] * 16)
         for size in (0, 1, 10, 200, 16_384, 20_000) * 5:
-            noise.send(rng.randbytes(size))
-        noise.send(b"\x02" + bytes(50))
-        noise.send(b"\x01\x01" + bytes(8) + b"\x01e")
+            noise.write(rng.randbytes(size))
+            noise.write(good[: rng.randrange(len(good))])
+        noise.write(good[:4] + b"\x03" + good[5:])
         tell(plugin, 5)
         eventually(lambda: len(steps_of(served, "calm")) >= 10)
         assert process.poll() is None
         page = scraped(port)
     assert steps_of(served, "calm") == list(range(1, 11))
-    assert float(re.search(r'bad_datagrams_total\{reason="size"\} (\S+)', page)[1]) == 5  # type: ignore[index]
+    assert float(re.search(r'bad_datagrams_total\{reason="noise"\} (\S+)', page)[1]) >= 5  # type: ignore[index]
     assert 'bad_datagrams_total{reason="version"}' in page and 'bad_datagrams_total{reason="truncated"}' in page
     assert 'legato_agent_sent_records_total{kind="step"} 10.0' in page
 
@@ -240,30 +237,14 @@ def test_the_hostile_are_skipped_and_counted(served: Served, tmp_path: pathlib.P
 def test_what_the_scheduler_did_is_accepted(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
     """A flush with events of requests is stored like any other, and none is rejected."""
     path, port = tmp_path / "s", free_port()
-    with agent(path, served.otlp, port), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hook:
-        hook.connect(str(path))
+    with agent(path, served.otlp, port), open(path, "wb", buffering=0) as hook:
         event = SchedulerEvent(time.time_ns(), "chatcmpl-a", "preempt", 40, 2000)
-        for datagram in join(prefix(SCHEDULER, Engine("hooked", 1)), [scheduler_entry(event)] * 3):
-            hook.send(datagram)
+        for datagram in join(SCHEDULER, Engine("hooked", 1), [scheduler_entry(event)] * 3):
+            hook.write(datagram)
         tell(recorder(path, "hooked"), 5)
         eventually(lambda: len(steps_of(served, "hooked")) >= 5)
         eventually(lambda: 'sent_records_total{kind="scheduler"} 3.0' in scraped(port))
     assert Reader(served.read).rows("SELECT * FROM rejected") == []
-
-
-def test_the_socket_is_its_users_alone(tmp_path: pathlib.Path) -> None:
-    """Folder and socket; a second agent is told, what is no socket is left alone, a dead agent's socket is taken."""
-    path = tmp_path / "new" / "s"
-    with bind(path):
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700 and stat.S_IMODE(path.stat().st_mode) == 0o600
-        with pytest.raises(SettingsError, match="another agent"):
-            bind(path)
-    bind(path).close()
-    path.unlink()
-    path.write_text("precious", encoding="utf-8")
-    with pytest.raises(SettingsError, match="no socket"):
-        bind(path)
-    assert path.read_text(encoding="utf-8") == "precious"
 
 
 @pytest.mark.parametrize(
@@ -273,8 +254,7 @@ def test_the_socket_is_its_users_alone(tmp_path: pathlib.Path) -> None:
         ("LEGATO_ENDPOINT", "http://", "URL"),
         ("LEGATO_ENGINE_FLUSH_MS", "0", "10 to"),
         ("LEGATO_AGENT_METRICS_PORT", "70000", "65535"),
-        ("LEGATO_ENGINE_SOCKET", "relative", "absolute"),
-        ("LEGATO_ENGINE_SOCKET", "/" + "x" * 120, "107"),
+        ("LEGATO_ENGINE_PIPE", "relative", "absolute"),
     ],
 )
 def test_a_bad_setting_is_named(name: str, value: str, says: str) -> None:

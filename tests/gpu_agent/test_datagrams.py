@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import astuple
 
 import pytest
@@ -12,15 +13,15 @@ from legato_gpu_agent.datagrams import (
     DATAGRAM_BYTES_MAX,
     FINISHED,
     SCHEDULER,
-    STEP,
-    STEP_BODY,
     BadDatagram,
     Datagram,
+    cut,
     decode,
     finished_entry,
     join,
-    prefix,
     scheduler_entry,
+    step_packer,
+    understood,
 )
 from legato_gpu_agent.records import EVENT_KINDS, Engine, FinishedRequest, SchedulerEvent, Step
 
@@ -36,7 +37,7 @@ ENGINE = Engine("gpu-1:8000", 1_700_000_000_000_000_000)
 def step_datagram(engine: Engine, step: Step, dropped: int = 0) -> bytes:
     """A step as the plugin sends it."""
     number, recorded_ns, *values = astuple(step)
-    return prefix(STEP, engine) + STEP_BODY.pack(number, recorded_ns, dropped, *(-1 if value is None else value for value in values))
+    return step_packer(engine)(number, recorded_ns, dropped, *(-1 if value is None else value for value in values))
 
 
 @given(ENGINES, STEPS, NS)
@@ -48,8 +49,8 @@ def test_a_step_is_read_as_it_was_sent(engine: Engine, step: Step, dropped: int)
 @given(ENGINES, st.lists(REQUESTS, min_size=1, max_size=200), st.lists(EVENTS, min_size=1, max_size=200))
 def test_lists_are_read_as_they_were_sent(engine: Engine, requests: list[FinishedRequest], events: list[SchedulerEvent]) -> None:
     """In order, over as many datagrams as the bound makes of them."""
-    finished = list(join(prefix(FINISHED, engine), map(finished_entry, requests)))
-    scheduled = list(join(prefix(SCHEDULER, engine), map(scheduler_entry, events)))
+    finished = list(join(FINISHED, engine, map(finished_entry, requests)))
+    scheduled = list(join(SCHEDULER, engine, map(scheduler_entry, events)))
     assert max(map(len, finished + scheduled)) <= DATAGRAM_BYTES_MAX
     assert [each for datagram in finished for each in decode(datagram).finished] == requests
     assert [each for datagram in scheduled for each in decode(datagram).events] == events
@@ -58,14 +59,14 @@ def test_lists_are_read_as_they_were_sent(engine: Engine, requests: list[Finishe
 def test_long_lists_are_cut() -> None:
     """A thousand ends of requests are several datagrams, none too long, and none is lost."""
     requests = [FinishedRequest(1, f"chatcmpl-{i:040}", "length") for i in range(1000)]
-    datagrams = list(join(prefix(FINISHED, ENGINE), map(finished_entry, requests)))
+    datagrams = list(join(FINISHED, ENGINE, map(finished_entry, requests)))
     assert len(datagrams) > 1 and max(map(len, datagrams)) <= DATAGRAM_BYTES_MAX
     assert sum(len(decode(datagram).finished) for datagram in datagrams) == 1000
 
 
 def test_texts_are_cut_between_characters() -> None:
     """An id of 400 bytes is shortened to whole characters."""
-    long = decode(next(join(prefix(FINISHED, ENGINE), [finished_entry(FinishedRequest(1, "ü" * 200))]))).finished[0].response_id
+    long = decode(next(join(FINISHED, ENGINE, [finished_entry(FinishedRequest(1, "ü" * 200))]))).finished[0].response_id
     assert long == "ü" * 127
 
 
@@ -75,7 +76,7 @@ def test_random_bytes_are_refused_or_understood(data: bytes) -> None:
     try:
         assert decode(data).engine.id
     except BadDatagram as error:
-        assert error.reason in ("truncated", "version", "engine", "kind", "range", "text")
+        assert error.reason in ("noise", "truncated", "version", "engine", "kind", "range", "text")
 
 
 @given(STEPS, st.integers(0, 200), st.integers(1, 255))
@@ -86,7 +87,7 @@ def test_damaged_datagrams_are_refused_or_understood(step: Step, place: int, cha
     try:
         decode(bytes(data))
     except BadDatagram as error:
-        assert error.reason in ("truncated", "version", "engine", "kind", "range", "text")
+        assert error.reason in ("noise", "truncated", "version", "engine", "kind", "range", "text")
 
 
 GOOD = step_datagram(ENGINE, Step(1, 2))
@@ -95,22 +96,23 @@ GOOD = step_datagram(ENGINE, Step(1, 2))
 @pytest.mark.parametrize("length", range(len(GOOD)))
 def test_each_truncation_is_refused(length: int) -> None:
     """Cut anywhere, it is no step."""
-    with pytest.raises(BadDatagram, match="truncated"):
+    with pytest.raises(BadDatagram, match="truncated" if length > 3 else "noise"):
         decode(GOOD[:length])
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x02" + GOOD[1:], "version"),
-        (GOOD[:1] + b"\x09" + GOOD[2:], "kind"),
+        (GOOD[:4] + b"\x03" + GOOD[5:], "version"),
+        (GOOD[:7] + b"\x09" + GOOD[8:], "kind"),
+        (b"\xfe" + GOOD[1:], "noise"),
         (step_datagram(Engine("", 1), Step(1, 2)), "engine"),
         (step_datagram(ENGINE, Step(0, 2)), "range"),
         (step_datagram(ENGINE, Step(2**64 - 1, 2)), "range"),
         (step_datagram(ENGINE, Step(1, 2**63)), "range"),
         (GOOD.replace(b"gpu-1", b"gpu\xff1"), "text"),
         (GOOD + b"\0", "truncated"),
-        (prefix(FINISHED, ENGINE) + finished_entry(FinishedRequest(1, "abc", "stop"))[:-1], "truncated"),
+        (next(join(FINISHED, ENGINE, [finished_entry(FinishedRequest(1, "abc", "stop"))[:-1]])), "truncated"),
     ],
 )
 def test_what_is_wrong_has_a_reason(data: bytes, reason: str) -> None:
@@ -118,3 +120,43 @@ def test_what_is_wrong_has_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(BadDatagram) as caught:
         decode(data)
     assert caught.value.reason == reason
+
+
+SOME = st.lists(REQUESTS, min_size=1, max_size=9)
+FINISHES = st.builds(lambda engine, requests: next(join(FINISHED, engine, map(finished_entry, requests))), ENGINES, SOME)
+DATAGRAMS = st.builds(step_datagram, ENGINES, STEPS) | FINISHES
+
+
+@given(st.lists(DATAGRAMS, max_size=20), st.data())
+def test_a_pipe_is_cut_into_what_was_written(written: list[bytes], data: st.DataObject) -> None:
+    """Wherever reads end, each datagram comes once, whole, in its order, and nothing is left."""
+    whole, found, left = b"".join(written), [], b""
+    ends = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=9)))
+    for first, last in zip([0, *ends], [*ends, len(whole)], strict=True):
+        more, left = cut(left + whole[first:last])
+        found += more
+    assert found == written and left == b""
+
+
+LONG = next(join(SCHEDULER, Engine("noise", 1), [bytes(4_000)]))
+NOISE = st.binary(max_size=300) | st.integers(0, 300).map(lambda length: LONG[:length])
+
+
+@given(st.lists(st.tuples(NOISE, DATAGRAMS), max_size=9))
+def test_noise_costs_no_datagram(written: list[tuple[bytes, bytes]]) -> None:
+    """Bytes of anything, and datagrams cut off, before the good: these come all the same, and the others are refused."""
+    whole = b"".join(noise + datagram for noise, datagram in written)
+    found, left = cut(whole)
+    assert b"".join(found) + left == whole and left == b""
+    told = [each for piece in found for each in understood(piece)]
+    assert [each for each in told if isinstance(each, Datagram)] == [decode(datagram) for _, datagram in written]
+
+
+@pytest.mark.parametrize("noise", [LONG[:4] * 1_000, LONG[:20] * 200, (LONG[:4] + b"\x02\xff\x0f" + bytes(11)) * 220])
+def test_noise_that_looks_like_datagrams_costs_little(noise: bytes) -> None:
+    """As much as fits one, made so that another seems to begin at every place."""
+    started = time.monotonic()
+    for size in range(0, 4_000, 100):
+        found, left = cut(LONG[:20] + noise[size:] + GOOD)
+        assert left == b"" and [each for piece in found for each in understood(piece)][-1] == decode(GOOD)
+    assert time.monotonic() - started < 10

@@ -42,7 +42,7 @@ def agent(folder: pathlib.Path, endpoint: str, **settings: str) -> Iterator[tupl
     port = free_port()
     environ = {
         **os.environ,
-        "LEGATO_ENGINE_SOCKET": str(folder / "s"),
+        "LEGATO_ENGINE_PIPE": str(folder / "s"),
         "LEGATO_ENDPOINT": endpoint,
         "LEGATO_ENGINE_FLUSH_MS": "100",
         "LEGATO_SAMPLE_MS": "100",

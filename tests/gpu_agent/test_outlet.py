@@ -1,101 +1,216 @@
-"""The plugins' end of the socket: it never waits, keeps a little, and counts what it loses."""
+"""The plugins' end of the pipe: it never waits, keeps a little, and counts what it loses."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import pathlib
-import socket
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from legato_gpu_agent.datagrams import SCHEDULER, join
+from legato_gpu_agent.inlet import Inlet
 from legato_gpu_agent.outlet import BACKLOG_MAX, Outlet
+from legato_gpu_agent.records import Engine
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @pytest.fixture
-def path(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
     """Where the agent listens."""
-    yield tmp_path / "s"
+    return tmp_path / "s"
 
 
-def listen(path: pathlib.Path) -> socket.socket:
+@pytest.fixture
+def clock() -> Clock:
+    """The outlet's."""
+    return Clock()
+
+
+@pytest.fixture
+def outlet(path: pathlib.Path, clock: Clock) -> Iterator[Outlet]:
+    """A plugin's, before there is a pipe."""
+    outlet = Outlet(str(path), clock)
+    yield outlet
+    outlet.close()
+
+
+@contextlib.contextmanager
+def listening(path: pathlib.Path) -> Iterator[Inlet]:
     """An agent that reads nothing by itself."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    door.bind(str(path))
-    door.setblocking(False)
-    return door
+    with contextlib.closing(Inlet(path)) as inlet:
+        yield inlet
 
 
-def received(door: socket.socket) -> list[bytes]:
-    """What the socket holds."""
-    found = []
-    while True:
-        try:
-            found.append(door.recv(65_536))
-        except BlockingIOError:
-            return found
+def received(inlet: Inlet) -> list[bytes]:
+    """What the pipe holds."""
+    return [each for datagrams in inlet.read() for each in datagrams]
 
 
-def test_datagrams_arrive_in_order(path: pathlib.Path) -> None:
+def said(first: int, last: int, size: int = 40) -> list[bytes]:
+    """A datagram for each number, about so long."""
+    return [next(join(SCHEDULER, Engine("e", number), [bytes(size)])) for number in range(first, last)]
+
+
+def test_datagrams_arrive_in_order(path: pathlib.Path, outlet: Outlet) -> None:
     """Each as it was, one by one."""
-    with listen(path) as door:
-        outlet = Outlet(str(path))
-        sent = [bytes([i]) * 10 for i in range(5)]
-        for datagram in sent:
-            outlet.send(datagram)
-        assert received(door) == sent and outlet.dropped == 0
-        outlet.close()
+    with listening(path) as inlet:
+        assert all(outlet.send(each) for each in said(0, 5))
+        assert received(inlet) == said(0, 5) and received(inlet) == [] and outlet.dropped == 0
 
 
-def test_nobody_listens(path: pathlib.Path) -> None:
+def test_nobody_listens(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
     """Calls return at once; what is beyond the backlog is counted; an agent that comes later gets the newest, in order."""
-    now = [0.0]
-    outlet = Outlet(str(path), clock=lambda: now[0])
     started = time.monotonic()
-    for i in range(BACKLOG_MAX + 100):
-        outlet.send(b"%d" % i)
-    assert time.monotonic() - started < 1.0
-    assert outlet.dropped == 100
-    with listen(path) as door:
-        now[0] = 2.0
-        found: list[bytes] = []
-        for _ in range(BACKLOG_MAX):
-            outlet.catch_up()
-            found += received(door)
-        assert found == [b"%d" % i for i in range(100, BACKLOG_MAX + 100)]
-        outlet.close()
+    for each in said(0, BACKLOG_MAX + 100):
+        assert not outlet.send(each)
+    assert time.monotonic() - started < 1.0 and outlet.dropped == 100
+    with listening(path) as inlet:
+        clock.now_s += 2
+        while not outlet.catch_up():
+            pass
+        assert received(inlet) == said(100, BACKLOG_MAX + 100)
 
 
-def test_a_full_queue_is_waited_for_without_waiting(path: pathlib.Path) -> None:
-    """An agent that does not read costs no time and, within the backlog, no datagram."""
-    with listen(path) as door:
-        outlet = Outlet(str(path))
+def test_a_full_pipe_is_waited_for_without_waiting(path: pathlib.Path, outlet: Outlet) -> None:
+    """An agent that does not read costs no time and, within pipe and backlog, no datagram."""
+    with listening(path) as inlet:
         started = time.monotonic()
-        for i in range(900):
-            outlet.send(b"%d" % i)
+        for each in said(0, 700, 4_000):
+            outlet.send(each)
         assert time.monotonic() - started < 1.0
-        found = received(door)
-        assert 0 < len(found) < 900
-        while len(found) < 900 and time.monotonic() - started < 10:
-            outlet.catch_up()
-            found += received(door)
-        assert found == [b"%d" % i for i in range(900)] and outlet.dropped == 0
-        outlet.close()
+        found = received(inlet)
+        assert 200 < len(found) < 700 and outlet.dropped == 0
+        while not outlet.catch_up():
+            found += received(inlet)
+        assert found + received(inlet) == said(0, 700, 4_000)
 
 
-def test_an_agent_that_restarts_is_found_again(path: pathlib.Path) -> None:
-    """What was said meanwhile reaches the new one."""
-    now = [0.0]
-    outlet = Outlet(str(path), clock=lambda: now[0])
-    with listen(path) as door:
-        outlet.send(b"before")
-        assert received(door) == [b"before"]
+def test_an_agent_that_restarts_misses_nothing(path: pathlib.Path, outlet: Outlet) -> None:
+    """What is said between two agents is in the pipe, and no call fails for that."""
+    with listening(path) as inlet:
+        outlet.send(said(0, 1)[0])
+        assert received(inlet) == said(0, 1)
+    assert all(outlet.send(each) for each in said(1, 200))
+    with listening(path) as inlet:
+        outlet.send(said(200, 201)[0])
+        assert received(inlet) == said(1, 201)
+
+
+def test_a_pipe_that_was_taken_away_is_followed(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
+    """As when a service's folder goes with it: what the old pipe holds goes into the new one first."""
+    with listening(path):
+        outlet.send(said(0, 1)[0])
+    shutil.rmtree(path.parent)
+    for each in said(1, 10):
+        clock.now_s += 2
+        assert outlet.send(each)
+    with listening(path) as inlet:
+        assert outlet.send(said(10, 11)[0]) and received(inlet) == []
+        clock.now_s += 2
+        assert outlet.send(said(11, 12)[0])
+        assert received(inlet) == said(0, 12) and outlet.dropped == 0
+
+
+def test_of_an_old_pipe_the_newest_are_kept(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
+    """As many as the backlog has room for; the others are counted."""
+    with listening(path):
+        for each in said(0, BACKLOG_MAX + 300):
+            assert outlet.send(each)
     path.unlink()
-    outlet.send(b"between")
-    with listen(path) as door:
-        outlet.send(b"too soon to look again")
-        assert received(door) == []
-        now[0] = 5.0
-        outlet.send(b"after")
-        assert received(door) == [b"between", b"too soon to look again", b"after"]
-        outlet.close()
+    with listening(path) as inlet:
+        clock.now_s += 2
+        while not outlet.catch_up():
+            pass
+        assert received(inlet) == said(300, BACKLOG_MAX + 300) and outlet.dropped == 300
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link to a file", "link to a pipe", "device"])
+def test_what_is_no_pipe_is_not_written_to(path: pathlib.Path, outlet: Outlet, kind: str, clock: Clock) -> None:
+    """Whatever somebody put there, or linked to: it stays as it is, and datagrams are kept."""
+    other = path.with_name("other")
+    other.write_text("precious", encoding="utf-8")
+    targets = {"link to a file": other, "link to a pipe": path.with_name("pipe"), "device": pathlib.Path("/dev/null")}
+    os.mkfifo(path.with_name("pipe"))
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "file":
+        path.write_text("precious", encoding="utf-8")
+    else:
+        path.symlink_to(targets[kind])
+    assert not outlet.send(said(0, 1)[0]) and other.read_text(encoding="utf-8") == "precious"
+    if kind == "file":
+        assert path.read_text(encoding="utf-8") == "precious"
+    shutil.rmtree(path) if kind == "folder" else path.unlink()
+    with listening(path) as inlet:
+        clock.now_s += 2
+        assert outlet.send(said(1, 2)[0]) and received(inlet) == said(0, 2)
+
+
+def test_no_engine_is_ended_by_a_pipe_without_a_reader(path: pathlib.Path) -> None:
+    """Also where its process asked to be ended by a broken pipe, as some commands do."""
+    program = (
+        "import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "from legato_gpu_agent.outlet import Outlet\n"
+        "outlet = Outlet(sys.argv[1])\n"
+        "for line in sys.stdin: print(outlet.send(bytes(100)), flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    with listening(path), subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as engine:
+        assert engine.stdin and engine.stdout
+        engine.stdin.write("\n")
+        assert engine.stdout.readline() == "True\n"
+    with listening(path):
+        pass
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as engine:
+        assert engine.stdin and engine.stdout
+        for _ in range(3):
+            engine.stdin.write("\n")
+            assert engine.stdout.readline() == "True\n"
+        engine.stdin.close()
+        assert engine.wait(10) == 0 != -signal.SIGPIPE
+
+
+def test_many_write_and_no_datagram_is_torn(path: pathlib.Path) -> None:
+    """Four processes at once, into a pipe that is full again and again."""
+    program = (
+        "import sys, time\n"
+        "from legato_gpu_agent.datagrams import SCHEDULER, join\n"
+        "from legato_gpu_agent.outlet import Outlet\n"
+        "from legato_gpu_agent.records import Engine\n"
+        "outlet = Outlet(sys.argv[1])\n"
+        "for number in range(900): outlet.send(next(join(SCHEDULER, Engine(sys.argv[2], number), [bytes(3 * number + 1)])))\n"
+        "while not outlet.catch_up(): time.sleep(0.001)\n"
+        "assert not outlet.dropped; sys.stdin.read()\n"
+    )
+    with listening(path) as inlet:
+        fcntl.fcntl(inlet._pipe, fcntl.F_SETPIPE_SZ, 65_536)
+        command = [sys.executable, "-c", program, str(path)]
+        engines = [subprocess.Popen([*command, name], stdin=subprocess.PIPE) for name in "abcd"]
+        found: list[bytes] = []
+        until = time.monotonic() + 30
+        while len(found) < 3_600 and time.monotonic() < until:
+            found += received(inlet)
+        for engine in engines:
+            engine.communicate()
+        assert [engine.returncode for engine in engines] == [0] * 4
+    for name in "abcd":
+        expected = [next(join(SCHEDULER, Engine(name, number), [bytes(3 * number + 1)])) for number in range(900)]
+        assert [each for each in found if each in set(expected)] == expected
+    assert len(found) == 3_600

@@ -21,7 +21,7 @@ def test_where_iterations_are_read_finished_requests_are_too() -> None:
 
 def test_requests_without_steps_are_refused(tmp_path: pathlib.Path) -> None:
     """They would wait for steps that nobody tells, and nobody would hear of it."""
-    environ = {"LEGATO_ENGINE_SOCKET": str(tmp_path / "s"), "LEGATO_ENGINE_SCAN": "0", "LEGATO_REQUEST_FILES": f"prod={tmp_path}"}
+    environ = {"LEGATO_ENGINE_PIPE": str(tmp_path / "s"), "LEGATO_ENGINE_SCAN": "0", "LEGATO_REQUEST_FILES": f"prod={tmp_path}"}
     with pytest.raises(SettingsError, match="prod, whose steps nobody tells.*set LEGATO_FORWARD_PASSES=prod="):
         Roster(Settings.from_env(environ), Basket(), Metrics())
     named = Settings.from_env({**environ, "LEGATO_FORWARD_PASSES": "prod=tcp://127.0.0.1:9"})

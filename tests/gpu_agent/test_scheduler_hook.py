@@ -170,14 +170,14 @@ def test_a_class_without_a_method_is_left_alone() -> None:
 def test_it_is_off_unless_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, setting: str, active: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`install`, which vLLM calls in each process, looks at LEGATO_SCHEDULER_HOOK; a path there is the socket."""
+    """`install`, which vLLM calls in each process, looks at LEGATO_SCHEDULER_HOOK; a path there is the pipe."""
     module = ModuleType("vllm.v1.core.sched.scheduler")
     module.Scheduler = kind = fake()  # type: ignore[attr-defined]
     schedule = kind.schedule
     monkeypatch.setitem(sys.modules, "vllm.v1.core.sched.scheduler", module)
     monkeypatch.setattr(scheduler_hook, "_installed", None)
     monkeypatch.setenv("LEGATO_SCHEDULER_HOOK", setting)
-    monkeypatch.setenv("LEGATO_ENGINE_SOCKET", str(tmp_path / "s"))
+    monkeypatch.setenv("LEGATO_ENGINE_PIPE", str(tmp_path / "s"))
     scheduler_hook.install()
     scheduler_hook.install()
     assert (kind.schedule is not schedule) is active and not caplog.records

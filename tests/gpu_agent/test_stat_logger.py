@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,8 @@ from typing import Any
 import pytest
 
 from legato_gpu_agent.datagrams import Datagram, decode
-from legato_gpu_agent.identity import engine_id, socket_path
+from legato_gpu_agent.identity import engine_id, pipe_path
+from legato_gpu_agent.inlet import Inlet
 from legato_gpu_agent.records import FinishedRequest, Step
 from legato_gpu_agent.stat_logger import StepRecorder
 
@@ -28,18 +28,11 @@ class Listener:
     """An agent that keeps what it gets."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.door.bind(str(path))
-        self.door.setblocking(False)
+        self.inlet = Inlet(path)
 
     def datagrams(self) -> list[Datagram]:
         """What came since the last time."""
-        found = []
-        while True:
-            try:
-                found.append(decode(self.door.recv(65_536)))
-            except BlockingIOError:
-                return found
+        return [decode(each) for datagrams in self.inlet.read() for each in datagrams]
 
     def step(self) -> Step:
         """The one step that came."""
@@ -50,16 +43,16 @@ class Listener:
 
 @pytest.fixture
 def listener(tmp_path: pathlib.Path) -> Iterator[Listener]:
-    """An agent's socket."""
+    """An agent's pipe."""
     listener = Listener(tmp_path / "s")
     yield listener
-    listener.door.close()
+    listener.inlet.close()
 
 
 @pytest.fixture
 def recorder(tmp_path: pathlib.Path) -> Iterator[StepRecorder]:
     """A recorder whose clock stands still."""
-    recorder = StepRecorder(environ={"LEGATO_ENGINE_SOCKET": str(tmp_path / "s")}, arguments=["vllm", "serve"], clock_ns=lambda: NOW)
+    recorder = StepRecorder(environ={"LEGATO_ENGINE_PIPE": str(tmp_path / "s")}, arguments=["vllm", "serve"], clock_ns=lambda: NOW)
     yield recorder
     recorder.outlet.close()
 
@@ -216,13 +209,13 @@ def test_drops_are_told_later(tmp_path: pathlib.Path, recorder: StepRecorder) ->
     assert time.monotonic() - started < 2.0
     assert recorder.outlet.dropped == 1500 - 1024
     listener = Listener(tmp_path / "s")
-    recorder.outlet._retry_at = 0.0
+    recorder.outlet._look_at = 0.0
     dropped = 0
     for _ in range(1100):
         recorder.record(scheduler(), iteration())
         dropped = max([dropped, *(datagram.dropped for datagram in listener.datagrams())])
     assert dropped >= 1500 - 1024
-    listener.door.close()
+    listener.inlet.close()
 
 
 def test_the_last_steps_of_a_burst_follow_by_themselves(tmp_path: pathlib.Path, recorder: StepRecorder) -> None:
@@ -239,7 +232,7 @@ def test_the_last_steps_of_a_burst_follow_by_themselves(tmp_path: pathlib.Path, 
         return [datagram.step.number for datagram in found if datagram.step]
 
     assert asyncio.run(engine()) == list(range(1, 41)) and not recorder._waits
-    listener.door.close()
+    listener.inlet.close()
 
 
 def test_the_plugins_load_the_standard_library_alone() -> None:
@@ -267,13 +260,13 @@ def test_the_engine_is_called_as_its_server_is(environ: dict[str, str], argument
 
 def test_the_middleware_of_the_same_process_says_the_same(tmp_path: pathlib.Path) -> None:
     """The recorder leaves its id where the middleware looks for it."""
-    environ = {"LEGATO_ENGINE_SOCKET": str(tmp_path / "s")}
+    environ = {"LEGATO_ENGINE_PIPE": str(tmp_path / "s")}
     second = StepRecorder(1, environ=environ, arguments=["--host", "::"])
     assert environ["LEGATO_ENGINE_ID"] == "127.0.0.1:8000" and second.engine.id == "127.0.0.1:8000/1"
 
 
-def test_the_socket_has_one_default() -> None:
+def test_the_pipe_has_one_default() -> None:
     """The setting, the user's runtime folder, a folder of the user's own."""
-    assert str(socket_path({"LEGATO_ENGINE_SOCKET": "/a/b", "XDG_RUNTIME_DIR": "/run/user/7"})) == "/a/b"
-    assert str(socket_path({"XDG_RUNTIME_DIR": "/run/user/7"})) == "/run/user/7/legato/engine.sock"
-    assert socket_path({}).parts[1:2] == ("tmp",) and socket_path({}).parent.name.startswith("legato-")
+    assert str(pipe_path({"LEGATO_ENGINE_PIPE": "/a/b", "XDG_RUNTIME_DIR": "/run/user/7"})) == "/a/b"
+    assert str(pipe_path({"XDG_RUNTIME_DIR": "/run/user/7"})) == "/run/user/7/legato/engine.pipe"
+    assert pipe_path({}).parts[1:2] == ("tmp",) and pipe_path({}).parent.name.startswith("legato-")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import pathlib
-import socket
 import sys
 from abc import ABC, abstractmethod
 from types import ModuleType, SimpleNamespace
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from legato_gpu_agent.datagrams import decode
+from legato_gpu_agent.inlet import Inlet
 
 
 class StatLoggerBase(ABC):
@@ -34,18 +35,17 @@ def test_vllm_can_make_and_call_it(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
     module.StatLoggerBase = StatLoggerBase  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", module)
     monkeypatch.delitem(sys.modules, "legato_gpu_agent.vllm_plugin", raising=False)
-    monkeypatch.setenv("LEGATO_ENGINE_SOCKET", str(tmp_path / "s"))
+    monkeypatch.setenv("LEGATO_ENGINE_PIPE", str(tmp_path / "s"))
     monkeypatch.setenv("LEGATO_ENGINE_ID", "here")
     (entry,) = importlib.metadata.entry_points(group="vllm.stat_logger_plugins", name="legato")
     logger: Any = entry.load()(SimpleNamespace(), 1)
     assert StatLoggerBase in type(logger).__mro__
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-        door.bind(str(tmp_path / "s"))
+    with contextlib.closing(Inlet(tmp_path / "s")) as inlet:
         logger.log_engine_initialized()
         logger.record(engine_idx=1, scheduler_stats=SimpleNamespace(), iteration_stats=None, mm_cache_stats=None)
         logger.record(SimpleNamespace(), None, something_new=True)
         logger.log()
-        told = [decode(door.recv(65_536)) for _ in range(2)]
+        told = [decode(each) for datagrams in inlet.read() for each in datagrams]
     assert [(each.engine.id, each.step.number) for each in told if each.step] == [("here/1", 1), ("here/1", 2)]
     logger._recorder.outlet.close()
 

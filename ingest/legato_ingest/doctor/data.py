@@ -72,7 +72,7 @@ def engines(setup: Setup) -> Finding:
     if not without:
         return well(name, "no engine that serves streams is without them")
     shown = _shown(f"{row['engine_id']} ({row['streams']:,} streams)" for row in without)
-    todo = "does `legato-gpu-agent` run beside it, with its LEGATO_ENGINE_SOCKET and LEGATO_ENGINE_ID? Without steps no stall has a cause"
+    todo = "does `legato-gpu-agent` run beside it, with its LEGATO_ENGINE_PIPE and LEGATO_ENGINE_ID? Without steps no stall has a cause"
     return fault(name, f"streams in the last hour, and no step: {shown}", todo)
 
 
