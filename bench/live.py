@@ -4,7 +4,7 @@
 
 ``--pressure``: a small model's folder, run with random weights and a KV cache that is too small; ``--chat``: a model with real weights.
 Both run with the stat logger, the scheduler hook, the middleware, `legato-gpu-agent`, `legato serve` and `openai` clients through the SDK.
-The hook speaks to a socket of this bench, never to the agent: it is the truth that verdicts are held against, as far as it goes. A stall
+The hook speaks into a pipe of this bench, never to the agent: it is the truth that verdicts are held against, as far as it goes. A stall
 that its request's preemption or others' recompute fills for the most part should be `kv_pressure`; one that others' prefill fills,
 `scheduling`; one that the clients' own late event loop fills, `consumer`; the rest is not judged. ``agreed`` counts the engine's causes.
 vLLM's histogram of times between tokens is held against the gaps between the server's content chunks. ``--overhead N``: N runs each with

@@ -178,9 +178,13 @@ def truth(path: pathlib.Path, file: pathlib.Path) -> Iterator[list[SchedulerEven
     events: list[SchedulerEvent] = []
     over = threading.Event()
 
+    def hear() -> None:
+        events.extend(event for each in inlet.read() for event in decode(each).events)
+
     def collect() -> None:
         while not over.wait(0.05):
-            events.extend(event for datagrams in inlet.read() for each in datagrams for event in decode(each).events)
+            hear()
+        hear()
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()

@@ -35,7 +35,7 @@ vLLM finds the plugins by itself; where VLLM_PLUGINS is set, add "legato" and "l
 _MORE = """\
 settings, from the environment (options win):
   LEGATO_ENDPOINT             where steps go; default http://127.0.0.1:4318
-  LEGATO_ENGINE_PIPE        where plugins and agent meet; set it for both when they run as different users or in containers
+  LEGATO_ENGINE_PIPE          where plugins and agent meet, one user's alone; set it for both when they run in containers
   LEGATO_ENGINE_FLUSH_MS      how often steps are sent; default 1000
   LEGATO_AGENT_METRICS_PORT   loopback port of the agent's own metrics; default none
 and in vLLM's environment:

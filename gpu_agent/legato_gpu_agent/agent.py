@@ -78,14 +78,12 @@ class Agent:
         return self._post.close(DRAIN_S)
 
     def _read(self) -> None:
-        """All that the pipe holds, for a tenth of a second at most."""
-        until = time.monotonic() + 0.1
-        for datagrams in self._inlet.read():
+        """All that the pipe holds."""
+        pieces = self._inlet.read()
+        if pieces:
             self._heard_at = time.monotonic()
-            for found in itertools.chain.from_iterable(map(understood, datagrams)):
-                self._take(found)
-            if time.monotonic() > until:
-                return
+        for found in itertools.chain.from_iterable(map(understood, pieces)):
+            self._take(found)
 
     def _take(self, found: Datagram | BadDatagram) -> None:
         """Keep what is good, count what is not."""

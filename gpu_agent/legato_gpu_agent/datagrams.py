@@ -14,6 +14,8 @@ All numbers are little-endian, texts UTF-8, in which there is no byte ff. What s
 
 from __future__ import annotations
 
+import contextlib
+import select
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -38,8 +40,8 @@ __all__ = [
 
 MAGIC, VERSION = b"\xffLGT", 2
 STEP, FINISHED, SCHEDULER = 1, 2, 3
-DATAGRAM_BYTES_MAX = 4_096
-"""No datagram is longer, as what is longer than PIPE_BUF may be torn by another's (pipe(7)): what is left over goes into another."""
+DATAGRAM_BYTES_MAX = select.PIPE_BUF
+"""No datagram is longer (on Linux 4,096), as what is longer may be torn by another's (pipe(7)): what is left over goes into another."""
 _HEAD, _LENGTH = struct.Struct("<4sBHBQB"), struct.Struct("<H")
 _LENGTH_AT = 5
 _STEP = "QQQ13q"
@@ -109,44 +111,40 @@ def join(kind: int, engine: Engine, entries: Iterable[bytes]) -> Iterator[bytes]
         yield _head(kind, engine, len(body)) + body
 
 
-def cut(data: bytes) -> tuple[list[bytes], bytes]:
-    """A pipe's bytes in datagrams, and what is left, which may be the beginning of another.
-
-    What is no datagram, up to where the next may begin, is one by itself, for ``decode`` to refuse.
-    """
+def cut(data: bytes) -> list[bytes]:
+    """What a pipe held, in datagrams. What is none, up to where the next may begin, is one by itself, for ``decode`` to refuse."""
     out = []
     at, end = 0, len(data)
-    while end - at >= _HEAD.size:
+    while at < end:
         after = data.find(MAGIC, at)
         if after == at:
-            after = at + _LENGTH.unpack_from(data, at + _LENGTH_AT)[0]
-            if after - at < _HEAD.size or after - at > DATAGRAM_BYTES_MAX:
-                after = data.find(MAGIC, at + 1)
-            elif after != end and not data.startswith(MAGIC, after):
-                # Cut off, before noise, or not yet whole: if another begins within it, it ends there.
-                within = data.find(MAGIC, at + 1, after)
-                if within < 0 and after > end:
-                    break
-                after = within if within > 0 else after
+            after = _end_of(data, at)
         after = end if after < 0 else after
         out.append(data[at:after])
         at = after
-    return out, data[at:]
+    return out
+
+
+def _end_of(data: bytes, at: int) -> int:
+    """Where the datagram ends that begins here: where it says, unless another begins before that; -1 for the end of all."""
+    if at + _HEAD.size <= len(data):
+        after: int = at + _LENGTH.unpack_from(data, at + _LENGTH_AT)[0]
+        within = data.find(MAGIC, at + 1, after)
+        if at + _HEAD.size <= after <= len(data) and (within < 0 or after == len(data) or data.startswith(MAGIC, after)):
+            return after
+    return data.find(MAGIC, at + 1)
 
 
 def understood(data: bytes) -> Iterator[Datagram | BadDatagram]:
     """What one piece of a pipe says; where it is no datagram, that, and what those say that begin within it."""
-    pieces = [data]
-    while pieces:
-        piece = pieces.pop()
-        try:
-            yield decode(piece)
-        except BadDatagram as error:
-            yield error
-            within = piece.find(MAGIC, 1)
-            if within > 0:
-                more, left = cut(piece[within:])
-                pieces += reversed([*more, left] if left else more)
+    try:
+        yield decode(data)
+    except BadDatagram as error:
+        yield error
+        within = data.find(MAGIC, 1)
+        for piece in cut(data[within:]) if within > 0 else ():
+            with contextlib.suppress(BadDatagram):
+                yield decode(piece)
 
 
 def decode(data: bytes) -> Datagram:

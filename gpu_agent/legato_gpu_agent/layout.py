@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from legato_gpu_agent.readings import Attributes
 from legato_gpu_agent.vocabulary import Signal
@@ -35,26 +34,32 @@ class Bins:
     """The lines of one histogram, by their places."""
 
     def __init__(self, parts: Iterable[tuple[int, Part]]) -> None:
-        buckets = sorted(((part.bound, place) for place, part in parts if part.name == "bucket"), key=itemgetter(0))
+        places: defaultdict[float, list[int]] = defaultdict(list)
         self._sums = [(place, part.scale) for place, part in parts if part.name == "sum"]
-        self._bounds: tuple[float, ...] = tuple(dict.fromkeys(bound for bound, _ in buckets))
-        index = {bound: at for at, bound in enumerate(self._bounds)}
-        # Of each bound one place; where several lines are of one bound, the others are added.
-        first = {bound: place for bound, place in reversed(buckets)}
-        self._places = [first[bound] for bound in self._bounds]
-        self._more = [(index[bound], place) for bound, place in buckets if place != first[bound]]
+        for place, part in parts:
+            if part.name == "bucket":
+                places[part.bound].append(place)
+        self._bounds = tuple(sorted(places))
+        self._places = [places[bound] for bound in self._bounds]
+        # As on almost every page.
+        self._one_each = [of[0] for of in self._places] if all(len(of) == 1 for of in self._places) else None
 
     def read(self, numbers: Sequence[float]) -> tuple[tuple[float, ...], list[float], float | None]:
         """Bounds, how many were observed up to each, and their sum; what is no finite number is left out."""
-        below = [numbers[place] for place in self._places]
-        for at, place in self._more:
-            below[at] += numbers[place]
-        bounds = self._bounds
-        if not math.isfinite(sum(below)):
-            finite = [(bound, value) for bound, value in zip(bounds, below, strict=True) if math.isfinite(value)]
-            bounds, below = tuple(bound for bound, _ in finite), [value for _, value in finite]
-        total = sum(numbers[place] * scale for place, scale in self._sums) if self._sums else math.nan
-        return bounds, below, total if math.isfinite(total) else None
+        total = _added(numbers[place] * scale for place, scale in self._sums)
+        if self._one_each is not None:
+            below = [numbers[place] for place in self._one_each]
+            if math.isfinite(sum(below)):
+                return self._bounds, below, total
+        each = zip(self._bounds, (_added(numbers[place] for place in places) for places in self._places), strict=True)
+        told = {bound: value for bound, value in each if value is not None}
+        return tuple(told), list(told.values()), total
+
+
+def _added(values: Iterable[float]) -> float | None:
+    """The sum of those that are finite; nothing where none is."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) if finite else None
 
 
 class Layout:

@@ -7,13 +7,14 @@ the bound the oldest is dropped and counted. The standard library alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
 import time
 from collections import deque
 from collections.abc import Callable
 
 from legato_gpu_agent.datagrams import cut
+from legato_gpu_agent.pipe import HOLDS_BYTES, opened, which
 
 __all__ = ["Outlet"]
 
@@ -21,7 +22,6 @@ BACKLOG_MAX = 1024
 # Datagrams that one call may send from the backlog before its own: bounds what a step can pay for an agent that was away.
 _BURST = 16
 _LOOK_EVERY_S = 1.0
-_HELD_BYTES_MAX = 2**20
 
 
 class Outlet:
@@ -37,12 +37,8 @@ class Outlet:
 
     def send(self, datagram: bytes) -> bool:
         """Send it now, or with a later one; whether nothing is left to send."""
-        if self._pipe is not None and not self._backlog and self._clock() < self._look_at:
-            try:
-                os.write(self._pipe, datagram)
-                return True
-            except OSError as error:
-                self._failed(error)
+        if not self._backlog and self._clock() < self._look_at and self._write(datagram):
+            return True
         self._keep(datagram)
         return self.catch_up()
 
@@ -50,21 +46,30 @@ class Outlet:
         """Send some of what is kept, as far as it goes; whether nothing is left."""
         if self._clock() >= self._look_at:
             self._look()
-        if self._pipe is None:
-            return not self._backlog
-        try:
-            for _ in range(min(_BURST, len(self._backlog))):
-                os.write(self._pipe, self._backlog[0])
-                self._backlog.popleft()
-        except OSError as error:
-            self._failed(error)
+        for _ in range(min(_BURST, len(self._backlog))):
+            if not self._write(self._backlog[0]):
+                break
+            self._backlog.popleft()
         return not self._backlog
 
     def close(self) -> None:
         """Close the pipe; what is kept is lost."""
-        if self._pipe is not None:
-            os.close(self._pipe)
-        self._pipe = None
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            # It may have been closed beneath us, as by a process that becomes a daemon.
+            with contextlib.suppress(OSError):
+                os.close(pipe)
+
+    def _write(self, datagram: bytes) -> bool:
+        """Whether it is in the pipe."""
+        if self._pipe is None:
+            return False
+        try:
+            os.write(self._pipe, datagram)
+            return True
+        except OSError as error:
+            self._failed(error)
+        return False
 
     def _keep(self, datagram: bytes) -> None:
         if len(self._backlog) >= BACKLOG_MAX:
@@ -81,28 +86,26 @@ class Outlet:
         """Whether the pipe is the one that stands there, now and then: an agent may have made another."""
         self._look_at = self._clock() + _LOOK_EVERY_S
         try:
-            there = os.lstat(self.path)
-            if not stat.S_ISFIFO(there.st_mode) or (self._pipe is not None and (there.st_dev, there.st_ino) == self._which):
+            if self._pipe is not None and which(os.fstat(self._pipe)) != self._which:
+                # Closed beneath us, and its number is another file's.
+                self._pipe = None
+            if self._pipe is not None and which(os.lstat(self.path)) == self._which:
                 return
-            pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            pipe = opened(self.path)
         except OSError:
             return
-        there = os.fstat(pipe)
-        if not stat.S_ISFIFO(there.st_mode):
-            os.close(pipe)
-            return
-        self._take_back()
-        self.close()
-        self._pipe, self._which = pipe, (there.st_dev, there.st_ino)
+        before, self._pipe, self._which = self._pipe, pipe, which(os.fstat(pipe))
+        if before is not None:
+            self._move(before)
 
-    def _take_back(self) -> None:
-        """What the pipe before still holds, which nobody will read, goes before all else."""
-        try:
-            held, _ = cut(os.read(self._pipe, _HELD_BYTES_MAX)) if self._pipe is not None else ([], b"")
-        except OSError:
-            return
-        for each in reversed(held):
-            if len(self._backlog) >= BACKLOG_MAX:
-                self.dropped += 1
-            else:
-                self._backlog.appendleft(each)
+    def _move(self, before: int) -> None:
+        """What the pipe before still holds, whoever wrote it, goes into the new one: nobody else will read it."""
+        with contextlib.suppress(OSError):
+            held = deque(cut(os.read(before, HOLDS_BYTES)))
+            while held and self._write(held[0]):
+                held.popleft()
+            while held and len(self._backlog) < BACKLOG_MAX:
+                self._backlog.appendleft(held.pop())
+            self.dropped += len(held)
+        with contextlib.suppress(OSError):
+            os.close(before)

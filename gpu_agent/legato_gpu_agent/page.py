@@ -72,16 +72,16 @@ class Page:
         out: list[Found] = [self._reading(key, value, now_ns) for key, value in values.items()]
         out += [each for key, bins in histograms.items() if (each := self._distribution(key, bins.read(numbers), now_ns)) is not None]
         if len(self._before) > len(histograms) + _GONE_MAX:
-            self._before = {key: self._before[key] for key in histograms}
+            self._before = {key: before for key, before in self._before.items() if key in histograms}
         return out
 
     def _known(self, line: bytes) -> tuple[bytes, tuple[Part, ...]]:
-        """What this line begins with, its number's place being after it, and what it is of."""
+        """What this line begins with, its number's place being after it, and what it is of. Of what is no line, nothing that a line has."""
         if line[:1] == b"#":
             return b"#", ()
         head, space, number = line.rpartition(b" ")
         if not head:
-            return line, ()
+            return b"\n" if line else b"", ()
         known = self._heads.get(head)
         if known is None:
             known = self._judge(head, number)
@@ -133,6 +133,8 @@ class Page:
     def _distribution(self, key: Key, bins: tuple[tuple[float, ...], list[float], float | None], now_ns: int) -> Distribution | None:
         """What came since the page before; nothing on the first, or where nothing came."""
         bounds, below, total = bins
+        if not below and total is None:
+            return None
         before = self._before.get(key)
         self._before[key] = (now_ns, *bins)
         if before is None or not below:

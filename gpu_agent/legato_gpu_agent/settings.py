@@ -39,7 +39,7 @@ class Settings:
     engine_scan: bool = True
     """LEGATO_ENGINE_SCAN: also look for engines' pages at ports of this host that engines listen at. 0: no."""
     sample_ms: int = 1_000
-    """LEGATO_SAMPLE_MS: how often pages, GPUs and the host are read; 100 for ten times a second."""
+    """LEGATO_SAMPLE_MS: how often pages and GPUs are read; 100 for ten times a second. The host: once a second at most."""
     forward_passes: tuple[tuple[str, str], ...] = ()
     """LEGATO_FORWARD_PASSES: ``ID=ENDPOINT`` of engines that publish a message a forward pass over ZMQ (SGLang, Dynamo)."""
     iterations: tuple[tuple[str, str], ...] = ()

@@ -180,7 +180,7 @@ def test_a_receiver_that_comes_late_gets_each_step_once(tmp_path: pathlib.Path, 
 
 
 def test_a_signal_drains_and_ends(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
-    """What the socket holds at that moment is in the store when the command has ended, and its socket is gone."""
+    """What the pipe holds at that moment is in the store when the command has ended."""
     path = tmp_path / "s"
     with agent(path, served.otlp) as process:
         plugin = recorder(path, "drained")
@@ -192,7 +192,7 @@ def test_a_signal_drains_and_ends(served: Served, tmp_path: pathlib.Path, record
 
 
 def test_an_agent_that_restarts_misses_nothing_short(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
-    """What is said between two agents is kept by the plugin."""
+    """What is said between two agents stays in the pipe."""
     path = tmp_path / "s"
     plugin = recorder(path, "kept")
     with agent(path, served.otlp) as process:

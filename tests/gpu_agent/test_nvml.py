@@ -104,6 +104,15 @@ def test_what_changes_slowly_is_asked_once_a_second(gpus: FakeGpus) -> None:
     assert all(often < each and len(each) > 11 for each in told[::10])
 
 
+def test_a_gpu_is_down_when_it_tells_nothing_at_all(gpus: FakeGpus) -> None:
+    """Not in the rounds between, in which it is asked little."""
+    gpu = Gpu(0, _FIRST, "NVIDIA H200", cast(Any, Owners()), every_s=0.3)
+    Nvml().begin()
+    gpus.set(0, {key: "error 999" for key in h200(0) if key not in ("name", "uuid", "pci") and "memory" not in key})
+    told = [[each.metric for each in _read(gpu)] for _ in range(5)]
+    assert told == [["hw.gpu.memory.usage", "hw.gpu.memory.limit"], [], [], [], ["hw.gpu.memory.usage", "hw.gpu.memory.limit"]]
+
+
 def test_a_question_that_fails_costs_the_others_nothing(gpus: FakeGpus) -> None:
     """A fault of one figure is told as missing and asked again in the next round; a GPU that tells nothing else is down."""
     gpu = _gpu()

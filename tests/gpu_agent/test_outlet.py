@@ -58,11 +58,6 @@ def listening(path: pathlib.Path) -> Iterator[Inlet]:
         yield inlet
 
 
-def received(inlet: Inlet) -> list[bytes]:
-    """What the pipe holds."""
-    return [each for datagrams in inlet.read() for each in datagrams]
-
-
 def said(first: int, last: int, size: int = 40) -> list[bytes]:
     """A datagram for each number, about so long."""
     return [next(join(SCHEDULER, Engine("e", number), [bytes(size)])) for number in range(first, last)]
@@ -72,7 +67,7 @@ def test_datagrams_arrive_in_order(path: pathlib.Path, outlet: Outlet) -> None:
     """Each as it was, one by one."""
     with listening(path) as inlet:
         assert all(outlet.send(each) for each in said(0, 5))
-        assert received(inlet) == said(0, 5) and received(inlet) == [] and outlet.dropped == 0
+        assert inlet.read() == said(0, 5) and inlet.read() == [] and outlet.dropped == 0
 
 
 def test_nobody_listens(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
@@ -85,7 +80,7 @@ def test_nobody_listens(path: pathlib.Path, outlet: Outlet, clock: Clock) -> Non
         clock.now_s += 2
         while not outlet.catch_up():
             pass
-        assert received(inlet) == said(100, BACKLOG_MAX + 100)
+        assert inlet.read() == said(100, BACKLOG_MAX + 100)
 
 
 def test_a_full_pipe_is_waited_for_without_waiting(path: pathlib.Path, outlet: Outlet) -> None:
@@ -95,22 +90,22 @@ def test_a_full_pipe_is_waited_for_without_waiting(path: pathlib.Path, outlet: O
         for each in said(0, 700, 4_000):
             outlet.send(each)
         assert time.monotonic() - started < 1.0
-        found = received(inlet)
+        found = inlet.read()
         assert 200 < len(found) < 700 and outlet.dropped == 0
         while not outlet.catch_up():
-            found += received(inlet)
-        assert found + received(inlet) == said(0, 700, 4_000)
+            found += inlet.read()
+        assert found + inlet.read() == said(0, 700, 4_000)
 
 
 def test_an_agent_that_restarts_misses_nothing(path: pathlib.Path, outlet: Outlet) -> None:
     """What is said between two agents is in the pipe, and no call fails for that."""
     with listening(path) as inlet:
         outlet.send(said(0, 1)[0])
-        assert received(inlet) == said(0, 1)
+        assert inlet.read() == said(0, 1)
     assert all(outlet.send(each) for each in said(1, 200))
     with listening(path) as inlet:
         outlet.send(said(200, 201)[0])
-        assert received(inlet) == said(1, 201)
+        assert inlet.read() == said(1, 201)
 
 
 def test_a_pipe_that_was_taken_away_is_followed(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
@@ -122,23 +117,63 @@ def test_a_pipe_that_was_taken_away_is_followed(path: pathlib.Path, outlet: Outl
         clock.now_s += 2
         assert outlet.send(each)
     with listening(path) as inlet:
-        assert outlet.send(said(10, 11)[0]) and received(inlet) == []
+        assert outlet.send(said(10, 11)[0]) and inlet.read() == []
         clock.now_s += 2
         assert outlet.send(said(11, 12)[0])
-        assert received(inlet) == said(0, 12) and outlet.dropped == 0
+        assert inlet.read() == said(0, 12) and outlet.dropped == 0
 
 
-def test_of_an_old_pipe_the_newest_are_kept(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
-    """As many as the backlog has room for; the others are counted."""
+def test_two_engines_follow_a_new_pipe(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
+    """Whichever looks first moves all that the old one holds: the steps of each come in their order, all of them."""
+    other = Outlet(str(path), clock)
     with listening(path):
-        for each in said(0, BACKLOG_MAX + 300):
-            assert outlet.send(each)
+        for each in said(0, 3_000):
+            assert other.send(each) and outlet.send(each)
     path.unlink()
     with listening(path) as inlet:
         clock.now_s += 2
+        assert outlet.send(said(3_000, 3_001)[0]) and other.send(said(3_000, 3_001)[0])
+        assert inlet.read() == [each for each in said(0, 3_001) for _ in range(2)]
+    other.close()
+
+
+def test_a_new_pipe_that_is_too_small(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
+    """What the old one held beyond it is kept, the newest of it, before what is newer, and counted."""
+    with listening(path):
+        for each in said(0, 2_000, 400):
+            assert outlet.send(each)
+    path.unlink()
+    with listening(path) as inlet, pytest.MonkeyPatch.context() as patch:
+        fcntl.fcntl(inlet._pipe, fcntl.F_SETPIPE_SZ, 65_536)
+        patch.delattr(fcntl, "F_SETPIPE_SZ")
+        clock.now_s += 2
+        assert not outlet.send(said(2_000, 2_001, 400)[0])
+        found = inlet.read()
+        first = len(found)
         while not outlet.catch_up():
-            pass
-        assert received(inlet) == said(300, BACKLOG_MAX + 300) and outlet.dropped == 300
+            found += inlet.read()
+        found += inlet.read()
+    assert 100 < first < 200 and outlet.dropped == 2_001 - len(found) > 0
+    assert found == said(0, first, 400) + said(2_001 - (len(found) - first), 2_001, 400)
+
+
+def test_a_pipe_that_is_closed_beneath_it(path: pathlib.Path, outlet: Outlet, clock: Clock) -> None:
+    """As by a process that becomes a daemon: nothing is raised, and nothing is written to the file that has its number now."""
+    with listening(path) as inlet:
+        assert outlet.send(said(0, 1)[0]) and outlet._pipe is not None
+        os.close(outlet._pipe)
+        assert not outlet.send(said(1, 2)[0])
+        clock.now_s += 2
+        assert outlet.send(said(2, 3)[0])
+        number = outlet._pipe
+        os.close(number)
+        precious = os.open(path.with_name("precious"), os.O_WRONLY | os.O_CREAT)
+        os.dup2(precious, number)
+        clock.now_s += 2
+        assert outlet.send(said(3, 4)[0])
+        for each in {number, precious}:
+            os.close(each)
+        assert path.with_name("precious").read_bytes() == b"" and inlet.read() == said(0, 4)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link to a file", "link to a pipe", "device"])
@@ -160,7 +195,7 @@ def test_what_is_no_pipe_is_not_written_to(path: pathlib.Path, outlet: Outlet, k
     shutil.rmtree(path) if kind == "folder" else path.unlink()
     with listening(path) as inlet:
         clock.now_s += 2
-        assert outlet.send(said(1, 2)[0]) and received(inlet) == said(0, 2)
+        assert outlet.send(said(1, 2)[0]) and inlet.read() == said(0, 2)
 
 
 def test_no_engine_is_ended_by_a_pipe_without_a_reader(path: pathlib.Path) -> None:
@@ -206,7 +241,7 @@ def test_many_write_and_no_datagram_is_torn(path: pathlib.Path) -> None:
         found: list[bytes] = []
         until = time.monotonic() + 30
         while len(found) < 3_600 and time.monotonic() < until:
-            found += received(inlet)
+            found += inlet.read()
         for engine in engines:
             engine.communicate()
         assert [engine.returncode for engine in engines] == [0] * 4

@@ -185,6 +185,26 @@ def test_numbers_that_are_none_are_left_out() -> None:
     assert [called(each) for each in Page(ENGINES["sglang"], "e").read(text, S)] == ["kv_cache.utilization"]
 
 
+def test_histograms_with_numbers_that_are_none() -> None:
+    """Of a bound that is told twice the finite counts; a page that tells nothing of a histogram is as if it had not been read."""
+
+    def text(*counts: str) -> bytes:
+        names = (*(f'bucket{{{{engine="0",le="{bound}"{{}}}}}}' for bound in ("0.1", "1.0", "+Inf")), 'sum{{engine="0"{}}}')
+        lines = [
+            f"vllm:inter_token_latency_seconds_{name.format(rank)} {count}"
+            for rank, number in (("", 0), (',x="2"', 1))
+            for name, count in zip(names, counts[number::2], strict=True)
+        ]
+        return "\n".join([*lines, ""]).encode()
+
+    page = Page(ENGINES["vllm"], "e")
+    assert page.read(text("1", "2", "3", "NaN", "4", "5", "0.5", "NaN"), S) == []
+    assert page.read(text(*["NaN"] * 8) + b"vllm:num_requests_running 1\n", 2 * S)[1:] == []
+    (found,) = page.read(text("2", "3", "NaN", "5", "9", "8", "NaN", "1.5"), 3 * S)
+    assert isinstance(found, Distribution)
+    assert (found.bounds, found.counts, found.total, found.since_ns) == ((0.1, 1.0), (2, 0, 6), 1.0, S)
+
+
 def test_labels_that_never_end_cost_bounded_memory() -> None:
     """A page whose labels are new at every reading is forgotten again and again."""
     page = Page(ENGINES["vllm"], "e")

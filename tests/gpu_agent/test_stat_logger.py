@@ -32,7 +32,7 @@ class Listener:
 
     def datagrams(self) -> list[Datagram]:
         """What came since the last time."""
-        return [decode(each) for datagrams in self.inlet.read() for each in datagrams]
+        return [decode(each) for each in self.inlet.read()]
 
     def step(self) -> Step:
         """The one step that came."""

@@ -45,7 +45,7 @@ def test_vllm_can_make_and_call_it(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
         logger.record(engine_idx=1, scheduler_stats=SimpleNamespace(), iteration_stats=None, mm_cache_stats=None)
         logger.record(SimpleNamespace(), None, something_new=True)
         logger.log()
-        told = [decode(each) for datagrams in inlet.read() for each in datagrams]
+        told = [decode(each) for each in inlet.read()]
     assert [(each.engine.id, each.step.number) for each in told if each.step] == [("here/1", 1), ("here/1", 2)]
     logger._recorder.outlet.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -104,7 +105,7 @@ class Gpu:
         self._neighbours, self._counters = neighbours, Counters()
         self._handle: Any = None
         self._owner, self._round = "", 0
-        self._all_every = max(round(_ALL_EVERY_S / every_s), 1)
+        self._all_every = math.ceil(_ALL_EVERY_S / every_s)
         self._failed: set[str] = set()
 
     def collect(self, now_ns: int) -> Iterator[Found]:
@@ -122,10 +123,10 @@ class Gpu:
             self._round = 0
         if self._round % _OWNER_EVERY == 0:
             self._owner = self._neighbours.owner_of(_pids(self._handle))
-        questions = OFTEN if self._round % self._all_every else (*ASKED, "MIG")
+        every = not self._round % self._all_every
         self._round += 1
         told, fault = 0, None
-        for what in questions:
+        for what in (*ASKED, "MIG") if every else OFTEN:
             if what in self.missing and what not in self._failed:
                 continue
             try:
@@ -144,7 +145,7 @@ class Gpu:
             self.missing.pop(what, None)
             told += len(found)
             yield from found
-        if fault is not None and not told:
+        if fault is not None and not told and every:
             raise fault
 
     def _answer(self, what: str, now_ns: int) -> Iterator[Found]:
