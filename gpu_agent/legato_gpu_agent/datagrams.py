@@ -129,9 +129,9 @@ def _end_of(data: bytes, at: int) -> int:
     """Where the datagram ends that begins here: where it says, unless another begins before that; -1 for the end of all."""
     if at + _HEAD.size <= len(data):
         after: int = at + _LENGTH.unpack_from(data, at + _LENGTH_AT)[0]
-        within = data.find(MAGIC, at + 1, after)
-        if at + _HEAD.size <= after <= len(data) and (within < 0 or after == len(data) or data.startswith(MAGIC, after)):
-            return after
+        if _HEAD.size <= after - at <= DATAGRAM_BYTES_MAX and after <= len(data):
+            if after == len(data) or data.startswith(MAGIC, after) or data.find(MAGIC, at + 1, after) < 0:
+                return after
     return data.find(MAGIC, at + 1)
 
 
