@@ -74,7 +74,7 @@ class Setup:
         return {
             "LEGATO_ENDPOINT": self.served.otlp,
             "LEGATO_ENGINE_PIPE": str(self.folder / "engine.pipe"),
-            "LEGATO_SCHEDULER_HOOK": str(self.folder / f"{name}.sock"),
+            "LEGATO_SCHEDULER_HOOK": str(self.folder / f"{name}.pipe"),
             "OTEL_SERVICE_NAME": name,
         }
 
