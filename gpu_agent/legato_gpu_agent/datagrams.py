@@ -130,7 +130,8 @@ def _end_of(data: bytes, at: int) -> int:
     if at + _HEAD.size <= len(data):
         after: int = at + _LENGTH.unpack_from(data, at + _LENGTH_AT)[0]
         if _HEAD.size <= after - at <= DATAGRAM_BYTES_MAX and after <= len(data):
-            if after == len(data) or data.startswith(MAGIC, after) or data.find(MAGIC, at + 1, after) < 0:
+            # Also where but the first bytes of another are within it.
+            if after == len(data) or data.startswith(MAGIC, after) or data.find(MAGIC, at + 1, after + len(MAGIC) - 1) < 0:
                 return after
     return data.find(MAGIC, at + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import astuple
 
@@ -145,6 +146,19 @@ def test_noise_costs_no_datagram(written: list[tuple[bytes, bytes]]) -> None:
     assert b"".join(found) == whole
     told = [each for piece in found for each in understood(piece)]
     assert [each for each in told if isinstance(each, Datagram)] == [decode(datagram) for _, datagram in written]
+
+
+def test_a_strangers_damage_costs_no_step() -> None:
+    """Thousands of a stranger's datagrams, cut off anywhere or with bits turned anywhere, between steps that all come, each once."""
+    rng, whole = random.Random(3), bytearray()
+    for number in range(1, 4_001):
+        stranger = bytearray(step_datagram(Engine(f"stranger-{rng.randrange(200)}", rng.randrange(1, 2**62)), Step(number, number)))
+        for place in rng.choices(range(len(stranger)), k=rng.randrange(4)):
+            stranger[place] ^= 1 << rng.randrange(8)
+        whole += rng.choice((stranger, stranger[: rng.randrange(len(stranger))], stranger[:-3], rng.randbytes(rng.randrange(500))))
+        whole += step_datagram(ENGINE, Step(number, 2))
+    told = [each for piece in cut(bytes(whole)) for each in understood(piece) if isinstance(each, Datagram)]
+    assert [each.step and each.step.number for each in told if each.engine == ENGINE] == [*range(1, 4_001)]
 
 
 @pytest.mark.parametrize("noise", [LONG[:4] * 1_000, LONG[:20] * 200, (LONG[:4] + b"\x02\xff\x0f" + bytes(11)) * 220])
