@@ -264,8 +264,8 @@ def test_socket_evidence_is_kept_apart() -> None:
     """Only the reads that have any, and only for streams that do."""
     body = request()
     times = [10_000 * i for i in range(1, 6)]
-    native_span(body)
-    native_span(body, {"legato.stream.timeline": pack(times, sockets={10: [0, 0, 501, 0, 2], 11: [0, 0, 61, 0, 0]})})
+    span(body)
+    span(body, {"legato.stream.timeline": pack(times, sockets={10: [0, 0, 501, 0, 2], 11: [0, 0, 61, 0, 0]})})
     (row,) = rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits()).sockets.to_pylist()
     assert row["span_id"] == scope_of(body).spans[1].span_id
     assert (row["at"], row["queued_bytes"], row["window_bytes"], row["idle_ms"]) == ([2, 4], [501, 2], [61, 0], [0, 0])
