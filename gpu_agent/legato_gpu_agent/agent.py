@@ -1,9 +1,8 @@
 """The agent: reads what the plugins tell and what its collectors find, and sends it on once a second.
 
 One idea: it looks into its pipe every few milliseconds instead of waiting on it, because to wake a sleeping reader would cost the engine
-many times what the copy costs. One loop reads and encodes, one thread
-sends, each collector has a thread of its own: nothing that hangs, fails or is down stops the rest, and nothing that a datagram holds can
-end it.
+many times what the copy costs. One loop reads and encodes, one thread sends, each collector has a thread of its own: nothing that hangs,
+fails or is down stops the rest, and nothing that a datagram holds can end it.
 """
 
 from __future__ import annotations
@@ -83,14 +82,15 @@ class Agent:
         if pieces:
             self._heard_at = time.monotonic()
         for found in itertools.chain.from_iterable(map(understood, pieces)):
-            self._take(found)
-
-    def _take(self, found: Datagram | BadDatagram) -> None:
-        """Keep what is good, count what is not."""
-        try:
             if isinstance(found, BadDatagram):
-                raise found
-            self._keep(found)
+                self._metrics.bad.labels(found.reason).inc()
+            else:
+                self._take(found)
+
+    def _take(self, datagram: Datagram) -> None:
+        """Keep it, or count why not."""
+        try:
+            self._keep(datagram)
         except BadDatagram as error:
             self._metrics.bad.labels(error.reason).inc()
 

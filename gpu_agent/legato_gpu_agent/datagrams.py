@@ -44,7 +44,7 @@ DATAGRAM_BYTES_MAX = select.PIPE_BUF
 """No datagram is longer (on Linux 4,096), as what is longer may be torn by another's (pipe(7)): what is left over goes into another."""
 _HEAD, _LENGTH = struct.Struct("<4sBHBQB"), struct.Struct("<H")
 _LENGTH_AT = 5
-_STEP = "QQQ13q"
+_STEP = struct.Struct("<QQQ13q")
 _FINISHED = struct.Struct("<QIIIQQQBB")
 _EVENT = struct.Struct("<QQIBB")
 _TEXT_BYTES_MAX = 255
@@ -75,8 +75,8 @@ def step_packer(engine: Engine) -> Callable[..., bytes]:
 
     It raises ``struct.error`` for what is no whole number or out of range.
     """
-    head = _head(STEP, engine, struct.calcsize("<" + _STEP))
-    return partial(struct.Struct(f"<{len(head)}s{_STEP}").pack, head)
+    head = _head(STEP, engine, _STEP.size)
+    return partial(struct.Struct(f"<{len(head)}s{_STEP.format.removeprefix('<')}").pack, head)
 
 
 def _head(kind: int, engine: Engine, body_bytes: int) -> bytes:
@@ -180,7 +180,7 @@ def _decode(data: bytes) -> Datagram:
 
 
 def _step(engine: Engine, body: bytes) -> Datagram:
-    number, recorded_ns, dropped, *values = struct.unpack("<" + _STEP, body)
+    number, recorded_ns, dropped, *values = _STEP.unpack(body)
     if not 0 < number <= _NS_MAX or not 0 < recorded_ns <= _NS_MAX:
         raise BadDatagram("range")
     return Datagram(engine, Step(number, recorded_ns, *(None if value < 0 else value for value in values)), dropped)

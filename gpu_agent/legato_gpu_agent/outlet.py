@@ -67,20 +67,19 @@ class Outlet:
         try:
             os.write(self._pipe, datagram)
             return True
-        except OSError as error:
-            self._failed(error)
-        return False
+        except BlockingIOError:
+            # It is full: waited for.
+            return False
+        except OSError:
+            # It is of no use; another is looked for a second later.
+            self.close()
+            return False
 
     def _keep(self, datagram: bytes) -> None:
         if len(self._backlog) >= BACKLOG_MAX:
             self._backlog.popleft()
             self.dropped += 1
         self._backlog.append(datagram)
-
-    def _failed(self, error: OSError) -> None:
-        """A full pipe is waited for; anything else means that it is of no use, and another is looked for a second later."""
-        if not isinstance(error, BlockingIOError):
-            self.close()
 
     def _look(self) -> None:
         """Whether the pipe is the one that stands there, now and then: an agent may have made another."""

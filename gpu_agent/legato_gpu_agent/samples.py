@@ -20,9 +20,9 @@ from legato_gpu_agent.readings import Attributes, Distribution, Found, Reading
 __all__ = ["Sample", "metrics_of"]
 
 _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+_DELTA = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
 # Attributes whose points are kept.
 _POINTS_MAX = 4_096
-_DELTA = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
 
 
 @dataclass(frozen=True, slots=True)

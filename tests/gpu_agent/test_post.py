@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from helpers.answering import answering
 from helpers.ports import free_port
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.post import METRICS, Body, Post, wait_of
@@ -46,15 +46,8 @@ def receiving(receiver: Receiver, port: int = 0) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Not here."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Handler, port) as url:
+        yield url
 
 
 def body(number: int, size: int = 10) -> Body:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from helpers.answering import answering
 
 __all__ = ["drained"]
 
@@ -35,11 +36,5 @@ def drained(answer: Callable[[str], bytes | int]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Not here."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Handler) as url:
+        yield url

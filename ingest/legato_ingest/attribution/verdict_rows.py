@@ -54,7 +54,6 @@ class Judged:
 
     ``scraped``: what the pages of engines whose steps are not known rule out, by cause, an entry a gap. ``waited``: what the kernel
     counted beside each gap, where that is known.
-    ``waited``: what the kernel counted beside each gap.
     """
 
     streams: Sequence[Stream]
