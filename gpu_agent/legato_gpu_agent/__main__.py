@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from legato_gpu_agent import __version__
+from legato_gpu_agent.memory import restrain
 
 if TYPE_CHECKING:
     from legato_gpu_agent.settings import Settings
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     given = _parser().parse_args(arguments)
+    restrain(os.environ)
     # What has to do with numbers and protobuf loads after --help has been answered.
     from legato_gpu_agent.agent import Agent
     from legato_gpu_agent.metrics import Metrics

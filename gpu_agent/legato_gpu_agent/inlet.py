@@ -23,6 +23,7 @@ class Inlet:
     """The pipe at ``path``, in a folder that is its user's alone. Raises ``SettingsError`` when it cannot be had."""
 
     def __init__(self, path: pathlib.Path) -> None:
+        self._room = memoryview(bytearray(HOLDS_BYTES))
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.parent.stat().st_uid != os.getuid():
@@ -39,9 +40,10 @@ class Inlet:
         It is read at once: as whoever writes writes whole datagrams, none is cut in two (pipe(7)).
         """
         try:
-            return cut(os.read(self._pipe, HOLDS_BYTES))
+            count = os.readv(self._pipe, [self._room])
         except BlockingIOError:
             return []
+        return cut(self._room[:count].tobytes())
 
     def close(self) -> None:
         """Let another agent have it. What is written from now on stays for that one, as long as a plugin runs."""
