@@ -141,6 +141,18 @@ SELECT
 FROM ({_growth(", ".join(f"'{name}'" for name in (*_TOKENS, *_PREEMPTED)), "engine_id AS engine")})
 GROUP BY time, engine
 ORDER BY time, engine"""
+_DRAFTED = ("legato.engine.speculation.draft_tokens", "vllm:spec_decode_num_draft_tokens_total")
+_ACCEPTED = ("legato.engine.speculation.accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total")
+_LENGTH = "legato.engine.speculation.accept_length"
+# An engine that does not speculate may tell a length of 0.
+PAGE_SPECULATION = f"""
+SELECT
+    $__timeInterval(recorded_at) AS time, engine, {_either(*_ACCEPTED)} / nullIf({_either(*_DRAFTED)}, 0) AS "drafts accepted",
+    avgOrNullIf(value, metric = '{_LENGTH}' AND value > 0) AS "tokens a request and step"
+FROM ({_growth(", ".join(f"'{name}'" for name in (*_DRAFTED, *_ACCEPTED, _LENGTH)), "engine_id AS engine")})
+GROUP BY time, engine
+HAVING {_either(*_DRAFTED)} > 0 OR countIf(metric = '{_LENGTH}' AND value > 0) > 0
+ORDER BY time, engine"""
 _WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.time", "first token": "legato.engine.ttft"}
 _MEANS = ",\n    ".join(
     f"sumIf(sum, metric = '{metric}') / nullIf(sumIf(count, metric = '{metric}'), 0) AS \"{name}, mean\"" for name, metric in _WAITS.items()
@@ -292,6 +304,13 @@ def _pages() -> list[Any]:
             "From the engine's counters. Tokens that fall while requests run: longer steps, or preemptions.",
             PAGE_TOKENS,
             "short",
+        ),
+        lines(
+            "Speculation, by pages",
+            "As each engine's own page counts drafts, also of engines whose steps tell none; tokens by its own gauge, where it has one.",
+            PAGE_SPECULATION,
+            "percentunit",
+            units={"tokens a request and step": "short"},
         ),
         lines(
             "Where first tokens wait, by pages",

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from legato_ingest.engine_queries import PREFIX_CACHE, SPECULATION
+from legato_ingest.engine_queries import PREFIX_CACHE, SPECULATION, SPECULATION_BY_PAGE
 from legato_ingest.figures import DASH, clean, count, duration, ratio, share
 from legato_ingest.queries import BLAME, BUT_FOR, CULPRITS, FIRST_TOKENS, JUDGED_STALLS
 from legato_ingest.reader import Reader
@@ -47,7 +47,8 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What the store said: a row a cause, what would be left without each, a row an engine event, how many stalls there were, how the
-    first tokens' time divides, and what speculation and the prefix cache brought each engine.
+    first tokens' time divides, and what speculation and the prefix cache brought each engine. An engine's speculation is told by its steps
+    or by its page, never by both.
     """
 
     causes: Sequence[Row]
@@ -58,6 +59,7 @@ class Answer:
     first_tokens: Row
     first_ms: int
     speculation: Sequence[Row]
+    speculation_by_page: Sequence[Row]
     prefix_cache: Sequence[Row]
 
 
@@ -84,6 +86,7 @@ def fetch(reader: Reader, question: Question) -> Answer:
         first_tokens=first,
         first_ms=question.first_ms,
         speculation=reader.rows(SPECULATION, parameters),
+        speculation_by_page=reader.rows(SPECULATION_BY_PAGE, parameters),
         prefix_cache=reader.rows(PREFIX_CACHE, parameters),
     )
 
@@ -122,6 +125,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "events": list(answer.culprits),
         "first_tokens": dict(answer.first_tokens),
         "speculation": list(answer.speculation),
+        "speculation_by_page": list(answer.speculation_by_page),
         "prefix_cache": list(answer.prefix_cache),
     }
 
@@ -266,7 +270,7 @@ def _prefix_cache(answer: Answer) -> list[RenderableType]:
 
 def _speculation(answer: Answer) -> list[RenderableType]:
     """Of each engine that speculates, what it brought and what fell short of its own mean."""
-    if not answer.speculation:
+    if not answer.speculation and not answer.speculation_by_page:
         return []
     out: list[RenderableType] = [Text(), Text("Speculation (no gaps: fewer tokens a step)", style="bold")]
     for row in (clean(each) for each in answer.speculation):
@@ -276,6 +280,15 @@ def _speculation(answer: Answer) -> list[RenderableType]:
                 f"{row['engine_id']}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept, "
                 f"{ratio(row['tokens_per_step'])} tokens a step, in the worst 10 s {ratio(row['tokens_per_step_worst'])}; "
                 f"below its own mean: {duration(lost)} of {duration(whole)} of generating ({share(lost, whole)})"
+            )
+        )
+    for row in (clean(each) for each in answer.speculation_by_page):
+        drafted, worst = int(row["drafted"]), int(row["drafted_worst"])
+        out.append(
+            Text(
+                f"{row['engine_id']}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept, by its own page, "
+                f"in the worst minute {share(int(row['accepted_worst']), worst)} of {count(worst)}; below its own mean: "
+                f"{count(round(row['lost_tokens']))} tokens fewer; what that took is not known: its steps tell no drafts"
             )
         )
     return out

@@ -210,6 +210,23 @@ def page_tokens(past: Past, view: View) -> list[Row]:
     return _per_engine(view, _grown(_samples(past, view, *TOKENS, *PREEMPTED)), made)
 
 
+DRAFTED = ("legato.engine.speculation.draft_tokens", "vllm:spec_decode_num_draft_tokens_total")
+ACCEPTED = ("legato.engine.speculation.accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total")
+LENGTH = "legato.engine.speculation.accept_length"
+
+
+def page_speculation(past: Past, view: View) -> list[Row]:
+    """Where drafts grew, or a length is known."""
+
+    def made(group: list[Row]) -> Row:
+        drafted, accepted = (sum(row["grown"] for row in _of(group, own) or _of(group, other)) for own, other in (DRAFTED, ACCEPTED))
+        lengths = [row for row in _of(group, LENGTH) if row["value"] > 0]
+        return {"drafts accepted": ratio(accepted, drafted), "tokens a request and step": _mean(lengths) if lengths else None}
+
+    rows = _per_engine(view, _grown(_samples(past, view, *DRAFTED, *ACCEPTED, LENGTH)), made)
+    return [row for row in rows if row["drafts accepted"] is not None or row["tokens a request and step"] is not None]
+
+
 WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.time", "first token": "legato.engine.ttft"}
 
 
@@ -318,6 +335,7 @@ EXPECTED = {
     "KV cache used, by pages": page_kv,
     "Running and waiting, by pages": page_queue,
     "Tokens and preemptions, by pages": page_tokens,
+    "Speculation, by pages": page_speculation,
     "Where first tokens wait, by pages": page_waits,
     "Prefix-cache hits": prefix_cache,
     "TTFT at the servers": ttft,

@@ -398,11 +398,18 @@ def _host_alone(now_ns: int) -> ExportMetricsServiceRequest:
 
 
 def _paged(now_ns: int) -> ExportMetricsServiceRequest:
-    """An engine that is known by its page alone."""
+    """An engine that is known by its page alone: it drafts for a while, starts anew, and a Collector scrapes it, too, where it did not."""
     body = metrics_request({"legato.engine.id": "paged-0", "host.name": "node-4"})
-    for number in range(5):
-        gauge(body, "legato.engine.up", 1.0, now_ns - HOUR_NS + number * 10 * MINUTE_NS)
-        gauge(body, "legato.engine.kv_cache.utilization", 0.1 * number, now_ns - HOUR_NS + number * 10 * MINUTE_NS)
+    for number, (drafted, accepted, length) in enumerate(
+        [(900, 400, 0.0), (1_200, 600, 2.5), (1_200, 600, 0.0), (300, 90, 1.9), (500, 90, 0)]
+    ):
+        at = now_ns - HOUR_NS + number * 10 * MINUTE_NS
+        gauge(body, "legato.engine.up", 1.0, at)
+        gauge(body, "legato.engine.kv_cache.utilization", 0.1 * number, at)
+        gauge(body, "legato.engine.speculation.accept_length", length, at)
+        for name, value in (("draft_tokens", drafted), ("accepted_tokens", accepted)):
+            total(body, f"legato.engine.speculation.{name}", value, at)
+            total(body, f"vllm:spec_decode_num_{name}_total", 2 * value, at + (0 if number % 2 else 5 * MINUTE_NS))
     return body
 
 

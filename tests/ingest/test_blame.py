@@ -233,6 +233,104 @@ def test_what_a_cache_saved_is_unknown_without_steps(url: str, store: Store) -> 
     assert "Prefix cache" not in typed(url, "--since", "all", "--engine", "cold")
 
 
+PAGE_DRAFTED, PAGE_KEPT = "legato.engine.speculation.draft_tokens", "legato.engine.speculation.accepted_tokens"
+FOREIGN_DRAFTED, FOREIGN_KEPT = "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
+
+
+def speculating(url: str, *words: str) -> tuple[list[Any], list[Any]]:
+    """What is said of speculation by steps, and by pages."""
+    answer = data(url, "--since", "all", *words)
+    return answer["speculation"], answer["speculation_by_page"]
+
+
+@pytest.mark.parametrize("names", [(PAGE_DRAFTED, PAGE_KEPT), (FOREIGN_DRAFTED, FOREIGN_KEPT)], ids=["agent", "collector"])
+def test_speculation_is_told_by_a_page_where_no_steps_are(url: str, store: Store, names: tuple[str, str]) -> None:
+    """800 of 1,000 drafted tokens kept in the first minute, in the second 100 of 1,000, in the third, after the engine started anew, 900 of
+    2,000: the second kept 350 fewer than the mean, 45 %. What counters held before counts for nothing, and of an engine that a Collector
+    scrapes, too, the agent's count.
+    """
+    engine = f"pages {names[0][:6]}"
+    values = [(5_000, 1_000), (6_000, 1_800), (6_500, 1_900), (7_000, 1_900), (1_000, 500), (2_000, 900)]
+    counted(store, engine, names, values)
+    if names[0] == PAGE_DRAFTED:
+        counted(store, engine, (FOREIGN_DRAFTED, FOREIGN_KEPT), [(0, 0), (9_000, 0)])
+    steps_said, (row,) = speculating(url, "--engine", engine)
+    assert steps_said == [] and (row["drafted"], row["accepted"]) == (4_000, 1_800)
+    assert (row["drafted_worst"], row["accepted_worst"]) == (1_000, 100) and row["lost_tokens"] == pytest.approx(350)
+    page = typed(url, "--since", "all", "--engine", engine).replace("\n", " ").replace("  ", " ")
+    assert f"{engine}: 45.0 % of 4,000 drafted tokens kept, by its own page, in the worst minute 10.0 % of 1,000" in page
+    assert "below its own mean: 350 tokens fewer; what that took is not known: its steps tell no drafts" in page
+
+
+def test_series_of_one_engine_grow_each_for_itself(url: str, store: Store) -> None:
+    """Two models behind one page: one that counts less than the other did not start anew."""
+    body = metrics_request({"legato.engine.id": "two models", "host.name": "node"})
+    for at, (large, small) in enumerate([(1_000, 10), (1_100, 110)]):
+        for model, value in (("large", large), ("small", small)):
+            for name, count in ((PAGE_DRAFTED, value), (PAGE_KEPT, value // 2)):
+                total(body, name, count, CACHE_BEGUN + 10**9 * (1 + at), attributes={"model_name": model})
+    store.insert("node_samples", read_samples(body, "", CACHE_BEGUN, Limits(retention_days=0)).table)
+    _, (row,) = speculating(url, "--engine", "two models")
+    assert (row["drafted"], row["accepted"]) == (200, 100)
+
+
+def drafting(store: Store, engine: str, drafts: int | None) -> None:
+    """A hundred steps of this engine that drafted so much, and kept half."""
+    kept = None if drafts is None else drafts // 2
+    made = [
+        Step(n, CACHE_BEGUN + 20_000_000 * n, interval_us=20_000, decode_requests=1, draft_tokens=drafts, accepted_tokens=kept)
+        for n in range(1, 101)
+    ]
+    put(store, request_of(Engine(engine, 5), made), CACHE_BEGUN + MINUTE_NS)
+
+
+def test_an_engine_that_tells_both_is_told_by_its_steps(url: str, store: Store) -> None:
+    """Never by both: 200 drafted tokens by its steps, and not the page's 9,000; steps that know no drafts leave it to the page."""
+    for engine, drafts in (("both", 2), ("blind", None)):
+        drafting(store, engine, drafts)
+        counted(store, engine, (PAGE_DRAFTED, PAGE_KEPT), [(0, 0), (9_000, 0)])
+    (row,), by_page = speculating(url, "--engine", "both")
+    assert (row["drafted"], row["accepted"], by_page) == (200, 100, [])
+    page = typed(url, "--since", "all", "--engine", "both")
+    assert "50.0 % of 200 drafted tokens kept" in page and "own page" not in page
+    by_steps, (blind,) = speculating(url, "--engine", "blind")
+    assert (by_steps, blind["drafted"], blind["accepted"]) == ([], 9_000, 0)
+    every_step, every_page = speculating(url, "--limit", "100")
+    assert {row["engine_id"] for row in every_step}.isdisjoint(row["engine_id"] for row in every_page)
+
+
+def test_steps_of_another_tenant_do_not_hide_a_page(url: str, store: Store) -> None:
+    """An engine is one of its tenant's."""
+    drafting(store, "namesake", 2)
+    body = metrics_request({"legato.engine.id": "namesake", "host.name": "node"})
+    for at, value in enumerate((0, 500)):
+        for name in (PAGE_DRAFTED, PAGE_KEPT):
+            total(body, name, value, CACHE_BEGUN + 10**9 * (1 + at))
+    store.insert("node_samples", read_samples(body, "other", CACHE_BEGUN, Limits(retention_days=0)).table)
+    (by_steps,), (by_page,) = speculating(url, "--engine", "namesake")
+    assert by_steps["drafted"] == 200 and (by_page["tenant"], by_page["drafted"]) == ("other", 500)
+
+
+@pytest.mark.parametrize(
+    ("engine", "names", "values"),
+    [
+        ("neither", (CACHE_QUERIES, CACHE_HITS), [(0, 0), (10, 5)]),
+        ("idle", (PAGE_DRAFTED, PAGE_KEPT), [(700, 300), (700, 300), (700, 300)]),
+        ("seen once", (PAGE_DRAFTED, PAGE_KEPT), [(700, 300)]),
+        ("no word of what was kept", (PAGE_DRAFTED, "legato.engine.speculation.drafts"), [(0, 0), (900, 300)]),
+        ("no word of drafts", ("legato.engine.speculation.drafts", PAGE_KEPT), [(0, 0), (900, 300)]),
+    ],
+)
+def test_nothing_is_said_of_speculation_that_nobody_counted(
+    url: str, store: Store, engine: str, names: tuple[str, str], values: list[tuple[int, int]]
+) -> None:
+    """Neither a 0 nor a heading."""
+    drafting(store, engine, None)
+    counted(store, engine, names, values)
+    assert speculating(url, "--engine", engine) == ([], [])
+    assert "Speculation" not in typed(url, "--since", "all", "--engine", engine)
+
+
 def test_nothing_to_blame_is_said_in_words(url: str) -> None:
     """No table of zeros."""
     assert "no stall was judged" in typed(url, "--engine", "nobody's", "--service", "nobody's")

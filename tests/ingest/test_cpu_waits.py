@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.points import metrics_request, total
+from helpers.points import gauge, metrics_request, total
 from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
 from legato_ingest.adapt import Limits
@@ -119,6 +119,27 @@ def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: 
     assert row["cause"] == cause.encode()
     assert ("the engine's threads, all together, were ready and had no CPU for 500 ms in the" in words(verdict)) == told
     assert not told or 500_000 <= verdict["evidence"]["cpu_wait_of_us"] <= 1_300_000
+
+
+def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
+    """Without steps, and without a sight of the engine's processes: its page says on which host it is, the host what was stolen."""
+    world = World(slow={200: 2_000 * MS})
+    received_ns = int(world.ends[-1]) + S
+    for vantage in ("client", "server"):
+        put(store, stream(world, vantage, clock="boot-1:time:5"), received_ns)
+    stalled = int(world.ends[199]), int(world.ends[200])
+    seconds = range(-90, 90)
+    body = metrics_request({"legato.engine.id": "e", "host.name": "node"})
+    for at in seconds:
+        gauge(body, "legato.engine.up", 1.0, stalled[0] + at * S, attributes={"legato.boot.id": "boot-1"})
+    store.insert("node_samples", read_samples(body, "", START, Limits(retention_days=0)).table)
+    within = [stalled[0] + at * S for at in seconds]
+    stolen = {at - START: 8 * min(max(at - stalled[0], 0), 2 * S) / S for at in within}
+    sampled(store, CPU, stolen, cpu__mode="steal")
+    sampled(store, CPU, {at - START: 8 * (at - within[0]) / S - stolen[at - START] for at in within}, cpu__mode="idle")
+    assert Worker(store, load(attribute_settle_s=0), Metrics()).step().verdicts >= 1
+    ((cause, confidence, evidence),) = store.select("SELECT cause, confidence, evidence FROM verdicts FINAL WHERE cause != 'base'")
+    assert (cause, confidence) == ("host", "possible") and evidence["cpu_stolen_us"] >= 15_000_000
 
 
 def words(verdict: dict[str, Any]) -> str:

@@ -181,6 +181,22 @@ def test_samples_are_read_as_they_were_sent(store: Store) -> None:
     assert clocks_of(store, "somebody", "127.0.0.1:8000", start_ns, start_ns + 10**10) == []
 
 
+def test_a_gpu_that_engines_share_is_each_one_s(store: Store) -> None:
+    """Its samples name nobody; beside them stands whose it is. Another GPU of the node is nobody's."""
+    start_ns = 1_790_000_000 * 10**9
+    body = metrics_request({"host.name": "node-1"})
+    for second in range(3):
+        at = start_ns + second * 10**9
+        for gpu in ("GPU-1", "GPU-2"):
+            total(body, "hw.gpu.throttle.time", second, at, attributes={"hw.id": gpu, "reason": "thermal"})
+        for engine in ("a:1", "b:1"):
+            gauge(body, "legato.gpu.engine", 1.0, at, attributes={"hw.id": "GPU-1", "legato.engine.id": engine})
+    store.insert("node_samples", sample_rows_of(body, tenant="", received_at_ns=start_ns, limits=Limits(retention_days=0)).samples)
+    for engine, count in (("a:1", 1), ("b:1/2", 1), ("c:1", 0)):
+        found = clocks_of(store, "", engine, start_ns, start_ns + 10**10)
+        assert [len(gpu.times_ns) for gpu in found] == [3] * count
+
+
 def test_what_several_nodes_or_no_counter_tell_is_not_told(store: Store) -> None:
     """Samples of a clock alone are no evidence; and nobody knows whose GPUs they are where two nodes have an engine of this id."""
     start_ns = 1_790_000_000 * 10**9

@@ -32,14 +32,25 @@ GAP = (START + 100 * S + 300 * MS, START + 100 * S + 700 * MS)
 SEEN = START + np.arange(200) * S
 
 
-def pages(moved: dict[str, float] | None = None, at_s: float = 101, longest_ms: int = 450, waited_s: float = 0.0) -> Scraped:
-    """Scrapes in which these counters moved by so much in the given second; the longest time between tokens then; what was waited in it."""
+def pages(
+    moved: dict[str, float] | None = None,
+    at_s: float = 101,
+    longest_ms: int = 450,
+    waited_s: float = 0.0,
+    stolen_s: float = 0.0,
+    ranks: bool = False,
+) -> Scraped:
+    """Scrapes in which these counters moved by so much in the given second; the longest time between tokens then; what was waited in it,
+    and what was stolen of eight CPUs.
+    """
     counters = {name: Counter(SEEN, np.where(SEEN >= START + at_s * S, more, 0.0)) for name, more in (moved or {}).items()}
     for name in (PROMPTS, PREEMPTIONS):
         counters.setdefault(name, Counter(SEEN, np.zeros(len(SEEN))))
     counters[WAITED] = Counter(SEEN, np.where(SEEN >= START + at_s * S, waited_s, 0.0))
+    counters["stolen"] = Counter(SEEN, np.where(SEEN >= START + at_s * S, stolen_s, 0.0))
+    counters["system.cpu.time"] = Counter(SEEN, np.arange(0.0, 8.0 * len(SEEN), 8.0))
     long_at = np.array([START + at_s * S], np.int64)
-    return Scraped(counters, SEEN, long_at, np.array([longest_ms * MS], np.int64), True, frozenset({"boot"}))
+    return Scraped(counters, SEEN, long_at, np.array([longest_ms * MS], np.int64), True, frozenset({"boot"}), ranks)
 
 
 def named(scraped: Scraped, same_clock: bool = True, gap: tuple[int, int] = GAP) -> tuple[str, dict[str, str]]:
@@ -77,6 +88,14 @@ def test_what_the_engine_never_made_was_the_front_end() -> None:
         (pages({PREEMPTIONS: 2, PROMPTS: 300}), "generation"),
         (pages({}), "generation"),
         (pages({PROMPTS: 300}, waited_s=0.9), "host"),
+        (pages({PROMPTS: 300}, stolen_s=8 * 0.9), "host"),
+        (pages({PROMPTS: 300}, stolen_s=8 * 0.5), "generation"),
+        (pages({PROMPTS: 300}, stolen_s=0.9), "scheduling"),
+        # What moved in one of several ranks says nothing of a stream, what none of them made does.
+        (pages({PROMPTS: 300}, ranks=True), "generation"),
+        (pages({PREEMPTIONS: 2}, ranks=True), "generation"),
+        (pages({PROMPTS: 300}, waited_s=0.9, ranks=True), "generation"),
+        (pages({PREEMPTIONS: 2}, longest_ms=200, ranks=True), "front_end"),
         (pages({PROMPTS: 300}, waited_s=0.3), "scheduling"),
         # Between a time that the engine made and one that it did not, nothing is named.
         (pages({PROMPTS: 300}, longest_ms=300), "generation"),
@@ -150,6 +169,59 @@ def test_pages_are_read_as_the_agent_sent_them(store: Store) -> None:
     assert vllm.intervals and vllm.longest_ns.tolist() == [longest(later)]
     assert not sglang.intervals and sglang.counters[PREEMPTIONS].values.tolist() == [17, 18]
     assert {each.name for each in fields(Scraped)} >= {"boots", "intervals"}
+
+
+RANKED = b'engine="0"'
+
+
+def told(store: Store, engine_id: str, texts: tuple[bytes, ...]) -> None:
+    """Pages a second apart, as the agent sends them, and the CPUs of its host."""
+    page, samples = Page(ENGINES["vllm"], engine_id), []
+    for second, text in enumerate(texts):
+        now_ns = START + second * S
+        up = Reading("legato.engine.up", "1", 1.0, (("legato.boot.id", "boot"), ("legato.engine.id", engine_id)))
+        cpu = [Reading("system.cpu.time", "s", second * part, (("cpu.mode", mode),), START) for mode, part in (("idle", 6), ("steal", 2))]
+        samples += [Sample(now_ns, each) for each in [up, *cpu, *page.read(text, now_ns)]]
+    rows = sample_rows_of(metrics_of("node", samples), tenant="", received_at_ns=START, limits=Limits(retention_days=0))
+    store.insert("node_samples", rows.samples)
+
+
+def of(store: Store, engine_id: str) -> Scraped:
+    """What is known of an engine that one stream names."""
+    return scraped_of(store, [Stream("", START, bytes(16), bytes(8), World().client(0), None, engine_id, "", "")])["", engine_id]
+
+
+def test_ranks_behind_one_server_are_added_up(store: Store) -> None:
+    """The server's stream does not say which rank made it: a preemption in any of them is one, and the longest time is of all."""
+    before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
+    both = tuple(text.replace(RANKED, b'engine="1"') + b"".join(_lines(before)) for text in (before, after))
+    told(store, "vllm:1", both)
+    found = of(store, "vllm:1")
+    assert found.ranks and found.counters[PREEMPTIONS].values.tolist() == [78, 79]
+    assert found.longest_ns.tolist() == [longest(after.decode())]
+    # A page that tells one rank alone, which is not the first.
+    told(store, "vllm:2", tuple(text.replace(RANKED, b'engine="3"') for text in (before, after)))
+    alone = of(store, "vllm:2")
+    assert not alone.ranks and alone.counters[PREEMPTIONS].values.tolist() == [39, 40]
+    # And one whose id begins alike is another engine.
+    told(store, "vllm:11", (before, after))
+    assert not of(store, "vllm:1").counters[PREEMPTIONS].values.tolist() == [117, 118] and not of(store, "vllm:11").ranks
+
+
+def _lines(page: bytes) -> list[bytes]:
+    """The first rank's lines."""
+    return [line + b"\n" for line in page.splitlines() if RANKED in line]
+
+
+def test_the_time_of_the_host_s_cpus_is_read(store: Store) -> None:
+    """All of it, and what was stolen; of an engine whose page was read on two hosts nothing."""
+    before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
+    told(store, "vllm:1", (before, after))
+    found = of(store, "vllm:1")
+    assert found.counters["stolen"].values.tolist() == [0, 2] and found.counters["system.cpu.time"].values.tolist() == [0, 8]
+    again = metrics_of("other", [Sample(START, Reading("legato.engine.up", "1", 1.0, (("legato.engine.id", "vllm:1"),)))])
+    store.insert("node_samples", sample_rows_of(again, tenant="", received_at_ns=START, limits=Limits(retention_days=0)).samples)
+    assert "stolen" not in of(store, "vllm:1").counters
 
 
 def longest(later: str) -> int:

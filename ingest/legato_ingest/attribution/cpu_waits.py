@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.counters import grown, told_under
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
-from legato_ingest.literals import between_ns, quoted, unquoted
+from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store
 
 __all__ = ["CpuWaits", "waited_beside", "waits_of"]
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_WAITED, _CPU = "legato.process.run_queue.wait_time", "system.cpu.time"
+_WAITED, _CPU, _UP = "legato.process.run_queue.wait_time", "system.cpu.time", "legato.engine.up"
 # Of a smaller part of a gap nobody asks what it was.
 _PART_WORTH = 0.05
 _HOST = CAUSES.index("host")
@@ -34,11 +34,16 @@ _APART_NS_MAX = 10_000_000_000
 _SECONDS_MAX = 1e9
 # By series, as a counter of one process or CPU may begin anew while the others go on.
 _COUNTED = """
-SELECT host, series, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
+SELECT series, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
 WHERE {inside} AND tenant = {tenant} AND {which} AND value IS NOT NULL
 ORDER BY series, at_ns
 SETTINGS max_threads = 1"""
+# Where nobody sees the engine's processes, its page says on which host it was read.
+_HOSTS = """
+SELECT DISTINCT host
+FROM node_samples
+WHERE {inside} AND tenant = {tenant} AND metric IN ({told}) AND engine_id IN ({engines})"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +86,12 @@ class CpuWaits:
         return out
 
 
-def waited_beside(store: Store, tenant: str, engine_id: str, gaps: Gaps, verdicts: Verdicts) -> list[dict[str, int]]:
-    """What the kernel counted beside each of this engine's gaps of which the host has a part worth telling; nothing for the others."""
+def waited_beside(store: Store, tenant: str, engine_id: str, gaps: Gaps, verdicts: Verdicts, own: Bools) -> list[dict[str, int]]:
+    """What the kernel counted beside each gap that is this engine's ``own`` and of which the host has a part worth telling; nothing for the
+    others.
+    """
     out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
-    rows = np.flatnonzero(verdicts.laid & (verdicts.parts[:, _HOST] >= _PART_WORTH * (gaps.end_ns - gaps.start_ns)))
+    rows = np.flatnonzero(own & (verdicts.parts[:, _HOST] >= _PART_WORTH * (gaps.end_ns - gaps.start_ns)))
     if not len(rows):
         return out
     start, end = ((times + gaps.shift_ns)[rows] for times in (gaps.server_start_ns, gaps.server_end_ns))
@@ -98,22 +105,22 @@ def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: in
     """Of this engine between these times, by the clock of whoever sampled: the node that it is on. Of several nodes nothing."""
     inside = between_ns("recorded_at", low_ns, high_ns)
     engines = told_under(engine_id)
-    which = f"metric = '{_WAITED}' AND engine_id IN ({engines})"
-    hosts, waited = _read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which))
+    told = {"inside": inside, "tenant": quoted(tenant), "engines": engines, "told": quoted_all((_WAITED, _UP))}
+    hosts = [str(unquoted(host)) for (host,) in store.select(_HOSTS.format(**told))]
     if len(hosts) != 1:
         return CpuWaits()
-    which = f"metric = '{_CPU}' AND engine_id IN ('', {engines}) AND host = {quoted(hosts.pop())} AND attributes['cpu.mode'] = 'steal'"
-    return CpuWaits(waited, _read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which))[1])
+    waited = f"metric = '{_WAITED}' AND engine_id IN ({engines})"
+    stolen = f"metric = '{_CPU}' AND engine_id IN ('', {engines}) AND host = {quoted(hosts[0])} AND attributes['cpu.mode'] = 'steal'"
+    return CpuWaits(*(_read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which)) for which in (waited, stolen)))
 
 
-def _read(store: Store, sql: str) -> tuple[set[str], list[_Counter]]:
-    """The hosts that the rows are of, and the counters."""
+def _read(store: Store, sql: str) -> list[_Counter]:
+    """The counters, each whole."""
     table = store.select_arrow(sql)
     series, times = (np.asarray(table[name].to_numpy()) for name in ("series", "at_ns"))
     seconds = np.asarray(table["value"].to_numpy(), np.float64)
     parts = np.split(np.arange(len(series)), np.flatnonzero(np.diff(series)) + 1)
-    hosts = {str(unquoted(host)) for host in table["host"].unique().to_pylist()}
-    return hosts, [counter for part in parts if (counter := _counter(times[part].astype(np.int64), seconds[part])) is not None]
+    return [counter for part in parts if (counter := _counter(times[part].astype(np.int64), seconds[part])) is not None]
 
 
 def _counter(times_ns: Ints, seconds: Floats) -> _Counter | None:

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_TIME, _CLOCK = "hw.gpu.throttle.time", "hw.gpu.clock.sm"
+_TIME, _CLOCK, _SHARED = "hw.gpu.throttle.time", "hw.gpu.clock.sm", "legato.gpu.engine"
 # Reasons that are no news in a GPU that works hard.
 _SOFT = ("power_cap", "sync_boost")
 SLOWER_MIN = 0.03
@@ -33,7 +33,8 @@ _APART_NS_MAX = 10_000_000_000
 _SAMPLES = """
 SELECT attributes['hw.id'] AS gpu, host, metric, attributes['reason'] AS reason, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
-WHERE {inside} AND tenant = {tenant} AND engine_id IN ({engines}) AND metric IN ({metrics}) AND value IS NOT NULL
+WHERE {inside} AND tenant = {tenant} AND metric IN ({metrics}) AND value IS NOT NULL AND (engine_id IN ({engines}) OR gpu IN (
+    SELECT attributes['hw.id'] FROM node_samples WHERE {inside} AND tenant = {tenant} AND metric = '{shared}' AND engine_id IN ({engines})))
 ORDER BY at_ns
 SETTINGS max_threads = 1"""
 
@@ -67,13 +68,16 @@ class Lowered:
 
 
 def clocks_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: int) -> list[GpuClock]:
-    """The GPUs that were this engine's between these times, by the clock of whoever sampled them: the node that the engine is on."""
+    """The GPUs that were this engine's between these times, alone or among others, by the clock of whoever sampled them: the node that the
+    engine is on.
+    """
     table = store.select_arrow(
         _SAMPLES.format(
             inside=between_ns("recorded_at", low_ns, high_ns),
             tenant=quoted(tenant),
             engines=told_under(engine_id),
             metrics=quoted_all((_TIME, _CLOCK)),
+            shared=_SHARED,
         )
     )
     if len(set(table["host"].to_pylist())) > 1:

@@ -3,7 +3,8 @@
 One idea: a counter that did not move around a gap rules out what it counts, and a histogram of times between tokens that has none as long
 as half the gap rules the engine's core out; one that did says nothing of this stream. Around is a minute, as clocks may disagree; where
 page and server are of one host's clock it is some seconds, as a prompt is counted when its last piece is computed and a preemption when its
-victim resumes. So scrapes name a cause only where they have ruled out the engine's others, and are never sure.
+victim resumes. So scrapes name a cause only where they have ruled out the engine's others, and are never sure. Of several ranks behind one
+server nobody knows whose a stream is: what stood still in all of them is ruled out, and what moved in one of them says nothing.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _WAITED = "legato.process.run_queue.wait_time"
 # They waited for the host when it was so much more of the gap than of the time around it: an engine on few CPUs always waits a little.
 # From less on, it is not said to have been another.
 _WAITED_MORE, _WAITED_SOME = 0.6, 0.4
+# Time of all CPUs of the host: what was stolen of it, and all of it.
+_STOLEN, _CPU = "stolen", "system.cpu.time"
 # Pages that came under their own names, by a Collector that scraped them.
 _FOREIGN = {_PROMPTS: "vllm:prompt_tokens_total", _PREEMPTIONS: "vllm:num_preemptions_total"}
 # What a counter that stands still rules out, and why.
@@ -62,6 +65,20 @@ SELECT tenant, engine_id, metric, toUnixTimestamp64Nano(recorded_at) AS at_ns, s
 FROM node_samples FINAL
 WHERE {inside} AND {which} AND metric IN ({metrics}) AND value IS NOT NULL AND attributes['legato.engine.page'] != 'first'
 GROUP BY tenant, engine_id, metric, recorded_at
+ORDER BY recorded_at
+SETTINGS max_threads = 1"""
+_HOSTS = """
+SELECT tenant, engine_id, any(host) AS node
+FROM node_samples
+WHERE {inside} AND {which} AND metric = '{up}'
+GROUP BY tenant, engine_id
+HAVING uniqExact(host) = 1"""
+_CPU_TIMES = """
+SELECT tenant, host, toUnixTimestamp64Nano(recorded_at) AS at_ns,
+    sumIf(value, attributes['cpu.mode'] = 'steal') AS stolen, sum(value) AS passed
+FROM node_samples FINAL
+WHERE {inside} AND (tenant, host) IN ({hosts}) AND metric = '{cpu}' AND value IS NOT NULL
+GROUP BY tenant, host, recorded_at
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
 # One observation a request and step; where an engine divides it by the tokens that came, a long one may look short.
@@ -91,6 +108,7 @@ class Counter:
 class Scraped:
     """What was scraped of one engine: counters by signal; when its page was read; and of each reading that had any, what its longest time
     between tokens was at most (ns). ``intervals``: whether its page tells those times at all. ``boots``: on which hosts it was read.
+    ``ranks``: whether several behind one server were told under this id, added up here.
     """
 
     counters: Mapping[str, Counter]
@@ -99,6 +117,7 @@ class Scraped:
     longest_ns: Ints
     intervals: bool
     boots: frozenset[str] = frozenset()
+    ranks: bool = False
 
     def around(self, same_clock: Bools) -> tuple[Ints, Ints]:
         """How long before and after each gap to look: two scrapes and a little more where the clock is the server's, else a minute."""
@@ -114,21 +133,59 @@ def scraped_of(store: Store, streams: Sequence[Stream]) -> dict[Key, Scraped]:
         return {}
     low, high = min(stream.start_ns for stream in streams), max(_end(stream) for stream in streams)
     window = (low - 2 * _AROUND_NS, high + 2 * _AROUND_NS)
-    where = {"inside": between_ns("recorded_at", *window), "which": _of(engines)}
+    where = {"inside": between_ns("recorded_at", *window), "which": _of(engines, with_ranks=True)}
     names = quoted_all((*_RULED_OUT, *_FOREIGN.values(), _UP, _WAITED))
     table = store.select_arrow(_COUNTERS.format(metrics=names, **where))
-    rows: dict[tuple[Key, str], list[tuple[int, float]]] = {}
+    totals: dict[tuple[Key, str], dict[int, float]] = {}
+    ids: dict[Key, set[str]] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "metric", "at_ns", "total"))
     for tenant, engine, metric, at_ns, total in zip(*columns, strict=True):
-        name = unquoted(metric)
-        rows.setdefault(((unquoted(tenant), unquoted(engine)), name), []).append((int(at_ns), float(total)))
+        key = _whose(unquoted(tenant), unquoted(engine), engines)
+        if unquoted(metric) not in (_UP, _WAITED):
+            ids.setdefault(key, set()).add(unquoted(engine))
+        # One scrape has one time: ranks that it found are added up.
+        own = totals.setdefault((key, unquoted(metric)), {})
+        own[int(at_ns)] = own.get(int(at_ns), 0.0) + float(total)
+    rows = {name: list(own.items()) for name, own in totals.items()}
     table = store.select_arrow(_INTERVALS.format(itl=_ITL, **where))
     longest: dict[Key, list[tuple[int, float]]] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "at_ns", "longest_s"))
     for tenant, engine, at_ns, seconds in zip(*columns, strict=True):
-        longest.setdefault((unquoted(tenant), unquoted(engine)), []).append((int(at_ns), float(seconds)))
-    boots = boots_of(store, engines, *window)
-    return {key: replace(_scraped(key, rows, longest.get(key, [])), boots=boots[key]) for key in {key for key, _ in rows}}
+        longest.setdefault(_whose(unquoted(tenant), unquoted(engine), engines), []).append((int(at_ns), float(seconds)))
+    boots, stolen = boots_of(store, engines, *window), _stolen_of(store, engines, *window)
+    out = {}
+    for key in {key for key, _ in rows}:
+        own_pages = _scraped(key, rows, longest.get(key, []))
+        counters = {**own_pages.counters, **stolen.get(key, {})}
+        out[key] = replace(own_pages, counters=counters, boots=boots[key], ranks=len(ids.get(key, ())) > 1)
+    return out
+
+
+def _whose(tenant: str, engine: str, engines: Collection[Key]) -> Key:
+    """The engine that a sample is of: ranks are told under the id of their server and a slash."""
+    return (tenant, engine) if (tenant, engine) in engines else (tenant, engine.split("/")[0])
+
+
+def _stolen_of(store: Store, engines: Collection[Key], low_ns: int, high_ns: int) -> dict[Key, dict[str, Counter]]:
+    """Time of all CPUs where each engine's page was read; of engines that were read on several hosts nothing."""
+    inside = between_ns("recorded_at", low_ns, high_ns)
+    found = store.select(_HOSTS.format(inside=inside, which=_of(engines), up=_UP))
+    hosts = {(str(unquoted(tenant)), str(unquoted(engine))): str(unquoted(host)) for tenant, engine, host in found}
+    if not hosts:
+        return {}
+    wanted = ", ".join(f"({quoted(tenant)}, {quoted(host)})" for tenant, host in sorted({(key[0], host) for key, host in hosts.items()}))
+    table = store.select_arrow(_CPU_TIMES.format(inside=inside, hosts=wanted, cpu=_CPU))
+    rows: dict[Key, list[tuple[int, float, float]]] = {}
+    columns = (table[name].to_pylist() for name in ("tenant", "host", "at_ns", "stolen", "passed"))
+    for tenant, host, at_ns, stolen, passed in zip(*columns, strict=True):
+        rows.setdefault((unquoted(tenant), unquoted(host)), []).append((int(at_ns), float(stolen), float(passed)))
+    out = {}
+    for key, host in hosts.items():
+        if own := rows.get((key[0], host)):
+            times = np.array([at for at, _, _ in own], np.int64)
+            both = np.array([each[1:] for each in own], np.float64)
+            out[key] = {_STOLEN: Counter(times, both[:, 0]), _CPU: Counter(times, both[:, 1])}
+    return out
 
 
 def boots_of(store: Store, keys: Collection[Key], low_ns: int, high_ns: int) -> dict[Key, frozenset[str]]:
@@ -140,8 +197,13 @@ def boots_of(store: Store, keys: Collection[Key], low_ns: int, high_ns: int) -> 
     return {key: frozenset(boots) for key, boots in out.items()}
 
 
-def _of(keys: Collection[Key]) -> str:
-    return "(tenant, engine_id) IN (" + ", ".join(f"({quoted(tenant)}, {quoted(engine)})" for tenant, engine in sorted(keys)) + ")"
+def _of(keys: Collection[Key], with_ranks: bool = False) -> str:
+    """The samples of these engines, in SQL."""
+    own = "(tenant, engine_id) IN (" + ", ".join(f"({quoted(tenant)}, {quoted(engine)})" for tenant, engine in sorted(keys)) + ")"
+    if not with_ranks:
+        return own
+    ranks = [f"(tenant = {quoted(tenant)} AND startsWith(engine_id, {quoted(engine + '/')}))" for tenant, engine in sorted(keys)]
+    return f"({' OR '.join((own, *ranks))})"
 
 
 def _scraped(key: Key, rows: Mapping[tuple[Key, str], list[tuple[int, float]]], longest: list[tuple[int, float]]) -> Scraped:
@@ -191,7 +253,7 @@ def _longest(scraped: Scraped, low_ns: Ints, high_ns: Ints) -> tuple[Bools, Ints
 
 def excluded_by(scraped: Scraped, start_ns: Ints, end_ns: Ints, same_clock: Bools) -> tuple[list[dict[str, str]], dict[str, Bools]]:
     """By cause, why it is out of the question for each of these gaps; and by cause, whether what counts it did move around the gap, and the
-    engine made a time between tokens as long. Of engines of several nodes under one id nothing is said.
+    engine made a time between tokens as long. Of engines of several nodes under one id nothing is said, and of ranks not what moved.
     """
     before, after = scraped.around(same_clock)
     low, high = start_ns - before, end_ns + after
@@ -207,26 +269,32 @@ def excluded_by(scraped: Scraped, start_ns: Ints, end_ns: Ints, same_clock: Bool
             continue
         stood = still(counter, low, high)
         covered = _covered(counter.times_ns, low, high, np.zeros(max(len(counter.times_ns) - 1, 0), np.bool_))
-        moved[cause] = covered & ~stood & (~known | (longest >= gap))
+        if not scraped.ranks:
+            moved[cause] = covered & ~stood & (~known | (longest >= gap))
         for row in np.flatnonzero(stood):
             out[row][cause] = why
     for row in np.flatnonzero(known & (longest <= _HALF * gap)):
         out[row].update(dict.fromkeys(_CORE, _MADE_NONE))
-    more = _waited_more(scraped.counters.get(_WAITED), start_ns, end_ns)
-    moved["host"], moved["busy"] = same_clock & (more >= _WAITED_MORE), same_clock & (more >= _WAITED_SOME)
+    waited = _more(scraped.counters.get(_WAITED), None, start_ns, end_ns)
+    stolen = _more(scraped.counters.get(_STOLEN), scraped.counters.get(_CPU), start_ns, end_ns)
+    more = np.maximum(waited, stolen)
+    if not scraped.ranks:
+        moved["host"], moved["busy"] = same_clock & (more >= _WAITED_MORE), same_clock & (more >= _WAITED_SOME)
     return out, moved
 
 
-def _waited_more(counter: Counter | None, start_ns: Ints, end_ns: Ints) -> NDArray[np.float64]:
-    """For how much more of each gap than of the minute before and after it the engine's threads waited for a CPU; 0 where nobody knows."""
+def _more(counter: Counter | None, whole: Counter | None, start_ns: Ints, end_ns: Ints) -> NDArray[np.float64]:
+    """How much more ``counter`` (seconds) had of each gap than of the minute before and after it; 0 where nobody knows.
+
+    Of the time that passed, or of what ``whole`` counted at the same moments.
+    """
     if counter is None or len(counter.times_ns) < 2:
         return np.zeros(len(start_ns))
-    waited = grown(counter.values)
+    counted, passed = grown(counter.values), grown(whole.values) if whole is not None else (counter.times_ns - counter.times_ns[0]) / 1e9
 
     def share(low_ns: Ints, high_ns: Ints) -> NDArray[np.float64]:
-        passed = np.interp(high_ns, counter.times_ns, waited) - np.interp(low_ns, counter.times_ns, waited)
-        within = np.minimum(high_ns, counter.times_ns[-1]) - np.maximum(low_ns, counter.times_ns[0])
-        return np.asarray(1e9 * passed / np.maximum(within, 1))
+        part, all_ = (np.interp(high_ns, counter.times_ns, each) - np.interp(low_ns, counter.times_ns, each) for each in (counted, passed))
+        return np.asarray(part / np.maximum(all_, 1e-9))
 
     covered = _covered(counter.times_ns, start_ns, end_ns, np.zeros(len(counter.times_ns) - 1, np.bool_))
     return np.where(covered, share(start_ns, end_ns) - share(start_ns - _AROUND_NS, end_ns + _AROUND_NS), 0.0)

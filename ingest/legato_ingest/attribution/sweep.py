@@ -6,7 +6,7 @@ never touches streams, and it judges in slices of bounded time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,11 +92,12 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
         verdicts = lend_words(gaps, judge(gaps, engine.charges if engine else None), owners, _clocks(members)[owners])
         excluded: list[dict[str, str]] = []
-        waited: list[dict[str, int]] = []
         if group is None:
-            excluded, verdicts = _by_pages(members, owners, gaps, verdicts, scraped_of(store, members))
+            scraped = scraped_of(store, members)
+            excluded, verdicts = _by_pages(members, owners, gaps, verdicts, scraped)
+            waited = _waited(store, members, owners, gaps, verdicts, scraped)
         else:
-            waited = waited_beside(store, *group, gaps, verdicts)
+            waited = waited_beside(store, *group, gaps, verdicts, verdicts.laid)
         stalls = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
         judged = Judged(members, owners, gaps, verdicts, engine, excluded, waited)
         healthy = _withdrawn(store, judged, np.flatnonzero(~stalls))
@@ -125,6 +126,23 @@ def _by_pages(
         for cause, own in counted.items():
             moved[cause][rows] = own
     return excluded, by_exclusion(gaps, verdicts, excluded, moved)
+
+
+def _waited(
+    store: Store,
+    streams: list[Stream],
+    owners: NDArray[np.int64],
+    gaps: Gaps,
+    verdicts: Verdicts,
+    engines: Iterable[tuple[str, str]],
+) -> list[dict[str, int]]:
+    """What the kernel counted beside the gaps that pages gave to the host."""
+    out: list[dict[str, int]] = [{} for _ in owners]
+    for key in engines:
+        own = np.array([(streams[owner].tenant, streams[owner].engine_id) == key for owner in owners], np.bool_)
+        for told, each in zip(out, waited_beside(store, *key, gaps, verdicts, own), strict=True):
+            told.update(each)
+    return out
 
 
 def _clocks(streams: list[Stream]) -> NDArray[np.int64]:
