@@ -1,6 +1,7 @@
 """The command `legato-gpu-agent`: what can be typed, and nothing else.
 
-One idea: its help says all that is needed to see an engine's first step. Errors that are raised on purpose are one line and exit status 1.
+One idea: its help says all that is needed to see an engine's first step, and names every setting. Errors that are raised on purpose are one
+line and exit status 1.
 """
 
 from __future__ import annotations
@@ -32,16 +33,33 @@ It runs beside the engine, as the engine's user. Three commands, for vLLM:
 
 vLLM finds the plugins by itself; where VLLM_PLUGINS is set, add "legato" and "legato_scheduler" to it. Without
 --enable-logging-iteration-details no one knows which steps were prefill.
+
+It also reads, once a second, engines' pages of metrics, GPUs by NVML and the host's counters. This shows what it finds here, what is
+missing and what that costs, and sends nothing:
+
+  legato-gpu-agent --once --print
 """
 _MORE = """\
 settings, from the environment (options win):
-  LEGATO_ENDPOINT             where steps go; default http://127.0.0.1:4318
-  LEGATO_ENGINE_PIPE          where plugins and agent meet, one user's alone; set it for both when they run in containers
+  LEGATO_ENDPOINT             where steps and samples go; default http://127.0.0.1:4318
+  LEGATO_TOKEN                what the receiver knows this node by; default none
+  LEGATO_ENGINE_PIPE          where plugins and agent meet, one user's alone; set it for both when they run in containers;
+                              default legato/engine.pipe in XDG_RUNTIME_DIR, else in a folder of the user's own in /tmp
   LEGATO_ENGINE_FLUSH_MS      how often steps are sent; default 1000
   LEGATO_AGENT_METRICS_PORT   loopback port of the agent's own metrics; default none
+  LEGATO_HOST_NAME            what this node is called; default its hostname
+what it reads besides the plugins' steps:
+  LEGATO_SAMPLE_MS            how often pages and GPUs are read; default 1000
+  LEGATO_ENGINES              URL or ID=URL of engines whose pages are read, with commas between; default none
+  LEGATO_ENGINE_SCAN          also look for pages at ports of this host where engines listen; 0: no; default 1
+  LEGATO_FORWARD_PASSES       ID=ENDPOINT of engines that publish their steps over ZMQ (SGLang, Dynamo); default none
+  LEGATO_ITERATIONS           URL or ID=URL of TensorRT-LLM servers, which forget what was read; default none
+  LEGATO_KV_EVENTS            ID=ENDPOINT of engines that publish events of their KV cache over ZMQ (vLLM, SGLang); default none
+  LEGATO_REQUEST_FILES        ID=FOLDER where SGLang writes a line a request; default none
+  LEGATO_PROC_PATH            where the host's /proc is, for a container; default /proc
 and in vLLM's environment:
   LEGATO_ENGINE_ID            what the engine is called; default host:port of its server
-  LEGATO_SCHEDULER_HOOK       1: also tell which requests were prefilled, preempted and resumed
+  LEGATO_SCHEDULER_HOOK       1: also tell which requests were prefilled, preempted and resumed; default off
 
 It needs no root, runs no commands, and listens on no network but the metrics port, if asked.
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 
 from legato_gpu_agent.datagrams import BadDatagram, Datagram, understood
@@ -44,20 +43,21 @@ class Agent:
         self._post = Post(settings.endpoint, metrics, settings.token)
         self._basket = Basket()
         self._roster = Roster(settings, self._basket, metrics)
-        self._stopping = threading.Event()
-        self._overflowed: dict[str, int] = {}
+        self._stopping = False
+        self._counted: dict[tuple[str, str], int] = {}
         self._heard_at = float("-inf")
 
     def stop(self) -> None:
-        """End soon. Safe in a signal handler."""
-        self._stopping.set()
+        """End soon. Safe in a signal handler: that runs in the loop's own thread, and would wait for ever for a lock that the loop has."""
+        self._stopping = True
 
     def run(self) -> bool:
         """Until stopped; whether all was sent."""
         self._post.start()
         self._roster.start()
         flush_at = time.monotonic() + self._settings.flush_ms / 1000
-        while not self._stopping.wait(self._pause_s()):
+        while not self._stopping:
+            time.sleep(self._pause_s())
             self._read()
             if time.monotonic() >= flush_at or self._pending.is_full:
                 self._flush()
@@ -73,8 +73,10 @@ class Agent:
         self._roster.stop()
         self._read()
         self._inlet.close()
-        self._flush()
-        return self._post.close(DRAIN_S)
+        forgotten = sum(self._pending.forgotten.values())
+        self._flush(closing=True)
+        all_had_steps = sum(self._pending.forgotten.values()) == forgotten
+        return self._post.close(DRAIN_S) and all_had_steps
 
     def _read(self) -> None:
         """All that the pipe holds."""
@@ -102,14 +104,15 @@ class Agent:
             if count:
                 self._metrics.received.labels(kind).inc(count)
 
-    def _flush(self) -> None:
+    def _flush(self, closing: bool = False) -> None:
+        self._roster.heed(time.time_ns())
         samples, told = self._basket.empty()
         for datagram in told:
             self._take(datagram)
-        self._flush_steps()
+        self._flush_steps(closing)
         for first in range(0, len(samples), _SAMPLES_MAX):
             self._send_samples(samples[first : first + _SAMPLES_MAX])
-        self._count("sample", self._basket.overflowed)
+        self._count("sample", "pending_full", self._basket.overflowed)
 
     def _send_samples(self, samples: list[Sample]) -> None:
         try:
@@ -120,25 +123,28 @@ class Agent:
             return
         self._post.put(Body(content, {"sample": len(samples)}, METRICS))
 
-    def _count(self, kind: str, overflowed: int) -> None:
-        """What did not fit, once."""
-        self._metrics.dropped.labels(kind, "pending_full").inc(overflowed - self._overflowed.get(kind, 0))
-        self._overflowed[kind] = overflowed
+    def _count(self, kind: str, reason: str, dropped: int) -> None:
+        """What was dropped so far, once."""
+        self._metrics.dropped.labels(kind, reason).inc(dropped - self._counted.get((kind, reason), 0))
+        self._counted[kind, reason] = dropped
 
-    def _flush_steps(self) -> None:
-        for flush in self._pending.flushes(time.time_ns()):
+    def _flush_steps(self, closing: bool) -> None:
+        for flush in self._pending.flushes(time.time_ns(), closing):
+            records = _records(flush)
             try:
-                body = _body(flush)
+                content = request_of(flush.engine, flush.steps, flush.finished, flush.events).SerializeToString(deterministic=True)
             except Exception as error:
                 _log.exception("a flush of %d steps could not be encoded", len(flush.steps))
-                self._metrics.dropped.labels("step", type(error).__name__).inc(len(flush.steps))
+                for kind, count in records.items():
+                    self._metrics.dropped.labels(kind, type(error).__name__).inc(count)
                 continue
-            self._post.put(body)
+            self._post.put(Body(content, records))
         self._metrics.engines.set(self._pending.engines)
-        for kind, count in self._pending.overflowed.items():
-            self._count(kind, count)
+        for reason, counts in (("pending_full", self._pending.overflowed), ("no_step", self._pending.forgotten)):
+            for kind, count in counts.items():
+                self._count(kind, reason, count)
 
 
-def _body(flush: Flush) -> Body:
-    content = request_of(flush.engine, flush.steps, flush.finished, flush.events).SerializeToString(deterministic=True)
-    return Body(content, {"step": len(flush.steps), "finished": len(flush.finished), "scheduler": len(flush.events)})
+def _records(flush: Flush) -> dict[str, int]:
+    """How many of each kind it holds; a step that goes again was counted before."""
+    return {"step": 0 if flush.again else len(flush.steps), "finished": len(flush.finished), "scheduler": len(flush.events)}

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
-__all__ = ["engine_id", "pipe_path"]
+__all__ = ["LOOPBACK", "client_host", "engine_id", "engine_id_of", "pipe_path", "place_of"]
 
 ENGINE_ID = "LEGATO_ENGINE_ID"
-_EVERYWHERE = ("", "0.0.0.0", "::", "[::]", "localhost")
+LOOPBACK = "127.0.0.1"
+"""What this host is called by those who are on it."""
+_EVERYWHERE = frozenset((LOOPBACK, "localhost", "0.0.0.0", "::", "[::]", "::1", "[::1]"))
 
 
 def pipe_path(environ: Mapping[str, str]) -> pathlib.Path:
@@ -24,6 +27,23 @@ def pipe_path(environ: Mapping[str, str]) -> pathlib.Path:
     runtime = environ.get("XDG_RUNTIME_DIR")
     folder = pathlib.Path(runtime) / "legato" if runtime else pathlib.Path("/tmp") / f"legato-{os.getuid()}"
     return folder / "engine.pipe"
+
+
+def client_host(host: str) -> str:
+    """``host`` as a client on this host has it: loopback's many names, and addresses that stand for all, are one."""
+    return LOOPBACK if host.lower() in _EVERYWHERE else host
+
+
+def place_of(url: str) -> tuple[str, int]:
+    """The host and the port of a URL; where it names no port, its scheme's."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def engine_id_of(url: str) -> str:
+    """What an engine at this URL is called unless it is told: its host and port, as its plugin and middleware call it."""
+    host, port = place_of(url)
+    return f"{client_host(host)}:{port}"
 
 
 def engine_id(environ: Mapping[str, str], arguments: Sequence[str], index: int = 0) -> str:
@@ -37,8 +57,8 @@ def engine_id(environ: Mapping[str, str], arguments: Sequence[str], index: int =
 
 def _address(arguments: Sequence[str]) -> str:
     """Where the server listens; an address that stands for all is the loopback's, which is what a local client's connection shows."""
-    host = _option(arguments, "--host")
-    return f"{'127.0.0.1' if host in _EVERYWHERE else host}:{_option(arguments, '--port') or '8000'}"
+    host = _option(arguments, "--host") or LOOPBACK
+    return f"{client_host(host)}:{_option(arguments, '--port') or '8000'}"
 
 
 def _option(arguments: Sequence[str], name: str) -> str:

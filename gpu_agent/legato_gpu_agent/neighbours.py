@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
+from legato_gpu_agent.hosts import is_local
 from legato_gpu_agent.proc import Proc
 
 __all__ = ["Neighbours"]
 
 _LOOK_EVERY_S = 15.0
+_TGI = "text-generation"
 _ENGINES_MAX = 64
-_LOCAL = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
 class Neighbours:
@@ -41,7 +42,7 @@ class Neighbours:
             return
         try:
             parts = urlsplit(url or f"//{engine_id.split('/')[0]}")
-            port = parts.port if parts.hostname in _LOCAL else None
+            port = parts.port if is_local(parts.hostname or "") else None
         except ValueError:
             port = None
         with self._lock:
@@ -64,17 +65,19 @@ class Neighbours:
                 self._pids = self._look(ports)
             return dict(self._pids)
 
-    def owner_of(self, pids: Sequence[int]) -> str:
-        """The engine that these processes are of: the one whose they are; else ''.
+    def owners_of(self, pids: Sequence[int]) -> tuple[str, ...]:
+        """The engines that these processes are of.
 
-        Where nobody's processes can be seen and the node has one GPU and one engine, that one.
+        Where none of the processes can be seen (another user's, or numbers of another namespace) and the node has one GPU and one engine,
+        that one.
         """
         known = self.pids()
-        owners = {engine for engine, own in known.items() if set(own) & set(pids)}
-        if len(owners) == 1:
-            return owners.pop()
-        alone = self.gpus == 1 and len(known) == 1 and not any(known.values())
-        return next(iter(known)) if alone and pids else ""
+        owners = sorted(engine for engine, own in known.items() if set(own) & set(pids))
+        servers = {engine.split("/")[0] for engine in known}
+        if owners or not pids or self.gpus != 1 or len(servers) != 1:
+            return tuple(owners)
+        seen = any(known.values()) and any(self._proc.parent(pid) is not None for pid in pids)
+        return () if seen else tuple(servers)
 
     def _look(self, ports: dict[str, int]) -> dict[str, tuple[int, ...]]:
         wanted = {engine: port for engine, port in ports.items() if port}
@@ -96,9 +99,14 @@ class Neighbours:
         for inode, engine in inodes.items():
             # A socket is inherited: of those that hold it the eldest is the engine's root.
             holders = self._holders[inode]
-            roots = [pid for pid in sorted(holders) if parents[pid] not in holders]
+            roots = [self._launcher(pid, parents) for pid in sorted(holders) if parents[pid] not in holders]
             out[engine] = tuple(sorted(_family(roots, children)))
         return out
+
+    def _launcher(self, pid: int, parents: dict[int, int]) -> int:
+        """Whom an engine's processes come from, where the one that listens is one of several: TGI's router beside its shards."""
+        parent = parents[pid]
+        return parent if all(self._proc.command(each).startswith(_TGI) for each in (pid, parent)) else pid
 
     def _holders_of(self, inode: int, pids: Collection[int]) -> set[int]:
         """The processes that hold this socket. To look through all files of all is dear: while one that held it does, only those that are

@@ -7,8 +7,9 @@ parser of Prometheus, and only where its family is wanted; a page laid out as th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import lt
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,15 +23,26 @@ __all__ = ["BadPage", "Page"]
 # Lines that are remembered, and their bytes: a page with more has labels that never end. A busy vLLM's has 51 KB.
 _HEADS_MAX, _HEADS_BYTES_MAX = 50_000, 4 * 2**20
 # Heads that are remembered though they have left the page, besides as many as it has.
-_HEADS_GONE_MAX = 1_000
+_HEADS_GONE_MAX, _HEADS_GONE_BYTES_MAX = 1_000, 65_536
 # Histograms that are remembered though they have left the page, and what is kept of a label's value.
 _GONE_MAX, _TEXT_MAX = 1_000, 255
 _COUNT_MAX = 2**62
+_Before = tuple[int, tuple[float, ...], list[float], float | None]
 _PARTS = {"_bucket": "bucket", "_sum": "sum", "_count": "count"}
 
 
 class BadPage(ValueError):
     """A page that cannot be read; its text says what was found."""
+
+
+class _Line(NamedTuple):
+    """What a line is of. ``rank``: where several ranks tell the same of an engine, which engine, and which of them tells it here."""
+
+    parts: tuple[Part, ...] = ()
+    rank: tuple[str, tuple[int, str]] | None = None
+
+
+_NOTHING = _Line()
 
 
 class Page:
@@ -43,10 +55,11 @@ class Page:
             parts = _PARTS if rule.signal.kind == "histogram" else {"": ""}
             for suffix, part in parts.items():
                 self._rules.setdefault(rule.family + suffix, []).append((rule, part))
-        self._heads: dict[bytes, tuple[Part, ...]] = {}
+        self._heads: dict[bytes, _Line] = {}
         self._heads_bytes = 0
         self._counters = Counters()
-        self._before: dict[Key, tuple[int, tuple[float, ...], list[float], float | None]] = {}
+        self._before: dict[Key, _Before | None] = {}
+        self._read_ns, self._all_known = 0, True
         self._layout = Layout()
 
     def read(self, text: bytes, now_ns: int) -> list[Found]:
@@ -59,8 +72,8 @@ class Page:
         lines = text.split(b"\n")
         lines.pop()
         if not self._layout.fits(lines):
-            self._layout = Layout(map(self._known, lines))
-            if len(self._heads) > _HEADS_GONE_MAX + 2 * len(lines):
+            self._layout = Layout(_lowest([self._known(line) for line in lines]))
+            if len(self._heads) > _HEADS_GONE_MAX + 2 * len(lines) or self._heads_bytes > _HEADS_GONE_BYTES_MAX + 2 * len(text):
                 self._forget_gone(lines)
         try:
             numbers = self._layout.numbers(lines)
@@ -72,16 +85,17 @@ class Page:
         out: list[Found] = [self._reading(key, value, now_ns) for key, value in values.items()]
         out += [each for key, bins in histograms.items() if (each := self._distribution(key, bins.read(numbers), now_ns)) is not None]
         if len(self._before) > len(histograms) + _GONE_MAX:
-            self._before = {key: before for key, before in self._before.items() if key in histograms}
+            self._before, self._all_known = {key: before for key, before in self._before.items() if key in histograms}, False
+        self._read_ns = now_ns
         return out
 
-    def _known(self, line: bytes) -> tuple[bytes, tuple[Part, ...]]:
+    def _known(self, line: bytes) -> tuple[bytes, _Line]:
         """What this line begins with, its number's place being after it, and what it is of. Of what is no line, nothing that a line has."""
         if line[:1] == b"#":
-            return b"#", ()
+            return b"#", _NOTHING
         head, space, number = line.rpartition(b" ")
         if not head:
-            return b"\n" if line else b"", ()
+            return b"\n" if line else b"", _NOTHING
         known = self._heads.get(head)
         if known is None:
             known = self._judge(head, number)
@@ -93,19 +107,19 @@ class Page:
         self._heads = {head: known for head, known in self._heads.items() if head in here}
         self._heads_bytes = sum(map(len, self._heads))
 
-    def _judge(self, head: bytes, number: bytes) -> tuple[Part, ...]:
+    def _judge(self, head: bytes, number: bytes) -> _Line:
         """What a line with this head is of, from now on."""
         if len(self._heads) >= _HEADS_MAX or self._heads_bytes > _HEADS_BYTES_MAX:
             self._heads.clear()
             self._heads_bytes = 0
-        known: tuple[Part, ...] = ()
+        known = _NOTHING
         if head.split(b"{", 1)[0].split(b" ", 1)[0].decode(errors="replace") in self._rules:
-            known = tuple(self._parsed(head + b" " + number))
+            known = self._parsed(head + b" " + number)
         self._heads[head] = known
         self._heads_bytes += len(head)
         return known
 
-    def _parsed(self, line: bytes) -> Iterator[Part]:
+    def _parsed(self, line: bytes) -> _Line:
         try:
             ((sample,),) = (family.samples for family in text_string_to_metric_families(line.decode() + "\n"))
         except (ValueError, IndexError, KeyError, UnicodeDecodeError):
@@ -113,17 +127,26 @@ class Page:
         if sample.timestamp is not None:
             raise BadPage(f"a line carries a time of its own, as no engine's does: {line[:120]!r}")
         if any(sample.labels.get(label, value) != value for label, value in self._engine.only.items()):
-            return
-        for rule, part in self._rules.get(sample.name, ()):
-            if all(sample.labels.get(label) == value for label, value in rule.where.items()):
-                bound = rule.scale * float(sample.labels.get("le", "inf")) if part == "bucket" else math.inf
-                yield Part((rule.signal, self._attributes(rule, sample.labels)), rule.scale, part, bound)
+            return _NOTHING
+        parts = tuple(self._parts(sample.name, sample.labels))
+        rank = sample.labels.get(self._engine.lowest, "")
+        return _Line(parts, (self._whose(sample.labels), (len(rank), rank)) if rank and parts else None)
 
-    def _attributes(self, rule: Rule, labels: dict[str, str]) -> Attributes:
+    def _parts(self, name: str, labels: Mapping[str, str]) -> Iterator[Part]:
+        for rule, part in self._rules.get(name, ()):
+            if all(labels.get(label) == value for label, value in rule.where.items()):
+                bound = rule.scale * float(labels.get("le", "inf")) if part == "bucket" else math.inf
+                yield Part((rule.signal, self._attributes(rule, labels)), rule.scale, part, bound)
+
+    def _whose(self, labels: Mapping[str, str]) -> str:
+        """The engine behind the page: the first has the plain id."""
         rank = labels.get(self._engine.rank, "")[:_TEXT_MAX] if self._engine.rank else ""
-        own = self._id if rank in ("", "0") else f"{self._id}/{rank}"
+        return self._id if rank in ("", "0") else f"{self._id}/{rank}"
+
+    def _attributes(self, rule: Rule, labels: Mapping[str, str]) -> Attributes:
         kept = {attribute: labels[label][:_TEXT_MAX] for label, attribute in rule.keep.items() if labels.get(label)}
-        return tuple(sorted({"legato.engine.id": own, "legato.engine.kind": self._engine.kind, **kept, **rule.says}.items()))
+        told = {"legato.engine.id": self._whose(labels), "legato.engine.kind": self._engine.kind, **kept, **rule.says}
+        return tuple(sorted(told.items()))
 
     def _reading(self, key: Key, value: float, now_ns: int) -> Reading:
         signal, attributes = key
@@ -133,11 +156,13 @@ class Page:
     def _distribution(self, key: Key, bins: tuple[tuple[float, ...], list[float], float | None], now_ns: int) -> Distribution | None:
         """What came since the page before; nothing on the first, or where nothing came."""
         bounds, below, total = bins
-        if not below and total is None:
+        if not below:
+            # It may have counted for long, and how far is not told: what comes next is as on a first page.
+            self._before.setdefault(key)
             return None
-        before = self._before.get(key)
+        before = self._earlier(key, bounds)
         self._before[key] = (now_ns, *bins)
-        if before is None or not below:
+        if before is None:
             return None
         since_ns, earlier_bounds, earlier, earlier_total = before
         if bounds != earlier_bounds or any(map(lt, below, earlier)):
@@ -154,6 +179,23 @@ class Page:
         signal, attributes = key
         came = total - earlier_total if total is not None and earlier_total is not None else None
         return Distribution(signal.name, signal.unit, finite, counts, came, since_ns, attributes)
+
+    def _earlier(self, key: Key, bounds: tuple[float, ...]) -> _Before | None:
+        """How far it had counted when it was last told. Many engines make a histogram when they first observe something: one that no page
+        had began after the page before, at nothing. Once some were forgotten, nobody knows what no page had.
+        """
+        if key in self._before or not self._read_ns or not self._all_known:
+            return self._before.get(key)
+        return self._read_ns, bounds, [0.0] * len(bounds), 0.0
+
+
+def _lowest(lines: Sequence[tuple[bytes, _Line]]) -> Iterator[tuple[bytes, tuple[Part, ...]]]:
+    """Of several ranks that tell the same of an engine, the lowest one's lines alone are of something."""
+    least: dict[str, tuple[int, str]] = {}
+    for engine, rank in (line.rank for _, line in lines if line.rank is not None):
+        least[engine] = min(rank, least.get(engine, rank))
+    for head, line in lines:
+        yield head, line.parts if line.rank is None or line.rank[1] == least[line.rank[0]] else ()
 
 
 def _steps_of(cumulative: Iterable[int]) -> Iterator[int]:

@@ -116,9 +116,12 @@ class Post:
             status, retry_after_s = self._attempt(body)
             if status and status not in _RETRIED:
                 return True
-            pause_s = retry_after_s if retry_after_s is not None else wait_s * random.uniform(0.5, 1.0)
-            wait_s = min(wait_s * 2, _WAIT_MAX_S)
-            if not self._pause(pause_s):
+            # At least the own pause, whatever was asked for: of "now" or a date that is past there would be no end. A receiver that says
+            # how long is not waited for longer and longer.
+            own_s, asked_s = wait_s * random.uniform(0.5, 1.0), retry_after_s or 0.0
+            if asked_s <= own_s:
+                wait_s = min(wait_s * 2, _WAIT_MAX_S)
+            if not self._pause(max(own_s, asked_s)):
                 self._give_up(body, "stopped")
                 return False
 
@@ -135,7 +138,8 @@ class Post:
         """One request: the status (0: no answer), and how long the receiver asks to wait. Counts what came of it."""
         try:
             status, answer, retry_after = self._request(body)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # A host that is no name (an empty label, one of more than 63 letters) is a UnicodeError, which is a ValueError.
             self._disconnect()
             self._metrics.errors.labels(type(error).__name__).inc()
             return 0, None

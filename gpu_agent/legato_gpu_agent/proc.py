@@ -7,19 +7,30 @@ Documentation/filesystems/proc.rst, accounting/psi.rst, scheduler/sched-stats.rs
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import pathlib
+import sys
 from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 from legato_gpu_agent.collectors import Absent
 
-__all__ = ["Proc"]
+__all__ = ["Listener", "Proc"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "softirq", "steal")
 _LISTEN = "0A"
+_BY_LOOPBACK = ("", "127.0.0.1")
 _TASKS_MAX = 8_192
 _TEXT_MAX, _PIECE = 4 * 2**20, 65_536
+
+
+class Listener(NamedTuple):
+    """A socket that somebody listens on: its inode, and at which address; '' for all of the host's."""
+
+    inode: int
+    address: str
 
 
 class Proc:
@@ -101,14 +112,19 @@ class Proc:
 
     def listening(self) -> dict[int, int]:
         """TCP ports that somebody listens on, each with the inode of its socket."""
-        out: dict[int, int] = {}
+        return {port: listener.inode for port, listener in self.listeners().items()}
+
+    def listeners(self) -> dict[int, Listener]:
+        """TCP ports that somebody listens on, each with the socket that a client on this host reaches by loopback, else with the first."""
+        out: dict[int, Listener] = {}
         for name in ("net/tcp", "net/tcp6"):
             with contextlib.suppress(Absent):
                 for line in self.text(name).splitlines()[1:]:
                     with contextlib.suppress(ValueError, IndexError):
                         fields = line.split()
                         if fields[3] == _LISTEN:
-                            out.setdefault(int(fields[1].rpartition(":")[2], 16), int(fields[9]))
+                            address, _, port = fields[1].rpartition(":")
+                            _prefer(out, int(port, 16), Listener(int(fields[9]), _address(address)))
         return out
 
     def pids(self) -> list[int]:
@@ -127,6 +143,13 @@ class Proc:
         except OSError:
             return False
 
+    def command(self, pid: int) -> str:
+        """What a process is called, of which the kernel keeps 15 bytes; '' when it has gone."""
+        try:
+            return self.text(f"{pid}/stat").partition("(")[2].rpartition(")")[0]
+        except Absent:
+            return ""
+
     def parent(self, pid: int) -> int | None:
         """The parent's pid; ``None`` when the process has gone."""
         try:
@@ -134,16 +157,16 @@ class Proc:
         except (Absent, ValueError, IndexError):
             return None
 
-    def process_seconds(self, pid: int) -> tuple[float, float, int]:
-        """Seconds of CPU, seconds that runnable threads waited for one, and how many threads. Raises ``Absent`` when it has gone."""
-        ran_ns = waited_ns = threads = 0
+    def threads_ns(self, pid: int) -> dict[str, tuple[int, int]]:
+        """Of each thread, how long it ran and how long it was ready and waited for a CPU. Raises ``Absent`` when the process has gone."""
+        out: dict[str, tuple[int, int]] = {}
         for entry in self._tasks(pid):
             with contextlib.suppress(Absent, ValueError):
                 ran, waited, _ = self.text(f"{pid}/task/{entry}/schedstat").split()
-                ran_ns, waited_ns, threads = ran_ns + int(ran), waited_ns + int(waited), threads + 1
-        if not threads:
+                out[entry] = int(ran), int(waited)
+        if not out:
             raise Absent(f"no schedstat of process {pid}: it has gone, or the kernel keeps none")
-        return ran_ns / 1e9, waited_ns / 1e9, threads
+        return out
 
     def _tasks(self, pid: int) -> list[str]:
         try:
@@ -154,6 +177,25 @@ class Proc:
     def _stat(self, pid: int) -> list[str]:
         """The fields of stat after the command's name, which may hold anything."""
         return self.text(f"{pid}/stat").rpartition(")")[2].split()
+
+
+def _prefer(listeners: dict[int, Listener], port: int, new: Listener) -> None:
+    known = listeners.get(port)
+    if known is None or (new.address in _BY_LOOPBACK and known.address not in _BY_LOOPBACK):
+        listeners[port] = new
+
+
+def _address(written: str) -> str:
+    """An address as it is written in /proc/net: words of 32 bits, each a number of this machine's byte order. '' is all of the host's.
+
+    Raises ``ValueError`` for what is none.
+    """
+    if len(written) % 8:
+        raise ValueError(f"{written!r} is no address: its words are not whole")
+    words = (written[at : at + 8] for at in range(0, len(written), 8))
+    address = ipaddress.ip_address(b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words))
+    plain = getattr(address, "ipv4_mapped", None) or address
+    return "" if plain.is_unspecified else str(plain)
 
 
 def _whole(handle: int) -> bytes:

@@ -1,7 +1,7 @@
 """What the agent can see on this node, in words: `legato-gpu-agent --once --print`.
 
 One idea: everything is asked once, as it would be while it runs; then each source says what it found, and each signal that is missing says
-what the attribution cannot say without it. It sends nothing.
+what the attribution cannot say without it. It sends nothing, and so it asks no source that forgets what it has told.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _GPU_LOSES = {
     "clocks": "gpu_clock cannot be told: nobody knows whether the clocks were lowered",
     "throttle time": "gpu_clock cannot be told: between two samples the clocks may have been lowered unseen",
 }
+_UNOWNED_LOSES = "its clocks explain nobody's stalls: does the agent run as the engines' user, and in their namespace of processes?"
 _ABSENT_LOSES = {
     "gpus": "gpu_clock is never named; what lowered clocks cost is charged to host",
     "pressure": "whether tasks waited for CPU, memory or disk",
@@ -56,7 +57,7 @@ def look(settings: Settings) -> tuple[str, bool]:
 def _ask(roster: Roster) -> None:
     """Two rounds of all, those that join on the way included; nobody is waited for without end."""
     asked: set[str] = set()
-    while fresh := [watch for watch in roster.watches() if watch.name not in asked]:
+    while fresh := [watch for watch in roster.watches() if watch.name not in asked and not _drains(watch)]:
         asked |= {watch.name for watch in fresh}
         threads = [threading.Thread(target=_rounds, args=(watch,), daemon=True) for watch in fresh]
         for thread in threads:
@@ -78,8 +79,15 @@ def _rounds(watch: Watch) -> None:
             time.sleep(0.3)
 
 
+def _drains(watch: Watch) -> bool:
+    return bool(getattr(watch.collector, "drains", False))
+
+
 def _source(watch: Watch, found: Sequence[Found]) -> Iterator[str]:
     status = watch.status()
+    if _drains(watch):
+        yield f"· {status.name:<24} {'':<8} not asked: what is read there is gone for the agent that runs"
+        return
     what = f"{status.readings} readings in {1000 * status.duration_s:.1f} ms" if status.state == "up" else status.why
     yield f"{_MARKS.get(status.state, '?')} {status.name:<24} {status.state:<8} {what}"
     if status.state == "absent" and watch.name in _ABSENT_LOSES:
@@ -99,7 +107,7 @@ def _engine(watch: Watch, found: Sequence[Found]) -> Iterator[str]:
     if not isinstance(engine, Engine):
         return
     yield f"      {engine.title}, engine id {own}"
-    told = {each.metric for each in found if dict(each.attributes).get("legato.engine.id", "").split("/")[0] == own}
+    told = {each.metric for each in found if _engine_of(each) == own}
     histograms = {rule.signal.name for rule in engine.rules if rule.signal.kind == "histogram"}
     for name, signal in SIGNALS.items():
         short = name.removeprefix("legato.engine.")
@@ -107,9 +115,15 @@ def _engine(watch: Watch, found: Sequence[Found]) -> Iterator[str]:
             continue
         why = engine.lacks.get(short, "not on its page now")
         yield f"      no {short}: {why}; without it: {signal.loses}"
-    coarse = [each for each in found if isinstance(each, Distribution) and each.metric == "legato.engine.itl" and each.bounds]
+    intervals = (each for each in found if isinstance(each, Distribution) and each.metric == "legato.engine.itl" and each.bounds)
+    coarse = [each for each in intervals if _engine_of(each) == own]
     if engine.hint and (not coarse or coarse[0].bounds[0] >= 0.01):
         yield f"      hint: {engine.hint}"
+
+
+def _engine_of(found: Found) -> str:
+    """Of which server's engine it is."""
+    return dict(found.attributes).get("legato.engine.id", "").split("/")[0]
 
 
 def _gpu(watch: Watch) -> Iterator[str]:
@@ -119,6 +133,8 @@ def _gpu(watch: Watch) -> Iterator[str]:
         for what, why in getattr(watch.collector, "missing", {}).items():
             loses = f"; without it: {_GPU_LOSES[what]}" if what in _GPU_LOSES else ""
             yield f"      no {what}: {why}{loses}"
+        if not getattr(watch.collector, "owners", ()):
+            yield f"      no engine: none is seen to compute on it; without it: {_UNOWNED_LOSES}"
 
 
 def _settings(settings: Settings) -> Iterator[str]:

@@ -20,7 +20,7 @@ from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.neighbours import Neighbours
 from legato_gpu_agent.proc import Proc
 from legato_gpu_agent.settings import Settings, SettingsError
-from legato_gpu_agent.watch import Basket, Status, Watch
+from legato_gpu_agent.watch import Basket, Watch
 
 __all__ = ["Roster"]
 
@@ -52,7 +52,7 @@ class Roster:
                 self.add,
                 every_s,
                 boot_id=proc.boot_id(),
-                taken=[engine_id_of(url) for _, url in settings.iterations],
+                taken=[url for _, url in settings.iterations],
             ),
             GpuFinder(nvml, self.neighbours, self.add, every_s),
             GpuErrors(nvml, host_s),
@@ -83,6 +83,8 @@ class Roster:
         for name, url in servers.items():
             steps[name] = Iterations(url, name, tell, every_s, boot_id)
         for name, endpoint in settings.forward_passes:
+            if name in steps:
+                raise SettingsError(f"LEGATO_ITERATIONS and LEGATO_FORWARD_PASSES both tell the steps of {name}: leave one of them out")
             steps[name] = ForwardPasses(name, endpoint, tell, boot_id=boot_id)
         epochs = {name: each.epoch_ns for name, each in steps.items()}
         for name, _ in settings.request_files:
@@ -122,6 +124,7 @@ class Roster:
         with self._lock:
             return list(self._watches)
 
-    def statuses(self) -> list[Status]:
-        """How each does."""
-        return [watch.status() for watch in self.watches()]
+    def heed(self, now_ns: int) -> None:
+        """Have those told that hang: they cannot tell it themselves."""
+        for watch in self.watches():
+            watch.heed(now_ns)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pathlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from legato_gpu_agent.identity import pipe_path
+from legato_gpu_agent.identity import engine_id_of, pipe_path
 
 __all__ = ["Settings", "SettingsError"]
 
@@ -35,7 +35,8 @@ class Settings:
     metrics_port: int = 0
     """LEGATO_AGENT_METRICS_PORT: loopback port of the agent's own metrics, for Prometheus. 0: none."""
     engines: tuple[tuple[str, str], ...] = ()
-    """LEGATO_ENGINES: engines whose pages are read, ``ID=URL`` or ``URL``, with commas between; the id is host:port unless given."""
+    """LEGATO_ENGINES: engines whose pages are read, ``ID=URL`` or ``URL``, with commas between; the id is host:port unless given.
+    No two have one id, here as below."""
     engine_scan: bool = True
     """LEGATO_ENGINE_SCAN: also look for engines' pages at ports of this host that engines listen at. 0: no."""
     sample_ms: int = 1_000
@@ -104,7 +105,7 @@ def _named(environ: Mapping[str, str], key: str, example: str) -> tuple[tuple[st
         if not (name and equals and value):
             raise SettingsError(f"{key} has {part!r}: expected {example}, with commas between several")
         out.append((name, value))
-    return tuple(out)
+    return _distinct(key, out)
 
 
 def _engines(environ: Mapping[str, str], key: str) -> tuple[tuple[str, str], ...]:
@@ -119,7 +120,20 @@ def _engines(environ: Mapping[str, str], key: str) -> tuple[tuple[str, str], ...
                 f"{key} has {part!r}: expected http://127.0.0.1:8000 or ID=http://127.0.0.1:8000, with commas between several"
             )
         out.append((name, url.rstrip("/")))
-    return tuple(out)
+    return _distinct(key, out)
+
+
+def _distinct(key: str, named: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """All of them, if no two have one id: of those all but one would be left out, and nobody would hear of it."""
+    seen: dict[str, str] = {}
+    for name, value in named:
+        own = name or engine_id_of(value)
+        if own in seen:
+            raise SettingsError(
+                f"{key} has the id {own!r} twice, for {seen[own]} and {value}: give each an id of its own, as in ID={value}"
+            )
+        seen[own] = value
+    return tuple(named)
 
 
 def _token(environ: Mapping[str, str], key: str) -> str:

@@ -3,6 +3,8 @@
 One idea: a thread of its own waits in `poll` and hands each message on at once, so the moment of receipt is the moment of the message, and
 no prompt that a message may hold waits in a queue of ours. What cannot be taken is counted, and a publisher that vanishes is one that says
 nothing. Three frames: topic, number (8 bytes, big-endian), payload. It decodes none.
+
+A publisher of which nothing can be taken is one that fails, and says why: in words that hold nothing of what came, as that may be a prompt.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import zmq
 
 from legato_gpu_agent.collectors import Absent
 
-__all__ = ["Subscription"]
+__all__ = ["Subscription", "Unusable", "none_of", "reason_of"]
 
 BYTES_MAX = 32 * 2**20
 """SGLang tells of each page of a prompt in the cache, which may be a token: some 130 bytes."""
@@ -28,38 +31,76 @@ _SILENT_S = 30.0
 _REOPEN_S = 10.0
 # No gap is longer: a number further ahead is another publisher's.
 _LOST_MAX = 2**32
+_FRAMES = "topic, number (8 bytes) and payload"
+
+
+class Unusable(ValueError):
+    """What came cannot be taken: in words of ours, which hold nothing of it."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why something could not be taken, without anything of it.
+
+    msgspec names types, bounds, our own fields and the place of a byte; what any other error says may quote what came.
+    """
+    return str(error) if isinstance(error, Unusable | msgspec.MsgspecError) else type(error).__name__
+
+
+def none_of(count: int, what: str, why: str, expected: str) -> str:
+    """What to say where ``count`` came, and not one could be taken."""
+    return f"none of what came could be taken ({what}: {count:,}); the last: {why}; expected {expected}"
 
 
 class Subscription:
-    """Subscribes to all topics of the publisher at ``endpoint``.
+    """Subscribes to all topics of the publisher at ``endpoint``, which is to publish what is ``expected``.
 
     ``take`` is given when each message came (ns since the epoch) and its payload, in the thread that listens; a message for which it raises
-    is a ``bad`` one. ``lost``: messages whose numbers were left out.
+    is a ``bad`` one, any other is ``taken``. ``lost``: messages whose numbers were left out.
     """
 
     def __init__(
-        self, endpoint: str, take: Callable[[int, bytes], None], bytes_max: int = BYTES_MAX, clock_ns: Callable[[], int] = time.time_ns
+        self,
+        endpoint: str,
+        take: Callable[[int, bytes], None],
+        bytes_max: int = BYTES_MAX,
+        clock_ns: Callable[[], int] = time.time_ns,
+        expected: str = _FRAMES,
     ) -> None:
-        self.lost = self.bad = 0
+        self.lost = self.bad = self.taken = 0
         self._endpoint, self._take, self._bytes_max, self._clock_ns = endpoint, take, bytes_max, clock_ns
+        self._expected, self._why = expected, ""
+        # How many were bad and taken when a round last went well.
+        self._well = (0, 0)
         self._number: int | None = None
         self._heard_s = time.monotonic()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
     def listen(self) -> None:
-        """Listen from now on. Raises ``Absent`` where there is no such endpoint, and after a long silence."""
+        """Listen from now on. Raises ``Absent`` where there is no such endpoint, and after a long silence.
+
+        Raises ``Unusable`` where messages came since it last went well, and none of them could be taken; it listens on all the same.
+        """
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, args=(self._open(),), name=f"legato {self._endpoint}", daemon=True)
             self._thread.start()
         if time.monotonic() - self._heard_s > _SILENT_S:
             raise Absent(f"nothing comes from {self._endpoint}: is it the engine's endpoint, and does the engine publish?")
+        self._refuse_the_unusable()
 
     def close(self) -> None:
         """Listen no more."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
+
+    def _refuse_the_unusable(self) -> None:
+        # In this order: a message that is taken meanwhile makes this round a good one.
+        bad, taken = self.bad, self.taken
+        bad_before, taken_before = self._well
+        if bad > bad_before and taken == taken_before:
+            raise Unusable(f"{self._endpoint}: {none_of(bad - bad_before, 'messages', self._why, self._expected)}")
+        self._well = bad, taken
 
     def _run(self, socket: zmq.Socket[bytes]) -> None:
         while True:
@@ -83,15 +124,16 @@ class Subscription:
 
     def _came(self, frames: list[bytes], came_ns: int) -> None:
         self._heard_s = time.monotonic()
-        if len(frames) != 3 or len(frames[1]) != 8 or len(frames[2]) > self._bytes_max:
-            self.bad += 1
-            return
-        self._count(int.from_bytes(frames[1], "big", signed=True))
         try:
+            _check(frames, self._bytes_max)
+            self._count(int.from_bytes(frames[1], "big", signed=True))
             self._take(came_ns, frames[2])
-        except Exception:
-            # Whatever a message does to its decoder, it must not end the thread.
+        except Exception as error:
+            # Whatever a message does to its decoder, it must not end the thread. The reason first: who sees the count sees it, too.
+            self._why = reason_of(error)
             self.bad += 1
+        else:
+            self.taken += 1
 
     def _count(self, number: int) -> None:
         """What lies between this number and the one before was lost; a number that went back is a publisher that began anew."""
@@ -112,3 +154,11 @@ class Subscription:
             socket.close()
             raise Absent(f"{self._endpoint} is no endpoint to connect to: {error}") from None
         return socket
+
+
+def _check(frames: list[bytes], bytes_max: int) -> None:
+    """Raises ``Unusable`` for frames that are none of ours."""
+    if len(frames) != 3 or len(frames[1]) != 8:
+        raise Unusable(f"frames ({len(frames):,}) that are not {_FRAMES}")
+    if len(frames[2]) > bytes_max:
+        raise Unusable(f"a message of {len(frames[2]):,} bytes, where {bytes_max:,} are the most")

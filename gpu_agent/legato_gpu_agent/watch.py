@@ -1,8 +1,8 @@
 """One collector's thread: asks it again and again, and says how that goes.
 
 One idea: every collector has a thread of its own, so one that fails, hangs or lies costs the others nothing: its error is counted and told,
-and it is asked again later and later. A thread that hangs in a driver cannot be ended; it is told as
-hanging, and it holds nothing that others wait for.
+and it is asked again later and later. A thread that hangs in a driver cannot be ended, nor can it tell that it hangs: whoever flushes asks
+(``heed``). It holds nothing that others wait for.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class Watch:
         self._stopping = threading.Event()
         self._began_s = 0.0
         self._status = Status(self.name, "waiting", "its first round is not over", 0, 0.0)
+        # Between who says that a round hangs and the round that ends just then; nobody holds it while it asks a collector.
+        self._telling = threading.Lock()
         self._failures = 0
         # Asked when it is read: a round that hangs tells nothing by itself.
         metrics.collector_up.labels(self.name).set_function(lambda: float(self.status().state == "up"))
@@ -104,6 +106,14 @@ class Watch:
             return Status(self.name, "hanging", f"its round has been running for {running_s:.0f} s", 0, running_s)
         return status
 
+    def heed(self, now_ns: int) -> None:
+        """While a round hangs, a sample that says so; the first time, a line in the log. To be called now and then."""
+        with self._telling:
+            status = self.status()
+            if status.state == "hanging":
+                self._note(status)
+                self._basket.put([self._up(now_ns, False)])
+
     def round(self) -> Status:
         """Ask once. Never raises."""
         now_ns = self._clock_ns()
@@ -120,20 +130,27 @@ class Watch:
         except Exception as error:
             state, why, found = "down", f"{type(error).__name__}: {error}"[:300], []
             self._metrics.collector_errors.labels(self.name, type(error).__name__).inc()
-        taken_s = time.monotonic() - began_s
-        self._tell(Status(self.name, state, why, len(found), taken_s))
-        up = Reading("legato.agent.collector.up", "1", float(state == "up"), (("legato.collector", self.name),))
-        self._basket.put([*found, Sample(now_ns, up)])
-        self._began_s = 0.0
-        return self._status
+        status = Status(self.name, state, why, len(found), time.monotonic() - began_s)
+        with self._telling:
+            self._tell(status)
+            self._basket.put([*found, self._up(now_ns, state == "up")])
+            self._began_s = 0.0
+        return status
+
+    def _up(self, time_ns: int, is_up: bool) -> Sample:
+        return Sample(time_ns, Reading("legato.agent.collector.up", "1", float(is_up), (("legato.collector", self.name),)))
 
     def _tell(self, status: Status) -> None:
-        """In the metrics always, in the log when it changed."""
-        before, self._status = self._status, status
+        """How a round went: in the metrics always, in the log when it changed."""
+        self._note(status)
         self._failures = self._failures + 1 if status.state == "down" else 0
         self._metrics.collector_duration.labels(self.name).set(status.duration_s)
+
+    def _note(self, status: Status) -> None:
+        """Keep it, and log it when it changed."""
+        before, self._status = self._status, status
         if before.state != status.state:
-            level = logging.WARNING if status.state == "down" else logging.INFO
+            level = logging.WARNING if status.state in ("down", "hanging") else logging.INFO
             _log.log(level, "%s is %s%s", self.name, status.state, f": {status.why}" if status.why else "")
 
     def _pause_s(self) -> float:

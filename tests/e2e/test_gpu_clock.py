@@ -35,9 +35,9 @@ pynvml = pytest.importorskip("pynvml")
 class Owner:
     """Every process is the engine's."""
 
-    def owner_of(self, pids: list[int]) -> str:
+    def owners_of(self, pids: list[int]) -> tuple[str, ...]:
         """The engine."""
-        return ENGINE if pids else ""
+        return (ENGINE,) if pids else ()
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,25 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import legato_gpu_agent
+import legato_gpu_agent.agent as module
 from helpers.ports import free_port
 from helpers.repository import ROOT
 from helpers.serving import Served, serve_process
-from legato_gpu_agent.datagrams import SCHEDULER, join, scheduler_entry, step_packer
+from legato_gpu_agent.agent import Agent
+from legato_gpu_agent.datagrams import FINISHED, SCHEDULER, finished_entry, join, scheduler_entry, step_packer
 from legato_gpu_agent.metrics import Metrics
-from legato_gpu_agent.records import Engine, SchedulerEvent
+from legato_gpu_agent.records import Engine, FinishedRequest, SchedulerEvent
+from legato_gpu_agent.roster import Roster
 from legato_gpu_agent.settings import Settings, SettingsError
 from legato_gpu_agent.stat_logger import StepRecorder
 from legato_ingest.reader import Reader
@@ -191,6 +195,99 @@ def test_a_signal_drains_and_ends(served: Served, tmp_path: pathlib.Path, record
         assert process.stdout and "everything was sent" in process.stdout.read()
 
 
+def tell_finished(plugin: StepRecorder, engine: Engine, name: str) -> None:
+    """A request that ended, alone."""
+    for datagram in join(FINISHED, engine, [finished_entry(FinishedRequest(10, name, "stop"))]):
+        plugin.outlet.send(datagram)
+    eventually(lambda: plugin.catch_up())
+
+
+def requests_of(served: Served, name: str) -> list[str]:
+    """Those in the store."""
+    return [
+        row["response_id"]
+        for row in Reader(served.read).rows(f"SELECT response_id FROM engine_requests WHERE engine_id = '{name}' ORDER BY 1")
+    ]
+
+
+def test_requests_told_after_the_last_step_are_sent(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """While the engine is quiet, and at the end; no step is there twice."""
+    path = tmp_path / "s"
+    with agent(path, served.otlp) as process:
+        plugin = recorder(path, "quiet")
+        tell(plugin, 10)
+        eventually(lambda: len(steps_of(served, "quiet")) == 10)
+        tell_finished(plugin, plugin.engine, "a")
+        eventually(lambda: requests_of(served, "quiet") == ["a"])
+        tell_finished(plugin, plugin.engine, "b")
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+        assert process.stdout and "everything was sent" in process.stdout.read()
+    assert requests_of(served, "quiet") == ["a", "b"] and steps_of(served, "quiet") == list(range(1, 11))
+
+
+def test_requests_of_an_engine_without_steps_are_not_said_to_be_sent(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """Nothing says when they were; the command says that some was not sent."""
+    path, port = tmp_path / "s", free_port()
+    with agent(path, served.otlp, port) as process:
+        tell_finished(recorder(path, "stepless"), Engine("stepless", 1), "a")
+        # Then its loop runs: before that a signal just ends it.
+        eventually(lambda: 'received_records_total{kind="finished"} 1.0' in scraped(port))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 1
+        assert process.stdout and "some was not sent" in process.stdout.read()
+
+
+class Interrupted:
+    """An agent that is stopped as by a signal: in the thread of its loop, at this line of a look, counted from the look's first."""
+
+    def __init__(self, settings: Settings, place: int) -> None:
+        self._agent, self._left, self._looks = Agent(settings, Metrics()), place, False
+
+    def ends(self) -> bool:
+        """Whether it does."""
+        thread = threading.Thread(target=self._run, daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        sys.settrace(self._trace)
+        self._agent.run()
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        self._looks = self._looks or frame.f_code is Agent._pause_s.__code__
+        self._left -= self._looks
+        if self._left == 0:
+            self._agent.stop()
+        return self._trace
+
+
+def test_a_signal_ends_it_wherever_it_is(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler runs between any two lines of the loop and of all that it calls, and waits for nothing that the loop may hold."""
+    monkeypatch.setattr(Roster, "start", lambda _: None)
+    monkeypatch.setattr(module, "LOOK_SILENT_S", 0.001)
+    settings = Settings.from_env({"LEGATO_ENGINE_PIPE": str(tmp_path / "s"), "LEGATO_ENGINE_SCAN": "0"})
+    for place in range(1, 60, 3):
+        assert Interrupted(settings, place).ends(), place
+
+
+def test_collectors_are_heeded_with_every_flush(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs tells nothing by itself."""
+    heeded: list[int] = []
+    monkeypatch.setattr(Roster, "heed", lambda _, now_ns: heeded.append(now_ns))
+    environ = {"LEGATO_ENGINE_PIPE": str(tmp_path / "s"), "LEGATO_ENGINE_SCAN": "0", "LEGATO_ENGINE_FLUSH_MS": "10"}
+    agent = Agent(Settings.from_env({**environ, "LEGATO_ENDPOINT": f"http://127.0.0.1:{free_port()}"}), Metrics())
+    monkeypatch.setattr(agent, "_send_samples", lambda _: None)
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    eventually(lambda: len(heeded) >= 3)
+    agent.stop()
+    thread.join(PATIENCE_S)
+    assert abs(heeded[-1] - time.time_ns()) < PATIENCE_S * 10**9 and heeded == sorted(heeded)
+
+
 def test_an_agent_that_restarts_misses_nothing_short(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
     """What is said between two agents stays in the pipe."""
     path = tmp_path / "s"
@@ -264,10 +361,13 @@ def test_a_bad_setting_is_named(name: str, value: str, says: str) -> None:
 
 
 def test_help_teaches() -> None:
-    """It says how vLLM comes to use it, and loads nothing heavy to say so."""
+    """It says how vLLM comes to use it, what else it reads, and every setting; and loads nothing heavy to say so."""
     result = subprocess.run([sys.executable, "-m", "legato_gpu_agent", "--help"], capture_output=True, text=True, check=True)
-    for needed in ("pip install", "VLLM_PLUGINS", "--enable-logging-iteration-details", "LEGATO_ENGINE_ID", "LEGATO_SCHEDULER_HOOK"):
-        assert needed in result.stdout
+    settings = (pathlib.Path(legato_gpu_agent.__file__).parent / "settings.py").read_text(encoding="utf-8")
+    names = set(re.findall(r"\bLEGATO_[A-Z0-9_]*[A-Z0-9]\b", settings))
+    needed = {"pip install", "VLLM_PLUGINS", "--enable-logging-iteration-details", "--once --print", "GPUs", "host"}
+    assert len(names) > 10
+    assert {each for each in names | needed | {"LEGATO_ENGINE_ID", "LEGATO_SCHEDULER_HOOK"} if each not in result.stdout} == set()
 
 
 def test_settings_and_metrics_are_documented() -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
 import pathlib
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 
 import pytest
 
+from helpers.answering import answering
 from helpers.ports import free_port
 from helpers.scripted import Server, answer, asked, bound
-from legato_gpu_agent.collectors import Absent, Collector, engine_finder
+from legato_gpu_agent.collectors import Absent, Collector, engine_finder, engine_page
 from legato_gpu_agent.collectors.engine_finder import EngineFinder
 from legato_gpu_agent.collectors.engine_page import EnginePage, engine_id_of
 from legato_gpu_agent.engines.all import ENGINES
-from legato_gpu_agent.fetch import FetchError
+from legato_gpu_agent.fetch import Fetcher, FetchError
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.neighbours import Neighbours
 from legato_gpu_agent.page import BadPage
@@ -43,6 +46,31 @@ GRAFANA = {METRICS: b"# TYPE grafana_up gauge\ngrafana_up 1\n"}
 def site(kind: str) -> dict[str, bytes]:
     """All that an engine of this kind answers, by path."""
     return {path: (PAGES / name).read_bytes() for path, name in KINDS[kind].items()}
+
+
+def door_at(host: str) -> socket.socket:
+    """Like `bound`, at this address of this host's."""
+    try:
+        door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        door.bind((host, 0))
+    except OSError as error:
+        pytest.skip(f"this host has no {host}: {error}")
+    return door
+
+
+def answers_for(monkeypatch: pytest.MonkeyPatch, **addresses: tuple[str, ...]) -> list[str]:
+    """These names stand for these addresses, and no other name for any; what was looked up."""
+    lookups: list[str] = []
+    real = socket.getaddrinfo
+
+    def answered(host: str, port: int | None, family: int = 0, type: int = 0) -> object:
+        lookups.append(host)
+        if host in addresses:
+            return [(2, 1, 6, "", (address, 0)) for address in addresses[host]]
+        return real(host, port, family, type, flags=socket.AI_NUMERICHOST)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answered)
+    return lookups
 
 
 class Site:
@@ -72,10 +100,10 @@ class Site:
 class World:
     """A finder with what it found."""
 
-    def __init__(self, *named: tuple[str, str], proc: Proc | None = LIVE) -> None:
+    def __init__(self, *named: tuple[str, str], proc: Proc | None = LIVE, taken: str = "") -> None:
         self.now_s, self.pages = 1_000.0, list[EnginePage]()
         self.neighbours = Neighbours(LIVE)
-        self.finder = EngineFinder(named, proc, self.neighbours, self._add, 1.0, lambda: self.now_s)
+        self.finder = EngineFinder(named, proc, self.neighbours, self._add, 1.0, lambda: self.now_s, taken=[taken] if taken else [])
 
     def _add(self, page: Collector) -> None:
         assert isinstance(page, EnginePage)
@@ -140,6 +168,54 @@ def test_named_engines_are_taken_as_they_are(ports: set[int]) -> None:
         assert kind_of(list(world.pages[0].collect(NOW))) == "vllm" and os.getpid() in world.neighbours.pids()["prod"]
         with pytest.raises(ConnectionRefusedError):
             list(world.pages[1].collect(NOW))
+
+
+# An address that is this host's own and not the usual one of loopback: as good as an interface's, and every Linux has it.
+OWN = "127.0.0.2"
+
+
+@pytest.mark.parametrize(("listens", "host"), [("0.0.0.0", OWN), ("0.0.0.0", "gpu7"), (OWN, OWN), (OWN, "gpu7"), ("127.0.0.1", "gpu7")])
+def test_an_engine_is_one_by_any_name_of_its_host(ports: set[int], monkeypatch: pytest.MonkeyPatch, listens: str, host: str) -> None:
+    """Named by the host's own address, or by its name, it is not found once more where it listens, and its processes are its."""
+    lookups = answers_for(monkeypatch, gpu7=(OWN, "127.0.0.1"))
+    with Site(site("vllm"), door_at(listens)) as engine:
+        ports.add(engine.port)
+        world = World(("prod", f"http://{host}:{engine.port}"))
+        assert [world.look(), world.look()] == [1, 1] and engine.asked == []
+        assert [page.engine_id for page in world.pages] == ["prod"] and os.getpid() in world.neighbours.pids()["prod"]
+        assert lookups.count("gpu7") == (host == "gpu7")
+
+
+@pytest.mark.parametrize(("listens", "host"), [("0.0.0.0", OWN), ("0.0.0.0", "gpu7"), (OWN, OWN), ("127.0.0.1", "localhost")])
+def test_what_is_taken_is_not_asked(ports: set[int], monkeypatch: pytest.MonkeyPatch, listens: str, host: str) -> None:
+    """By whatever name of its host somebody reads it already."""
+    answers_for(monkeypatch, gpu7=(OWN,))
+    with Site(site("tensorrt_llm"), door_at(listens)) as engine:
+        ports.add(engine.port)
+        world = World(taken=f"http://{host}:{engine.port}")
+        assert [world.look(), world.look()] == [0, 0] and engine.asked == []
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "elsewhere", "nobody", "127.0.0.3"])
+def test_an_engine_that_is_named_elsewhere_hides_none_here(ports: set[int], monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """At the same port of another host, or at another address than this one's socket has."""
+    answers_for(monkeypatch, elsewhere=("10.1.2.3",))
+    with Site(site("vllm")) as engine:
+        ports.add(engine.port)
+        world = World(("prod", f"http://{host}:{engine.port}"))
+        assert world.look() == 2 and [page.engine_id for page in world.pages] == ["prod", engine.engine_id]
+
+
+@pytest.mark.parametrize(("host", "engine_id"), [(OWN, OWN), ("0.0.0.0", "127.0.0.1"), ("::1", "127.0.0.1"), ("::", "127.0.0.1")])
+def test_an_engine_is_found_at_its_own_address(ports: set[int], host: str, engine_id: str) -> None:
+    """Where it listens at one address alone it is asked there, and is called as its plugin calls it."""
+    with Site(site("vllm"), door_at(host)) as engine:
+        ports.add(engine.port)
+        world = World()
+        assert [world.look(), world.look()] == [1, 1] and engine.asked == [METRICS]
+        (page,) = world.pages
+        assert page.engine_id == f"{engine_id}:{engine.port}" and kind_of(list(page.collect(NOW))) == "vllm"
+        assert os.getpid() in world.neighbours.pids()[page.engine_id]
 
 
 def test_two_engines(ports: set[int]) -> None:
@@ -259,6 +335,35 @@ def test_a_page_of_nobody_is_told_with_what_was_found() -> None:
         assert kind_of(list(named.collect(NOW))) == "tensorrt_llm" and service.asked == [PROMETHEUS] * 2
 
 
+def test_a_path_that_answers_late_hides_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-LLM's JSON keeps who asks waiting for seconds while nothing runs: its page is at the other path, and read there."""
+    monkeypatch.setattr(engine_page, "Fetcher", lambda url, timeout_s: Fetcher(url, timeout_s / 10))
+    over, asked_for = threading.Event(), list[str]()
+
+    class Idle(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked_for.append(self.path)
+            if self.path == METRICS:
+                over.wait(20)
+                return
+            body = site("tensorrt_llm").get(self.path, b"")
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Silence."""
+
+    with answering(Idle) as url:
+        try:
+            page = EnginePage(url)
+            assert [kind_of(list(page.collect(NOW + at * SECOND))) for at in range(2)] == ["tensorrt_llm"] * 2
+            assert asked_for == [METRICS, PROMETHEUS, PROMETHEUS]
+        finally:
+            over.set()
+
+
 def test_a_page_that_is_cut_off_is_no_page() -> None:
     """Nothing is told of it, and the next whole one is read."""
     with Site(site("vllm")) as engine:
@@ -280,6 +385,9 @@ def test_a_page_that_is_cut_off_is_no_page() -> None:
         ("http://localhost:8000/base", "127.0.0.1:8000"),
         ("http://0.0.0.0:8000", "127.0.0.1:8000"),
         ("http://[::1]:8000", "127.0.0.1:8000"),
+        ("http://[::]:8000", "127.0.0.1:8000"),
+        ("http://[fd00::5]:8000", "fd00::5:8000"),
+        ("http://10.0.0.5:8000", "10.0.0.5:8000"),
         ("http://GPU7:30000", "gpu7:30000"),
         ("http://gpu7", "gpu7:80"),
         ("https://gpu7", "gpu7:443"),

@@ -118,7 +118,7 @@ def test_every_figure_of_an_h200(gpus: FakeGpus) -> None:
 @pytest.mark.parametrize("what", [*_KEYS, "MIG"])
 def test_what_a_gpu_does_not_know_is_asked_once(gpus: FakeGpus, what: str) -> None:
     """It is missing, with the reason, until the GPU is looked up anew; every other figure is told meanwhile, as it was."""
-    neighbours: Any = SimpleNamespace(owner_of=lambda pids: "")
+    neighbours: Any = SimpleNamespace(owners_of=lambda pids: ())
     gpu = Gpu(0, str(h200(0)["uuid"]), "NVIDIA H200", neighbours)
     keys = {key: {**h200(0), **_WORKED}[key] for key in _KEYS.get(what, ["mig"])}
     left = sorted((figure.metric, figure.value) for other, told in _TOLD.items() if other != what for figure in told)
@@ -290,10 +290,14 @@ def test_a_person_reads_what_is_missing(gpus: FakeGpus, tmp_path: pathlib.Path) 
 _LOOK = f"""\
 ✓ gpu 0                    up       25 readings in 1 ms
       NVIDIA H200, {h200(0)["uuid"]}
+      no engine: none is seen to compute on it; without it: its clocks explain nobody's stalls: does the agent run as the engines' user, \
+and in their namespace of processes?
 ✓ gpu 1                    up       17 readings in 1 ms
       NVIDIA L4, {h200(1)["uuid"]}
       no clocks: Not Supported; without it: gpu_clock cannot be told: nobody knows whether the clocks were lowered
       no throttle time: no counter of lowered clocks; without it: gpu_clock cannot be told: between two samples the clocks may have been \
 lowered unseen
       no memory temperature: no sensor in its memory
+      no engine: none is seen to compute on it; without it: its clocks explain nobody's stalls: does the agent run as the engines' user, \
+and in their namespace of processes?
 """.splitlines()

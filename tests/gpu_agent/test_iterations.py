@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import pathlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.drained import drained
+from legato_gpu_agent.collectors import iterations
 from legato_gpu_agent.collectors.iterations import BadIterations, Iterations
+from legato_gpu_agent.collectors.perf_metrics import PerfMetrics
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.pending import Pending
 from legato_gpu_agent.readings import Reading
@@ -75,7 +81,7 @@ class World:
 def counts(found: list[Reading]) -> dict[str, float]:
     """Rows by what became of them, without those of which there are none."""
     named = {dict(each.attributes)["legato.outcome"]: each.value for each in found if each.metric == "legato.agent.iterations"}
-    assert set(named) == {"taken", "late", "other", "bad"}
+    assert set(named) == {"taken", "late", "missing", "other", "bad"}
     return {what: count for what, count in named.items() if count}
 
 
@@ -197,6 +203,55 @@ def test_what_piled_up_before_is_not_told() -> None:
         assert [step.number for step in world.steps] == [7, 9] and len({each.engine for each in world.told}) == 1
 
 
+def test_a_server_that_waits_for_rows_is_waited_for() -> None:
+    """An idle one waits 2 s for a row before it answers, and may meanwhile answer nothing else."""
+    never = threading.Event()
+
+    def answer(path: str) -> bytes:
+        never.wait(2.1)
+        return page(row(7)) if path == "/metrics" else b"[]"
+
+    with drained(answer) as url, ThreadPoolExecutor(2) as pool:
+        steps, requests = Iterations(url, "e", lambda _: None), PerfMetrics(url, "e", lambda _: None)
+        with contextlib.closing(steps), contextlib.closing(requests):
+            rounds = [pool.submit(lambda each: list(each.collect(NOW)), each) for each in (steps, requests)]
+            assert all(each.result() for each in rounds)
+
+
+def test_rows_of_a_poll_of_4_s_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that an idle server holds that long, and the pause after it, are no reason to call a row late."""
+    took = itertools.count(0, 4 * SECOND)
+    monkeypatch.setattr(iterations, "time", SimpleNamespace(monotonic_ns=lambda: next(took)))
+    world.poll()
+    found = world.poll(row(7), after_s=4.1)
+    assert counts(found) == {"taken": 1} and world.steps[0].recorded_ns == world.now_ns + 4 * SECOND
+
+
+def test_iterations_that_somebody_else_read_are_missing(world: World) -> None:
+    """Those between two that are known, within a page and from one to the next."""
+    found = world.poll(row(7), row(8))
+    assert counts(found) == {"taken": 2}
+    world.poll(row(12), row(13), row(15))
+    world.poll()
+    found = world.poll(row(20))
+    assert counts(found) == {"taken": 6, "missing": 3 + 1 + 4} and len(world.told) == 6
+
+
+def test_what_is_not_known_to_be_missing_is_not() -> None:
+    """Nor before the first, nor after a restart, nor while nobody polled; nor what could not be read, or cannot be so many."""
+    with serving() as world:
+        assert counts(world.poll(row(5), row(8))) == {"late": 2}
+        world.poll(row(9))
+        world.poll(row(3), row(4))
+        assert counts(world.poll(row(900), after_s=3600)) == {"taken": 3, "late": 3}
+        found = world.poll(row(901), 5, row(903), "x")
+        assert counts(found) == {"taken": 5, "late": 3, "bad": 2}
+        found = world.poll(row(906))
+        assert counts(found) == {"taken": 6, "late": 3, "bad": 2, "missing": 1}
+        found = world.poll(row(2**61))
+        assert counts(found) == {"taken": 7, "late": 3, "bad": 2, "missing": 1}
+
+
 @pytest.mark.parametrize(
     ("changed", "interval_us"),
     [
@@ -300,6 +355,19 @@ def test_a_row_that_cannot_be_is_no_step(world: World, bad: object) -> None:
     assert [step.number for step in world.steps] == [7, 9] and counts(found) == {"taken": 2, "bad": 1}
 
 
+def test_rows_none_of_which_can_be_are_an_error(world: World) -> None:
+    """It says how many, why, and what was expected, and nothing of what they hold; any good row makes the round a good one."""
+    secret = row(8, schedulerMode={"the prompt": "of a customer"})
+    with pytest.raises(BadIterations) as failed:
+        world.poll(5, secret)
+    why = "the last: Expected `str | null`, got `object` - at `$.schedulerMode`; expected iterations of TensorRT-LLM"
+    assert str(failed.value) == f"{world.url}/metrics: none of what came could be taken (rows: 2); {why}"
+    assert counts(world.poll()) == {"bad": 2}
+    assert counts(world.poll(5, row(9))) == {"taken": 1, "bad": 3}
+    assert counts(world.poll(row(9), row(9, attentionDpRank=1), 5)) == {"taken": 1, "bad": 4, "other": 2}
+    assert counts(world.poll(row(9))) == {"taken": 1, "bad": 4, "other": 3}
+
+
 BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
     "nothing": (b"", "is no list of iterations"),
     "another engine's page": (
@@ -356,9 +424,12 @@ def rows() -> st.SearchStrategy[list[object]]:
 def test_nothing_that_comes_does_harm(lasting: World, some: list[object]) -> None:
     """Whatever a page holds, each of its rows is counted once, and each step can be sent."""
     lasting.told.clear()
-    before = sum(counts(lasting.poll()).values())
-    after = counts(lasting.poll(*some))
-    assert sum(after.values()) == before + len(some)
+    before = counts(lasting.poll())
+    with contextlib.suppress(BadIterations):
+        lasting.poll(*some)
+    after = counts(lasting.poll())
+    missing = after.pop("missing", 0) - before.pop("missing", 0)
+    assert sum(after.values()) == sum(before.values()) + len(some) and missing >= 0
     for each in lasting.told:
         assert each.step is not None and request_of(each.engine, [each.step]).SerializeToString()
 

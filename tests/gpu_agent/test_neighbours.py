@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import threading
@@ -52,9 +53,9 @@ def test_an_engine_is_all_that_come_from_who_listens(clock: Clock) -> None:
         neighbours.tell(f"127.0.0.1:{one.port}")
         neighbours.tell("prod", f"http://localhost:{other.port}/v1")
         assert neighbours.pids() == {f"127.0.0.1:{one.port}": tuple(sorted(one.pids)), "prod": tuple(sorted(other.pids))}
-        assert [neighbours.owner_of([pid]) for pid in one.pids] == [f"127.0.0.1:{one.port}"] * 3
-        assert neighbours.owner_of([stranger.pid, other.pids[2]]) == "prod"
-        assert neighbours.owner_of([stranger.pid, os.getpid()]) == ""
+        assert [neighbours.owners_of([pid]) for pid in one.pids] == [(f"127.0.0.1:{one.port}",)] * 3
+        assert neighbours.owners_of([stranger.pid, other.pids[2]]) == ("prod",)
+        assert neighbours.owners_of([stranger.pid, os.getpid()]) == ()
 
 
 def test_an_engine_that_went_has_no_processes(clock: Clock) -> None:
@@ -120,6 +121,10 @@ def test_what_is_given_out_is_a_copy(tree: pathlib.Path, clock: Clock) -> None:
         ("gpu7.example:8000", "", ()),
         ("prod", "http://gpu7.example:8000", ()),
         ("10.1.2.3:8000", "", ()),
+        ("[::]:8000", "", (10, 11)),
+        ("127.0.0.2:8000", "", (10, 11)),
+        ("prod", "http://127.0.0.2:8001", (20, 21)),
+        ("prod", "http://10.1.2.3:8001", ()),
     ],
 )
 def test_where_an_engine_listens(tree: pathlib.Path, clock: Clock, engine_id: str, url: str, pids: tuple[int, ...]) -> None:
@@ -127,6 +132,15 @@ def test_where_an_engine_listens(tree: pathlib.Path, clock: Clock, engine_id: st
     neighbours = Neighbours(Proc(tree), clock)
     neighbours.tell(engine_id, url)
     assert neighbours.pids() == {engine_id: pids}
+
+
+def test_no_name_is_looked_up(tree: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id comes in a datagram, and the loop that reads those waits for nobody's answer."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("gpu7:8000")
+    neighbours.tell("prod", "http://gpu7:8001")
+    assert set(neighbours.pids().values()) == {()}
 
 
 @pytest.mark.parametrize("engine_id", ["[", "[::1", "//[x]:1", "a℀b:1", "/", ":", "\0", "🦊:8000", "x" * 255, "127.0.0.1:-1"])
@@ -158,28 +172,51 @@ def test_engines_behind_one_server_share_its_processes(tree: pathlib.Path, clock
         neighbours.tell(engine_id)
         neighbours.pids()
     assert neighbours.pids() == {"127.0.0.1:8000": (10, 11), "127.0.0.1:8000/1": ()}
-    assert neighbours.owner_of([11]) == "127.0.0.1:8000"
+    assert neighbours.owners_of([11]) == ("127.0.0.1:8000",)
 
 
 def test_owners(tree: pathlib.Path, clock: Clock) -> None:
-    """The one whose they are; nobody where they are of two, of strangers, or where there is nobody."""
+    """Those whose they are; nobody where they are of strangers, or where there is nobody."""
     neighbours = Neighbours(Proc(tree), clock)
-    assert neighbours.owner_of([10]) == ""
+    assert neighbours.owners_of([10]) == ()
     neighbours.tell("127.0.0.1:8000")
-    assert [neighbours.owner_of(pids) for pids in ([10], [11, 999], [30], [2], [])] == ["127.0.0.1:8000"] * 2 + [""] * 3
+    assert [neighbours.owners_of(pids) for pids in ([10], [11, 999], [30], [2], [])] == [("127.0.0.1:8000",)] * 2 + [()] * 3
     neighbours.tell("127.0.0.1:8001")
-    assert [neighbours.owner_of(pids) for pids in ([21], [10, 20], [31])] == ["127.0.0.1:8001", "", ""]
+    both = ("127.0.0.1:8000", "127.0.0.1:8001")
+    assert [neighbours.owners_of(pids) for pids in ([21], [10, 20], [31])] == [("127.0.0.1:8001",), both, ()]
 
 
 def test_the_only_engine_owns_what_nobody_can_be_seen_to_own(tree: pathlib.Path, clock: Clock) -> None:
     """Where the processes of the only engine are hidden; with two engines it could be either's."""
     neighbours = Neighbours(Proc(tree), clock)
     neighbours.tell("prod")
-    assert [neighbours.owner_of(pids) for pids in ([10], [])] == ["", ""]
+    assert [neighbours.owners_of(pids) for pids in ([10], [])] == [(), ()]
     neighbours.gpus = 1
-    assert [neighbours.owner_of(pids) for pids in ([10], [])] == ["prod", ""]
+    assert [neighbours.owners_of(pids) for pids in ([10], [])] == [("prod",), ()]
     neighbours.tell("other")
-    assert neighbours.owner_of([10]) == ""
+    assert neighbours.owners_of([10]) == ()
+
+
+@pytest.mark.parametrize(("gpu_pids", "owners"), [([999], ("127.0.0.1:8000",)), ([30], ()), ([11, 999], ("127.0.0.1:8000",)), ([], ())])
+def test_the_only_engine_owns_the_only_gpu(tree: pathlib.Path, clock: Clock, gpu_pids: list[int], owners: tuple[str, ...]) -> None:
+    """Numbers that are nobody's here are of another namespace, so they may be its; a process that is seen to be a stranger's is not. Ranks
+    of one server are one engine.
+    """
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.gpus = 1
+    neighbours.tell("127.0.0.1:8000")
+    neighbours.tell("127.0.0.1:8000/1")
+    assert neighbours.owners_of(gpu_pids) == owners
+
+
+def test_a_router_beside_its_shards(tree: pathlib.Path, clock: Clock) -> None:
+    """TGI's launcher starts the router, which listens, and the shards, which compute: all of them are the engine."""
+    name = "text-generation"
+    tgi = [Process(2, name=name), Process(10, parent=2, name=name, sockets=(111,)), Process(12, parent=2), Process(13, parent=12)]
+    write(tree, processes=[*tgi, Process(30)])
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.tell("127.0.0.1:8000")
+    assert neighbours.pids() == {"127.0.0.1:8000": (2, 10, 12, 13)} and neighbours.owners_of([13]) == ("127.0.0.1:8000",)
 
 
 def test_a_port_without_processes_that_can_be_seen(tree: pathlib.Path, clock: Clock) -> None:
@@ -214,7 +251,7 @@ def test_engines_without_end_are_bounded(tree: pathlib.Path, clock: Clock) -> No
     neighbours.tell("prod", "http://127.0.0.1:8000")
     for number in range(1_000):
         neighbours.tell(f"stranger {number}")
-    assert neighbours.owner_of([10]) == "prod" and len(neighbours.pids()) == 64
+    assert neighbours.owners_of([10]) == ("prod",) and len(neighbours.pids()) == 64
     for number in range(100):
         neighbours.tell(f"127.0.0.1:{9_000 + number}")
     neighbours.tell("127.0.0.1:8001")
@@ -241,7 +278,7 @@ def test_many_threads_tell_and_ask(tree: pathlib.Path) -> None:
         try:
             for number in range(first, first + 15):
                 neighbours.tell(f"127.0.0.1:{8_000 + number}")
-                neighbours.owner_of([11])
+                neighbours.owners_of([11])
         except BaseException as error:
             failed.append(error)
 
@@ -250,7 +287,7 @@ def test_many_threads_tell_and_ask(tree: pathlib.Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failed and len(neighbours.pids()) == 60 and neighbours.owner_of([11]) == "127.0.0.1:8000"
+    assert not failed and len(neighbours.pids()) == 60 and neighbours.owners_of([11]) == ("127.0.0.1:8000",)
 
 
 class Watched(Proc):

@@ -53,7 +53,7 @@ def agent(folder: pathlib.Path, endpoint: str, **settings: str) -> Iterator[tupl
     }
     with subprocess.Popen([sys.executable, "-m", "legato_gpu_agent"], env=environ, stderr=subprocess.PIPE, text=True) as process:
         try:
-            until(lambda: (folder / "s").exists() or process.poll() is not None)
+            until(lambda: answers(port) or process.poll() is not None)
             assert process.poll() is None, process.stderr and process.stderr.read()
             yield process, port
         finally:
@@ -66,6 +66,13 @@ def one(served: Served, sql: str) -> dict[str, Any]:
     """A query's only row."""
     (row,) = Reader(served.read).rows(sql)
     return row
+
+
+def answers(port: int) -> bool:
+    """Whether its metrics can be read: it has its pipe before."""
+    with contextlib.suppress(OSError):
+        return bool(up(port))
+    return False
 
 
 def up(port: int) -> dict[str, bool]:

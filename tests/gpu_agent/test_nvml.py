@@ -46,9 +46,9 @@ class Owners:
     def __init__(self, engines: dict[int, str] | None = None) -> None:
         self.engines, self.asked = engines or {}, 0
 
-    def owner_of(self, pids: Sequence[int]) -> str:
+    def owners_of(self, pids: Sequence[int]) -> tuple[str, ...]:
         self.asked += 1
-        return next((self.engines[pid] for pid in pids if pid in self.engines), "")
+        return tuple(sorted({self.engines[pid] for pid in pids if pid in self.engines}))
 
 
 def _gpu(index: int = 0, owners: Owners | None = None) -> Gpu:
@@ -69,6 +69,22 @@ def _read(collector: Collector, now_ns: int = _NOW) -> list[Reading]:
 
 def _of(readings: list[Reading], metric: str, **attributes: str) -> list[Reading]:
     return [each for each in readings if each.metric == metric and attributes.items() <= dict(each.attributes).items()]
+
+
+def test_a_gpu_that_two_engines_share_is_told_of_both(gpus: FakeGpus) -> None:
+    """Its figures are told once and as nobody's; beside them, whose it is. Of one owner the figures say it."""
+    owners = Owners({42: "127.0.0.1:8000", 43: "127.0.0.1:8001"})
+    gpus.set(0, {"process": ["42 1024", "43 1024"]})
+    gpu = _gpu(0, owners)
+    readings = _read(gpu)
+    told = [dict(each.attributes) for each in _of(readings, "legato.gpu.engine")]
+    assert told == [{"hw.id": _FIRST, "legato.engine.id": engine} for engine in owners.engines.values()]
+    assert all("legato.engine.id" not in dict(each.attributes) for each in readings if each.metric != "legato.gpu.engine")
+    assert gpu.owners == tuple(owners.engines.values())
+    del owners.engines[43]
+    for _ in range(10):
+        readings = _read(gpu)
+    assert not _of(readings, "legato.gpu.engine") and gpu.owners == ("127.0.0.1:8000",)
 
 
 def test_a_gpus_readings_say_whose_they_are(gpus: FakeGpus) -> None:

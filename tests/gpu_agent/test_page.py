@@ -154,6 +154,101 @@ def test_ranks_are_engines_of_their_own() -> None:
     assert len({(each.metric, each.attributes) for each in found}) == len(found)
 
 
+def scheduler_lines(dp_rank: int, tp_rank: int, running: int) -> bytes:
+    """What one of SGLang's schedulers tells: the rank that counts a gauge, and every one a histogram."""
+    labels = f'dp_rank="{dp_rank}",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="{tp_rank}"'
+    first = f"sglang:num_running_reqs{{{labels}}} {running}\n" if tp_rank % 2 == 0 or tp_rank == 9 else ""
+    bucket = "sglang:queue_time_seconds_bucket"
+    return f'{first}{bucket}{{le="1.0",{labels}}} {running}\n{bucket}{{le="+Inf",{labels}}} {running}\n'.encode()
+
+
+def by_engine(found: list[Found]) -> dict[tuple[str, str], float]:
+    """Values, and of histograms how many came, by engine and signal."""
+    values = {(dict(each.attributes)["legato.engine.id"], called(each)): each for each in found}
+    assert len(values) == len(found)
+    return {key: sum(each.counts) if isinstance(each, Distribution) else each.value for key, each in values.items()}
+
+
+def test_each_of_sglangs_data_parallel_ranks_is_told() -> None:
+    """Of 8 ranks in 4, dp_rank 1 has the ranks 2 and 3: the lowest on the page tells, once, whichever order the lines have."""
+    ranks = [(tp_rank // 2, tp_rank) for tp_rank in (5, 0, 7, 2, 1, 3, 6, 4)]
+    earlier, later = (b"".join(scheduler_lines(*rank, 10 * rank[0] + more) for rank in ranks) for more in (3, 7))
+    page = Page(ENGINES["sglang"], "e")
+    assert by_engine(page.read(earlier, S)) == {(own, "requests.running"): 10 * at + 3 for at, own in enumerate(("e", "e/1", "e/2", "e/3"))}
+    layout = page._layout
+    told = by_engine(page.read(later, 2 * S))
+    assert told == {
+        (own, name): 10 * at + 7 if name == "requests.running" else 4
+        for at, own in enumerate(("e", "e/1", "e/2", "e/3"))
+        for name in ("requests.running", "queue.time")
+    }
+    assert page._layout is layout, "a page that is laid out as the one before is not judged anew"
+
+
+def test_the_lowest_rank_is_the_lowest_number() -> None:
+    """9 comes before 10; when it is gone, the next one counts. A line without a rank counts, one of a later pipeline stage does not."""
+    nine, ten = scheduler_lines(3, 9, 5), scheduler_lines(3, 10, 6)
+    bare = b'sglang:num_queue_reqs{model_name="m"} 2\nsglang:num_running_reqs{pp_rank="1",tp_rank="0",dp_rank="3"} 50\n'
+    page = Page(ENGINES["sglang"], "e")
+    assert by_engine(page.read(ten + nine + bare, S)) == {("e/3", "requests.running"): 5, ("e", "requests.waiting"): 2}
+    assert by_engine(page.read(ten + bare, 2 * S))["e/3", "requests.running"] == 6
+
+
+def queue_time(*counts: float | str, others: bytes = b"") -> bytes:
+    """A page with this histogram, up to 1 s and to any, if at all."""
+    lines = [f'sglang:queue_time_seconds_bucket{{le="{bound}"}} {count}\n' for bound, count in zip(("1.0", "+Inf"), counts, strict=False)]
+    total = f"sglang:queue_time_seconds_sum {counts[1]}\n" if counts else ""
+    return b"sglang:num_running_reqs 1\n" + "".join([*lines, total]).encode() + others
+
+
+def came(page: Page, text: bytes, now_ns: int) -> tuple[tuple[int, ...], float | None, int] | None:
+    """Of this page's histogram: counts, sum, and since when."""
+    for each in page.read(text, now_ns):
+        if isinstance(each, Distribution) and each.attributes == (("legato.engine.id", "e"), ("legato.engine.kind", "sglang")):
+            return each.counts, each.total, each.since_ns
+    return None
+
+
+def test_a_histogram_that_began_after_the_page_before_is_told_whole() -> None:
+    """Many engines make one when they first observe something: that is in it, and is of the time since the page before."""
+    page = Page(ENGINES["sglang"], "e")
+    assert [came(page, queue_time(), at * S) for at in (1, 2)] == [None, None]
+    with pytest.raises(BadPage):
+        page.read(b"cut off", 3 * S)
+    assert came(page, queue_time(1, 3), 4 * S) == ((1, 2), 3.0, 2 * S)
+    assert came(page, queue_time(2, 4), 5 * S) == ((1, 0), 1.0, 4 * S)
+    # It went with its engine, whose next life makes it anew.
+    assert [came(page, queue_time(), at * S) for at in (6, 7)] == [None, None]
+    assert came(page, queue_time(1, 2), 8 * S) == ((1, 1), 2.0, 5 * S)
+
+
+def test_a_histogram_that_nobody_knows_from_before_is_not_told_whole() -> None:
+    """On the first page, or where an earlier one had it without its numbers: how much of it is old is nowhere said."""
+    page = Page(ENGINES["sglang"], "e")
+    assert came(page, queue_time(100, 300), S) is None and came(page, queue_time(100, 301), 2 * S) == ((0, 1), 1.0, S)
+    page = Page(ENGINES["sglang"], "e")
+    assert [came(page, text, S) for text in (queue_time("NaN", "NaN"), queue_time(), queue_time(100, 300))] == [None] * 3
+    assert came(page, queue_time(101, 301), 2 * S) == ((1, 0), 1.0, S)
+    page = Page(ENGINES["sglang"], "e")
+    told_sum_only = queue_time(others=b"sglang:queue_time_seconds_sum 5\n")
+    assert [came(page, text, S) for text in (told_sum_only, queue_time(100, 300))] == [None] * 2
+
+
+def test_a_histogram_that_left_the_page_and_came_back_is_not_told_anew() -> None:
+    """What was told before it left is not told again; nor when so many others came and went meanwhile that it was forgotten."""
+    page = Page(ENGINES["sglang"], "e")
+    for at, text in enumerate((queue_time(), queue_time(100, 300), queue_time(), queue_time()), 1):
+        came(page, text, at * S)
+    assert came(page, queue_time(101, 301), 5 * S) == ((1, 0), 1.0, 2 * S)
+    bounds = ("1.0", "+Inf")
+    for at in range(6, 9):
+        names = [f'dp_rank="{at}{number:03}",le="{bound}"' for number in range(600) for bound in bounds]
+        others = "".join(f"sglang:queue_time_seconds_bucket{{{name}}} 1\n" for name in names).encode()
+        page.read(queue_time(others=others), at * S)
+    assert [came(page, queue_time(*counts), 9 * S) for counts in ((102, 301), (102, 301))] == [None, None]
+    assert came(page, queue_time(103, 302), 10 * S) == ((1, 0), 1.0, 9 * S)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -265,3 +360,16 @@ def test_the_official_parser_says_the_same(name: str) -> None:
     }
     wanted = {key: max(values) if SIGNALS[key[0]].unit == "1" else sum(values) for key, values in expected.items()}
     assert found == pytest.approx(wanted)
+
+
+def test_what_left_a_page_is_not_remembered_for_long() -> None:
+    """A line of a megabyte, or ten thousand labels a second: once the page is as it was, no more than that page is kept."""
+    text, page = (PAGES / "vllm_0.32.txt").read_bytes(), Page(ENGINES["vllm"], "e")
+    for second in range(60):
+        strange = b"".join(b'made_up{id="%d.%d"} 1\n' % (second, number) for number in range(1_000))
+        told = b'vllm:num_requests_running{engine="0",model_name="%d"} 1\n' % second
+        page.read(text + strange + told + b"x" * 2**20 + b"%d 1\n" % second, second * S)
+    for second in range(60, 62):
+        page.read(text, second * S)
+    assert page._heads_bytes < 65_536 + 2 * len(text) and len(page._heads) < 1_000 + 2 * text.count(b"\n")
+    assert len(page._counters._seen) < 1_000

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from legato_gpu_agent.datagrams import BadDatagram, Datagram
-from legato_gpu_agent.pending import ENGINES_MAX, EXTRAS_MAX, FLUSH_STEPS_MAX, Pending
+from legato_gpu_agent.pending import ENGINES_MAX, EXTRAS_MAX, FLUSH_STEPS_MAX, Flush, Pending
 from legato_gpu_agent.records import Engine, FinishedRequest, SchedulerEvent, Step
 from legato_gpu_agent.steps import request_of
+from legato_ingest.rows import Limits, rows_of
 
 NOW = 1_700_000_000_000_000_000
+SECOND = 10**9
 ENGINE = Engine("e", 5)
 
 
@@ -74,6 +76,57 @@ def test_finished_requests_go_with_the_steps() -> None:
     pending.take(step(1), NOW)
     (flush,) = pending.flushes(NOW)
     assert list(flush.finished) == [ended]
+
+
+def stored(flush: Flush) -> tuple[list[tuple[int, int]], list[str]]:
+    """What ingest makes of a flush: numbers and times of the steps' rows, and the requests' ids."""
+    found = rows_of(request_of(flush.engine, flush.steps, flush.finished, flush.events), tenant="", received_at_ns=NOW, limits=Limits())
+    assert found.rejected.num_rows == 0
+    steps = [(row["step"], row["recorded_at"].value) for row in found.steps.to_pylist()]
+    return steps, [row["response_id"] for row in found.requests.to_pylist()]
+
+
+def test_what_comes_after_the_last_step_goes_with_it_once_more() -> None:
+    """An engine that goes quiet takes no step for hours: after some seconds its requests are sent, and the step is the row that it was."""
+    pending, ended, event = Pending(), FinishedRequest(3, "r"), SchedulerEvent(NOW, "r", "prefill", 9)
+    # Times that are no whole µs: of a span's steps the first alone keeps what is beyond them.
+    for number, at_ns in ((1, NOW + 999), (2, NOW + 5_000_500), (3, NOW + 9_000_001)):
+        pending.take(step(number, at_ns), NOW)
+    (first,) = pending.flushes(NOW)
+    pending.take(Datagram(ENGINE, finished=(ended,)), NOW + SECOND)
+    pending.take(Datagram(Engine("e", 77), events=(event,)), NOW + SECOND)
+    assert list(pending.flushes(NOW + 3 * SECOND)) == []
+    (again,) = pending.flushes(NOW + 4 * SECOND)
+    assert (first.again, again.again, list(again.finished), list(again.events)) == (False, True, [ended], [event])
+    rows, _ = stored(first)
+    assert stored(again) == (rows[-1:], ["r"])
+    assert list(pending.flushes(NOW + 400 * SECOND)) == [] and numbers(pending, NOW + 700 * SECOND) == [] and pending.engines == 0
+    assert pending.forgotten == {"finished": 0, "scheduler": 0}
+
+
+def test_what_waits_goes_at_the_end() -> None:
+    """At once, of an engine whose epoch has ended too; the scheduler's events with the newest."""
+    pending, newer = Pending(), Engine("e", 6)
+    for engine in (ENGINE, newer):
+        pending.take(step(4, engine=engine), NOW)
+    assert len(list(pending.flushes(NOW))) == 2
+    for engine in (ENGINE, newer):
+        pending.take(Datagram(engine, finished=(FinishedRequest(4, f"r{engine.epoch_ns}"),)), NOW)
+    pending.take(Datagram(Engine("e", 77), events=(SchedulerEvent(NOW, "r", "prefill", 9),)), NOW)
+    flushes = list(pending.flushes(NOW, closing=True))
+    assert [(flush.engine.epoch_ns, stored(flush)[1], len(flush.events)) for flush in flushes] == [(5, ["r5"], 0), (6, ["r6"], 1)]
+    assert pending.forgotten == {"finished": 0, "scheduler": 0}
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_what_no_step_ever_came_for_is_counted(closing: bool) -> None:
+    """After ten minutes, or at the end: nobody could say when it was."""
+    pending = Pending()
+    pending.take(Datagram(ENGINE, finished=(FinishedRequest(4, "r"), FinishedRequest(4, "s"))), NOW)
+    pending.take(Datagram(Engine("f", 1), events=(SchedulerEvent(NOW, "r", "prefill", 9),)), NOW)
+    assert list(pending.flushes(NOW + 500 * SECOND)) == [] and pending.forgotten == {"finished": 0, "scheduler": 0}
+    assert list(pending.flushes(NOW + (500 if closing else 601) * SECOND, closing)) == []
+    assert pending.forgotten == {"finished": 2, "scheduler": 1}
 
 
 def test_what_a_plugin_lost_is_counted_once() -> None:

@@ -285,6 +285,20 @@ def test_a_row_that_cannot_be_is_no_request(world: World, bad: object) -> None:
     assert world.ids == ["7", "9"] and counts(found) == {"taken": 2, "bad": 1}
 
 
+def test_rows_none_of_which_can_be_are_an_error(world: World) -> None:
+    """It says how many, why, and what was expected, and nothing of what they hold; any good row makes the round a good one."""
+    bad = [5, with_times(8, arrival_time="the prompt of a customer")]
+    with pytest.raises(BadPerfMetrics) as failed:
+        world.poll(*bad)
+    why = "Expected `float | null`, got `str` - at `$.perf_metrics.timing_metrics.arrival_time`; expected finished requests of TensorRT-LLM"
+    assert str(failed.value) == f"{world.url}/perf_metrics: none of what came could be taken (rows: 2); the last: {why}"
+    assert counts(world.poll()) == {"bad": 2}
+    with pytest.raises(BadPerfMetrics, match=r"\(rows: 1\); the last: a row without request_id or perf_metrics; expected"):
+        world.poll(row(None))
+    assert counts(world.poll(*bad, row(9))) == {"taken": 1, "bad": 5} and world.ids == ["9"]
+    assert counts(world.poll(disaggregated(), 5)) == {"taken": 1, "other": 1, "bad": 6}
+
+
 def test_a_time_beyond_all_numbers_is_bad(world: World) -> None:
     """JSON can spell what no number holds."""
     body = page(row(7), with_times(8, last_token_time=1e300), row(9)).replace(b"1e+300", b"1e999")
@@ -302,8 +316,9 @@ def test_a_long_list_is_bounded(world: World) -> None:
     brief = {"request_id": 1, "perf_metrics": {}}
     found = world.poll(*([brief] * (ROWS_MAX + 500)))
     assert counts(found) == {"taken": ROWS_MAX, "dropped": 500} and len(world.requests) == ROWS_MAX
-    found = world.poll_page(b"[" + b"0," * 1_000_000 + b"0]")
-    assert counts(found) == {"taken": ROWS_MAX, "bad": ROWS_MAX, "dropped": 500 + 1_000_001 - ROWS_MAX}
+    with pytest.raises(BadPerfMetrics, match=rf"\(rows: {ROWS_MAX:,}\)"):
+        world.poll_page(b"[" + b"0," * 1_000_000 + b"0]")
+    assert counts(world.poll()) == {"taken": ROWS_MAX, "bad": ROWS_MAX, "dropped": 500 + 1_000_001 - ROWS_MAX}
 
 
 def test_requests_wait_for_the_engine_s_first_step(world: World) -> None:
@@ -364,7 +379,8 @@ def test_a_server_that_never_tells_any_is_absent() -> None:
         world.epoch_ns = 79
         world.poll()
         world.poll(after_s=60)
-        with pytest.raises(Absent, match=r"/perf_metrics has told no .* 60 s .*return_perf_metrics: true and perf_metrics_max_requests: "):
+        why = r"/perf_metrics has told no .* 60 s .*return_perf_metrics: true and perf_metrics_max_requests: 1000\? Its steps are told"
+        with pytest.raises(Absent, match=why):
             world.poll()
         assert counts(world.poll(row(7))) == {"taken": 1}
         assert counts(world.poll(after_s=3600)) == {"taken": 1}
@@ -427,9 +443,10 @@ def rows() -> st.SearchStrategy[list[object]]:
 def test_nothing_that_comes_does_harm(lasting: World, some: list[object]) -> None:
     """Whatever a page holds, each of its rows is counted once, and each request can be sent."""
     lasting.told.clear()
-    before = counts(lasting.poll())
-    found = lasting.poll(*some)
-    after = counts(found)
+    before, found = counts(lasting.poll()), list[Found]()
+    with contextlib.suppress(BadPerfMetrics):
+        found = lasting.poll(*some)
+    after = counts(lasting.poll())
     assert sum(after.values()) == sum(before.values()) + len(some)
     assert len(lasting.requests) == after.get("taken", 0) - before.get("taken", 0)
     assert all(math.isfinite(each.total or 0) for each in histograms(found).values())

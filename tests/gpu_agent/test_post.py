@@ -97,6 +97,48 @@ def test_it_tries_again_when_the_receiver_says_when(status: int) -> None:
     assert value(metrics, "legato_agent_sent_records_total", kind="step") == 1
 
 
+def waits_of(monkeypatch: pytest.MonkeyPatch, post: Post, asked_s: float | None) -> list[float]:
+    """How long it waits before each of nine more attempts, with a receiver that answers 503 and asks for so long each time."""
+    waits: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) < 9
+
+    monkeypatch.setattr(post, "_attempt", lambda _: (503, asked_s))
+    monkeypatch.setattr(post, "_pause", pause)
+    assert not post._deliver(body(1))
+    return waits
+
+
+@pytest.mark.parametrize("header", ["0", "Thu, 01 Jan 1970 00:00:00 GMT"])
+def test_a_receiver_that_says_now_is_not_asked_without_a_pause(monkeypatch: pytest.MonkeyPatch, header: str) -> None:
+    """It waits as long as it would have by itself, and longer each time."""
+    post = Post("http://127.0.0.1:9", Metrics())
+    waits = waits_of(monkeypatch, post, wait_of(header, time.time()))
+    assert all(most / 2 <= wait <= most for wait, most in zip(waits, (0.5, 1, 2, 4, 8, 16, 30, 30, 30), strict=True))
+
+
+def test_a_receiver_that_says_when_is_not_waited_for_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it says so."""
+    post = Post("http://127.0.0.1:9", Metrics())
+    assert waits_of(monkeypatch, post, 2.0) == [2.0] * 9
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'x' * 64}.example"])
+def test_a_host_that_is_no_name_is_a_failed_attempt(host: str) -> None:
+    """Like one that is not there: counted, tried again, and the sender lives."""
+    metrics = Metrics()
+    post = Post(f"http://{host}:4318", metrics)
+    post.start()
+    post.put(body(1))
+    # Newer Pythons have a kind of it for encoding alone.
+    kinds = ("UnicodeError", "UnicodeEncodeError")
+    eventually(lambda: sum(value(metrics, "legato_agent_send_errors_total", type=kind) for kind in kinds) >= 2)
+    assert not post.close(0.2)
+    assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="stopped") == 1
+
+
 def test_a_receiver_that_is_down_is_waited_for() -> None:
     """What was queued meanwhile follows in order."""
     metrics, receiver, port = Metrics(), Receiver(), free_port()

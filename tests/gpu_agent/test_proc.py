@@ -21,7 +21,7 @@ from helpers.families import family
 from helpers.proctree import RECORDED, Process, node, put, write
 from legato_gpu_agent import proc as module
 from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.proc import Proc
+from legato_gpu_agent.proc import Listener, Proc
 
 LIVE = Proc(pathlib.Path("/proc"))
 NOBODY = 65_534
@@ -32,7 +32,7 @@ READERS: dict[str, Callable[[Proc], Any]] = {
     "vmstat": lambda proc: proc.counters("vmstat", ["pgmajfault"]),
     "net/snmp": lambda proc: proc.protocol("net/snmp", "Tcp"),
     "net/dev": lambda proc: list(proc.interfaces()),
-    "5/task/5/schedstat": lambda proc: proc.process_seconds(5),
+    "5/task/5/schedstat": lambda proc: proc.threads_ns(5),
 }
 
 
@@ -99,8 +99,8 @@ def test_this_machine() -> None:
     """The kernel that runs now is understood: this process has its parent and threads, the port that it listens on, and its socket."""
     own = os.getpid()
     assert own in LIVE.pids() and LIVE.parent(own) == os.getppid()
-    ran_s, waited_s, threads = LIVE.process_seconds(own)
-    assert ran_s > 0 and waited_s >= 0 and threads >= threading.active_count()
+    threads = LIVE.threads_ns(own)
+    assert threads[str(own)][0] > 0 and all(waited >= 0 for _, waited in threads.values()) and len(threads) >= threading.active_count()
     assert LIVE.cpu_seconds()[""]["user"] > 0 and LIVE.memory_bytes()["MemTotal"] > 1 << 20
     with socket.create_server(("127.0.0.1", 0)) as door, socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -113,7 +113,7 @@ def test_this_machine() -> None:
     run.wait()
     assert (LIVE.parent(run.pid), LIVE.holds(run.pid, 1)) == (None, False)
     with pytest.raises(Absent, match=f"process {run.pid} has gone"):
-        LIVE.process_seconds(run.pid)
+        LIVE.threads_ns(run.pid)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -136,12 +136,12 @@ def test_what_may_not_be_read_is_absent(tree: pathlib.Path, name: str) -> None:
 
 
 def test_processes(tree: pathlib.Path) -> None:
-    """Each has its parent, its sockets, and the sum of what its threads ran and waited."""
+    """Each has its parent, its sockets, and what each of its threads ran and waited."""
     threads = {7: (1_500_000_000, 250_000_000), 8: (500_000_000, 50_000_000)}
     write(tree, processes=[Process(7, parent=3, threads=threads, sockets=(111, 112)), Process(9, parent=7)])
     proc = Proc(tree)
     assert (sorted(proc.pids()), proc.parent(7), proc.parent(9), proc.parent(8)) == ([7, 9], 3, 7, None)
-    assert proc.process_seconds(7) == pytest.approx((2.0, 0.3, 2))
+    assert proc.threads_ns(7) == {str(thread): times for thread, times in threads.items()}
     assert [proc.holds(7, inode) for inode in (111, 112, 11, 1112)] == [True, True, False, False] and not proc.holds(9, 111)
 
 
@@ -184,7 +184,7 @@ def test_a_process_that_goes_while_it_is_read_has_gone(tree: pathlib.Path, monke
 
     whole = module._whole
     monkeypatch.setattr(module, "_whole", slow)
-    for ask in (LIVE.parent, LIVE.process_seconds):
+    for ask in (LIVE.parent, LIVE.threads_ns):
         with subprocess.Popen([sys.executable, "-I", "-S", "-c", "open(0).read()"], stdin=subprocess.PIPE, text=True) as run:
             runs.append(run)
             if ask == LIVE.parent:
@@ -208,6 +208,50 @@ def test_sockets_that_listen(tree: pathlib.Path) -> None:
     assert proc.listening() == {30000: 222, 8000: 333, 65535: 444}
     (tree / "net/tcp6").unlink()
     assert proc.listening() == {30000: 222}
+
+
+_SOCKET = "   0: {}:{:04X} {}:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 {} 1 0 100 0 0 10 0\n"
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="the kernel writes addresses in its machine's order: these are another's")
+@pytest.mark.parametrize(
+    ("table", "written", "address"),
+    [
+        ("tcp", "00000000", ""),
+        ("tcp", "0100007F", "127.0.0.1"),
+        ("tcp", "0500000A", "10.0.0.5"),
+        ("tcp6", "00000000000000000000000000000000", ""),
+        ("tcp6", "00000000000000000000000001000000", "::1"),
+        ("tcp6", "000000FD000000000000000005000000", "fd00::5"),
+        ("tcp6", "B80D012078563412000000000F0E0D0C", "2001:db8:1234:5678::c0d:e0f"),
+        ("tcp6", "0000000000000000FFFF00000500000A", "10.0.0.5"),
+        ("tcp6", "0000000000000000FFFF000000000000", ""),
+    ],
+)
+def test_where_a_socket_listens(tree: pathlib.Path, table: str, written: str, address: str) -> None:
+    """At which of the host's addresses, or at all of them; one of IPv4 that a socket of IPv6 has is one of IPv4."""
+    put(tree, f"net/{table}", "head\n" + _SOCKET.format(written, 8000, "0" * len(written), 111))
+    assert Proc(tree).listeners() == {8000: Listener(111, address)} and Proc(tree).listening() == {8000: 111}
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="the kernel writes addresses in its machine's order: these are another's")
+def test_of_several_sockets_at_a_port(tree: pathlib.Path) -> None:
+    """The one that is reached by loopback, wherever it stands; else the first. What is no address is passed over."""
+    written = ["0500000A", "0100007F", "0600000A"]
+    put(tree, "net/tcp", "head\n" + "".join(_SOCKET.format(each, 8000, "0" * 8, 111 + at) for at, each in enumerate(written)))
+    put(tree, "net/tcp6", "head\n" + _SOCKET.format("000000FD000000000000000005000000", 8001, "0" * 32, 222))
+    assert Proc(tree).listeners() == {8000: Listener(112, "127.0.0.1"), 8001: Listener(222, "fd00::5")}
+    torn = [_SOCKET.format(each, 8000, "0" * 8, 111) for each in ("", "05", "0500000G", "0500000A0500000A")]
+    put(tree, "net/tcp", "head\n" + "".join([*torn, _SOCKET.format("0600000A", 8000, "0" * 8, 333)]))
+    assert Proc(tree).listeners()[8000] == Listener(333, "10.0.0.6")
+
+
+def test_where_a_real_socket_listens() -> None:
+    """The kernel that runs now says it so."""
+    with socket.create_server(("127.0.0.2", 0)) as one, socket.create_server(("", 0)) as other:
+        listeners = LIVE.listeners()
+        assert listeners[one.getsockname()[1]] == (os.fstat(one.fileno()).st_ino, "127.0.0.2")
+        assert listeners[other.getsockname()[1]] == (os.fstat(other.fileno()).st_ino, "")
 
 
 def test_a_huge_file_is_read_up_to_a_bound(tree: pathlib.Path) -> None:
@@ -252,6 +296,6 @@ def test_no_bytes_break_what_many_rely_on(tmp_path: pathlib.Path, data: bytes) -
     for name in ("net/tcp6", "5/stat", "5/task/6/schedstat"):
         (tmp_path / name).write_bytes(data)
     proc = Proc(tmp_path)
-    assert proc.listening()[8000] == 111 and proc.process_seconds(5)[2] in (1, 2)
+    assert proc.listening()[8000] == 111 and len(proc.threads_ns(5)) in (1, 2)
     assert proc.parent(5) is None or data.split()
     assert proc.pids() == [5] and not proc.holds(5, 1)

@@ -108,12 +108,38 @@ def test_an_engine_that_restarts_goes_on(engines: Node) -> None:
     assert engines.ask(engine(40, {40: (4, 1.5)})) == {"one": (8.0, 2.5, 1.0)}
 
 
-def test_a_pid_that_is_used_again_takes_nothing_back(engines: Node) -> None:
-    """Another process with the same number has less behind it."""
+def test_a_number_that_is_used_again_takes_nothing_back(engines: Node) -> None:
+    """Another thread with the same number has less behind it, of one or of both: it began at zero, and all of it is the engine's."""
     engines.ask(engine(10, {10: (100, 10)}))
     engines.ask(engine(10, {10: (107, 12)}))
-    assert engines.ask(engine(10, {10: (1, 0)})) == {"one": (7.0, 2.0, 1.0)}
-    assert engines.ask(engine(10, {10: (2, 3)})) == {"one": (8.0, 5.0, 1.0)}
+    assert engines.ask(engine(10, {10: (1, 0)})) == {"one": (8.0, 2.0, 1.0)}
+    assert engines.ask(engine(10, {10: (2, 3)})) == {"one": (9.0, 5.0, 1.0)}
+    assert engines.ask(engine(10, {10: (1, 4)})) == {"one": (10.0, 9.0, 1.0)}
+
+
+def test_a_thread_that_ends_hides_nothing_that_another_gained(engines: Node) -> None:
+    """However much it takes along; and all of what a new one had since it began is counted."""
+    engines.ask(engine(10, {10: (5, 1), 11: (100, 100)}))
+    assert engines.ask(engine(10, {10: (5.25, 1.875)})) == {"one": (0.25, 0.875, 1.0)}
+    assert engines.ask(engine(10, {10: (5.25, 1.875), 12: (0.5, 0.125)})) == {"one": (0.75, 1.0, 2.0)}
+
+
+def test_a_round_that_fails_counts_nothing_twice(engines: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One engine was read and the next could not be: what the first gained is there once after the next round."""
+    other = engine(20, {20: (5, 5)}, socket=222)
+    engines.ask(engine(10, {10: (1, 1)}), other)
+    read = Proc.threads_ns
+
+    def failing(proc: Proc, pid: int) -> dict[str, tuple[int, int]]:
+        if pid == 20:
+            raise OSError(24, "Too many open files")
+        return read(proc, pid)
+
+    monkeypatch.setattr(Proc, "threads_ns", failing)
+    with pytest.raises(OSError, match="Too many"):
+        engines.ask(engine(10, {10: (3, 2)}), other)
+    monkeypatch.undo()
+    assert engines.ask(engine(10, {10: (4, 2)}), other) == {"one": (3.0, 1.0, 1.0), "two": (0.0, 0.0, 1.0)}
 
 
 def test_threads_and_processes_that_end_take_nothing_back(engines: Node) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import pathlib
+import socket
+import threading
+import time
+from collections.abc import Iterable
 
 import pytest
 
+from helpers.waiting import until
+from legato_gpu_agent import watch as module
+from legato_gpu_agent.collectors import Absent, engine_finder
 from legato_gpu_agent.metrics import Metrics
+from legato_gpu_agent.readings import Found, Reading
 from legato_gpu_agent.roster import Roster
 from legato_gpu_agent.settings import Settings, SettingsError
 from legato_gpu_agent.watch import Basket
@@ -19,6 +27,23 @@ def test_where_iterations_are_read_finished_requests_are_too() -> None:
     assert names[-4:] == ["iterations a", "iterations 127.0.0.1:10", "perf metrics a", "perf metrics 127.0.0.1:10"]
 
 
+@pytest.mark.parametrize(("listens", "named"), [("127.0.0.1", "localhost"), ("0.0.0.0", "127.0.0.2"), ("127.0.0.2", "127.0.0.2")])
+def test_where_iterations_are_read_nobody_looks_for_a_page(monkeypatch: pytest.MonkeyPatch, listens: str, named: str) -> None:
+    """What is read there is gone for others: whoever looks for engines leaves that server alone, by whatever of its host's addresses it is
+    named.
+    """
+    with socket.create_server((listens, 0)) as door:
+        port = door.getsockname()[1]
+        monkeypatch.setattr(engine_finder, "PORTS", {port})
+        roster = Roster(Settings.from_env({"LEGATO_ITERATIONS": f"http://{named}:{port}"}), Basket(), Metrics())
+        (finder,) = (watch.collector for watch in roster.watches() if isinstance(watch.collector, engine_finder.EngineFinder))
+        with pytest.raises(Absent):
+            list(finder.collect(1))
+        door.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            door.accept()
+
+
 def test_requests_without_steps_are_refused(tmp_path: pathlib.Path) -> None:
     """They would wait for steps that nobody tells, and nobody would hear of it."""
     environ = {"LEGATO_ENGINE_PIPE": str(tmp_path / "s"), "LEGATO_ENGINE_SCAN": "0", "LEGATO_REQUEST_FILES": f"prod={tmp_path}"}
@@ -27,3 +52,43 @@ def test_requests_without_steps_are_refused(tmp_path: pathlib.Path) -> None:
     named = Settings.from_env({**environ, "LEGATO_FORWARD_PASSES": "prod=tcp://127.0.0.1:9"})
     names = {watch.name for watch in Roster(named, Basket(), Metrics()).watches()}
     assert {"forward passes prod", "request files prod"} <= names
+
+
+def test_steps_of_one_engine_come_from_one_place() -> None:
+    """Of two sources one would be dropped, and nobody would hear of it."""
+    environ = {"LEGATO_ITERATIONS": "e=http://127.0.0.1:9", "LEGATO_FORWARD_PASSES": "e=tcp://127.0.0.1:10", "LEGATO_ENGINE_SCAN": "0"}
+    with pytest.raises(SettingsError, match="both tell the steps of e: leave one of them out"):
+        Roster(Settings.from_env(environ), Basket(), Metrics())
+
+
+class _Stuck:
+    """A collector that hangs until it is released."""
+
+    name, every_s = "stuck", 0.0
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def collect(self, now_ns: int) -> Iterable[Found]:
+        self.release.wait(30)
+        return ()
+
+
+def test_those_that_hang_are_told_when_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no others."""
+    monkeypatch.setattr(module, "_HANGS_S", 0.02)
+    basket, stuck = Basket(), _Stuck()
+    roster = Roster(Settings.from_env({"LEGATO_ENGINE_SCAN": "0"}), basket, Metrics())
+    roster.add(stuck)
+    thread = threading.Thread(target=roster.watches()[-1].round)
+    thread.start()
+    try:
+        until(lambda: roster.watches()[-1].status().state == "hanging")
+        now_ns = time.time_ns()
+        roster.heed(now_ns)
+        ((sample,), _) = basket.empty()
+        assert sample.time_ns == now_ns
+        assert sample.found == Reading("legato.agent.collector.up", "1", 0.0, (("legato.collector", "stuck"),))
+    finally:
+        stuck.release.set()
+        thread.join(10)

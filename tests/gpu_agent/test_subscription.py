@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from helpers.publisher import Publisher, reachable
 from helpers.waiting import until
 from legato_gpu_agent import subscription
 from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.subscription import BYTES_MAX, Subscription
+from legato_gpu_agent.subscription import BYTES_MAX, Subscription, Unusable, reason_of
 
 END = b"the last one"
 
@@ -190,6 +191,84 @@ def test_a_message_that_cannot_be_taken_ends_nothing(error: Exception) -> None:
         publisher.publish(1, END)
         until(lambda: taken.payloads == [END])
         assert (subscribed.lost, subscribed.bad) == (0, 1)
+
+
+def test_a_publisher_of_which_nothing_can_be_taken_fails() -> None:
+    """It says how many came, why the last was bad and what was expected; it listens on, and a good message mends it."""
+    taken = Taken()
+
+    def take(came_ns: int, payload: bytes) -> None:
+        if payload.startswith(b"own"):
+            raise Unusable("words of ours")
+        if payload != END:
+            raise KeyError(payload)
+        taken(came_ns, payload)
+
+    with Publisher() as publisher, listening(publisher.endpoint, take) as subscribed:
+
+        def came(*frames: bytes) -> None:
+            before = subscribed.bad + subscribed.taken
+            publisher.send(*frames)
+            until(lambda: subscribed.bad + subscribed.taken == before + 1)
+
+        def why() -> str:
+            with pytest.raises(Unusable, match=r"^tcp://.*: none of what came could be taken") as failed:
+                subscribed.listen()
+            return str(failed.value).partition(" could be taken ")[2]
+
+        publisher.wait()
+        number, expected = bytes(8), "expected topic, number (8 bytes) and payload"
+        came(b"", number, b"own")
+        assert [why(), why()] == [f"(messages: 1); the last: words of ours; {expected}"] * 2
+        came(b"", number, b"the prompt of a customer")
+        assert why() == f"(messages: 2); the last: KeyError; {expected}"
+        came(b"only one")
+        assert why() == f"(messages: 3); the last: frames (1) that are not topic, number (8 bytes) and payload; {expected}"
+        came(b"", number, END)
+        came(b"only one")
+        subscribed.listen()
+        subscribed.listen()
+        came(b"only one")
+        assert why().startswith("(messages: 1)")
+        came(b"", number, END)
+        subscribed.listen()
+        assert (subscribed.bad, subscribed.taken) == (5, 2)
+
+
+MARK = "prompt"
+
+
+class Part(msgspec.Struct):
+    """Fields of all kinds."""
+
+    number: int = 0
+    some: list[float] = []
+    named: dict[str, int] = {}
+    text: str | None = None
+
+
+def nested() -> st.SearchStrategy[object]:
+    """Values and names that hold what nobody may see, where other things belong."""
+    return st.recursive(
+        st.sampled_from([MARK, MARK.encode(), 1, 1.5, None]),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.sampled_from([*Part.__struct_fields__, MARK]), inner, max_size=4)
+        ),
+        max_leaves=8,
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=nested(), kind=st.sampled_from(["json", "msgpack"]), at=st.integers(0, 200))
+def test_a_reason_holds_nothing_of_what_came(value: object, kind: str, at: int) -> None:
+    """Whatever it holds and wherever it is cut: what msgspec says names types, our fields and places alone."""
+    encode, decode = (msgspec.json.encode, msgspec.json.decode) if kind == "json" else (msgspec.msgpack.encode, msgspec.msgpack.decode)
+    whole = encode(value)
+    for payload in (whole, whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
+        try:
+            decode(payload, type=Part)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            assert MARK not in reason_of(error) and "\n" not in reason_of(error) and len(reason_of(error)) < 150
 
 
 def test_nothing_is_kept_of_what_came() -> None:

@@ -203,6 +203,37 @@ def test_a_collector_that_hangs_is_told_and_blocks_nobody(monkeypatch: pytest.Mo
     until(lambda: ended("fake") and ended("free"))
 
 
+def test_who_heeds_a_round_that_hangs_tells_of_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A sample each time, of that moment; a warning once a hang; and a line when it is over. Of one that does not hang, nothing."""
+    monkeypatch.setattr(module, "_HANGS_S", 0.02)
+    release, begun = threading.Event(), threading.Event()
+
+    def hanging() -> Iterable[Found]:
+        begun.set()
+        release.wait(30)
+        return well()
+
+    watch, basket, metrics = watched(well, hanging, every_s=0.0)
+    watch.heed(NOW)
+    watch.round()
+    watch.heed(NOW)
+    assert told(basket) == [1]
+    with caplog.at_level(logging.INFO, "legato"):
+        thread = threading.Thread(target=watch.round)
+        thread.start()
+        begun.wait(10)
+        until(lambda: watch.status().state == "hanging")
+        watch.heed(NOW)
+        watch.heed(NOW)
+        assert told(basket) == [0, 0] and metric(metrics, "up") == 0
+        release.set()
+        thread.join(10)
+    watch.heed(NOW)
+    assert told(basket) == [1] and metric(metrics, "up") == 1
+    said = [(record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records]
+    assert said == [("WARNING", "fake is hanging"), ("INFO", "fake is up")]
+
+
 def test_a_watch_that_rests_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long its pause is: only a round that runs can hang."""
     monkeypatch.setattr(module, "_HANGS_S", 0.0)

@@ -7,24 +7,17 @@ are on no page, and no label but those of the rules is kept.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from legato_gpu_agent.engines import Engine
 from legato_gpu_agent.engines.all import ENGINES, engine_of_page
 from legato_gpu_agent.fetch import Fetcher, FetchError
+from legato_gpu_agent.identity import engine_id_of
 from legato_gpu_agent.page import BadPage, Page
 from legato_gpu_agent.readings import Found, Reading, booted
 
 __all__ = ["EnginePage", "engine_id_of"]
 
 _PATHS = ("/metrics", "/prometheus/metrics")
-
-
-def engine_id_of(url: str) -> str:
-    """What an engine at this URL is called unless it is told: its host and port, as its plugin and middleware call it."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return f"{'127.0.0.1' if host in ('localhost', '::1', '0.0.0.0') else host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 
 class EnginePage:
@@ -80,7 +73,8 @@ class EnginePage:
         for path in _PATHS:
             try:
                 text = self._fetcher.get(path)
-            except FetchError as error:
+            except (FetchError, TimeoutError) as error:
+                # TensorRT-LLM's JSON at the first path keeps who asks waiting for seconds while nothing runs: its page is at the second.
                 said.append(str(error))
                 continue
             engine = engine_of_page(text)

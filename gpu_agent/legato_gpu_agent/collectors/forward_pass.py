@@ -15,7 +15,7 @@ import msgspec
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.readings import Found, Reading, booted
 from legato_gpu_agent.records import Engine, Step
-from legato_gpu_agent.subscription import Subscription
+from legato_gpu_agent.subscription import Subscription, Unusable
 
 __all__ = ["ForwardPasses"]
 
@@ -57,24 +57,25 @@ class ForwardPasses:
     def __init__(self, engine_id: str, endpoint: str, tell: Callable[[Datagram], None], every_s: float = 1.0, boot_id: str = "") -> None:
         self.name, self.every_s = f"forward passes {engine_id}", every_s
         self._id, self._tell, self._boot = engine_id, tell, booted(boot_id)
-        self._subscription = Subscription(endpoint, self._take, _BYTES_MAX)
+        self._subscription = Subscription(endpoint, self._take, _BYTES_MAX, expected=f"forward passes of version {_VERSION}")
         self._decoder = msgspec.msgpack.Decoder(_Pass)
         self._since_ns = 0
         self._engine: Engine | None = None
         self._last = -1
         # When the message before came, where what follows it began then.
         self._before_ns: int | None = None
-        self._passes = self._lost_before = 0
+        self._passes = self._repeated = self._lost_before = 0
 
     def epoch_ns(self) -> int:
         """Which engine the steps are of now: when it was first heard (ns since the epoch), 0 before that."""
         return self._engine.epoch_ns if self._engine is not None else 0
 
     def collect(self, now_ns: int) -> Iterator[Found]:
-        """Counters of messages. Listens from the first round on. Raises ``Absent`` after a long silence."""
+        """Counters of messages. Listens from the first round on. Raises ``Absent`` after a long silence, ``Unusable`` where all are bad."""
         self._since_ns = self._since_ns or now_ns
         self._subscription.listen()
-        for what, count in (("taken", self._passes), ("lost", self._subscription.lost), ("bad", self._subscription.bad)):
+        lost, bad = self._subscription.lost, self._subscription.bad
+        for what, count in (("taken", self._passes), ("lost", lost), ("other", self._repeated), ("bad", bad)):
             whose = (*self._boot, ("legato.engine.id", self._id), ("legato.outcome", what))
             yield Reading("legato.agent.forward_passes", "{message}", float(count), whose, self._since_ns)
 
@@ -83,13 +84,15 @@ class ForwardPasses:
         self._subscription.close()
 
     def _take(self, came_ns: int, payload: bytes) -> None:
-        """Raises ``ValueError`` for what cannot be."""
+        """Raises ``Unusable`` and what the decoder may for what cannot be."""
         message = self._decoder.decode(payload)
         _check(message)
         number, before_ns, last = message.counter_id, self._before_ns, self._last
         self._last, self._before_ns = number, None
         if number == last:
-            raise ValueError("told twice")
+            # Told twice, or by an engine that numbers none.
+            self._repeated += 1
+            return
         if self._engine is None or number < last:
             # A number that goes back, be it after a heartbeat: an engine that began anew. What was lost of the other is told already.
             self._engine, self._lost_before = Engine(self._id, max(came_ns, self.epoch_ns() + 1)), self._subscription.lost
@@ -104,13 +107,15 @@ class ForwardPasses:
 
 
 def _check(message: _Pass) -> None:
-    """Raises ``ValueError`` for what cannot be."""
+    """Raises ``Unusable`` for what cannot be."""
+    if message.version != _VERSION:
+        raise Unusable(f"version {message.version}")
     scheduled, queued = message.scheduled_requests, message.queued_requests
     counts = [getattr(part, name) for part in (scheduled, queued) for name in part.__struct_fields__]
-    if message.version != _VERSION or not 0 <= message.wall_time <= _STEP_S_MAX:
-        raise ValueError("version or time")
+    if not 0 <= message.wall_time <= _STEP_S_MAX:
+        raise Unusable(f"a wall_time that is not from 0 to {_STEP_S_MAX:g} s")
     if min(counts) < 0 or max(counts) > _COUNT_MAX or not 0 <= message.counter_id <= _NUMBER_MAX:
-        raise ValueError("counts")
+        raise Unusable(f"counts that are not from 0 to {_COUNT_MAX:,}, or a counter_id beyond all")
 
 
 def _step_of(message: _Pass, came_ns: int, before_ns: int | None) -> Step:

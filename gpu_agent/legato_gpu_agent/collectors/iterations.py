@@ -2,7 +2,8 @@
 
 One idea: reading drains the list, so each iteration is told once, to one reader, and all of one poll are recorded at its end: a record is
 late by up to a poll, which the attribution knows how to take, as a step's end comes from the intervals. What had piled up before anybody
-polled is older than that, and is not told. The Prometheus page drains the same list: read one of the two.
+polled is older than that, and is not told. Numbers that are left out are ``missing``: somebody else read the list. With return_perf_metrics
+the server does so itself, after each request that it finished.
 
 How long a step took is the engine's own loop (hostStepTimeMS). Without it, it is iterLatencyMS, but not where the scheduler overlaps two
 iterations: there that is the time of both.
@@ -21,13 +22,18 @@ from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.fetch import Fetcher, FetchError
 from legato_gpu_agent.readings import Found, Reading, booted
 from legato_gpu_agent.records import Engine, Step
+from legato_gpu_agent.subscription import none_of, reason_of
 from legato_gpu_agent.vocabulary import signal
 
-__all__ = ["BadIterations", "Iterations"]
+__all__ = ["ANSWER_S", "BadIterations", "Iterations"]
 
+ANSWER_S = 6.0
+"""A server is waited for at least so long: it waits 2 s for the first row and 2 s after the last, and meanwhile may answer nobody."""
 _PATH = "/metrics"
-# Iterations that came after a pause longer than this may be older than their record by as much.
+# Iterations that came after a pause longer than this may be older than their record by as much. An idle server's poll takes 4 s.
 _FRESH_S = 5.0
+# No engine takes more steps between two polls: a number further ahead is a mistake.
+_MISSING_MAX = 1_000_000
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _Ms = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
@@ -100,10 +106,13 @@ class Iterations:
     ``boot_id``: of the host by whose clock they are recorded.
     """
 
+    # What was read is gone.
+    drains = True
+
     def __init__(self, url: str, engine_id: str, tell: Callable[[Datagram], None], every_s: float = 1.0, boot_id: str = "") -> None:
         self.name, self.every_s = f"iterations {engine_id}", every_s
         self._id, self._url, self._tell, self._boot = engine_id, url, tell, booted(boot_id)
-        self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, 2.0), 10.0))
+        self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, ANSWER_S), 10.0))
         self._list, self._row = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_Row)
         self._engine: Engine | None = None
         self._last = -1
@@ -111,6 +120,8 @@ class Iterations:
         # Whether the iteration before the next one is known: after a page without any, the engine idled.
         self._follows = False
         self._rows, self._tokens = Counter[str](), Counter[str]()
+        # Rows since the last that is known which could not be read, each of which may be the one that is left out; and why the newest.
+        self._unread, self._why = 0, ""
 
     def epoch_ns(self) -> int:
         """Which engine the steps are of now (ns since the epoch), 0 before the first."""
@@ -122,12 +133,15 @@ class Iterations:
         raws, ended_ns = self._poll(now_ns)
         is_fresh = ended_ns - self._polled_ns <= 1e9 * max(_FRESH_S, 3 * self.every_s)
         self._polled_ns = ended_ns
+        bad_before = self._rows["bad"]
         newest = self._take(raws, ended_ns, is_fresh)
+        if raws and self._rows["bad"] - bad_before == len(raws):
+            raise BadIterations(f"{self._url}{_PATH}: {none_of(len(raws), 'rows', self._why, 'iterations of TensorRT-LLM')}")
         yield self._reading("up", 1.0)
         yield from self._of(newest) if newest is not None else ()
         for name, count in self._tokens.items():
             yield self._reading(name, float(count), self._since_ns)
-        for what in ("taken", "late", "other", "bad"):
+        for what in ("taken", "late", "missing", "other", "bad"):
             attributes = (("legato.engine.id", self._id), ("legato.outcome", what))
             yield Reading("legato.agent.iterations", "{iteration}", float(self._rows[what]), attributes, self._since_ns)
 
@@ -154,8 +168,9 @@ class Iterations:
         for raw in raws:
             try:
                 row = self._row.decode(raw)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 self._rows["bad"] += 1
+                self._unread, self._why = self._unread + 1, reason_of(error)
                 continue
             # Each rank of attention DP tells the same iteration: the first one knows the queue. 0 is what an engine says before its first.
             if row.attention_dp_rank or row.iter == self._last or not row.iter:
@@ -167,13 +182,20 @@ class Iterations:
                     continue
                 self._engine, restarted = Engine(self._id, max(came_ns, self.epoch_ns() + 1)), True
                 self._follows = False
+            elif is_fresh:
+                self._rows["missing"] += self._missing(row)
             self._rows["taken" if is_fresh else "late"] += 1
             if is_fresh:
                 step = self._step_of(row, came_ns)
                 self._tell(Datagram(self._engine, step))
                 self._count(step)
-            newest, self._last, self._follows = row, row.iter, True
+            newest, self._last, self._follows, self._unread = row, row.iter, True, 0
         return newest
+
+    def _missing(self, row: _Row) -> int:
+        """How many were left out between the last that is known and this one."""
+        missing = row.iter - self._last - 1 - self._unread
+        return missing if 0 < missing <= _MISSING_MAX else 0
 
     def _step_of(self, row: _Row, came_ns: int) -> Step:
         batch, speculation, took_ms = row.batch or _Batch(), row.speculation or _Speculation(), row.took_ms()

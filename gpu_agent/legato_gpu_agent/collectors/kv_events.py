@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from legato_gpu_agent.readings import Found, Reading
-from legato_gpu_agent.subscription import Subscription
+from legato_gpu_agent.subscription import Subscription, Unusable
 
 __all__ = ["KvEvents"]
 
@@ -37,13 +37,16 @@ class KvEvents:
     def __init__(self, engine_id: str, endpoint: str, every_s: float = 1.0) -> None:
         self.name, self.every_s = f"kv events {engine_id}", every_s
         self._id = engine_id
-        self._subscription = Subscription(endpoint, self._take)
+        self._subscription = Subscription(endpoint, self._take, expected="events of the KV cache, as vLLM and SGLang publish them")
         self._decoder = msgspec.msgpack.Decoder(_Batch)
         self._blocks: Counter[tuple[str, str]] = Counter()
         self._since_ns = 0
 
     def collect(self, now_ns: int) -> Iterator[Found]:
-        """Counters of blocks and messages. Listens from the first round on. Raises ``Absent`` after a long silence."""
+        """Counters of blocks and messages. Listens from the first round on.
+
+        Raises ``Absent`` after a long silence, ``Unusable`` where all that came is bad.
+        """
         self._since_ns = self._since_ns or now_ns
         self._subscription.listen()
         whose = ("legato.engine.id", self._id)
@@ -59,7 +62,7 @@ class KvEvents:
         self._subscription.close()
 
     def _take(self, _: int, payload: bytes) -> None:
-        """Raises ``ValueError`` for what cannot be."""
+        """Raises ``Unusable`` and what the decoder may for what cannot be."""
         counts: Counter[tuple[str, str]] = Counter()
         for event in self._decoder.decode(payload).events:
             kind = _KINDS.get(event.type)
@@ -77,4 +80,4 @@ def _length(array: msgspec.Raw) -> int:
         return head[0] & 0x0F
     if head[0] in (0xDC, 0xDD):
         return int.from_bytes(head[1 : 3 if head[0] == 0xDC else 5], "big")
-    raise ValueError("block_hashes is no array")
+    raise Unusable("block_hashes is no array")

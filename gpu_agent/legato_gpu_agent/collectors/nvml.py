@@ -1,7 +1,8 @@
 """GPUs: one collector finds them, one each reads them, one hears of their errors.
 
 One idea: each GPU has a collector of its own, so one that hangs or fell off the bus is down alone; it is looked up again by its UUID, and
-comes back when it does. Whose GPU it is, is told by whose processes compute on it.
+comes back when it does. Whose GPU it is, is told by whose processes compute on it; of a GPU that several engines share, each is told beside
+its figures, which are nobody's alone.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class GpuFinder:
 class Gpu:
     """One GPU: all that it tells once a second at most, what a step may be slow for in each round.
 
-    ``missing``: what it does not tell, and why: for good where it cannot, until it is asked again where it failed.
+    ``missing``: what it does not tell, and why: for good where it cannot, until it is asked again where it failed. ``owners``: the engines
+    whose processes compute on it, or on a MIG instance of it.
     """
 
     def __init__(self, index: int, uuid: str, model: str, neighbours: Neighbours, every_s: float = 1.0) -> None:
@@ -104,7 +106,9 @@ class Gpu:
         self._own = (("hw.id", uuid), ("hw.model", model), ("hw.name", f"GPU {index}"))
         self._neighbours, self._counters = neighbours, Counters()
         self._handle: Any = None
-        self._owner, self._round = "", 0
+        self.owners: tuple[str, ...] = ()
+        self._direct: tuple[str, ...] = ()
+        self._round = 0
         self._all_every = math.ceil(_ALL_EVERY_S / every_s)
         self._failed: set[str] = set()
 
@@ -122,15 +126,16 @@ class Gpu:
             self.missing.clear()
             self._round = 0
         if self._round % _OWNER_EVERY == 0:
-            self._owner = self._neighbours.owner_of(_pids(self._handle))
+            self._direct = self._neighbours.owners_of(_pids(self._handle))
         every = not self._round % self._all_every
         self._round += 1
+        tenants: set[str] = set()
         told, fault = 0, None
         for what in (*ASKED, "MIG") if every else OFTEN:
             if what in self.missing and what not in self._failed:
                 continue
             try:
-                found = list(self._answer(what, now_ns))
+                found = list(self._instances(now_ns, tenants) if what == "MIG" else self._answer(what, now_ns))
             except Unknown as error:
                 self._failed.discard(what)
                 self.missing[what] = str(error)
@@ -147,16 +152,22 @@ class Gpu:
             yield from found
         if fault is not None and not told and every:
             raise fault
+        if every:
+            self.owners = tuple(sorted({*self._direct, *tenants}))
+            yield from self._shared()
 
     def _answer(self, what: str, now_ns: int) -> Iterator[Found]:
-        if what == "MIG":
-            yield from self._instances(now_ns)
-        else:
-            for figure in ASKED[what](self._handle):
-                yield self._reading(figure, self._own, now_ns)
+        for figure in ASKED[what](self._handle):
+            yield self._reading(figure, self._own, now_ns, self._direct)
 
-    def _instances(self, now_ns: int) -> Iterator[Found]:
-        """Memory of each MIG instance: the rest is the whole GPU's."""
+    def _shared(self) -> Iterator[Found]:
+        """Whose it is, where its figures do not say so."""
+        if self.owners != self._direct or len(self.owners) > 1:
+            for owner in self.owners:
+                yield Reading("legato.gpu.engine", "1", 1.0, (("hw.id", self.uuid), ("legato.engine.id", owner)))
+
+    def _instances(self, now_ns: int, tenants: set[str]) -> Iterator[Found]:
+        """Memory of each MIG instance: the rest is the whole GPU's. Whose they are is added to ``tenants``."""
         if not asked(pynvml.nvmlDeviceGetMigMode, self._handle)[0]:
             return
         self.missing.pop("MIG instance", None)
@@ -172,13 +183,13 @@ class Gpu:
                 self.missing["MIG instance"] = str(error)
                 continue
             own = (("hw.id", uuid), ("hw.model", model), ("hw.parent", self.uuid))
-            owner = self._neighbours.owner_of(_pids(instance))
+            owners = self._neighbours.owners_of(_pids(instance))
+            tenants.update(owners)
             for figure in figures:
-                yield self._reading(figure, own, now_ns, owner)
+                yield self._reading(figure, own, now_ns, owners)
 
-    def _reading(self, figure: Figure, own: Attributes, now_ns: int, owner: str | None = None) -> Reading:
-        engine = self._owner if owner is None else owner
-        whose = (("legato.engine.id", engine),) if engine else ()
+    def _reading(self, figure: Figure, own: Attributes, now_ns: int, owners: tuple[str, ...]) -> Reading:
+        whose = (("legato.engine.id", owners[0]),) if len(owners) == 1 else ()
         attributes = tuple(sorted((*own, *figure.attributes, *whose)))
         since_ns = self._counters.since_ns((figure.metric, attributes), figure.value, now_ns) if figure.counts else 0
         return Reading(figure.metric, figure.unit, float(figure.value), attributes, since_ns)

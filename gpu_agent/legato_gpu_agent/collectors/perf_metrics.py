@@ -26,10 +26,12 @@ import msgspec
 
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.finished import Waiting, microseconds, seconds, text
+from legato_gpu_agent.collectors.iterations import ANSWER_S
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.fetch import Fetcher, FetchError
 from legato_gpu_agent.readings import Distribution, Found, Reading
 from legato_gpu_agent.records import FinishedRequest
+from legato_gpu_agent.subscription import none_of, reason_of
 from legato_gpu_agent.vocabulary import signal
 
 __all__ = ["ROWS_MAX", "BadPerfMetrics", "PerfMetrics"]
@@ -91,6 +93,9 @@ class PerfMetrics:
     without it they are of one that began with the first round.
     """
 
+    # What was read is gone.
+    drains = True
+
     def __init__(
         self,
         url: str,
@@ -101,20 +106,24 @@ class PerfMetrics:
     ) -> None:
         self.name, self.every_s = f"perf metrics {engine_id}", every_s
         self._id, self._url = engine_id, url
-        self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, 2.0), 10.0))
+        # While it waits for a row of the iterations, a server may answer nobody.
+        self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, ANSWER_S), 10.0))
         self._list, self._row = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_Row)
         self._polled_ns = self._since_ns = self._silent_ns = 0
         self._epoch_ns = epoch_ns or (lambda: self._since_ns)
         self._waiting = Waiting(engine_id, tell, self._epoch_ns)
         self._rows = Counter[str]()
+        self._why = ""
 
     def collect(self, now_ns: int) -> Iterator[Found]:
         """Histograms of what the requests took, and counters. Raises ``Absent``, ``BadPerfMetrics``, and what a connection may."""
         self._since_ns = self._since_ns or now_ns
         raws = self._poll()
         before_ns, self._polled_ns = self._polled_ns, now_ns
+        bad_before = self._rows["bad"]
         took = self._take(raws, now_ns - before_ns <= 1e9 * max(_FRESH_S, 3 * self.every_s))
         self._waiting.tell()
+        self._refuse_the_unusable(min(len(raws), ROWS_MAX), self._rows["bad"] - bad_before)
         self._refuse_silence(now_ns)
         yield from self._distributions(took, before_ns)
         dropped = self._rows["dropped"] + self._waiting.dropped
@@ -148,13 +157,15 @@ class PerfMetrics:
         for raw in raws[:ROWS_MAX]:
             try:
                 row = self._row.decode(raw)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 self._rows["bad"] += 1
+                self._why = reason_of(error)
                 continue
             if row.gen_server is not None:
                 self._rows["other"] += 1
             elif row.request_id is None or row.perf_metrics is None:
                 self._rows["bad"] += 1
+                self._why = "a row without request_id or perf_metrics"
             elif not is_fresh:
                 self._rows["late"] += 1
             else:
@@ -164,6 +175,10 @@ class PerfMetrics:
                 out.append(took)
         return out
 
+    def _refuse_the_unusable(self, rows: int, bad: int) -> None:
+        if rows and bad == rows:
+            raise BadPerfMetrics(f"{self._url}{_PATH}: {none_of(rows, 'rows', self._why, 'finished requests of TensorRT-LLM')}")
+
     def _refuse_silence(self, now_ns: int) -> None:
         """Raises ``Absent`` where steps have long been told, and never a request."""
         if self._rows.total() or not self._epoch_ns():
@@ -172,7 +187,7 @@ class PerfMetrics:
         if now_ns - self._silent_ns > 1e9 * _SILENT_S:
             raise Absent(
                 f"{self._url}{_PATH} has told no finished request in the {_SILENT_S:.0f} s since its engine's first step: "
-                f"does it run with {_KEEPS}?"
+                f"does it run with {_KEEPS}? Its steps are told all the same"
             )
 
     def _distributions(self, took: Sequence[dict[str, float]], since_ns: int) -> Iterator[Distribution]:

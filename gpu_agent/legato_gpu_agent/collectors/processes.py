@@ -1,12 +1,12 @@
 """The engines' own processes: how much CPU they had, and how long their threads waited for one.
 
 One idea: a thread that was ready and had no CPU is the host's fault, and the kernel counts that wait (schedstat); an engine is the sum of
-its processes' threads. What of a process that ended is lost does not make the sum go back: only what threads gain is added.
+its processes' threads. Only what each thread gains is added: one that ends takes its total along, which hides nothing that another gained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.neighbours import Neighbours
@@ -14,6 +14,9 @@ from legato_gpu_agent.proc import Proc
 from legato_gpu_agent.readings import Found, Reading
 
 __all__ = ["Processes"]
+
+_Threads = Mapping[str, tuple[int, int]]
+_NOTHING = (0, 0)
 
 
 class Processes:
@@ -24,8 +27,8 @@ class Processes:
     def __init__(self, proc: Proc, neighbours: Neighbours, every_s: float = 1.0) -> None:
         self.every_s = every_s
         self._proc, self._neighbours = proc, neighbours
-        self._before: dict[int, tuple[float, float]] = {}
-        self._sums: dict[str, list[float]] = {}
+        self._before: dict[int, _Threads] = {}
+        self._sums_ns: dict[str, tuple[int, int]] = {}
         self._since_ns: dict[str, int] = {}
 
     def collect(self, now_ns: int) -> Iterator[Found]:
@@ -33,25 +36,38 @@ class Processes:
         engines = {engine: pids for engine, pids in self._neighbours.pids().items() if pids}
         if not engines:
             raise Absent("no process of an engine can be seen: none listens on this host, or it runs as another user")
-        seen: dict[int, tuple[float, float]] = {}
+        # Kept when all is read: a round that fails halfway must not count again what it had counted.
+        seen: dict[int, _Threads] = {}
+        sums_ns = dict(self._sums_ns)
         for engine, pids in engines.items():
-            sums = self._sums.setdefault(engine, [0.0, 0.0])
+            ran_ns, waited_ns = sums_ns.get(engine, _NOTHING)
             since_ns = self._since_ns.setdefault(engine, now_ns)
             threads = 0
             for pid in pids:
                 try:
-                    ran_s, waited_s, count = self._proc.process_seconds(pid)
+                    now = seen[pid] = self._proc.threads_ns(pid)
                 except Absent:
                     continue
-                seen[pid] = (ran_s, waited_s)
-                before = self._before.get(pid, (ran_s, waited_s))
-                sums[0] += max(ran_s - before[0], 0.0)
-                sums[1] += max(waited_s - before[1], 0.0)
-                threads += count
+                # What a process had before it was first seen is not counted: the counters begin there.
+                ran_more_ns, waited_more_ns = _gained(self._before.get(pid, now), now)
+                ran_ns, waited_ns, threads = ran_ns + ran_more_ns, waited_ns + waited_more_ns, threads + len(now)
+            sums_ns[engine] = (ran_ns, waited_ns)
             whose = (("legato.engine.id", engine),)
-            yield Reading("process.cpu.time", "s", sums[0], whose, since_ns)
-            yield Reading("legato.process.run_queue.wait_time", "s", sums[1], whose, since_ns)
+            yield Reading("process.cpu.time", "s", ran_ns / 1e9, whose, since_ns)
+            yield Reading("legato.process.run_queue.wait_time", "s", waited_ns / 1e9, whose, since_ns)
             yield Reading("process.thread.count", "{thread}", float(threads), whose)
         if not seen:
             raise Absent(f"no schedstat of {', '.join(engines)}: its processes have just gone, or the kernel keeps none")
-        self._before = seen
+        self._before, self._sums_ns = seen, sums_ns
+
+
+def _gained(before: _Threads, now: _Threads) -> tuple[int, int]:
+    """What threads ran and waited more than before. All of it where the thread is new, or another with the number of one that ended."""
+    ran_ns = waited_ns = 0
+    for thread, (ran, waited) in now.items():
+        ran_before, waited_before = before.get(thread, _NOTHING)
+        if ran < ran_before or waited < waited_before:
+            ran_before, waited_before = _NOTHING
+        ran_ns += ran - ran_before
+        waited_ns += waited - waited_before
+    return ran_ns, waited_ns

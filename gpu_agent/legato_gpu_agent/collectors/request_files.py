@@ -27,6 +27,7 @@ from legato_gpu_agent.collectors.finished import Waiting, microseconds, seconds,
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.readings import Found, Reading
 from legato_gpu_agent.records import FinishedRequest
+from legato_gpu_agent.subscription import Unusable, none_of, reason_of
 
 __all__ = ["LINE_BYTES_MAX", "RequestFiles"]
 
@@ -91,21 +92,30 @@ class RequestFiles:
         # The newest name seen, once the folder was: a file of a later name is new, and read from its beginning.
         self._newest: str | None = None
         self._lines: Counter[str] = Counter()
+        self._why = ""
         self._lines_left = self._bytes_left = 0
 
     def collect(self, now_ns: int) -> Iterator[Found]:
-        """Counters of lines. Raises ``Absent`` without the folder or files in it, ``OSError`` for what may not be read."""
+        """Counters of lines. Raises ``Absent`` without the folder or files in it, ``OSError`` for what may not be read.
+
+        Raises ``Unusable`` where all that came since the round before is bad.
+        """
         self._since_ns = self._since_ns or now_ns
         self._lines_left, self._bytes_left = _LINES_MAX, _READ_BYTES_MAX
-        before, names = self._newest, self._names()
+        before, names, bad, taken = self._newest, self._names(), self._lines["bad"], self._lines["taken"]
         for name in names:
             # One that is deleted meanwhile is no failure.
             with contextlib.suppress(FileNotFoundError):
                 self._follow(name, is_new=before is not None and name > before)
         self._waiting.tell()
+        self._refuse_the_unusable(self._lines["bad"] - bad, self._lines["taken"] - taken)
         for what, count in (("taken", self._lines["taken"]), ("bad", self._lines["bad"]), ("dropped", self._waiting.dropped)):
             whose = (("legato.engine.id", self._id), ("legato.outcome", what))
             yield Reading("legato.agent.request_lines", "{line}", float(count), whose, self._since_ns)
+
+    def _refuse_the_unusable(self, bad: int, taken: int) -> None:
+        if bad and not taken:
+            raise Unusable(f"{self._folder}: {none_of(bad, 'lines', self._why, 'lines that SGLang writes of finished requests')}")
 
     def _names(self) -> list[str]:
         """The newest files, the oldest first."""
@@ -135,7 +145,8 @@ class RequestFiles:
                 self._bytes_left -= len(data)
                 taken = self._take_lines(data, place)
                 if not taken and len(data) == LINE_BYTES_MAX:
-                    self._lines["bad"] += not place.skipping
+                    if not place.skipping:
+                        self._refused(Unusable(f"a line of more than {LINE_BYTES_MAX // 2**20} MiB"))
                     taken, place.skipping = len(data), True
                 if not taken:
                     return
@@ -154,11 +165,15 @@ class RequestFiles:
     def _take(self, line: bytes) -> None:
         try:
             request = _request_of(self._decoder.decode(line))
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            self._lines["bad"] += 1
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._refused(error)
             return
         self._lines["taken"] += 1
         self._waiting.add(request)
+
+    def _refused(self, error: Exception) -> None:
+        self._lines["bad"] += 1
+        self._why = reason_of(error)
 
 
 def _opened(path: pathlib.Path) -> BinaryIO:
@@ -177,9 +192,9 @@ def _end_of(file: BinaryIO, status: os.stat_result) -> _Place:
 
 
 def _request_of(line: _Line) -> FinishedRequest:
-    """Raises ``ValueError`` without an id. 0 is what is not known."""
+    """Raises ``Unusable`` without an id. 0 is what is not known."""
     if not line.id:
-        raise ValueError("a request without an id")
+        raise Unusable("a request without an id")
     reason = line.finish_reason.type if isinstance(line.finish_reason, _Reason) else line.finish_reason or ""
     return FinishedRequest(
         step=0,

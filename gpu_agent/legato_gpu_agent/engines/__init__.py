@@ -32,7 +32,8 @@ class Rule:
 @dataclass(frozen=True, slots=True, eq=False)
 class Engine:
     """One kind of engine. ``mark``: how the names of its families begin. ``rank``: the label that tells the engines behind a page apart.
-    ``only``: labels that must have this value where they are there at all, as each of several ranks tells the same.
+    ``only``: labels that must have this value where they are there at all, as each of several ranks tells the same. ``lowest``: a label of
+    which the lowest value on the page counts, of each engine behind it, as which of its ranks tell the same is nowhere said beforehand.
 
     ``lacks``: signals that it does not have, and why. ``ports``: where it listens unless told otherwise. ``hint``: what the operator could
     set to see more.
@@ -45,6 +46,7 @@ class Engine:
     path: str = "/metrics"
     rank: str = ""
     only: Mapping[str, str] = field(default_factory=dict)
+    lowest: str = ""
     ports: tuple[int, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
     hint: str = ""

@@ -2,7 +2,8 @@
 
 One idea: its token counters named like vLLM's grow when a request ends, so the live ones are taken. Its gauges are as old as the last
 prefill or the last 40 decode steps. Its inter-token latency is divided by the tokens that came. Of several tensor-parallel ranks some
-families are told by each, so the first one's count. What it computed and what it found in a cache add up to what was asked of the cache.
+families are told by each, so the first one's count: with data-parallel attention each dp_rank has its own (of 8 ranks in 4, dp_rank 1 has
+tp_rank 2 and 3). What it computed and what it found in a cache add up to what was asked of the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ SGLANG = Engine(
     title="SGLang",
     mark="sglang:",
     rank="dp_rank",
-    only={"tp_rank": "0", "pp_rank": "0"},
+    only={"pp_rank": "0"},
+    lowest="tp_rank",
     ports=(30000,),
     rules=(
         number("sglang:num_running_reqs", "requests.running"),

@@ -1,0 +1,40 @@
+"""Sources that settings name: each has an id of its own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from legato_gpu_agent.settings import Settings, SettingsError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "engine_id", "first", "second"),
+    [
+        ("LEGATO_KV_EVENTS", "e=tcp://h:5557,f=tcp://h:1,e=tcp://h:5558", "e", "tcp://h:5557", "tcp://h:5558"),
+        ("LEGATO_FORWARD_PASSES", "e=tcp://h:1, e=tcp://h:2", "e", "tcp://h:1", "tcp://h:2"),
+        ("LEGATO_REQUEST_FILES", "e=/a,e=/b", "e", "/a", "/b"),
+        ("LEGATO_ENGINES", "https://gw/a,https://gw/b/", "gw:443", "https://gw/a", "https://gw/b"),
+        ("LEGATO_ENGINES", "http://localhost:8000,http://[::1]:8000", "127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"),
+        ("LEGATO_ENGINES", "http://h:1,h:1=http://h:2", "h:1", "http://h:1", "http://h:2"),
+        ("LEGATO_ITERATIONS", "e=http://h:1,e=http://h:2", "e", "http://h:1", "http://h:2"),
+    ],
+)
+def test_an_id_that_two_have_is_refused(name: str, value: str, engine_id: str, first: str, second: str) -> None:
+    """One of the two would not be read, and nobody would hear of it: the error names both, and says what to do."""
+    wanted = f"{name} has the id '{engine_id}' twice, for {first} and {second}: give each an id of its own, as in ID={second}"
+    with pytest.raises(SettingsError, match=f"^{re.escape(wanted)}$"):
+        Settings.from_env({name: value})
+
+
+def test_ids_of_their_own_are_taken() -> None:
+    """Of one setting; another may have the same, which says more of that engine."""
+    environ = {
+        "LEGATO_ENGINES": "a=https://gw/a,b=https://gw/b,e=http://h:1",
+        "LEGATO_KV_EVENTS": "e=tcp://h:5557,e/1=tcp://h:5558",
+        "LEGATO_FORWARD_PASSES": "e=tcp://h:1",
+    }
+    settings = Settings.from_env(environ)
+    assert settings.engines == (("a", "https://gw/a"), ("b", "https://gw/b"), ("e", "http://h:1"))
+    assert settings.kv_events == (("e", "tcp://h:5557"), ("e/1", "tcp://h:5558")) and settings.forward_passes == (("e", "tcp://h:1"),)
