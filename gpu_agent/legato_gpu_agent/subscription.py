@@ -4,7 +4,7 @@ One idea: a thread of its own waits in `poll` and hands each message on at once,
 no prompt that a message may hold waits in a queue of ours. What cannot be taken is counted, and a publisher that vanishes is one that says
 nothing. Three frames: topic, number (8 bytes, big-endian), payload. It decodes none.
 
-A publisher of which nothing can be taken is one that fails, and says why: in words that hold nothing of what came, as that may be a prompt.
+A publisher of which nothing can be taken is one that fails, and says why.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
 import zmq
 
 from legato_gpu_agent.collectors import Absent
+from legato_gpu_agent.unusable import Unusable, none_of, reason_of
 
-__all__ = ["Subscription", "Unusable", "none_of", "reason_of"]
+__all__ = ["Subscription"]
 
 BYTES_MAX = 32 * 2**20
 """SGLang tells of each page of a prompt in the cache, which may be a token: some 130 bytes."""
@@ -32,23 +32,6 @@ _REOPEN_S = 10.0
 # No gap is longer: a number further ahead is another publisher's.
 _LOST_MAX = 2**32
 _FRAMES = "topic, number (8 bytes) and payload"
-
-
-class Unusable(ValueError):
-    """What came cannot be taken: in words of ours, which hold nothing of it."""
-
-
-def reason_of(error: Exception) -> str:
-    """Why something could not be taken, without anything of it.
-
-    msgspec names types, bounds, our own fields and the place of a byte; what any other error says may quote what came.
-    """
-    return str(error) if isinstance(error, Unusable | msgspec.MsgspecError) else type(error).__name__
-
-
-def none_of(count: int, what: str, why: str, expected: str) -> str:
-    """What to say where ``count`` came, and not one could be taken."""
-    return f"none of what came could be taken ({what}: {count:,}); the last: {why}; expected {expected}"
 
 
 class Subscription:

@@ -20,7 +20,7 @@ from legato_gpu_agent import subscription
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.kv_events import KvEvents
 from legato_gpu_agent.readings import Reading
-from legato_gpu_agent.subscription import Unusable
+from legato_gpu_agent.unusable import Unusable
 
 NOW = 1_700_000_000_000_000_000
 RECORDED = pathlib.Path(__file__).parent / "data" / "kv_events.jsonl"

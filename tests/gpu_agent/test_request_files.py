@@ -23,7 +23,7 @@ from legato_gpu_agent.pending import Pending
 from legato_gpu_agent.readings import Reading
 from legato_gpu_agent.records import Engine, FinishedRequest, Step
 from legato_gpu_agent.steps import request_of
-from legato_gpu_agent.subscription import Unusable
+from legato_gpu_agent.unusable import Unusable
 
 NOW = 1_700_000_000_000_000_000
 PROMPT, ANSWER, STOP = "the prompt of a customer", "the answer to it", "a text that ends it"

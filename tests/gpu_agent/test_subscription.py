@@ -19,7 +19,8 @@ from helpers.publisher import Publisher, reachable
 from helpers.waiting import until
 from legato_gpu_agent import subscription
 from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.subscription import BYTES_MAX, Subscription, Unusable, reason_of
+from legato_gpu_agent.subscription import BYTES_MAX, Subscription
+from legato_gpu_agent.unusable import Unusable, reason_of
 
 END = b"the last one"
 

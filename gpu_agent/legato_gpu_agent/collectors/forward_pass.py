@@ -15,7 +15,8 @@ import msgspec
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.readings import Found, Reading, booted
 from legato_gpu_agent.records import Engine, Step
-from legato_gpu_agent.subscription import Subscription, Unusable
+from legato_gpu_agent.subscription import Subscription
+from legato_gpu_agent.unusable import Unusable
 
 __all__ = ["ForwardPasses"]
 

@@ -22,7 +22,7 @@ from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.fetch import Fetcher, FetchError
 from legato_gpu_agent.readings import Found, Reading, booted
 from legato_gpu_agent.records import Engine, Step
-from legato_gpu_agent.subscription import none_of, reason_of
+from legato_gpu_agent.unusable import none_of, reason_of
 from legato_gpu_agent.vocabulary import signal
 
 __all__ = ["ANSWER_S", "BadIterations", "Iterations"]

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import msgspec
 
 from legato_gpu_agent.readings import Found, Reading
-from legato_gpu_agent.subscription import Subscription, Unusable
+from legato_gpu_agent.subscription import Subscription
+from legato_gpu_agent.unusable import Unusable
 
 __all__ = ["KvEvents"]
 

@@ -31,7 +31,7 @@ from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.fetch import Fetcher, FetchError
 from legato_gpu_agent.readings import Distribution, Found, Reading
 from legato_gpu_agent.records import FinishedRequest
-from legato_gpu_agent.subscription import none_of, reason_of
+from legato_gpu_agent.unusable import none_of, reason_of
 from legato_gpu_agent.vocabulary import signal
 
 __all__ = ["ROWS_MAX", "BadPerfMetrics", "PerfMetrics"]

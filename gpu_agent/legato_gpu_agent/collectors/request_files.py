@@ -27,7 +27,7 @@ from legato_gpu_agent.collectors.finished import Waiting, microseconds, seconds,
 from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.readings import Found, Reading
 from legato_gpu_agent.records import FinishedRequest
-from legato_gpu_agent.subscription import Unusable, none_of, reason_of
+from legato_gpu_agent.unusable import Unusable, none_of, reason_of
 
 __all__ = ["LINE_BYTES_MAX", "RequestFiles"]
 
