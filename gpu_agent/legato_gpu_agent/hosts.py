@@ -6,7 +6,6 @@ which may take seconds: it is asked only where a caller wants names looked up, n
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import socket
 
@@ -18,9 +17,8 @@ __all__ = ["is_local", "own_addresses"]
 _NOBODYS = {4: "240.0.0.1", 6: "100::1"}
 
 
-@functools.lru_cache(maxsize=1_024)
 def is_local(host: str) -> bool:
-    """Whether this address is this host's own; a name is none, but for loopback's, and is not looked up."""
+    """Whether this address is this host's own, now; a name is none, but for loopback's, and is not looked up."""
     if client_host(host) == LOOPBACK:
         return True
     try:
@@ -36,13 +34,14 @@ def is_local(host: str) -> bool:
 def own_addresses(host: str) -> frozenset[str]:
     """Those of this host's own addresses that ``host`` stands for, as its clients have them; a name is looked up.
 
-    Empty where it stands for another host, or where nobody knows it.
+    Empty where it stands for another host. Raises ``OSError`` where nobody answers, or knows it, now.
     """
     if is_local(host):
         return frozenset((client_host(host),))
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except (OSError, ValueError):
+    except ValueError:
+        # What is no name at all, like one of more than 63 letters.
         return frozenset()
     return frozenset(client_host(address) for address in found if is_local(address))
 

@@ -27,6 +27,7 @@ class Neighbours:
     def __init__(self, proc: Proc, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc, self._clock = proc, clock
         self.gpus = 0
+        self._matched = False
         self._ports: dict[str, int] = {}
         self._pids: dict[str, tuple[int, ...]] = {}
         self._looked_s = float("-inf")
@@ -65,16 +66,17 @@ class Neighbours:
                 self._pids = self._look(ports)
             return dict(self._pids)
 
-    def owners_of(self, pids: Sequence[int]) -> tuple[str, ...]:
-        """The engines that these processes are of.
+    def owners_of(self, pids: Sequence[int], is_part: bool = False) -> tuple[str, ...]:
+        """The engines that these processes, of a GPU or a part of one, are of.
 
-        Where none of the processes can be seen (another user's, or numbers of another namespace) and the node has one GPU and one engine,
-        that one.
+        Where none of a GPU's processes can be seen (another user's, or numbers of another namespace) and the node has one GPU and one
+        engine, that one; not once an engine's own were seen on it, as those that cannot be seen are others' then.
         """
         known = self.pids()
         owners = sorted(engine for engine, own in known.items() if set(own) & set(pids))
         servers = {engine.split("/")[0] for engine in known}
-        if owners or not pids or self.gpus != 1 or len(servers) != 1:
+        self._matched |= bool(owners)
+        if owners or not pids or is_part or self._matched or self.gpus != 1 or len(servers) != 1:
             return tuple(owners)
         seen = any(known.values()) and any(self._proc.parent(pid) is not None for pid in pids)
         return () if seen else tuple(servers)

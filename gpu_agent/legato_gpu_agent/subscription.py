@@ -82,6 +82,9 @@ class Subscription:
         bad, taken = self.bad, self.taken
         bad_before, taken_before = self._well
         if bad > bad_before and taken == taken_before:
+            # Of one that was understood before it is said once a bad message, as it may have nothing else to say for a while.
+            if taken:
+                self._well = bad, taken
             raise Unusable(f"{self._endpoint}: {none_of(bad - bad_before, 'messages', self._why, self._expected)}")
         self._well = bad, taken
 

@@ -25,8 +25,8 @@ __all__ = ["Basket", "Status", "Watch"]
 _log = logging.getLogger("legato")
 # A source that is not there, or fails, is asked this seldom at most.
 _ABSENT_S, _FAILED_S_MAX = 60.0, 30.0
-# A round that takes longer than this, and than three rounds' time, hangs.
-_HANGS_S = 5.0
+# A round that takes longer than this, and than three rounds' time, hangs: longer than any source is waited for.
+_HANGS_S = 7.0
 _FOUND_MAX = 20_000
 
 

@@ -35,7 +35,7 @@ pynvml = pytest.importorskip("pynvml")
 class Owner:
     """Every process is the engine's."""
 
-    def owners_of(self, pids: list[int]) -> tuple[str, ...]:
+    def owners_of(self, pids: list[int], is_part: bool = False) -> tuple[str, ...]:
         """The engine."""
         return (ENGINE,) if pids else ()
 

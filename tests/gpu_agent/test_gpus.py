@@ -118,7 +118,7 @@ def test_every_figure_of_an_h200(gpus: FakeGpus) -> None:
 @pytest.mark.parametrize("what", [*_KEYS, "MIG"])
 def test_what_a_gpu_does_not_know_is_asked_once(gpus: FakeGpus, what: str) -> None:
     """It is missing, with the reason, until the GPU is looked up anew; every other figure is told meanwhile, as it was."""
-    neighbours: Any = SimpleNamespace(owners_of=lambda pids: ())
+    neighbours: Any = SimpleNamespace(owners_of=lambda pids, **_: ())
     gpu = Gpu(0, str(h200(0)["uuid"]), "NVIDIA H200", neighbours)
     keys = {key: {**h200(0), **_WORKED}[key] for key in _KEYS.get(what, ["mig"])}
     left = sorted((figure.metric, figure.value) for other, told in _TOLD.items() if other != what for figure in told)

@@ -206,7 +206,15 @@ def test_the_only_engine_owns_the_only_gpu(tree: pathlib.Path, clock: Clock, gpu
     neighbours.gpus = 1
     neighbours.tell("127.0.0.1:8000")
     neighbours.tell("127.0.0.1:8000/1")
-    assert neighbours.owners_of(gpu_pids) == owners
+    assert neighbours.owners_of(gpu_pids) == owners and neighbours.owners_of([999], is_part=True) == ()
+
+
+def test_what_is_seen_of_an_engine_ends_the_guess(tree: pathlib.Path, clock: Clock) -> None:
+    """Numbers are of one namespace, as one of them was the engine's: a process that cannot be seen is somebody else's."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.gpus = 1
+    neighbours.tell("127.0.0.1:8000")
+    assert [neighbours.owners_of([pid]) for pid in (999, 11, 999)] == [("127.0.0.1:8000",)] * 2 + [()]
 
 
 def test_a_router_beside_its_shards(tree: pathlib.Path, clock: Clock) -> None:

@@ -213,6 +213,17 @@ def test_what_piled_up_before_is_not_told() -> None:
         assert world.ids == ["3", "5"]
 
 
+def test_behind_an_empty_list_nothing_piled_up() -> None:
+    """However long ago it was empty; but not where a poll failed since, as the server may have been another."""
+    with serving() as world:
+        world.poll()
+        assert counts(world.poll(row(1), after_s=90)) == {"taken": 1}
+        world.poll()
+        with pytest.raises(BadPerfMetrics):
+            world.poll_page(500)
+        assert counts(world.poll(row(2), after_s=90)) == {"taken": 1, "late": 1} and world.ids == ["1"]
+
+
 @pytest.mark.parametrize(
     ("times", "expected"),
     [

@@ -27,7 +27,7 @@ class Node:
     """A written /proc with engines on ports 8000 and 8001, where every look at processes is a fresh one."""
 
     def __init__(self, root: pathlib.Path) -> None:
-        self.root, self._steps = node(root), iter(range(1_000_000))
+        self.root, self._steps, self.now_ns = node(root), iter(range(1_000_000)), NOW
         write(self.root, listening={8000: 111, 8001: 222})
         proc = Proc(self.root)
         neighbours = Neighbours(proc, lambda: 100.0 * next(self._steps))
@@ -39,6 +39,11 @@ class Node:
         """CPU time, waiting and threads of each engine, with these processes there."""
         write(self.root, processes=processes)
         return told(self.collector, now_ns)
+
+    def ask_later(self, *processes: Process, after_s: float = 10.0) -> dict[str, tuple[float, float, float]]:
+        """The same, so many seconds after the time before."""
+        self.now_ns += round(after_s * SECOND)
+        return self.ask(*processes, now_ns=self.now_ns)
 
 
 @pytest.fixture
@@ -110,18 +115,26 @@ def test_an_engine_that_restarts_goes_on(engines: Node) -> None:
 
 def test_a_number_that_is_used_again_takes_nothing_back(engines: Node) -> None:
     """Another thread with the same number has less behind it, of one or of both: it began at zero, and all of it is the engine's."""
-    engines.ask(engine(10, {10: (100, 10)}))
-    engines.ask(engine(10, {10: (107, 12)}))
-    assert engines.ask(engine(10, {10: (1, 0)})) == {"one": (8.0, 2.0, 1.0)}
-    assert engines.ask(engine(10, {10: (2, 3)})) == {"one": (9.0, 5.0, 1.0)}
-    assert engines.ask(engine(10, {10: (1, 4)})) == {"one": (10.0, 9.0, 1.0)}
+    engines.ask_later(engine(10, {10: (100, 10)}))
+    engines.ask_later(engine(10, {10: (107, 12)}))
+    assert engines.ask_later(engine(10, {10: (1, 0)})) == {"one": (8.0, 2.0, 1.0)}
+    assert engines.ask_later(engine(10, {10: (2, 3)})) == {"one": (9.0, 5.0, 1.0)}
+    assert engines.ask_later(engine(10, {10: (1, 4)})) == {"one": (10.0, 9.0, 1.0)}
 
 
 def test_a_thread_that_ends_hides_nothing_that_another_gained(engines: Node) -> None:
     """However much it takes along; and all of what a new one had since it began is counted."""
-    engines.ask(engine(10, {10: (5, 1), 11: (100, 100)}))
-    assert engines.ask(engine(10, {10: (5.25, 1.875)})) == {"one": (0.25, 0.875, 1.0)}
-    assert engines.ask(engine(10, {10: (5.25, 1.875), 12: (0.5, 0.125)})) == {"one": (0.75, 1.0, 2.0)}
+    engines.ask_later(engine(10, {10: (5, 1), 11: (100, 100)}))
+    assert engines.ask_later(engine(10, {10: (5.25, 1.875)})) == {"one": (0.25, 0.875, 1.0)}
+    assert engines.ask_later(engine(10, {10: (5.25, 1.875), 12: (0.5, 0.125)})) == {"one": (0.75, 1.0, 2.0)}
+
+
+def test_an_old_thread_that_was_not_seen_once_brings_no_years(engines: Node) -> None:
+    """Its file could not be read, or it was beyond the bound: of what it has behind it no more counts than has passed since."""
+    both = {10: (5, 1), 11: (3_600, 99)}
+    engines.ask_later(engine(10, both))
+    engines.ask_later(engine(10, {10: (5, 1)}), after_s=1)
+    assert engines.ask_later(engine(10, both), after_s=1) == {"one": (1.0, 1.0, 2.0)}
 
 
 def test_a_round_that_fails_counts_nothing_twice(engines: Node, monkeypatch: pytest.MonkeyPatch) -> None:

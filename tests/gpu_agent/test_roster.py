@@ -44,6 +44,30 @@ def test_where_iterations_are_read_nobody_looks_for_a_page(monkeypatch: pytest.M
             door.accept()
 
 
+def test_a_server_whose_name_nobody_knows_yet_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its name is known nobody asks what listens at its port, and then by its address."""
+    names: dict[str, str] = {}
+
+    def answer(host: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        if host not in names:
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return [(2, 1, 6, "", (names[host], 0))]
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        monkeypatch.setattr(engine_finder, "PORTS", {port})
+        monkeypatch.setattr(socket, "getaddrinfo", answer)
+        roster = Roster(Settings.from_env({"LEGATO_ITERATIONS": f"http://gpu7:{port}"}), Basket(), Metrics())
+        (finder,) = (watch.collector for watch in roster.watches() if isinstance(watch.collector, engine_finder.EngineFinder))
+        door.setblocking(False)
+        for known in ({}, {}, {"gpu7": "127.0.0.1"}):
+            names.update(known)
+            with pytest.raises(Absent):
+                list(finder.collect(1))
+            with pytest.raises(BlockingIOError):
+                door.accept()
+
+
 def test_requests_without_steps_are_refused(tmp_path: pathlib.Path) -> None:
     """They would wait for steps that nobody tells, and nobody would hear of it."""
     environ = {"LEGATO_ENGINE_PIPE": str(tmp_path / "s"), "LEGATO_ENGINE_SCAN": "0", "LEGATO_REQUEST_FILES": f"prod={tmp_path}"}

@@ -230,7 +230,9 @@ def test_a_publisher_of_which_nothing_can_be_taken_fails() -> None:
         subscribed.listen()
         subscribed.listen()
         came(b"only one")
+        # It was understood before: it is said of that message, and not as long as nothing else comes.
         assert why().startswith("(messages: 1)")
+        subscribed.listen()
         came(b"", number, END)
         subscribed.listen()
         assert (subscribed.bad, subscribed.taken) == (5, 2)

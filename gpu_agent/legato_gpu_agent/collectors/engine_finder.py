@@ -53,40 +53,45 @@ class EngineFinder:
 
     def collect(self, now_ns: int) -> Iterator[Found]:
         """How many pages are read. Raises ``Absent`` where there is none."""
-        # Names are looked up here, once, where nobody waits for it.
-        for url in self._taken:
-            self._claim(url)
-        self._taken.clear()
-        for engine_id, url in self._named:
-            self._take(EnginePage(url, engine_id, every_s=self._page_every_s, boot_id=self._boot_id), url)
-        self._named.clear()
+        # Names are looked up here, where nobody waits for it, until they are known.
+        self._taken = [url for url in self._taken if self._claim(url) is None]
+        self._named = [each for each in self._named if self._take(*each) is None]
         if self._proc is not None:
             for port, listener in self._proc.listeners().items():
                 if port not in PORTS or self._is_claimed(listener, port):
                     continue
                 url = _url_of(listener, port)
                 if self._is_engine(url, port, listener.inode):
-                    self._take(EnginePage(url, every_s=self._page_every_s, boot_id=self._boot_id), url)
+                    self._take("", url)
         if not self._known:
             raise Absent("no engine's page was found: set LEGATO_ENGINES to where an engine serves /metrics")
         yield Reading("legato.agent.engines", "{engine}", float(len(self._known)))
 
-    def _take(self, page: EnginePage, url: str) -> None:
-        here = self._claim(url)
+    def _take(self, engine_id: str, url: str) -> bool | None:
+        """Have its page read, once; whether it is on this host (``None``: nobody knows now)."""
+        here, page = self._claim(url), EnginePage(url, engine_id, every_s=self._page_every_s, boot_id=self._boot_id)
+        self._neighbours.tell(page.engine_id, f"http://{LOOPBACK}:{place_of(url)[1]}" if here else url)
         if page.engine_id not in self._known:
             self._known.add(page.engine_id)
-            self._neighbours.tell(page.engine_id, f"http://{LOOPBACK}:{place_of(url)[1]}" if here else url)
             self._add(page)
+        return here
 
-    def _claim(self, url: str) -> bool:
-        """Whether this URL is on this host; what listens there is asked by nobody else then."""
+    def _claim(self, url: str) -> bool | None:
+        """Whether this URL is on this host; what listens there is asked by nobody else then. ``None``: nobody knows its name now."""
         host, port = place_of(url)
-        own = own_addresses(host)
+        try:
+            own = own_addresses(host)
+        except OSError:
+            return None
         self._claimed.setdefault(port, set()).update(own)
         return bool(own)
 
     def _is_claimed(self, listener: Listener, port: int) -> bool:
-        """Whether what listens here is read already: by its address, or by any where it listens at all."""
+        """Whether what listens here is read already: by its address, or by any where it listens at all; or may be what is ``taken``, by a
+        name that nobody knows now.
+        """
+        if port in {place_of(url)[1] for url in self._taken}:
+            return True
         claimed = self._claimed.get(port, set())
         return client_host(listener.address) in claimed if listener.address else bool(claimed)
 

@@ -31,7 +31,7 @@ ANSWER_S = 6.0
 """A server is waited for at least so long: it waits 2 s for the first row and 2 s after the last, and meanwhile may answer nobody."""
 _PATH = "/metrics"
 # Iterations that came after a pause longer than this may be older than their record by as much. An idle server's poll takes 4 s.
-_FRESH_S = 5.0
+_FRESH_S = 1.0 + ANSWER_S
 # No engine takes more steps between two polls: a number further ahead is a mistake.
 _MISSING_MAX = 1_000_000
 

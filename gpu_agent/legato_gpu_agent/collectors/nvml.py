@@ -183,7 +183,7 @@ class Gpu:
                 self.missing["MIG instance"] = str(error)
                 continue
             own = (("hw.id", uuid), ("hw.model", model), ("hw.parent", self.uuid))
-            owners = self._neighbours.owners_of(_pids(instance))
+            owners = self._neighbours.owners_of(_pids(instance), is_part=True)
             tenants.update(owners)
             for figure in figures:
                 yield self._reading(figure, own, now_ns, owners)

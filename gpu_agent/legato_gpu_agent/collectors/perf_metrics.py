@@ -110,6 +110,7 @@ class PerfMetrics:
         self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, ANSWER_S), 10.0))
         self._list, self._row = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_Row)
         self._polled_ns = self._since_ns = self._silent_ns = 0
+        self._was_empty = False
         self._epoch_ns = epoch_ns or (lambda: self._since_ns)
         self._waiting = Waiting(engine_id, tell, self._epoch_ns)
         self._rows = Counter[str]()
@@ -118,10 +119,12 @@ class PerfMetrics:
     def collect(self, now_ns: int) -> Iterator[Found]:
         """Histograms of what the requests took, and counters. Raises ``Absent``, ``BadPerfMetrics``, and what a connection may."""
         self._since_ns = self._since_ns or now_ns
+        # Nothing piles up behind a list that was empty, however long ago that was.
+        was_empty, self._was_empty = self._was_empty, False
         raws = self._poll()
-        before_ns, self._polled_ns = self._polled_ns, now_ns
+        before_ns, self._polled_ns, self._was_empty = self._polled_ns, now_ns, not raws
         bad_before = self._rows["bad"]
-        took = self._take(raws, now_ns - before_ns <= 1e9 * max(_FRESH_S, 3 * self.every_s))
+        took = self._take(raws, was_empty or now_ns - before_ns <= 1e9 * max(_FRESH_S, 3 * self.every_s))
         self._waiting.tell()
         self._refuse_the_unusable(min(len(raws), ROWS_MAX), self._rows["bad"] - bad_before)
         self._refuse_silence(now_ns)

@@ -28,6 +28,7 @@ class Processes:
         self.every_s = every_s
         self._proc, self._neighbours = proc, neighbours
         self._before: dict[int, _Threads] = {}
+        self._before_ns = 0
         self._sums_ns: dict[str, tuple[int, int]] = {}
         self._since_ns: dict[str, int] = {}
 
@@ -49,7 +50,7 @@ class Processes:
                 except Absent:
                     continue
                 # What a process had before it was first seen is not counted: the counters begin there.
-                ran_more_ns, waited_more_ns = _gained(self._before.get(pid, now), now)
+                ran_more_ns, waited_more_ns = _gained(self._before.get(pid, now), now, now_ns - self._before_ns)
                 ran_ns, waited_ns, threads = ran_ns + ran_more_ns, waited_ns + waited_more_ns, threads + len(now)
             sums_ns[engine] = (ran_ns, waited_ns)
             whose = (("legato.engine.id", engine),)
@@ -58,16 +59,18 @@ class Processes:
             yield Reading("process.thread.count", "{thread}", float(threads), whose)
         if not seen:
             raise Absent(f"no schedstat of {', '.join(engines)}: its processes have just gone, or the kernel keeps none")
-        self._before, self._sums_ns = seen, sums_ns
+        self._before, self._sums_ns, self._before_ns = seen, sums_ns, now_ns
 
 
-def _gained(before: _Threads, now: _Threads) -> tuple[int, int]:
-    """What threads ran and waited more than before. All of it where the thread is new, or another with the number of one that ended."""
+def _gained(before: _Threads, now: _Threads, passed_ns: int) -> tuple[int, int]:
+    """What threads ran and waited more than before. All of it where the thread is new, or another with the number of one that ended; but
+    no more than has passed since then, as one that was not seen the time before may be old.
+    """
     ran_ns = waited_ns = 0
     for thread, (ran, waited) in now.items():
-        ran_before, waited_before = before.get(thread, _NOTHING)
+        ran_before, waited_before = before.get(thread, (ran + 1, waited))
         if ran < ran_before or waited < waited_before:
-            ran_before, waited_before = _NOTHING
+            ran_before, waited_before = max(ran - passed_ns, 0), max(waited - passed_ns, 0)
         ran_ns += ran - ran_before
         waited_ns += waited - waited_before
     return ran_ns, waited_ns
