@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-__all__ = ["LOOPBACK", "client_host", "engine_id", "engine_id_of", "pipe_path", "place_of"]
+__all__ = ["LOOPBACK", "client_host", "engine_id", "engine_id_of", "pipe_path", "place_of", "server_of"]
 
 ENGINE_ID = "LEGATO_ENGINE_ID"
 LOOPBACK = "127.0.0.1"
@@ -44,6 +44,12 @@ def engine_id_of(url: str) -> str:
     """What an engine at this URL is called unless it is told: its host and port, as its plugin and middleware call it."""
     host, port = place_of(url)
     return f"{client_host(host)}:{port}"
+
+
+def server_of(engine_id: str) -> str:
+    """The id of the server that this engine is behind: ranks are told under it, a slash and their number. Its own where it is none."""
+    server, slash, rank = engine_id.rpartition("/")
+    return server if slash and rank.isdecimal() else engine_id
 
 
 def engine_id(environ: Mapping[str, str], arguments: Sequence[str], index: int = 0) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 from legato_gpu_agent.hosts import is_local
+from legato_gpu_agent.identity import server_of
 from legato_gpu_agent.proc import Proc
 
 __all__ = ["Neighbours"]
@@ -74,7 +75,7 @@ class Neighbours:
         """
         known = self.pids()
         owners = sorted(engine for engine, own in known.items() if set(own) & set(pids))
-        servers = {engine.split("/")[0] for engine in known}
+        servers = set(map(server_of, known))
         self._matched |= bool(owners)
         if owners or not pids or is_part or self._matched or self.gpus != 1 or len(servers) != 1:
             return tuple(owners)
@@ -86,7 +87,7 @@ class Neighbours:
         listening = self._proc.listening() if wanted else {}
         inodes: dict[int, str] = {}
         # Engines behind one server (id/1, id/2) share its socket: its processes are said to be of the one with the plain id.
-        for engine in sorted(wanted, key=lambda engine: "/" in engine):
+        for engine in sorted(wanted, key=lambda engine: server_of(engine) != engine):
             if wanted[engine] in listening:
                 inodes.setdefault(listening[wanted[engine]], engine)
         out: dict[str, tuple[int, ...]] = dict.fromkeys(ports, ())

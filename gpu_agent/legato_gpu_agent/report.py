@@ -15,6 +15,7 @@ from legato_gpu_agent.collectors.nvml import Gpu
 from legato_gpu_agent.collectors.processes import Processes
 from legato_gpu_agent.engines import Engine
 from legato_gpu_agent.engines.all import ENGINES
+from legato_gpu_agent.identity import server_of
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.readings import Distribution, Found
 from legato_gpu_agent.roster import Roster
@@ -123,7 +124,7 @@ def _engine(watch: Watch, found: Sequence[Found]) -> Iterator[str]:
 
 def _engine_of(found: Found) -> str:
     """Of which server's engine it is."""
-    return dict(found.attributes).get("legato.engine.id", "").split("/")[0]
+    return server_of(dict(found.attributes).get("legato.engine.id", ""))
 
 
 def _gpu(watch: Watch) -> Iterator[str]:

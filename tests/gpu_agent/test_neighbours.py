@@ -209,6 +209,17 @@ def test_the_only_engine_owns_the_only_gpu(tree: pathlib.Path, clock: Clock, gpu
     assert neighbours.owners_of(gpu_pids) == owners and neighbours.owners_of([999], is_part=True) == ()
 
 
+def test_an_id_may_have_slashes(tree: pathlib.Path, clock: Clock) -> None:
+    """Only a number behind the last one is a rank."""
+    neighbours = Neighbours(Proc(tree), clock)
+    neighbours.gpus = 1
+    neighbours.tell("team/llama")
+    neighbours.tell("team/llama/1")
+    assert neighbours.owners_of([999]) == ("team/llama",)
+    neighbours.tell("team/qwen")
+    assert neighbours.owners_of([999]) == ()
+
+
 def test_what_is_seen_of_an_engine_ends_the_guess(tree: pathlib.Path, clock: Clock) -> None:
     """Numbers are of one namespace, as one of them was the engine's: a process that cannot be seen is somebody else's."""
     neighbours = Neighbours(Proc(tree), clock)

@@ -121,6 +121,22 @@ def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: 
     assert not told or 500_000 <= verdict["evidence"]["cpu_wait_of_us"] <= 1_300_000
 
 
+def test_who_read_the_page_is_not_asked_where_the_processes_are_seen(store: Store) -> None:
+    """It may read from afar: whose host it is, the kernel's count says, and who read the page only where a page named the host."""
+    sampled(store, WAIT, {0: 1, S: 1.1}, "e", host="node")
+    sampled(store, CPU, {0: 5, S: 6}, host="monitor", cpu__mode="steal")
+    body = metrics_request({"legato.engine.id": "e", "host.name": "monitor"})
+    gauge(body, "legato.engine.up", 1.0, START)
+    store.insert("node_samples", read_samples(body, "", START, Limits(retention_days=0)).table)
+    assert evidence(waits(store), 0, S) == {"cpu_wait_us": 100_000, "cpu_wait_of_us": 1_000_000}
+    alone = metrics_request({"legato.engine.id": "far", "host.name": "monitor"})
+    gauge(alone, "legato.engine.up", 1.0, START)
+    store.insert("node_samples", read_samples(alone, "", START, Limits(retention_days=0)).table)
+    assert evidence(waits(store, "far"), 0, S) == {}
+    by_page = waits_of(store, "", "far", START - S, START + S, by_page=True)
+    assert evidence(by_page, 0, S)["cpu_stolen_us"] == 1_000_000
+
+
 def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
     """Without steps, and without a sight of the engine's processes: its page says on which host it is, the host what was stolen."""
     world = World(slow={200: 2_000 * MS})

@@ -195,6 +195,17 @@ def test_a_gpu_that_engines_share_is_each_one_s(store: Store) -> None:
     for engine, count in (("a:1", 1), ("b:1/2", 1), ("c:1", 0)):
         found = clocks_of(store, "", engine, start_ns, start_ns + 10**10)
         assert [len(gpu.times_ns) for gpu in found] == [3] * count
+    # One whose processes are on the whole of it, and a tenant of a part: its figures are told under the first.
+    body = metrics_request({"host.name": "node-1"})
+    for second in range(3):
+        at = start_ns + second * 10**9
+        of = {"hw.id": "GPU-3", "legato.engine.id": "d:1"}
+        total(body, "hw.gpu.throttle.time", second, at, attributes={**of, "reason": "thermal"})
+        for engine in ("d:1", "e:1"):
+            gauge(body, "legato.gpu.engine", 1.0, at, attributes={**of, "legato.engine.id": engine})
+    store.insert("node_samples", sample_rows_of(body, tenant="", received_at_ns=start_ns, limits=Limits(retention_days=0)).samples)
+    for engine in ("d:1", "e:1"):
+        assert [len(gpu.times_ns) for gpu in clocks_of(store, "", engine, start_ns, start_ns + 10**10)] == [3]
 
 
 def test_what_several_nodes_or_no_counter_tell_is_not_told(store: Store) -> None:

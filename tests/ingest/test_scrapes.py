@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.points import metrics_request, total
 from helpers.repository import ROOT
 from helpers.world import MS, World
 from legato_gpu_agent.engines.all import ENGINES
@@ -18,9 +19,11 @@ from legato_gpu_agent.readings import Reading
 from legato_gpu_agent.samples import Sample, metrics_of
 from legato_ingest.attribution.evidence import Stream
 from legato_ingest.attribution.pairs import gaps_of
-from legato_ingest.attribution.scrapes import Counter, Scraped, by_exclusion, excluded_by, scraped_of, still
+from legato_ingest.attribution.scraped import Counter, Scraped, scraped_of
+from legato_ingest.attribution.scrapes import by_exclusion, excluded_by, still
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.rows import Limits, sample_rows_of
+from legato_ingest.samples import read_samples
 from legato_ingest.store import Store
 
 PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
@@ -164,10 +167,10 @@ def test_pages_are_read_as_the_agent_sent_them(store: Store) -> None:
     assert set(found) == {("", "vllm:1"), ("", "sglang:1")} and len(nothing.start_ns) == 1
     vllm, sglang = found["", "vllm:1"], found["", "sglang:1"]
     assert vllm.boots == {"boot-a"} and vllm.seen_ns.tolist() == [START, START + S]
-    assert vllm.counters[PROMPTS].values.tolist() == [14001, 14301] and vllm.counters[PREEMPTIONS].values.tolist() == [39, 40]
+    assert vllm.counters[PROMPTS].values.tolist() == [0, 300] and vllm.counters[PREEMPTIONS].values.tolist() == [0, 1]
     later = (PAGES / "vllm_0.32_later.txt").read_text(encoding="utf-8")
     assert vllm.intervals and vllm.longest_ns.tolist() == [longest(later)]
-    assert not sglang.intervals and sglang.counters[PREEMPTIONS].values.tolist() == [17, 18]
+    assert not sglang.intervals and sglang.counters[PREEMPTIONS].values.tolist() == [0, 1]
     assert {each.name for each in fields(Scraped)} >= {"boots", "intervals"}
 
 
@@ -197,15 +200,80 @@ def test_ranks_behind_one_server_are_added_up(store: Store) -> None:
     both = tuple(text.replace(RANKED, b'engine="1"') + b"".join(_lines(before)) for text in (before, after))
     told(store, "vllm:1", both)
     found = of(store, "vllm:1")
-    assert found.ranks and found.counters[PREEMPTIONS].values.tolist() == [78, 79]
+    assert found.ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 1]
     assert found.longest_ns.tolist() == [longest(after.decode())]
     # A page that tells one rank alone, which is not the first.
     told(store, "vllm:2", tuple(text.replace(RANKED, b'engine="3"') for text in (before, after)))
     alone = of(store, "vllm:2")
-    assert not alone.ranks and alone.counters[PREEMPTIONS].values.tolist() == [39, 40]
+    assert not alone.ranks and alone.counters[PREEMPTIONS].values.tolist() == [0, 1]
     # And one whose id begins alike is another engine.
     told(store, "vllm:11", (before, after))
-    assert not of(store, "vllm:1").counters[PREEMPTIONS].values.tolist() == [117, 118] and not of(store, "vllm:11").ranks
+    assert of(store, "vllm:1").counters[PREEMPTIONS].values.tolist() == [0, 1] and not of(store, "vllm:11").ranks
+
+
+def counted(store: Store, name: str, values: dict[int, float], engine_id: str = "e", **attributes: str) -> None:
+    """A counter at these seconds, as somebody else's Collector sends it."""
+    body = metrics_request({"legato.engine.id": engine_id, "host.name": "node"})
+    for second, value in values.items():
+        total(body, name, value, START + second * S, attributes={key.replace("__", "."): text for key, text in attributes.items()})
+    store.insert("node_samples", read_samples(body, "", START, Limits(retention_days=0)).table)
+
+
+FOREIGN = "vllm:num_preemptions_total"
+
+
+def test_ranks_that_a_collector_scraped_are_ranks(store: Store) -> None:
+    """Under their own names and one id: what one of them counts is told, and that they are several."""
+    for rank, after in (("0", 7), ("1", 8)):
+        counted(store, FOREIGN, {0: 7, 1: 7, 2: after}, engine=rank)
+    found = of(store, "e")
+    assert found.ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 0, 1]
+
+
+def test_a_rank_that_begins_anew_hides_nothing(store: Store) -> None:
+    """One counts a preemption in the same second in which the other goes back to zero; and one that appears has counted what it has."""
+    counted(store, FOREIGN, {0: 0, 1: 1, 2: 1}, engine="0")
+    counted(store, FOREIGN, {0: 1, 1: 0, 2: 0}, engine="1")
+    counted(store, FOREIGN, {2: 4}, engine="2")
+    assert of(store, "e").counters[PREEMPTIONS].values.tolist() == [0, 2, 6]
+
+
+def test_while_one_rank_is_not_scraped_nothing_is_known(store: Store) -> None:
+    """Its preemption would be seen when it is there again, which may be long after the gap."""
+    counted(store, FOREIGN, {second: 0 for second in range(120)}, engine="0")
+    counted(store, FOREIGN, {second: 0 for second in range(80) if not 20 < second < 60}, engine="1")
+    found = of(store, "e").counters[PREEMPTIONS]
+    at = (found.times_ns - START) // S
+    assert at.tolist() == [*range(21), *range(60, 80)]
+    low = np.array([10, 30, 70, 90]) * S + START
+    assert still(found, low, low + 5 * S).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("engine_id", ["team/llama", "vllm:1", "vllm:1/1"])
+def test_ids_may_have_slashes_and_ranks_may_be_asked_for(store: Store, engine_id: str) -> None:
+    """A number behind the last slash is a rank, which is told of by itself and with its server, whoever else is asked for."""
+    for rank, after in (("", 7), ("/1", 8), ("/canary", 9)):
+        counted(store, PREEMPTIONS, {0: 7, 1: after}, engine_id + rank)
+    streams = [Stream("", START, bytes(16), bytes(8), World().client(0), None, engine_id + rank, "", "") for rank in ("", "/1")]
+    for asked in (streams, streams[:1]):
+        found = scraped_of(store, asked)["", engine_id]
+        assert found.ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 1]
+    assert not scraped_of(store, streams)["", engine_id + "/1"].ranks
+
+
+def test_another_s_time_of_cpus_is_left_out(store: Store) -> None:
+    """A Collector's hostmetrics beside the agent, or alone: by CPU, by another name of the mode, or without any that was stolen."""
+    up = metrics_of("node", [Sample(START, Reading("legato.engine.up", "1", 1.0, (("legato.engine.id", "e"),)))])
+    store.insert("node_samples", sample_rows_of(up, tenant="", received_at_ns=START, limits=Limits(retention_days=0)).samples)
+    counted(store, PREEMPTIONS, {0: 0})
+    counted(store, "system.cpu.time", {0: 5, 1: 6}, "", state="idle", cpu="cpu0")
+    counted(store, "system.cpu.time", {0: 5, 1: 6}, "", cpu__mode="steal", cpu__logical_number="0")
+    assert "stolen" not in of(store, "e").counters
+    counted(store, "system.cpu.time", {0: 9, 1: 10}, "", cpu__mode="idle")
+    assert "stolen" not in of(store, "e").counters
+    counted(store, "system.cpu.time", {0: 1, 1: 2}, "", cpu__mode="steal")
+    found = of(store, "e").counters
+    assert found["stolen"].values.tolist() == [1, 2] and found["system.cpu.time"].values.tolist() == [10, 12]
 
 
 def _lines(page: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.literals import quoted_all
 
-__all__ = ["grown", "told_under"]
+__all__ = ["grown", "server_of", "told_under"]
 
 
 def grown(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -21,4 +21,10 @@ def grown(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def told_under(engine_id: str) -> str:
     """The ids under which an engine's processes and GPUs are told, as a list in SQL: ranks behind one server share its processes."""
-    return quoted_all(sorted({engine_id, engine_id.split("/")[0]}))
+    return quoted_all(sorted({engine_id, server_of(engine_id)}))
+
+
+def server_of(engine_id: str) -> str:
+    """The id of the server that this engine is behind: ranks are told under it, a slash and their number. Its own where it is none."""
+    server, slash, rank = engine_id.rpartition("/")
+    return server if slash and rank.isdecimal() else engine_id

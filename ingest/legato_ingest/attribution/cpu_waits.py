@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.counters import grown, told_under
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
-from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
+from legato_ingest.literals import between_ns, quoted, unquoted
 from legato_ingest.store import Store
 
 __all__ = ["CpuWaits", "waited_beside", "waits_of"]
@@ -39,11 +39,10 @@ FROM node_samples FINAL
 WHERE {inside} AND tenant = {tenant} AND {which} AND value IS NOT NULL
 ORDER BY series, at_ns
 SETTINGS max_threads = 1"""
-# Where nobody sees the engine's processes, its page says on which host it was read.
 _HOSTS = """
 SELECT DISTINCT host
 FROM node_samples
-WHERE {inside} AND tenant = {tenant} AND metric IN ({told}) AND engine_id IN ({engines})"""
+WHERE {inside} AND tenant = {tenant} AND metric = '{told}' AND engine_id IN ({engines})"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +85,34 @@ class CpuWaits:
         return out
 
 
-def waited_beside(store: Store, tenant: str, engine_id: str, gaps: Gaps, verdicts: Verdicts, own: Bools) -> list[dict[str, int]]:
+def waited_beside(
+    store: Store, tenant: str, engine_id: str, gaps: Gaps, verdicts: Verdicts, own: Bools, by_page: bool = False
+) -> list[dict[str, int]]:
     """What the kernel counted beside each gap that is this engine's ``own`` and of which the host has a part worth telling; nothing for the
-    others.
+    others. ``by_page``: they were named by its page, on the host that read it.
     """
     out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
     rows = np.flatnonzero(own & (verdicts.parts[:, _HOST] >= _PART_WORTH * (gaps.end_ns - gaps.start_ns)))
     if not len(rows):
         return out
     start, end = ((times + gaps.shift_ns)[rows] for times in (gaps.server_start_ns, gaps.server_end_ns))
-    waits = waits_of(store, tenant, engine_id, int(start.min()) - _AROUND_NS, int(end.max()) + _AROUND_NS)
+    waits = waits_of(store, tenant, engine_id, int(start.min()) - _AROUND_NS, int(end.max()) + _AROUND_NS, by_page)
     for row, each in zip(rows.tolist(), waits.evidence(start, end), strict=True):
         out[row] = each
     return out
 
 
-def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: int) -> CpuWaits:
-    """Of this engine between these times, by the clock of whoever sampled: the node that it is on. Of several nodes nothing."""
+def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: int, by_page: bool = False) -> CpuWaits:
+    """Of this engine between these times, by the clock of whoever sampled: the node that it is on. Of several nodes nothing.
+
+    Where nobody sees the engine's processes it is, ``by_page``, the node on which its page was read.
+    """
     inside = between_ns("recorded_at", low_ns, high_ns)
     engines = told_under(engine_id)
-    told = {"inside": inside, "tenant": quoted(tenant), "engines": engines, "told": quoted_all((_WAITED, _UP))}
-    hosts = [str(unquoted(host)) for (host,) in store.select(_HOSTS.format(**told))]
+    hosts: list[str] = []
+    for told in (_WAITED, _UP) if by_page else (_WAITED,):
+        asked = _HOSTS.format(inside=inside, tenant=quoted(tenant), engines=engines, told=told)
+        hosts = hosts or [str(unquoted(host)) for (host,) in store.select(asked)]
     if len(hosts) != 1:
         return CpuWaits()
     waited = f"metric = '{_WAITED}' AND engine_id IN ({engines})"

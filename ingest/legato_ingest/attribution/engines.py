@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.clocks import shift_of
 from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream, clock_of
 from legato_ingest.attribution.gpu_clocks import clocks_of
-from legato_ingest.attribution.scrapes import boots_of
+from legato_ingest.attribution.scraped import boots_of
 from legato_ingest.attribution.steps import Charges, Steps, charge
 from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store

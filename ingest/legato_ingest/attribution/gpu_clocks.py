@@ -7,14 +7,14 @@ itself was seen below its usual; heat and a power brake count by their time alon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.counters import grown, told_under
-from legato_ingest.literals import between_ns, quoted, quoted_all
+from legato_ingest.attribution.counters import grown, server_of, told_under
+from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
 from legato_ingest.store import Store
 
 __all__ = ["SLOWER_MIN", "GpuClock", "Lowered", "charged", "clocks_of", "lowered"]
@@ -33,10 +33,13 @@ _APART_NS_MAX = 10_000_000_000
 _SAMPLES = """
 SELECT attributes['hw.id'] AS gpu, host, metric, attributes['reason'] AS reason, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
-WHERE {inside} AND tenant = {tenant} AND metric IN ({metrics}) AND value IS NOT NULL AND (engine_id IN ({engines}) OR gpu IN (
-    SELECT attributes['hw.id'] FROM node_samples WHERE {inside} AND tenant = {tenant} AND metric = '{shared}' AND engine_id IN ({engines})))
+WHERE {inside} AND tenant = {tenant} AND metric IN ({metrics}) AND value IS NOT NULL AND engine_id IN ({told_under}) AND ({whose})
 ORDER BY at_ns
 SETTINGS max_threads = 1"""
+_SHARES = """
+SELECT DISTINCT attributes['hw.id'] AS gpu, engine_id
+FROM node_samples
+WHERE {inside} AND tenant = {tenant} AND metric = '{shared}'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +74,9 @@ def clocks_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: i
     """The GPUs that were this engine's between these times, alone or among others, by the clock of whoever sampled them: the node that the
     engine is on.
     """
-    table = store.select_arrow(
-        _SAMPLES.format(
-            inside=between_ns("recorded_at", low_ns, high_ns),
-            tenant=quoted(tenant),
-            engines=told_under(engine_id),
-            metrics=quoted_all((_TIME, _CLOCK)),
-            shared=_SHARED,
-        )
-    )
+    where = {"inside": between_ns("recorded_at", low_ns, high_ns), "tenant": quoted(tenant)}
+    own, under = _told_of(store, engine_id, where)
+    table = store.select_arrow(_SAMPLES.format(metrics=quoted_all((_TIME, _CLOCK)), told_under=under, whose=own, **where))
     if len(set(table["host"].to_pylist())) > 1:
         # Engines of several nodes have this id: nobody knows whose GPUs these are.
         return []
@@ -88,6 +85,22 @@ def clocks_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: i
     for gpu, metric, reason, at_ns, value in zip(*columns, strict=True):
         rows.setdefault(gpu, []).append((metric, reason, int(at_ns), float(value)))
     return [_gpu(own) for own in rows.values()]
+
+
+def _told_of(store: Store, engine_id: str, where: Mapping[str, str]) -> tuple[str, str]:
+    """Which samples are of this engine's GPUs, and the ids under which they are told, both in SQL.
+
+    Of a GPU that it shares they are told under nobody's id, or under that of the one whose processes are on the whole of it.
+    """
+    engines = told_under(engine_id)
+    shares: dict[str, set[str]] = {}
+    for gpu, engine in store.select(_SHARES.format(shared=_SHARED, **where)):
+        shares.setdefault(str(unquoted(gpu)), set()).add(str(unquoted(engine)))
+    mine = {gpu: owners for gpu, owners in shares.items() if {engine_id, server_of(engine_id)} & owners}
+    own = f"engine_id IN ({engines})"
+    if not mine:
+        return own, engines
+    return f"{own} OR gpu IN ({quoted_all(sorted(mine))})", f"{engines}, {quoted_all(sorted({'', *set().union(*mine.values())}))}"
 
 
 def _gpu(rows: Sequence[tuple[bytes, bytes, int, float]]) -> GpuClock:

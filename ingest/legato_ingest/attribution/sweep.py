@@ -18,7 +18,8 @@ from legato_ingest.attribution.engines import Engine, engines_of
 from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
 from legato_ingest.attribution.pairs import gaps_of, made_by
 from legato_ingest.attribution.replay_rows import replay_rows
-from legato_ingest.attribution.scrapes import MOVED, Scraped, by_exclusion, excluded_by, scraped_of
+from legato_ingest.attribution.scraped import Scraped, scraped_of
+from legato_ingest.attribution.scrapes import MOVED, by_exclusion, excluded_by
 from legato_ingest.attribution.stalls import Gaps, Verdicts, judge
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.errors import StoreUnavailable
@@ -140,7 +141,7 @@ def _waited(
     out: list[dict[str, int]] = [{} for _ in owners]
     for key in engines:
         own = np.array([(streams[owner].tenant, streams[owner].engine_id) == key for owner in owners], np.bool_)
-        for told, each in zip(out, waited_beside(store, *key, gaps, verdicts, own), strict=True):
+        for told, each in zip(out, waited_beside(store, *key, gaps, verdicts, own, by_page=True), strict=True):
             told.update(each)
     return out
 
