@@ -15,12 +15,17 @@ from urllib.parse import urlsplit
 
 from legato_gpu_agent import __version__
 
-__all__ = ["BYTES_MAX", "FetchError", "Fetcher"]
+__all__ = ["BYTES_MAX", "FetchError", "Fetcher", "patience_s"]
 
 BYTES_MAX = 8 * 2**20
 """A page that is longer is not read to its end: a busy vLLM's has 51 KB."""
 _PIECE = 65_536
 _HEADERS = {"User-Agent": f"legato-gpu-agent/{__version__}", "Accept": "text/plain;version=0.0.4, */*;q=0.1"}
+
+
+def patience_s(every_s: float, least_s: float = 2.0) -> float:
+    """How long to wait for a page that is read so often: two rounds, at least what its server may need, and 10 s at most."""
+    return min(max(2 * every_s, least_s), 10.0)
 
 
 class FetchError(Exception):

@@ -21,7 +21,7 @@ import pytest
 
 import legato_gpu_agent
 import legato_gpu_agent.agent as module
-from helpers.ports import free_port
+from helpers.ports import free_port, is_open
 from helpers.repository import ROOT
 from helpers.serving import Served, serve_process
 from legato_gpu_agent.agent import Agent
@@ -56,18 +56,12 @@ def agent(path: pathlib.Path, endpoint: str, metrics_port: int = 0) -> Iterator[
     command = [sys.executable, "-m", "legato_gpu_agent"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            eventually(lambda: (path.exists() and (not metrics_port or answers(metrics_port))) or process.poll() is not None)
+            # Its metrics can be read somewhat later than it has its pipe.
+            eventually(lambda: (is_open(metrics_port) if metrics_port else path.exists()) or process.poll() is not None)
             assert process.poll() is None, process.stdout and process.stdout.read()
             yield process
         finally:
             process.kill()
-
-
-def answers(port: int) -> bool:
-    """Whether its metrics can be read, which is somewhat later than it has its pipe."""
-    with contextlib.suppress(OSError):
-        return bool(scraped(port))
-    return False
 
 
 def eventually(condition: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import os
 import pathlib
 import socket
@@ -12,14 +11,15 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from helpers.answering import answering
+from helpers.answering import answering_get
 from helpers.ports import free_port
 from helpers.scripted import Server, answer, asked, bound
 from legato_gpu_agent.collectors import Absent, Collector, engine_finder, engine_page
 from legato_gpu_agent.collectors.engine_finder import EngineFinder
-from legato_gpu_agent.collectors.engine_page import EnginePage, engine_id_of
+from legato_gpu_agent.collectors.engine_page import EnginePage
 from legato_gpu_agent.engines.all import ENGINES
 from legato_gpu_agent.fetch import Fetcher, FetchError
+from legato_gpu_agent.identity import engine_id_of
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.neighbours import Neighbours
 from legato_gpu_agent.page import BadPage
@@ -340,28 +340,20 @@ def test_a_path_that_answers_late_hides_no_page(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(engine_page, "Fetcher", lambda url, timeout_s: Fetcher(url, timeout_s / 10))
     over, asked_for = threading.Event(), list[str]()
 
-    class Idle(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked_for.append(self.path)
-            if self.path == METRICS:
-                over.wait(20)
-                return
-            body = site("tensorrt_llm").get(self.path, b"")
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(path: str) -> bytes:
+        asked_for.append(path)
+        if path == METRICS:
+            over.wait(20)
+        return site("tensorrt_llm").get(path, b"")
 
-        def log_message(self, *_: object) -> None:
-            """Silence."""
-
-    with answering(Idle) as url:
+    with answering_get(answer) as url:
+        page = EnginePage(url)
         try:
-            page = EnginePage(url)
             assert [kind_of(list(page.collect(NOW + at * SECOND))) for at in range(2)] == ["tensorrt_llm"] * 2
             assert asked_for == [METRICS, PROMETHEUS, PROMETHEUS]
         finally:
             over.set()
+            page._fetcher.close()
 
 
 def test_a_page_that_is_cut_off_is_no_page() -> None:

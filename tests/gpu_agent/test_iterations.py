@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.drained import drained
+from helpers.answering import answering_get
 from legato_gpu_agent.collectors import iterations
 from legato_gpu_agent.collectors.iterations import BadIterations, Iterations
 from legato_gpu_agent.collectors.perf_metrics import PerfMetrics
@@ -100,7 +100,7 @@ def signals(found: list[Reading]) -> dict[str, float]:
 @contextmanager
 def serving() -> Iterator[World]:
     """A world whose server runs, and whose collector has not polled yet."""
-    with drained(lambda path: served.answer(path)) as url:
+    with answering_get(lambda path: served.answer(path)) as url:
         served = World(url)
         try:
             yield served
@@ -211,7 +211,7 @@ def test_a_server_that_waits_for_rows_is_waited_for() -> None:
         never.wait(2.1)
         return page(row(7)) if path == "/metrics" else b"[]"
 
-    with drained(answer) as url, ThreadPoolExecutor(2) as pool:
+    with answering_get(answer) as url, ThreadPoolExecutor(2) as pool:
         steps, requests = Iterations(url, "e", lambda _: None), PerfMetrics(url, "e", lambda _: None)
         with contextlib.closing(steps), contextlib.closing(requests):
             rounds = [pool.submit(lambda each: list(each.collect(NOW)), each) for each in (steps, requests)]

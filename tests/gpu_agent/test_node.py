@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from helpers.nvml import FakeGpus, build, h200
-from helpers.ports import free_port
+from helpers.ports import free_port, is_open
 from helpers.scripted import Server, always, answer, silent
 from helpers.serving import Served, serve_process
 from helpers.waiting import until
@@ -53,7 +53,7 @@ def agent(folder: pathlib.Path, endpoint: str, **settings: str) -> Iterator[tupl
     }
     with subprocess.Popen([sys.executable, "-m", "legato_gpu_agent"], env=environ, stderr=subprocess.PIPE, text=True) as process:
         try:
-            until(lambda: answers(port) or process.poll() is not None)
+            until(lambda: is_open(port) or process.poll() is not None)
             assert process.poll() is None, process.stderr and process.stderr.read()
             yield process, port
         finally:
@@ -66,13 +66,6 @@ def one(served: Served, sql: str) -> dict[str, Any]:
     """A query's only row."""
     (row,) = Reader(served.read).rows(sql)
     return row
-
-
-def answers(port: int) -> bool:
-    """Whether its metrics can be read: it has its pipe before."""
-    with contextlib.suppress(OSError):
-        return bool(up(port))
-    return False
 
 
 def up(port: int) -> dict[str, bool]:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.drained import drained
+from helpers.answering import answering_get
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.iterations import Iterations
 from legato_gpu_agent.collectors.perf_metrics import ROWS_MAX, BadPerfMetrics, PerfMetrics
@@ -132,7 +132,7 @@ def histograms(found: list[Found]) -> dict[str, Distribution]:
 @contextmanager
 def serving() -> Iterator[World]:
     """A world whose server runs, and whose collector has not polled yet."""
-    with drained(lambda path: served.answer(path)) as url:
+    with answering_get(lambda path: served.answer(path)) as url:
         served = World(url)
         try:
             yield served

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import subprocess
 import sys
 from collections import Counter
 
-from helpers.answering import answering
+from helpers.answering import answering_get
 from helpers.repository import ROOT
 
 PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
@@ -36,24 +35,13 @@ def test_each_engine_is_told_by_its_own_page() -> None:
     before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
     asked: Counter[str] = Counter()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path: str) -> bytes:
+        asked[path] += 1
+        page, fine = (after, FINE.replace(b"1.0", b"2.0")) if asked[path] > 1 else (before, FINE)
+        first = page.index(b"vllm:inter_token_latency_seconds_bucket")
+        return page[:first] + fine + page[first:] if path.startswith("/fine") else page
 
-        def do_GET(self) -> None:
-            asked[self.path] += 1
-            page = after if asked[self.path] > 1 else before
-            if self.path.startswith("/fine"):
-                first = page.index(b"vllm:inter_token_latency_seconds_bucket")
-                page = page[:first] + (FINE if page is before else FINE.replace(b"1.0", b"2.0")) + page[first:]
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            """Not here."""
-
-    with answering(Handler) as url:
+    with answering_get(answer) as url:
         said = look(LEGATO_ENGINES=f"fine={url}/fine,coarse={url}/coarse", LEGATO_ITERATIONS=f"trt={url}/iterations")
     assert "vLLM, engine id fine" in told_of(said, "fine") and "vLLM, engine id coarse" in told_of(said, "coarse")
     assert "hint:" in told_of(said, "coarse") and "hint:" not in told_of(said, "fine")

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from legato_gpu_agent.engines import Engine
 from legato_gpu_agent.engines.all import ENGINES, engine_of_page
-from legato_gpu_agent.fetch import Fetcher, FetchError
+from legato_gpu_agent.fetch import Fetcher, FetchError, patience_s
 from legato_gpu_agent.identity import engine_id_of
 from legato_gpu_agent.page import BadPage, Page
 from legato_gpu_agent.readings import Found, Reading, booted
 
-__all__ = ["EnginePage", "engine_id_of"]
+__all__ = ["EnginePage"]
 
 _PATHS = ("/metrics", "/prometheus/metrics")
 
@@ -28,7 +28,7 @@ class EnginePage:
         self.name, self.every_s = f"page {self.engine_id}", every_s
         self.engine: Engine | None = ENGINES[kind] if kind else None
         self._url, self._kind, self._boot = url, kind, booted(boot_id)
-        self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, 2.0), 10.0))
+        self._fetcher = Fetcher(url, timeout_s=patience_s(every_s))
         self._page: Page | None = None
         self._path = self.engine.path if self.engine else ""
 

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 
 from legato_gpu_agent.datagrams import Datagram
-from legato_gpu_agent.fetch import Fetcher, FetchError
+from legato_gpu_agent.fetch import Fetcher, FetchError, patience_s
 from legato_gpu_agent.readings import Found, Reading, booted
 from legato_gpu_agent.records import Engine, Step
 from legato_gpu_agent.unusable import none_of, reason_of
@@ -112,7 +112,7 @@ class Iterations:
     def __init__(self, url: str, engine_id: str, tell: Callable[[Datagram], None], every_s: float = 1.0, boot_id: str = "") -> None:
         self.name, self.every_s = f"iterations {engine_id}", every_s
         self._id, self._url, self._tell, self._boot = engine_id, url, tell, booted(boot_id)
-        self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, ANSWER_S), 10.0))
+        self._fetcher = Fetcher(url, timeout_s=patience_s(every_s, ANSWER_S))
         self._list, self._row = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_Row)
         self._engine: Engine | None = None
         self._last = -1

@@ -28,7 +28,7 @@ from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.finished import Waiting, microseconds, seconds, text
 from legato_gpu_agent.collectors.iterations import ANSWER_S
 from legato_gpu_agent.datagrams import Datagram
-from legato_gpu_agent.fetch import Fetcher, FetchError
+from legato_gpu_agent.fetch import Fetcher, FetchError, patience_s
 from legato_gpu_agent.readings import Distribution, Found, Reading
 from legato_gpu_agent.records import FinishedRequest
 from legato_gpu_agent.unusable import none_of, reason_of
@@ -107,7 +107,7 @@ class PerfMetrics:
         self.name, self.every_s = f"perf metrics {engine_id}", every_s
         self._id, self._url = engine_id, url
         # While it waits for a row of the iterations, a server may answer nobody.
-        self._fetcher = Fetcher(url, timeout_s=min(max(2 * every_s, ANSWER_S), 10.0))
+        self._fetcher = Fetcher(url, timeout_s=patience_s(every_s, ANSWER_S))
         self._list, self._row = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_Row)
         self._polled_ns = self._since_ns = self._silent_ns = 0
         self._was_empty = False

@@ -68,9 +68,9 @@ def _gained(before: _Threads, now: _Threads, passed_ns: int) -> tuple[int, int]:
     """
     ran_ns = waited_ns = 0
     for thread, (ran, waited) in now.items():
-        ran_before, waited_before = before.get(thread, (ran + 1, waited))
-        if ran < ran_before or waited < waited_before:
-            ran_before, waited_before = max(ran - passed_ns, 0), max(waited - passed_ns, 0)
-        ran_ns += ran - ran_before
-        waited_ns += waited - waited_before
+        known = before.get(thread)
+        if known is None or ran < known[0] or waited < known[1]:
+            known = max(ran - passed_ns, 0), max(waited - passed_ns, 0)
+        ran_ns += ran - known[0]
+        waited_ns += waited - known[1]
     return ran_ns, waited_ns

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.counters import grown, told_under
+from legato_ingest.attribution.scraped import AROUND_NS, CPU, UP, WAITED
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
 from legato_ingest.literals import between_ns, quoted, unquoted
 from legato_ingest.store import Store
@@ -24,11 +25,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_WAITED, _CPU, _UP = "legato.process.run_queue.wait_time", "system.cpu.time", "legato.engine.up"
 # Of a smaller part of a gap nobody asks what it was.
 _PART_WORTH = 0.05
 _HOST = CAUSES.index("host")
-_AROUND_NS = 60_000_000_000
 # Samples further apart say too little of a stall between them.
 _APART_NS_MAX = 10_000_000_000
 _SECONDS_MAX = 1e9
@@ -86,17 +85,17 @@ class CpuWaits:
 
 
 def waited_beside(
-    store: Store, tenant: str, engine_id: str, gaps: Gaps, verdicts: Verdicts, own: Bools, by_page: bool = False
+    store: Store, tenant: str, engine_id: str, gaps: Gaps, verdicts: Verdicts, own: Ints, by_page: bool = False
 ) -> list[dict[str, int]]:
-    """What the kernel counted beside each gap that is this engine's ``own`` and of which the host has a part worth telling; nothing for the
-    others. ``by_page``: they were named by its page, on the host that read it.
+    """What the kernel counted beside each gap of which the host has a part worth telling, of those that are this engine's ``own``; nothing
+    for the others. ``by_page``: they were named by its page, on the host that read it.
     """
     out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
-    rows = np.flatnonzero(own & (verdicts.parts[:, _HOST] >= _PART_WORTH * (gaps.end_ns - gaps.start_ns)))
+    rows = own[verdicts.parts[own, _HOST] >= _PART_WORTH * (gaps.end_ns - gaps.start_ns)[own]]
     if not len(rows):
         return out
     start, end = ((times + gaps.shift_ns)[rows] for times in (gaps.server_start_ns, gaps.server_end_ns))
-    waits = waits_of(store, tenant, engine_id, int(start.min()) - _AROUND_NS, int(end.max()) + _AROUND_NS, by_page)
+    waits = waits_of(store, tenant, engine_id, int(start.min()) - AROUND_NS, int(end.max()) + AROUND_NS, by_page)
     for row, each in zip(rows.tolist(), waits.evidence(start, end), strict=True):
         out[row] = each
     return out
@@ -109,14 +108,16 @@ def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: in
     """
     inside = between_ns("recorded_at", low_ns, high_ns)
     engines = told_under(engine_id)
-    hosts: list[str] = []
-    for told in (_WAITED, _UP) if by_page else (_WAITED,):
-        asked = _HOSTS.format(inside=inside, tenant=quoted(tenant), engines=engines, told=told)
-        hosts = hosts or [str(unquoted(host)) for (host,) in store.select(asked)]
+
+    def hosts_of(told: str) -> list[str]:
+        found = store.select(_HOSTS.format(inside=inside, tenant=quoted(tenant), engines=engines, told=told))
+        return [str(unquoted(host)) for (host,) in found]
+
+    hosts = hosts_of(WAITED) or (hosts_of(UP) if by_page else [])
     if len(hosts) != 1:
         return CpuWaits()
-    waited = f"metric = '{_WAITED}' AND engine_id IN ({engines})"
-    stolen = f"metric = '{_CPU}' AND engine_id IN ('', {engines}) AND host = {quoted(hosts[0])} AND attributes['cpu.mode'] = 'steal'"
+    waited = f"metric = '{WAITED}' AND engine_id IN ({engines})"
+    stolen = f"metric = '{CPU}' AND engine_id IN ('', {engines}) AND host = {quoted(hosts[0])} AND attributes['cpu.mode'] = 'steal'"
     return CpuWaits(*(_read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which)) for which in (waited, stolen)))
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "PREEMPTIONS",
     "PROMPTS",
     "STOLEN",
+    "UP",
     "WAITED",
     "Counter",
     "Key",
@@ -48,9 +49,9 @@ WAITED = "legato.process.run_queue.wait_time"
 """How long the engine's threads were ready to run and had no CPU, by the kernel."""
 STOLEN, CPU = "stolen", "system.cpu.time"
 """Time of all CPUs of the host: what was stolen of it, and all of it."""
-_UP, _ITL = "legato.engine.up", "legato.engine.itl"
+UP, _ITL = "legato.engine.up", "legato.engine.itl"
 # What the agent says with the boot of its host: that it read a page or iterations, how many passes it heard.
-_BOOT_TOLD = (_UP, "legato.agent.forward_passes")
+_BOOT_TOLD = (UP, "legato.agent.forward_passes")
 # Pages that came under their own names, by a Collector that scraped them.
 _FOREIGN = {PROMPTS: "vllm:prompt_tokens_total", PREEMPTIONS: "vllm:num_preemptions_total"}
 _COUNTERS = """
@@ -145,7 +146,7 @@ def scraped_of(store: Store, streams: Sequence[Stream]) -> dict[Key, Scraped]:
 
 def _rows(store: Store, engines: Collection[Key], where: Mapping[str, str]) -> dict[Key, dict[str, list[_Series]]]:
     """Series by engine and counter."""
-    metrics = quoted_all((PREEMPTIONS, PROMPTS, *_FOREIGN.values(), _UP, WAITED))
+    metrics = quoted_all((PREEMPTIONS, PROMPTS, *_FOREIGN.values(), UP, WAITED))
     table = store.select_arrow(_COUNTERS.format(metrics=metrics, **where))
     found: dict[tuple[Key, str, int], _Series] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "metric", "series", "rank", "at_ns", "value"))
@@ -180,7 +181,7 @@ def _whose(tenant: str, engine: str, engines: Collection[Key]) -> Iterable[Key]:
 def _stolen_of(store: Store, engines: Collection[Key], low_ns: int, high_ns: int) -> dict[Key, dict[str, Counter]]:
     """Time of all CPUs where each engine's page was read; of engines that were read on several hosts nothing."""
     inside = between_ns("recorded_at", low_ns, high_ns)
-    found = store.select(_HOSTS.format(inside=inside, which=_of(engines), up=_UP))
+    found = store.select(_HOSTS.format(inside=inside, which=_of(engines), up=UP))
     hosts = {(str(unquoted(tenant)), str(unquoted(engine))): str(unquoted(host)) for tenant, engine, host in found}
     if not hosts:
         return {}
@@ -228,7 +229,7 @@ def _scraped(
             ranks |= len({each.whose for each in own}) > 1
     if own := rows.get(WAITED):
         counters[WAITED] = _moved(own, only_up=True)
-    seen = np.unique(np.array([at for each in rows.get(_UP, ()) for at in each.times], np.int64))
+    seen = np.unique(np.array([at for each in rows.get(UP, ()) for at in each.times], np.int64))
     at_ns = np.array([at for at, _ in longest], np.int64)
     longest_ns = (1e9 * np.array([seconds for _, seconds in longest])).astype(np.int64)
     return Scraped(counters, seen, at_ns, longest_ns, bool(longest), boots, ranks)

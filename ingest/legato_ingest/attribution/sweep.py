@@ -6,7 +6,7 @@ never touches streams, and it judges in slices of bounded time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from legato_ingest.attribution.engines import Engine, engines_of
 from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
 from legato_ingest.attribution.pairs import gaps_of, made_by
 from legato_ingest.attribution.replay_rows import replay_rows
-from legato_ingest.attribution.scraped import Scraped, scraped_of
+from legato_ingest.attribution.scraped import Key, Scraped, scraped_of
 from legato_ingest.attribution.scrapes import MOVED, by_exclusion, excluded_by
 from legato_ingest.attribution.stalls import Gaps, Verdicts, judge
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
@@ -27,6 +27,8 @@ from legato_ingest.segments import Segments
 from legato_ingest.store import Store
 
 __all__ = ["Swept", "Thresholds", "sweep"]
+
+Ints = NDArray[np.int64]
 
 # Streams in memory at once.
 _STREAMS_MAX = 2_000
@@ -94,11 +96,11 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         verdicts = lend_words(gaps, judge(gaps, engine.charges if engine else None), owners, _clocks(members)[owners])
         excluded: list[dict[str, str]] = []
         if group is None:
-            scraped = scraped_of(store, members)
-            excluded, verdicts = _by_pages(members, owners, gaps, verdicts, scraped)
-            waited = _waited(store, members, owners, gaps, verdicts, scraped)
+            scraped, places = scraped_of(store, members), _places(members, owners)
+            excluded, verdicts = _by_pages(members, owners, gaps, verdicts, scraped, places)
+            waited = _waited(store, gaps, verdicts, {key: places[key] for key in scraped if key in places})
         else:
-            waited = waited_beside(store, *group, gaps, verdicts, verdicts.laid)
+            waited = waited_beside(store, *group, gaps, verdicts, np.flatnonzero(verdicts.laid))
         stalls = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
         judged = Judged(members, owners, gaps, verdicts, engine, excluded, waited)
         healthy = _withdrawn(store, judged, np.flatnonzero(~stalls))
@@ -109,17 +111,24 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
     swept.streams += len(streams)
 
 
+def _places(streams: list[Stream], owners: Ints) -> dict[Key, Ints]:
+    """Which of the gaps are of each engine's streams."""
+    out: dict[Key, list[int]] = {}
+    for place, owner in enumerate(owners):
+        out.setdefault((streams[owner].tenant, streams[owner].engine_id), []).append(place)
+    return {key: np.array(own, np.int64) for key, own in out.items()}
+
+
 def _by_pages(
-    streams: list[Stream], owners: NDArray[np.int64], gaps: Gaps, verdicts: Verdicts, scraped: dict[tuple[str, str], Scraped]
+    streams: list[Stream], owners: Ints, gaps: Gaps, verdicts: Verdicts, scraped: Mapping[Key, Scraped], places: Mapping[Key, Ints]
 ) -> tuple[list[dict[str, str]], Verdicts]:
     """What the pages of each stream's engine rule out of its gaps, and the verdicts with a name where they leave one."""
     excluded: list[dict[str, str]] = [{} for _ in owners]
     moved = {cause: np.zeros(len(owners), np.bool_) for cause in MOVED}
     start = np.where(gaps.has_server, gaps.server_start_ns, gaps.start_ns)
     end = np.where(gaps.has_server, gaps.server_end_ns, gaps.end_ns)
-    keys = [(streams[owner].tenant, streams[owner].engine_id) for owner in owners]
     for key, pages in scraped.items():
-        rows = np.array([row for row, own in enumerate(keys) if own == key], np.int64)
+        rows = places.get(key, np.zeros(0, np.int64))
         here = np.array([bool(boot := streams[owners[row]].server_boot) and boot in pages.boots for row in rows], np.bool_)
         ruled_out, counted = excluded_by(pages, start[rows], end[rows], here)
         for row, each in zip(rows.tolist(), ruled_out, strict=True):
@@ -129,18 +138,10 @@ def _by_pages(
     return excluded, by_exclusion(gaps, verdicts, excluded, moved)
 
 
-def _waited(
-    store: Store,
-    streams: list[Stream],
-    owners: NDArray[np.int64],
-    gaps: Gaps,
-    verdicts: Verdicts,
-    engines: Iterable[tuple[str, str]],
-) -> list[dict[str, int]]:
+def _waited(store: Store, gaps: Gaps, verdicts: Verdicts, places: Mapping[Key, Ints]) -> list[dict[str, int]]:
     """What the kernel counted beside the gaps that pages gave to the host."""
-    out: list[dict[str, int]] = [{} for _ in owners]
-    for key in engines:
-        own = np.array([(streams[owner].tenant, streams[owner].engine_id) == key for owner in owners], np.bool_)
+    out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
+    for key, own in places.items():
         for told, each in zip(out, waited_beside(store, *key, gaps, verdicts, own, by_page=True), strict=True):
             told.update(each)
     return out
