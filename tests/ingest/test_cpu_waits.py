@@ -57,6 +57,26 @@ def test_what_grew_around_a_stall_is_told(store: Store) -> None:
     assert evidence(waits(store, "e/1"), 1_200 * MS, 1_900 * MS) == found
 
 
+def test_time_stolen_is_not_told_twice(store: Store) -> None:
+    """A Collector tells each CPU, by new names or old; the agent beside it all of them: either is all of it."""
+    sampled(store, WAIT, {0: 1.0, S: 1.1}, "e")
+    for cpu, grown in (("0", 0.3), ("1", 0.1)):
+        sampled(store, CPU, {0: 5.0, S: 5.0 + grown}, cpu__logical_number=cpu, cpu__mode="steal")
+    told = {"cpu_wait_us": 100_000, "cpu_wait_of_us": 1_000_000, "cpu_stolen_us": 400_000, "cpu_stolen_of_us": 1_000_000}
+    assert evidence(waits(store), 0, S) == told
+    sampled(store, CPU, {0: 70.0, S: 70.4}, cpu__mode="steal")
+    assert evidence(waits(store), 0, S) == told
+
+
+def test_an_older_collectors_names_are_known(store: Store) -> None:
+    """`cpu` and `state`, as hostmetrics had them before the conventions."""
+    sampled(store, WAIT, {0: 1.0, S: 1.0}, "e")
+    for cpu in ("cpu0", "cpu1"):
+        sampled(store, CPU, {0: 5.0, S: 5.2}, cpu=cpu, state="steal")
+        sampled(store, CPU, {0: 5.0, S: 6.0}, cpu=cpu, state="idle")
+    assert evidence(waits(store), 0, S)["cpu_stolen_us"] == 400_000
+
+
 def test_a_counter_that_began_anew_takes_nothing_back(store: Store) -> None:
     """An engine's process restarted: what it had waited before is not given back, and the others go on."""
     sampled(store, WAIT, {0: 9.0, S: 9.5, 2 * S: 0.1, 3 * S: 0.3}, "e", role="api")

@@ -31,6 +31,9 @@ _HOST = CAUSES.index("host")
 # Samples further apart say too little of a stall between them.
 _APART_NS_MAX = 10_000_000_000
 _SECONDS_MAX = 1e9
+# As semantic conventions have it now, and as Collectors that are older do.
+_STEAL = "(attributes['cpu.mode'] = 'steal' OR attributes['state'] = 'steal')"
+_OF_ONE = "attributes['cpu.logical_number'] != '' OR attributes['cpu'] != ''"
 # By series, as a counter of one process or CPU may begin anew while the others go on.
 _COUNTED = """
 SELECT series, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
@@ -116,9 +119,14 @@ def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: in
     hosts = hosts_of(WAITED) or (hosts_of(UP) if by_page else [])
     if len(hosts) != 1:
         return CpuWaits()
-    waited = f"metric = '{WAITED}' AND engine_id IN ({engines})"
-    stolen = f"metric = '{CPU}' AND engine_id IN ('', {engines}) AND host = {quoted(hosts[0])} AND attributes['cpu.mode'] = 'steal'"
-    return CpuWaits(*(_read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which)) for which in (waited, stolen)))
+
+    def counted(which: str) -> list[_Counter]:
+        return _read(store, _COUNTED.format(inside=inside, tenant=quoted(tenant), which=which))
+
+    waited = counted(f"metric = '{WAITED}' AND engine_id IN ({engines})")
+    stolen = f"metric = '{CPU}' AND engine_id IN ('', {engines}) AND host = {quoted(hosts[0])} AND {_STEAL}"
+    # The agent tells all CPUs together, a Collector each: where both do, either is all of it.
+    return CpuWaits(waited, counted(f"{stolen} AND NOT ({_OF_ONE})") or counted(f"{stolen} AND ({_OF_ONE})"))
 
 
 def _read(store: Store, sql: str) -> list[_Counter]:
