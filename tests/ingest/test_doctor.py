@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from helpers import collector as collectors
 from helpers.certificates import issued
+from helpers.points import gauge, metrics_request
 from helpers.ports import free_port
 from helpers.reading import stream
 from helpers.receiver import receiver
@@ -27,6 +28,7 @@ from legato_ingest.doctor import data, doors
 from legato_ingest.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.metrics import Metrics
 from legato_ingest.rows import Limits, rows_of
+from legato_ingest.samples import read_samples
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 from legato_ingest.tokens import EVERYONE, READ, WRITE
@@ -230,6 +232,36 @@ def test_an_engine_without_steps(patient: Patient) -> None:
     came(patient.store, 10, 5.0, "server", engine_id="10.0.0.1:8000")
     found = patient.findings()["engine steps"]
     assert found.state == "fault" and "10.0.0.1:8000 (10 streams)" in found.found and "legato-gpu-agent" in found.todo
+
+
+def agent_told(store: Store, engine_id: str, up: float = 1.0) -> None:
+    """An agent read this engine's page just now, or tried to."""
+    body = metrics_request({"legato.engine.id": engine_id})
+    gauge(body, "legato.engine.up", up, time.time_ns())
+    store.insert("node_samples", read_samples(body, "", time.time_ns(), Limits()).table)
+
+
+def test_an_engine_whose_page_alone_is_read(patient: Patient) -> None:
+    """No fault: pages name few causes, and some engines tell no more. One whose page cannot be read is as one that is not."""
+    came(patient.store, 10, 5.0, "server", engine_id="10.0.0.1:8000")
+    agent_told(patient.store, "10.0.0.1:8000", up=0.0)
+    assert patient.findings()["engine steps"].state == "fault"
+    agent_told(patient.store, "10.0.0.1:8000/1")
+    found = patient.findings()["engine steps"]
+    assert found.state == "warning" and "pages alone" in found.found and "10.0.0.1:8000 (10 streams)" in found.found
+    came(patient.store, 10, 5.0, "server", engine_id="pool/1")
+    found = patient.findings()["engine steps"]
+    assert found.state == "fault" and "pool/1 (10 streams)" in found.found and "named by no stream" not in found.found
+    agent_told(patient.store, "pool/1")
+    assert patient.findings()["engine steps"].state == "warning"
+
+
+def test_an_engine_that_goes_by_two_names(patient: Patient) -> None:
+    """Its server is called by the address that clients use, and the agent reads it on loopback."""
+    came(patient.store, 10, 5.0, "server", engine_id="10.0.0.1:8000")
+    agent_told(patient.store, "127.0.0.1:8000")
+    found = patient.findings()["engine steps"]
+    assert found.state == "fault" and "named by no stream: 127.0.0.1:8000" in found.found and "LEGATO_ENGINE_ID" in found.todo
 
 
 @pytest.mark.parametrize(("ahead_s", "said"), [(HOUR_S, "end after they come in"), (-2 * HOUR_S, "long before they come in")])

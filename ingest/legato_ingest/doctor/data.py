@@ -11,11 +11,14 @@ from typing import Any
 
 import httpx
 
+from legato_ingest.attribution.counters import server_of
 from legato_ingest.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 
 __all__ = ["CHECKS"]
 
 _SHOWN_MAX = 3
+# Of fewer streams nobody misses a cause.
+_STREAMS_MIN = 5
 _LAG_S_WARNED, _LAG_S_MAX = 60.0, 600.0
 _SAMPLE = re.compile(r"^(legato_\w+)(\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 # Vantages that told of twenty streams or more in the hour before, and of none in the last ten minutes.
@@ -28,14 +31,26 @@ GROUP BY service, vantage
 HAVING before >= 20 AND countIf(received_at >= now() - INTERVAL 10 MINUTE) = 0
 ORDER BY before DESC"""
 _GOING_ON = "SELECT count() AS streams FROM stream_revs WHERE received_at > now() - INTERVAL 10 MINUTE"
-_STEPLESS = """
-SELECT engine_id, toUInt32(uniqExact(trace_id)) AS streams
-FROM stream_revs
-WHERE received_at > now() - INTERVAL 1 HOUR AND vantage IN ('server', 'engine') AND engine_id != ''
-  AND engine_id NOT IN (SELECT engine_id FROM engine_steps WHERE received_at > now() - INTERVAL 1 HOUR)
+# Of each engine that streams name or an agent tells of: how many streams, and what is told.
+_ENGINES = """
+SELECT engine_id, toUInt32(sum(seen)) AS streams, max(told = 'steps') AS steps, max(told = 'page') AS page
+FROM
+(
+    SELECT engine_id, 'streams' AS told, uniqExact(trace_id) AS seen
+    FROM stream_revs
+    WHERE received_at > now() - INTERVAL 1 HOUR AND vantage IN ('server', 'engine') AND engine_id != ''
+    GROUP BY engine_id
+    UNION ALL
+    SELECT DISTINCT engine_id, 'steps', 0
+    FROM engine_steps
+    WHERE received_at > now() - INTERVAL 1 HOUR
+    UNION ALL
+    SELECT DISTINCT engine_id, 'page', 0
+    FROM node_samples
+    WHERE recorded_at > now() - INTERVAL 1 HOUR AND metric = 'legato.engine.up' AND value > 0 AND engine_id != ''
+)
 GROUP BY engine_id
-HAVING streams >= 5
-ORDER BY streams DESC"""
+ORDER BY streams DESC, engine_id"""
 _CLOCKS = """
 SELECT service_name AS service, toUInt32(count()) AS streams,
        toInt64(median(dateDiff('second', received_at, addNanoseconds(start_time, coalesce(duration_ns, 0))))) AS ahead_s
@@ -66,14 +81,28 @@ def vantages(setup: Setup) -> Finding:
 
 
 def engines(setup: Setup) -> Finding:
-    """Whether an engine that serves streams tells of its steps."""
+    """Whether an engine that serves streams tells of its steps, or at least has its page read."""
     name = "engine steps"
-    without = setup.reader.rows(_STEPLESS)
+    rows = setup.reader.rows(_ENGINES)
+    # A rank tells of its server, too.
+    stepping, read = ({own for row in rows if row[told] for own in _names(row)} for told in ("steps", "page"))
+    without = [row for row in rows if row["streams"] >= _STREAMS_MIN and row["engine_id"] not in stepping]
+    unread = [row for row in without if row["engine_id"] not in read]
     if not without:
         return well(name, "no engine that serves streams is without them")
-    shown = _shown(f"{row['engine_id']} ({row['streams']:,} streams)" for row in without)
+    shown = _shown(f"{row['engine_id']} ({row['streams']:,} streams)" for row in unread or without)
+    if not unread:
+        todo = "where it can tell them: the plugin (vLLM), LEGATO_FORWARD_PASSES, LEGATO_ITERATIONS"
+        return warning(name, f"by their pages alone, which name few causes: {shown}", todo)
+    found = f"streams in the last hour, and no step: {shown}"
+    named = {row["engine_id"] for row in rows if row["streams"]}
+    if nameless := [row["engine_id"] for row in rows if named.isdisjoint(_names(row))]:
+        found += f"; told of, and named by no stream: {_shown(nameless)}"
+        return fault(
+            name, found, "if they are the same, give each one LEGATO_ENGINE_ID, for its server and in the agent's LEGATO_ENGINES=ID=URL"
+        )
     todo = "does `legato-gpu-agent` run beside it, with its LEGATO_ENGINE_PIPE and LEGATO_ENGINE_ID? Without steps no stall has a cause"
-    return fault(name, f"streams in the last hour, and no step: {shown}", todo)
+    return fault(name, found, todo)
 
 
 def emitters_clocks(setup: Setup) -> Finding:
@@ -122,6 +151,10 @@ def keeping_up(setup: Setup) -> Finding:
     if lag_s > _LAG_S_WARNED:
         return warning(name, f"verdicts or minutes are {lag_s:,.0f} s behind", "ask again in a minute")
     return well(name, f"verdicts and minutes are {lag_s:,.0f} s behind")
+
+
+def _names(row: dict[str, Any]) -> tuple[str, str]:
+    return row["engine_id"], server_of(row["engine_id"])
 
 
 def _shown(items: Any) -> str:
