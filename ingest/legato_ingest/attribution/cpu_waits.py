@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.counters import grown, told_under
-from legato_ingest.attribution.scraped import AROUND_NS, CPU, UP, WAITED
+from legato_ingest.attribution.scraped import AROUND_NS, CPU, OF_ALL_CPUS, UP, WAITED
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
 from legato_ingest.literals import between_ns, quoted, unquoted
 from legato_ingest.store import Store
@@ -33,7 +33,6 @@ _APART_NS_MAX = 10_000_000_000
 _SECONDS_MAX = 1e9
 # As semantic conventions have it now, and as Collectors that are older do.
 _STEAL = "(attributes['cpu.mode'] = 'steal' OR attributes['state'] = 'steal')"
-_OF_ONE = "attributes['cpu.logical_number'] != '' OR attributes['cpu'] != ''"
 # By series, as a counter of one process or CPU may begin anew while the others go on.
 _COUNTED = """
 SELECT series, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
@@ -89,19 +88,16 @@ class CpuWaits:
 
 def waited_beside(
     store: Store, tenant: str, engine_id: str, gaps: Gaps, verdicts: Verdicts, own: Ints, by_page: bool = False
-) -> list[dict[str, int]]:
-    """What the kernel counted beside each gap of which the host has a part worth telling, of those that are this engine's ``own``; nothing
-    for the others. ``by_page``: they were named by its page, on the host that read it.
+) -> dict[int, dict[str, int]]:
+    """By its place, what the kernel counted beside each gap of which the host has a part worth telling, of those that are this engine's
+    ``own``. ``by_page``: they were named by its page, on the host that read it.
     """
-    out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
     rows = own[verdicts.parts[own, _HOST] >= _PART_WORTH * (gaps.end_ns - gaps.start_ns)[own]]
     if not len(rows):
-        return out
+        return {}
     start, end = ((times + gaps.shift_ns)[rows] for times in (gaps.server_start_ns, gaps.server_end_ns))
     waits = waits_of(store, tenant, engine_id, int(start.min()) - AROUND_NS, int(end.max()) + AROUND_NS, by_page)
-    for row, each in zip(rows.tolist(), waits.evidence(start, end), strict=True):
-        out[row] = each
-    return out
+    return dict(zip(rows.tolist(), waits.evidence(start, end), strict=True))
 
 
 def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: int, by_page: bool = False) -> CpuWaits:
@@ -126,7 +122,7 @@ def waits_of(store: Store, tenant: str, engine_id: str, low_ns: int, high_ns: in
     waited = counted(f"metric = '{WAITED}' AND engine_id IN ({engines})")
     stolen = f"metric = '{CPU}' AND engine_id IN ('', {engines}) AND host = {quoted(hosts[0])} AND {_STEAL}"
     # The agent tells all CPUs together, a Collector each: where both do, either is all of it.
-    return CpuWaits(waited, counted(f"{stolen} AND NOT ({_OF_ONE})") or counted(f"{stolen} AND ({_OF_ONE})"))
+    return CpuWaits(waited, counted(f"{stolen} AND {OF_ALL_CPUS}") or counted(stolen))
 
 
 def _read(store: Store, sql: str) -> list[_Counter]:

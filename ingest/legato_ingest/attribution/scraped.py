@@ -21,6 +21,7 @@ __all__ = [
     "APART_NS_MAX",
     "AROUND_NS",
     "CPU",
+    "OF_ALL_CPUS",
     "PREEMPTIONS",
     "PROMPTS",
     "STOLEN",
@@ -49,6 +50,8 @@ WAITED = "legato.process.run_queue.wait_time"
 """How long the engine's threads were ready to run and had no CPU, by the kernel."""
 STOLEN, CPU = "stolen", "system.cpu.time"
 """Time of all CPUs of the host: what was stolen of it, and all of it."""
+OF_ALL_CPUS = "attributes['cpu.logical_number'] = '' AND attributes['cpu'] = ''"
+"""As the agent tells it, in SQL; a Collector tells each CPU, by newer names or older, and the two together would count everything twice."""
 UP, _ITL = "legato.engine.up", "legato.engine.itl"
 # What the agent says with the boot of its host: that it read a page or iterations, how many passes it heard.
 _BOOT_TOLD = (UP, "legato.agent.forward_passes")
@@ -66,13 +69,12 @@ FROM node_samples
 WHERE {inside} AND {which} AND metric = '{up}'
 GROUP BY tenant, engine_id
 HAVING uniqExact(host) = 1"""
-# As the agent tells them, of all CPUs together: another's series beside them would count everything twice.
-_CPU_TIMES = """
+_CPU_TIMES = f"""
 SELECT tenant, host, toUnixTimestamp64Nano(recorded_at) AS at_ns,
     ifNull(sumIf(value, attributes['cpu.mode'] = 'steal'), 0) AS stolen, ifNull(sum(value), 0) AS passed
 FROM node_samples FINAL
-WHERE {inside} AND (tenant, host) IN ({hosts}) AND metric = '{cpu}' AND value IS NOT NULL
-    AND attributes['cpu.mode'] != '' AND attributes['cpu.logical_number'] = '' AND attributes['cpu'] = ''
+WHERE {{inside}} AND (tenant, host) IN ({{hosts}}) AND metric = '{CPU}' AND value IS NOT NULL
+    AND attributes['cpu.mode'] != '' AND {OF_ALL_CPUS}
 GROUP BY tenant, host, recorded_at
 HAVING countIf(attributes['cpu.mode'] = 'steal') > 0
 ORDER BY recorded_at
@@ -186,7 +188,7 @@ def _stolen_of(store: Store, engines: Collection[Key], low_ns: int, high_ns: int
     if not hosts:
         return {}
     wanted = ", ".join(f"({quoted(tenant)}, {quoted(host)})" for tenant, host in sorted({(key[0], host) for key, host in hosts.items()}))
-    table = store.select_arrow(_CPU_TIMES.format(inside=inside, hosts=wanted, cpu=CPU))
+    table = store.select_arrow(_CPU_TIMES.format(inside=inside, hosts=wanted))
     rows: dict[Key, list[tuple[int, float, float]]] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "host", "at_ns", "stolen", "passed"))
     for tenant, host, at_ns, stolen, passed in zip(*columns, strict=True):

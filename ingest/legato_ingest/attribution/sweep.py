@@ -86,7 +86,7 @@ def sweep(
 
 def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_at_ns: int, swept: Swept) -> None:
     named, engines = engines_of(store, streams)
-    groups: dict[tuple[str, str] | None, list[Stream]] = {}
+    groups: dict[Key | None, list[Stream]] = {}
     for stream in named:
         key = (stream.tenant, stream.engine_id)
         groups.setdefault(key if key in engines and _comparable(stream, engines[key]) else None, []).append(stream)
@@ -95,10 +95,13 @@ def _judge(store: Store, streams: list[Stream], thresholds: Thresholds, judged_a
         gaps, owners = _gaps(members, engine, int(thresholds.gap_ms * 1_000_000))
         verdicts = lend_words(gaps, judge(gaps, engine.charges if engine else None), owners, _clocks(members)[owners])
         excluded: list[dict[str, str]] = []
+        waited: dict[int, dict[str, int]] = {}
         if group is None:
-            scraped, places = scraped_of(store, members), _places(members, owners)
+            places = _places(members, owners)
+            scraped = {key: pages for key, pages in scraped_of(store, members).items() if key in places}
             excluded, verdicts = _by_pages(members, owners, gaps, verdicts, scraped, places)
-            waited = _waited(store, gaps, verdicts, {key: places[key] for key in scraped if key in places})
+            for key in scraped:
+                waited |= waited_beside(store, *key, gaps, verdicts, places[key], by_page=True)
         else:
             waited = waited_beside(store, *group, gaps, verdicts, np.flatnonzero(verdicts.laid))
         stalls = verdicts.excess_ns >= thresholds.excess_ms * 1_000_000
@@ -128,7 +131,7 @@ def _by_pages(
     start = np.where(gaps.has_server, gaps.server_start_ns, gaps.start_ns)
     end = np.where(gaps.has_server, gaps.server_end_ns, gaps.end_ns)
     for key, pages in scraped.items():
-        rows = places.get(key, np.zeros(0, np.int64))
+        rows = places[key]
         here = np.array([bool(boot := streams[owners[row]].server_boot) and boot in pages.boots for row in rows], np.bool_)
         ruled_out, counted = excluded_by(pages, start[rows], end[rows], here)
         for row, each in zip(rows.tolist(), ruled_out, strict=True):
@@ -136,15 +139,6 @@ def _by_pages(
         for cause, own in counted.items():
             moved[cause][rows] = own
     return excluded, by_exclusion(gaps, verdicts, excluded, moved)
-
-
-def _waited(store: Store, gaps: Gaps, verdicts: Verdicts, places: Mapping[Key, Ints]) -> list[dict[str, int]]:
-    """What the kernel counted beside the gaps that pages gave to the host."""
-    out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
-    for key, own in places.items():
-        for told, each in zip(out, waited_beside(store, *key, gaps, verdicts, own, by_page=True), strict=True):
-            told.update(each)
-    return out
 
 
 def _clocks(streams: list[Stream]) -> NDArray[np.int64]:

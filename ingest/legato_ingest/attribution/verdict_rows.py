@@ -7,7 +7,7 @@ causes that are out of the question, what was missing, how far it may be off. It
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +53,7 @@ class Judged:
     """The gaps of some streams of one engine (or of none that is known), ``owners`` being the place of each gap's stream.
 
     ``scraped``: what the pages of engines whose steps are not known rule out, by cause, an entry a gap. ``waited``: what the kernel
-    counted beside each gap, where that is known.
+    counted beside a gap, by its place, where that is known.
     """
 
     streams: Sequence[Stream]
@@ -62,7 +62,7 @@ class Judged:
     verdicts: Verdicts
     engine: Engine | None
     scraped: Sequence[Mapping[str, str]] = ()
-    waited: Sequence[Mapping[str, int]] = ()
+    waited: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
 
 def verdict_rows(judged: Judged, worth: Sequence[int], healthy: Sequence[int], judged_at_ns: int) -> pa.Table:
@@ -131,8 +131,8 @@ def _grounds(judged: Judged, at: Ints) -> dict[str, pa.Array]:
     gaps, verdicts, steps = judged.gaps.at(at), judged.verdicts.at(at), judged.engine.charges if judged.engine else None
     errors = errors_of(gaps, verdicts, steps)
     evidence = evidence_of(gaps, verdicts, steps)
-    for told, row in zip(evidence, at if judged.waited else (), strict=False):
-        told.update(judged.waited[row])
+    for told, row in zip(evidence, at.tolist(), strict=True):
+        told.update(judged.waited.get(row, {}))
     ruled_out = excluded_of(gaps, verdicts, errors, steps)
     for each, row in zip(ruled_out, at if judged.scraped else (), strict=False):
         each.update({cause: why for cause, why in judged.scraped[row].items() if cause not in each})
