@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from legato_ingest.adapt import Flush
 from legato_ingest.adapters.engine import COLUMNS, STEP_COLUMNS
-from legato_ingest.segments import Segments
-from legato_ingest.timeline import columns_of
+from legato_ingest.timeline.codec import columns_of
+from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["engine_tables"]
 

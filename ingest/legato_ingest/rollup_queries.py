@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from legato_ingest.facts import ERRORS
 from legato_ingest.queries import GOOD, JUDGED
-from legato_ingest.statistics import BUCKETS_PER_DOUBLING
+from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
 __all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup", "hours_sql"]
 

@@ -21,9 +21,9 @@ from legato_ingest.adapt import Adapted, Limits, Rejection, Stream, adapt
 from legato_ingest.engine_rows import engine_tables
 from legato_ingest.facts import OPEN_ENDED, StreamFacts
 from legato_ingest.samples import NO_SAMPLES, read_samples
-from legato_ingest.segments import Segments
-from legato_ingest.statistics import Statistics, describe
-from legato_ingest.timeline import IDLE, QUEUED, WINDOW, Timelines, decode
+from legato_ingest.timeline.codec import IDLE, QUEUED, WINDOW, Timelines, decode
+from legato_ingest.timeline.ragged import Segments
+from legato_ingest.timeline.statistics import Statistics, describe
 
 __all__ = ["Batch", "Limits", "nothing", "rejected_table", "rows_of", "sample_rows_of"]
 

@@ -18,8 +18,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from legato_ingest.adapt import DAY_NS, NS_MAX, Limits, Rejection
 from legato_ingest.points import Block, Columns, blocks_of
-from legato_ingest.segments import Segments
 from legato_ingest.series import Series
+from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["NO_SAMPLES", "Samples", "read_samples"]
 

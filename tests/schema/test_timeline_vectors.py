@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from legato._timeline import pack
-from legato_ingest.timeline import TimelineError, decode, read_head
+from legato_ingest.timeline.codec import TimelineError, decode, read_head
 
 ROOT = pathlib.Path(__file__).parents[2]
 VECTORS = json.loads((ROOT / "schema" / "timeline_vectors.json").read_text(encoding="utf-8"))

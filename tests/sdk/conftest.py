@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import legato
-from legato_ingest.timeline import decode, read_head
+from legato_ingest.timeline.codec import decode, read_head
 
 Spans = Callable[[], list[ReadableSpan]]
 

@@ -22,7 +22,7 @@ import legato
 from helpers.completions import completions_server, delta, frame
 from legato._loop import lateness
 from legato._socket import looker
-from legato_ingest.timeline import columns_of, read_head
+from legato_ingest.timeline.codec import columns_of, read_head
 
 Spans = Callable[[], list[ReadableSpan]]
 QUEUED, IDLE = 10, 12

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato._timeline import CHUNKS_MAX, DT_MAX, pack
-from legato_ingest.timeline import decode, read_head
+from legato_ingest.timeline.codec import decode, read_head
 
 steps = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 2**31))
 values = st.one_of(st.integers(0, 1), st.integers(0, 300), st.integers(0, 2**32 - 1))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
-from legato_ingest.segments import Segments
+from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["lend_words"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.stalls import CAUSES, Verdicts
 from legato_ingest.attribution.steps import Charges
-from legato_ingest.segments import Segments
+from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["Culprits", "culprits_of", "prompts_of"]
 

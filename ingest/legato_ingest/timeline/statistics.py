@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.reads import EPOCH_US, Reads, gaps_between_epochs, reads_of
-from legato_ingest.segments import Segments
-from legato_ingest.timeline import HOLD_STEP_US, Timelines
+from legato_ingest.timeline.codec import HOLD_STEP_US, Timelines
+from legato_ingest.timeline.ragged import Segments
+from legato_ingest.timeline.reads import EPOCH_US, Reads, gaps_between_epochs, reads_of
 
 __all__ = [
     "BUCKETS_PER_DOUBLING",

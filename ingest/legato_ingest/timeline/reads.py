@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.segments import Segments
-from legato_ingest.timeline import Timelines
+from legato_ingest.timeline.codec import Timelines
+from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["EPOCH_US", "Reads", "gaps_between_epochs", "reads_of"]
 

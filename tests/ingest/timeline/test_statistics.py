@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato._timeline import pack
-from legato_ingest.statistics import THRESHOLDS_MS, Statistics, describe
-from legato_ingest.timeline import Timelines, decode, read_head
+from legato_ingest.timeline.codec import Timelines, decode, read_head
+from legato_ingest.timeline.statistics import THRESHOLDS_MS, Statistics, describe
 
 TEXT, REASONING, TOOL = 1, 2, 3
 CONTENT = (TEXT, REASONING, TOOL)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.segments import Segments
+from legato_ingest.timeline.ragged import Segments
 
 __all__ = [
     "CHUNKS_MAX",
