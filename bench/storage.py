@@ -31,7 +31,7 @@ from bench.machine import describe  # noqa: E402
 from bench.recordings import RecordedStream, streams_of  # noqa: E402
 from helpers.spans import native_span, request  # noqa: E402
 from legato._timeline import pack  # noqa: E402
-from legato_ingest.rows import Limits, rows_of  # noqa: E402
+from legato_ingest.otlp.stream_rows import Limits, rows_of  # noqa: E402
 
 PEER = """
 CREATE TABLE {table}

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from legato_ingest.adapt import Rejection
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.known import BESIDE, keys_of, known_keys
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Batch, rejected_table
+from legato_ingest.otlp.spans import Rejection
+from legato_ingest.otlp.stream_rows import Batch, rejected_table
 from legato_ingest.stamps import Stamps
 from legato_ingest.store import Store
 from legato_ingest.stream_results import results_of

@@ -7,7 +7,7 @@ It runs nothing.
 
 from __future__ import annotations
 
-from legato_ingest.facts import ERRORS
+from legato_ingest.otlp.model import ERRORS
 
 __all__ = [
     "BLAME",

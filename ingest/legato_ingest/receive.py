@@ -19,15 +19,15 @@ import anyio
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from legato_ingest import otlp
 from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import BadRequest, Denied, LegatoError, Overloaded, StoreUnavailable, TooLarge
 from legato_ingest.gate import Gate
 from legato_ingest.metrics import Metrics
-from legato_ingest.pieces import batch_of
-from legato_ingest.rows import Batch, Limits
+from legato_ingest.otlp import http
+from legato_ingest.otlp.signals import POINTS, SPANS, Signal
+from legato_ingest.otlp.split import batch_of
+from legato_ingest.otlp.stream_rows import Batch, Limits
 from legato_ingest.settings import Settings
-from legato_ingest.signals import POINTS, SPANS, Signal
 from legato_ingest.tenant_limits import TenantLimits, names_of
 from legato_ingest.tokens import EVERYONE
 
@@ -86,7 +86,7 @@ class _Intake:
 
     async def _take(self, request: Request, signal: Signal) -> Receipt:
         tenant = self._gate.writer(request)
-        otlp.check_type(request.headers.get("content-type", ""))
+        http.check_type(request.headers.get("content-type", ""))
         with self._tenants.request(tenant) as charge:
             future = await self._submit(request, signal, tenant, charge)
             # A sender that hangs up changes nothing: the rows are on their way, and its retry will be a duplicate.
@@ -106,7 +106,7 @@ class _Intake:
             self._metrics.errors.labels(signal.item, type(error).__name__).inc()
             _log.error("a %s failed inside Legato and was rejected as `internal`", signal.item, exc_info=error)
 
-        content = otlp.decompress(encoding, body, self._settings.body_bytes_max)
+        content = http.decompress(encoding, body, self._settings.body_bytes_max)
         batch = batch_of(content, tenant=tenant, received_at_ns=time.time_ns(), limits=self._limits, on_fault=fault, signal=signal)
         if self._settings.tenant_names_max:
             self._tenants.check_names(tenant, names_of(batch))
@@ -184,11 +184,11 @@ async def _answer(take: Callable[[], Awaitable[Receipt]], signal: Signal, retry_
         _log.exception("a request failed inside Legato; the sender is told to retry")
         return _refusal(503, "an internal error", retry_after_s)
     message = f"{receipt.rejected} {signal.item}s rejected: {', '.join(receipt.reasons)}; see the table `rejected`"
-    return Response(signal.reply(receipt.rejected, message), 200, media_type=otlp.PROTOBUF)
+    return Response(signal.reply(receipt.rejected, message), 200, media_type=http.PROTOBUF)
 
 
 def _refusal(status: int, message: str, retry_after_s: int | None = None) -> Response:
     headers = dict(_WHO) if status == 401 else {}
     if retry_after_s is not None:
         headers["Retry-After"] = str(retry_after_s)
-    return Response(otlp.error_body(status, message), status, headers, media_type=otlp.PROTOBUF)
+    return Response(http.error_body(status, message), status, headers, media_type=http.PROTOBUF)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from legato_ingest.facts import ERRORS
+from legato_ingest.otlp.model import ERRORS
 from legato_ingest.queries import GOOD, JUDGED
 from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 

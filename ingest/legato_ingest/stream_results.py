@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from legato_ingest.facts import ERRORS
+from legato_ingest.otlp.model import ERRORS
 
 __all__ = ["RESULTS", "results_of"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from legato_ingest.errors import Overloaded
-from legato_ingest.rows import Batch
+from legato_ingest.otlp.stream_rows import Batch
 
 __all__ = ["TenantLimits", "names_of"]
 

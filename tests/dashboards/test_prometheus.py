@@ -26,8 +26,8 @@ from legato_ingest import receive
 from legato_ingest.commit import Committer
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.roller import Roller
-from legato_ingest.rows import Limits, rows_of
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from demo.past import Placement, bodies, placements
 from demo.recording import watched
-from legato_ingest.rows import Limits, rows_of
+from legato_ingest.otlp.stream_rows import Limits, rows_of
 
 NOW_NS = time.time_ns()
 HOUR_NS = 3_600_000_000_000

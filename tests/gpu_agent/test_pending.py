@@ -8,7 +8,7 @@ from legato_gpu_agent.datagrams import BadDatagram, Datagram
 from legato_gpu_agent.pending import ENGINES_MAX, EXTRAS_MAX, FLUSH_STEPS_MAX, Flush, Pending
 from legato_gpu_agent.records import Engine, FinishedRequest, SchedulerEvent, Step
 from legato_gpu_agent.steps import request_of
-from legato_ingest.rows import Limits, rows_of
+from legato_ingest.otlp.stream_rows import Limits, rows_of
 
 NOW = 1_700_000_000_000_000_000
 SECOND = 10**9

@@ -19,11 +19,11 @@ from helpers.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, steps
 from helpers.world_spans import stream as span_of
 from legato_gpu_agent.records import FinishedRequest, Step
 from legato_gpu_agent.steps import Engine, request_of
-from legato_ingest.adapt import Limits
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli import app
 from legato_ingest.metrics import Metrics
-from legato_ingest.samples import read_samples
+from legato_ingest.otlp.metric_rows import read_samples
+from legato_ingest.otlp.spans import Limits
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 

@@ -21,7 +21,7 @@ from helpers.tables import rejected, requests_of_one_span, streams
 from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Batch, Limits, rows_of, sample_rows_of
+from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
 from legato_ingest.store import Store
 
 PATIENCE_S = 20

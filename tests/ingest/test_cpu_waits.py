@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from helpers.points import gauge, metrics_request, total
 from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
-from legato_ingest.adapt import Limits
 from legato_ingest.attribution.cpu_waits import CpuWaits, _counter, waits_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
-from legato_ingest.samples import read_samples
+from legato_ingest.otlp.metric_rows import read_samples
+from legato_ingest.otlp.spans import Limits
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 from legato_ingest.verdict_words import grounds

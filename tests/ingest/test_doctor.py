@@ -27,8 +27,8 @@ from legato_ingest.commit import Committer
 from legato_ingest.doctor import data, doors
 from legato_ingest.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Limits, rows_of
-from legato_ingest.samples import read_samples
+from legato_ingest.otlp.metric_rows import read_samples
+from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 from legato_ingest.tokens import EVERYONE, READ, WRITE

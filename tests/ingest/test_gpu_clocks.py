@@ -17,7 +17,7 @@ from legato_ingest.attribution.grounds import errors_of, evidence_of, excluded_o
 from legato_ingest.attribution.pairs import gaps_of
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.attribution.steps import Charges, charge
-from legato_ingest.rows import Limits, sample_rows_of
+from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
 from legato_ingest.store import Store
 
 GAP_NS = 100 * MS

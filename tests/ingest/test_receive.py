@@ -31,7 +31,7 @@ from legato_ingest import receive
 from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Batch
+from legato_ingest.otlp.stream_rows import Batch
 from legato_ingest.settings import load
 from legato_ingest.store import Store
 

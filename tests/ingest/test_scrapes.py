@@ -22,8 +22,8 @@ from legato_ingest.attribution.pairs import gaps_of
 from legato_ingest.attribution.scraped import Counter, Scraped, scraped_of
 from legato_ingest.attribution.scrapes import by_exclusion, excluded_by, still
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
-from legato_ingest.rows import Limits, sample_rows_of
-from legato_ingest.samples import read_samples
+from legato_ingest.otlp.metric_rows import read_samples
+from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
 from legato_ingest.store import Store
 
 PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"

@@ -78,7 +78,7 @@ def test_a_reader_changes_nothing_and_has_limits(store: Store) -> None:
 def test_a_tenants_reader_sees_its_rows_alone(store: Store) -> None:
     """By the same filter as on an embedded store, in tables and views."""
     from helpers.spans import native_span, request
-    from legato_ingest.rows import Limits, rows_of
+    from legato_ingest.otlp.stream_rows import Limits, rows_of
 
     body = request()
     native_span(body)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helpers.points import gauge, metrics_request
 from helpers.spans import native_span, request
 from legato_ingest.errors import Overloaded
-from legato_ingest.rows import Limits, rows_of, sample_rows_of
+from legato_ingest.otlp.stream_rows import Limits, rows_of, sample_rows_of
 from legato_ingest.tenant_limits import TenantLimits, names_of
 
 

@@ -15,11 +15,11 @@ from itertools import groupby
 
 from google.protobuf.message import DecodeError
 
-from legato_ingest.adapt import Rejection
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
-from legato_ingest.rows import Batch, Limits, nothing, rejected_table
-from legato_ingest.signals import SPANS, Signal
-from legato_ingest.wire import Malformed, fields_of, message, varint
+from legato_ingest.otlp.protobuf import Malformed, fields_of, message, varint
+from legato_ingest.otlp.signals import SPANS, Signal
+from legato_ingest.otlp.spans import Rejection
+from legato_ingest.otlp.stream_rows import Batch, Limits, nothing, rejected_table
 
 __all__ = ["ITEMS_MAX", "batch_of"]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.adapters import native, semconv
-from legato_ingest.attributes import Attributes
-from legato_ingest.facts import StreamFacts
+from legato_ingest.otlp.attributes import Attributes
+from legato_ingest.otlp.emitters import native, semconv
+from legato_ingest.otlp.model import StreamFacts
 
 __all__ = ["FAMILIES"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 
-from legato_ingest.attributes import TEXT_CHARACTERS_MAX
+from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX
 
 __all__ = ["ATTRIBUTES_MAX", "Origin", "Pairs", "Series", "origin_of", "pairs_of", "scope_origin_of"]
 

@@ -11,7 +11,7 @@ from helpers.spans import any_value, native_span
 from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
 from legato_ingest.commit import Committer
 from legato_ingest.metrics import Metrics
-from legato_ingest.rows import Batch, Limits, rows_of
+from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of
 from legato_ingest.store import Store
 
 NOW_NS = time.time_ns() // 1_000_000 * 1_000_000

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.adapt import Flush
-from legato_ingest.adapters.engine import COLUMNS, STEP_COLUMNS
+from legato_ingest.otlp.emitters.engine import COLUMNS, STEP_COLUMNS
+from legato_ingest.otlp.spans import Flush
 from legato_ingest.timeline.codec import columns_of
 from legato_ingest.timeline.ragged import Segments
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.adapters.common import PORT_MAX, UINT32_MAX, facts_of
-from legato_ingest.attributes import AttributeFault, Attributes
-from legato_ingest.facts import OUTCOMES, StreamFacts
+from legato_ingest.otlp.attributes import AttributeFault, Attributes
+from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX, facts_of
+from legato_ingest.otlp.model import OUTCOMES, StreamFacts
 
 __all__ = ["adapt"]
 

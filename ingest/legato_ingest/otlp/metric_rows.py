@@ -16,9 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from legato_ingest.adapt import DAY_NS, NS_MAX, Limits, Rejection
-from legato_ingest.points import Block, Columns, blocks_of
-from legato_ingest.series import Series
+from legato_ingest.otlp.metric_points import Block, Columns, blocks_of
+from legato_ingest.otlp.metric_series import Series
+from legato_ingest.otlp.spans import DAY_NS, NS_MAX, Limits, Rejection
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["NO_SAMPLES", "Samples", "read_samples"]

@@ -17,9 +17,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
 from legato._timeline import pack
-from legato_ingest.rows import Batch, Limits, rows_of
+from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of
 
-SCHEMA = pathlib.Path(__file__).parents[2] / "schema"
+SCHEMA = pathlib.Path(__file__).parents[3] / "schema"
 NOW_NS = 1_795_240_000 * SECOND_NS
 DAY_NS = 86_400 * SECOND_NS
 

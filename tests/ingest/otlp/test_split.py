@@ -15,12 +15,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from helpers.points import gauge, histogram, metrics_request, total
 from helpers.spans import native_span, request, scope_of
-from legato_ingest import pieces
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
-from legato_ingest.pieces import ITEMS_MAX, batch_of
-from legato_ingest.rows import Batch, Limits, rows_of, sample_rows_of
-from legato_ingest.signals import POINTS, SPANS, Signal
-from legato_ingest.wire import message
+from legato_ingest.otlp import split
+from legato_ingest.otlp.protobuf import message
+from legato_ingest.otlp.signals import POINTS, SPANS, Signal
+from legato_ingest.otlp.split import ITEMS_MAX, batch_of
+from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
 
 NOW_NS = time.time_ns()
 MIB = 2**20
@@ -54,8 +54,8 @@ def spoiled(body: ExportTraceServiceRequest, name: str) -> bytes:
 @pytest.mark.parametrize("spans_max", [1, 3, 1000])
 def test_a_body_in_pieces_has_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch, spans_max: int) -> None:
     """Services, refusals and counts are those of the uncut request, in its order."""
-    monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(pieces, "_PIECE_ITEMS_MAX", spans_max)
+    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_PIECE_ITEMS_MAX", spans_max)
     body = body_of(3, 5)
     whole, cut = rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits()), batch(body.SerializeToString())
     assert cut.revs.equals(whole.revs) and cut.rejected.equals(whole.rejected)
@@ -64,8 +64,8 @@ def test_a_body_in_pieces_has_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPa
 
 def test_the_budget_of_chunks_is_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cutting a request does not multiply what it may declare."""
-    monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(pieces, "_PIECE_ITEMS_MAX", 2)
+    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_PIECE_ITEMS_MAX", 2)
     cut = batch(body_of(1, 9).SerializeToString(), limits=Limits(chunks_per_request_max=100))
     assert cut.chunks == 100
     assert sorted(cut.rejected["reason"].to_pylist()) == ["attribute", *["chunk_budget"] * 4]
@@ -211,8 +211,8 @@ def metrics_of(engines: int, metrics: int) -> ExportMetricsServiceRequest:
 @pytest.mark.parametrize("items_max", [1, 3, 1000])
 def test_a_body_of_metrics_in_pieces_has_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch, items_max: int) -> None:
     """Engines, kinds, temporalities, refusals and counts are those of the uncut request, in its order."""
-    monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(pieces, "_PIECE_ITEMS_MAX", items_max)
+    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_PIECE_ITEMS_MAX", items_max)
     body = metrics_of(3, 4)
     whole = sample_rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits())
     cut = batch(body.SerializeToString(), signal=POINTS)
@@ -225,8 +225,8 @@ def test_the_budget_of_attributes_is_the_requests(monkeypatch: pytest.MonkeyPatc
     body = metrics_request({"label": "x" * 1000})
     for number in range(100):
         gauge(body, "a", number, NOW_NS - number)
-    monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(pieces, "_PIECE_ITEMS_MAX", 7)
+    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_PIECE_ITEMS_MAX", 7)
     cut = batch(body.SerializeToString(), limits=Limits(attribute_bytes_per_request_max=20_500), signal=POINTS)
     assert cut.samples.num_rows == 20 and cut.rejected["reason"].to_pylist() == ["budget"] * 80
 
@@ -270,7 +270,7 @@ def metric_of(content: bytes) -> bytes:
 @pytest.mark.parametrize("reason", ["protobuf", "size"])
 def test_a_metric_that_cannot_be_cut_is_refused_whole(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """Bytes missing at its end, or a name as long as a book in a large body: rejected as one, and the metrics beside it are stored."""
-    monkeypatch.setattr(pieces, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
     body = metrics_request({})
     for name in ("first", "n" * 300_000, "last"):
         gauge(body, name, 1, NOW_NS)

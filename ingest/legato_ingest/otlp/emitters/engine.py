@@ -10,9 +10,9 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.adapters.common import UINT32_MAX
-from legato_ingest.attributes import AttributeFault, Attributes
-from legato_ingest.facts import EngineFlush
+from legato_ingest.otlp.attributes import AttributeFault, Attributes
+from legato_ingest.otlp.emitters.common import UINT32_MAX
+from legato_ingest.otlp.model import EngineFlush
 
 __all__ = ["COLUMNS", "STEP_COLUMNS", "adapt"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from legato_ingest.rows import Batch, rows_of, sample_rows_of
+from legato_ingest.otlp.stream_rows import Batch, rows_of, sample_rows_of
 
 __all__ = ["POINTS", "SPANS", "Signal"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from legato_ingest.adapters.common import facts_of
-from legato_ingest.attributes import Attributes
-from legato_ingest.facts import StreamFacts
+from legato_ingest.otlp.attributes import Attributes
+from legato_ingest.otlp.emitters.common import facts_of
+from legato_ingest.otlp.model import StreamFacts
 
 __all__ = ["adapt"]
 

@@ -13,9 +13,9 @@ from typing import Generic, TypeVar
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.adapters import FAMILIES, engine
-from legato_ingest.attributes import AttributeFault, Attributes, attribute_map
-from legato_ingest.facts import EngineFlush, StreamFacts
+from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map
+from legato_ingest.otlp.emitters import FAMILIES, engine
+from legato_ingest.otlp.model import EngineFlush, StreamFacts
 from legato_ingest.timeline.codec import KNOWN, TimelineError, TimelineHead, read_head
 
 __all__ = ["DAY_NS", "NS_MAX", "Adapted", "Flush", "Limits", "Rejection", "Stream", "Taken", "adapt", "reject"]

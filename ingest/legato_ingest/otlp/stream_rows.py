@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from legato_ingest.adapt import Adapted, Limits, Rejection, Stream, adapt
-from legato_ingest.engine_rows import engine_tables
-from legato_ingest.facts import OPEN_ENDED, StreamFacts
-from legato_ingest.samples import NO_SAMPLES, read_samples
+from legato_ingest.otlp.engine_rows import engine_tables
+from legato_ingest.otlp.metric_rows import NO_SAMPLES, read_samples
+from legato_ingest.otlp.model import OPEN_ENDED, StreamFacts
+from legato_ingest.otlp.spans import Adapted, Limits, Rejection, Stream, adapt
 from legato_ingest.timeline.codec import IDLE, QUEUED, WINDOW, Timelines, decode
 from legato_ingest.timeline.ragged import Segments
 from legato_ingest.timeline.statistics import Statistics, describe

@@ -16,8 +16,8 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 
-from legato_ingest.adapt import NS_MAX, Rejection
-from legato_ingest.series import Origin, Series, origin_of, scope_origin_of
+from legato_ingest.otlp.metric_series import Origin, Series, origin_of, scope_origin_of
+from legato_ingest.otlp.spans import NS_MAX, Rejection
 
 __all__ = ["BOUNDS_MAX", "NAME_CHARACTERS_MAX", "Block", "Columns", "blocks_of"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.attributes import Attributes
-from legato_ingest.facts import StreamFacts
+from legato_ingest.otlp.attributes import Attributes
+from legato_ingest.otlp.model import StreamFacts
 
 __all__ = ["PORT_MAX", "UINT32_MAX", "facts_of"]
 

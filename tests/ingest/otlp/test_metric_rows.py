@@ -11,9 +11,9 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from helpers.points import ENGINE, gauge, histogram, metrics_request, point_requests, total
-from legato_ingest.points import BOUNDS_MAX
-from legato_ingest.rows import Batch, Limits, sample_rows_of
-from legato_ingest.series import ATTRIBUTES_MAX
+from legato_ingest.otlp.metric_points import BOUNDS_MAX
+from legato_ingest.otlp.metric_series import ATTRIBUTES_MAX
+from legato_ingest.otlp.stream_rows import Batch, Limits, sample_rows_of
 
 NOW_NS = time.time_ns()
 SECOND_NS = 1_000_000_000
