@@ -19,16 +19,16 @@ import httpx
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from legato_ingest import backup as backups
-from legato_ingest import migrate
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.errors import LegatoError, Locked
-from legato_ingest.lock import StoreLock
 from legato_ingest.metrics import Metrics
-from legato_ingest.opening import open_store
 from legato_ingest.roller import Roller
 from legato_ingest.settings import Settings
-from legato_ingest.store import Store, backups_of
+from legato_ingest.storage import backup as backups
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store, backups_of
+from legato_ingest.storage.lock import StoreLock
+from legato_ingest.storage.opening import open_store
 
 __all__ = ["attribute", "backup", "create_app", "listen", "rollup", "schema_apply", "schema_status"]
 

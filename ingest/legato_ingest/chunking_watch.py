@@ -22,10 +22,10 @@ from legato_ingest.background import Background
 from legato_ingest.chunking import Change, find_changes
 from legato_ingest.chunking_series import DAY_S, Minutes
 from legato_ingest.errors import StoreError
-from legato_ingest.literals import quoted, unquoted
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import Settings
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.sql import quoted, unquoted
 
 __all__ = ["ChunkingWatch"]
 

@@ -53,8 +53,8 @@ def restore(
 
     Example: legato restore legato-20261121T120000Z.tzst --store chdb:///var/lib/legato/restored
     """
-    from legato_ingest.backup import restore as run
     from legato_ingest.settings import load
+    from legato_ingest.storage.backup import restore as run
 
     with Console(stderr=True).status("restoring, comparing …"):
         done = run(file, load(store=store).store_path)
@@ -72,13 +72,13 @@ def move(
 
     Example: legato move --to clickhouse://legato@clickhouse:8123/default
     """
-    from legato_ingest import migrate
-    from legato_ingest.lock import StoreLock
-    from legato_ingest.move import move as run
-    from legato_ingest.opening import open_store
     from legato_ingest.settings import load
-    from legato_ingest.store import Store
-    from legato_ingest.tallies import partitions_of, tables_of
+    from legato_ingest.storage import migrate
+    from legato_ingest.storage.chdb import Store
+    from legato_ingest.storage.copy import move as run
+    from legato_ingest.storage.lock import StoreLock
+    from legato_ingest.storage.opening import open_store
+    from legato_ingest.storage.tallies import partitions_of, tables_of
 
     settings, target_settings = load(store=store), load(store=to)
     if target_settings.server is None:

@@ -24,8 +24,8 @@ from legato_ingest.known import BESIDE, keys_of, known_keys
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.spans import Rejection
 from legato_ingest.otlp.stream_rows import Batch, rejected_table
-from legato_ingest.stamps import Stamps
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.watermark import Stamps
 from legato_ingest.stream_results import results_of
 
 __all__ = ["Committer", "Receipt"]

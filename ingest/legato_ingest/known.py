@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from legato_ingest.literals import between_ns, quoted_all, unquoted
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 
 __all__ = ["BESIDE", "Identity", "Key", "keys_of", "known_keys"]
 

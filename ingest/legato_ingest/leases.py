@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from legato_ingest.background import Background
 from legato_ingest.metrics import Metrics
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 __all__ = ["Lease"]
 

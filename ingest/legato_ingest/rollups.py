@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.literals import time_ns
 from legato_ingest.rollup_queries import MINUTES, Rollup
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.sql import time_ns
 
 __all__ = ["HOUR_S", "MINUTE_S", "columns_of", "roll", "roll_hours", "slices"]
 

@@ -17,7 +17,7 @@ from legato_ingest.commit import Committer
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.spans import Limits
 from legato_ingest.otlp.stream_rows import sample_rows_of
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 __all__ = ["SelfSampler", "request_of"]
 

@@ -19,16 +19,17 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from legato_ingest import admin, migrate, read, receive, tls
+from legato_ingest import admin, read, receive, tls
 from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError, SettingsError
-from legato_ingest.lock import StoreLock
 from legato_ingest.metrics import Metrics
-from legato_ingest.opening import open_store
-from legato_ingest.retention import set_retention
 from legato_ingest.roller import followed_until_ms
 from legato_ingest.settings import Settings
-from legato_ingest.store import Store
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.lock import StoreLock
+from legato_ingest.storage.opening import open_store
+from legato_ingest.storage.retention import set_retention
 from legato_ingest.tokens import READ, WRITE
 from legato_ingest.tokens import load as load_tokens
 from legato_ingest.workers import Workers

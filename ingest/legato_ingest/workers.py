@@ -17,11 +17,11 @@ from legato_ingest.chunking_watch import ChunkingWatch
 from legato_ingest.commit import Committer
 from legato_ingest.leases import Lease
 from legato_ingest.metrics import Metrics
-from legato_ingest.opening import open_store
 from legato_ingest.roller import Roller, judgements_followed_until_ms
 from legato_ingest.self_samples import SelfSampler
 from legato_ingest.settings import Settings
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.opening import open_store
 from legato_ingest.writers import Writers
 
 __all__ = ["Workers"]

@@ -11,8 +11,8 @@ import pytest
 from helpers.panel_past import fill
 from helpers.panels import Asked, Past
 from helpers.reading import reading
-from legato_ingest import migrate
-from legato_ingest.store import Store
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 READ_LIMITS: dict[str, int | str] = {

@@ -33,7 +33,7 @@ from helpers.burning import (
 )  # fmt: skip
 from helpers.reading import open_store
 from legato_ingest.attribution.stalls import CAUSES as STALL_CAUSES
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 NOW_S = int(time.time())
 FALSE_PAGES_MAX = 1e-3

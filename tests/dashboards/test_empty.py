@@ -11,8 +11,8 @@ import pytest
 
 from helpers.panels import BOARDS, Asked, Past, none, statements
 from helpers.reading import reading
-from legato_ingest import migrate
-from legato_ingest.store import Store
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 # The schema's own table is in the store from the beginning.

@@ -29,7 +29,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.roller import Roller
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 ALERTS = pathlib.Path(__file__).parents[2] / "dashboards" / "alerts"
 PATIENCE_S = 30

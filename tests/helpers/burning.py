@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dashboards.alerts.burn import ITL, READERS, TTFT
 from helpers.minutes import rows_in
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 __all__ = [
     "ALLOWED",

@@ -30,7 +30,7 @@ from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_o
 from legato_ingest.roller import Roller
 from legato_ingest.self_samples import request_of as self_request
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 __all__ = ["NASTY", "RUNNING", "TENANT", "fill"]
 

@@ -16,7 +16,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.read import create_app
 from legato_ingest.settings import Settings
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 __all__ = ["LIMITS", "open_store", "reading", "stream", "streams_in"]
 

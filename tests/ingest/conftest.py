@@ -13,10 +13,10 @@ from contextlib import ExitStack
 import pytest
 
 from helpers.clickhouse import clickhouse
-from legato_ingest import migrate
-from legato_ingest.opening import open_store
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.opening import open_store
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 READ_LIMITS: dict[str, int | str] = {"max_execution_time": 20, "max_memory_usage": 2**30, "max_result_rows": 100_000}

@@ -18,7 +18,7 @@ from helpers.reading import open_store, reading, stream, streams_in
 from helpers.spans import SECOND_NS
 from legato_ingest.cli_read import register
 from legato_ingest.errors import LegatoError
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 TRACE = bytes.fromhex("4bf92f3577b34da6a3ce929d0e0e4736")
 AGENT = bytes.fromhex("aaaaaaaa0000000000000000000000ff")

@@ -22,7 +22,7 @@ from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 PATIENCE_S = 20
 NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS

@@ -22,7 +22,7 @@ from helpers.receiver import receiver
 from helpers.serving import legato, served
 from helpers.spans import native_span, request
 from helpers.waiting import until
-from legato_ingest import migrate, read, receive, tokens
+from legato_ingest import read, receive, tokens
 from legato_ingest.commit import Committer
 from legato_ingest.doctor import data, doors
 from legato_ingest.doctor.findings import Check, Finding, Setup, examine
@@ -30,7 +30,8 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
 from legato_ingest.tokens import EVERYONE, READ, WRITE
 
 HOUR_S = 3600

@@ -13,11 +13,11 @@ import pytest
 from helpers.goclient import Answer, ask, build
 from helpers.reading import LIMITS, reading, stream, streams_in
 from helpers.serving import served
-from legato_ingest import migrate
 from legato_ingest.metrics import Metrics
 from legato_ingest.read import create_app
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 # Three rows: a gauge, a value that is not known, a histogram.

@@ -18,7 +18,7 @@ from legato_ingest.attribution.pairs import gaps_of
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.attribution.steps import Charges, charge
 from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 GAP_NS = 100 * MS
 BURST = {step: 8.0 for step in range(200, 206)}

@@ -10,7 +10,7 @@ import pytest
 from legato_ingest import leases
 from legato_ingest.leases import Lease
 from legato_ingest.metrics import Metrics
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 from legato_ingest.writers import Writers
 
 

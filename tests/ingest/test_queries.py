@@ -13,7 +13,7 @@ from helpers.reading import open_store, reading, stream, streams_in
 from legato_ingest.queries import STREAMS
 from legato_ingest.reader import Reader
 from legato_ingest.report import Question, as_json, fetch
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 CANCEL = {"legato.stream.outcome": "client_cancel"}
 NO_TIMELINE = ("legato.stream.timeline", "legato.stream.ttfb", "legato.stream.chunks")

@@ -22,7 +22,7 @@ from helpers.serving import served
 from legato_ingest.metrics import Metrics
 from legato_ingest.read import create_app
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 
 @pytest.fixture(scope="module")

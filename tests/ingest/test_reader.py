@@ -13,7 +13,7 @@ from helpers.ports import free_port
 from helpers.reading import open_store, reading
 from helpers.serving import served
 from legato_ingest.reader import Reader, ReadError
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 PROTOBUF = "application/x-protobuf"
 

@@ -37,8 +37,8 @@ from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_
 from legato_ingest.rollup_queries import STREAM_ROLLUPS
 from legato_ingest.rollups import MINUTE_S, _within, roll, slices
 from legato_ingest.settings import load
-from legato_ingest.stamps import now_ms
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.watermark import now_ms
 
 PATIENCE_S = 20
 HOUR_NS, DAY_NS, MINUTE_NS = 3_600 * SECOND_NS, 86_400 * SECOND_NS, 60 * SECOND_NS
@@ -811,7 +811,7 @@ def test_what_was_followed_is_known_in_every_time_zone(tmp_path: pathlib.Path) -
     """A new process goes on from there, not from hours later or before."""
     script = (
         "import pathlib, sys, time; from legato_ingest import migrate, roller; from legato_ingest.metrics import Metrics\n"
-        "from legato_ingest.settings import load; from legato_ingest.store import Store\n"
+        "from legato_ingest.settings import load; from legato_ingest.storage.chdb import Store\n"
         "settings, store = load(), Store(pathlib.Path(sys.argv[1]))\n"
         "migrate.apply(store, migrate.load(settings.schema_dir)); roller.Roller(store, settings, Metrics()).step()\n"
         "print(roller.followed_until_ms(store) - time.time_ns() // 10**6); store.close()"

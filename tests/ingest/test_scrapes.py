@@ -24,7 +24,7 @@ from legato_ingest.attribution.scrapes import by_exclusion, excluded_by, still
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
 S = 1000 * MS

@@ -9,7 +9,7 @@ import pytest
 from legato_ingest.commit import Committer
 from legato_ingest.metrics import Metrics
 from legato_ingest.self_samples import SelfSampler, request_of
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 
 @pytest.fixture

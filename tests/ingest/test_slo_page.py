@@ -14,7 +14,7 @@ from helpers.reading import reading
 from legato_ingest.errors import LegatoError
 from legato_ingest.reader import Reader
 from legato_ingest.slo_page import fetch, render
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 DASHBOARDS = pathlib.Path(__file__).resolve().parents[2] / "dashboards"
 

@@ -16,7 +16,7 @@ from helpers.reading import open_store, stream, streams_in
 from helpers.statements import ESCAPES, READS
 from legato_ingest.errors import StoreError, StoreRefused
 from legato_ingest.sql_guard import Guard, Refused, bound
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 SECRET = "never-to-be-read"
 

@@ -23,7 +23,7 @@ from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
 from legato_ingest.reader import Reader
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 from legato_ingest.tokens import EVERYONE, READ, WRITE
 
 PROTOBUF = {"content-type": "application/x-protobuf"}

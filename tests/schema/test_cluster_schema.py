@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from helpers.repository import ROOT
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 FOLDER = ROOT / "schema" / "cluster"
 FILES = sorted(FOLDER.glob("*.sql"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.literals import quoted_all
+from legato_ingest.storage.sql import quoted_all
 
 __all__ = ["grown", "server_of", "told_under"]
 

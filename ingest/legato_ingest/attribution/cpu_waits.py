@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.counters import grown, told_under
 from legato_ingest.attribution.scraped import AROUND_NS, CPU, OF_ALL_CPUS, UP, WAITED
 from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
-from legato_ingest.literals import between_ns, quoted, unquoted
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.sql import between_ns, quoted, unquoted
 
 __all__ = ["CpuWaits", "waited_beside", "waits_of"]
 

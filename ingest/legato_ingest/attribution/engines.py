@@ -20,8 +20,8 @@ from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream, clock_of
 from legato_ingest.attribution.gpu_clocks import clocks_of
 from legato_ingest.attribution.scraped import boots_of
 from legato_ingest.attribution.steps import Charges, Steps, charge
-from legato_ingest.literals import between_ns, quoted, quoted_all, unquoted
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = ["Engine", "engines_of"]
 

@@ -23,7 +23,7 @@ from legato_ingest.attribution.scrapes import MOVED, by_exclusion, excluded_by
 from legato_ingest.attribution.stalls import Gaps, Verdicts, judge
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.errors import StoreUnavailable
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["Swept", "Thresholds", "sweep"]

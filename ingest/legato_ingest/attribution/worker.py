@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from legato_ingest.attribution.sweep import Swept, Thresholds, sweep
 from legato_ingest.background import Background
-from legato_ingest.literals import after_until_ms
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import Settings
-from legato_ingest.stamps import Stamps, now_ms
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.sql import after_until_ms
+from legato_ingest.storage.watermark import Stamps, now_ms
 
 __all__ = ["Worker"]
 

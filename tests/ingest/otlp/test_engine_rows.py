@@ -12,7 +12,7 @@ from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
 from legato_ingest.commit import Committer
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 NOW_NS = time.time_ns() // 1_000_000 * 1_000_000
 ENGINE = Engine("host:8000", NOW_NS - 10**12)

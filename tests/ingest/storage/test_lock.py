@@ -12,11 +12,11 @@ import sys
 import pytest
 
 from legato_ingest.errors import Locked
-from legato_ingest.lock import StoreLock
+from legato_ingest.storage.lock import StoreLock
 
 HOLD = """
 import pathlib, sys, time
-from legato_ingest.lock import StoreLock
+from legato_ingest.storage.lock import StoreLock
 lock = StoreLock(pathlib.Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(60)

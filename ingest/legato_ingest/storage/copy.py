@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from legato_ingest.store import Store
-from legato_ingest.tallies import Tally, partitions_of, tables_of, tally_of
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.tallies import Tally, partitions_of, tables_of, tally_of
 
 __all__ = ["Moved", "move"]
 

@@ -12,19 +12,19 @@ import pytest
 from helpers.clickhouse import Server, clickhouse
 from helpers.ports import free_port
 from helpers.reading import stream, streams_in
-from legato_ingest import migrate
 from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.opening import open_store
-from legato_ingest.retention import set_retention
 from legato_ingest.roller import Roller
-from legato_ingest.server_store import ServerStore
 from legato_ingest.settings import Settings, load
-from legato_ingest.stamps import Stamps, now_ms
-from legato_ingest.store import Store
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.opening import open_store
+from legato_ingest.storage.retention import set_retention
+from legato_ingest.storage.server import ServerStore
+from legato_ingest.storage.watermark import Stamps, now_ms
 from legato_ingest.store_address import Address, address_of
 
-SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_errors_are_what_may_pass_and_what_never_will(store: Store, server: Serv
 @pytest.mark.parametrize("off_ms", [0, -3_600_000, 3_600_000])
 def test_the_clock_is_the_servers(settings: Settings, monkeypatch: pytest.MonkeyPatch, off_ms: int) -> None:
     """Within the time that asking takes, also on a host whose own clock is an hour off: rows are stamped by it, and followed by it."""
-    monkeypatch.setattr("legato_ingest.server_store.now_ms", lambda: now_ms() + off_ms)
+    monkeypatch.setattr("legato_ingest.storage.server.now_ms", lambda: now_ms() + off_ms)
     opened = open_store(settings)
     ((theirs,),) = opened.select("SELECT toUnixTimestamp64Milli(now64(3))")
     assert abs(opened.clock_ms() - int(theirs)) < 1000

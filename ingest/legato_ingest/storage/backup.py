@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from legato_ingest.errors import LegatoError
-from legato_ingest.lock import StoreLock
-from legato_ingest.store import Store
-from legato_ingest.tallies import Tally, tables_of, tally_of
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.lock import StoreLock
+from legato_ingest.storage.tallies import Tally, tables_of, tally_of
 
 __all__ = ["backup", "restore"]
 

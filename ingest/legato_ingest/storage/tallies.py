@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 __all__ = ["Tally", "partitions_of", "tables_of", "tally_of"]
 

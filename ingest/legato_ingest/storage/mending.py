@@ -16,7 +16,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.errors import StoreUnavailable
-from legato_ingest.parts import PartFault, Parts
+from legato_ingest.storage.parts import PartFault, Parts
 
 __all__ = ["KILL_ALL", "attach", "folders_of", "mend"]
 

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from legato_ingest.errors import StoreUnavailable
-from legato_ingest.parts import Parts, _listed, check_room, fault_of, parts_of
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.parts import Parts, _listed, check_room, fault_of, parts_of
 
 # What a store does on a disk that takes nothing: in a process of its own, as the limit holds for all of a process's files.
 FULL_DISK = """
 import pathlib, resource, signal, sys
 import pyarrow as pa
 from legato_ingest.errors import StoreUnavailable
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)

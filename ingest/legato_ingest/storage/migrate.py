@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from legato_ingest.errors import SchemaError, StoreRefused
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 __all__ = ["Migration", "applied", "apply", "is_current", "load"]
 

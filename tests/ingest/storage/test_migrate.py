@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from helpers.schema import MADE
-from legato_ingest import migrate
 from legato_ingest.errors import SchemaError, StoreRefused, StoreUnavailable
-from legato_ingest.store import Store
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
 
-SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 NEWEST = len(list(SCHEMA.glob("*.sql")))
 
 

@@ -5,9 +5,9 @@ One idea: whoever needs a store asks here, so nobody else knows that there are t
 
 from __future__ import annotations
 
-from legato_ingest.server_store import ServerStore
 from legato_ingest.settings import Settings
-from legato_ingest.store import ReadLimits, Store
+from legato_ingest.storage.chdb import ReadLimits, Store
+from legato_ingest.storage.server import ServerStore
 
 __all__ = ["open_store"]
 

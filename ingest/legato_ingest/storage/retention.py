@@ -11,7 +11,7 @@ import re
 import time
 
 from legato_ingest.settings import Settings
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
 
 __all__ = ["kept_since_s", "set_retention"]
 

@@ -10,10 +10,10 @@ import pytest
 from helpers.reading import stream, streams_in
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
-from legato_ingest.retention import kept_since_s, set_retention
 from legato_ingest.roller import Roller
 from legato_ingest.settings import load
-from legato_ingest.store import Store
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.retention import kept_since_s, set_retention
 
 DAY_S = 86_400
 
