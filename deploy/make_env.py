@@ -18,7 +18,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "ingest"))
 
-from legato_ingest.tokens import EVERYONE, READ, WRITE, add  # noqa: E402
+from legato_ingest.auth.tokens import EVERYONE, READ, WRITE, add  # noqa: E402
 
 _ENV, _FOLDER = ROOT / ".env", ROOT / ".secrets"
 

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
 from legato_ingest.errors import SettingsError
-from legato_ingest.tokens import EVERYONE, READ, WRITE
 
 __all__ = ["register"]
 
@@ -56,7 +56,7 @@ def add(
 
     Example: legato token add shop-app --tenant shop --write
     """
-    from legato_ingest import tokens
+    from legato_ingest.auth import tokens
 
     if write == read:
         raise SettingsError("say what it may do: --write or --read, one of them")
@@ -68,7 +68,7 @@ def add(
 @app.command("list")
 def list_(file: FileOption = None) -> None:
     """Show the tokens by name, without anything that could be used."""
-    from legato_ingest import tokens
+    from legato_ingest.auth import tokens
 
     table = Table("name", "tenant", "may")
     for token in tokens.load(_file(file)):
@@ -82,7 +82,7 @@ def remove(name: Name, file: FileOption = None) -> None:
 
     Example: legato token remove shop-app
     """
-    from legato_ingest import tokens
+    from legato_ingest.auth import tokens
 
     tokens.remove(_file(file), name)
     typer.echo(f"{name} is gone")

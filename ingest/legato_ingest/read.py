@@ -18,13 +18,13 @@ from typing import Any, Protocol
 import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 
+from legato_ingest.auth.authenticate import Gate
+from legato_ingest.auth.tokens import EVERYONE
 from legato_ingest.errors import BadRequest, Denied, StoreError
-from legato_ingest.gate import Gate
 from legato_ingest.metrics import Metrics
 from legato_ingest.read_request import Question, has_foreign_origin, is_local, question_of
 from legato_ingest.settings import Settings
 from legato_ingest.sql_guard import Guard, bound
-from legato_ingest.tokens import EVERYONE
 
 __all__ = ["Answers", "create_app"]
 

@@ -19,9 +19,10 @@ import anyio
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from legato_ingest.auth.authenticate import Gate
+from legato_ingest.auth.tokens import EVERYONE
 from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import BadRequest, Denied, LegatoError, Overloaded, StoreUnavailable, TooLarge
-from legato_ingest.gate import Gate
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import http
 from legato_ingest.otlp.signals import POINTS, SPANS, Signal
@@ -29,7 +30,6 @@ from legato_ingest.otlp.split import batch_of
 from legato_ingest.otlp.stream_rows import Batch, Limits
 from legato_ingest.settings import Settings
 from legato_ingest.tenant_limits import TenantLimits, names_of
-from legato_ingest.tokens import EVERYONE
 
 __all__ = ["create_app"]
 

@@ -19,7 +19,10 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from legato_ingest import admin, read, receive, tls
+from legato_ingest import admin, read, receive
+from legato_ingest.auth import tls
+from legato_ingest.auth.tokens import READ, WRITE
+from legato_ingest.auth.tokens import load as load_tokens
 from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.metrics import Metrics
@@ -30,8 +33,6 @@ from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.lock import StoreLock
 from legato_ingest.storage.opening import open_store
 from legato_ingest.storage.retention import set_retention
-from legato_ingest.tokens import READ, WRITE
-from legato_ingest.tokens import load as load_tokens
 from legato_ingest.workers import Workers
 
 __all__ = ["serve"]

@@ -22,7 +22,9 @@ from helpers.receiver import receiver
 from helpers.serving import legato, served
 from helpers.spans import native_span, request
 from helpers.waiting import until
-from legato_ingest import read, receive, tokens
+from legato_ingest import read, receive
+from legato_ingest.auth import tokens
+from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
 from legato_ingest.commit import Committer
 from legato_ingest.doctor import data, doors
 from legato_ingest.doctor.findings import Check, Finding, Setup, examine
@@ -32,7 +34,6 @@ from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.settings import load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
-from legato_ingest.tokens import EVERYONE, READ, WRITE
 
 HOUR_S = 3600
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"

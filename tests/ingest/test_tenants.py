@@ -17,14 +17,15 @@ from helpers.points import gauge, metrics_request
 from helpers.reading import stream
 from helpers.serving import served
 from helpers.spans import native_span, request
-from legato_ingest import read, receive, tokens
+from legato_ingest import read, receive
+from legato_ingest.auth import tokens
+from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
 from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
 from legato_ingest.reader import Reader
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
-from legato_ingest.tokens import EVERYONE, READ, WRITE
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 TENANTS = ("shop", "bank")

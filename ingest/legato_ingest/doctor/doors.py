@@ -13,12 +13,12 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from legato_ingest import tls
+from legato_ingest.auth import tls
+from legato_ingest.auth.tokens import READ, WRITE, load
 from legato_ingest.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 from legato_ingest.errors import LegatoError
 from legato_ingest.reader import ReadError
 from legato_ingest.storage import migrate
-from legato_ingest.tokens import READ, WRITE, load
 
 __all__ = ["CHECKS"]
 

@@ -20,12 +20,12 @@ import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
+from legato_ingest.auth.tokens import EVERYONE
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.storage.mending import KILL_ALL, attach, folders_of, mend
 from legato_ingest.storage.parts import SOURCES_KEPT_S, check_room, parts_of
 from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.watermark import now_ms
-from legato_ingest.tokens import EVERYONE
 
 __all__ = ["ReadLimits", "Store", "backups_of", "filters_of", "translated"]
 

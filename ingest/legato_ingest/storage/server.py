@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
+from legato_ingest.auth.tokens import EVERYONE
 from legato_ingest.storage.chdb import ReadLimits, Store, filters_of, translated
 from legato_ingest.storage.watermark import now_ms
 from legato_ingest.store_address import Address
-from legato_ingest.tokens import EVERYONE
 
 __all__ = ["ServerStore"]
 

@@ -11,9 +11,9 @@ import pytest
 from helpers.certificates import issued
 from helpers.ports import free_port
 from helpers.serving import legato, serving
-from legato_ingest import tls, tokens
+from legato_ingest.auth import tls, tokens
+from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.errors import SettingsError
-from legato_ingest.tokens import READ, WRITE
 
 
 def test_a_good_pair_is_taken(tmp_path: pathlib.Path) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from fastapi import Request
 
+from legato_ingest.auth.tokens import EVERYONE, READ, WRITE, Tokens, given_by
 from legato_ingest.errors import Denied
 from legato_ingest.read_request import denial, has_password_in_url
 from legato_ingest.settings import Settings
-from legato_ingest.tokens import EVERYONE, READ, WRITE, Tokens, given_by
 
 __all__ = ["Gate"]
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.serving import legato
-from legato_ingest import tokens
+from legato_ingest.auth import tokens
+from legato_ingest.auth.tokens import EVERYONE, READ, WRITE, Tokens, given_by
 from legato_ingest.errors import LegatoError, SettingsError
-from legato_ingest.tokens import EVERYONE, READ, WRITE, Tokens, given_by
 
 GOOD = '[[token]]\nname = "a"\ntenant = "shop"\nmay = "write"\nsha256 = "' + "0" * 64 + '"\n'
 
