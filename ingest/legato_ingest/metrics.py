@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from legato_ingest.stream_results import RESULTS
+from legato_ingest.write.slo_counters import RESULTS
 
 __all__ = ["Metrics"]
 

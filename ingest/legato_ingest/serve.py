@@ -19,11 +19,10 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from legato_ingest import admin, read, receive
+from legato_ingest import admin, read
 from legato_ingest.auth import tls
 from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.auth.tokens import load as load_tokens
-from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.metrics import Metrics
 from legato_ingest.roller import followed_until_ms
@@ -34,6 +33,8 @@ from legato_ingest.storage.lock import StoreLock
 from legato_ingest.storage.opening import open_store
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.workers import Workers
+from legato_ingest.write import app
+from legato_ingest.write.committer import Committer
 
 __all__ = ["serve"]
 
@@ -103,7 +104,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     workers = Workers(settings, store, committer, metrics)
     workers.start()
     apps = [
-        (receive.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
+        (app.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
         (read.create_app(settings, store, metrics), read_door),
     ]
     if admin_door is not None:

@@ -22,14 +22,14 @@ from helpers.reading import open_store
 from helpers.serving import serve_process, served
 from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
 from legato._timeline import pack
-from legato_ingest import receive
-from legato_ingest.commit import Committer
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.roller import Roller
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
+from legato_ingest.write import app
+from legato_ingest.write.committer import Committer
 
 ALERTS = pathlib.Path(__file__).parents[2] / "dashboards" / "alerts"
 PATIENCE_S = 30
@@ -237,7 +237,7 @@ def test_the_rules_fire_when_they_should() -> None:
 @pytest.fixture
 def page(store: Store) -> Iterator[str]:
     """/metrics of the real app after some work."""
-    with committing(store) as (committer, metrics), served(receive.create_app(load(), committer, metrics, lambda: True)) as url:
+    with committing(store) as (committer, metrics), served(app.create_app(load(), committer, metrics, lambda: True)) as url:
         for body in (streams_of(1).SerializeToString(), b"\xff"):
             httpx.post(f"{url}/v1/traces", content=body, headers=PROTOBUF, timeout=PATIENCE_S)
         metrics.errors.labels("commit", "OSError").inc()

@@ -22,10 +22,9 @@ from helpers.receiver import receiver
 from helpers.serving import legato, served
 from helpers.spans import native_span, request
 from helpers.waiting import until
-from legato_ingest import read, receive
+from legato_ingest import read
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
-from legato_ingest.commit import Committer
 from legato_ingest.doctor import data, doors
 from legato_ingest.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.metrics import Metrics
@@ -34,6 +33,8 @@ from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.settings import load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
+from legato_ingest.write import app
+from legato_ingest.write.committer import Committer
 
 HOUR_S = 3600
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
@@ -70,7 +71,7 @@ def patient(store: Store, tmp_path: pathlib.Path) -> Iterator[Patient]:
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     serving = load(tokens_file=path)
     with (
-        served(receive.create_app(serving, committer, metrics, lambda: True)) as otlp,
+        served(app.create_app(serving, committer, metrics, lambda: True)) as otlp,
         served(read.create_app(serving, store, metrics)) as reads,
     ):
         yield Patient(Setup(settings, otlp, reads, "", write, everyone), store, metrics, tmp_path)
@@ -118,7 +119,7 @@ def test_another_program_on_the_port(patient: Patient) -> None:
 def test_a_store_that_does_not_answer(patient: Patient) -> None:
     """The door is there, and says that it is not ready."""
     committer = Committer(patient.store, patient.metrics, queue_bytes_max=2**20, chunks_max=10**5)
-    with served(receive.create_app(load(), committer, patient.metrics, lambda: False)) as url:
+    with served(app.create_app(load(), committer, patient.metrics, lambda: False)) as url:
         found = patient.findings(replace(patient.setup, otlp_url=url))["OTLP door"]
     committer.close()
     assert found.state == "fault" and "its store does not" in found.found

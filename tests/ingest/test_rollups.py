@@ -30,7 +30,6 @@ from helpers.world_spans import steps, stream
 from legato._timeline import pack
 from legato_gpu_agent.steps import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
-from legato_ingest.commit import Committer
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_until_ms
@@ -39,6 +38,7 @@ from legato_ingest.rollups import MINUTE_S, _within, roll, slices
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.watermark import now_ms
+from legato_ingest.write.committer import Committer
 
 PATIENCE_S = 20
 HOUR_NS, DAY_NS, MINUTE_NS = 3_600 * SECOND_NS, 86_400 * SECOND_NS, 60 * SECOND_NS

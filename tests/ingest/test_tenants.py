@@ -17,15 +17,16 @@ from helpers.points import gauge, metrics_request
 from helpers.reading import stream
 from helpers.serving import served
 from helpers.spans import native_span, request
-from legato_ingest import read, receive
+from legato_ingest import read
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
-from legato_ingest.commit import Committer
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
 from legato_ingest.reader import Reader
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
+from legato_ingest.write import app
+from legato_ingest.write.committer import Committer
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 TENANTS = ("shop", "bank")
@@ -60,7 +61,7 @@ def doors(store: Store, tmp_path: pathlib.Path) -> Iterator[Doors]:
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     with ExitStack() as stack:
-        otlp = stack.enter_context(served(receive.create_app(settings, committer, metrics, lambda: True)))
+        otlp = stack.enter_context(served(app.create_app(settings, committer, metrics, lambda: True)))
         reads = stack.enter_context(served(read.create_app(settings, store, metrics)))
         yield Doors(otlp, reads, made, path)
     committer.close()
@@ -270,7 +271,7 @@ def test_limits_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathli
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     settings = load(tokens_file=path, tenant_names_max=2, tenant_bytes_per_s=2000)
-    with served(receive.create_app(settings, committer, metrics, lambda: True)) as url:
+    with served(app.create_app(settings, committer, metrics, lambda: True)) as url:
 
         def send(tenant: str, *models: str) -> httpx.Response:
             body = request()

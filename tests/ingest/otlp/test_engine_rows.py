@@ -9,10 +9,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from helpers.spans import any_value, native_span
 from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
-from legato_ingest.commit import Committer
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of
 from legato_ingest.storage.chdb import Store
+from legato_ingest.write.committer import Committer
 
 NOW_NS = time.time_ns() // 1_000_000 * 1_000_000
 ENGINE = Engine("host:8000", NOW_NS - 10**12)

@@ -10,7 +10,7 @@ from helpers.points import gauge, metrics_request
 from helpers.spans import native_span, request
 from legato_ingest.errors import Overloaded
 from legato_ingest.otlp.stream_rows import Limits, rows_of, sample_rows_of
-from legato_ingest.tenant_limits import TenantLimits, names_of
+from legato_ingest.write.quotas import TenantLimits, names_of
 
 
 class Clock:

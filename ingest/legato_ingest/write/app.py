@@ -21,7 +21,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from legato_ingest.auth.authenticate import Gate
 from legato_ingest.auth.tokens import EVERYONE
-from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import BadRequest, Denied, LegatoError, Overloaded, StoreUnavailable, TooLarge
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import http
@@ -29,7 +28,8 @@ from legato_ingest.otlp.signals import POINTS, SPANS, Signal
 from legato_ingest.otlp.split import batch_of
 from legato_ingest.otlp.stream_rows import Batch, Limits
 from legato_ingest.settings import Settings
-from legato_ingest.tenant_limits import TenantLimits, names_of
+from legato_ingest.write.committer import Committer, Receipt
+from legato_ingest.write.quotas import TenantLimits, names_of
 
 __all__ = ["create_app"]
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.spans import SECOND_NS, native_span, request
-from legato_ingest.known import keys_of, known_keys
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.storage.chdb import Store
+from legato_ingest.write.dedup import keys_of, known_keys
 
 NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
 

@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
-from legato_ingest.known import BESIDE, keys_of, known_keys
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.spans import Rejection
 from legato_ingest.otlp.stream_rows import Batch, rejected_table
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.watermark import Stamps
-from legato_ingest.stream_results import results_of
+from legato_ingest.write.dedup import BESIDE, keys_of, known_keys
+from legato_ingest.write.slo_counters import results_of
 
 __all__ = ["Committer", "Receipt"]
 

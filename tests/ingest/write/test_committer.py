@@ -18,11 +18,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from helpers.points import gauge, histogram, metrics_request, point_requests, total
 from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
 from helpers.tables import rejected, requests_of_one_span, streams
-from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
 from legato_ingest.storage.chdb import Store
+from legato_ingest.write.committer import Committer, Receipt
 
 PATIENCE_S = 20
 NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS

@@ -27,13 +27,13 @@ from helpers.points import gauge, histogram, metrics_request, total
 from helpers.serving import served
 from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
 from helpers.tables import rejected, streams
-from legato_ingest import receive
-from legato_ingest.commit import Committer, Receipt
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
+from legato_ingest.write import app
+from legato_ingest.write.committer import Committer, Receipt
 
 PROTOBUF = "application/x-protobuf"
 
@@ -60,7 +60,7 @@ class Door:
 def door_of(committer: Committer, metrics: Metrics | None = None, ready: bool = True, **values: Any) -> Iterator[Door]:
     """The door over a committer, with these settings."""
     metrics = metrics or Metrics()
-    app = receive.create_app(load(**values), committer, metrics, lambda: ready)
+    app = app.create_app(load(**values), committer, metrics, lambda: ready)
     with served(app) as url:
         door = Door(url, metrics)
         yield door
