@@ -19,12 +19,13 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from legato_ingest import admin, read
+from legato_ingest import admin
 from legato_ingest.auth import tls
 from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.auth.tokens import load as load_tokens
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.metrics import Metrics
+from legato_ingest.query import app
 from legato_ingest.roller import followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.storage import migrate
@@ -105,7 +106,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     workers.start()
     apps = [
         (app.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
-        (read.create_app(settings, store, metrics), read_door),
+        (app.create_app(settings, store, metrics), read_door),
     ]
     if admin_door is not None:
         apps.append((admin.create_app(settings, store, workers.attribution, workers.roller), admin_door))

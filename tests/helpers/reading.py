@@ -14,7 +14,7 @@ from helpers.spans import SECOND_NS, native_span, request
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.read import create_app
+from legato_ingest.query.app import create_app
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
 

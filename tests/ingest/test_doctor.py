@@ -22,7 +22,6 @@ from helpers.receiver import receiver
 from helpers.serving import legato, served
 from helpers.spans import native_span, request
 from helpers.waiting import until
-from legato_ingest import read
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
 from legato_ingest.doctor import data, doors
@@ -30,6 +29,7 @@ from legato_ingest.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.query import app
 from legato_ingest.settings import load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
@@ -72,7 +72,7 @@ def patient(store: Store, tmp_path: pathlib.Path) -> Iterator[Patient]:
     serving = load(tokens_file=path)
     with (
         served(app.create_app(serving, committer, metrics, lambda: True)) as otlp,
-        served(read.create_app(serving, store, metrics)) as reads,
+        served(app.create_app(serving, store, metrics)) as reads,
     ):
         yield Patient(Setup(settings, otlp, reads, "", write, everyone), store, metrics, tmp_path)
     committer.close()

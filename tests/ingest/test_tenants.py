@@ -17,11 +17,11 @@ from helpers.points import gauge, metrics_request
 from helpers.reading import stream
 from helpers.serving import served
 from helpers.spans import native_span, request
-from legato_ingest import read
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
+from legato_ingest.query import app
 from legato_ingest.reader import Reader
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
@@ -62,7 +62,7 @@ def doors(store: Store, tmp_path: pathlib.Path) -> Iterator[Doors]:
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     with ExitStack() as stack:
         otlp = stack.enter_context(served(app.create_app(settings, committer, metrics, lambda: True)))
-        reads = stack.enter_context(served(read.create_app(settings, store, metrics)))
+        reads = stack.enter_context(served(app.create_app(settings, store, metrics)))
         yield Doors(otlp, reads, made, path)
     committer.close()
 

@@ -10,7 +10,7 @@ from fastapi import Request
 
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE, Tokens, given_by
 from legato_ingest.errors import Denied
-from legato_ingest.read_request import denial, has_password_in_url
+from legato_ingest.query.clickhouse_http import denial, has_password_in_url
 from legato_ingest.settings import Settings
 
 __all__ = ["Gate"]

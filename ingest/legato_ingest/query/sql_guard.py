@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
-from legato_ingest import sql_text, sql_tree
 from legato_ingest.errors import StoreRefused
-from legato_ingest.sql_text import CanonicalText, Refused
+from legato_ingest.query import sql_text, sql_tree
+from legato_ingest.query.sql_text import CanonicalText, Refused
 
 __all__ = ["Guard", "Parameters", "Refused", "bound"]
 

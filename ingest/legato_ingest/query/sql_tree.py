@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legato_ingest.sql_functions import allows, allows_table
-from legato_ingest.sql_text import Refused
+from legato_ingest.query.sql_functions import allows, allows_table
+from legato_ingest.query.sql_text import Refused
 
 __all__ = ["check"]
 

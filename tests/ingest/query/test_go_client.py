@@ -14,12 +14,12 @@ from helpers.goclient import Answer, ask, build
 from helpers.reading import LIMITS, reading, stream, streams_in
 from helpers.serving import served
 from legato_ingest.metrics import Metrics
-from legato_ingest.read import create_app
+from legato_ingest.query.app import create_app
 from legato_ingest.settings import load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
 
-SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 # Three rows: a gauge, a value that is not known, a histogram.
 SAMPLES = """
 INSERT INTO node_samples

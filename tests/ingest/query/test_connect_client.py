@@ -19,7 +19,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 from helpers.reading import LIMITS, open_store, reading, stream, streams_in
 from helpers.serving import served
 from legato_ingest.metrics import Metrics
-from legato_ingest.read import create_app
+from legato_ingest.query.app import create_app
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from legato_ingest.errors import StoreRefused
-from legato_ingest.sql_functions import allows, allows_table
+from legato_ingest.query.sql_functions import allows, allows_table
 
 __all__ = ["CanonicalText", "Refused", "read"]
 

@@ -20,7 +20,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from helpers.reading import open_store, reading, stream, streams_in
 from helpers.serving import served
 from legato_ingest.metrics import Metrics
-from legato_ingest.read import create_app
+from legato_ingest.query.app import create_app
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 

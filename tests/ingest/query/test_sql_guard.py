@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from helpers.reading import open_store, stream, streams_in
 from helpers.statements import ESCAPES, READS
 from legato_ingest.errors import StoreError, StoreRefused
-from legato_ingest.sql_guard import Guard, Refused, bound
+from legato_ingest.query.sql_guard import Guard, Refused, bound
 from legato_ingest.storage.chdb import Store
 
 SECRET = "never-to-be-read"

@@ -22,9 +22,9 @@ from legato_ingest.auth.authenticate import Gate
 from legato_ingest.auth.tokens import EVERYONE
 from legato_ingest.errors import BadRequest, Denied, StoreError
 from legato_ingest.metrics import Metrics
-from legato_ingest.read_request import Question, has_foreign_origin, is_local, question_of
+from legato_ingest.query.clickhouse_http import Question, has_foreign_origin, is_local, question_of
+from legato_ingest.query.sql_guard import Guard, bound
 from legato_ingest.settings import Settings
-from legato_ingest.sql_guard import Guard, bound
 
 __all__ = ["Answers", "create_app"]
 

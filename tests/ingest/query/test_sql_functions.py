@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from helpers.reading import open_store
-from legato_ingest.sql_functions import allows, allows_table, named
+from legato_ingest.query.sql_functions import allows, allows_table, named
 from legato_ingest.storage.chdb import Store
 
 # Names that touch files, network, other processes, dictionaries, models, the host, secrets, other people's queries, or wait.
@@ -73,6 +73,6 @@ def test_combinators_stack_three_high() -> None:
 
 def test_the_list_is_in_lower_case() -> None:
     """As it is compared."""
-    text = (pathlib.Path(__file__).parents[2] / "ingest/legato_ingest/sql_functions.txt").read_text(encoding="utf-8")
+    text = (pathlib.Path(__file__).parents[3] / "ingest/legato_ingest/query/sql_functions.txt").read_text(encoding="utf-8")
     names = " ".join(line for line in text.splitlines() if not line.startswith("#"))
     assert names == names.lower()
