@@ -229,8 +229,8 @@ def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
 
 def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
     """The judgement's own speed: a hundred thousand gaps over an hour of steps, the median of some runs."""
-    from legato_ingest.attribution.stalls import Gaps, judge
-    from legato_ingest.attribution.steps import Steps, charge
+    from legato_ingest.attribution.model.charge import Gaps, judge
+    from legato_ingest.attribution.model.step_model import Steps, charge
 
     rng, count, total = np.random.default_rng(1), 100_000, 180_000
     interval = rng.normal(20e6, 1e6, total)

@@ -32,7 +32,7 @@ from helpers.burning import (
     upper,
 )  # fmt: skip
 from helpers.reading import open_store
-from legato_ingest.attribution.stalls import CAUSES as STALL_CAUSES
+from legato_ingest.attribution.model.charge import CAUSES as STALL_CAUSES
 from legato_ingest.storage.chdb import Store
 
 NOW_S = int(time.time())

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from legato_ingest.attribution.gpu_clocks import GpuClock
-from legato_ingest.attribution.pairs import Vantage
-from legato_ingest.attribution.steps import Steps
+from legato_ingest.attribution.load.gpu_clock_samples import GpuClock
+from legato_ingest.attribution.model.gaps import Vantage
+from legato_ingest.attribution.model.step_model import Steps
 
 __all__ = ["MS", "World"]
 

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.culprits import culprits_of, prompts_of
-from legato_ingest.attribution.engines import Engine
-from legato_ingest.attribution.evidence import Stream
-from legato_ingest.attribution.gpu_clocks import SLOWER_MIN
-from legato_ingest.attribution.grounds import errors_of, evidence_of, excluded_of
-from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
+from legato_ingest.attribution.load.engines import Engine
+from legato_ingest.attribution.load.gpu_clock_samples import SLOWER_MIN
+from legato_ingest.attribution.load.streams import Stream
+from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts
+from legato_ingest.attribution.model.evidence import errors_of, evidence_of, excluded_of
+from legato_ingest.attribution.model.root_step import culprits_of, prompts_of
 
 __all__ = ["HEALTHY", "Judged", "verdict_rows"]
 

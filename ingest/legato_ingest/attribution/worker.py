@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from legato_ingest.attribution.sweep import Swept, Thresholds, sweep
+from legato_ingest.attribution.run import Swept, Thresholds, sweep
 from legato_ingest.background import Background
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import Settings

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from legato_ingest.attribution.counters import server_of
+from legato_ingest.attribution.model.counters import server_of
 from legato_ingest.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 
 __all__ = ["CHECKS"]

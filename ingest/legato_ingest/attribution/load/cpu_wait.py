@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.counters import grown, told_under
-from legato_ingest.attribution.scraped import AROUND_NS, CPU, OF_ALL_CPUS, UP, WAITED
-from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
+from legato_ingest.attribution.load.scraped_metrics import AROUND_NS, CPU, OF_ALL_CPUS, UP, WAITED
+from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts
+from legato_ingest.attribution.model.counters import grown, told_under
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import between_ns, quoted, unquoted
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.world import MS, World
-from legato_ingest.attribution.culprits import prompts_of
-from legato_ingest.attribution.pairs import Vantage, gaps_of
-from legato_ingest.attribution.replay import DELAYS, ENGINE, Delay, Left, replay
-from legato_ingest.attribution.stalls import CAUSES, judge
-from legato_ingest.attribution.steps import charge
+from legato_ingest.attribution.model.charge import CAUSES, judge
+from legato_ingest.attribution.model.counterfactual import DELAYS, ENGINE, Delay, Left, replay
+from legato_ingest.attribution.model.gaps import Vantage, gaps_of
+from legato_ingest.attribution.model.root_step import prompts_of
+from legato_ingest.attribution.model.step_model import charge
 
 STALL_NS = 100 * MS
 PROMPTS = {step: 1500 for step in range(40, 400, 60)}

@@ -14,7 +14,7 @@ from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
 from legato_gpu_agent.records import FinishedRequest, Step
 from legato_gpu_agent.steps import Engine, request_of
-from legato_ingest.attribution.pairs import Vantage
+from legato_ingest.attribution.model.gaps import Vantage
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
@@ -234,7 +234,7 @@ def test_streams_that_cannot_be_judged_are_left_out_and_counted(store: Store, mo
     metrics = Metrics()
     judge = Worker(store, load(attribute_settle_s=0), metrics)
     with monkeypatch.context() as broken:
-        broken.setattr("legato_ingest.attribution.sweep.judge", lambda *_: 1 / 0)
+        broken.setattr("legato_ingest.attribution.run.judge", lambda *_: 1 / 0)
         judge.step()
     assert metrics.errors.labels("attribute", "ZeroDivisionError")._value.get() == 1
     assert judge.step().streams == 0, "it goes on after them"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.counters import grown, server_of, told_under
+from legato_ingest.attribution.model.counters import grown, server_of, told_under
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 

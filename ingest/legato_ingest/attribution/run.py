@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.coincidence import lend_words
-from legato_ingest.attribution.cpu_waits import waited_beside
-from legato_ingest.attribution.engines import Engine, engines_of
-from legato_ingest.attribution.evidence import Received, Stream, slices_of, streams_in, verdicts_of
-from legato_ingest.attribution.pairs import gaps_of, made_by
-from legato_ingest.attribution.replay_rows import replay_rows
-from legato_ingest.attribution.scraped import Key, Scraped, scraped_of
-from legato_ingest.attribution.scrapes import MOVED, by_exclusion, excluded_by
-from legato_ingest.attribution.stalls import Gaps, Verdicts, judge
+from legato_ingest.attribution.counterfactual_rows import replay_rows
+from legato_ingest.attribution.load.cpu_wait import waited_beside
+from legato_ingest.attribution.load.engines import Engine, engines_of
+from legato_ingest.attribution.load.scraped_metrics import Key, Scraped, scraped_of
+from legato_ingest.attribution.load.streams import Received, Stream, slices_of, streams_in, verdicts_of
+from legato_ingest.attribution.model.charge import Gaps, Verdicts, judge
+from legato_ingest.attribution.model.corroborate import lend_words
+from legato_ingest.attribution.model.exclusion import MOVED, by_exclusion, excluded_by
+from legato_ingest.attribution.model.gaps import gaps_of, made_by
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage.chdb import Store

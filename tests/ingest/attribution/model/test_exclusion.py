@@ -17,11 +17,11 @@ from legato_gpu_agent.engines.all import ENGINES
 from legato_gpu_agent.page import Page
 from legato_gpu_agent.readings import Reading
 from legato_gpu_agent.samples import Sample, metrics_of
-from legato_ingest.attribution.evidence import Stream
-from legato_ingest.attribution.pairs import gaps_of
-from legato_ingest.attribution.scraped import Counter, Scraped, scraped_of
-from legato_ingest.attribution.scrapes import by_exclusion, excluded_by, still
-from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
+from legato_ingest.attribution.load.scraped_metrics import Counter, Scraped, scraped_of
+from legato_ingest.attribution.load.streams import Stream
+from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge
+from legato_ingest.attribution.model.exclusion import by_exclusion, excluded_by, still
+from legato_ingest.attribution.model.gaps import gaps_of
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
 from legato_ingest.storage.chdb import Store

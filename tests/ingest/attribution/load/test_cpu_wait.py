@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.points import gauge, metrics_request, total
 from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
-from legato_ingest.attribution.cpu_waits import CpuWaits, _counter, waits_of
+from legato_ingest.attribution.load.cpu_wait import CpuWaits, _counter, waits_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.steps import Charges, split
+from legato_ingest.attribution.model.step_model import Charges, split
 
 __all__ = ["CAUSES", "LATE_MIN", "MADE_MAX", "Gaps", "Verdicts", "judge"]
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.world import MS, World
-from legato_ingest.attribution.clocks import shift_of
-from legato_ingest.attribution.coincidence import lend_words
-from legato_ingest.attribution.pairs import Sockets, Vantage, gaps_of, made_by
-from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
-from legato_ingest.attribution.steps import charge
+from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge
+from legato_ingest.attribution.model.clock_offset import shift_of
+from legato_ingest.attribution.model.corroborate import lend_words
+from legato_ingest.attribution.model.gaps import Sockets, Vantage, gaps_of, made_by
+from legato_ingest.attribution.model.step_model import charge
 
 GAP_NS = 100 * MS
 

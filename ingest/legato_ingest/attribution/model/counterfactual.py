@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.pairs import Vantage, gaps_of, places_of, steps_of
-from legato_ingest.attribution.stalls import judge
-from legato_ingest.attribution.steps import Charges
+from legato_ingest.attribution.model.charge import judge
+from legato_ingest.attribution.model.gaps import Vantage, gaps_of, places_of, steps_of
+from legato_ingest.attribution.model.step_model import Charges
 
 __all__ = ["DELAYS", "ENGINE", "Delay", "Left", "replay"]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
+from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["lend_words"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from legato_ingest.attribution.pairs import Sockets, Vantage
+from legato_ingest.attribution.model.gaps import Sockets, Vantage
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import after_until_ms, between_ns, quoted_all, unquoted
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.stalls import CAUSES, Verdicts
-from legato_ingest.attribution.steps import Charges
+from legato_ingest.attribution.model.charge import CAUSES, Verdicts
+from legato_ingest.attribution.model.step_model import Charges
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["Culprits", "culprits_of", "prompts_of"]

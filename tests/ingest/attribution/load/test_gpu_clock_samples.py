@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from helpers.points import gauge, metrics_request, total
 from helpers.world import MS, World
-from legato_ingest.attribution.gpu_clocks import GpuClock, clocks_of, lowered
-from legato_ingest.attribution.grounds import errors_of, evidence_of, excluded_of
-from legato_ingest.attribution.pairs import gaps_of
-from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts, judge
-from legato_ingest.attribution.steps import Charges, charge
+from legato_ingest.attribution.load.gpu_clock_samples import GpuClock, clocks_of, lowered
+from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge
+from legato_ingest.attribution.model.evidence import errors_of, evidence_of, excluded_of
+from legato_ingest.attribution.model.gaps import gaps_of
+from legato_ingest.attribution.model.step_model import Charges, charge
 from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
 from legato_ingest.storage.chdb import Store
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.stalls import Gaps
+from legato_ingest.attribution.model.charge import Gaps
 
 __all__ = ["Sockets", "Vantage", "gaps_of", "made_by", "places_of", "steps_of"]
 

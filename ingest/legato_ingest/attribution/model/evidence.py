@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.stalls import CAUSES, LATE_MIN, MADE_MAX, Gaps, Verdicts
-from legato_ingest.attribution.steps import Charges
+from legato_ingest.attribution.model.charge import CAUSES, LATE_MIN, MADE_MAX, Gaps, Verdicts
+from legato_ingest.attribution.model.step_model import Charges
 
 __all__ = ["errors_of", "evidence_of", "excluded_of"]
 

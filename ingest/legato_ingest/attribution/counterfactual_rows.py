@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from legato_ingest.attribution.replay import DELAYS, ENGINE, Delay, replay
-from legato_ingest.attribution.stalls import CAUSES
+from legato_ingest.attribution.model.charge import CAUSES
+from legato_ingest.attribution.model.counterfactual import DELAYS, ENGINE, Delay, replay
 from legato_ingest.attribution.verdict_rows import Judged
 
 __all__ = ["replay_rows"]

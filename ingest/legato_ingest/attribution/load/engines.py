@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.clocks import shift_of
-from legato_ingest.attribution.evidence import CLOCKS_APART_NS, Stream, clock_of
-from legato_ingest.attribution.gpu_clocks import clocks_of
-from legato_ingest.attribution.scraped import boots_of
-from legato_ingest.attribution.steps import Charges, Steps, charge
+from legato_ingest.attribution.load.gpu_clock_samples import clocks_of
+from legato_ingest.attribution.load.scraped_metrics import boots_of
+from legato_ingest.attribution.load.streams import CLOCKS_APART_NS, Stream, clock_of
+from legato_ingest.attribution.model.clock_offset import shift_of
+from legato_ingest.attribution.model.step_model import Charges, Steps, charge
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 

@@ -15,9 +15,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.counters import grown
-from legato_ingest.attribution.scraped import APART_NS_MAX, AROUND_NS, CPU, PREEMPTIONS, PROMPTS, STOLEN, WAITED, Counter, Scraped
-from legato_ingest.attribution.stalls import CAUSES, Gaps, Verdicts
+from legato_ingest.attribution.load.scraped_metrics import (
+    APART_NS_MAX,
+    AROUND_NS,
+    CPU,
+    PREEMPTIONS,
+    PROMPTS,
+    STOLEN,
+    WAITED,
+    Counter,
+    Scraped,
+)
+from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts
+from legato_ingest.attribution.model.counters import grown
 
 __all__ = ["MOVED", "by_exclusion", "excluded_by", "still"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.gpu_clocks import SLOWER_MIN, GpuClock, Lowered, charged, lowered
+from legato_ingest.attribution.load.gpu_clock_samples import SLOWER_MIN, GpuClock, Lowered, charged, lowered
 
 __all__ = ["Charges", "Steps", "charge"]
 
