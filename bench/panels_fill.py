@@ -12,7 +12,7 @@ from helpers.spans import native_span, request
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.roller import Roller
+from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import load as settings
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store

@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.errors import LegatoError, Locked
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller
+from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import Settings
 from legato_ingest.storage import backup as backups
 from legato_ingest.storage import migrate

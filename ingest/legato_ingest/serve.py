@@ -26,7 +26,7 @@ from legato_ingest.auth.tokens import load as load_tokens
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query import app
-from legato_ingest.roller import followed_until_ms
+from legato_ingest.rollups.worker import followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store

@@ -16,7 +16,7 @@ from legato_ingest.background import Background
 from legato_ingest.chunking_watch import ChunkingWatch
 from legato_ingest.leases import Lease
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller, judgements_followed_until_ms
+from legato_ingest.rollups.worker import Roller, judgements_followed_until_ms
 from legato_ingest.self_samples import SelfSampler
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store

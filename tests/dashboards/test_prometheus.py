@@ -25,7 +25,7 @@ from legato._timeline import pack
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.roller import Roller
+from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write import app

@@ -20,7 +20,7 @@ from legato_ingest import dashboard_files
 from legato_ingest.grafana import PLUGIN, UID, Source
 from legato_ingest.metrics import Metrics
 from legato_ingest.reader import Reader
-from legato_ingest.roller import Roller
+from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import load
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "dashboards"

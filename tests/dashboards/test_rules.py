@@ -24,7 +24,7 @@ from legato_gpu_agent.steps import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
-from legato_ingest.roller import Roller
+from legato_ingest.rollups.worker import Roller
 from legato_ingest.self_samples import SelfSampler
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store

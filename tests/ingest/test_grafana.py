@@ -26,7 +26,7 @@ from legato_ingest.errors import LegatoError
 from legato_ingest.grafana import Grafana, GrafanaError, Source, Unreachable, credential_of
 from legato_ingest.macros import Range
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller
+from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import load
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "dashboards"

@@ -10,7 +10,7 @@ import pytest
 from helpers.reading import stream, streams_in
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller
+from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.retention import kept_since_s, set_retention

@@ -14,7 +14,7 @@ from helpers.ports import free_port
 from helpers.reading import stream, streams_in
 from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.roller import Roller
+from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import Settings, load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store

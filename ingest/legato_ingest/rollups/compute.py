@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.rollup_queries import MINUTES, Rollup
+from legato_ingest.rollups.queries import MINUTES, Rollup
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import time_ns
 

@@ -32,9 +32,9 @@ from legato_gpu_agent.steps import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.roller import Roller, followed_until_ms, judgements_followed_until_ms
-from legato_ingest.rollup_queries import STREAM_ROLLUPS
-from legato_ingest.rollups import MINUTE_S, _within, roll, slices
+from legato_ingest.rollups.compute import MINUTE_S, _within, roll, slices
+from legato_ingest.rollups.queries import STREAM_ROLLUPS
+from legato_ingest.rollups.worker import Roller, followed_until_ms, judgements_followed_until_ms
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.watermark import now_ms
