@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.background import Background
-from legato_ingest.chunking_watch import ChunkingWatch
+from legato_ingest.chunking.worker import ChunkingWatch
 from legato_ingest.leases import Lease
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import Roller, judgements_followed_until_ms

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from legato_ingest.chunking_watch import ChunkingWatch
+from legato_ingest.chunking.worker import ChunkingWatch
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store

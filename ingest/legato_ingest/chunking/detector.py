@@ -19,9 +19,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.chunking_bets import THRESHOLD, Alarm, first_alarm
-from legato_ingest.chunking_effect import means, rate
-from legato_ingest.chunking_series import DAY_S, REFERENCE_STREAMS, WEEK_S, Minutes, expect
+from legato_ingest.chunking.e_process import THRESHOLD, Alarm, first_alarm
+from legato_ingest.chunking.effect import means, rate
+from legato_ingest.chunking.series import DAY_S, REFERENCE_STREAMS, WEEK_S, Minutes, expect
 
 __all__ = ["Change", "Rules", "find_changes"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.chunking_series import HOUR_S, Minutes
+from legato_ingest.chunking.series import HOUR_S, Minutes
 
 __all__ = ["RATE_MARGIN", "Means", "Rate", "means", "rate"]
 

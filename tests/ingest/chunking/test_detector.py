@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from legato_ingest.chunking import Change, Rules, find_changes
-from legato_ingest.chunking_bets import FRACTIONS, first_alarm
-from legato_ingest.chunking_effect import means, rate
-from legato_ingest.chunking_series import DAY_S, Minutes, expect
+from legato_ingest.chunking.detector import Change, Rules, find_changes
+from legato_ingest.chunking.e_process import FRACTIONS, first_alarm
+from legato_ingest.chunking.effect import means, rate
+from legato_ingest.chunking.series import DAY_S, Minutes, expect
 
 # A Monday, 00:00 UTC.
 MONDAY_S = 1_760_313_600
