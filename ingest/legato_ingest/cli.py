@@ -68,7 +68,7 @@ def attribute(
 
     Example: legato attribute --since 1d
     """
-    from legato_ingest.admin import attribute as run
+    from legato_ingest.jobs.admin_app import attribute as run
     from legato_ingest.settings import load
     from legato_ingest.spans_of_time import seconds_of
 
@@ -89,7 +89,7 @@ def rollup(
 
     Example: legato rollup --since all
     """
-    from legato_ingest.admin import rollup as run
+    from legato_ingest.jobs.admin_app import rollup as run
     from legato_ingest.settings import load
     from legato_ingest.spans_of_time import seconds_of
 
@@ -101,7 +101,7 @@ def rollup(
 @schema_app.command("apply")
 def schema_apply(store: StoreOption = None) -> None:
     """Apply the files that the store lacks. Goes through a running `legato serve` when one holds the store."""
-    from legato_ingest.admin import schema_apply as run
+    from legato_ingest.jobs.admin_app import schema_apply as run
     from legato_ingest.settings import load
 
     applied = run(load(store=store))
@@ -113,7 +113,7 @@ def schema_apply(store: StoreOption = None) -> None:
 @schema_app.command("status")
 def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False) -> None:
     """Show which files are applied."""
-    from legato_ingest.admin import schema_status as run
+    from legato_ingest.jobs.admin_app import schema_status as run
     from legato_ingest.settings import load
 
     status = run(load(store=store))

@@ -19,11 +19,12 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from legato_ingest import admin
 from legato_ingest.auth import tls
 from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.auth.tokens import load as load_tokens
 from legato_ingest.errors import LegatoError, SettingsError
+from legato_ingest.jobs import admin_app
+from legato_ingest.jobs.supervisor import Workers
 from legato_ingest.metrics import Metrics
 from legato_ingest.query import app
 from legato_ingest.rollups.worker import followed_until_ms
@@ -33,7 +34,6 @@ from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.lock import StoreLock
 from legato_ingest.storage.opening import open_store
 from legato_ingest.storage.retention import set_retention
-from legato_ingest.workers import Workers
 from legato_ingest.write import app
 from legato_ingest.write.committer import Committer
 
@@ -60,10 +60,10 @@ def serve(settings: Settings) -> None:
             stack.enter_context(StoreLock(settings.store_path))
         otlp_door = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
         read_door = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
-        admin_door = stack.enter_context(admin.listen(settings.store_path)) if settings.server is None else None
+        admin_door = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
         _serve_store(settings, otlp_door, read_door, admin_door)
         if admin_door is not None:
-            admin.socket_path(settings.store_path).unlink(missing_ok=True)
+            admin_app.socket_path(settings.store_path).unlink(missing_ok=True)
 
 
 def _check_doors(settings: Settings) -> None:
@@ -109,7 +109,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         (app.create_app(settings, store, metrics), read_door),
     ]
     if admin_door is not None:
-        apps.append((admin.create_app(settings, store, workers.attribution, workers.roller), admin_door))
+        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.roller), admin_door))
     # What stands now stays, and a request makes tens of thousands of objects that die together: let the collector look less often.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -22,10 +22,10 @@ from helpers.reading import open_store
 from helpers.spans import SECOND_NS
 from legato_gpu_agent.steps import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
+from legato_ingest.jobs.self_monitoring import SelfSampler
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
 from legato_ingest.rollups.worker import Roller
-from legato_ingest.self_samples import SelfSampler
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write.committer import Committer

@@ -24,10 +24,10 @@ from helpers.spans import SECOND_NS, native_span, request
 from legato._timeline import pack
 from legato_gpu_agent.steps import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
+from legato_ingest.jobs.self_monitoring import request_of as self_request
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
 from legato_ingest.rollups.worker import Roller
-from legato_ingest.self_samples import request_of as self_request
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write.committer import Committer

@@ -17,7 +17,7 @@ import pytest
 from helpers.serving import Served, legato, serve_process
 from helpers.spans import native_span, request
 
-SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 NEWEST = len(list(SCHEMA.glob("*.sql")))
 
 

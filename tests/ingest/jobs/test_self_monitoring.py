@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from legato_ingest.jobs.self_monitoring import SelfSampler, request_of
 from legato_ingest.metrics import Metrics
-from legato_ingest.self_samples import SelfSampler, request_of
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write.committer import Committer
 

@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.background import Background
 from legato_ingest.chunking.worker import ChunkingWatch
-from legato_ingest.leases import Lease
+from legato_ingest.jobs.leases import Lease
+from legato_ingest.jobs.self_monitoring import SelfSampler
+from legato_ingest.jobs.writer_heartbeat import Writers
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import Roller, judgements_followed_until_ms
-from legato_ingest.self_samples import SelfSampler
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.opening import open_store
 from legato_ingest.write.committer import Committer
-from legato_ingest.writers import Writers
 
 __all__ = ["Workers"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from legato_ingest import leases
-from legato_ingest.leases import Lease
+from legato_ingest.jobs import leases
+from legato_ingest.jobs.leases import Lease
+from legato_ingest.jobs.writer_heartbeat import Writers
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage.chdb import Store
-from legato_ingest.writers import Writers
 
 
 @pytest.fixture
