@@ -38,8 +38,8 @@ from bench.machine import describe, quantile  # noqa: E402
 from bench.panels_fill import fill  # noqa: E402
 from dashboards.sql import gap_quantile  # noqa: E402
 from helpers.serving import serve_process  # noqa: E402
-from legato_ingest.dashboard_files import load, questions  # noqa: E402
-from legato_ingest.macros import Range, with_macros  # noqa: E402
+from legato_ingest.cli.grafana.dashboard_files import load, questions  # noqa: E402
+from legato_ingest.cli.grafana.macros import Range, with_macros  # noqa: E402
 
 RANGES_S = {"1 h": 3_600, "24 h": 86_400, "30 d": 30 * 86_400}
 POINTS = 300

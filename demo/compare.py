@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from demo.plan import Plan
-from legato_ingest.queries import GOOD, JUDGED
-from legato_ingest.reader import Reader
+from legato_ingest.cli.client import Reader
+from legato_ingest.cli.queries import GOOD, JUDGED
 
 __all__ = ["Comparison", "compare", "judge"]
 

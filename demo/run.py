@@ -27,7 +27,7 @@ from demo.past import placements, send
 from demo.plan import Plan
 from demo.processes import Children, choose_port
 from demo.progress import show
-from legato_ingest.reader import DEFAULT_URL, Reader
+from legato_ingest.cli.client import DEFAULT_URL, Reader
 from legato_ingest.storage.lock import StoreLock
 
 __all__ = ["Doors", "recorded", "run", "start_server", "start"]

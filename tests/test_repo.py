@@ -20,8 +20,8 @@ from demo.plan import Plan
 from demo.run import Doors, recorded, start_server
 from helpers import documents
 from helpers.repository import ROOT, code_lines, files, functions, imports, modules, public, text_files, tree
+from legato_ingest.cli.client import Reader
 from legato_ingest.metrics import Metrics
-from legato_ingest.reader import Reader
 from legato_ingest.settings import Settings
 
 DISTRIBUTIONS = {"sdk": "legato", "ingest": "legato_ingest", "gpu_agent": "legato_gpu_agent"}

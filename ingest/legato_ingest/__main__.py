@@ -1,6 +1,6 @@
 """`python -m legato_ingest`, and the command `legato`."""
 
-from legato_ingest.cli import main
+from legato_ingest.cli.main import main
 
 __all__ = ["main"]
 

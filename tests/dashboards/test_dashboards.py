@@ -13,7 +13,7 @@ from dashboards import boards
 from dashboards.__main__ import files
 from helpers.panel_past import NASTY
 from helpers.panels import BOARDS, DIMENSIONS, ENGINE, Asked, View, dashboard, none, panels, panels_in, statements
-from legato_ingest.macros import Range
+from legato_ingest.cli.grafana.macros import Range
 
 STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}"
 FILTERED = {name: ENGINE if name == "nodes" else DIMENSIONS for name in BOARDS if name not in ("stream", "itself")}

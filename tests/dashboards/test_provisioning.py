@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from helpers.reading import open_store, reading, stream, streams_in
-from legato_ingest import dashboard_files
-from legato_ingest.grafana import PLUGIN, UID, Source
+from legato_ingest.cli.client import Reader
+from legato_ingest.cli.grafana import dashboard_files
+from legato_ingest.cli.grafana.client import PLUGIN, UID, Source
 from legato_ingest.metrics import Metrics
-from legato_ingest.reader import Reader
 from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import load
 

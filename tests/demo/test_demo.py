@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from legato_ingest.reader import Reader
+from legato_ingest.cli.client import Reader
 
 _PATIENCE_S = 120.0
 ROOT = pathlib.Path(__file__).resolve().parents[2]

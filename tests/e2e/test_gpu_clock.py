@@ -23,7 +23,7 @@ from helpers.world_spans import ENGINE, steps, stream, trace_id
 from legato_gpu_agent.collectors.nvml import Gpu, Nvml
 from legato_gpu_agent.gpus import identity_of
 from legato_gpu_agent.samples import Sample, metrics_of
-from legato_ingest.macros import Range, expand
+from legato_ingest.cli.grafana.macros import Range, expand
 
 HEADERS = {"content-type": "application/x-protobuf"}
 # What NVML tells of a heat slowdown of the hardware, in ns, by drivers since 580.82.

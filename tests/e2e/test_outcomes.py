@@ -19,7 +19,7 @@ from demo.plan import Plan
 from demo.processes import Children
 from demo.run import Doors, start
 from helpers.completions import completions_server
-from legato_ingest.reader import Reader
+from legato_ingest.cli.client import Reader
 
 APPLICATION = pathlib.Path(__file__).with_name("application.py")
 VIEW = pathlib.Path(__file__).resolve().parents[2] / "schema" / "0004_streams.sql"

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.serving import Served, legato, serve_process
 from helpers.spans import SECOND_NS, native_span, request, steady_timeline
-from legato_ingest.reader import Reader
+from legato_ingest.cli.client import Reader
 
 BODIES, SPANS = 12, 20
 PATIENCE_S = 20

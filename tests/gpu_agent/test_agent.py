@@ -31,7 +31,7 @@ from legato_gpu_agent.records import Engine, FinishedRequest, SchedulerEvent
 from legato_gpu_agent.roster import Roster
 from legato_gpu_agent.settings import Settings, SettingsError
 from legato_gpu_agent.stat_logger import StepRecorder
-from legato_ingest.reader import Reader
+from legato_ingest.cli.client import Reader
 
 PATIENCE_S = 30
 

@@ -23,7 +23,7 @@ from helpers.ports import free_port, is_open
 from helpers.scripted import Server, always, answer, silent
 from helpers.serving import Served, serve_process
 from helpers.waiting import until
-from legato_ingest.reader import Reader
+from legato_ingest.cli.client import Reader
 
 PAGES = pathlib.Path(__file__).parent / "data" / "pages"
 HOST = "node-7"

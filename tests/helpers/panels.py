@@ -19,7 +19,7 @@ import httpx
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from dashboards import boards
-from legato_ingest.macros import Range, expand
+from legato_ingest.cli.grafana.macros import Range, expand
 from legato_ingest.storage.chdb import Store
 
 __all__ = [

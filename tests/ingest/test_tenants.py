@@ -19,10 +19,10 @@ from helpers.serving import served
 from helpers.spans import native_span, request
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
+from legato_ingest.cli.client import Reader
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query import app
-from legato_ingest.reader import Reader
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write import app

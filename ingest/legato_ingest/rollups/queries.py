@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from legato_ingest.cli.queries import GOOD, JUDGED
 from legato_ingest.otlp.model import ERRORS
-from legato_ingest.queries import GOOD, JUDGED
 from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
 __all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup", "hours_sql"]

@@ -16,10 +16,10 @@ from legato_gpu_agent.records import FinishedRequest, Step
 from legato_gpu_agent.steps import Engine, request_of
 from legato_ingest.attribution.model.gaps import Vantage
 from legato_ingest.attribution.worker import Worker
+from legato_ingest.cli.queries import BUT_FOR
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.spans import Limits
-from legato_ingest.queries import BUT_FOR
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 

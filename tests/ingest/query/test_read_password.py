@@ -14,10 +14,10 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from helpers.goclient import ask, build
 from helpers.reading import open_store
 from helpers.serving import Served, legato, serve_process, served
+from legato_ingest.cli.client import Reader, ReadError
 from legato_ingest.errors import SettingsError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import create_app
-from legato_ingest.reader import Reader, ReadError
 from legato_ingest.serve import serve
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store

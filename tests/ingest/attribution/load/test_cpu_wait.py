@@ -14,12 +14,12 @@ from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
 from legato_ingest.attribution.load.cpu_wait import CpuWaits, _counter, waits_of
 from legato_ingest.attribution.worker import Worker
+from legato_ingest.cli.verdict_text import grounds
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.spans import Limits
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
-from legato_ingest.verdict_words import grounds
 
 S = 1_000 * MS
 START = 1_700_000_000 * S

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dashboards.sql import chosen, chosen_number, chosen_text, filters
-from legato_ingest.macros import MacroError, Range, expand
+from legato_ingest.cli.grafana.macros import MacroError, Range, expand
 from legato_ingest.storage.chdb import Store
 
 # The range and the interval for which the plugin's own words were written down.

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato_ingest.stream_gaps import Read, Stall, reads_of, shared_clock, stalls_of
+from legato_ingest.cli.stream_gaps import Read, Stall, reads_of, shared_clock, stalls_of
 
 
 def row(dts_ms: list[float], **more: Any) -> dict[str, Any]:

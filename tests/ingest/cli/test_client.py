@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from helpers.ports import free_port
 from helpers.reading import open_store, reading
 from helpers.serving import served
-from legato_ingest.reader import Reader, ReadError
+from legato_ingest.cli.client import Reader, ReadError
 from legato_ingest.storage.chdb import Store
 
 
@@ -76,7 +76,7 @@ def test_urls(reader: Reader) -> None:
 def test_it_is_light() -> None:
     """A command that reads imports neither the engine nor the driver, numpy, FastAPI or httpx."""
     code = (
-        "import sys, legato_ingest.cli_read, legato_ingest.report, legato_ingest.stream_page; "
+        "import sys, legato_ingest.cli.read, legato_ingest.cli.report, legato_ingest.cli.streams; "
         "print([m for m in ('chdb', 'clickhouse_connect', 'numpy', 'pyarrow', 'fastapi', 'httpx') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from legato_ingest.report import Question, as_json, render
+from legato_ingest.cli.report import Question, as_json, render
 
 
 def row(**more: Any) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from legato_ingest import cli_dashboards, cli_doctor, cli_read, cli_store, cli_token
+from legato_ingest.cli import dashboards, read, store, tokens
+from legato_ingest.cli.doctor import command
 from legato_ingest.errors import LegatoError
 
 __all__ = ["app", "main"]
@@ -29,11 +30,11 @@ app = typer.Typer(
 )
 schema_app = typer.Typer(name="schema", help="The store's schema: numbered SQL files, applied in order.", no_args_is_help=True)
 app.add_typer(schema_app)
-cli_read.register(app)
-cli_dashboards.register(app)
-cli_token.register(app)
-cli_doctor.register(app)
-cli_store.register(app)
+read.register(app)
+dashboards.register(app)
+tokens.register(app)
+command.register(app)
+store.register(app)
 
 StoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
 
@@ -68,9 +69,9 @@ def attribute(
 
     Example: legato attribute --since 1d
     """
+    from legato_ingest.cli.durations import seconds_of
     from legato_ingest.jobs.admin_app import attribute as run
     from legato_ingest.settings import load
-    from legato_ingest.spans_of_time import seconds_of
 
     with Console(stderr=True).status("judging …"):
         done = run(load(store=store), seconds_of(since))
@@ -89,9 +90,9 @@ def rollup(
 
     Example: legato rollup --since all
     """
+    from legato_ingest.cli.durations import seconds_of
     from legato_ingest.jobs.admin_app import rollup as run
     from legato_ingest.settings import load
-    from legato_ingest.spans_of_time import seconds_of
 
     with Console(stderr=True).status("computing …"):
         done = run(load(store=store), seconds_of(since))

@@ -15,10 +15,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from legato_ingest.engine_queries import PREFIX_CACHE, SPECULATION, SPECULATION_BY_PAGE
-from legato_ingest.figures import DASH, clean, count, duration, ratio, share
-from legato_ingest.queries import BLAME, BUT_FOR, CULPRITS, FIRST_TOKENS, JUDGED_STALLS
-from legato_ingest.reader import Reader
+from legato_ingest.cli.client import Reader
+from legato_ingest.cli.engine_queries import PREFIX_CACHE, SPECULATION, SPECULATION_BY_PAGE
+from legato_ingest.cli.format import DASH, clean, count, duration, ratio, share
+from legato_ingest.cli.queries import BLAME, BUT_FOR, CULPRITS, FIRST_TOKENS, JUDGED_STALLS
 
 __all__ = ["Answer", "Question", "as_json", "fetch", "render"]
 

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from helpers.reading import reading
+from legato_ingest.cli.client import Reader
+from legato_ingest.cli.slo import fetch, render
 from legato_ingest.errors import LegatoError
-from legato_ingest.reader import Reader
-from legato_ingest.slo_page import fetch, render
 from legato_ingest.storage.chdb import Store
 
-DASHBOARDS = pathlib.Path(__file__).resolve().parents[2] / "dashboards"
+DASHBOARDS = pathlib.Path(__file__).resolve().parents[3] / "dashboards"
 
 
 def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m") -> None:

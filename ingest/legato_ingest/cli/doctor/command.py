@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from legato_ingest.cli_read import JsonOption, UrlOption
+from legato_ingest.cli.read import JsonOption, UrlOption
 
 __all__ = ["register"]
 
@@ -43,8 +43,8 @@ def doctor(
 
     Example: legato doctor --collector http://127.0.0.1:8888/metrics
     """
-    from legato_ingest.doctor import data, doors
-    from legato_ingest.doctor.findings import Setup, examine
+    from legato_ingest.cli.doctor import data, doors
+    from legato_ingest.cli.doctor.findings import Setup, examine
     from legato_ingest.settings import load
 
     settings = load()

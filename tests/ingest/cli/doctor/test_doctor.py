@@ -24,8 +24,8 @@ from helpers.spans import native_span, request
 from helpers.waiting import until
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
-from legato_ingest.doctor import data, doors
-from legato_ingest.doctor.findings import Check, Finding, Setup, examine
+from legato_ingest.cli.doctor import data, doors
+from legato_ingest.cli.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, rows_of
@@ -37,7 +37,7 @@ from legato_ingest.write import app
 from legato_ingest.write.committer import Committer
 
 HOUR_S = 3600
-SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
+SCHEMA = pathlib.Path(__file__).resolve().parents[4] / "schema"
 
 
 @dataclass
@@ -179,7 +179,7 @@ def test_a_schema_behind_ahead_of_or_other_than_the_program(patient: Patient) ->
 def test_a_clock_an_hour_off(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """This host's, against the store's."""
     real = time.time
-    monkeypatch.setattr("legato_ingest.doctor.doors.time.time", lambda: real() - HOUR_S)
+    monkeypatch.setattr("legato_ingest.cli.doctor.endpoints.time.time", lambda: real() - HOUR_S)
     found = patient.findings()["clock"]
     assert found.state == "fault" and "3,600.0 s apart" in found.found
 
@@ -188,7 +188,7 @@ def test_a_disk_that_is_nearly_full(patient: Patient, monkeypatch: pytest.Monkey
     """A fault when it is all but full, a warning before."""
     usage = shutil.disk_usage("/")
     for free, state in ((2**20, "fault"), (2**29, "warning")):
-        monkeypatch.setattr("legato_ingest.doctor.doors.shutil.disk_usage", lambda _, free=free: usage._replace(free=free))
+        monkeypatch.setattr("legato_ingest.cli.doctor.endpoints.shutil.disk_usage", lambda _, free=free: usage._replace(free=free))
         assert patient.findings()["disk"].state == state
 
 

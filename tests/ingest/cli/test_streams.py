@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from legato_ingest.stream_page import as_json, ordered, render_list, render_stream
+from legato_ingest.cli.streams import as_json, ordered, render_list, render_stream
 
 SECOND_NS = 1_000_000_000
 

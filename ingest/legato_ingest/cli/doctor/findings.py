@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 import httpx
 
+from legato_ingest.cli.client import Reader
 from legato_ingest.errors import LegatoError
-from legato_ingest.reader import Reader
 from legato_ingest.settings import Settings
 
 __all__ = ["Check", "Finding", "Setup", "State", "examine", "fault", "skipped", "warning", "well"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from helpers.reading import open_store, reading, stream, streams_in
-from legato_ingest.queries import STREAMS
-from legato_ingest.reader import Reader
-from legato_ingest.report import Question, as_json, fetch
+from legato_ingest.cli.client import Reader
+from legato_ingest.cli.queries import STREAMS
+from legato_ingest.cli.report import Question, as_json, fetch
 from legato_ingest.storage.chdb import Store
 
 CANCEL = {"legato.stream.outcome": "client_cancel"}

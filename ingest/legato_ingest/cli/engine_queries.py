@@ -6,7 +6,7 @@ what was saved, at the engine's own pace in the same stretch. It runs nothing.
 
 from __future__ import annotations
 
-from legato_ingest.queries import since
+from legato_ingest.cli.queries import since
 
 __all__ = ["PREFIX_CACHE", "SPECULATION", "SPECULATION_BY_PAGE"]
 

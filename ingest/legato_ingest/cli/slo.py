@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from legato_ingest.cli.client import Reader
+from legato_ingest.cli.format import clean, count
 from legato_ingest.errors import LegatoError
-from legato_ingest.figures import clean, count
-from legato_ingest.reader import Reader
 
 __all__ = ["RULES", "as_json", "fetch", "render"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from legato_ingest.figures import DASH, duration
+from legato_ingest.cli.format import DASH, duration
 
 __all__ = ["grounds", "why"]
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from legato_ingest.cli.grafana.macros import MacroError, with_variables
 from legato_ingest.errors import LegatoError
-from legato_ingest.macros import MacroError, with_variables
 
 __all__ = ["Question", "load", "questions"]
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from legato_ingest.spans_of_time import seconds_of
+from legato_ingest.cli.durations import seconds_of
 
 __all__ = ["register"]
 
@@ -54,8 +54,8 @@ def push(
 
     Example: legato dashboards push --url https://grafana.example/ --clickhouse http://10.0.0.7:8123
     """
-    from legato_ingest import dashboard_files
-    from legato_ingest.grafana import Grafana, Source, credential_of
+    from legato_ingest.cli.grafana import dashboard_files
+    from legato_ingest.cli.grafana.client import Grafana, Source, credential_of
     from legato_ingest.settings import load
 
     settings = load()
@@ -87,9 +87,9 @@ def check(
 
     Examples: legato dashboards check; legato dashboards check --since 7d --json | jq '.answers[] | select(.error != "")'
     """
-    from legato_ingest import dashboard_files
-    from legato_ingest.grafana import Grafana, credential_of
-    from legato_ingest.macros import Range
+    from legato_ingest.cli.grafana import dashboard_files
+    from legato_ingest.cli.grafana.client import Grafana, credential_of
+    from legato_ingest.cli.grafana.macros import Range
     from legato_ingest.settings import load
 
     settings, length_s, now_ms = load(), seconds_of(since), time.time_ns() // 1_000_000

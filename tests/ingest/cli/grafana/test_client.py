@@ -20,16 +20,16 @@ from typer.testing import CliRunner, Result
 from helpers.grafana import TOKEN, USER, GrafanaDouble, grafana_double
 from helpers.ports import free_port
 from helpers.reading import open_store, reading, stream, streams_in
-from legato_ingest import dashboard_files
-from legato_ingest.cli_dashboards import register
+from legato_ingest.cli.dashboards import register
+from legato_ingest.cli.grafana import dashboard_files
+from legato_ingest.cli.grafana.client import Grafana, GrafanaError, Source, Unreachable, credential_of
+from legato_ingest.cli.grafana.macros import Range
 from legato_ingest.errors import LegatoError
-from legato_ingest.grafana import Grafana, GrafanaError, Source, Unreachable, credential_of
-from legato_ingest.macros import Range
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import Roller
 from legato_ingest.settings import load
 
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "dashboards"
+FOLDER = pathlib.Path(__file__).resolve().parents[4] / "dashboards"
 BOARDS = dashboard_files.load(FOLDER)
 PLUGIN = "grafana-clickhouse-datasource"
 SPAN = Range(0, 60_000)
@@ -391,7 +391,7 @@ def test_without_the_client_the_extra_is_named() -> None:
     """Who installed Legato without `[grafana]` is told so, by the real command."""
     script = (
         "import sys; sys.modules['grafana_client'] = None; sys.argv = ['legato', 'dashboards', 'push'];"
-        "from legato_ingest.cli import main; main()"
+        "from legato_ingest.cli.main import main; main()"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert run.returncode == 1 and run.stderr.strip().endswith("pip install 'legato-ingest[grafana]'") and run.stdout == ""

@@ -15,9 +15,9 @@ import httpx
 
 from legato_ingest.auth import tls
 from legato_ingest.auth.tokens import READ, WRITE, load
-from legato_ingest.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
+from legato_ingest.cli.client import ReadError
+from legato_ingest.cli.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 from legato_ingest.errors import LegatoError
-from legato_ingest.reader import ReadError
 from legato_ingest.storage import migrate
 
 __all__ = ["CHECKS"]

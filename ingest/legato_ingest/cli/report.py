@@ -14,9 +14,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from legato_ingest.figures import clean, count, duration, n_of, ratio, share
-from legato_ingest.queries import REPORT
-from legato_ingest.reader import Reader
+from legato_ingest.cli.client import Reader
+from legato_ingest.cli.format import clean, count, duration, n_of, ratio, share
+from legato_ingest.cli.queries import REPORT
 
 __all__ = ["Question", "as_json", "fetch", "nothing", "render"]
 

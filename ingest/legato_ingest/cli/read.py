@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from legato_ingest.cli.client import DEFAULT_URL, DEFAULT_USER, Reader
+from legato_ingest.cli.durations import seconds_of
 from legato_ingest.errors import LegatoError
-from legato_ingest.reader import DEFAULT_URL, DEFAULT_USER, Reader
-from legato_ingest.spans_of_time import seconds_of
 
 __all__ = ["register"]
 
@@ -64,7 +64,7 @@ def report(
 
     Examples: legato report; legato report --since 7d --vantage client; legato report --json | jq '.groups[].goodput'
     """
-    from legato_ingest import report as page
+    from legato_ingest.cli import report as page
 
     question = page.Question(seconds_of(since), model, service, vantage, gap_ms, first_ms)
     with _asking():
@@ -87,9 +87,9 @@ def streams(
 
     Examples: legato streams; legato streams --stalled --vantage client; legato streams --outcome client_cancel --since 1d
     """
-    from legato_ingest import report as report_page
-    from legato_ingest import stream_page as page
-    from legato_ingest.queries import STREAMS
+    from legato_ingest.cli import report as report_page
+    from legato_ingest.cli import streams as page
+    from legato_ingest.cli.queries import STREAMS
 
     question = report_page.Question(seconds_of(since), model, service, vantage, groups_max=limit)
     with _asking():
@@ -117,8 +117,8 @@ def stream(
 
     Examples: legato stream 4bf92f3577b3; legato stream chatcmpl-9f2c; legato stream 4bf92f3577b3 --json
     """
-    from legato_ingest import stream_page as page
-    from legato_ingest.queries import VANTAGES_MAX
+    from legato_ingest.cli import streams as page
+    from legato_ingest.cli.queries import VANTAGES_MAX
 
     with _asking():
         rows = _vantages(_reader(url), id.strip())
@@ -144,7 +144,7 @@ def blame(
 
     Examples: legato blame; legato blame --since 1d --engine 10.0.0.5:8000; legato blame --json | jq '.causes[0]'
     """
-    from legato_ingest import blame_page as page
+    from legato_ingest.cli import causes as page
 
     question = page.Question(seconds_of(since), model, service, engine, limit)
     with _asking():
@@ -165,7 +165,7 @@ def slo(
 
     Examples: legato slo; legato slo --objective 0.995; legato slo --json | jq '.[] | select(.firing)'
     """
-    from legato_ingest import slo_page as page
+    from legato_ingest.cli import slo as page
     from legato_ingest.settings import load
 
     with _asking():
@@ -180,7 +180,7 @@ def _reader(url: str) -> Reader:
 
 def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
     """The rows of the stream that the id means. Raises ``LegatoError`` when it means none, or several."""
-    from legato_ingest.queries import FIND_STREAM, FIND_TRACE, FINISHED, VANTAGES, VERDICTS
+    from legato_ingest.cli.queries import FIND_STREAM, FIND_TRACE, FINISHED, VANTAGES, VERDICTS
 
     as_hex = given.lower().replace("-", "")
     is_hex = bool(_HEX.fullmatch(as_hex))

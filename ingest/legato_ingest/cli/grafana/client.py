@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from legato_ingest.dashboard_files import Json, Question
+from legato_ingest.cli.grafana.dashboard_files import Json, Question
+from legato_ingest.cli.grafana.macros import Range
 from legato_ingest.errors import LegatoError
-from legato_ingest.macros import Range
 from legato_ingest.settings import Settings
 
 __all__ = ["DEFAULT_URL", "Answer", "Credential", "Done", "Grafana", "GrafanaError", "Source", "Unreachable", "credential_of"]

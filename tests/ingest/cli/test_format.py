@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legato_ingest.figures import bytes_of, clean, count, duration, n_of, ratio, share, sparkline
+from legato_ingest.cli.format import bytes_of, clean, count, duration, n_of, ratio, share, sparkline
 
 
 @pytest.mark.parametrize(

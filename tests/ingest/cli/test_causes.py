@@ -20,7 +20,7 @@ from helpers.world_spans import stream as span_of
 from legato_gpu_agent.records import FinishedRequest, Step
 from legato_gpu_agent.steps import Engine, request_of
 from legato_ingest.attribution.worker import Worker
-from legato_ingest.cli import app
+from legato_ingest.cli.main import app
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.spans import Limits

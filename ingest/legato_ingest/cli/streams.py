@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from legato_ingest.figures import DASH, bytes_of, clean, count, duration, ratio, sparkline
-from legato_ingest.stream_gaps import STALL_US, Read, Stall, reads_of, shared_clock, stalls_of
-from legato_ingest.verdict_words import grounds, why
+from legato_ingest.cli.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
+from legato_ingest.cli.stream_gaps import STALL_US, Read, Stall, reads_of, shared_clock, stalls_of
+from legato_ingest.cli.verdict_text import grounds, why
 
 __all__ = ["as_json", "render_list", "render_stream"]
 
