@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from legato_ingest.attribution.run import Swept, Thresholds, sweep
-from legato_ingest.background import Background
 from legato_ingest.metrics import Metrics
+from legato_ingest.periodic import Background
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import after_until_ms

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.background import Background
 from legato_ingest.chunking.detector import Change, find_changes
 from legato_ingest.chunking.series import DAY_S, Minutes
 from legato_ingest.errors import StoreError
 from legato_ingest.metrics import Metrics
+from legato_ingest.periodic import Background
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import quoted, unquoted

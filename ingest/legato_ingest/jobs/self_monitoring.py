@@ -12,10 +12,10 @@ import time
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
-from legato_ingest.background import Background
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.spans import Limits
 from legato_ingest.otlp.stream_rows import sample_rows_of
+from legato_ingest.periodic import Background
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write.committer import Committer
 

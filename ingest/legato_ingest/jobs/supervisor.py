@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Iterator
 
 from legato_ingest.attribution.worker import Worker
-from legato_ingest.background import Background
 from legato_ingest.chunking.worker import ChunkingWatch
 from legato_ingest.jobs.leases import Lease
 from legato_ingest.jobs.self_monitoring import SelfSampler
 from legato_ingest.jobs.writer_heartbeat import Writers
 from legato_ingest.metrics import Metrics
+from legato_ingest.periodic import Background
 from legato_ingest.rollups.worker import Roller, judgements_followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from legato_ingest.background import Background
 from legato_ingest.metrics import Metrics
+from legato_ingest.periodic import Background
 from legato_ingest.storage.chdb import Store
 
 __all__ = ["Writers"]

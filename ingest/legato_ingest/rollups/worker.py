@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.background import Background
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.periodic import Background
 from legato_ingest.rollups.compute import HOUR_S, columns_of, roll, roll_hours, slices
 from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
 from legato_ingest.settings import Settings
