@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from legato_gpu_agent.engines.signals import Signal
 from legato_gpu_agent.readings import Attributes
-from legato_gpu_agent.vocabulary import Signal
 
 __all__ = ["Bins", "Key", "Layout", "Part"]
 

@@ -14,13 +14,13 @@ from legato_gpu_agent.collectors.engine_page import EnginePage
 from legato_gpu_agent.collectors.nvml import Gpu
 from legato_gpu_agent.collectors.processes import Processes
 from legato_gpu_agent.engines import Engine
-from legato_gpu_agent.engines.all import ENGINES
+from legato_gpu_agent.engines.registry import ENGINES
+from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.identity import server_of
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.readings import Distribution, Found
 from legato_gpu_agent.roster import Roster
 from legato_gpu_agent.settings import Settings
-from legato_gpu_agent.vocabulary import SIGNALS
 from legato_gpu_agent.watch import Basket, Watch
 
 __all__ = ["look"]

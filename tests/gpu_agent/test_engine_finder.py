@@ -17,7 +17,7 @@ from helpers.scripted import Server, answer, asked, bound
 from legato_gpu_agent.collectors import Absent, Collector, engine_finder, engine_page
 from legato_gpu_agent.collectors.engine_finder import EngineFinder
 from legato_gpu_agent.collectors.engine_page import EnginePage
-from legato_gpu_agent.engines.all import ENGINES
+from legato_gpu_agent.engines.registry import ENGINES
 from legato_gpu_agent.fetch import Fetcher, FetchError
 from legato_gpu_agent.identity import engine_id_of
 from legato_gpu_agent.metrics import Metrics

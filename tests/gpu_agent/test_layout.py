@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato_gpu_agent.engines.all import ENGINES
+from legato_gpu_agent.engines.registry import ENGINES
 from legato_gpu_agent.layout import Layout
 from legato_gpu_agent.page import BadPage, Page
 from legato_gpu_agent.readings import Found, Reading

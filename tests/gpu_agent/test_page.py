@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from legato_gpu_agent.engines.all import ENGINES, engine_of_page
+from legato_gpu_agent.engines.registry import ENGINES, engine_of_page
+from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.page import BadPage, Page
 from legato_gpu_agent.readings import Distribution, Found, Reading
-from legato_gpu_agent.vocabulary import SIGNALS
 
 PAGES = pathlib.Path(__file__).parent / "data" / "pages"
 S = 10**9

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from legato_gpu_agent.collectors import Absent, Collector
 from legato_gpu_agent.collectors.engine_page import EnginePage
-from legato_gpu_agent.engines.all import ENGINES, engine_of_page
+from legato_gpu_agent.engines.registry import ENGINES, engine_of_page
 from legato_gpu_agent.fetch import Fetcher, FetchError
 from legato_gpu_agent.hosts import own_addresses
 from legato_gpu_agent.identity import LOOPBACK, client_host, place_of

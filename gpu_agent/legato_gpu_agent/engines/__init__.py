@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from legato_gpu_agent.vocabulary import Signal, signal
+from legato_gpu_agent.engines.signals import Signal, signal
 
 __all__ = ["Engine", "Rule", "histogram", "number"]
 
