@@ -46,7 +46,7 @@ from bench.machine import describe  # noqa: E402
 from helpers.faults import faulty  # noqa: E402
 from helpers.nvml import FakeGpus, build, h200  # noqa: E402
 from helpers.ports import free_port  # noqa: E402
-from legato_gpu_agent.stat_logger import StepRecorder  # noqa: E402
+from legato_gpu_agent.plugin.recorder import StepRecorder  # noqa: E402
 
 STEPS_HZ, SAMPLE_MS = 10, 200
 FAULT_EVERY_S, LOOK_EVERY_S, TABLE_EVERY_S = 1.0, 5.0, 120.0

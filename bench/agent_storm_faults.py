@@ -29,8 +29,8 @@ from helpers.nvml import FakeGpus, Value, h200
 from helpers.publisher import Publisher
 from helpers.repository import ROOT
 from helpers.scripted import asked
-from legato_gpu_agent.datagrams import step_packer
-from legato_gpu_agent.records import Engine
+from legato_gpu_agent.plugin.model import Engine
+from legato_gpu_agent.plugin.protocol import step_packer
 
 __all__ = ["GPUS", "PAGES", "PageServer", "Speaker", "Storm", "kv_events", "one_pass"]
 

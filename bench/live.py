@@ -51,7 +51,7 @@ from bench.live_load import CHAT, PRESSURE, STEADY, Load, run  # noqa: E402
 from bench.machine import describe  # noqa: E402
 from helpers.ports import free_port  # noqa: E402
 from helpers.serving import Served, serve_process  # noqa: E402
-from legato_gpu_agent.records import SchedulerEvent  # noqa: E402
+from legato_gpu_agent.plugin.model import SchedulerEvent  # noqa: E402
 
 CONTENT = (1, 2, 3)
 # A prompt of fewer tokens is no long prefill; and a cause is expected where it fills this share of the stall.

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import httpx
 
-from legato_gpu_agent.datagrams import decode
 from legato_gpu_agent.inlet import Inlet
-from legato_gpu_agent.records import SchedulerEvent
+from legato_gpu_agent.plugin.model import SchedulerEvent
+from legato_gpu_agent.plugin.protocol import decode
 
 __all__ = ["BOUNDS_S", "ENGINE_CORES", "FINE_BOUNDS_S", "OTHER_CORES", "Histogram", "agent", "engine", "histogram_of", "truth"]
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from demo.plan import Plan
 from demo.recording import EngineStep, Finished, Recording
-from legato_gpu_agent.stat_logger import StepRecorder
+from legato_gpu_agent.plugin.recorder import StepRecorder
 
 __all__ = ["ReplayedEngine"]
 

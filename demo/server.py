@@ -28,7 +28,7 @@ from demo.frames import Replay, build
 from demo.plan import Plan
 from demo.processes import come_first
 from legato.asgi import StreamMiddleware
-from legato_gpu_agent.stat_logger import StepRecorder
+from legato_gpu_agent.plugin.recorder import StepRecorder
 
 __all__ = ["create_app", "serve"]
 

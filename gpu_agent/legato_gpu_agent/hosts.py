@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from legato_gpu_agent.identity import LOOPBACK, client_host
+from legato_gpu_agent.plugin.identity import LOOPBACK, client_host
 
 __all__ = ["is_local", "own_addresses"]
 

@@ -12,8 +12,8 @@ import fcntl
 import os
 import pathlib
 
-from legato_gpu_agent.datagrams import cut
-from legato_gpu_agent.pipe import HOLDS_BYTES, opened
+from legato_gpu_agent.plugin.pipe import HOLDS_BYTES, opened
+from legato_gpu_agent.plugin.protocol import cut
 from legato_gpu_agent.settings import SettingsError
 
 __all__ = ["Inlet"]

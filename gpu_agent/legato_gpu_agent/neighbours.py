@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 from legato_gpu_agent.hosts import is_local
-from legato_gpu_agent.identity import server_of
+from legato_gpu_agent.plugin.identity import server_of
 from legato_gpu_agent.proc import Proc
 
 __all__ = ["Neighbours"]

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from legato_gpu_agent.datagrams import BadDatagram, Datagram
-from legato_gpu_agent.records import Engine, FinishedRequest, SchedulerEvent, Step
+from legato_gpu_agent.plugin.model import Engine, FinishedRequest, SchedulerEvent, Step
+from legato_gpu_agent.plugin.protocol import BadDatagram, Datagram
 
 __all__ = ["Flush", "Pending"]
 

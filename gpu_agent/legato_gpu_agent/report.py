@@ -16,8 +16,8 @@ from legato_gpu_agent.collectors.processes import Processes
 from legato_gpu_agent.engines import Engine
 from legato_gpu_agent.engines.registry import ENGINES
 from legato_gpu_agent.engines.signals import SIGNALS
-from legato_gpu_agent.identity import server_of
 from legato_gpu_agent.metrics import Metrics
+from legato_gpu_agent.plugin.identity import server_of
 from legato_gpu_agent.readings import Distribution, Found
 from legato_gpu_agent.roster import Roster
 from legato_gpu_agent.settings import Settings

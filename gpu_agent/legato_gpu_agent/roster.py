@@ -15,9 +15,9 @@ from legato_gpu_agent.collectors.engine_finder import EngineFinder
 from legato_gpu_agent.collectors.host import Cpu, Memory, Network, Pressure
 from legato_gpu_agent.collectors.nvml import GpuErrors, GpuFinder, Nvml
 from legato_gpu_agent.collectors.processes import Processes
-from legato_gpu_agent.identity import engine_id_of
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.neighbours import Neighbours
+from legato_gpu_agent.plugin.identity import engine_id_of
 from legato_gpu_agent.proc import Proc
 from legato_gpu_agent.settings import Settings, SettingsError
 from legato_gpu_agent.watch import Basket, Watch

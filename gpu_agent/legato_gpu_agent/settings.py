@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from legato_gpu_agent.identity import engine_id_of, pipe_path
+from legato_gpu_agent.plugin.identity import engine_id_of, pipe_path
 
 __all__ = ["Settings", "SettingsError"]
 

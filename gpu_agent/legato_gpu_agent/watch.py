@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from legato_gpu_agent.collectors import Absent, Collector
-from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.metrics import Metrics
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Reading
 from legato_gpu_agent.samples import Sample
 

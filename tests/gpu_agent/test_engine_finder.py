@@ -19,10 +19,10 @@ from legato_gpu_agent.collectors.engine_finder import EngineFinder
 from legato_gpu_agent.collectors.engine_page import EnginePage
 from legato_gpu_agent.engines.registry import ENGINES
 from legato_gpu_agent.fetch import Fetcher, FetchError
-from legato_gpu_agent.identity import engine_id_of
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.neighbours import Neighbours
 from legato_gpu_agent.page import BadPage
+from legato_gpu_agent.plugin.identity import engine_id_of
 from legato_gpu_agent.proc import Proc
 from legato_gpu_agent.readings import Found, Reading
 from legato_gpu_agent.watch import Basket, Watch

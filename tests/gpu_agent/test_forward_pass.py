@@ -18,11 +18,11 @@ from helpers.waiting import until
 from legato_gpu_agent import subscription
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.forward_pass import ForwardPasses
-from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.pending import Pending
+from legato_gpu_agent.plugin.model import Step
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Reading
-from legato_gpu_agent.records import Step
 from legato_gpu_agent.steps import request_of
 from legato_gpu_agent.watch import Basket, Watch
 

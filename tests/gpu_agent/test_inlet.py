@@ -12,9 +12,9 @@ import stat
 
 import pytest
 
-from legato_gpu_agent.datagrams import SCHEDULER, join
 from legato_gpu_agent.inlet import Inlet
-from legato_gpu_agent.records import Engine
+from legato_gpu_agent.plugin.model import Engine
+from legato_gpu_agent.plugin.protocol import SCHEDULER, join
 from legato_gpu_agent.settings import SettingsError
 
 MANY = 6_000

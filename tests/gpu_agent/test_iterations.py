@@ -22,11 +22,11 @@ from helpers.answering import answering_get
 from legato_gpu_agent.collectors import iterations
 from legato_gpu_agent.collectors.iterations import BadIterations, Iterations
 from legato_gpu_agent.collectors.perf_metrics import PerfMetrics
-from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.pending import Pending
+from legato_gpu_agent.plugin.model import Step
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Reading
-from legato_gpu_agent.records import Step
 from legato_gpu_agent.steps import request_of
 
 NOW, SECOND = 1_700_000_000_000_000_000, 10**9

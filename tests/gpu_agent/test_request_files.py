@@ -18,10 +18,10 @@ from helpers.publisher import reachable
 from legato_gpu_agent.collectors import Absent, request_files
 from legato_gpu_agent.collectors.forward_pass import ForwardPasses
 from legato_gpu_agent.collectors.request_files import LINE_BYTES_MAX, RequestFiles
-from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.pending import Pending
+from legato_gpu_agent.plugin.model import Engine, FinishedRequest, Step
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Reading
-from legato_gpu_agent.records import Engine, FinishedRequest, Step
 from legato_gpu_agent.steps import request_of
 from legato_gpu_agent.unusable import Unusable
 

@@ -12,10 +12,10 @@ import pytest
 from helpers.waiting import until
 from legato_gpu_agent import watch as module
 from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.metrics import Metrics
+from legato_gpu_agent.plugin.model import Engine
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Found, Reading
-from legato_gpu_agent.records import Engine
 from legato_gpu_agent.samples import Sample
 from legato_gpu_agent.watch import Basket, Status, Watch
 

@@ -15,8 +15,8 @@ from legato_gpu_agent.collectors.engine_page import EnginePage
 from legato_gpu_agent.engines.registry import ENGINES, engine_of_page
 from legato_gpu_agent.fetch import Fetcher, FetchError
 from legato_gpu_agent.hosts import own_addresses
-from legato_gpu_agent.identity import LOOPBACK, client_host, place_of
 from legato_gpu_agent.neighbours import Neighbours
+from legato_gpu_agent.plugin.identity import LOOPBACK, client_host, place_of
 from legato_gpu_agent.proc import Listener, Proc
 from legato_gpu_agent.readings import Found, Reading
 

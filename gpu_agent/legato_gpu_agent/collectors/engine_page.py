@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from legato_gpu_agent.engines import Engine
 from legato_gpu_agent.engines.registry import ENGINES, engine_of_page
 from legato_gpu_agent.fetch import Fetcher, FetchError, patience_s
-from legato_gpu_agent.identity import engine_id_of
 from legato_gpu_agent.page import BadPage, Page
+from legato_gpu_agent.plugin.identity import engine_id_of
 from legato_gpu_agent.readings import Found, Reading, booted
 
 __all__ = ["EnginePage"]

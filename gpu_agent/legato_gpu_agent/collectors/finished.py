@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from legato_gpu_agent.datagrams import Datagram
-from legato_gpu_agent.records import Engine, FinishedRequest
+from legato_gpu_agent.plugin.model import Engine, FinishedRequest
+from legato_gpu_agent.plugin.protocol import Datagram
 
 __all__ = ["WAITING_MAX", "Waiting", "microseconds", "seconds", "text"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from legato_gpu_agent.datagrams import Datagram
+from legato_gpu_agent.plugin.model import Engine, Step
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Found, Reading, booted
-from legato_gpu_agent.records import Engine, Step
 from legato_gpu_agent.subscription import Subscription
 from legato_gpu_agent.unusable import Unusable
 

@@ -18,11 +18,11 @@ from typing import Annotated
 
 import msgspec
 
-from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.engines.signals import signal
 from legato_gpu_agent.fetch import Fetcher, FetchError, patience_s
+from legato_gpu_agent.plugin.model import Engine, Step
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Found, Reading, booted
-from legato_gpu_agent.records import Engine, Step
 from legato_gpu_agent.unusable import none_of, reason_of
 
 __all__ = ["ANSWER_S", "BadIterations", "Iterations"]

@@ -27,11 +27,11 @@ import msgspec
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.finished import Waiting, microseconds, seconds, text
 from legato_gpu_agent.collectors.iterations import ANSWER_S
-from legato_gpu_agent.datagrams import Datagram
 from legato_gpu_agent.engines.signals import signal
 from legato_gpu_agent.fetch import Fetcher, FetchError, patience_s
+from legato_gpu_agent.plugin.model import FinishedRequest
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Distribution, Found, Reading
-from legato_gpu_agent.records import FinishedRequest
 from legato_gpu_agent.unusable import none_of, reason_of
 
 __all__ = ["ROWS_MAX", "BadPerfMetrics", "PerfMetrics"]

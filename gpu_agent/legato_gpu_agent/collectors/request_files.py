@@ -24,9 +24,9 @@ import msgspec
 
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.finished import Waiting, microseconds, seconds, text
-from legato_gpu_agent.datagrams import Datagram
+from legato_gpu_agent.plugin.model import FinishedRequest
+from legato_gpu_agent.plugin.protocol import Datagram
 from legato_gpu_agent.readings import Found, Reading
-from legato_gpu_agent.records import FinishedRequest
 from legato_gpu_agent.unusable import Unusable, none_of, reason_of
 
 __all__ = ["LINE_BYTES_MAX", "RequestFiles"]

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from legato_gpu_agent.datagrams import SCHEDULER, join
 from legato_gpu_agent.inlet import Inlet
-from legato_gpu_agent.outlet import BACKLOG_MAX, Outlet
-from legato_gpu_agent.records import Engine
+from legato_gpu_agent.plugin.model import Engine
+from legato_gpu_agent.plugin.pipe_writer import BACKLOG_MAX, Outlet
+from legato_gpu_agent.plugin.protocol import SCHEDULER, join
 
 
 class Clock:
@@ -202,7 +202,7 @@ def test_no_engine_is_ended_by_a_pipe_without_a_reader(path: pathlib.Path) -> No
     """Also where its process asked to be ended by a broken pipe, as some commands do."""
     program = (
         "import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
-        "from legato_gpu_agent.outlet import Outlet\n"
+        "from legato_gpu_agent.plugin.pipe_writer import Outlet\n"
         "outlet = Outlet(sys.argv[1])\n"
         "for line in sys.stdin: print(outlet.send(bytes(100)), flush=True)\n"
     )
@@ -226,9 +226,9 @@ def test_many_write_and_no_datagram_is_torn(path: pathlib.Path) -> None:
     """Four processes at once, into a pipe that is full again and again."""
     program = (
         "import sys, time\n"
-        "from legato_gpu_agent.datagrams import SCHEDULER, join\n"
-        "from legato_gpu_agent.outlet import Outlet\n"
-        "from legato_gpu_agent.records import Engine\n"
+        "from legato_gpu_agent.plugin.protocol import SCHEDULER, join\n"
+        "from legato_gpu_agent.plugin.pipe_writer import Outlet\n"
+        "from legato_gpu_agent.plugin.model import Engine\n"
         "outlet = Outlet(sys.argv[1])\n"
         "for number in range(900): outlet.send(next(join(SCHEDULER, Engine(sys.argv[2], number), [bytes(3 * number + 1)])))\n"
         "while not outlet.catch_up(): time.sleep(0.001)\n"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from legato_gpu_agent import scheduler_hook
-from legato_gpu_agent.datagrams import decode
-from legato_gpu_agent.records import SchedulerEvent
-from legato_gpu_agent.scheduler_hook import SchedulerHook
+from legato_gpu_agent.plugin import scheduler_hook
+from legato_gpu_agent.plugin.model import SchedulerEvent
+from legato_gpu_agent.plugin.protocol import decode
+from legato_gpu_agent.plugin.scheduler_hook import SchedulerHook
 
 NOW = 1_700_000_000_000_000_000
 SUFFIX = "-a934cdb8"
@@ -61,7 +61,7 @@ def fake() -> Any:
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SchedulerEvent]]:
     """What the hook sends."""
     found: list[SchedulerEvent] = []
-    monkeypatch.setattr("legato_gpu_agent.outlet.Outlet.send", lambda _, datagram: found.extend(decode(datagram).events))
+    monkeypatch.setattr("legato_gpu_agent.plugin.pipe_writer.Outlet.send", lambda _, datagram: found.extend(decode(datagram).events))
     yield found
 
 

@@ -13,8 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from legato_gpu_agent.datagrams import cut
-from legato_gpu_agent.pipe import HOLDS_BYTES, opened, which
+from legato_gpu_agent.plugin.pipe import HOLDS_BYTES, opened, which
+from legato_gpu_agent.plugin.protocol import cut
 
 __all__ = ["Outlet"]
 

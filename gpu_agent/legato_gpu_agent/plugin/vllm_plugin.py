@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from legato_gpu_agent.stat_logger import StepRecorder
+from legato_gpu_agent.plugin.recorder import StepRecorder
 
 __all__ = ["LegatoStatLogger"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from legato_gpu_agent.datagrams import decode
 from legato_gpu_agent.inlet import Inlet
+from legato_gpu_agent.plugin.protocol import decode
 
 
 class StatLoggerBase(ABC):
@@ -34,7 +34,7 @@ def test_vllm_can_make_and_call_it(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
     module = ModuleType("vllm.v1.metrics.loggers")
     module.StatLoggerBase = StatLoggerBase  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", module)
-    monkeypatch.delitem(sys.modules, "legato_gpu_agent.vllm_plugin", raising=False)
+    monkeypatch.delitem(sys.modules, "legato_gpu_agent.plugin.vllm_plugin", raising=False)
     monkeypatch.setenv("LEGATO_ENGINE_PIPE", str(tmp_path / "s"))
     monkeypatch.setenv("LEGATO_ENGINE_ID", "here")
     (entry,) = importlib.metadata.entry_points(group="vllm.stat_logger_plugins", name="legato")

@@ -17,10 +17,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from legato_gpu_agent.datagrams import SCHEDULER, join, scheduler_entry
-from legato_gpu_agent.identity import engine_id, pipe_path
-from legato_gpu_agent.outlet import Outlet
-from legato_gpu_agent.records import Engine, SchedulerEvent
+from legato_gpu_agent.plugin.identity import engine_id, pipe_path
+from legato_gpu_agent.plugin.model import Engine, SchedulerEvent
+from legato_gpu_agent.plugin.pipe_writer import Outlet
+from legato_gpu_agent.plugin.protocol import SCHEDULER, join, scheduler_entry
 
 __all__ = ["SchedulerHook", "install"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from legato_gpu_agent.datagrams import Datagram, decode
-from legato_gpu_agent.identity import engine_id, pipe_path
 from legato_gpu_agent.inlet import Inlet
-from legato_gpu_agent.records import FinishedRequest, Step
-from legato_gpu_agent.stat_logger import StepRecorder
+from legato_gpu_agent.plugin.identity import engine_id, pipe_path
+from legato_gpu_agent.plugin.model import FinishedRequest, Step
+from legato_gpu_agent.plugin.protocol import Datagram, decode
+from legato_gpu_agent.plugin.recorder import StepRecorder
 
 NOW = 1_700_000_000_000_000_000
 
@@ -237,7 +237,9 @@ def test_the_last_steps_of_a_burst_follow_by_themselves(tmp_path: pathlib.Path, 
 
 def test_the_plugins_load_the_standard_library_alone() -> None:
     """What vLLM's processes import brings neither numpy nor protobuf."""
-    script = "import sys, legato_gpu_agent.stat_logger, legato_gpu_agent.scheduler_hook as hook; hook.install(); print(*sys.modules)"
+    script = (
+        "import sys, legato_gpu_agent.plugin.recorder, legato_gpu_agent.plugin.scheduler_hook as hook; hook.install(); print(*sys.modules)"
+    )
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert [name for name in loaded if name.split(".")[0] in ("numpy", "google", "opentelemetry", "prometheus_client", "vllm")] == []
 

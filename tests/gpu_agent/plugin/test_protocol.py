@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato_gpu_agent.datagrams import (
+from legato_gpu_agent.plugin.model import EVENT_KINDS, Engine, FinishedRequest, SchedulerEvent, Step
+from legato_gpu_agent.plugin.protocol import (
     DATAGRAM_BYTES_MAX,
     FINISHED,
     SCHEDULER,
@@ -24,7 +25,6 @@ from legato_gpu_agent.datagrams import (
     step_packer,
     understood,
 )
-from legato_gpu_agent.records import EVENT_KINDS, Engine, FinishedRequest, SchedulerEvent, Step
 
 NAMES = st.text(min_size=1, max_size=60)
 NS, COUNT = st.integers(1, 2**63 - 1), st.integers(0, 2**32 - 1)

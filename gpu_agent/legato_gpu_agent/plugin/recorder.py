@@ -18,10 +18,10 @@ from collections.abc import Callable, MutableMapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from legato_gpu_agent.datagrams import FINISHED, finished_entry, join, step_packer
-from legato_gpu_agent.identity import ENGINE_ID, engine_id, pipe_path
-from legato_gpu_agent.outlet import Outlet
-from legato_gpu_agent.records import Engine, FinishedRequest
+from legato_gpu_agent.plugin.identity import ENGINE_ID, engine_id, pipe_path
+from legato_gpu_agent.plugin.model import Engine, FinishedRequest
+from legato_gpu_agent.plugin.pipe_writer import Outlet
+from legato_gpu_agent.plugin.protocol import FINISHED, finished_entry, join, step_packer
 
 __all__ = ["StepRecorder"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legato_gpu_agent.identity import client_host, engine_id, engine_id_of, place_of
+from legato_gpu_agent.plugin.identity import client_host, engine_id, engine_id_of, place_of
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost", "0.0.0.0", "::", "::1", "[::]", "[::1]"])

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from legato_gpu_agent.records import EVENT_KINDS, Engine, FinishedRequest, SchedulerEvent, Step
+from legato_gpu_agent.plugin.model import EVENT_KINDS, Engine, FinishedRequest, SchedulerEvent, Step
 
 __all__ = [
     "DATAGRAM_BYTES_MAX",
