@@ -10,18 +10,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from legato_gpu_agent.collectors.engine_page import EnginePage
+from legato_gpu_agent.collectors.engine_metrics import EnginePage
+from legato_gpu_agent.collectors.measurement import Distribution, Found
 from legato_gpu_agent.collectors.nvml import Gpu
 from legato_gpu_agent.collectors.processes import Processes
+from legato_gpu_agent.collectors.registry import Roster
+from legato_gpu_agent.collectors.runner import Basket, Watch
 from legato_gpu_agent.engines import Engine
 from legato_gpu_agent.engines.registry import ENGINES
 from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.plugin.identity import server_of
-from legato_gpu_agent.readings import Distribution, Found
-from legato_gpu_agent.roster import Roster
 from legato_gpu_agent.settings import Settings
-from legato_gpu_agent.watch import Basket, Watch
 
 __all__ = ["look"]
 

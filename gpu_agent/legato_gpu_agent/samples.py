@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, HistogramDataPoint, Metric, NumberDataPoint, ScopeMetrics
 
 from legato_gpu_agent import __version__
-from legato_gpu_agent.readings import Attributes, Distribution, Found, Reading
+from legato_gpu_agent.collectors.measurement import Attributes, Distribution, Found, Reading
 
 __all__ = ["Sample", "metrics_of"]
 

@@ -21,7 +21,7 @@ from helpers.waiting import until
 from helpers.world import MS, World
 from helpers.world_spans import ENGINE, steps, stream, trace_id
 from legato_gpu_agent.collectors.nvml import Gpu, Nvml
-from legato_gpu_agent.gpus import identity_of
+from legato_gpu_agent.collectors.nvml_fields import identity_of
 from legato_gpu_agent.samples import Sample, metrics_of
 from legato_ingest.cli.grafana.macros import Range, expand
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from legato_gpu_agent.readings import Found
+from legato_gpu_agent.collectors.measurement import Found
 
 __all__ = ["Absent", "Collector"]
 

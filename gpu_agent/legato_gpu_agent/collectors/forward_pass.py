@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from legato_gpu_agent.collectors.decode_errors import Unusable
+from legato_gpu_agent.collectors.measurement import Found, Reading, booted
+from legato_gpu_agent.collectors.zmq_subscriber import Subscription
 from legato_gpu_agent.plugin.model import Engine, Step
 from legato_gpu_agent.plugin.protocol import Datagram
-from legato_gpu_agent.readings import Found, Reading, booted
-from legato_gpu_agent.subscription import Subscription
-from legato_gpu_agent.unusable import Unusable
 
 __all__ = ["ForwardPasses"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.counters import Counters
-from legato_gpu_agent.proc import Proc
-from legato_gpu_agent.readings import Found, Reading
+from legato_gpu_agent.collectors.counter_starts import Counters
+from legato_gpu_agent.collectors.measurement import Found, Reading
+from legato_gpu_agent.collectors.procfs import Proc
 
 __all__ = ["Cpu", "Memory", "Network", "Pressure"]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from legato_gpu_agent.readings import Found, Reading
-from legato_gpu_agent.subscription import Subscription
-from legato_gpu_agent.unusable import Unusable
+from legato_gpu_agent.collectors.decode_errors import Unusable
+from legato_gpu_agent.collectors.measurement import Found, Reading
+from legato_gpu_agent.collectors.zmq_subscriber import Subscription
 
 __all__ = ["KvEvents"]
 

@@ -18,10 +18,10 @@ from typing import Any
 import pynvml
 
 from legato_gpu_agent.collectors import Absent, Collector
-from legato_gpu_agent.counters import Counters
-from legato_gpu_agent.gpus import ASKED, OFTEN, Figure, Unknown, asked, identity_of
-from legato_gpu_agent.neighbours import Neighbours
-from legato_gpu_agent.readings import Attributes, Found, Reading
+from legato_gpu_agent.collectors.counter_starts import Counters
+from legato_gpu_agent.collectors.engine_registry import Neighbours
+from legato_gpu_agent.collectors.measurement import Attributes, Found, Reading
+from legato_gpu_agent.collectors.nvml_fields import ASKED, OFTEN, Figure, Unknown, asked, identity_of
 
 __all__ = ["Gpu", "GpuErrors", "GpuFinder", "Nvml"]
 

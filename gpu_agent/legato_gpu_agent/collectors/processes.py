@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.neighbours import Neighbours
-from legato_gpu_agent.proc import Proc
-from legato_gpu_agent.readings import Found, Reading
+from legato_gpu_agent.collectors.engine_registry import Neighbours
+from legato_gpu_agent.collectors.measurement import Found, Reading
+from legato_gpu_agent.collectors.procfs import Proc
 
 __all__ = ["Processes"]
 

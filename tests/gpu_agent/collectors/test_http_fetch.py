@@ -1,0 +1,231 @@
+"""Pages of servers that do right and of servers that do wrong: real sockets, each with its script, and a known end to all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import pathlib
+import socket
+import ssl
+import time
+import tracemalloc
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.certificates import issued
+from helpers.ports import free_port
+from helpers.scripted import PAGE, Script, Server, always, answer, asked, chunked, drip, say, silent
+from legato_gpu_agent.collectors import http_fetch as module
+from legato_gpu_agent.collectors.http_fetch import BYTES_MAX, Fetcher, FetchError
+
+SOON_S = 0.3
+# A deadline that is missed for good, on a machine that is busy with something else.
+LATE_S = 10.0
+
+
+@contextlib.contextmanager
+def fetching(*scripts: Script, timeout_s: float = LATE_S) -> Iterator[tuple[Fetcher, Server]]:
+    """A fetcher of a server that does so."""
+    with Server(*scripts) as server, contextlib.closing(Fetcher(server.url, timeout_s)) as fetcher:
+        yield fetcher, server
+
+
+@pytest.mark.parametrize(
+    ("script", "connections"),
+    [
+        (always(), 1),
+        (always(chunked(PAGE[:100], PAGE[100:]) + b"0\r\n\r\n"), 1),
+        (always(chunked(PAGE) + b"0\r\nTrailer: x\r\n\r\n"), 1),
+        (always(b"HTTP/1.1 100 Continue\r\n\r\n" + answer()), 1),
+        (say(answer(PAGE, "200 OK", "Connection: close")), 4),
+        (say(answer().replace(b"HTTP/1.1", b"HTTP/1.0")), 4),
+        (say(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE), 4),
+        (say(answer()), 4),
+        (say(answer(), answer()), 2),
+    ],
+)
+def test_a_page_comes_whole_each_time(script: Script, connections: int) -> None:
+    """However its length is told; a connection is kept where the server keeps it, and is a new one where it does not."""
+    with fetching(script) as (fetcher, server):
+        assert [fetcher.get("/metrics") for _ in range(4)] == [PAGE] * 4
+        assert server.connections == connections
+
+
+def test_an_empty_page_is_a_page() -> None:
+    """And so is one as long as is allowed."""
+    with fetching(say(answer(b""), answer(b"x" * BYTES_MAX), answer())) as (fetcher, server):
+        assert [len(fetcher.get("/")) for _ in range(3)] == [0, BYTES_MAX, len(PAGE)] and server.connections == 1
+
+
+def test_what_is_asked_for() -> None:
+    """The path below the base, as plain text, uncompressed; a query stays."""
+    requests: list[bytes] = []
+
+    def script(connection: socket.socket) -> None:
+        while request := asked(connection):
+            requests.append(request)
+            connection.sendall(answer())
+
+    with Server(script) as server:
+        for base, path in (("", "/metrics"), ("/", "/metrics"), ("/replica/1/", "/prometheus/metrics?x=1")):
+            with contextlib.closing(Fetcher(server.url + base)) as fetcher:
+                fetcher.get(path)
+    assert [request.split(b" ", 2)[1] for request in requests] == [b"/metrics", b"/metrics", b"/replica/1/prometheus/metrics?x=1"]
+    assert all(request.startswith(b"GET ") and b"User-Agent: legato-gpu-agent/" in request for request in requests)
+    assert all(b"\r\nAccept: text/plain" in request and b"\r\nAccept-Encoding: identity\r\n" in request for request in requests)
+
+
+REFUSALS = [
+    (say(answer(b"no", "404 Not Found")), FetchError, "/metrics answers 404 Not Found"),
+    (say(answer(b"no", "500 " + "x" * 1_000)), FetchError, "/metrics answers 500 xxx"),
+    (say(answer(b"", "204 No Content")), FetchError, "answers 204"),
+    (say(answer(PAGE, "206 Partial Content")), FetchError, "answers 206"),
+    (say(answer()[:-7]), FetchError, "/metrics was cut off: 7 bytes are missing"),
+    (say(answer()[: -len(PAGE)]), FetchError, f"was cut off: {len(PAGE)} bytes are missing"),
+    (say(chunked(PAGE)), http.client.IncompleteRead, "IncompleteRead"),
+    (say(chunked(PAGE)[:-9]), http.client.IncompleteRead, "IncompleteRead"),
+    (say(chunked(PAGE) + b"7f"), http.client.IncompleteRead, "IncompleteRead"),
+    (say(chunked(PAGE) + b"zz\r\n"), http.client.IncompleteRead, "IncompleteRead"),
+    (say(b"SSH-2.0-OpenSSH_9.6\r\n"), http.client.BadStatusLine, "SSH"),
+    (say(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n"), http.client.HTTPException, "more than 100 headers"),
+    (say(b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000), http.client.HTTPException, "65536"),
+    (say(b""), ConnectionError, "closed connection"),
+    (lambda connection: None, ConnectionError, "closed connection|reset by peer|Broken pipe"),
+]
+
+
+@pytest.mark.parametrize(("script", "error", "said"), REFUSALS)
+def test_what_is_no_page_is_refused(script: Script, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what came, and the next page comes whole."""
+    # Packages that other tests import raise it for the whole process.
+    monkeypatch.setattr(http.client, "_MAXHEADERS", 100)
+    with fetching(script, always()) as (fetcher, _):
+        with pytest.raises(error, match=said):
+            fetcher.get("/metrics")
+        assert fetcher.get("/metrics") == PAGE
+
+
+def test_a_redirect_is_not_followed() -> None:
+    """Neither to the same server nor to another, which is never asked."""
+    with Server(always()) as other:
+        for where in ("/elsewhere", f"{other.url}/metrics"):
+            with fetching(say(answer(b"", "302 Found", f"Location: {where}")), always()) as (fetcher, server):
+                with pytest.raises(FetchError, match="answers 302"):
+                    fetcher.get("/metrics")
+                assert server.connections == 1
+        assert other.connections == 0
+
+
+MEGABYTES = [b"x" * 65_536] * (50 * 16)
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 52428800\r\n\r\n", b"%b"),
+        (b"HTTP/1.0 200 OK\r\n\r\n", b"%b"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"10000\r\n%b\r\n"),
+    ],
+)
+def test_a_page_of_50_megabytes_is_refused(head: bytes, piece: bytes) -> None:
+    """At 8 MiB, whose memory is all that it costs; the rest is not read."""
+    sent = 0
+
+    def script(connection: socket.socket) -> None:
+        nonlocal sent
+        asked(connection)
+        connection.sendall(head)
+        for each in MEGABYTES:
+            connection.sendall(piece % each)
+            sent += len(each)
+
+    with fetching(script, always()) as (fetcher, _):
+        tracemalloc.start()
+        try:
+            with pytest.raises(FetchError, match="/metrics is longer than 8 MiB"):
+                fetcher.get("/metrics")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert fetcher.get("/metrics") == PAGE
+    assert BYTES_MAX <= sent < 40 * 2**20 and peak < 2.5 * BYTES_MAX
+
+
+SLOW = {
+    "silent": silent,
+    "body": drip(answer()[:-500], itertools.repeat(b"x")),
+    "endless": drip(b"HTTP/1.0 200 OK\r\n\r\n", itertools.repeat(b"x 1\n")),
+    "head": drip(b"HTTP/1.1 200 OK\r\n", itertools.repeat(b"A")),
+    "status": drip(b"", itertools.repeat(b"H")),
+    "continue": drip(b"", itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"), 0),
+    "size": drip(chunked(PAGE), itertools.repeat(b"0")),
+    "chunks": drip(chunked(PAGE), itertools.repeat(b"2\r\nx\n\r\n")),
+    "trailer": drip(chunked(PAGE) + b"0\r\n", itertools.repeat(b"A: b\r\n"), 0),
+}
+
+
+@pytest.mark.parametrize(("name", "kept"), [*((name, False) for name in SLOW), ("silent", True), ("head", True), ("body", True)])
+def test_a_server_that_takes_its_time_is_left(name: str, kept: bool) -> None:
+    """Wherever it drips or stops, on a new connection or a kept one, it is over when its time is; then the next page comes whole."""
+
+    def well_at_first(connection: socket.socket) -> None:
+        if kept:
+            asked(connection)
+            connection.sendall(answer())
+        SLOW[name](connection)
+
+    with fetching(well_at_first, always(), timeout_s=SOON_S) as (fetcher, server):
+        if kept:
+            fetcher.get("/metrics")
+        began_s = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"/metrics was not whole after 0\.3 s: [\d,]+ bytes had come"):
+            fetcher.get("/metrics")
+        assert SOON_S <= time.monotonic() - began_s < LATE_S
+        assert fetcher.get("/metrics") == PAGE and server.connections == 2
+
+
+def test_time_is_counted_for_each_page_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is kept for longer than a page may take is no late page."""
+    clock = itertools.count(0, LATE_S / 10)
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    with fetching(always()) as (fetcher, server):
+        assert [fetcher.get("/metrics") for _ in range(20)] == [PAGE] * 20
+        assert next(clock) > 2 * LATE_S and server.connections == 1
+
+
+def test_a_connection_that_was_kept_and_closed_is_made_anew_once() -> None:
+    """Where the new one fails too, that is told, and no third is made; a first connection that fails is not repeated."""
+    with fetching(say(answer()), lambda connection: None, always()) as (fetcher, server):
+        assert fetcher.get("/metrics") == PAGE and server.connections == 1
+        with pytest.raises(ConnectionError):
+            fetcher.get("/metrics")
+        assert server.connections == 2
+        assert fetcher.get("/metrics") == PAGE and server.connections == 3
+
+
+def test_nobody_is_there() -> None:
+    """Refused at once; when somebody comes, the page does."""
+    with contextlib.closing(Fetcher(f"http://127.0.0.1:{free_port()}")) as fetcher:
+        for _ in range(2):
+            with pytest.raises(ConnectionRefusedError):
+                fetcher.get("/metrics")
+    fetcher.close()
+
+
+def test_tls(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page comes over TLS from who is trusted, its time is bounded there too, and a stranger's certificate is refused."""
+    certificate, key, authority = issued(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with Server(always(), always(), drip(answer()[:-500], itertools.repeat(b"x")), context=context) as server:
+        with contextlib.closing(Fetcher(server.url)) as fetcher, pytest.raises(ssl.SSLCertVerificationError):
+            fetcher.get("/metrics")
+        authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+        with contextlib.closing(Fetcher(server.url)) as fetcher:
+            assert [fetcher.get("/metrics"), fetcher.get("/metrics")] == [PAGE, PAGE] and server.connections == 2
+        with contextlib.closing(Fetcher(server.url, SOON_S)) as fetcher, pytest.raises(TimeoutError, match="was not whole"):
+            fetcher.get("/metrics")

@@ -1,0 +1,202 @@
+"""What engines' processes had of the CPUs and waited for them: real ones that compete for one CPU, and written ones that come and go."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.families import family
+from helpers.proctree import Process, node, write
+from helpers.waiting import until
+from legato_gpu_agent.collectors import Absent
+from legato_gpu_agent.collectors.engine_registry import Neighbours
+from legato_gpu_agent.collectors.measurement import Reading
+from legato_gpu_agent.collectors.processes import Processes
+from legato_gpu_agent.collectors.procfs import Proc
+
+NOW = 1_700_000_000_000_000_000
+SECOND = 10**9
+CPU, WAIT, THREADS = "process.cpu.time", "legato.process.run_queue.wait_time", "process.thread.count"
+
+
+class Node:
+    """A written /proc with engines on ports 8000 and 8001, where every look at processes is a fresh one."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root, self._steps, self.now_ns = node(root), iter(range(1_000_000)), NOW
+        write(self.root, listening={8000: 111, 8001: 222})
+        proc = Proc(self.root)
+        neighbours = Neighbours(proc, lambda: 100.0 * next(self._steps))
+        neighbours.tell("one", "http://127.0.0.1:8000")
+        neighbours.tell("two", "http://127.0.0.1:8001")
+        self.collector = Processes(proc, neighbours)
+
+    def ask(self, *processes: Process, now_ns: int = NOW) -> dict[str, tuple[float, float, float]]:
+        """CPU time, waiting and threads of each engine, with these processes there."""
+        write(self.root, processes=processes)
+        return told(self.collector, now_ns)
+
+    def ask_later(self, *processes: Process, after_s: float = 10.0) -> dict[str, tuple[float, float, float]]:
+        """The same, so many seconds after the time before."""
+        self.now_ns += round(after_s * SECOND)
+        return self.ask(*processes, now_ns=self.now_ns)
+
+
+@pytest.fixture
+def engines(tmp_path: pathlib.Path) -> Node:
+    return Node(tmp_path / "proc")
+
+
+def told(collector: Processes, now_ns: int = NOW) -> dict[str, tuple[float, float, float]]:
+    """By engine."""
+    found: dict[str, dict[str, Reading]] = {}
+    for each in collector.collect(now_ns):
+        assert isinstance(each, Reading)
+        ((key, engine),) = each.attributes
+        assert key == "legato.engine.id"
+        found.setdefault(engine, {})[each.metric] = each
+    return {engine: (by[CPU].value, by[WAIT].value, by[THREADS].value) for engine, by in found.items()}
+
+
+def engine(pid: int, threads: Mapping[int, tuple[float, float]], socket: int = 111, parent: int = 1) -> Process:
+    """One of an engine's, with seconds that each thread ran and waited."""
+    return Process(
+        pid, parent, threads={thread: (int(ran * 1e9), int(waited * 1e9)) for thread, (ran, waited) in threads.items()}, sockets=[socket]
+    )
+
+
+def test_real_processes_that_compete_for_a_cpu() -> None:
+    """Three that compute on one CPU: their time on it grows, and so does the time for which they were ready and had none."""
+    proc = Proc(pathlib.Path("/proc"))
+    neighbours = Neighbours(proc)
+    collector = Processes(proc, neighbours)
+    with family(burn=True) as busy:
+        neighbours.tell("e", f"http://127.0.0.1:{busy.port}")
+        assert told(collector) == {"e": (0.0, 0.0, 3.0)}
+        seen = [(0.0, 0.0)]
+
+        def grown() -> bool:
+            ran_s, waited_s, threads = told(collector)["e"]
+            assert threads == 3 and ran_s >= seen[-1][0] and waited_s >= seen[-1][1]
+            seen.append((ran_s, waited_s))
+            return ran_s > 0.1 and waited_s > 0.1
+
+        until(grown)
+
+
+def test_what_was_before_the_first_look_is_not_counted(engines: Node) -> None:
+    """An engine that has run for days begins at 0, and counts since the first look; then what its threads gain is added."""
+    assert engines.ask(engine(10, {10: (90_000, 50), 11: (1, 1)})) == {"one": (0.0, 0.0, 2.0)}
+    assert engines.ask(engine(10, {10: (90_001, 50.5), 11: (1.5, 1)})) == {"one": (1.5, 0.5, 2.0)}
+    found = list(engines.collector.collect(NOW + SECOND))
+    whose = (("legato.engine.id", "one"),)
+    assert found == [Reading(CPU, "s", 1.5, whose, NOW), Reading(WAIT, "s", 0.5, whose, NOW), Reading(THREADS, "{thread}", 2.0, whose)]
+
+
+def test_all_processes_of_an_engine_are_one_sum(engines: Node) -> None:
+    """Those below the one that listens too, and those of another engine are another's."""
+    other = engine(20, {20: (5, 5)}, socket=222)
+    engines.ask(engine(10, {10: (1, 1)}), engine(11, {11: (2, 2)}, socket=9, parent=10), other)
+    found = engines.ask(engine(10, {10: (2, 1)}), engine(11, {11: (4, 2.25)}, socket=9, parent=10), other)
+    assert found == {"one": (3.0, 0.25, 2.0), "two": (0.0, 0.0, 1.0)}
+
+
+def test_an_engine_that_restarts_goes_on(engines: Node) -> None:
+    """Its old processes are gone and new ones begin at zero: the sum stands, then grows by what the new ones gain."""
+    engines.ask(engine(10, {10: (100, 10)}))
+    assert engines.ask(engine(10, {10: (107, 12)})) == {"one": (7.0, 2.0, 1.0)}
+    assert engines.ask(engine(40, {40: (3, 1)})) == {"one": (7.0, 2.0, 1.0)}
+    assert engines.ask(engine(40, {40: (4, 1.5)})) == {"one": (8.0, 2.5, 1.0)}
+
+
+def test_a_number_that_is_used_again_takes_nothing_back(engines: Node) -> None:
+    """Another thread with the same number has less behind it, of one or of both: it began at zero, and all of it is the engine's."""
+    engines.ask_later(engine(10, {10: (100, 10)}))
+    engines.ask_later(engine(10, {10: (107, 12)}))
+    assert engines.ask_later(engine(10, {10: (1, 0)})) == {"one": (8.0, 2.0, 1.0)}
+    assert engines.ask_later(engine(10, {10: (2, 3)})) == {"one": (9.0, 5.0, 1.0)}
+    assert engines.ask_later(engine(10, {10: (1, 4)})) == {"one": (10.0, 9.0, 1.0)}
+
+
+def test_a_thread_that_ends_hides_nothing_that_another_gained(engines: Node) -> None:
+    """However much it takes along; and all of what a new one had since it began is counted."""
+    engines.ask_later(engine(10, {10: (5, 1), 11: (100, 100)}))
+    assert engines.ask_later(engine(10, {10: (5.25, 1.875)})) == {"one": (0.25, 0.875, 1.0)}
+    assert engines.ask_later(engine(10, {10: (5.25, 1.875), 12: (0.5, 0.125)})) == {"one": (0.75, 1.0, 2.0)}
+
+
+def test_an_old_thread_that_was_not_seen_once_brings_no_years(engines: Node) -> None:
+    """Its file could not be read, or it was beyond the bound: of what it has behind it no more counts than has passed since."""
+    both = {10: (5, 1), 11: (3_600, 99)}
+    engines.ask_later(engine(10, both))
+    engines.ask_later(engine(10, {10: (5, 1)}), after_s=1)
+    assert engines.ask_later(engine(10, both), after_s=1) == {"one": (1.0, 1.0, 2.0)}
+
+
+def test_a_round_that_fails_counts_nothing_twice(engines: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One engine was read and the next could not be: what the first gained is there once after the next round."""
+    other = engine(20, {20: (5, 5)}, socket=222)
+    engines.ask(engine(10, {10: (1, 1)}), other)
+    read = Proc.threads_ns
+
+    def failing(proc: Proc, pid: int) -> dict[str, tuple[int, int]]:
+        if pid == 20:
+            raise OSError(24, "Too many open files")
+        return read(proc, pid)
+
+    monkeypatch.setattr(Proc, "threads_ns", failing)
+    with pytest.raises(OSError, match="Too many"):
+        engines.ask(engine(10, {10: (3, 2)}), other)
+    monkeypatch.undo()
+    assert engines.ask(engine(10, {10: (4, 2)}), other) == {"one": (3.0, 1.0, 1.0), "two": (0.0, 0.0, 1.0)}
+
+
+def test_threads_and_processes_that_end_take_nothing_back(engines: Node) -> None:
+    """What they had stays in the sum."""
+    engines.ask(engine(10, {10: (1, 1), 11: (1, 1)}), engine(12, {12: (5, 5)}, socket=9, parent=10))
+    assert engines.ask(engine(10, {10: (2, 2), 11: (2, 2)}), engine(12, {12: (6, 6)}, socket=9, parent=10)) == {"one": (3.0, 3.0, 3.0)}
+    assert engines.ask(engine(10, {10: (2, 2)})) == {"one": (3.0, 3.0, 1.0)}
+    assert engines.ask(engine(10, {10: (3, 2.5)})) == {"one": (4.0, 3.5, 1.0)}
+
+
+_ROUND = st.dictionaries(
+    st.integers(10, 13), st.dictionaries(st.integers(10, 15), st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4)
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(_ROUND, max_size=6))
+def test_no_sum_goes_back(tmp_path: pathlib.Path, rounds: list[dict[int, dict[int, tuple[float, float]]]]) -> None:
+    """Whatever comes and goes, and whatever its threads say."""
+    engines, before = Node(tmp_path), (0.0, 0.0)
+    for processes in rounds:
+        try:
+            now = engines.ask(*(engine(pid, threads) for pid, threads in processes.items()))
+        except Absent:
+            assert not any(processes.values())
+            continue
+        assert now["one"][0] >= before[0] and now["one"][1] >= before[1]
+        before = now["one"][:2]
+
+
+def test_nothing_to_see_is_absent(engines: Node) -> None:
+    """No engine, or none whose processes can be seen: it says why, and goes on when they are there."""
+    with pytest.raises(Absent, match="runs as another user"):
+        engines.ask(Process(30))
+    engines.ask(engine(10, {10: (1, 1)}))
+    engines.ask(engine(10, {10: (2, 2)}))
+    with pytest.raises(Absent):
+        engines.ask()
+    assert engines.ask(engine(40, {40: (3, 3)})) == {"one": (1.0, 1.0, 1.0)}
+
+
+def test_a_kernel_that_keeps_no_schedstat_is_absent(engines: Node) -> None:
+    """No zeros are made up; one process of several that cannot be read is passed over."""
+    with pytest.raises(Absent, match="no schedstat of one"):
+        engines.ask(engine(10, {}))
+    assert engines.ask(engine(10, {}), engine(11, {11: (1, 1)}, socket=9, parent=10)) == {"one": (0.0, 0.0, 1.0)}
+    assert engines.ask(engine(10, {}), engine(11, {11: (2, 1)}, socket=9, parent=10)) == {"one": (1.0, 0.0, 1.0)}

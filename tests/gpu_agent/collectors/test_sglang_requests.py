@@ -1,0 +1,418 @@
+"""SGLang's lines of finished requests in real files: each is told once, whatever becomes of the files, and no prompt is decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.publisher import reachable
+from legato_gpu_agent.collectors import Absent, sglang_requests
+from legato_gpu_agent.collectors.decode_errors import Unusable
+from legato_gpu_agent.collectors.forward_pass import ForwardPasses
+from legato_gpu_agent.collectors.measurement import Reading
+from legato_gpu_agent.collectors.sglang_requests import LINE_BYTES_MAX, RequestFiles
+from legato_gpu_agent.pending import Pending
+from legato_gpu_agent.plugin.model import Engine, FinishedRequest, Step
+from legato_gpu_agent.plugin.protocol import Datagram
+from legato_gpu_agent.steps import request_of
+
+NOW = 1_700_000_000_000_000_000
+PROMPT, ANSWER, STOP = "the prompt of a customer", "the answer to it", "a text that ends it"
+
+
+def line(response_id: str = "r1", **changed: Any) -> bytes:
+    """A line as SGLang 0.5.23 writes it with --enable-metrics; ``Ellipsis`` leaves a field out."""
+    parameters = {"rid": response_id, "text": PROMPT, "sampling_params": {"max_new_tokens": 40}, "stream": True}
+    fields = {
+        "request_parameters": json.dumps(parameters),
+        "id": response_id,
+        "finish_reason": {"type": "stop", "matched": STOP},
+        "prompt_tokens": 1_200,
+        "weight_version": "default",
+        "num_retractions": 2,
+        "forward_entry_time": 1_795_000_000.25,
+        "prefill_finished_time": 1_795_000_000.5,
+        "queue_time": 0.0425,
+        "reasoning_tokens": 0,
+        "completion_tokens": 311,
+        "cached_tokens": 64,
+        "customized": {"text": ANSWER},
+        "dp_rank": 0,
+        "e2e_latency": 9.75,
+        "request_received_ts": 1_795_000_000.125,
+        "first_token_latency": 0.5,
+        "api_server_dispatch_finish_ts": 1_795_000_000.126,
+        "request_finished_ts": 1_795_000_009.875,
+        "decode_throughput": 33.5,
+        "response_sent_to_client_ts": 1_795_000_000.627,
+        **changed,
+    }
+    return json.dumps({key: value for key, value in fields.items() if value is not ...}).encode() + b"\n"
+
+
+class World:
+    """A folder, the collector that reads it, and what that told."""
+
+    def __init__(self, folder: pathlib.Path, epoch_ns: int = -1) -> None:
+        self.folder = folder
+        self.told: list[Datagram] = []
+        self.epoch_ns = epoch_ns
+        self.files = RequestFiles("e", folder, self.told.append, epoch_ns=None if epoch_ns < 0 else lambda: self.epoch_ns)
+
+    def file(self, hour: int = 14) -> pathlib.Path:
+        """The file of an hour."""
+        return self.folder / f"sglang-request-metrics-20261121_{hour:02d}.log"
+
+    def append(self, data: bytes, hour: int = 14) -> None:
+        """To the file of an hour, as SGLang does."""
+        with open(self.file(hour), "ab") as file:
+            file.write(data)
+
+    def round(self) -> dict[str, float]:
+        """A round: lines by what became of them, without those of which there are none."""
+        out = {}
+        for each in self.files.collect(NOW):
+            assert isinstance(each, Reading) and each.metric == "legato.agent.request_lines" and each.since_ns
+            assert dict(each.attributes)["legato.engine.id"] == "e"
+            out[dict(each.attributes)["legato.outcome"]] = each.value
+        assert set(out) == {"taken", "bad", "dropped"}
+        return {what: count for what, count in out.items() if count}
+
+    @property
+    def requests(self) -> list[FinishedRequest]:
+        """What was told."""
+        return [request for each in self.told for request in each.finished]
+
+    @property
+    def ids(self) -> list[str]:
+        """Of which requests."""
+        return [request.response_id for request in self.requests]
+
+
+@pytest.fixture
+def world(tmp_path: pathlib.Path) -> World:
+    """One whose folder has been seen, with an empty file."""
+    each = World(tmp_path)
+    each.append(b"")
+    assert each.round() == {}
+    return each
+
+
+def test_a_line_is_a_finished_request(world: World) -> None:
+    """By the id that the client knows; what it waited, computed and decoded, and no step, as the line knows none."""
+    world.append(line("chatcmpl-7"))
+    assert world.round() == {"taken": 1}
+    assert world.told == [
+        Datagram(
+            Engine("e", NOW),
+            finished=(
+                FinishedRequest(
+                    step=0,
+                    response_id="chatcmpl-7",
+                    reason="stop",
+                    preemptions=2,
+                    prompt_tokens=1_200,
+                    output_tokens=311,
+                    queued_us=42_500,
+                    prefill_us=250_000,
+                    decode_us=9_250_000,
+                ),
+            ),
+        )
+    ]
+    assert world.round() == {"taken": 1} and len(world.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"finish_reason": {"type": "abort", "message": PROMPT, "status_code": 499, "err_type": None}}, {"reason": "abort"}),
+        ({"finish_reason": {"type": "length", "length": 40}}, {"reason": "length"}),
+        ({"finish_reason": "stop"}, {"reason": "stop"}),
+        ({"finish_reason": None}, {"reason": ""}),
+        ({"finish_reason": {}}, {"reason": ""}),
+        ({"completion_tokens": ...}, {"output_tokens": 0}),
+        ({"num_retractions": None, "prompt_tokens": ...}, {"preemptions": 0, "prompt_tokens": 0}),
+        ({"queue_time": ..., "forward_entry_time": ..., "first_token_latency": ...}, {"queued_us": 0, "prefill_us": 0, "decode_us": 0}),
+        ({"queue_time": -0.5, "prefill_finished_time": 5.0, "e2e_latency": 0.25}, {"queued_us": 0, "prefill_us": 0, "decode_us": 0}),
+        ({"queue_time": 1e9, "e2e_latency": 1e300}, {"queued_us": 0, "decode_us": 0}),
+        ({"queue_time": 3}, {"queued_us": 3_000_000}),
+        ({"id": "é" * 300}, {"response_id": "é" * 255}),
+    ],
+)
+def test_what_a_line_does_not_say_is_not_known(world: World, changed: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Without --enable-metrics there are no times; a time that cannot be is none."""
+    world.append(line(**changed))
+    world.round()
+    (request,) = world.requests
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+def test_no_prompt_is_decoded(world: World) -> None:
+    """Neither prompts nor answers are in what is told or held, and what is decoded has no field for them."""
+    world.append(line() + line("r2", text=PROMPT, output_ids=[1, 2, 3], input_token_logprobs=[[-1.5, 7, PROMPT]]) + line("r3")[:300])
+    world.round()
+    held = list(reachable([world.files, world.told]))
+    assert world.ids == ["r1", "r2"] and "r1" in held
+    for text in (PROMPT, ANSWER, STOP):
+        assert not [each for each in held if isinstance(each, str) and text in each]
+        assert not [each for each in held if isinstance(each, bytes | bytearray) and text.encode() in each]
+    fields = set(sglang_requests._Line.__struct_fields__) | set(sglang_requests._Reason.__struct_fields__)
+    assert fields == {
+        *("id", "finish_reason", "prompt_tokens", "completion_tokens", "num_retractions", "queue_time", "type"),
+        *("forward_entry_time", "prefill_finished_time", "first_token_latency", "e2e_latency"),
+    }
+
+
+def test_what_was_there_before_is_not_told(tmp_path: pathlib.Path) -> None:
+    """It begins where the files end, and within a line with the next one."""
+    world = World(tmp_path)
+    world.append(line("old"), hour=13)
+    world.append(line("older") + line("half")[:40])
+    assert world.round() == {}
+    world.append(line("half")[40:] + line("new"))
+    world.append(line("late"), hour=13)
+    assert world.round() == {"taken": 2} and world.ids == ["late", "new"]
+
+
+def test_a_line_that_is_not_whole_waits(world: World) -> None:
+    """Byte by byte, if need be, and is told once."""
+    whole = line("r1")
+    for at in range(0, len(whole), 97):
+        assert not world.ids
+        world.append(whole[at : at + 97])
+        world.round()
+    assert world.ids == ["r1"] and world.round() == {"taken": 1}
+
+
+def test_a_new_hour_is_a_new_file(world: World) -> None:
+    """Read from its beginning, after the rest of the one before."""
+    world.append(line("r1") + line("r2")[:50])
+    world.round()
+    world.append(line("r2")[50:])
+    world.append(line("r3") + line("r4"), hour=15)
+    world.append(line("r5"), hour=16)
+    world.round()
+    assert world.ids == ["r1", "r2", "r3", "r4", "r5"]
+    for hour in range(17, 24):
+        world.append(line(f"h{hour}"), hour=hour)
+        world.round()
+    assert world.ids[5:] == [f"h{hour}" for hour in range(17, 24)] and len(world.files._places) == 3
+
+
+def test_files_that_go_are_forgotten(world: World) -> None:
+    """What comes after under the same name is new; an old one that is among the newest again is not."""
+    world.append(line("r1"), hour=11)
+    for hour in (15, 16, 17):
+        world.append(line(f"h{hour}"), hour=hour)
+    world.round()
+    assert world.ids == ["h15", "h16", "h17"]
+    world.file(17).unlink()
+    world.file(16).unlink()
+    world.round()
+    world.append(line("again"), hour=14)
+    world.append(line("anew"), hour=18)
+    world.round()
+    assert world.ids[3:] == ["again", "anew"]
+
+
+def test_a_file_that_is_cut_or_replaced_begins_anew(world: World) -> None:
+    """Whether it is the same file or another one of its name."""
+    world.append(line("r1") + line("r2")[:90])
+    world.round()
+    world.file().write_bytes(b'{"id": "r3"}\n')
+    world.round()
+    other = world.folder / "other"
+    other.write_bytes(line("r4") + line("r5") + line("r6"))
+    other.rename(world.file())
+    world.round()
+    assert world.ids == ["r1", "r3", "r4", "r5", "r6"]
+
+
+BAD = {
+    "nothing": b"\n",
+    "no object": b"[1, 2]\n",
+    "no JSON": b"{id: r}\n",
+    "cut": line()[:-9] + b"\n",
+    "no id": line(id=...),
+    "an empty id": line(""),
+    "an id that is none": line(id=7),
+    "fewer than none": line(prompt_tokens=-1),
+    "more than can be": line(completion_tokens=2**40),
+    "half a token": line(prompt_tokens=1.5),
+    "a time as text": line(queue_time="0.5"),
+    "no number of JSON": line(queue_time=float("nan")),
+    "no text": line("xyz").replace(b'"xyz"', b'"\xff\xfe"'),
+    "half a character": line("xyz").replace(b'"xyz"', b'"\\ud800"'),
+    "deep": b'{"id": "r", "x": ' + b"[" * 60_000 + b"\n",
+    "two lines in one": line()[:-1] + line(),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_a_line_that_cannot_be_is_skipped(world: World, bad: bytes) -> None:
+    """And counted; the others are told."""
+    world.append(line("before") + bad + line("after"))
+    assert world.round() == {"taken": 2, "bad": 1} and world.ids == ["before", "after"]
+
+
+def test_lines_none_of_which_can_be_are_an_error(world: World) -> None:
+    """It says how many, why, and what was expected, and nothing of what they hold; any good line makes the round a good one."""
+    whose = f"{world.folder}: none of what came could be taken"
+    world.append(line(id=...) + line(finish_reason=[PROMPT]))
+    with pytest.raises(Unusable) as failed:
+        world.round()
+    why = "Expected `str | object | null`, got `array` - at `$.finish_reason`; expected lines that SGLang writes of finished requests"
+    assert str(failed.value) == f"{whose} (lines: 2); the last: {why}"
+    world.append(line("") + line(PROMPT).replace(b"the prompt", b"\xff\xfe"))
+    with pytest.raises(Unusable, match=r"\(lines: 2\); the last: UnicodeDecodeError; expected lines"):
+        world.round()
+    world.append(line("x" * LINE_BYTES_MAX))
+    with pytest.raises(Unusable, match=r"\(lines: 1\); the last: a line of more than 8 MiB; expected lines"):
+        world.round()
+    assert world.round() == {"bad": 5}
+    world.append(b"\n" + line("r1") + line(""))
+    assert world.round() == {"bad": 7, "taken": 1} and world.ids == ["r1"]
+
+
+def test_a_huge_line_is_skipped(world: World) -> None:
+    """In bounded memory, whether it came whole or grows from round to round; one as long as is allowed is told."""
+    room = LINE_BYTES_MAX - len(line("long", text=""))
+    world.append(line("long", text="x" * room) + line("huge", text="x" * 2 * LINE_BYTES_MAX) + line("r1"))
+    tracemalloc.start()
+    assert world.round() == {"taken": 2, "bad": 1}
+    for _ in range(5):
+        world.append(b'{"text": "' + b"y" * 3_000_000)
+        with contextlib.suppress(Unusable):
+            world.round()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    world.append(b'"}\n' + line("r2"))
+    assert world.round() == {"taken": 3, "bad": 2} and world.ids == ["long", "r1", "r2"]
+    assert most < 4 * LINE_BYTES_MAX
+
+
+def test_a_round_is_bounded(world: World) -> None:
+    """What is too much for one round is read in the next, and nothing is left out."""
+    world.append(b"".join(line(f"r{number}", request_parameters="") for number in range(20_000)))
+    rounds = 0
+    while len(world.ids) < 20_000:
+        world.round()
+        rounds += 1
+        assert max(len(each.finished) for each in world.told) <= 8_192
+    assert rounds == 3 and world.ids == [f"r{number}" for number in range(20_000)]
+
+
+def test_other_files_are_left_alone(world: World) -> None:
+    """Whatever else lies in the folder is not opened."""
+    for name in ("notes.log", "sglang-request-metrics-20261121_15.log.gz", "sglang-request-metrics-now.log"):
+        (world.folder / name).write_bytes(line("other"))
+    os.mkfifo(world.folder / "sglang-request-metrics.log")
+    world.append(line("r1"))
+    assert world.round() == {"taken": 1} and world.ids == ["r1"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_plain_file_is_an_error(world: World, make: Any) -> None:
+    """Nobody waits for it, and it is named."""
+    make(world.file(15))
+    with pytest.raises(OSError, match="sglang-request-metrics-20261121_15.log"):
+        world.round()
+
+
+def test_without_a_folder_or_files_it_is_absent(tmp_path: pathlib.Path) -> None:
+    """It says which of them is missing; the files that come then are read from their beginning."""
+    world = World(tmp_path / "later")
+    with pytest.raises(Absent, match=r"/later is no folder: does SGLang run with --export-metrics-to-file-dir /.*/later\?"):
+        world.round()
+    world.folder.mkdir()
+    with pytest.raises(Absent, match=r"/later holds no sglang-request-metrics-\*.log: does SGLang run with --export-metrics-to-file\?"):
+        world.round()
+    world.append(line("r1"))
+    assert world.round() == {"taken": 1} and world.ids == ["r1"]
+
+
+def test_requests_wait_for_the_engine_s_first_step(tmp_path: pathlib.Path) -> None:
+    """While nobody knows which engine they are of they are kept, as many as fit; the oldest go, and are counted."""
+    world = World(tmp_path, epoch_ns=0)
+    world.append(b"")
+    world.round()
+    world.append(b"".join(line(f"r{number}", request_parameters="") for number in range(8_200)))
+    world.round()
+    assert world.round() == {"taken": 8_200, "dropped": 8} and not world.told
+    world.epoch_ns = 77
+    world.round()
+    assert [each.engine for each in world.told] == [Engine("e", 77)]
+    assert (world.ids[0], world.ids[-1], len(world.ids)) == ("r8", "r8199", 8_192)
+
+
+def test_requests_go_with_the_steps_of_their_engine(tmp_path: pathlib.Path) -> None:
+    """One span has both, where the forward passes of that engine are listened to; also after it restarted."""
+    told: list[Datagram] = []
+    passes = ForwardPasses("e", "tcp://127.0.0.1:9", told.append)
+    files = RequestFiles("e", tmp_path, told.append, epoch_ns=passes.epoch_ns)
+    world, pending, spans = World(tmp_path), Pending(), []
+    world.append(b"")
+    list(files.collect(NOW))
+    world.append(line("early"))
+    list(files.collect(NOW))
+    for first, response_id in ((40, "before"), (1, "after")):
+        for number in (first, first + 1):
+            message = {"version": 1, "counter_id": number, "wall_time": 0.01, "scheduled_requests": {}, "queued_requests": {}}
+            passes._take(NOW + 10**9 * len(told), msgspec.msgpack.encode(message))
+        world.append(line(response_id))
+        list(files.collect(NOW))
+        for each in told:
+            pending.take(each, NOW)
+        told.clear()
+        for flush in pending.flushes(NOW):
+            assert request_of(flush.engine, flush.steps, flush.finished).SerializeToString()
+            spans.append(([step.number for step in flush.steps], [request.response_id for request in flush.finished]))
+    passes.close()
+    assert spans == [([40, 41], ["early", "before"]), ([1, 2], ["after"])]
+
+
+NAMES = list(json.loads(line()))
+
+
+def with_fields(changed: dict[str, Any]) -> bytes:
+    """A line with these fields."""
+    return json.dumps({**json.loads(line()), **changed}).encode() + b"\n"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.lists(
+        st.one_of(
+            st.binary(max_size=30),
+            st.text(max_size=20).map(lambda text: line(text + "!")),
+            st.dictionaries(st.sampled_from(NAMES), st.one_of(st.none(), st.integers(), st.floats(), st.text())).map(with_fields),
+        ),
+        max_size=6,
+    ),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+)
+def test_nothing_that_is_written_does_harm(tmp_path_factory: pytest.TempPathFactory, data: list[bytes], cuts: list[int]) -> None:
+    """However the lines come, in whatever pieces: each is told or counted once, and all that is told can be sent."""
+    world = World(tmp_path_factory.mktemp("files"))
+    world.append(b"")
+    world.round()
+    whole, at = b"".join(data) + b"\n", 0
+    for cut in (*sorted(cuts), len(whole)):
+        world.append(whole[at:cut])
+        at = max(cut, at)
+        with contextlib.suppress(Unusable):
+            world.round()
+    found = world.round()
+    assert sum(found.values()) == whole.count(b"\n") and len(world.ids) == found.get("taken", 0)
+    if world.requests:
+        assert request_of(Engine("e", NOW), [Step(1, NOW)], world.requests).SerializeToString()
