@@ -37,7 +37,7 @@ from bench.recordings import RecordedStream, load  # noqa: E402
 from helpers.serving import Served, serve_process  # noqa: E402
 from helpers.spans import native_span, request  # noqa: E402
 from legato._timeline import pack  # noqa: E402
-from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of  # noqa: E402
+from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of  # noqa: E402
 
 ROLE, TEXT, USAGE, DONE = 0, 1, 4, 7
 FLUSH_STEPS = 200

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from legato_gpu_agent.inlet import Inlet
+from legato_gpu_agent.agent.pipe_reader import Inlet
 from legato_gpu_agent.plugin.model import SchedulerEvent
 from legato_gpu_agent.plugin.protocol import decode
 

@@ -17,10 +17,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE, Metric
 
+from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
 from legato_gpu_agent.collectors.exposition import Page
 from legato_gpu_agent.collectors.measurement import Reading
 from legato_gpu_agent.engines.registry import ENGINES
-from legato_gpu_agent.samples import Sample, metrics_of
 
 __all__ = ["HOST", "engine_samples", "lines", "socket_samples"]
 

@@ -21,7 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from demo.recording import EngineStep, Finished, Recording, Watched, load, watched
 from legato._timeline import pack
-from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
 
 __all__ = ["Placement", "bodies", "placements", "send"]
 

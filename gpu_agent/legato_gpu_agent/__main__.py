@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from legato_gpu_agent import __version__
-from legato_gpu_agent.memory import restrain
+from legato_gpu_agent.agent.malloc import restrain
 
 if TYPE_CHECKING:
-    from legato_gpu_agent.settings import Settings
+    from legato_gpu_agent.agent.settings import Settings
 
 __all__ = ["main"]
 
@@ -83,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     restrain(os.environ)
     # What has to do with numbers and protobuf loads after --help has been answered.
-    from legato_gpu_agent.agent import Agent
-    from legato_gpu_agent.metrics import Metrics
-    from legato_gpu_agent.settings import Settings, SettingsError
+    from legato_gpu_agent.agent.loop import Agent
+    from legato_gpu_agent.agent.self_metrics import Metrics
+    from legato_gpu_agent.agent.settings import Settings, SettingsError
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     options = {
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _look(settings: Settings) -> NoReturn:
     """Print what can be seen here. Exit status 1 when there is neither an engine nor a GPU."""
-    from legato_gpu_agent.report import look
+    from legato_gpu_agent.agent.inventory import look
 
     logging.getLogger("legato").setLevel(logging.ERROR)
     text, any_found = look(settings)

@@ -20,7 +20,7 @@ from helpers.minutes import rows_in
 from helpers.points import gauge, metrics_request, total
 from helpers.reading import open_store
 from helpers.spans import SECOND_NS
-from legato_gpu_agent.steps import Engine, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.jobs.self_monitoring import SelfSampler
 from legato_ingest.metrics import Metrics

@@ -20,9 +20,9 @@ from helpers.serving import Served, legato, serve_process
 from helpers.waiting import until
 from helpers.world import MS, World
 from helpers.world_spans import ENGINE, steps, stream, trace_id
+from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
 from legato_gpu_agent.collectors.nvml import Gpu, Nvml
 from legato_gpu_agent.collectors.nvml_fields import identity_of
-from legato_gpu_agent.samples import Sample, metrics_of
 from legato_ingest.cli.grafana.macros import Range, expand
 
 HEADERS = {"content-type": "application/x-protobuf"}

@@ -22,7 +22,7 @@ from helpers.panels import DIMENSIONS, Past, Row
 from helpers.points import gauge, histogram, metrics_request, total
 from helpers.spans import SECOND_NS, native_span, request
 from legato._timeline import pack
-from legato_gpu_agent.steps import Engine, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.jobs.self_monitoring import request_of as self_request
 from legato_ingest.metrics import Metrics

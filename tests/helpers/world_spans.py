@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from helpers.spans import native_span, request
 from helpers.world import World
 from legato._timeline import pack
-from legato_gpu_agent.steps import Engine, FinishedRequest, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.storage.chdb import Store
 

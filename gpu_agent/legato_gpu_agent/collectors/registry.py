@@ -10,6 +10,8 @@ import pathlib
 import threading
 from collections.abc import Sequence
 
+from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.settings import Settings, SettingsError
 from legato_gpu_agent.collectors import Collector
 from legato_gpu_agent.collectors.discovery import EngineFinder
 from legato_gpu_agent.collectors.engine_registry import Neighbours
@@ -18,9 +20,7 @@ from legato_gpu_agent.collectors.nvml import GpuErrors, GpuFinder, Nvml
 from legato_gpu_agent.collectors.processes import Processes
 from legato_gpu_agent.collectors.procfs import Proc
 from legato_gpu_agent.collectors.runner import Basket, Watch
-from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.plugin.identity import engine_id_of
-from legato_gpu_agent.settings import Settings, SettingsError
 
 __all__ = ["Roster"]
 

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from legato_gpu_agent.agent.otlp_metrics import Sample
+from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.collectors import Absent, Collector
 from legato_gpu_agent.collectors.measurement import Reading
-from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.plugin.protocol import Datagram
-from legato_gpu_agent.samples import Sample
 
 __all__ = ["Basket", "Status", "Watch"]
 

@@ -14,6 +14,7 @@ import pytest
 from helpers.answering import answering_get
 from helpers.ports import free_port
 from helpers.scripted import Server, answer, asked, bound
+from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.collectors import Absent, Collector, discovery, engine_metrics
 from legato_gpu_agent.collectors.discovery import EngineFinder
 from legato_gpu_agent.collectors.engine_metrics import EnginePage
@@ -24,7 +25,6 @@ from legato_gpu_agent.collectors.measurement import Found, Reading
 from legato_gpu_agent.collectors.procfs import Proc
 from legato_gpu_agent.collectors.runner import Basket, Watch
 from legato_gpu_agent.engines.registry import ENGINES
-from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.plugin.identity import engine_id_of
 
 NOW = 1_700_000_000_000_000_000

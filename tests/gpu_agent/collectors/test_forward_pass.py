@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from helpers.publisher import Publisher, reachable
 from helpers.waiting import until
+from legato_gpu_agent.agent.otlp_spans import request_of
+from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.step_buffer import Pending
 from legato_gpu_agent.collectors import Absent, zmq_subscriber
 from legato_gpu_agent.collectors.forward_pass import ForwardPasses
 from legato_gpu_agent.collectors.measurement import Reading
 from legato_gpu_agent.collectors.runner import Basket, Watch
-from legato_gpu_agent.metrics import Metrics
-from legato_gpu_agent.pending import Pending
 from legato_gpu_agent.plugin.model import Step
 from legato_gpu_agent.plugin.protocol import Datagram
-from legato_gpu_agent.steps import request_of
 
 NOW = 1_700_000_000_000_000_000
 

@@ -14,12 +14,12 @@ import pytest
 
 from helpers.nvml import FakeGpus, build, h200, mig
 from helpers.waiting import until
+from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.collectors import Absent, Collector, nvml
 from legato_gpu_agent.collectors import runner as watch_module
 from legato_gpu_agent.collectors.measurement import Reading
 from legato_gpu_agent.collectors.nvml import Gpu, GpuErrors, GpuFinder, Nvml
 from legato_gpu_agent.collectors.runner import Basket, Watch
-from legato_gpu_agent.metrics import Metrics
 
 _S = 1_000_000_000
 _NOW = 1_700_000_000 * _S

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import pytest
 
 from helpers.waiting import until
+from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.settings import Settings, SettingsError
 from legato_gpu_agent.collectors import Absent, discovery
 from legato_gpu_agent.collectors import runner as module
 from legato_gpu_agent.collectors.measurement import Found, Reading
 from legato_gpu_agent.collectors.registry import Roster
 from legato_gpu_agent.collectors.runner import Basket
-from legato_gpu_agent.metrics import Metrics
-from legato_gpu_agent.settings import Settings, SettingsError
 
 
 def test_where_iterations_are_read_finished_requests_are_too() -> None:

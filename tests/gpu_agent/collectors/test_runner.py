@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from helpers.waiting import until
+from legato_gpu_agent.agent.otlp_metrics import Sample
+from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors import runner as module
 from legato_gpu_agent.collectors.measurement import Found, Reading
 from legato_gpu_agent.collectors.runner import Basket, Status, Watch
-from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.plugin.model import Engine
 from legato_gpu_agent.plugin.protocol import Datagram
-from legato_gpu_agent.samples import Sample
 
 NOW = 1_700_000_000_000_000_000
 FOUND = Reading("m", "1", 1.0)

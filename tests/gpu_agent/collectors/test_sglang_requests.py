@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.publisher import reachable
+from legato_gpu_agent.agent.otlp_spans import request_of
+from legato_gpu_agent.agent.step_buffer import Pending
 from legato_gpu_agent.collectors import Absent, sglang_requests
 from legato_gpu_agent.collectors.decode_errors import Unusable
 from legato_gpu_agent.collectors.forward_pass import ForwardPasses
 from legato_gpu_agent.collectors.measurement import Reading
 from legato_gpu_agent.collectors.sglang_requests import LINE_BYTES_MAX, RequestFiles
-from legato_gpu_agent.pending import Pending
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram
-from legato_gpu_agent.steps import request_of
 
 NOW = 1_700_000_000_000_000_000
 PROMPT, ANSWER, STOP = "the prompt of a customer", "the answer to it", "a text that ends it"

@@ -20,15 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.answering import answering_get
+from legato_gpu_agent.agent.otlp_spans import request_of
+from legato_gpu_agent.agent.step_buffer import Pending
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.measurement import Distribution, Found, Reading
 from legato_gpu_agent.collectors.trtllm_iterations import Iterations
 from legato_gpu_agent.collectors.trtllm_requests import ROWS_MAX, BadPerfMetrics, PerfMetrics
 from legato_gpu_agent.engines.signals import SIGNALS
-from legato_gpu_agent.pending import Pending
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram
-from legato_gpu_agent.steps import request_of
 
 NOW, SECOND = 1_700_000_000_000_000_000, 10**9
 PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"

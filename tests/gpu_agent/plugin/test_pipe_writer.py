@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from legato_gpu_agent.inlet import Inlet
+from legato_gpu_agent.agent.pipe_reader import Inlet
 from legato_gpu_agent.plugin.model import Engine
 from legato_gpu_agent.plugin.pipe_writer import BACKLOG_MAX, Outlet
 from legato_gpu_agent.plugin.protocol import SCHEDULER, join

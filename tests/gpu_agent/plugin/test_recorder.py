@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from legato_gpu_agent.inlet import Inlet
+from legato_gpu_agent.agent.pipe_reader import Inlet
 from legato_gpu_agent.plugin.identity import engine_id, pipe_path
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram, decode

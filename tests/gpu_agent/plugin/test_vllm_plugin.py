@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from legato_gpu_agent.inlet import Inlet
+from legato_gpu_agent.agent.pipe_reader import Inlet
 from legato_gpu_agent.plugin.protocol import decode
 
 

@@ -12,8 +12,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from helpers.points import gauge, metrics_request, total
 from helpers.world import MS, World
 from helpers.world_spans import put, steps, stream
+from legato_gpu_agent.agent.otlp_spans import Engine, request_of
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
-from legato_gpu_agent.steps import Engine, request_of
 from legato_ingest.attribution.model.gaps import Vantage
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli.queries import BUT_FOR

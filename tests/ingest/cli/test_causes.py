@@ -17,8 +17,8 @@ from helpers.serving import legato, serve_process
 from helpers.world import World
 from helpers.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, steps
 from helpers.world_spans import stream as span_of
+from legato_gpu_agent.agent.otlp_spans import Engine, request_of
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
-from legato_gpu_agent.steps import Engine, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli.main import app
 from legato_ingest.metrics import Metrics

@@ -28,7 +28,7 @@ from helpers.tables import requests_of_one_span
 from helpers.world import MS, World
 from helpers.world_spans import steps, stream
 from legato._timeline import pack
-from legato_gpu_agent.steps import Engine, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of

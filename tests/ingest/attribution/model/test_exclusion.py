@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from helpers.points import metrics_request, total
 from helpers.repository import ROOT
 from helpers.world import MS, World
+from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
 from legato_gpu_agent.collectors.exposition import Page
 from legato_gpu_agent.collectors.measurement import Reading
 from legato_gpu_agent.engines.registry import ENGINES
-from legato_gpu_agent.samples import Sample, metrics_of
 from legato_ingest.attribution.load.scraped_metrics import Counter, Scraped, scraped_of
 from legato_ingest.attribution.load.streams import Stream
 from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge

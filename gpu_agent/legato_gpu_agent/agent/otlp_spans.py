@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_gpu_agent import __version__
-from legato_gpu_agent.columns import ROWS_MAX, pack
+from legato_gpu_agent.agent.pack import ROWS_MAX, pack
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, SchedulerEvent, Step
 
 __all__ = ["Engine", "FinishedRequest", "SchedulerEvent", "Step", "request_of"]

@@ -20,17 +20,17 @@ from typing import Any
 import pytest
 
 import legato_gpu_agent
-import legato_gpu_agent.agent as module
+import legato_gpu_agent.agent.loop as module
 from helpers.ports import free_port, is_open
 from helpers.repository import ROOT
 from helpers.serving import Served, serve_process
-from legato_gpu_agent.agent import Agent
+from legato_gpu_agent.agent.loop import Agent
+from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.settings import Settings, SettingsError
 from legato_gpu_agent.collectors.registry import Roster
-from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, SchedulerEvent
 from legato_gpu_agent.plugin.protocol import FINISHED, SCHEDULER, finished_entry, join, scheduler_entry, step_packer
 from legato_gpu_agent.plugin.recorder import StepRecorder
-from legato_gpu_agent.settings import Settings, SettingsError
 from legato_ingest.cli.client import Reader
 
 PATIENCE_S = 30

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato._timeline import pack as pack_of_the_sdk
-from legato_gpu_agent.columns import pack
+from legato_gpu_agent.agent.pack import pack
 from legato_ingest.timeline.codec import columns_of, read_head
 
 VALUES = st.lists(st.one_of(st.integers(0, 20), st.integers(0, 2**32 - 1)), max_size=300)

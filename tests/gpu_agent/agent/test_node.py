@@ -25,7 +25,7 @@ from helpers.serving import Served, serve_process
 from helpers.waiting import until
 from legato_ingest.cli.client import Reader
 
-PAGES = pathlib.Path(__file__).parent / "data" / "pages"
+PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"
 HOST = "node-7"
 
 

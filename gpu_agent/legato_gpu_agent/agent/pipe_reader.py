@@ -12,9 +12,9 @@ import fcntl
 import os
 import pathlib
 
+from legato_gpu_agent.agent.settings import SettingsError
 from legato_gpu_agent.plugin.pipe import HOLDS_BYTES, opened
 from legato_gpu_agent.plugin.protocol import cut
-from legato_gpu_agent.settings import SettingsError
 
 __all__ = ["Inlet"]
 

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.settings import Settings
 from legato_gpu_agent.collectors.engine_metrics import EnginePage
 from legato_gpu_agent.collectors.measurement import Distribution, Found
 from legato_gpu_agent.collectors.nvml import Gpu
@@ -19,9 +21,7 @@ from legato_gpu_agent.collectors.runner import Basket, Watch
 from legato_gpu_agent.engines import Engine
 from legato_gpu_agent.engines.registry import ENGINES
 from legato_gpu_agent.engines.signals import SIGNALS
-from legato_gpu_agent.metrics import Metrics
 from legato_gpu_agent.plugin.identity import server_of
-from legato_gpu_agent.settings import Settings
 
 __all__ = ["look"]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from legato_gpu_agent.settings import Settings, SettingsError
+from legato_gpu_agent.agent.settings import Settings, SettingsError
 
 
 @pytest.mark.parametrize(

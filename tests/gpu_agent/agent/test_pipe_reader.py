@@ -12,10 +12,10 @@ import stat
 
 import pytest
 
-from legato_gpu_agent.inlet import Inlet
+from legato_gpu_agent.agent.pipe_reader import Inlet
+from legato_gpu_agent.agent.settings import SettingsError
 from legato_gpu_agent.plugin.model import Engine
 from legato_gpu_agent.plugin.protocol import SCHEDULER, join
-from legato_gpu_agent.settings import SettingsError
 
 MANY = 6_000
 GOOD = next(join(SCHEDULER, Engine("e", 1), [bytes(90)]))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from legato_gpu_agent.pending import ENGINES_MAX, EXTRAS_MAX, FLUSH_STEPS_MAX, Flush, Pending
+from legato_gpu_agent.agent.otlp_spans import request_of
+from legato_gpu_agent.agent.step_buffer import ENGINES_MAX, EXTRAS_MAX, FLUSH_STEPS_MAX, Flush, Pending
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, SchedulerEvent, Step
 from legato_gpu_agent.plugin.protocol import BadDatagram, Datagram
-from legato_gpu_agent.steps import request_of
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 
 NOW = 1_700_000_000_000_000_000

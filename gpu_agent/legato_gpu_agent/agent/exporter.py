@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from legato_gpu_agent import __version__
-from legato_gpu_agent.metrics import Metrics
+from legato_gpu_agent.agent.self_metrics import Metrics
 
 __all__ = ["METRICS", "TRACES", "Body", "Post", "wait_of"]
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from legato_gpu_agent.memory import restrain
+from legato_gpu_agent.agent.malloc import restrain
 
 # Eight threads that live at once ask for memory; then 16 MiB are given back and asked for again.
 PROGRAM = """
 import ctypes, os, sys, threading
-from legato_gpu_agent.memory import restrain
+from legato_gpu_agent.agent.malloc import restrain
 
 if sys.argv[1] == "restrained":
     restrain(os.environ)

@@ -11,16 +11,16 @@ import itertools
 import logging
 import time
 
+from legato_gpu_agent.agent.exporter import METRICS, Body, Post
+from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
+from legato_gpu_agent.agent.otlp_spans import request_of
+from legato_gpu_agent.agent.pipe_reader import Inlet
+from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.settings import Settings
+from legato_gpu_agent.agent.step_buffer import Flush, Pending
 from legato_gpu_agent.collectors.registry import Roster
 from legato_gpu_agent.collectors.runner import Basket
-from legato_gpu_agent.inlet import Inlet
-from legato_gpu_agent.metrics import Metrics
-from legato_gpu_agent.pending import Flush, Pending
 from legato_gpu_agent.plugin.protocol import BadDatagram, Datagram, understood
-from legato_gpu_agent.post import METRICS, Body, Post
-from legato_gpu_agent.samples import Sample, metrics_of
-from legato_gpu_agent.settings import Settings
-from legato_gpu_agent.steps import request_of
 
 __all__ = ["Agent"]
 

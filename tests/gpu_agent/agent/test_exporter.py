@@ -12,8 +12,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from helpers.answering import answering
 from helpers.ports import free_port
-from legato_gpu_agent.metrics import Metrics
-from legato_gpu_agent.post import METRICS, Body, Post, wait_of
+from legato_gpu_agent.agent.exporter import METRICS, Body, Post, wait_of
+from legato_gpu_agent.agent.self_metrics import Metrics
 
 Answer = tuple[int, dict[str, str], bytes]
 OK: Answer = (200, {}, b"")
