@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from bench.agent_pages import core_share, processor_s  # noqa: E402
 from bench.attribution import rows  # noqa: E402
 from bench.machine import describe, quantile  # noqa: E402
-from helpers.serving import Served, serve_process  # noqa: E402
+from helpers.servers.serving import Served, serve_process  # noqa: E402
 from legato_gpu_agent.plugin.recorder import StepRecorder  # noqa: E402
 
 BURST, BURST_PAUSE_S = 6, 0.025

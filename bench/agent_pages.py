@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from helpers.nvml import FakeGpus, build, h200
-from helpers.repository import ROOT
-from helpers.serving import Served
+from helpers.platform.nvml import FakeGpus, build, h200
+from helpers.repo.repository import ROOT
+from helpers.servers.serving import Served
 
 __all__ = ["core_share"]
 

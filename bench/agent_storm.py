@@ -43,9 +43,9 @@ from bench.agent_pages import processor_s  # noqa: E402
 from bench.agent_storm_faults import GPUS, PAGES, PageServer, Speaker, Storm, kv_events, one_pass  # noqa: E402
 from bench.crash_serve import Serve  # noqa: E402
 from bench.machine import describe  # noqa: E402
-from helpers.faults import faulty  # noqa: E402
-from helpers.nvml import FakeGpus, build, h200  # noqa: E402
-from helpers.ports import free_port  # noqa: E402
+from helpers.platform.faults import faulty  # noqa: E402
+from helpers.platform.nvml import FakeGpus, build, h200  # noqa: E402
+from helpers.servers.ports import free_port  # noqa: E402
 from legato_gpu_agent.plugin.recorder import StepRecorder  # noqa: E402
 
 STEPS_HZ, SAMPLE_MS = 10, 200

@@ -24,11 +24,11 @@ from typing import Any
 import msgspec
 
 from bench.crash_serve import Serve
-from helpers.faults import FaultyProxy
-from helpers.nvml import FakeGpus, Value, h200
-from helpers.publisher import Publisher
-from helpers.repository import ROOT
-from helpers.scripted import asked
+from helpers.builders.scripted import asked
+from helpers.platform.faults import FaultyProxy
+from helpers.platform.nvml import FakeGpus, Value, h200
+from helpers.repo.repository import ROOT
+from helpers.servers.publisher import Publisher
 from legato_gpu_agent.plugin.model import Engine
 from legato_gpu_agent.plugin.protocol import step_packer
 

@@ -30,7 +30,7 @@ from bench.crash_direct import storm  # noqa: E402
 from bench.crash_pipeline import RETRYABLE, TRIALS, Trial, aim, pipeline  # noqa: E402
 from bench.crash_serve import Found, Serve, judge  # noqa: E402
 from bench.machine import describe  # noqa: E402
-from helpers import collector  # noqa: E402
+from helpers.servers import collector  # noqa: E402
 
 _HEAD = f"{'trial':<34} {'kills':>6} {'s':>6} {'spans':>8} {'requests':>9} {'retries':>8}"
 

@@ -16,7 +16,7 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from bench.crash_serve import Rev, Serve
-from helpers.spans import native_span, request, scope_of
+from helpers.builders.spans import native_span, request, scope_of
 
 __all__ = ["Sent", "storm"]
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bench.crash_serve import Rev, Serve
-from helpers.collector import Collector
-from helpers.faults import Fault, FaultyProxy, faulty
-from helpers.repository import ROOT
+from helpers.platform.faults import Fault, FaultyProxy, faulty
+from helpers.repo.repository import ROOT
+from helpers.servers.collector import Collector
 
 __all__ = ["RETRYABLE", "TRIALS", "Pipeline", "Trial", "aim", "pipeline"]
 

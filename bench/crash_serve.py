@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import httpx
 
-from helpers.ports import free_port
+from helpers.servers.ports import free_port
 
 __all__ = ["CHUNKS", "Found", "Rev", "Serve", "judge"]
 

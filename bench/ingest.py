@@ -29,9 +29,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.machine import describe, median, quantile  # noqa: E402
-from helpers.points import gauge, histogram, metrics_request, total  # noqa: E402
-from helpers.serving import Served, serve_process  # noqa: E402
-from helpers.spans import native_span, request  # noqa: E402
+from helpers.builders.points import gauge, histogram, metrics_request, total  # noqa: E402
+from helpers.builders.spans import native_span, request  # noqa: E402
+from helpers.servers.serving import Served, serve_process  # noqa: E402
 from legato._timeline import pack  # noqa: E402
 
 STREAMS_A_BODY = 500

@@ -49,8 +49,8 @@ from bench.live_engine import (  # noqa: E402
 )
 from bench.live_load import CHAT, PRESSURE, STEADY, Load, run  # noqa: E402
 from bench.machine import describe  # noqa: E402
-from helpers.ports import free_port  # noqa: E402
-from helpers.serving import Served, serve_process  # noqa: E402
+from helpers.servers.ports import free_port  # noqa: E402
+from helpers.servers.serving import Served, serve_process  # noqa: E402
 from legato_gpu_agent.plugin.model import SchedulerEvent  # noqa: E402
 
 CONTENT = (1, 2, 3)

@@ -8,7 +8,7 @@ import time
 
 from bench.recordings import ROLE, RecordedStream, load
 from bench.storage import PEER, SPAN_EVENTS
-from helpers.spans import native_span, request
+from helpers.builders.spans import native_span, request
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of

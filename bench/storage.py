@@ -29,7 +29,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from bench.machine import describe  # noqa: E402
 from bench.recordings import RecordedStream, streams_of  # noqa: E402
-from helpers.spans import native_span, request  # noqa: E402
+from helpers.builders.spans import native_span, request  # noqa: E402
 from legato._timeline import pack  # noqa: E402
 from legato_ingest.otlp.stream_rows import Limits, rows_of  # noqa: E402
 

@@ -18,8 +18,8 @@ from rich.console import Console
 import legato
 from demo.plan import Plan
 from demo.run import Doors, recorded, start_server
-from helpers import documents
-from helpers.repository import ROOT, code_lines, files, functions, imports, modules, public, text_files, tree
+from helpers.repo import documents
+from helpers.repo.repository import ROOT, code_lines, files, functions, imports, modules, public, text_files, tree
 from legato_ingest.cli.client import Reader
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import Settings

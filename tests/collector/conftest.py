@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers import collector
+from helpers.servers import collector
 
 
 @pytest.fixture(scope="session", autouse=True)

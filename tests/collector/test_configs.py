@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from helpers.collector import CONFIGS, validate
+from helpers.servers.collector import CONFIGS, validate
 
 DURABLE = ("gateway.yaml", "agent.yaml", "loadbalancing.yaml")
 DOORS = (*DURABLE, "gateway-sync.yaml")

@@ -12,11 +12,11 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from helpers.collector import Collector, run
-from helpers.disks import can_mount, small_disk
-from helpers.receiver import Receiver, receiver
-from helpers.spans import native_span, request
-from helpers.waiting import eventually
+from helpers.builders.spans import native_span, request
+from helpers.platform.disks import can_mount, small_disk
+from helpers.servers.collector import Collector, run
+from helpers.servers.receiver import Receiver, receiver
+from helpers.servers.waiting import eventually
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 ONE, OTHER = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.panel_past import fill
-from helpers.panels import Asked, Past
-from helpers.reading import reading
+from helpers.dashboards.panel_past import fill
+from helpers.dashboards.panels import Asked, Past
+from helpers.servers.reading import reading
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
 

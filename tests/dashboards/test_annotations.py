@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.panels import BOARDS, DIMENSIONS, ENGINE, Asked, Past, Row, View, by, same, shown, statements, views
+from helpers.dashboards.panels import BOARDS, DIMENSIONS, ENGINE, Asked, Past, Row, View, by, same, shown, statements, views
 
 MARKED = [name for name in BOARDS if name not in ("nodes", "stream", "itself")]
 

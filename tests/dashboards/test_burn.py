@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dashboards.alerts.burn import CAUSES, ITL, READERS, TTFT
-from helpers.burning import (
+from helpers.dashboards.burning import (
     ALLOWED,
     RULES,
     Maps,
@@ -31,7 +31,7 @@ from helpers.burning import (
     table,
     upper,
 )  # fmt: skip
-from helpers.reading import open_store
+from helpers.servers.reading import open_store
 from legato_ingest.attribution.model.charge import CAUSES as STALL_CAUSES
 from legato_ingest.storage.chdb import Store
 

@@ -11,8 +11,8 @@ import pytest
 
 from dashboards import boards
 from dashboards.__main__ import files
-from helpers.panel_past import NASTY
-from helpers.panels import BOARDS, DIMENSIONS, ENGINE, Asked, View, dashboard, none, panels, panels_in, statements
+from helpers.dashboards.panel_past import NASTY
+from helpers.dashboards.panels import BOARDS, DIMENSIONS, ENGINE, Asked, View, dashboard, none, panels, panels_in, statements
 from legato_ingest.cli.grafana.macros import Range
 
 STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}"

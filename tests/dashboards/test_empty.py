@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.panels import BOARDS, Asked, Past, none, statements
-from helpers.reading import reading
+from helpers.dashboards.panels import BOARDS, Asked, Past, none, statements
+from helpers.servers.reading import reading
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, shown, views
+from helpers.dashboards.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, shown, views
 
 BOARD = "attribution"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers.panels import DIMENSIONS, Asked, Past, Row, View, by, check, grouped, panels, ratio, shown
+from helpers.dashboards.panels import DIMENSIONS, Asked, Past, Row, View, by, check, grouped, panels, ratio, shown
 
 BOARD = "chunking"
 BOUGHT = 20.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, shown
+from helpers.dashboards.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, shown
 
 BOARD = "cost"
 SETTINGS = {"price_received": "0.10", "price_kept": "0.025", "months_kept": " 3 ", "event_bytes": "85", "span_bytes": "106"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers.panels import Asked, Past, Row, View, check, gap_quantile, grouped, panels, quantile, shown, weighted_quantile
+from helpers.dashboards.panels import Asked, Past, Row, View, check, gap_quantile, grouped, panels, quantile, shown, weighted_quantile
 
 BOARD = "itl"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, views
+from helpers.dashboards.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, views
 
 BOARD = "itself"
 HOUR_MS = 3_600_000

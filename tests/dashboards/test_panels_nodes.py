@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers.panels import ENGINE, Asked, Past, Row, View, by, check, grouped, panels, quantile, ratio, shown
+from helpers.dashboards.panels import ENGINE, Asked, Past, Row, View, by, check, grouped, panels, quantile, ratio, shown
 
 BOARD = "nodes"
 TENANT = {"tenant": "tenant"}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.panels import Asked, Past, Row, View, panels, same
+from helpers.dashboards.panels import Asked, Past, Row, View, panels, same
 
 BOARD = "stream"
 PLACES = ("screen", "client", "gateway", "server", "engine")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers.panels import Asked, Past, Row, View, check, grouped, panels, quantile, ratio, same, shown, views
+from helpers.dashboards.panels import Asked, Past, Row, View, check, grouped, panels, quantile, ratio, same, shown, views
 
 BOARD = "streams"
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.reading import open_store
-from helpers.serving import serve_process, served
-from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
+from helpers.builders.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
+from helpers.servers.reading import open_store
+from helpers.servers.serving import serve_process, served
 from legato._timeline import pack
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics

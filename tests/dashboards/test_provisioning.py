@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from helpers.reading import open_store, reading, stream, streams_in
+from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.grafana import dashboard_files
 from legato_ingest.cli.grafana.client import PLUGIN, UID, Source

@@ -16,10 +16,10 @@ from dashboards.alerts.burn import CAUSES
 from dashboards.alerts.others import CHUNKING, COLLECTOR, INGEST, PREEMPTION
 from dashboards.alerts.rules import RULES
 from demo.past import Placement, bodies, placements
-from helpers.minutes import rows_in
-from helpers.points import gauge, metrics_request, total
-from helpers.reading import open_store
-from helpers.spans import SECOND_NS
+from helpers.builders.points import gauge, metrics_request, total
+from helpers.builders.spans import SECOND_NS
+from helpers.dashboards.minutes import rows_in
+from helpers.servers.reading import open_store
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.jobs.self_monitoring import SelfSampler

@@ -14,7 +14,7 @@ import pytest
 
 from demo.plan import Plan
 from demo.recording import Stream
-from helpers.ports import free_port
+from helpers.servers.ports import free_port
 
 PLAN = Plan(("kv",), 1.0, 4.0, "ab12")
 

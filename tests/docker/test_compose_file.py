@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from helpers.repository import ROOT
+from helpers.repo.repository import ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from helpers import collector
-from helpers.ports import free_port
-from helpers.reading import stream
-from helpers.repository import ROOT
-from helpers.serving import legato
-from helpers.spans import native_span, request
-from helpers.waiting import until
+from helpers.builders.spans import native_span, request
+from helpers.repo.repository import ROOT
+from helpers.servers import collector
+from helpers.servers.ports import free_port
+from helpers.servers.reading import stream
+from helpers.servers.serving import legato
+from helpers.servers.waiting import until
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 PROJECT = "legato-test"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from helpers.repository import ROOT
+from helpers.repo.repository import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]

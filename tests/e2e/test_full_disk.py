@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.disks import can_mount, small_disk
-from helpers.serving import Served, serve_process
-from helpers.spans import native_span, request
+from helpers.builders.spans import native_span, request
+from helpers.platform.disks import can_mount, small_disk
+from helpers.servers.serving import Served, serve_process
 
 HEADERS = {"content-type": "application/x-protobuf"}
 

@@ -14,12 +14,12 @@ import httpx
 import numpy as np
 import pytest
 
-from helpers.nvml import FakeGpus, build, h200
-from helpers.panels import panels
-from helpers.serving import Served, legato, serve_process
-from helpers.waiting import until
-from helpers.world import MS, World
-from helpers.world_spans import ENGINE, steps, stream, trace_id
+from helpers.builders.world import MS, World
+from helpers.builders.world_spans import ENGINE, steps, stream, trace_id
+from helpers.dashboards.panels import panels
+from helpers.platform.nvml import FakeGpus, build, h200
+from helpers.servers.serving import Served, legato, serve_process
+from helpers.servers.waiting import until
 from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
 from legato_gpu_agent.collectors.nvml import Gpu, Nvml
 from legato_gpu_agent.collectors.nvml_fields import identity_of

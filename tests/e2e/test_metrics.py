@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMet
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 
-from helpers.serving import Served, serve_process
+from helpers.servers.serving import Served, serve_process
 
 RESOURCE = {"service.name": "agent", "host.name": "node-1", "host.id": "i-1", "legato.engine.id": "node-1:8000"}
 

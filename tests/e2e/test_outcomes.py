@@ -18,7 +18,7 @@ import pytest
 from demo.plan import Plan
 from demo.processes import Children
 from demo.run import Doors, start
-from helpers.completions import completions_server
+from helpers.builders.completions import completions_server
 from legato_ingest.cli.client import Reader
 
 APPLICATION = pathlib.Path(__file__).with_name("application.py")

@@ -8,7 +8,7 @@ import pytest
 
 from bench.crash_pipeline import RETRYABLE, TRIALS, pipeline
 from bench.crash_serve import Found, judge
-from helpers import collector
+from helpers.servers import collector
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_on_the_whole_way(tmp_path: pathlib.Path) -> None:

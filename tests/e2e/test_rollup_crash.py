@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.serving import Served, legato, serve_process
-from helpers.spans import SECOND_NS, native_span, request, steady_timeline
+from helpers.builders.spans import SECOND_NS, native_span, request, steady_timeline
+from helpers.servers.serving import Served, legato, serve_process
 from legato_ingest.cli.client import Reader
 
 BODIES, SPANS = 12, 20

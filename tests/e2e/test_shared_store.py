@@ -9,12 +9,12 @@ from contextlib import ExitStack
 
 import httpx
 
-from helpers.clickhouse import clickhouse
-from helpers.ports import free_port
-from helpers.reading import stream
-from helpers.serving import legato, serving
-from helpers.spans import native_span, request
-from helpers.waiting import until
+from helpers.builders.spans import native_span, request
+from helpers.servers.clickhouse import clickhouse
+from helpers.servers.ports import free_port
+from helpers.servers.reading import stream
+from helpers.servers.serving import legato, serving
+from helpers.servers.waiting import until
 
 HEADERS = {"content-type": "application/x-protobuf"}
 BODIES, STREAMS = 60, 20

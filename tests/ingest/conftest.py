@@ -1,6 +1,6 @@
 """One embedded store for all tests of this folder: the engine takes one path a process.
 
-LEGATO_TEST_STORE=server runs those that share it on a ClickHouse server instead (`helpers.clickhouse`): the same SQL, the same tests.
+LEGATO_TEST_STORE=server runs those that share it on a ClickHouse server instead (`helpers.servers.clickhouse`): the same SQL, the same tests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from helpers.clickhouse import clickhouse
+from helpers.servers.clickhouse import clickhouse
 from legato_ingest.settings import load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store

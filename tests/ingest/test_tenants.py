@@ -13,10 +13,10 @@ import clickhouse_connect
 import httpx
 import pytest
 
-from helpers.points import gauge, metrics_request
-from helpers.reading import stream
-from helpers.serving import served
-from helpers.spans import native_span, request
+from helpers.builders.points import gauge, metrics_request
+from helpers.builders.spans import native_span, request
+from helpers.servers.reading import stream
+from helpers.servers.serving import served
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
 from legato_ingest.cli.client import Reader

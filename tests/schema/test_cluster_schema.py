@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.repository import ROOT
+from helpers.repo.repository import ROOT
 from legato_ingest.storage.chdb import Store
 
 FOLDER = ROOT / "schema" / "cluster"

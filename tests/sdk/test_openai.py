@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 import legato
-from helpers.completions import WORDS, completions_server, seen_headers
+from helpers.builders.completions import WORDS, completions_server, seen_headers
 
 Spans = Callable[[], list[ReadableSpan]]
 Columns = Callable[[ReadableSpan], dict[str, Any]]

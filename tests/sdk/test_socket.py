@@ -19,7 +19,7 @@ from fastapi.responses import StreamingResponse
 from opentelemetry.sdk.trace import ReadableSpan
 
 import legato
-from helpers.completions import completions_server, delta, frame
+from helpers.builders.completions import completions_server, delta, frame
 from legato._loop import lateness
 from legato._socket import looker
 from legato_ingest.timeline.codec import columns_of, read_head

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from helpers.answering import answering
-from helpers.ports import free_port
+from helpers.servers.answering import answering
+from helpers.servers.ports import free_port
 from legato_gpu_agent.agent.exporter import METRICS, Body, Post, wait_of
 from legato_gpu_agent.agent.self_metrics import Metrics
 

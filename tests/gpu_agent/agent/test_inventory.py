@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections import Counter
 
-from helpers.answering import answering_get
-from helpers.repository import ROOT
+from helpers.repo.repository import ROOT
+from helpers.servers.answering import answering_get
 
 PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
 FINE = b'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.002",model_name="dummy"} 1.0\n'

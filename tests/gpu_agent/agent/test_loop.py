@@ -21,9 +21,9 @@ import pytest
 
 import legato_gpu_agent
 import legato_gpu_agent.agent.loop as module
-from helpers.ports import free_port, is_open
-from helpers.repository import ROOT
-from helpers.serving import Served, serve_process
+from helpers.repo.repository import ROOT
+from helpers.servers.ports import free_port, is_open
+from helpers.servers.serving import Served, serve_process
 from legato_gpu_agent.agent.loop import Agent
 from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.agent.settings import Settings, SettingsError

@@ -18,11 +18,11 @@ import msgspec
 import pytest
 import zmq
 
-from helpers.nvml import FakeGpus, build, h200
-from helpers.ports import free_port, is_open
-from helpers.scripted import Server, always, answer, silent
-from helpers.serving import Served, serve_process
-from helpers.waiting import until
+from helpers.builders.scripted import Server, always, answer, silent
+from helpers.platform.nvml import FakeGpus, build, h200
+from helpers.servers.ports import free_port, is_open
+from helpers.servers.serving import Served, serve_process
+from helpers.servers.waiting import until
 from legato_ingest.cli.client import Reader
 
 PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from helpers.answering import answering_get
-from helpers.ports import free_port
-from helpers.scripted import Server, answer, asked, bound
+from helpers.builders.scripted import Server, answer, asked, bound
+from helpers.servers.answering import answering_get
+from helpers.servers.ports import free_port
 from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.collectors import Absent, Collector, discovery, engine_metrics
 from legato_gpu_agent.collectors.discovery import EngineFinder

@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from helpers.families import family
-from helpers.ports import free_port
-from helpers.proctree import Process, node, write
+from helpers.platform.families import family
+from helpers.platform.proctree import Process, node, write
+from helpers.servers.ports import free_port
 from legato_gpu_agent.collectors.engine_registry import Neighbours
 from legato_gpu_agent.collectors.procfs import Proc
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers.nvml import FakeGpus, build, h200, mig
+from helpers.platform.nvml import FakeGpus, build, h200, mig
 
 nv: Any = pytest.importorskip("pynvml")
 _XID = 8

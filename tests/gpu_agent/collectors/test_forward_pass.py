@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.publisher import Publisher, reachable
-from helpers.waiting import until
+from helpers.servers.publisher import Publisher, reachable
+from helpers.servers.waiting import until
 from legato_gpu_agent.agent.otlp_spans import request_of
 from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.agent.step_buffer import Pending

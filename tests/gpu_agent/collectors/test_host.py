@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.proctree import CPU, RECORDED, node, put, write
+from helpers.platform.proctree import CPU, RECORDED, node, put, write
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors import procfs as proc_module
 from legato_gpu_agent.collectors.host import Cpu, Memory, Network, Pressure

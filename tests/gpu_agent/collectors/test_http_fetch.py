@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.certificates import issued
-from helpers.ports import free_port
-from helpers.scripted import PAGE, Script, Server, always, answer, asked, chunked, drip, say, silent
+from helpers.builders.scripted import PAGE, Script, Server, always, answer, asked, chunked, drip, say, silent
+from helpers.servers.certificates import issued
+from helpers.servers.ports import free_port
 from legato_gpu_agent.collectors import http_fetch as module
 from legato_gpu_agent.collectors.http_fetch import BYTES_MAX, Fetcher, FetchError
 

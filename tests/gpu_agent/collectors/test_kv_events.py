@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.publisher import Publisher, reachable
-from helpers.waiting import until
+from helpers.servers.publisher import Publisher, reachable
+from helpers.servers.waiting import until
 from legato_gpu_agent.collectors import Absent, zmq_subscriber
 from legato_gpu_agent.collectors.decode_errors import Unusable
 from legato_gpu_agent.collectors.kv_events import KvEvents

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pynvml as nv
 import pytest
 
-from helpers.nvml import FakeGpus, build, h200, mig
-from helpers.waiting import until
+from helpers.platform.nvml import FakeGpus, build, h200, mig
+from helpers.servers.waiting import until
 from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.collectors import Absent, Collector, nvml
 from legato_gpu_agent.collectors import runner as watch_module

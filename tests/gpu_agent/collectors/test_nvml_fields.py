@@ -14,7 +14,7 @@ from typing import Any
 import pynvml as nv
 import pytest
 
-from helpers.nvml import FakeGpus, Value, build, h200
+from helpers.platform.nvml import FakeGpus, Value, build, h200
 from legato_gpu_agent.collectors.measurement import Reading
 from legato_gpu_agent.collectors.nvml import Gpu
 from legato_gpu_agent.collectors.nvml_fields import ASKED, Figure, Unknown, field_values, identity_of

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.families import family
-from helpers.proctree import Process, node, write
-from helpers.waiting import until
+from helpers.platform.families import family
+from helpers.platform.proctree import Process, node, write
+from helpers.servers.waiting import until
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors.engine_registry import Neighbours
 from legato_gpu_agent.collectors.measurement import Reading

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.families import family
-from helpers.proctree import RECORDED, Process, node, put, write
+from helpers.platform.families import family
+from helpers.platform.proctree import RECORDED, Process, node, put, write
 from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors import procfs as module
 from legato_gpu_agent.collectors.procfs import Listener, Proc

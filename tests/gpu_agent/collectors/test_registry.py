@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from helpers.waiting import until
+from helpers.servers.waiting import until
 from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.agent.settings import Settings, SettingsError
 from legato_gpu_agent.collectors import Absent, discovery

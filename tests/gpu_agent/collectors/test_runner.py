@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from helpers.waiting import until
+from helpers.servers.waiting import until
 from legato_gpu_agent.agent.otlp_metrics import Sample
 from legato_gpu_agent.agent.self_metrics import Metrics
 from legato_gpu_agent.collectors import Absent

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.publisher import reachable
+from helpers.servers.publisher import reachable
 from legato_gpu_agent.agent.otlp_spans import request_of
 from legato_gpu_agent.agent.step_buffer import Pending
 from legato_gpu_agent.collectors import Absent, sglang_requests

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.answering import answering_get
+from helpers.servers.answering import answering_get
 from legato_gpu_agent.agent.otlp_spans import request_of
 from legato_gpu_agent.agent.step_buffer import Pending
 from legato_gpu_agent.collectors import trtllm_iterations

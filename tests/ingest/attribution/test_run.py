@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.world import MS, World
+from helpers.builders.world import MS, World
 from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.attribution.model.clock_offset import shift_of
 from legato_ingest.attribution.model.corroborate import lend_words

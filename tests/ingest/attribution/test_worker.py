@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.points import gauge, metrics_request, total
-from helpers.world import MS, World
-from helpers.world_spans import put, steps, stream
+from helpers.builders.points import gauge, metrics_request, total
+from helpers.builders.world import MS, World
+from helpers.builders.world_spans import put, steps, stream
 from legato_gpu_agent.agent.otlp_spans import Engine, request_of
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_ingest.attribution.model.gaps import Vantage

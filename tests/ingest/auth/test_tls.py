@@ -8,9 +8,9 @@ import ssl
 import httpx
 import pytest
 
-from helpers.certificates import issued
-from helpers.ports import free_port
-from helpers.serving import legato, serving
+from helpers.servers.certificates import issued
+from helpers.servers.ports import free_port
+from helpers.servers.serving import legato, serving
 from legato_ingest.auth import tls, tokens
 from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.errors import SettingsError

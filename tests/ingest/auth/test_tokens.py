@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.serving import legato
+from helpers.servers.serving import legato
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE, Tokens, given_by
 from legato_ingest.errors import LegatoError, SettingsError

@@ -11,12 +11,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from helpers.points import metrics_request, total
-from helpers.reading import open_store, reading, stream, streams_in
-from helpers.serving import legato, serve_process
-from helpers.world import World
-from helpers.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, steps
-from helpers.world_spans import stream as span_of
+from helpers.builders.points import metrics_request, total
+from helpers.builders.world import World
+from helpers.builders.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, steps
+from helpers.builders.world_spans import stream as span_of
+from helpers.servers.reading import open_store, reading, stream, streams_in
+from helpers.servers.serving import legato, serve_process
 from legato_gpu_agent.agent.otlp_spans import Engine, request_of
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_ingest.attribution.worker import Worker

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from fastapi import FastAPI
 
-from helpers.ports import free_port
-from helpers.reading import open_store, reading
-from helpers.serving import served
+from helpers.servers.ports import free_port
+from helpers.servers.reading import open_store, reading
+from helpers.servers.serving import served
 from legato_ingest.cli.client import Reader, ReadError
 from legato_ingest.storage.chdb import Store
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.reading import open_store, reading, stream, streams_in
+from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.queries import STREAMS
 from legato_ingest.cli.report import Question, as_json, fetch

@@ -13,9 +13,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from helpers.ports import free_port
-from helpers.reading import open_store, reading, stream, streams_in
-from helpers.spans import SECOND_NS
+from helpers.builders.spans import SECOND_NS
+from helpers.servers.ports import free_port
+from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.read import register
 from legato_ingest.errors import LegatoError
 from legato_ingest.storage.chdb import Store

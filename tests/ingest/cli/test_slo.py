@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from helpers.reading import reading
+from helpers.servers.reading import reading
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.slo import fetch, render
 from legato_ingest.errors import LegatoError

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.serving import Served, legato, serve_process
-from helpers.spans import native_span, request
+from helpers.builders.spans import native_span, request
+from helpers.servers.serving import Served, legato, serve_process
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 NEWEST = len(list(SCHEMA.glob("*.sql")))

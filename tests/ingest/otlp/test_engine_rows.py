@@ -7,7 +7,7 @@ import time
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.spans import any_value, native_span
+from helpers.builders.spans import any_value, native_span
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from helpers.points import ENGINE, gauge, histogram, metrics_request, point_requests, total
+from helpers.builders.points import ENGINE, gauge, histogram, metrics_request, point_requests, total
 from legato_ingest.otlp.metric_points import BOUNDS_MAX
 from legato_ingest.otlp.metric_series import ATTRIBUTES_MAX
 from legato_ingest.otlp.stream_rows import Batch, Limits, sample_rows_of

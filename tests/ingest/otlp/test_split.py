@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.points import gauge, histogram, metrics_request, total
-from helpers.spans import native_span, request, scope_of
+from helpers.builders.points import gauge, histogram, metrics_request, total
+from helpers.builders.spans import native_span, request, scope_of
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
 from legato_ingest.otlp import split
 from legato_ingest.otlp.protobuf import message

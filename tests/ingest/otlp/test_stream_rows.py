@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
+from helpers.builders.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
 from legato._timeline import pack
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of
 

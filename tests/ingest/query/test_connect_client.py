@@ -16,8 +16,8 @@ import pytest
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError, ProgrammingError
 
-from helpers.reading import LIMITS, open_store, reading, stream, streams_in
-from helpers.serving import served
+from helpers.servers.reading import LIMITS, open_store, reading, stream, streams_in
+from helpers.servers.serving import served
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import create_app
 from legato_ingest.settings import load

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers.goclient import Answer, ask, build
-from helpers.reading import LIMITS, reading, stream, streams_in
-from helpers.serving import served
+from helpers.platform.goclient import Answer, ask, build
+from helpers.servers.reading import LIMITS, reading, stream, streams_in
+from helpers.servers.serving import served
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import create_app
 from legato_ingest.settings import load

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from helpers.goclient import ask, build
-from helpers.reading import open_store
-from helpers.serving import Served, legato, serve_process, served
+from helpers.platform.goclient import ask, build
+from helpers.servers.reading import open_store
+from helpers.servers.serving import Served, legato, serve_process, served
 from legato_ingest.cli.client import Reader, ReadError
 from legato_ingest.errors import SettingsError
 from legato_ingest.metrics import Metrics

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.reading import open_store
+from helpers.servers.reading import open_store
 from legato_ingest.query.sql_functions import allows, allows_table, named
 from legato_ingest.storage.chdb import Store
 

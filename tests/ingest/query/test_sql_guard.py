@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.reading import open_store, stream, streams_in
-from helpers.statements import ESCAPES, READS
+from helpers.repo.statements import ESCAPES, READS
+from helpers.servers.reading import open_store, stream, streams_in
 from legato_ingest.errors import StoreError, StoreRefused
 from legato_ingest.query.sql_guard import Guard, Refused, bound
 from legato_ingest.storage.chdb import Store

@@ -22,11 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.minutes import ALIVE, KEYS, differences, expected, rows_in, stored
-from helpers.spans import SECOND_NS, native_span, request, scope_of
-from helpers.tables import requests_of_one_span
-from helpers.world import MS, World
-from helpers.world_spans import steps, stream
+from helpers.builders.spans import SECOND_NS, native_span, request, scope_of
+from helpers.builders.world import MS, World
+from helpers.builders.world_spans import steps, stream
+from helpers.dashboards.minutes import ALIVE, KEYS, differences, expected, rows_in, stored
+from helpers.dashboards.tables import requests_of_one_span
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.clickhouse import Server, clickhouse
-from helpers.reading import stream
-from helpers.serving import Served, legato, serve_process
-from helpers.spans import native_span, request
+from helpers.builders.spans import native_span, request
+from helpers.servers.clickhouse import Server, clickhouse
+from helpers.servers.reading import stream
+from helpers.servers.serving import Served, legato, serve_process
 
 HEADERS = {"content-type": "application/x-protobuf"}
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from helpers.schema import MADE
+from helpers.repo.schema import MADE
 from legato_ingest.errors import SchemaError, StoreRefused, StoreUnavailable
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store

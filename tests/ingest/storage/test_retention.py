@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.reading import stream, streams_in
+from helpers.servers.reading import stream, streams_in
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import Roller

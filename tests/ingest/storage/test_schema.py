@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from helpers.schema import FILES, MADE, altered
+from helpers.repo.schema import FILES, MADE, altered
 from legato_ingest.storage.chdb import Store
 
 ADDED = re.compile(r"\(ADD (?:COLUMN |(INDEX ))IF NOT EXISTS (.+?)\)(?=, \(ADD|$)")

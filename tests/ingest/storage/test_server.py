@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from helpers.clickhouse import Server, clickhouse
-from helpers.ports import free_port
-from helpers.reading import stream, streams_in
+from helpers.servers.clickhouse import Server, clickhouse
+from helpers.servers.ports import free_port
+from helpers.servers.reading import stream, streams_in
 from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import Roller
@@ -77,7 +77,7 @@ def test_a_reader_changes_nothing_and_has_limits(store: Store) -> None:
 
 def test_a_tenants_reader_sees_its_rows_alone(store: Store) -> None:
     """By the same filter as on an embedded store, in tables and views."""
-    from helpers.spans import native_span, request
+    from helpers.builders.spans import native_span, request
     from legato_ingest.otlp.stream_rows import Limits, rows_of
 
     body = request()

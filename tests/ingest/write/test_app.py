@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from helpers.points import gauge, histogram, metrics_request, total
-from helpers.serving import served
-from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
-from helpers.tables import rejected, streams
+from helpers.builders.points import gauge, histogram, metrics_request, total
+from helpers.builders.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
+from helpers.dashboards.tables import rejected, streams
+from helpers.servers.serving import served
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch

@@ -15,9 +15,9 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.points import gauge, histogram, metrics_request, point_requests, total
-from helpers.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
-from helpers.tables import rejected, requests_of_one_span, streams
+from helpers.builders.points import gauge, histogram, metrics_request, point_requests, total
+from helpers.builders.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
+from helpers.dashboards.tables import rejected, requests_of_one_span, streams
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of

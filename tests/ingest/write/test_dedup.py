@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.spans import SECOND_NS, native_span, request
+from helpers.builders.spans import SECOND_NS, native_span, request
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write.dedup import keys_of, known_keys

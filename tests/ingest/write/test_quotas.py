@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.points import gauge, metrics_request
-from helpers.spans import native_span, request
+from helpers.builders.points import gauge, metrics_request
+from helpers.builders.spans import native_span, request
 from legato_ingest.errors import Overloaded
 from legato_ingest.otlp.stream_rows import Limits, rows_of, sample_rows_of
 from legato_ingest.write.quotas import TenantLimits, names_of

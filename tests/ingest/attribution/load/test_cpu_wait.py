@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.points import gauge, metrics_request, total
-from helpers.world import MS, World
-from helpers.world_spans import put, steps, stream
+from helpers.builders.points import gauge, metrics_request, total
+from helpers.builders.world import MS, World
+from helpers.builders.world_spans import put, steps, stream
 from legato_ingest.attribution.load.cpu_wait import CpuWaits, _counter, waits_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli.verdict_text import grounds

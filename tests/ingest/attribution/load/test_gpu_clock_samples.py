@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.points import gauge, metrics_request, total
-from helpers.world import MS, World
+from helpers.builders.points import gauge, metrics_request, total
+from helpers.builders.world import MS, World
 from legato_ingest.attribution.load.gpu_clock_samples import GpuClock, clocks_of, lowered
 from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.attribution.model.evidence import errors_of, evidence_of, excluded_of

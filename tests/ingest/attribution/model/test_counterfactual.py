@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.world import MS, World
+from helpers.builders.world import MS, World
 from legato_ingest.attribution.model.charge import CAUSES, judge
 from legato_ingest.attribution.model.counterfactual import DELAYS, ENGINE, Delay, Left, replay
 from legato_ingest.attribution.model.gaps import Vantage, gaps_of

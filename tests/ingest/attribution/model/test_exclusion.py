@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.points import metrics_request, total
-from helpers.repository import ROOT
-from helpers.world import MS, World
+from helpers.builders.points import metrics_request, total
+from helpers.builders.world import MS, World
+from helpers.repo.repository import ROOT
 from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
 from legato_gpu_agent.collectors.exposition import Page
 from legato_gpu_agent.collectors.measurement import Reading

@@ -13,15 +13,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from helpers import collector as collectors
-from helpers.certificates import issued
-from helpers.points import gauge, metrics_request
-from helpers.ports import free_port
-from helpers.reading import stream
-from helpers.receiver import receiver
-from helpers.serving import legato, served
-from helpers.spans import native_span, request
-from helpers.waiting import until
+from helpers.builders.points import gauge, metrics_request
+from helpers.builders.spans import native_span, request
+from helpers.servers import collector as collectors
+from helpers.servers.certificates import issued
+from helpers.servers.ports import free_port
+from helpers.servers.reading import stream
+from helpers.servers.receiver import receiver
+from helpers.servers.serving import legato, served
+from helpers.servers.waiting import until
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
 from legato_ingest.cli.doctor import data, doors

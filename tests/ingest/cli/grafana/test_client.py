@@ -17,9 +17,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from helpers.grafana import TOKEN, USER, GrafanaDouble, grafana_double
-from helpers.ports import free_port
-from helpers.reading import open_store, reading, stream, streams_in
+from helpers.servers.grafana import TOKEN, USER, GrafanaDouble, grafana_double
+from helpers.servers.ports import free_port
+from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.dashboards import register
 from legato_ingest.cli.grafana import dashboard_files
 from legato_ingest.cli.grafana.client import Grafana, GrafanaError, Source, Unreachable, credential_of

@@ -1,4 +1,4 @@
-"""A ClickHouse server for tests: the one that CLICKHOUSE_URL names, else the twin of `helpers.twin`, as a process."""
+"""A ClickHouse server for tests: the one that CLICKHOUSE_URL names, else the twin of `helpers.servers.twin`, as a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import clickhouse_connect
 import httpx
 
-from helpers.ports import free_port
+from helpers.servers.ports import free_port
 
 __all__ = ["Server", "clickhouse"]
 

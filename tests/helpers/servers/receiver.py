@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import zstandard
 from fastapi import FastAPI, Request, Response
 
-from helpers.serving import served
+from helpers.servers.serving import served
 
 __all__ = ["Came", "Receiver", "receiver"]
 

@@ -17,10 +17,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from demo.past import bodies, placements
-from helpers.minutes import rows_in
-from helpers.panels import DIMENSIONS, Past, Row
-from helpers.points import gauge, histogram, metrics_request, total
-from helpers.spans import SECOND_NS, native_span, request
+from helpers.builders.points import gauge, histogram, metrics_request, total
+from helpers.builders.spans import SECOND_NS, native_span, request
+from helpers.dashboards.minutes import rows_in
+from helpers.dashboards.panels import DIMENSIONS, Past, Row
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker

@@ -8,7 +8,7 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from helpers.spans import any_value
+from helpers.builders.spans import any_value
 
 __all__ = ["ENGINE", "gauge", "histogram", "metrics_request", "point_requests", "total"]
 

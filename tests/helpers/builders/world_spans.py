@@ -1,4 +1,4 @@
-"""A world (`helpers.world`) as the spans that its engine's agent, its server and its clients send, put into a store by the ordinary way."""
+"""A world (`helpers.builders.world`) as the spans that its engine's agent, its server and its clients send, put into a store by the ordinary way."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.spans import native_span, request
-from helpers.world import World
+from helpers.builders.spans import native_span, request
+from helpers.builders.world import World
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
 from legato_ingest.otlp.stream_rows import Limits, rows_of

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.spans import scope_of
+from helpers.builders.spans import scope_of
 from legato_ingest.storage.chdb import Store
 
 __all__ = ["rejected", "requests_of_one_span", "streams"]

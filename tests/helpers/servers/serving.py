@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from helpers.ports import free_port
+from helpers.servers.ports import free_port
 
 __all__ = ["Served", "legato", "serve_process", "served", "serving"]
 

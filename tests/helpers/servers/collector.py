@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import httpx
 
-from helpers.ports import free_port
-from helpers.repository import ROOT
+from helpers.repo.repository import ROOT
+from helpers.servers.ports import free_port
 
 __all__ = ["BINARY", "CONFIGS", "Collector", "missing", "run", "validate"]
 

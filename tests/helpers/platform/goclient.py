@@ -14,7 +14,7 @@ import pytest
 
 __all__ = ["Answer", "ask", "build"]
 
-_SOURCE = pathlib.Path(__file__).parents[1] / "goclient"
+_SOURCE = pathlib.Path(__file__).parents[2] / "goclient"
 # A cold build compiles the driver and all that it needs.
 _BUILD_S_MAX = 900
 _ASK_S_MAX = 120

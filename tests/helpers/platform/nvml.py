@@ -27,7 +27,7 @@ import pytest
 
 __all__ = ["FakeGpus", "build", "h200", "mig"]
 
-_SOURCE = pathlib.Path(__file__).parents[1] / "gpu_agent" / "fake_nvml" / "fake_nvml.c"
+_SOURCE = pathlib.Path(__file__).parents[2] / "gpu_agent" / "fake_nvml" / "fake_nvml.c"
 _SONAME = "libnvidia-ml.so.1"
 _FLAGS = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-Wl,-soname,{_SONAME}"]
 _COMPILE_S_MAX = 60

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dashboards.alerts.burn import ITL, READERS, TTFT
-from helpers.minutes import rows_in
+from helpers.dashboards.minutes import rows_in
 from legato_ingest.storage.chdb import Store
 
 __all__ = [

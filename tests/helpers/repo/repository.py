@@ -10,7 +10,7 @@ from functools import cache
 
 __all__ = ["ROOT", "code_lines", "files", "functions", "imports", "modules", "public", "text_files", "tree"]
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @cache

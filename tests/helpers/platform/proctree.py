@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["RECORDED", "Process", "node", "put", "write"]
 
-RECORDED = pathlib.Path(__file__).parents[1] / "gpu_agent" / "data" / "proc"
+RECORDED = pathlib.Path(__file__).parents[2] / "gpu_agent" / "data" / "proc"
 """Files of a real machine."""
 CPU = (400, 10, 100, 9_000, 40, 0, 20, 30, 7, 7)
 """Ticks of 10 ms: user, nice, system, idle, iowait, irq, softirq, steal; guest and guest_nice are in user and nice already."""

@@ -18,7 +18,7 @@ import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from helpers.serving import served
+from helpers.servers.serving import served
 from legato_ingest.cli.grafana.macros import MacroError, Range, with_macros
 
 __all__ = ["TOKEN", "USER", "GrafanaDouble", "grafana_double"]

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from helpers.serving import served
-from helpers.spans import SECOND_NS, native_span, request
+from helpers.builders.spans import SECOND_NS, native_span, request
+from helpers.servers.serving import served
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
@@ -26,7 +26,7 @@ LIMITS: dict[str, int | str] = {
     "max_result_rows": 100_000,
     "result_overflow_mode": "throw",
 }
-_SCHEMA = pathlib.Path(__file__).parents[2] / "schema"
+_SCHEMA = pathlib.Path(__file__).parents[3] / "schema"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from helpers.serving import served
+from helpers.servers.serving import served
 
 __all__ = ["WORDS", "completions_server", "seen_headers"]
 

@@ -7,7 +7,7 @@ import re
 
 __all__ = ["FILES", "MADE", "altered"]
 
-FILES = sorted((pathlib.Path(__file__).resolve().parents[2] / "schema").glob("*.sql"))
+FILES = sorted((pathlib.Path(__file__).resolve().parents[3] / "schema").glob("*.sql"))
 
 
 def altered(file: pathlib.Path) -> str:
