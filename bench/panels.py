@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.machine import describe, quantile  # noqa: E402
 from bench.panels_fill import fill  # noqa: E402
-from dashboards.sql import gap_quantile  # noqa: E402
+from dashboards.sql_fragments import gap_quantile  # noqa: E402
 from helpers.servers.serving import serve_process  # noqa: E402
 from legato_ingest.cli.grafana.dashboard_files import load, questions  # noqa: E402
 from legato_ingest.cli.grafana.macros import Range, with_macros  # noqa: E402

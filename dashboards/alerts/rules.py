@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboards.alerts import burn, others
-from dashboards.query import PLUGIN
+from dashboards.target import PLUGIN
 
 __all__ = ["RULES", "Rule", "provisioned"]
 

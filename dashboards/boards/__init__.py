@@ -1,7 +1,7 @@
 """One module a dashboard: its panels, their SQL, and what each means."""
 
-from dashboards.boards import attribution, chunking, cost, itl, itself, nodes, stream, streams
+from dashboards.boards import attribution, chunking, cost, itl, nodes, self, stream, streams
 
 __all__ = ["BOARDS"]
 
-BOARDS = (streams.board, itl.board, attribution.board, nodes.board, chunking.board, cost.board, stream.board, itself.board)
+BOARDS = (streams.board, itl.board, attribution.board, nodes.board, chunking.board, cost.board, stream.board, self.board)

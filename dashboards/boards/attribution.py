@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.kit import Kit, bars, number, rows
-from dashboards.sql import DIMENSIONS, filters, rolled
+from dashboards.panels import Kit, bars, number, rows
+from dashboards.sql_fragments import DIMENSIONS, filters, rolled
 
 __all__ = ["board"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.kit import Kit, lines, rows
-from dashboards.sql import DIMENSIONS, chosen_number, filters, rolled
+from dashboards.panels import Kit, lines, rows
+from dashboards.sql_fragments import DIMENSIONS, chosen_number, filters, rolled
 
 __all__ = ["board"]
 

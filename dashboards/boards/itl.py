@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.kit import Kit, heat, lines, rows
-from dashboards.sql import DIMENSIONS, gap_quantile, quantile, rolled, weighted_quantile
+from dashboards.panels import Kit, heat, lines, rows
+from dashboards.sql_fragments import DIMENSIONS, gap_quantile, quantile, rolled, weighted_quantile
 
 __all__ = ["board"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.kit import Kit, lines, rows
-from dashboards.sql import ENGINE, filters, growth, quantile, rolled
+from dashboards.panels import Kit, lines, rows
+from dashboards.sql_fragments import ENGINE, filters, growth, quantile, rolled
 
 __all__ = ["board"]
 

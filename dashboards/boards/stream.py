@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.kit import Kit, lines, note, rows
-from dashboards.sql import chosen_text
+from dashboards.panels import Kit, lines, note, rows
+from dashboards.sql_fragments import chosen_text
 
 __all__ = ["board"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.kit import Kit, bars, lines, number, rows
-from dashboards.sql import DIMENSIONS, filters, quantile, rolled
+from dashboards.panels import Kit, bars, lines, number, rows
+from dashboards.sql_fragments import DIMENSIONS, filters, quantile, rolled
 
 __all__ = ["board"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboards.sql import chosen, chosen_number, chosen_text, filters
+from dashboards.sql_fragments import chosen, chosen_number, chosen_text, filters
 from legato_ingest.cli.grafana.macros import MacroError, Range, expand
 from legato_ingest.storage.chdb import Store
 

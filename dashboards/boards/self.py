@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.kit import Kit, bars, lines, number, rows
-from dashboards.sql import growth, rolled
+from dashboards.panels import Kit, bars, lines, number, rows
+from dashboards.sql_fragments import growth, rolled
 
 __all__ = ["board"]
 

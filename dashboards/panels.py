@@ -15,8 +15,8 @@ from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models import dashboard as shapes
 from grafana_foundation_sdk.models import heatmap as heatmaps
 
-from dashboards.query import DATASOURCE, TABLE, TIME_SERIES, Query
-from dashboards.sql import filters
+from dashboards.sql_fragments import filters
+from dashboards.target import DATASOURCE, TABLE, TIME_SERIES, Query
 
 __all__ = ["LIMITS", "Kit", "bars", "heat", "lines", "note", "number", "rows"]
 
