@@ -29,9 +29,9 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from bench.agent_pages import core_share, processor_s  # noqa: E402
+from bench.agent_load.pages import core_share, processor_s  # noqa: E402
 from bench.attribution import rows  # noqa: E402
-from bench.machine import describe, quantile  # noqa: E402
+from bench.common.machine import describe, quantile  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
 from legato_gpu_agent.plugin.recorder import StepRecorder  # noqa: E402
 

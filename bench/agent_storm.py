@@ -39,10 +39,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.agent import timed  # noqa: E402
-from bench.agent_pages import processor_s  # noqa: E402
-from bench.agent_storm_faults import GPUS, PAGES, PageServer, Speaker, Storm, kv_events, one_pass  # noqa: E402
-from bench.crash_serve import Serve  # noqa: E402
-from bench.machine import describe  # noqa: E402
+from bench.agent_load.faults import GPUS, PAGES, PageServer, Speaker, Storm, kv_events, one_pass  # noqa: E402
+from bench.agent_load.pages import processor_s  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
+from bench.crash_pipelines.serve import Serve  # noqa: E402
 from helpers.platform.faults import faulty  # noqa: E402
 from helpers.platform.nvml import FakeGpus, build, h200  # noqa: E402
 from helpers.servers.ports import free_port  # noqa: E402

@@ -31,9 +31,9 @@ import numpy as np
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from bench.machine import describe  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
+from bench.common.recordings import RecordedStream, load  # noqa: E402
 from bench.node_samples import HOST, engine_samples, lines, socket_samples  # noqa: E402
-from bench.recordings import RecordedStream, load  # noqa: E402
 from helpers.builders.spans import native_span, request  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
 from legato._timeline import pack  # noqa: E402

@@ -26,10 +26,10 @@ import time
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from bench.crash_direct import storm  # noqa: E402
-from bench.crash_pipeline import RETRYABLE, TRIALS, Trial, aim, pipeline  # noqa: E402
-from bench.crash_serve import Found, Serve, judge  # noqa: E402
-from bench.machine import describe  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
+from bench.crash_pipelines.collector import RETRYABLE, TRIALS, Trial, aim, pipeline  # noqa: E402
+from bench.crash_pipelines.direct import storm  # noqa: E402
+from bench.crash_pipelines.serve import Found, Serve, judge  # noqa: E402
 from helpers.servers import collector  # noqa: E402
 
 _HEAD = f"{'trial':<34} {'kills':>6} {'s':>6} {'spans':>8} {'requests':>9} {'retries':>8}"

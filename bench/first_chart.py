@@ -19,7 +19,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.machine import describe  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
 
 __all__ = ["main"]
 

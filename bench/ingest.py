@@ -28,7 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from bench.machine import describe, median, quantile  # noqa: E402
+from bench.common.machine import describe, median, quantile  # noqa: E402
 from helpers.builders.points import gauge, histogram, metrics_request, total  # noqa: E402
 from helpers.builders.spans import native_span, request  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402

@@ -36,7 +36,8 @@ import httpx  # noqa: E402
 
 import legato  # noqa: E402
 from bench.attribution import rows  # noqa: E402
-from bench.live_engine import (  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
+from bench.live_vllm.engine import (  # noqa: E402
     BOUNDS_S,
     ENGINE_CORES,
     FINE_BOUNDS_S,
@@ -47,8 +48,7 @@ from bench.live_engine import (  # noqa: E402
     histogram_of,
     truth,
 )
-from bench.live_load import CHAT, PRESSURE, STEADY, Load, run  # noqa: E402
-from bench.machine import describe  # noqa: E402
+from bench.live_vllm.load import CHAT, PRESSURE, STEADY, Load, run  # noqa: E402
 from helpers.servers.ports import free_port  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
 from legato_gpu_agent.plugin.model import SchedulerEvent  # noqa: E402

@@ -34,8 +34,8 @@ import httpx
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from bench.machine import describe, quantile  # noqa: E402
-from bench.panels_fill import fill  # noqa: E402
+from bench.common.machine import describe, quantile  # noqa: E402
+from bench.common.store_fill import fill  # noqa: E402
 from dashboards.sql_fragments import gap_quantile  # noqa: E402
 from helpers.servers.serving import serve_process  # noqa: E402
 from legato_ingest.cli.grafana.dashboard_files import load, questions  # noqa: E402

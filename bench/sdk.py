@@ -34,7 +34,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 
 import legato  # noqa: E402
-from bench.machine import describe  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
 from legato.asgi import StreamMiddleware  # noqa: E402
 
 ROUNDS = 9

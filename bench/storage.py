@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 import clickhouse_connect  # noqa: E402
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest  # noqa: E402
 
-from bench.machine import describe  # noqa: E402
-from bench.recordings import RecordedStream, streams_of  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
+from bench.common.recordings import RecordedStream, streams_of  # noqa: E402
 from helpers.builders.spans import native_span, request  # noqa: E402
 from legato._timeline import pack  # noqa: E402
 from legato_ingest.otlp.stream_rows import Limits, rows_of  # noqa: E402

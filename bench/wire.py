@@ -31,8 +31,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 import legato._recorder  # noqa: E402
 import legato._stream  # noqa: E402
-from bench.machine import describe  # noqa: E402
-from bench.recordings import DONE, ROLE, USAGE, RecordedStream, streams_of  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
+from bench.common.recordings import DONE, ROLE, USAGE, RecordedStream, streams_of  # noqa: E402
 from legato._clock import anchor_ns  # noqa: E402
 from legato._recorder import Origin  # noqa: E402
 from legato._timeline import pack  # noqa: E402

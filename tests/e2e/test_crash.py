@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.crash_direct import storm
-from bench.crash_serve import Found, Serve, judge
+from bench.crash_pipelines.direct import storm
+from bench.crash_pipelines.serve import Found, Serve, judge
 
 KILLS = 20
 SPANS = 2_000

@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from bench.crash_pipeline import RETRYABLE, TRIALS, pipeline
-from bench.crash_serve import Found, judge
+from bench.crash_pipelines.collector import RETRYABLE, TRIALS, pipeline
+from bench.crash_pipelines.serve import Found, judge
 from helpers.servers import collector
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from bench.crash_serve import Rev, Serve
+from bench.crash_pipelines.serve import Rev, Serve
 from helpers.builders.spans import native_span, request, scope_of
 
 __all__ = ["Sent", "storm"]

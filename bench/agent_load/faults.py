@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from bench.crash_serve import Serve
+from bench.crash_pipelines.serve import Serve
 from helpers.builders.scripted import asked
 from helpers.platform.faults import FaultyProxy
 from helpers.platform.nvml import FakeGpus, Value, h200

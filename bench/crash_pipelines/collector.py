@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from bench.crash_serve import Rev, Serve
+from bench.crash_pipelines.serve import Rev, Serve
 from helpers.platform.faults import Fault, FaultyProxy, faulty
 from helpers.repo.repository import ROOT
 from helpers.servers.collector import Collector

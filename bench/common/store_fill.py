@@ -6,7 +6,7 @@ import pathlib
 import random
 import time
 
-from bench.recordings import ROLE, RecordedStream, load
+from bench.common.recordings import ROLE, RecordedStream, load
 from bench.storage import PEER, SPAN_EVENTS
 from helpers.builders.spans import native_span, request
 from legato._timeline import pack
