@@ -21,10 +21,10 @@ test: $(VENV)/.installed-dev ## run every test; ARGS go to pytest
 	@$(PY) -m pytest $(ARGS)
 
 # Those that share one store, on a ClickHouse server: the one of CLICKHOUSE_URL, else its engine behind the same HTTP interface.
-ON_SERVER := commit known worker blame chunking_watch engine_rows queries read receive retention rollups tenants schema self_samples slo_page sql_guard
+ON_SERVER := attribution/test_worker chunking/test_worker cli/test_causes cli/test_queries cli/test_slo jobs/test_self_monitoring otlp/test_engine_rows query/test_app query/test_sql_guard rollups/test_compute storage/test_retention storage/test_schema test_tenants write/test_app write/test_committer write/test_dedup
 
 test-server: $(VENV)/.installed-dev ## the store's tests once more, with a ClickHouse server as the store
-	@LEGATO_TEST_STORE=server $(PY) -m pytest $(ON_SERVER:%=tests/ingest/test_%.py) $(ARGS)
+	@LEGATO_TEST_STORE=server $(PY) -m pytest $(ON_SERVER:%=tests/ingest/%.py) $(ARGS)
 
 check: $(VENV)/.installed-dev ## lint, format and types
 	$(PY) -m ruff check .

@@ -26,7 +26,7 @@ from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.jobs import admin_app
 from legato_ingest.jobs.supervisor import Workers
 from legato_ingest.metrics import Metrics
-from legato_ingest.query import app
+from legato_ingest.query import app as read_endpoint
 from legato_ingest.rollups.worker import followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.storage import migrate
@@ -34,7 +34,7 @@ from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.lock import StoreLock
 from legato_ingest.storage.opening import open_store
 from legato_ingest.storage.retention import set_retention
-from legato_ingest.write import app
+from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer
 
 __all__ = ["serve"]
@@ -105,8 +105,8 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     workers = Workers(settings, store, committer, metrics)
     workers.start()
     apps = [
-        (app.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
-        (app.create_app(settings, store, metrics), read_door),
+        (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
+        (read_endpoint.create_app(settings, store, metrics), read_door),
     ]
     if admin_door is not None:
         apps.append((admin_app.create_app(settings, store, workers.attribution, workers.roller), admin_door))
@@ -144,8 +144,8 @@ def _announce(settings: Settings, otlp_door: socket.socket, read_door: socket.so
 
 async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings: Settings) -> None:
     servers = []
-    for app, door in apps:
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
+    for each, door in apps:
+        config = uvicorn.Config(each, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
         if door.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
             config.ssl_certfile, config.ssl_keyfile = settings.tls_cert_file, settings.tls_key_file
         servers.append((_Server(config), door))

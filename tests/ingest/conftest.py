@@ -1,6 +1,6 @@
 """One embedded store for all tests of this folder: the engine takes one path a process.
 
-LEGATO_TEST_STORE=server runs those that share it on a ClickHouse server instead (`helpers.servers.clickhouse`): the same SQL, the same tests.
+LEGATO_TEST_STORE=server runs the tests that share it on a ClickHouse server instead (`helpers.servers.clickhouse`).
 """
 
 from __future__ import annotations

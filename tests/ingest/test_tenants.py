@@ -22,10 +22,10 @@ from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
 from legato_ingest.cli.client import Reader
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
-from legato_ingest.query import app
+from legato_ingest.query import app as read_endpoint
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
-from legato_ingest.write import app
+from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -61,8 +61,8 @@ def doors(store: Store, tmp_path: pathlib.Path) -> Iterator[Doors]:
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     with ExitStack() as stack:
-        otlp = stack.enter_context(served(app.create_app(settings, committer, metrics, lambda: True)))
-        reads = stack.enter_context(served(app.create_app(settings, store, metrics)))
+        otlp = stack.enter_context(served(otlp_endpoint.create_app(settings, committer, metrics, lambda: True)))
+        reads = stack.enter_context(served(read_endpoint.create_app(settings, store, metrics)))
         yield Doors(otlp, reads, made, path)
     committer.close()
 
@@ -271,7 +271,7 @@ def test_limits_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathli
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     settings = load(tokens_file=path, tenant_names_max=2, tenant_bytes_per_s=2000)
-    with served(app.create_app(settings, committer, metrics, lambda: True)) as url:
+    with served(otlp_endpoint.create_app(settings, committer, metrics, lambda: True)) as url:
 
         def send(tenant: str, *models: str) -> httpx.Response:
             body = request()

@@ -1,4 +1,4 @@
-"""A world (`helpers.builders.world`) as the spans that its engine's agent, its server and its clients send, put into a store by the ordinary way."""
+"""A world (`helpers.builders.world`) as the spans that its engine, server and clients send, stored through the ordinary ingest."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
-from legato_ingest.write import app
+from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer, Receipt
 
 PROTOBUF = "application/x-protobuf"
@@ -60,7 +60,7 @@ class Door:
 def door_of(committer: Committer, metrics: Metrics | None = None, ready: bool = True, **values: Any) -> Iterator[Door]:
     """The door over a committer, with these settings."""
     metrics = metrics or Metrics()
-    app = app.create_app(load(**values), committer, metrics, lambda: ready)
+    app = otlp_endpoint.create_app(load(**values), committer, metrics, lambda: ready)
     with served(app) as url:
         door = Door(url, metrics)
         yield door

@@ -43,7 +43,7 @@ def doctor(
 
     Example: legato doctor --collector http://127.0.0.1:8888/metrics
     """
-    from legato_ingest.cli.doctor import data, doors
+    from legato_ingest.cli.doctor import data, endpoints
     from legato_ingest.cli.doctor.findings import Setup, examine
     from legato_ingest.settings import load
 
@@ -58,7 +58,7 @@ def doctor(
         settings.read_password.get_secret_value(),
     )
     console, findings = Console(highlight=False), []
-    for finding in examine(setup, (*doors.CHECKS, *data.CHECKS)):
+    for finding in examine(setup, (*endpoints.CHECKS, *data.CHECKS)):
         findings.append(finding)
         if not as_json:
             console.print(f"{_SIGNS[finding.state]} [bold]{finding.check}[/]: {escape(finding.found)}", soft_wrap=True)

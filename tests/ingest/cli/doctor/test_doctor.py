@@ -24,16 +24,16 @@ from helpers.servers.serving import legato, served
 from helpers.servers.waiting import until
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
-from legato_ingest.cli.doctor import data, doors
+from legato_ingest.cli.doctor import data, endpoints
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.query import app
+from legato_ingest.query import app as read_endpoint
 from legato_ingest.settings import load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
-from legato_ingest.write import app
+from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer
 
 HOUR_S = 3600
@@ -52,7 +52,7 @@ class Patient:
     def findings(self, setup: Setup | None = None) -> dict[str, Finding]:
         """Every check's finding by its name."""
         made = replace(setup or self.setup, answers=set())
-        return {finding.check: finding for finding in examine(made, (*doors.CHECKS, *data.CHECKS))}
+        return {finding.check: finding for finding in examine(made, (*endpoints.CHECKS, *data.CHECKS))}
 
     def faults(self, setup: Setup | None = None) -> set[str]:
         """The checks that found a fault; each says what to do, in words of one line."""
@@ -71,8 +71,8 @@ def patient(store: Store, tmp_path: pathlib.Path) -> Iterator[Patient]:
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     serving = load(tokens_file=path)
     with (
-        served(app.create_app(serving, committer, metrics, lambda: True)) as otlp,
-        served(app.create_app(serving, store, metrics)) as reads,
+        served(otlp_endpoint.create_app(serving, committer, metrics, lambda: True)) as otlp,
+        served(read_endpoint.create_app(serving, store, metrics)) as reads,
     ):
         yield Patient(Setup(settings, otlp, reads, "", write, everyone), store, metrics, tmp_path)
     committer.close()
@@ -119,7 +119,7 @@ def test_another_program_on_the_port(patient: Patient) -> None:
 def test_a_store_that_does_not_answer(patient: Patient) -> None:
     """The door is there, and says that it is not ready."""
     committer = Committer(patient.store, patient.metrics, queue_bytes_max=2**20, chunks_max=10**5)
-    with served(app.create_app(load(), committer, patient.metrics, lambda: False)) as url:
+    with served(otlp_endpoint.create_app(load(), committer, patient.metrics, lambda: False)) as url:
         found = patient.findings(replace(patient.setup, otlp_url=url))["OTLP door"]
     committer.close()
     assert found.state == "fault" and "its store does not" in found.found
@@ -312,7 +312,7 @@ def test_a_check_that_fails_is_a_finding(patient: Patient) -> None:
     def broken(_: Setup) -> Finding:
         raise ZeroDivisionError
 
-    found = list(examine(patient.setup, (Check("broken", broken), Check("OTLP door", doors.otlp_door))))
+    found = list(examine(patient.setup, (Check("broken", broken), Check("OTLP door", endpoints.otlp_door))))
     assert [each.state for each in found] == ["fault", "well"]
 
 
