@@ -9,7 +9,7 @@ import pytest
 
 from helpers.dashboards.panels import BOARDS, DIMENSIONS, ENGINE, Asked, Past, Row, View, by, same, shown, statements, views
 
-MARKED = [name for name in BOARDS if name not in ("nodes", "stream", "itself")]
+MARKED = [name for name in BOARDS if name not in ("nodes", "stream", "self")]
 
 
 def releases(past: Past, view: View) -> list[Row]:
@@ -61,7 +61,7 @@ def test_marks_are_where_the_streams_say(asked: Asked, mark: str, expected: Any)
 @pytest.mark.parametrize("name", BOARDS)
 def test_the_values_of_a_variable_are_all_there_are(asked: Asked, name: str) -> None:
     """Every name in the range, once, ascending; an empty one has a name too."""
-    columns = {"stream": {}, "itself": {}, "nodes": ENGINE}.get(name, DIMENSIONS)
+    columns = {"stream": {}, "self": {}, "nodes": ENGINE}.get(name, DIMENSIONS)
     variables = {title: sql for title, sql in statements(name).items() if title.startswith("variable ")}
     assert list(variables) == [f"variable {variable}" for variable in columns]
     rows = asked.past.steps if name == "nodes" else asked.past.streams
@@ -77,7 +77,7 @@ def test_the_values_of_a_variable_are_all_there_are(asked: Asked, name: str) -> 
             same(asked.sql(variables[f"variable {variable}"], view), expected, f"{variable}, {view.name}")
 
 
-@pytest.mark.parametrize("name", ["nodes", "stream", "itself"])
+@pytest.mark.parametrize("name", ["nodes", "stream", "self"])
 def test_other_dashboards_have_no_marks(name: str) -> None:
     """Marks are filtered by variables that these have not."""
     assert not any(title.startswith("annotation ") for title in statements(name))

@@ -16,7 +16,7 @@ from helpers.dashboards.panels import BOARDS, DIMENSIONS, ENGINE, Asked, View, d
 from legato_ingest.cli.grafana.macros import Range
 
 STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}"
-FILTERED = {name: ENGINE if name == "nodes" else DIMENSIONS for name in BOARDS if name not in ("stream", "itself")}
+FILTERED = {name: ENGINE if name == "nodes" else DIMENSIONS for name in BOARDS if name not in ("stream", "self")}
 # What no variable, or not every one, can filter: the whole store's size, streams by the engines that served them, changes by release.
 UNFILTERED = {
     *(("cost", "At rest", variable) for variable in DIMENSIONS),

@@ -16,7 +16,7 @@ from legato_ingest.storage.chdb import Store
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 # The schema's own table is in the store from the beginning.
-NEVER_EMPTY = {("itself", "Store"), ("itself", "Tables")}
+NEVER_EMPTY = {("self", "Store"), ("self", "Tables")}
 
 
 @pytest.fixture(scope="module")
@@ -45,5 +45,5 @@ def test_nothing_is_said_of_nothing(empty: Asked, name: str, stream: str) -> Non
 
 def test_only_the_schema_is_in_it(empty: Asked) -> None:
     """What the two panels that are never empty show."""
-    rows = empty.panel("itself", "Tables", empty.past.view("", 6, 60)).as_rows()
+    rows = empty.panel("self", "Tables", empty.past.view("", 6, 60)).as_rows()
     assert [row["table"] for row in rows] == ["schema_migrations"]

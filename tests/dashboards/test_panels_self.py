@@ -10,7 +10,7 @@ import pytest
 
 from helpers.dashboards.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, views
 
-BOARD = "itself"
+BOARD = "self"
 HOUR_MS = 3_600_000
 
 

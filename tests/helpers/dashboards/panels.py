@@ -52,7 +52,7 @@ __all__ = [
 
 Row = dict[str, Any]
 ALL = "$__all"
-BOARDS = ("streams", "itl", "attribution", "nodes", "chunking", "cost", "stream", "itself")
+BOARDS = ("streams", "itl", "attribution", "nodes", "chunking", "cost", "stream", "self")
 # What each variable filters by.
 DIMENSIONS = {
     "tenant": "tenant",
@@ -164,7 +164,7 @@ def views(past: Past, board: str = "") -> list[View]:
     tenants = past.view("tenants", 4, 600, {"tenant": past.tenant, "release": ["0.9", "1.0"], "transport": ["http/2", "iterator"]})
     if board == "nodes":
         return [*ranges, tenants, past.view("engines", 3.3, 300, {"engine": ["shop-gpu-1", "spec-1"]})]
-    if board == "itself":
+    if board == "self":
         return ranges
     return [
         *ranges,
