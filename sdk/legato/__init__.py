@@ -1,8 +1,8 @@
-"""Legato's SDK: records what a streamed LLM response felt like, and sends it as one OpenTelemetry span a stream.
+"""Legato's SDK. It records when each chunk of a streamed LLM response arrived, and sends one OpenTelemetry span per stream.
 
 >>> import legato
->>> legato.configure()             # export to `legato serve`; or use the provider that the application has
->>> legato.instrument_openai()     # every stream of the openai package is recorded from here on
+>>> legato.configure()             # export to `legato serve`; not needed if the application's tracer provider exports already
+>>> legato.instrument_openai()     # record every stream of the openai package from now on
 """
 
 from legato._context import context

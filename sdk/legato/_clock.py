@@ -1,7 +1,8 @@
-"""One monotonic clock, anchored once to the wall clock.
+"""The SDK's clock: CLOCK_MONOTONIC, with one offset to the wall clock measured at import.
 
-One idea: all times of a process come from CLOCK_MONOTONIC, which all processes of a host share and nobody sets; a wall time is the
-monotonic one plus an anchor taken once. So times within a stream never jump, and two vantages on one host can be known to share a clock.
+All processes of a host share CLOCK_MONOTONIC, and it is never set back. A wall time is the monotonic time plus the offset (`anchor_ns`).
+Therefore times within a stream never jump when the wall clock is adjusted, and two vantages on one host can be recognised as using the
+same clock. This module does not correct for drift between the two clocks.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import uuid
 __all__ = ["anchor_ns", "clock_id", "now_ns", "wall_ns"]
 
 now_ns = time.monotonic_ns
-"""Nanoseconds of the monotonic clock."""
+"""Return the monotonic time in nanoseconds."""
 
 
 def _anchor() -> int:
-    """Wall minus monotonic time, from the closest of a few pairs of readings."""
+    """Return wall time minus monotonic time in ns, from the pair of readings (of five) that were closest together."""
     best = (1 << 62, 0)
     for _ in range(5):
         before, wall, after = now_ns(), time.time_ns(), now_ns()
@@ -30,7 +31,7 @@ anchor_ns = _anchor()
 
 
 def wall_ns(monotonic_ns: int) -> int:
-    """The wall time, ns since the epoch, of a monotonic time."""
+    """Convert a monotonic time to a wall time in ns since the epoch."""
     return monotonic_ns + anchor_ns
 
 
@@ -49,6 +50,9 @@ def _time_namespace() -> str:
 
 
 def clock_id() -> str:
-    """``boot id:time namespace:anchor``. Where the boot is not known, an id of this process's own: its clock is then nobody else's."""
+    """Return ``boot id:time namespace:anchor ns``, which identifies this process's clock.
+
+    If the boot id cannot be read, a random id replaces it, so the clock counts as shared with no other process.
+    """
     boot = _read("/proc/sys/kernel/random/boot_id") or f"process-{uuid.uuid4()}"
     return f"{boot}:{_time_namespace()}:{anchor_ns}"

@@ -1,7 +1,6 @@
-"""Who is asking: the client and the conversation that streams of this context belong to.
+"""The client and the conversation that a stream belongs to, as context variables, which asyncio tasks inherit.
 
-One idea: context variables, so that tasks and threads carry them by themselves. The client's name never leaves the process: its keyed
-hash does, and only when a key is set.
+The client's name never leaves the process. Only its keyed hash is sent, and only if LEGATO_CLIENT_HASH_KEY is set.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _conversation: ContextVar[str] = ContextVar("legato_conversation", default="")
 
 @contextmanager
 def context(*, client: str = "", conversation_id: str = "") -> Iterator[None]:
-    """Streams begun inside belong to this client (user or device; hashed) and conversation (sent as it is)."""
+    """Assign the streams that begin inside the block to a client (user or device; sent hashed) and a conversation (sent as given)."""
     tokens = (_client.set(client), _conversation.set(conversation_id))
     try:
         yield
@@ -29,17 +28,17 @@ def context(*, client: str = "", conversation_id: str = "") -> Iterator[None]:
 
 
 def current_client() -> str:
-    """The client of this context, or an empty string."""
+    """Return the client of this context, or an empty string."""
     return _client.get()
 
 
 def current_conversation() -> str:
-    """The conversation of this context, or an empty string."""
+    """Return the conversation of this context, or an empty string."""
     return _conversation.get()
 
 
 def client_hash(client: str, key: str) -> str:
-    """BLAKE2b of the client under the key, 16 hex digits; empty without either."""
+    """Return the keyed BLAKE2b hash of the client as 16 hex digits; an empty string if the client or the key is empty."""
     if not client or not key:
         return ""
     return hashlib.blake2b(client.encode(), digest_size=8, key=key.encode()[:64]).hexdigest()

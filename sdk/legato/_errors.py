@@ -1,7 +1,7 @@
-"""Legato's own faults: logged once for each place, never raised into the application.
+"""Handling of the SDK's own faults: counted, logged once for each place, never raised into the application.
 
-One idea: telemetry must not break what it watches. Under pytest a fault is raised instead, or nobody would ever see it in tests. The hot
-path is not guarded: it holds nothing that can fail.
+Telemetry must not break the application that it records. Under pytest a fault is raised, so that tests detect it. The per-chunk code is
+not guarded, because it contains nothing that can fail.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ faults: dict[str, int] = {}
 
 
 class ConfigurationError(ValueError):
-    """A setting that cannot be used, or a package that is missing. Raised only while configuring, never while recording."""
+    """An invalid setting or a missing package. Raised only by configuration calls, never while recording."""
 
 
 @contextmanager
 def guard(place: str) -> Iterator[None]:
-    """Run a block of Legato's own: its exceptions end here (under pytest they go on)."""
+    """Run a block of the SDK's code; count, log and suppress its exceptions (re-raise them under pytest).
+
+    ``place`` names the block in the log and in ``faults``.
+    """
     try:
         yield
     except Exception as error:
@@ -33,6 +36,11 @@ def guard(place: str) -> Iterator[None]:
             raise
         if place not in _seen:
             _seen.add(place)
-            # The message might quote what was streamed, so only the place and the type are logged.
-            _log.warning("Legato failed in %s (%s); the application is not affected, and this is said once", place, type(error).__name__)
-            _log.debug("the fault in %s", place, exc_info=True)
+            # The exception's message could quote streamed text, so the warning contains only the place and the type.
+            _log.warning(
+                "Legato failed in %s (%s). The application is not affected; further failures there are counted, not logged. "
+                "Log level DEBUG shows the traceback.",
+                place,
+                type(error).__name__,
+            )
+            _log.debug("traceback of the failure in %s", place, exc_info=True)

@@ -1,7 +1,8 @@
-"""When an event loop was late: time in which nothing on it could run, so that what had come was not read.
+"""Measurement of event-loop lag: time in which an asyncio loop could not run, so that received data was not read.
 
-One idea: while streams are read on a loop, a timer on it says how late it is, fifty times a second; a callback that ran for long shows as
-one late tick. It costs microseconds a second, stops with the last stream, and knows only asyncio's loops. It blames no callback.
+While streams are read on a loop, a timer on that loop measures 50 times a second by how much it fires late. A callback that blocks the
+loop appears as one late tick. The timer costs microseconds per second and stops with the last stream. Loops other than asyncio's are
+not supported, and the module does not identify the callback that blocked.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ from legato._clock import now_ns
 if TYPE_CHECKING:
     from legato._recorder import StreamRecorder
 
-__all__ = ["Lateness", "lateness", "watched"]
+__all__ = ["LoopLag", "running_loop_lag", "watch_loop"]
 
 _TICK_S = 0.02
 _TICK_NS = int(_TICK_S * 1e9)
-# Timers of a healthy loop are late by less than this.
-_LATE_NS_MIN = 10_000_000
-_KEPT = 64
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Lateness] = weakref.WeakKeyDictionary()
+# Timers of an unblocked loop are late by less than this.
+_LAG_NS_MIN = 10_000_000
+_DELAYS_KEPT = 64
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLag] = weakref.WeakKeyDictionary()
 
 
-class Lateness:
-    """The late times of one loop, while any of its streams is read. To be used on the loop itself."""
+class LoopLag:
+    """The recent delays of one loop, measured while any of its streams is read. Not thread-safe: use it on the loop itself."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # The loop's table holds this by the loop: a strong reference back would keep every loop for good.
+        # `_loops` maps the loop to this object. A strong reference back would keep every loop alive for ever.
         self._loop = weakref.ref(loop)
-        self._late: deque[tuple[int, int]] = deque(maxlen=_KEPT)
+        self._delays: deque[tuple[int, int]] = deque(maxlen=_DELAYS_KEPT)
         self._streams: weakref.WeakSet[StreamRecorder] = weakref.WeakSet()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0
 
     def watch(self, stream: StreamRecorder) -> None:
-        """A stream is read on this loop, until it has ended or nobody knows it any more."""
+        """Measure the loop until this stream has ended or was garbage-collected."""
         self._streams.add(stream)
         if self._timer is None:
-            self._wait()
+            self._schedule()
 
-    def late_ns(self, since_ns: int, until_ns: int) -> int:
-        """For how long the loop was late between two times of the monotonic clock."""
-        return sum(max(0, min(end, until_ns) - max(start, since_ns)) for start, end in self._late)
+    def lag_ns(self, since_ns: int, until_ns: int) -> int:
+        """Return for how long the loop was blocked between two monotonic times, in ns."""
+        return sum(max(0, min(end, until_ns) - max(start, since_ns)) for start, end in self._delays)
 
-    def _wait(self) -> None:
+    def _schedule(self) -> None:
         loop = self._loop()
         if loop is not None and not loop.is_closed():
             self._due = now_ns() + _TICK_NS
@@ -55,30 +56,30 @@ class Lateness:
 
     def _tick(self) -> None:
         now = now_ns()
-        if now - self._due > _LATE_NS_MIN:
-            self._late.append((self._due, now))
+        if now - self._due > _LAG_NS_MIN:
+            self._delays.append((self._due, now))
         if all(stream.ended for stream in self._streams):
             self._streams.clear()
             self._timer = None
         else:
-            self._wait()
+            self._schedule()
 
 
-def watched(stream: StreamRecorder) -> Lateness | None:
-    """The running loop's, which watches this stream from now on."""
-    found = lateness()
+def watch_loop(stream: StreamRecorder) -> LoopLag | None:
+    """Measure the running loop while this stream is read, and return its measurement; ``None`` without a running asyncio loop."""
+    found = running_loop_lag()
     if found is not None:
         found.watch(stream)
     return found
 
 
-def lateness() -> Lateness | None:
-    """The running loop's; ``None`` where none of asyncio's runs (trio)."""
+def running_loop_lag() -> LoopLag | None:
+    """Return the measurement of the running loop; ``None`` if no asyncio loop runs in this thread (for example under trio)."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return None
     found = _loops.get(loop)
     if found is None:
-        found = _loops[loop] = Lateness(loop)
+        found = _loops[loop] = LoopLag(loop)
     return found

@@ -1,9 +1,9 @@
 """`legato.instrument_openai()`: records the streams of the `openai` package.
 
-One idea: stamps are taken where bytes leave the HTTP library, before anything decodes them, so that reads, TTFB and coalesced events are
-true; the iterator above is watched only for how long the application holds each item. All streaming calls, helpers and raw responses
-included, pass through the client's ``request``, which is what is patched. It works with the httpx-based releases and the httpx2-based
-ones: nothing of either is imported.
+Timestamps are taken where the HTTP library yields bytes, before anything decodes them, so that reads, TTFB and coalesced events are
+exact. The iterator that the application uses is wrapped only to measure how long the application holds each item. The patched function
+is the client's ``request``, through which all streaming calls pass, including helpers and raw responses. Neither httpx nor httpx2 is
+imported, so releases of `openai` based on either work.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from opentelemetry import propagate, trace
 
 from legato._clock import now_ns
 from legato._errors import ConfigurationError, guard
-from legato._loop import Lateness, watched
+from legato._loop import LoopLag, watch_loop
 from legato._recorder import Origin, StreamRecorder
-from legato._socket import QUIET_NS, looker
+from legato._socket import QUIET_NS, socket_probe
 from legato._state import settings
 from legato._stream import begin
 
@@ -29,9 +29,9 @@ _originals: dict[type, Callable[..., Any]] = {}
 
 
 def instrument_openai() -> None:
-    """Record every streaming chat completion and response of every client from now on. Calling it again does nothing.
+    """Record the streaming chat completions, completions and responses of every client from now on. Further calls have no effect.
 
-    Raises ``ConfigurationError`` when `openai` is not installed.
+    Raises ``ConfigurationError`` if `openai` is not installed.
     """
     try:
         from openai._base_client import AsyncAPIClient, SyncAPIClient
@@ -45,7 +45,7 @@ def instrument_openai() -> None:
 
 
 def uninstrument_openai() -> None:
-    """Undo ``instrument_openai``. Streams that run are recorded to their end."""
+    """Undo ``instrument_openai``. Streams that are running are still recorded to their end."""
     for client, original in _originals.items():
         client.request = original  # type: ignore[attr-defined]
     _originals.clear()
@@ -88,7 +88,7 @@ def _patched_async(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _begin(client: Any, options: Any) -> StreamRecorder | None:
-    """Begin to record and put the trace context into the request's headers; ``None`` for requests that are not watched."""
+    """Start a recorder and add its trace context to the request's headers; return ``None`` for requests that are not recorded."""
     with guard("instrument_openai"):
         if not str(getattr(options, "url", "")).endswith(PATHS):
             return None
@@ -112,7 +112,7 @@ def _begin(client: Any, options: Any) -> StreamRecorder | None:
 
 
 def _provider(host: str) -> str:
-    """The semantic conventions' name of who serves at this host; ``openai`` is also the protocol of everybody else's."""
+    """Return the semantic conventions' name of the provider at this host; ``openai`` for any unknown host, as that is its protocol."""
     if host.endswith(".openai.azure.com"):
         return "azure.ai.openai"
     known = {"api.deepseek.com": "deepseek", "api.groq.com": "groq", "api.mistral.ai": "mistral_ai", "api.x.ai": "x_ai"}
@@ -120,7 +120,7 @@ def _provider(host: str) -> str:
 
 
 def _attach(recorder: StreamRecorder, result: Any, reads: Callable[..., Any], items: Callable[..., Any]) -> None:
-    """Watch the response's bytes, and the items when the result hands them out itself."""
+    """Wrap the response's bytes, and the items if the result iterates over them itself."""
     recorder.ttfb_ns = now_ns()
     response = getattr(result, "response", None) or getattr(result, "http_response", None)
     if response is None:
@@ -145,21 +145,21 @@ def _addresses(origin: Origin, response: Any) -> None:
 
 
 class _Reads:
-    """Stands before a response's ``iter_bytes`` and ``close``."""
+    """Replaces a response's ``iter_bytes`` and ``close`` to record each read."""
 
     def __init__(self, recorder: StreamRecorder, response: Any) -> None:
         self._recorder, self._bytes, self._close = recorder, response.iter_bytes, response.close
-        self._look, self._reading = looker(response), False
+        self._probe, self._reading = socket_probe(response), False
         response.iter_bytes, response.close = self.iter_bytes, self.close
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        recorder, read, look, last = self._recorder, self._recorder.read, self._look, now_ns()
+        recorder, read, probe, last = self._recorder, self._recorder.read, self._probe, now_ns()
         self._reading = True
         try:
             for data in self._bytes(chunk_size):
                 now = now_ns()
                 if now - last > QUIET_NS:
-                    recorder.look(now, look, len(data))
+                    recorder.look(now, probe, len(data))
                 last = now
                 read((now, data))
                 self._reading = False
@@ -171,40 +171,40 @@ class _Reads:
         recorder.end()
 
     def close(self) -> None:
-        # The HTTP library closes the response of a read that failed before it raises: then the error says how the stream ended.
+        # If a read fails, the HTTP library closes the response before it raises. The error then determines the outcome, not this call.
         if not self._reading:
             self._recorder.end("client_cancel")
         self._close()
 
 
 class _AsyncReads:
-    """Stands before a response's ``aiter_bytes`` and ``aclose``."""
+    """Replaces a response's ``aiter_bytes`` and ``aclose`` to record each read, and the loop's lag before late ones."""
 
     def __init__(self, recorder: StreamRecorder, response: Any) -> None:
         self._recorder, self._bytes, self._close = recorder, response.aiter_bytes, response.aclose
-        self._look, self._reading = looker(response), False
+        self._probe, self._reading = socket_probe(response), False
         response.aiter_bytes, response.aclose = self.aiter_bytes, self.aclose
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        recorder, read, look, last = self._recorder, self._recorder.read, self._look, now_ns()
-        loop: Lateness | None = None
-        with guard("lateness"):
-            loop = watched(recorder)
-        asked = last
+        recorder, read, probe, last = self._recorder, self._recorder.read, self._probe, now_ns()
+        loop: LoopLag | None = None
+        with guard("event-loop lag"):
+            loop = watch_loop(recorder)
+        requested = last
         self._reading = True
         try:
             async for data in self._bytes(chunk_size):
                 now = now_ns()
                 if now - last > QUIET_NS:
-                    recorder.look(now, look, len(data))
+                    recorder.look(now, probe, len(data))
                     if loop is not None:
-                        recorder.late(now, loop.late_ns(asked, now))
+                        recorder.late(now, loop.lag_ns(requested, now))
                 last = now
                 read((now, data))
                 self._reading = False
                 yield data
                 self._reading = True
-                asked = now_ns()
+                requested = now_ns()
         except BaseException as error:
             recorder.end(error=error)
             raise
@@ -216,36 +216,53 @@ class _AsyncReads:
         await self._close()
 
 
-class _Items:
-    """Stands before a stream's items: the time between giving one and being asked for the next is its hold.
+class _ItemRecording:
+    """Common part of the sync and the async iterator over a stream's items.
 
-    A stream of `openai` is in a cycle with its own generator, so nothing happens when an application leaves a loop and drops it. But each
-    loop gets a generator of its own here, which ends with the loop: that is when the stream was left.
+    A hold is the time from handing an item to the application to the application's request for the next item.
+    A stream of `openai` is in a reference cycle with its own generator, so nothing runs when an application leaves its loop and drops the
+    stream. Therefore each loop gets a separate generator here, which is closed when the loop is left.
     """
+
+    exhausted: type[BaseException]
+    """The exception with which the source ends normally."""
 
     def __init__(self, recorder: StreamRecorder, source: Any) -> None:
         self._recorder, self._source = recorder, source
-        self._steps: Iterator[Any] | None = None
+        self._steps: Any = None
+
+    def _ended(self, error: BaseException, handed_over_ns: int) -> bool:
+        """Record the end of one loop over the items; return whether to re-raise its exception. ``handed_over_ns``: 0 without a hold."""
+        if isinstance(error, self.exhausted):
+            self._recorder.end()
+            return False
+        if isinstance(error, GeneratorExit):
+            if handed_over_ns:
+                self._recorder.held(now_ns() - handed_over_ns)
+            self._recorder.leave()
+            return False
+        self._recorder.end(error=error)
+        return True
+
+
+class _Items(_ItemRecording):
+    """Replaces the iterator of a synchronous stream."""
+
+    exhausted = StopIteration
 
     def __iter__(self) -> Iterator[Any]:
-        recorder, following, held, now = self._recorder, self._source.__next__, self._recorder.held, now_ns
-        recorder.left_ns = given = 0
+        following, held, now = self._source.__next__, self._recorder.held, now_ns
+        self._recorder.left_ns = handed_over = 0
         try:
             while True:
                 item = following()
-                given = now()
+                handed_over = now()
                 yield item
-                held(now() - given)
-                given = 0
-        except StopIteration:
-            recorder.end()
-        except GeneratorExit:
-            if given:
-                held(now() - given)
-            recorder.leave()
+                held(now() - handed_over)
+                handed_over = 0
         except BaseException as error:
-            recorder.end(error=error)
-            raise
+            if self._ended(error, handed_over):
+                raise
 
     def __next__(self) -> Any:
         if self._steps is None:
@@ -257,32 +274,24 @@ class _Items:
         self._source.close()
 
 
-class _AsyncItems:
-    """The same for an asynchronous stream."""
+class _AsyncItems(_ItemRecording):
+    """Replaces the iterator of an asynchronous stream."""
 
-    def __init__(self, recorder: StreamRecorder, source: Any) -> None:
-        self._recorder, self._source = recorder, source
-        self._steps: AsyncIterator[Any] | None = None
+    exhausted = StopAsyncIteration
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        recorder, following, held, now = self._recorder, self._source.__anext__, self._recorder.held, now_ns
-        recorder.left_ns = given = 0
+        following, held, now = self._source.__anext__, self._recorder.held, now_ns
+        self._recorder.left_ns = handed_over = 0
         try:
             while True:
                 item = await following()
-                given = now()
+                handed_over = now()
                 yield item
-                held(now() - given)
-                given = 0
-        except StopAsyncIteration:
-            recorder.end()
-        except GeneratorExit:
-            if given:
-                held(now() - given)
-            recorder.leave()
+                held(now() - handed_over)
+                handed_over = 0
         except BaseException as error:
-            recorder.end(error=error)
-            raise
+            if self._ended(error, handed_over):
+                raise
 
     async def __anext__(self) -> Any:
         if self._steps is None:

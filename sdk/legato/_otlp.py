@@ -1,8 +1,8 @@
-"""`legato.configure()`: sends spans to Legato over OTLP/HTTP, with the extra ``[otlp]``.
+"""`legato.configure()`: exports spans to Legato over OTLP/HTTP. Needs the extra ``[otlp]``.
 
-One idea: everything here is OpenTelemetry's own, set up for streams: a bounded batch processor that sends every second, protobuf and gzip.
-An application that has a provider already keeps it, and gets Legato's exporter beside its own. Without ``configure()`` Legato's spans
-go wherever the application's provider sends spans.
+It uses OpenTelemetry's own components: a bounded batch processor that exports every second, protobuf and gzip. If the application
+already has a tracer provider, `configure()` keeps it and adds Legato's exporter to it. Without `configure()`, Legato's spans go to the
+exporters of the application's provider.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _configured: list[Any] = []
 
 
 def configure(endpoint: str | None = None, *, service_name: str | None = None, service_version: str | None = None) -> Any:
-    """Export to ``endpoint`` (base URL; default LEGATO_ENDPOINT) and return the tracer provider. Calling it again does nothing.
+    """Export to ``endpoint`` (base URL; default LEGATO_ENDPOINT) and return the tracer provider. Further calls have no effect.
 
-    ``service_name`` and ``service_version`` default to OpenTelemetry's own variables (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
-    Raises ``ConfigurationError`` without the extra.
+    ``service_name`` and ``service_version`` default to OpenTelemetry's variables (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
+    They are ignored if the application already has a provider. Raises ``ConfigurationError`` if the extra is not installed.
     """
     if _configured:
         return _configured[0]
@@ -38,7 +38,7 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
         raise ConfigurationError("legato.configure() needs the OTLP exporter: pip install 'legato[otlp]'") from error
 
     class Flusher(SpanProcessor):
-        """Has the worker finish its streams before the provider flushes or shuts down."""
+        """Finishes the worker's streams before the provider flushes or shuts down."""
 
         def shutdown(self) -> None:
             worker().close()

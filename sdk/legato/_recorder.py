@@ -1,8 +1,8 @@
-"""Records one stream: when each chunk came, and how the stream ended.
+"""Recorder of one stream: when each chunk arrived, and how the stream ended.
 
-One idea: recording is one clock reading and one append; whatever can wait (parsing, packing, attributes) is done by the worker, from
-what was appended. A stream ends once, by whatever happens first, and a stream that nobody ends is ended at exit. It knows neither spans
-nor HTTP: `_spans` and the instrumentations do.
+Recording a chunk is one clock reading and one append. The worker thread does the rest (parsing, packing, attributes) later. A stream
+ends once: the first call of ``end`` counts, and a stream that is still open when the process exits is ended then. Span attributes are
+built in `_spans`; HTTP is handled by the instrumentations.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from legato._clock import now_ns
-from legato._socket import Look
-from legato._sse import Facts, Scanner
+from legato._socket import Probe
+from legato._sse import ResponseInfo, Scanner
 from legato._timeline import CHUNKS_MAX, Kind
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "End", "Origin", "StreamRecorder", "outcome_of"]
 
 _TEXT = int(Kind.TEXT)
-_CANCELS = ("CancelledError", "GeneratorExit", "KeyboardInterrupt", "Cancelled")
-_MARKS = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
+_CANCEL_CLASSES = ("CancelledError", "GeneratorExit", "KeyboardInterrupt", "Cancelled")
+_OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
 
 
 @dataclass(slots=True)
 class Origin:
-    """What is known of a stream when it begins, or learnt on its way."""
+    """Where a stream comes from: model, endpoints, engine, client. Some fields are filled in while the stream runs."""
 
     vantage: str = "client"
     model: str = ""
@@ -50,7 +50,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How and when (monotonic ns) a stream ended."""
+    """How and when (monotonic time) a stream ended."""
 
     time_ns: int
     outcome: str
@@ -59,9 +59,10 @@ class End:
 
 @dataclass(slots=True)
 class Columns:
-    """The chunks by column: times in ns of the monotonic clock; ``None`` is a column that nobody knows. ``dropped``: beyond the limit.
+    """A stream's chunks by column: one value per chunk; ``None`` is an unknown column.
 
-    ``looks``: what the kernel knew when a read came after a pause: the read's time, bytes in the queue before it, ms since the last came.
+    ``times``: monotonic ns. ``holds_ns``: consumer time. ``dropped``: number of chunks above the limit, which are not in the columns.
+    ``probes``: one per probed read: its time, the bytes in the receive queue before it, and ms since data had last arrived.
     """
 
     times: list[int]
@@ -70,13 +71,16 @@ class Columns:
     kinds: list[int]
     holds_ns: list[int] | None
     dropped: int
-    looks: list[tuple[int, int, int]]
+    probes: list[tuple[int, int, int]]
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
-    """(outcome, error type) of a stream that this exception ended. Time-outs are known by their classes' names, of any library."""
+    """Return (outcome, error type) of a stream that this exception ended.
+
+    Cancels and time-outs are recognised by the names of the exception's classes, so that no HTTP library need be imported.
+    """
     names = [kind.__name__ for kind in type(error).__mro__]
-    if any(name in _CANCELS for name in names):
+    if any(name in _CANCEL_CLASSES for name in names):
         return "client_cancel", ""
     qualified = f"{type(error).__module__}.{type(error).__qualname__}"
     if any("Timeout" in name for name in names):
@@ -85,14 +89,14 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
 
 
 class StreamRecorder:
-    """One stream at one vantage. Get one from ``legato.stream(...)``; use it as a (sync or async) context manager, or call ``end``.
+    """One stream at one vantage. ``legato.stream(...)`` returns one; use it as a (sync or async) context manager, or call ``end``.
 
-    ``record`` may be called from any thread; so may ``end``, and only the first ``end`` counts.
+    ``record`` and ``end`` may be called from any thread. Only the first ``end`` counts.
     """
 
     __slots__ = (
         *("__weakref__", "held", "left_ns", "origin", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
-        *("_chunks", "_columns", "_end", "_ending", "_finish", "_holds", "_lates", "_lock", "_looks", "_reads", "_scanner"),
+        *("_chunks", "_columns", "_end", "_ending", "_finish", "_holds", "_lags", "_lock", "_probes", "_reads", "_scanner"),
     )
 
     def __init__(self, origin: Origin, span: Span, start_ns: int, finish: Callable[[StreamRecorder], None], *, sse: bool = False) -> None:
@@ -104,7 +108,7 @@ class StreamRecorder:
         self.wire_bytes: int | None = None
         self.rev = 0
         self.left_ns = 0
-        """When the application left its loop over the stream without closing it; 0 while it has not."""
+        """Monotonic time at which the application left its loop over the stream without closing it; 0 if it has not."""
         self._finish = finish
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -112,41 +116,46 @@ class StreamRecorder:
         self._chunks: deque[tuple[int, int, int | None, int]] = deque()
         self._reads: deque[tuple[int, bytes]] = deque()
         self._holds: deque[int] = deque()
-        self._lates: deque[tuple[int, int]] = deque(maxlen=CHUNKS_MAX)
-        self._looks: deque[tuple[int, int, int]] = deque(maxlen=CHUNKS_MAX)
+        self._lags: deque[tuple[int, int]] = deque(maxlen=CHUNKS_MAX)
+        self._probes: deque[tuple[int, int, int]] = deque(maxlen=CHUNKS_MAX)
         self.read = self._reads.append
-        """``read((now_ns(), data))``: a read of a server-sent-event body. The bytes are parsed later, counted, and dropped."""
+        """``read((now_ns(), data))`` records a read of a server-sent-event body. The worker later parses and discards the bytes."""
         self.held = self._holds.append
-        """``held(ns)``: how long the application held the next of the chunks handed to it, in order, before it asked for another."""
+        """``held(ns)`` records a hold: the time from handing a chunk to the application to its request for the next one. Call it once
+        per chunk handed over, in order."""
         self._scanner = Scanner() if sse else None
         self._columns = Columns([], [], [], [], None, 0, [])
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
-        """A chunk has come now: UTF-8 bytes of its content, its tokens if they are known, its kind."""
+        """Record a chunk that arrived now: UTF-8 bytes of its content, its tokens (``None``: unknown) and its ``Kind``."""
         self._chunks.append((now_ns(), size_bytes, tokens, kind))
 
-    def look(self, time_ns: int, look: Look | None, read_bytes: int) -> None:
-        """A read came after a pause, at this time and with so many bytes: note what the kernel knows of it."""
-        known = look() if look is not None else None
-        if known is not None:
-            self._looks.append((time_ns, known[0] + read_bytes, known[1]))
+    def look(self, time_ns: int, probe: Probe | None, read_bytes: int) -> None:
+        """Probe the socket after a read that followed a pause; the read was at ``time_ns`` and returned ``read_bytes`` bytes."""
+        found = probe() if probe is not None else None
+        if found is not None:
+            # The probe runs after the read, so the bytes just read are added to the queue again.
+            self._probes.append((time_ns, found[0] + read_bytes, found[1]))
 
     def late(self, time_ns: int, late_ns: int) -> None:
-        """The read at this time came after its event loop had been late: that is the application's time, as a hold is."""
+        """Record that the event loop was blocked for ``late_ns`` before the read at ``time_ns``. It counts as consumer time."""
         if late_ns:
-            self._lates.append((time_ns, late_ns))
+            self._lags.append((time_ns, late_ns))
 
     def leave(self) -> None:
-        """The application left its loop over the stream. It may take it up again; else the stream was cancelled now."""
+        """Record that the application left its loop over the stream. Unless it resumes, the stream counts as cancelled now."""
         self.left_ns = now_ns()
 
     def end(self, outcome: str = "complete", error: BaseException | None = None, error_type: str = "", at_ns: int | None = None) -> None:
-        """The stream is over now (or was, ``at_ns``). Any call but the first does nothing. An ``error`` decides the outcome by its type."""
+        """End the stream now, or as of ``at_ns`` (monotonic). Only the first call has an effect.
+
+        The type of an ``error`` determines the outcome and overrides ``outcome`` and ``error_type``.
+        """
         if not self._ending.acquire(blocking=False):
             return
         if error is not None:
             outcome, error_type = outcome_of(error)
-        self._end = End(now_ns() if at_ns is None else at_ns, outcome if outcome in _MARKS else "upstream_error", error_type)
+        self._end = End(now_ns() if at_ns is None else at_ns, outcome if outcome in _OUTCOMES else "upstream_error", error_type)
         self._finish(self)
 
     @property
@@ -167,19 +176,19 @@ class StreamRecorder:
         self.end(error=error)
 
     def __del__(self) -> None:
-        # Dropped without an end: whoever read it has stopped reading.
+        # Garbage-collected without an end: the application stopped reading.
         if self._end is None:
             self.end("client_cancel")
 
-    # What follows is the worker's side.
+    # The methods below are for the worker thread.
 
     @property
-    def waiting(self) -> int:
-        """Reads and chunks that were appended and not yet digested."""
+    def undigested(self) -> int:
+        """Number of reads and chunks that were recorded and not yet moved into columns."""
         return len(self._reads) + len(self._chunks)
 
     def digest(self) -> Columns:
-        """Move what was appended into columns and return them all. Safe against appends from other threads meanwhile."""
+        """Move the recorded reads or chunks into columns and return all columns. Other threads may keep recording meanwhile."""
         with self._lock:
             if self._scanner is not None:
                 self._digest_reads(self._scanner)
@@ -202,11 +211,11 @@ class StreamRecorder:
             for at, hold in zip(scanner.yielded, self._holds, strict=False):
                 if at < CHUNKS_MAX:
                     columns.holds_ns[at] = hold
-            for time_ns, late_ns in self._lates:
+            for time_ns, late_ns in self._lags:
                 before = bisect_left(columns.times, time_ns) - 1
                 if before >= 0:
                     columns.holds_ns[before] += late_ns
-        columns.looks = list(self._looks)
+        columns.probes = list(self._probes)
 
     def _digest_chunks(self) -> None:
         chunks, columns = self._chunks, self._columns
@@ -236,22 +245,22 @@ class StreamRecorder:
             columns.holds_ns = holds + [0] * (len(columns.times) - len(holds))
 
     @property
-    def facts(self) -> Facts | None:
-        """What the events said of the response; ``None`` where nothing was parsed."""
-        return self._scanner.facts if self._scanner is not None else None
+    def response(self) -> ResponseInfo | None:
+        """What the events reported about the response; ``None`` if the stream was not recorded as server-sent events."""
+        return self._scanner.response if self._scanner is not None else None
 
-    def verdict(self) -> End | None:
-        """The end as it stands after parsing: what the response itself said of its end outweighs how the reading of it ended."""
-        end, facts = self._end, self.facts
-        if end is None or facts is None:
+    def final_end(self) -> End | None:
+        """Return the end after parsing; ``None`` before ``end``. An end reported by the response overrides how reading it ended."""
+        end, response = self._end, self.response
+        if end is None or response is None:
             return end
-        if facts.error:
-            return End(end.time_ns, "upstream_error", facts.error)
-        if "abort" in facts.finish_reasons:
+        if response.error:
+            return End(end.time_ns, "upstream_error", response.error)
+        if "abort" in response.finish_reasons:
             return End(end.time_ns, "engine_abort", end.error_type)
-        if facts.done or facts.finish_reasons:
+        if response.done or response.finish_reasons:
             return End(end.time_ns, "complete")
         if end.outcome == "complete":
-            # The bytes ended in good order, the response did not: somebody between closed it.
+            # The body ended normally but the response did not, so an intermediary closed it early.
             return End(end.time_ns, "upstream_error", "stream_truncated")
         return end

@@ -1,6 +1,6 @@
-"""The SDK's settings: one frozen dataclass, read from the environment once.
+"""The SDK's settings: one frozen dataclass, read from LEGATO_* environment variables.
 
-One idea: every field has a default, a unit in its name and an environment variable named here; nothing else reads the environment.
+Every field has a default, and its docstring names its variable. No other module of the SDK reads LEGATO_* variables.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What can be set. ``from_env`` reads LEGATO_* variables and says which one is wrong, and how."""
+    """The settings and their defaults. ``from_env`` reads them and reports an invalid variable by name, with the expected form."""
 
     endpoint: str = "http://127.0.0.1:4318"
-    """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver that ``configure()`` exports to."""
+    """LEGATO_ENDPOINT: base URL of the OTLP/HTTP endpoint that ``configure()`` exports to."""
     endpoint_given: bool = False
-    """Whether LEGATO_ENDPOINT was set: then `StreamMiddleware` configures a server whose code is another's."""
+    """Whether LEGATO_ENDPOINT was set. If so, `StreamMiddleware` calls ``configure()`` itself."""
     token: str = field(default="", repr=False)
-    """LEGATO_TOKEN: sent with what ``configure()`` exports, to a receiver that wants to know who writes."""
+    """LEGATO_TOKEN: bearer token that ``configure()`` sends with every export, for endpoints that require one."""
     snapshot_interval_ms: int = 10_000
-    """LEGATO_SNAPSHOT_INTERVAL_MS: age of a stream at its first snapshot; the next follow at 3, 9, … times that. 0: none."""
+    """LEGATO_SNAPSHOT_INTERVAL_MS: age of a stream at its first snapshot; later ones follow at 3, 9, … times that age. 0: no snapshots."""
     export_interval_ms: int = 1_000
-    """LEGATO_EXPORT_INTERVAL_MS: longest time that an ended span waits for others before ``configure()``'s processor sends it."""
+    """LEGATO_EXPORT_INTERVAL_MS: longest time an ended span waits to be batched before ``configure()``'s processor exports it."""
     engine_id: str = ""
-    """LEGATO_ENGINE_ID: the serving engine of this process, the same for its middleware, plugin and agent. Default: host:port."""
+    """LEGATO_ENGINE_ID: id of the serving engine; use the same one for its middleware, plugin and agent. Default: host:port."""
     client_hash_key: str = field(default="", repr=False)
-    """LEGATO_CLIENT_HASH_KEY: secret key of the hash that tells clients apart. Without it no hash is sent."""
+    """LEGATO_CLIENT_HASH_KEY: secret key for hashing client names. Without a key no hash is sent."""
     disabled: bool = False
     """LEGATO_DISABLED: record nothing."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """The settings in these variables. Raises ``ConfigurationError``."""
+        """Return the settings in these variables. Raises ``ConfigurationError`` if one is invalid."""
         return cls(
             endpoint=_url(environ, "LEGATO_ENDPOINT"),
             endpoint_given=bool(environ.get("LEGATO_ENDPOINT")),
@@ -54,14 +54,15 @@ class Settings:
 def _url(environ: Mapping[str, str], key: str) -> str:
     value = environ.get(key) or "http://127.0.0.1:4318"
     if not value.startswith(("http://", "https://")):
-        raise ConfigurationError(f"{key} has value {value!r}: expected a URL like http://127.0.0.1:4318")
+        raise ConfigurationError(f"{key} has value {value!r}: expected a URL such as http://127.0.0.1:4318")
     return value.rstrip("/")
 
 
 def _token(environ: Mapping[str, str], key: str) -> str:
     value = environ.get(key, "")
     if not value.isascii() or not value.isprintable() or " " in value:
-        raise ConfigurationError(f"{key} holds what no token has: expected printable ASCII without blanks, as `legato token add` prints it")
+        # The value is a secret, so the message does not quote it.
+        raise ConfigurationError(f"{key} is no valid token: expected printable ASCII without spaces, as `legato token add` prints it")
     return value
 
 

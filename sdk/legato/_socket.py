@@ -1,8 +1,8 @@
-"""What the kernel knows of the connection when a read comes late: how long its data had lain there, and how much of it.
+"""Probe of a connection's socket after a late read: how much data was in its receive queue, and when data last arrived.
 
-One idea: data that had arrived long before it was read was not held up by the network, but by a reader who did not read (an event loop that
-was busy). One system call or two, and only after a pause, so a steady stream pays nothing. Linux tells; elsewhere, over HTTP/2 and on
-sockets that are not TCP nobody knows, and nothing is said.
+Data that arrived long before it was read was not delayed by the network but by the reader, for example by a blocked event loop. A probe
+is two system calls, and runs only after a pause, so a steady stream has no cost. It works on Linux only; on other systems, over HTTP/2
+and on sockets that are not TCP, there is no probe and the values stay unknown.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["QUIET_NS", "Look", "looker"]
+__all__ = ["QUIET_NS", "Probe", "socket_probe"]
 
 QUIET_NS = 50_000_000
-"""After a pause of this length between two reads the kernel is asked."""
-Look = Callable[[], tuple[int, int] | None]
-# struct tcp_info of linux/tcp.h: eight bytes of flags, then 32-bit numbers, of which the twelfth is tcpi_last_data_recv, in ms.
+"""Shortest pause between two reads after which the socket is probed."""
+Probe = Callable[[], tuple[int, int] | None]
+# struct tcp_info of linux/tcp.h: eight bytes of flags, then 32-bit numbers. The twelfth number is tcpi_last_data_recv, in ms.
 _INFO_BYTES, _LAST_DATA_RECV = 104, 52
 _UINT32 = struct.Struct("=I")
 
 
-def looker(response: Any) -> Look | None:
-    """How to ask about a response's connection: (bytes that still wait, ms since data last arrived); ``None`` where nobody knows."""
+def socket_probe(response: Any) -> Probe | None:
+    """Return a function that probes the connection of an HTTP response; ``None`` where that is not possible.
+
+    The function returns (bytes in the receive queue, ms since data last arrived), or ``None`` if the system calls fail.
+    """
     if not sys.platform.startswith("linux") or getattr(response, "http_version", "") == "HTTP/2":
         return None
     network = (getattr(response, "extensions", None) or {}).get("network_stream")
@@ -34,13 +37,13 @@ def looker(response: Any) -> Look | None:
     import fcntl
     import termios
 
-    def look() -> tuple[int, int] | None:
+    def probe() -> tuple[int, int] | None:
         try:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            waiting = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
-            return _UINT32.unpack(waiting)[0], _UINT32.unpack_from(info, _LAST_DATA_RECV)[0]
+            queued = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
+            return _UINT32.unpack(queued)[0], _UINT32.unpack_from(info, _LAST_DATA_RECV)[0]
         except Exception:
-            # Closed meanwhile, a loop whose sockets are none, or a kernel that says less.
+            # The socket was closed meanwhile, the event loop wraps it in an object without these calls, or the kernel's struct is shorter.
             return None
 
-    return look
+    return probe

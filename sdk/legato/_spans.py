@@ -1,7 +1,7 @@
-"""From a recorder to the attributes of its span: schema/WIRE.md.
+"""Spans and their attributes (schema/WIRE.md).
 
-One idea: all that leaves the process is put together here, in one function for the stream's span and its snapshots alike. It holds no
-text of any prompt or response: counts, times and the response's own ids.
+Everything that leaves the process is assembled here: `attributes_of` serves the stream's span and its snapshots. The attributes contain
+counts, times, names and ids, and no text of a prompt or a response.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from legato._version import __version__
 
 __all__ = ["attributes_of", "start_span", "tracer"]
 
-VISIBLE_NS = 250_000_000
+STALL_NS = 250_000_000
 _HOLD_STEP_NS = HOLD_STEP_US * 1000
 _TEXT = int(Kind.TEXT)
 _CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
@@ -32,8 +32,8 @@ _OPEN_ENDED = ("client_cancel", "timeout", "upstream_error", "abandoned", "engin
 
 
 @cache
-def _sends_bytes() -> bool:
-    """Whether the installed OpenTelemetry carries bytes; older ones take them for text."""
+def _supports_bytes() -> bool:
+    """Whether the installed OpenTelemetry accepts attributes of type bytes; older releases decode them as text."""
     try:
         return isinstance(BoundedAttributes(attributes={"probe": b"\xff"}).get("probe"), bytes)
     except Exception:
@@ -46,19 +46,19 @@ def _scope() -> dict[str, str]:
 
 
 def tracer() -> trace.Tracer:
-    """Legato's tracer of the current provider. What is the same for all spans of a process stands on its scope."""
+    """Return Legato's tracer of the current provider. Its scope carries the attributes that are equal for all spans of the process."""
     return trace.get_tracer("legato", __version__, attributes=_scope())
 
 
 def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span:
-    """The stream's span, started at this monotonic time."""
+    """Start the span of a stream that began at this monotonic time."""
     kind = trace.SpanKind.SERVER if origin.vantage in ("server", "gateway") else trace.SpanKind.CLIENT
     name = f"chat {origin.model}" if origin.model else "chat"
     return tracer().start_span(name, context=context, kind=kind, start_time=wall_ns(start_ns))
 
 
 def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, now_ns: int) -> dict[str, Any]:
-    """The attributes of a stream's span (``end`` given) or of a snapshot at ``now_ns``."""
+    """Return the attributes of a stream's span; without an ``end``, those of a snapshot of the running stream."""
     start = recorder.start_ns
     count = len(columns.times)
     attributes: dict[str, Any] = {
@@ -73,7 +73,7 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
         holds = None if columns.holds_ns is None else [hold // _HOLD_STEP_NS for hold in columns.holds_ns]
         times = [(time - start) // 1000 for time in columns.times]
         packed = pack(times, columns.sizes, columns.tokens, columns.kinds, holds, _sockets(columns))
-        attributes["legato.stream.timeline"] = packed if _sends_bytes() else base64.b64encode(packed).decode("ascii")
+        attributes["legato.stream.timeline"] = packed if _supports_bytes() else base64.b64encode(packed).decode("ascii")
     if columns.dropped:
         attributes["legato.stream.chunks_dropped"] = columns.dropped
     if recorder.ttfb_ns is not None:
@@ -90,19 +90,19 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
 
 
 def _sockets(columns: Columns) -> dict[int, list[int]] | None:
-    """The columns of the socket (schema/TIMELINE.md, 10 and 12), for the first chunk of each read that it was asked about."""
-    if not columns.looks:
+    """Return columns 10 and 12 (schema/TIMELINE.md) by id. A probe's values go to the first chunk of its read; 0 is unknown."""
+    if not columns.probes:
         return None
     queued, idle = [0] * len(columns.times), [0] * len(columns.times)
-    for time_ns, waiting, since_ms in columns.looks:
+    for time_ns, queued_bytes, since_ms in columns.probes:
         place = bisect_left(columns.times, time_ns)
         if place < len(columns.times) and columns.times[place] == time_ns:
-            queued[place], idle[place] = waiting + 1, since_ms + 1
+            queued[place], idle[place] = queued_bytes + 1, since_ms + 1
     return {_QUEUED: queued, _IDLE: idle}
 
 
 def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
-    """The longest gap between reads with content, and how many are visible; the open gap at a bad end included."""
+    """Return the longest gap between reads with content and the number of stalls, both including the open gap."""
     times = columns.times
     if columns.kinds.count(_TEXT) != len(times):
         times = [time for time, kind in zip(times, columns.kinds, strict=True) if kind in _CONTENT]
@@ -112,12 +112,12 @@ def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
     if not gaps:
         return {}
     longest = max(gaps)
-    stalls = sum(gap >= VISIBLE_NS for gap in gaps) if longest >= VISIBLE_NS else 0
+    stalls = sum(gap >= STALL_NS for gap in gaps) if longest >= STALL_NS else 0
     return {"legato.stream.gap_max": longest / 1e9, "legato.stream.stalls": stalls}
 
 
 def _first_token(columns: Columns, start_ns: int) -> dict[str, Any]:
-    """Time to first token under the four keys that back ends read."""
+    """Return the time to first token under each of the four keys that back ends read."""
     first = next((time for time, kind in zip(columns.times, columns.kinds, strict=True) if kind in _CONTENT), None)
     if first is None:
         return {}
@@ -148,20 +148,20 @@ def _origin(origin: Origin) -> dict[str, Any]:
 
 
 def _response(recorder: StreamRecorder) -> dict[str, Any]:
-    facts = recorder.facts
-    if facts is None:
+    response = recorder.response
+    if response is None:
         return {}
     found: dict[str, Any] = {}
-    if facts.response_id:
-        found["gen_ai.response.id"] = facts.response_id
-    if facts.model and not recorder.origin.model:
-        found["gen_ai.request.model"] = facts.model
-    elif facts.model and facts.model != recorder.origin.model:
-        found["gen_ai.response.model"] = facts.model
-    if facts.finish_reasons:
-        found["gen_ai.response.finish_reasons"] = list(facts.finish_reasons)
-    if facts.input_tokens is not None:
-        found["gen_ai.usage.input_tokens"] = facts.input_tokens
-    if facts.output_tokens is not None:
-        found["gen_ai.usage.output_tokens"] = facts.output_tokens
+    if response.response_id:
+        found["gen_ai.response.id"] = response.response_id
+    if response.model and not recorder.origin.model:
+        found["gen_ai.request.model"] = response.model
+    elif response.model and response.model != recorder.origin.model:
+        found["gen_ai.response.model"] = response.model
+    if response.finish_reasons:
+        found["gen_ai.response.finish_reasons"] = list(response.finish_reasons)
+    if response.input_tokens is not None:
+        found["gen_ai.usage.input_tokens"] = response.input_tokens
+    if response.output_tokens is not None:
+        found["gen_ai.usage.output_tokens"] = response.output_tokens
     return found

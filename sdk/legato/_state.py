@@ -1,6 +1,6 @@
 """The process's settings, read once.
 
-One idea: the environment is read at first use, not at import, so that `configure()` and tests can say otherwise before.
+The environment is read at first use, not at import, so that an application or a test can set variables after importing `legato`.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ __all__ = ["settings"]
 
 @cache
 def settings() -> Settings:
-    """The settings from the environment. Raises ``ConfigurationError`` once, at the first use."""
+    """Return the settings from the environment. Raises ``ConfigurationError`` if one is invalid."""
     return Settings.from_env(os.environ)

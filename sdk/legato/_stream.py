@@ -1,7 +1,4 @@
-"""Begins streams: by hand, and for the instrumentations.
-
-One idea: one function makes a recorder with its span and gives it to the worker; everybody begins a stream by it.
-"""
+"""`legato.stream()` for manual recording, and `begin()`, which every instrumentation uses to start a stream."""
 
 from __future__ import annotations
 
@@ -18,25 +15,29 @@ __all__ = ["begin", "stream"]
 
 
 def begin(origin: Origin, *, start_ns: int | None = None, context: Any = None, sse: bool = False) -> StreamRecorder:
-    """A recorder for a stream that began at ``start_ns`` (monotonic; now). ``context``: the parent's, else the current one."""
+    """Return a recorder for a new stream, with its span started and the worker tracking it.
+
+    ``start_ns``: monotonic time at which the stream began; default now. ``context``: OpenTelemetry context of the parent span; default
+    the current one. ``sse``: whether ``read`` will receive the bytes of a server-sent-event body.
+    """
     chosen = settings()
     origin.conversation_id = origin.conversation_id or current_conversation()
     origin.client_hash = origin.client_hash or client_hash(current_client(), chosen.client_hash_key)
     start = now_ns() if start_ns is None else start_ns
-    watcher = worker()
-    recorder = StreamRecorder(origin, start_span(origin, start, context), start, watcher.finish, sse=sse)
-    watcher.watch(recorder)
+    tracker = worker()
+    recorder = StreamRecorder(origin, start_span(origin, start, context), start, tracker.finish, sse=sse)
+    tracker.watch(recorder)
     return recorder
 
 
 def stream(*, model: str = "", provider: str = "", vantage: str = "client", transport: str = "iterator") -> StreamRecorder:
-    """Record a stream by hand.
+    """Start recording a stream manually.
 
     >>> with legato.stream(model="m", provider="p") as recorder:
     ...     for text in answer:
     ...         recorder.record(len(text.encode()))
 
-    The block's exceptions decide the outcome: a cancel, a time-out, or an error; none is ``complete``. ``transport="iterator"`` (the
-    default) says that reads and TTFB are unknown.
+    An exception that leaves the block determines the outcome (cancel, time-out or error); without one it is ``complete``.
+    ``transport="iterator"`` (the default) marks reads and TTFB as unknown.
     """
     return begin(Origin(vantage=vantage, model=model, provider=provider, transport=transport, engine_id=settings().engine_id))

@@ -1,7 +1,7 @@
-"""Packs a stream's chunks into the bytes of ``legato.stream.timeline`` (schema/TIMELINE.md).
+"""Encoder of ``legato.stream.timeline``, the packed form of a stream's chunks (schema/TIMELINE.md).
 
-One idea: a column is packed by operations on whole sequences that run in C (sort, slice, big integers), so that pure Python
-needs well under a microsecond a chunk and the SDK needs no numpy. It never unpacks: readers do.
+Each column is packed by whole-sequence operations that run in C (sort, slice, big integers). Packing therefore takes well under a
+microsecond per chunk without numpy. This module does not decode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ARRAY_CODE = {8: "B", 16: "H", 32: "I"}
 
 
 class Kind(IntEnum):
-    """What a chunk carried. Text, reasoning and tool carry content; the others none."""
+    """What a chunk carried. Only TEXT, REASONING and TOOL carry content."""
 
     ROLE = 0
     TEXT = 1
@@ -51,16 +51,16 @@ def pack(
     holds: Sequence[int] | None = None,
     sockets: Mapping[int, Sequence[int]] | None = None,
 ) -> bytes:
-    """Pack one stream's columns, each as long as the stream has chunks; ``None`` is a column that nobody knows.
+    """Pack one stream's columns. Each has one value per chunk; ``None`` is an unknown column, which is left out.
 
     ``times_us``: microseconds from the stream's start to each chunk, ascending. ``sizes``: UTF-8 bytes of content.
-    ``holds``: in steps of 64 µs (``HOLD_STEP_US``), rounded down.
-    ``sockets``: columns 10 to 12 by id. Sizes, tokens and holds beyond 2**32 - 1 are kept as that.
-    Raises ``ValueError`` when the columns differ in length, a time goes backwards, or there are more than 65,536 chunks.
+    ``holds``: in units of 64 µs (``HOLD_STEP_US``), rounded down. ``sockets``: columns 10 to 12 by id.
+    Sizes, tokens and holds above 2**32 - 1 are stored as 2**32 - 1.
+    Raises ``ValueError`` if the columns differ in length, a time is less than the one before it, or there are more than 65,536 chunks.
     """
     chunks = len(times_us)
     if chunks > CHUNKS_MAX:
-        raise ValueError(f"a timeline holds at most {CHUNKS_MAX} chunks, not {chunks}")
+        raise ValueError(f"got {chunks} chunks: a timeline holds at most {CHUNKS_MAX}")
     given = ((_BYTES, sizes), (_TOKENS, tokens), (_KIND, kinds), (_HOLD, holds))
     columns: dict[int, Sequence[int]] = {name: values for name, values in given if values is not None}
     columns.update(sockets or {})
@@ -104,9 +104,10 @@ def _pack_column(values: Sequence[int]) -> bytes:
 
 
 def _choose_width(ordered: list[int]) -> tuple[int, int, int]:
-    """The cheapest (width, base, exceptions) for these ascending values, by the payload's length.
+    """Return the (width, base, number of exceptions) with the shortest payload for these ascending values.
 
-    Two dozen binary searches whatever the number of chunks: bases are the smallest value and two that leave a few below them.
+    The candidates for the base are the smallest value and two values that leave 1/64 and 1/16 of the values below them. The search
+    therefore takes about two dozen binary searches for any number of chunks.
     """
     count = len(ordered)
     base = ordered[count // 2]
@@ -125,7 +126,7 @@ def _choose_width(ordered: list[int]) -> tuple[int, int, int]:
 
 
 def _pack_bits(values: Sequence[int], width: int, base: int) -> bytes:
-    """``width`` bits a value, lowest first; every value fits."""
+    """Pack each value minus ``base`` into ``width`` bits, lowest bits first. Every value must fit."""
     if not width:
         return b""
     if base:
@@ -149,11 +150,11 @@ def _little(code: str, values: Sequence[int]) -> bytes:
 
 
 def _split_long_gaps(dts: list[int], columns: dict[int, Sequence[int]]) -> tuple[list[int], dict[int, Sequence[int]]]:
-    """Write each dt of 71 minutes or more as heartbeats and a rest (schema/TIMELINE.md, Limits)."""
+    """Replace each dt of 2**32 µs (71 minutes) or more by heartbeats and a remainder (schema/TIMELINE.md, Limits)."""
     fillers = [max(0, dt - 1) // DT_MAX for dt in dts]
     room = CHUNKS_MAX - len(dts)
     if sum(fillers) > room:
-        raise ValueError("the timeline spans too long a time for its number of chunks")
+        raise ValueError(f"pauses of over 71 minutes need {sum(fillers)} more chunks: only {room} are left of {CHUNKS_MAX}")
     columns.setdefault(_KIND, [Kind.TEXT] * len(dts))
 
     def spread(values: Sequence[int], filler: int) -> list[int]:

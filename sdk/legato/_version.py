@@ -1,3 +1,3 @@
-"""The version that the SDK says of itself on the wire; the same as in ``sdk/pyproject.toml``, and a test holds the two together."""
+"""The SDK's version, which is also sent on the wire. A test compares it with ``sdk/pyproject.toml``."""
 
 __version__ = "0.1.0"

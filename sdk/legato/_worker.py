@@ -1,8 +1,8 @@
-"""The one thread that does everything slow: parsing, packing, spans, snapshots.
+"""The worker thread: parsing, packing, spans and snapshots, outside the application's threads.
 
-One idea: the application appends and goes on; the worker turns ended streams into spans at once, and takes snapshots of those that run
-long. Its queue is bounded: when it is full the caller finishes its own stream, and that is counted. It never keeps the process alive:
-at exit, streams that are still open are ended as abandoned and everything is flushed.
+The application only appends to a recorder. The worker turns ended streams into spans immediately and takes snapshots of long-running
+ones. Its queue is bounded: if it is full, the calling thread finishes its stream itself, which is counted as ``inline``. The thread does
+not keep the process alive: at exit, open streams are ended as ``abandoned`` and everything is flushed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from legato._spans import attributes_of, tracer
 __all__ = ["Worker", "flush", "stats", "worker"]
 
 QUEUE_MAX = 4096
-# Reads that a running stream may pile up before they are parsed: bounds the memory that raw bytes take.
+# Number of unparsed reads of a running stream at which they are parsed. This bounds the memory used by raw bytes.
 DIGEST_AT = 512
 _TICK_S = 0.25
-# A loop that was left may be followed by another over the same stream; after this time it was a cancel.
+# An application may leave its loop over a stream and start another over the same stream. After this time without one it is a cancel.
 LEFT_NS = 1_000_000_000
 SNAPSHOT_FACTOR = 3
 
 
 class Worker:
-    """Finishes streams. ``snapshot_interval_ms`` is the age of a stream at its first snapshot; 0: none. One a process."""
+    """Finishes streams and takes snapshots; one per process.
+
+    ``snapshot_interval_ms`` is the age of a stream at its first snapshot; 0 disables snapshots. ``clock`` returns monotonic ns.
+    """
 
     def __init__(self, snapshot_interval_ms: int, clock: Callable[[], int] = now_ns) -> None:
         self._interval_ns = snapshot_interval_ms * 1_000_000
@@ -48,14 +51,14 @@ class Worker:
         self._busy = 0
 
     def watch(self, recorder: StreamRecorder) -> None:
-        """A stream has begun."""
+        """Track a stream that has begun, and start the thread if it does not run."""
         self._counts["started"] += 1
         self._live[id(recorder)] = (weakref.ref(recorder), recorder.start_ns + self._interval_ns)
         if self._thread is None or not self._thread.is_alive():
             self._start()
 
     def finish(self, recorder: StreamRecorder) -> None:
-        """A stream has ended: its span goes out soon. Never blocks."""
+        """Queue an ended stream. If the queue is full, the calling thread builds the span itself; it never waits."""
         self._live.pop(id(recorder), None)
         with self._idle:
             self._busy += 1
@@ -66,18 +69,18 @@ class Worker:
             self._complete(recorder)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait until all streams ended so far are spans. False when the time was not enough."""
+        """Wait until every stream that has ended is a span. Return False on time-out."""
         if self._thread is None:
             return True
         with self._idle:
             return self._idle.wait_for(lambda: self._busy <= 0, timeout_s)
 
     def stats(self) -> Mapping[str, int]:
-        """Streams started and ended, snapshots, streams finished by their caller as the queue was full, and faults of Legato's own."""
+        """Return the counters, which ``legato.stats`` documents."""
         return {**self._counts, "live": len(self._live), "queued": self._queue.qsize(), "faults": sum(faults.values())}
 
     def close(self) -> None:
-        """End what is still open as abandoned and flush: the process is about to exit."""
+        """End open streams as abandoned and flush. Called when the process exits."""
         for reference, _ in list(self._live.values()):
             recorder = reference()
             if recorder is not None and recorder.left_ns:
@@ -90,7 +93,7 @@ class Worker:
         with self._starting:
             if self._thread is not None and self._thread.is_alive():
                 return
-            # Exit handlers run last in, first out: registered with the first stream, this one runs before the provider's shutdown.
+            # Exit handlers run last in, first out. This one is registered with the first stream, so it runs before the provider's shutdown.
             atexit.register(self.close)
             self._thread = threading.Thread(target=self._run, name="legato-worker", daemon=True)
             self._thread.start()
@@ -104,14 +107,14 @@ class Worker:
                 recorder = None
             if recorder is not None:
                 self._complete(recorder)
-            # Also when streams end without a pause: the queue is then never empty, and snapshots are due all the same.
+            # The second condition is for streams that end without a pause: the queue is then never empty, but snapshots are still due.
             if self._live and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
                 ticked = now_ns()
                 with guard("snapshot"):
                     self.tick()
 
     def tick(self) -> None:
-        """Take the snapshots that are due, and digest what piles up."""
+        """Take the snapshots that are due, cancel streams that were left, and digest recorders with many unparsed reads."""
         now = self._clock()
         for key, (reference, due) in list(self._live.items()):
             recorder = reference()
@@ -126,7 +129,7 @@ class Worker:
                     following *= SNAPSHOT_FACTOR
                 self._live[key] = (reference, recorder.start_ns + following)
                 self._snapshot(recorder, now, following)
-            elif recorder.waiting >= DIGEST_AT:
+            elif recorder.undigested >= DIGEST_AT:
                 recorder.digest()
 
     def _snapshot(self, recorder: StreamRecorder, now: int, next_due_ns: int) -> None:
@@ -154,7 +157,7 @@ class Worker:
     def _end_span(self, recorder: StreamRecorder) -> None:
         span = recorder.span
         columns = recorder.digest()
-        end = recorder.verdict()
+        end = recorder.final_end()
         if end is None:
             return
         if span.is_recording():
@@ -169,7 +172,7 @@ class Worker:
         span.end(end_time=wall_ns(end.time_ns))
 
     def after_fork(self) -> None:
-        """In a child: the parent's streams are the parent's; start anew with the first stream of one's own."""
+        """Reset a forked child's worker. The parent sends the parent's streams; the child's thread starts with its own first stream."""
         self.__init__(self._interval_ns // 1_000_000, self._clock)  # type: ignore[misc]
 
 
@@ -178,7 +181,7 @@ _making = threading.Lock()
 
 
 def worker() -> Worker:
-    """The process's worker, made on first use with the settings of the environment."""
+    """Return the process's worker, creating it on first use from the environment's settings."""
     global _worker
     if _worker is None:
         with _making:
@@ -192,9 +195,9 @@ def worker() -> Worker:
 
 
 def flush(timeout_s: float = 5.0) -> bool:
-    """Wait until every stream that has ended is a span, and the provider (where it can) has exported it. False when time ran out.
+    """Wait until every ended stream is a span and the provider, if it supports ``force_flush``, has exported it. False on time-out.
 
-    Processes that a signal ends run no exit handlers: call this in their shutdown hook. `StreamMiddleware` does so by itself.
+    A process that is ended by a signal runs no exit handlers: call this in its shutdown hook. `StreamMiddleware` does so itself.
     """
     if not worker().flush(timeout_s):
         return False
@@ -203,5 +206,10 @@ def flush(timeout_s: float = 5.0) -> bool:
 
 
 def stats() -> Mapping[str, int]:
-    """What Legato did in this process: streams ``started``, ``ended`` and ``live``, ``snapshots``, ``queued``, ``inline``, ``faults``."""
+    """Return counters of this process.
+
+    ``started``, ``ended``, ``live``: streams that began, were finished, are running. ``snapshots``: snapshots sent. ``queued``: ended
+    streams in the worker's queue. ``inline``: streams finished by their caller because the queue was full. ``faults``: suppressed
+    exceptions of the SDK itself.
+    """
     return worker().stats()

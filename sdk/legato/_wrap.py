@@ -1,8 +1,8 @@
 """`legato.wrap`: records any iterator of chunks, sync or async.
 
-One idea: an item is a chunk, stamped when it came; the time until the next is asked for is its hold. Watched here, above the network,
-reads and TTFB are unknown, and the span says so (``transport`` = ``iterator``). The wrapper passes items on unchanged and ends the stream
-on every way out: the end, an exception, ``close``, or being dropped.
+Each item is a chunk with the time at which the source yielded it. The time until the application requests the next item is its hold. An
+iterator is above the network, so reads and TTFB are unknown (``transport`` = ``iterator``). The wrapper passes items on unchanged. It
+ends the stream when the source is exhausted or raises, on ``close``, and when the wrapper is garbage-collected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Measure = Callable[[Any], int]
 
 
 def size_of(item: Any) -> int:
-    """UTF-8 bytes of an item's content: of text, of bytes, of OpenAI's chunk objects and their dictionaries; else 0."""
+    """Return the UTF-8 bytes of an item's content. Items may be text, bytes, or OpenAI chunks (objects or dictionaries); others are 0."""
     if isinstance(item, str):
         return len(item) if item.isascii() else len(item.encode("utf-8", "surrogatepass"))
     if isinstance(item, (bytes, bytearray)):
@@ -41,29 +41,40 @@ def _get(item: Any, name: str) -> Any:
 
 
 class _Watch:
-    """What both wrappers share: stamps, holds, and the one end."""
+    """The recording that both wrappers share: chunks, holds and the end."""
 
-    __slots__ = ("_given_ns", "_measure", "recorder")
+    __slots__ = ("_handed_over_ns", "_measure", "recorder")
 
     def __init__(self, recorder: StreamRecorder, measure: Measure) -> None:
         self.recorder = recorder
         self._measure = measure
-        self._given_ns = 0
+        self._handed_over_ns = 0
 
-    def asked(self) -> None:
-        if self._given_ns:
-            self.recorder.held(now_ns() - self._given_ns)
-            self._given_ns = 0
+    def requested(self) -> None:
+        """The application requests the next item, which ends the hold of the previous one."""
+        if self._handed_over_ns:
+            self.recorder.held(now_ns() - self._handed_over_ns)
+            self._handed_over_ns = 0
 
-    def came(self, item: Any) -> None:
+    def received(self, item: T) -> T:
+        """The source yielded an item. Record it and return it for the application."""
         size = 0
         with guard("measure of wrap()"):
             size = self._measure(item)
         self.recorder.record(size)
-        self._given_ns = now_ns()
+        self._handed_over_ns = now_ns()
+        return item
+
+    def raised(self, error: BaseException, exhausted: type[BaseException]) -> None:
+        """The source raised: ``exhausted`` is its normal end, anything else an error."""
+        if isinstance(error, exhausted):
+            self.over()
+        else:
+            self.over(error=error)
 
     def over(self, outcome: str = "complete", error: BaseException | None = None) -> None:
-        self.asked()
+        """End the stream, and with it the hold of the last item."""
+        self.requested()
         self.recorder.end(outcome, error)
 
 
@@ -78,20 +89,16 @@ class Wrapped(Iterator[T]):
         return self
 
     def __next__(self) -> T:
-        self._watch.asked()
+        self._watch.requested()
         try:
             item = next(self._source)
-        except StopIteration:
-            self._watch.over()
-            raise
         except BaseException as error:
-            self._watch.over(error=error)
+            self._watch.raised(error, StopIteration)
             raise
-        self._watch.came(item)
-        return item
+        return self._watch.received(item)
 
     def close(self) -> None:
-        """Stop reading: the stream is cancelled, and the source closed where it can be."""
+        """End the stream as a cancel, and close the source if it has a ``close`` method."""
         self._watch.over("client_cancel")
         close = getattr(self._source, "close", None)
         if close is not None:
@@ -118,20 +125,16 @@ class AsyncWrapped(AsyncIterator[T]):
         return self
 
     async def __anext__(self) -> T:
-        self._watch.asked()
+        self._watch.requested()
         try:
             item = await self._source.__anext__()
-        except StopAsyncIteration:
-            self._watch.over()
-            raise
         except BaseException as error:
-            self._watch.over(error=error)
+            self._watch.raised(error, StopAsyncIteration)
             raise
-        self._watch.came(item)
-        return item
+        return self._watch.received(item)
 
     async def aclose(self) -> None:
-        """Stop reading: the stream is cancelled, and the source closed where it can be."""
+        """End the stream as a cancel, and close the source if it has an ``aclose`` method."""
         self._watch.over("client_cancel")
         close = getattr(self._source, "aclose", None)
         if close is not None:
@@ -156,13 +159,13 @@ def wrap(source: AsyncIterable[T], *, model: str = "", provider: str = "", measu
 def wrap(
     source: Iterable[T] | AsyncIterable[T], *, model: str = "", provider: str = "", measure: Measure | None = None
 ) -> Wrapped[T] | AsyncWrapped[T]:
-    """Record an iterator of chunks, sync or async; iterate over the result instead.
+    """Record an iterator of chunks, sync or async. Return a wrapper; iterate over that instead of the source.
 
-    ``measure`` gives the UTF-8 bytes of content in an item; the default knows text, bytes, and OpenAI's chunks. The stream's start is
-    this call. Raises ``TypeError`` for what cannot be iterated.
+    ``measure`` returns the UTF-8 bytes of content in an item; the default supports text, bytes and OpenAI's chunks. The stream starts
+    with this call. Raises ``TypeError`` if ``source`` is not iterable.
     """
     if not isinstance(source, (Iterable, AsyncIterable)):
-        raise TypeError(f"wrap() takes an iterable or an asynchronous one, not {type(source).__name__}")
+        raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable or an asynchronous iterable")
     recorder = begin(Origin(model=model, provider=provider, engine_id=settings().engine_id))
     watch = _Watch(recorder, measure or size_of)
     if isinstance(source, AsyncIterable):

@@ -1,9 +1,8 @@
-"""`legato.asgi.StreamMiddleware`: records what a server sends, event by event.
+"""`legato.asgi.StreamMiddleware`: records the event streams that a server sends.
 
-One idea: each body message is stamped when the application hands it to the server, and its bytes are put aside for the worker; nothing
-is parsed on the event loop. It continues the client's trace and puts its own span into the request's headers, so that an engine below
-continues it too. Responses that are no event streams are passed on untouched and make no span. Backpressure cannot be seen here: a
-server accepts megabytes before a send waits.
+Each body message is timestamped when the application hands it to the server. Its bytes are queued for the worker, so nothing is parsed
+on the event loop. The stream's span continues the client's trace. Responses other than event streams pass unchanged and have no span.
+Backpressure cannot be measured here: a server accepts megabytes before a send waits.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ PATHS = ("/chat/completions", "/completions", "/responses")
 
 
 class StreamMiddleware:
-    """Pure ASGI; takes only the application, so that ``vllm serve --middleware legato.asgi.StreamMiddleware`` works.
+    """ASGI middleware. Only ``app`` is required, so ``vllm serve --middleware legato.asgi.StreamMiddleware`` works.
 
-    ``paths``: endings of the request paths to watch. ``vantage``: ``server``, or ``gateway`` in front of other servers.
-    ``engine_id``: which engine answers; default LEGATO_ENGINE_ID, else the host and port that the server listens on.
-    Where LEGATO_ENDPOINT is set it calls ``legato.configure()``: a server such as vLLM has no place for that call.
+    ``paths``: suffixes of the request paths to record. ``vantage``: ``server``, or ``gateway`` in front of other servers.
+    ``engine_id``: id of the engine that answers; default LEGATO_ENGINE_ID, else the host and port that the server listens on.
+    If LEGATO_ENDPOINT is set, the middleware calls ``legato.configure()``, because a server such as vLLM offers no place for that call.
     """
 
     def __init__(self, app: App, *, paths: tuple[str, ...] = PATHS, vantage: str = "server", engine_id: str = "") -> None:
@@ -52,7 +51,7 @@ class StreamMiddleware:
                 configure()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection; only HTTP requests to the watched paths are looked at."""
+        """Handle one ASGI connection. Only HTTP requests to the configured paths are recorded."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, _flushing(send))
             return
@@ -88,7 +87,7 @@ class StreamMiddleware:
 
 
 def _flushing(send: Send) -> Send:
-    """Has what was recorded sent before the server says that it is down: a server ended by a signal runs no exit handlers."""
+    """Wrap the lifespan's ``send``: flush before the shutdown completes, because a server ended by a signal runs no exit handlers."""
 
     async def wrapped(message: Message) -> None:
         if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
@@ -100,15 +99,15 @@ def _flushing(send: Send) -> Send:
 
 
 class _Watch:
-    """One request. The recorder begins with the response, when it is known to be a stream; its start is the request's arrival."""
+    """One request. The recorder is created once the response's headers show an event stream; its start is the request's arrival."""
 
-    __slots__ = ("_gone", "_origin", "_parent", "_receive", "_recorder", "_send", "_sent_all", "_start_ns", "scope")
+    __slots__ = ("_disconnected", "_origin", "_parent", "_receive", "_recorder", "_send", "_sent_all", "_start_ns", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, origin: Origin) -> None:
         self._start_ns = now_ns()
         self._receive, self._send, self._origin = receive, send, origin
         self._recorder: StreamRecorder | None = None
-        self._sent_all = self._gone = False
+        self._sent_all = self._disconnected = False
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self._parent = propagate.extract(headers)
         self.scope = scope
@@ -116,7 +115,7 @@ class _Watch:
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._sent_all:
-            self._gone = True
+            self._disconnected = True
         return message
 
     async def send(self, message: Message) -> None:
@@ -140,15 +139,15 @@ class _Watch:
                 return
 
     def over(self, error: BaseException | None) -> None:
-        """The application has returned, or raised."""
+        """The application has returned, or raised ``error``. End the stream."""
         recorder = self._recorder
         if recorder is None:
             return
-        if error is not None and not self._gone:
+        if error is not None and not self._disconnected:
             recorder.end(error=error)
         elif self._sent_all:
             recorder.end()
-        elif self._gone:
+        elif self._disconnected:
             recorder.end("client_cancel")
         else:
             recorder.end("upstream_error", error_type="response_unfinished")

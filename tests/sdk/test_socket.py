@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 import legato
 from helpers.builders.completions import completions_server, delta, frame
-from legato._loop import lateness
-from legato._socket import looker
+from legato._loop import running_loop_lag
+from legato._socket import socket_probe
 from legato_ingest.timeline.codec import columns_of, read_head
 
 Spans = Callable[[], list[ReadableSpan]]
@@ -133,14 +133,14 @@ def test_the_timer_stops_with_the_last_stream(url: str) -> None:
 
             await asyncio.gather(read(False), read(True))
         await asyncio.sleep(0.1)
-        found = lateness()
+        found = running_loop_lag()
         assert found is not None and not found._streams and found._timer is None
         return weakref.ref(asyncio.get_running_loop())
 
     loop = asyncio.run(run())
     gc.collect()
     assert loop() is None
-    assert lateness() is None
+    assert running_loop_lag() is None
 
 
 def test_data_that_had_not_come_had_not_lain_there(url: str, spans: Spans) -> None:
@@ -175,8 +175,8 @@ class _Broken:
 def test_where_nobody_knows_nothing_is_said(connection: Any, version: str) -> None:
     """No socket, no TCP, several streams on one connection."""
     network = SimpleNamespace(get_extra_info=lambda name: connection)
-    assert looker(SimpleNamespace(http_version=version, extensions={"network_stream": network})) is None
-    assert looker(SimpleNamespace(http_version=version)) is None
+    assert socket_probe(SimpleNamespace(http_version=version, extensions={"network_stream": network})) is None
+    assert socket_probe(SimpleNamespace(http_version=version)) is None
 
 
 def test_a_socket_that_fails_never_raises() -> None:
@@ -185,5 +185,5 @@ def test_a_socket_that_fails_never_raises() -> None:
     closed.close()
     for connection in (closed, _Broken()):
         network = SimpleNamespace(get_extra_info=lambda name, connection=connection: connection)
-        look = looker(SimpleNamespace(http_version="HTTP/1.1", extensions={"network_stream": network}))
+        look = socket_probe(SimpleNamespace(http_version="HTTP/1.1", extensions={"network_stream": network}))
         assert look is not None and look() is None
