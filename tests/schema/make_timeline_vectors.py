@@ -1,6 +1,6 @@
-"""Writes schema/timeline_vectors.json: by hand, from schema/TIMELINE.md, with no implementation's code.
+"""Generator of schema/timeline_vectors.json. It follows schema/TIMELINE.md and imports no implementation.
 
-Run it as ``python tests/schema/make_timeline_vectors.py``; a test holds the committed file against what it makes.
+Run it as ``python tests/schema/make_timeline_vectors.py``. A test compares its output with the committed file.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ DT, BYTES, TOKENS, KIND, HOLD = 1, 2, 3, 4, 5
 
 
 def column(width: int, base: int, packed: bytes, exceptions: dict[int, int] | None = None) -> bytes:
-    """A column's payload, its packed bits given as bytes."""
+    """Return a column's payload. ``packed`` has the packed values as bytes; ``exceptions`` maps positions to values."""
     places = exceptions or {}
     head = struct.pack("<BIH", width, base, len(places))
     return head + packed + struct.pack(f"<{len(places)}H", *places) + struct.pack(f"<{len(places)}I", *places.values())
 
 
 def timeline(chunks: int, columns: list[tuple[int, bytes]], version: int = 1) -> bytes:
-    """A whole timeline of these columns."""
+    """Return a timeline of these columns: (id, payload) each."""
     directory = b"".join(struct.pack("<BI", name, len(payload)) for name, payload in columns)
     return struct.pack("<BBI", version, len(columns), chunks) + directory + b"".join(payload for _, payload in columns)
 
 
 def valid() -> list[dict[str, Any]]:
-    """Vectors that every reader decodes to the columns beside them; ``null`` is a column that is not there."""
+    """Return the valid vectors, each with the columns that a reader must decode; ``null`` is an absent column."""
     steady = column(0, 20_000, b"")
     every_width = timeline(
         5,
@@ -54,8 +54,8 @@ def valid() -> list[dict[str, Any]]:
             kind=[0, 1, 1, 1, 7],
             hold=[0, 1, 2, 255, 4],
         ),
-        case("ids that nobody knows are skipped", timeline(2, [(200, b"\xff\xff\xff"), (DT, steady), (6, b"")]), [20_000] * 2),
-        case("kinds of tomorrow are kept", timeline(2, [(DT, steady), (KIND, column(0, 99, b""))]), [20_000] * 2, kind=[99, 99]),
+        case("unknown ids are skipped", timeline(2, [(200, b"\xff\xff\xff"), (DT, steady), (6, b"")]), [20_000] * 2),
+        case("unknown kinds are kept", timeline(2, [(DT, steady), (KIND, column(0, 99, b""))]), [20_000] * 2, kind=[99, 99]),
         case("exceptions below the base", timeline(2, [(DT, column(8, 100, bytes([0, 5]), {0: 3}))]), [3, 105]),
         case(
             "spare bits are ignored",
@@ -69,7 +69,7 @@ def valid() -> list[dict[str, Any]]:
 
 
 def case(name: str, blob: bytes, dt: list[int], **columns: list[int]) -> dict[str, Any]:
-    """One valid vector; a column of one repeated value is written as ``{"repeat": value, "times": n}``."""
+    """Return one valid vector; a long column of one repeated value is written as ``{"repeat": value, "times": n}``."""
 
     def short(values: list[int]) -> Any:
         return {"repeat": values[0], "times": len(values)} if len(values) > 16 and len(set(values)) == 1 else values
@@ -79,7 +79,7 @@ def case(name: str, blob: bytes, dt: list[int], **columns: list[int]) -> dict[st
 
 
 def invalid() -> list[dict[str, str]]:
-    """Vectors that every reader refuses, with the reason of schema/TIMELINE.md."""
+    """Return the invalid vectors, each with the error of schema/TIMELINE.md that a reader must report."""
     steady = column(0, 20_000, b"")
     good = timeline(2, [(DT, steady)])
     bad = [
@@ -100,7 +100,7 @@ def invalid() -> list[dict[str, str]]:
         ("column shorter than its head", timeline(2, [(DT, b"\0\0\0")]), "length"),
         ("packed too short", timeline(4, [(DT, column(16, 0, bytes(6)))]), "length"),
         ("packed too long", timeline(4, [(DT, column(16, 0, bytes(10)))]), "length"),
-        ("exceptions that are not there", timeline(2, [(DT, struct.pack("<BIH", 0, 1, 2))]), "length"),
+        ("missing exceptions", timeline(2, [(DT, struct.pack("<BIH", 0, 1, 2))]), "length"),
         ("more exceptions than chunks", timeline(1, [(DT, column(0, 1, b"", {0: 5, 1: 6}))]), "exceptions"),
         ("exception beyond the end", timeline(2, [(DT, column(0, 1, b"", {2: 5}))]), "exceptions"),
         ("exceptions descending", timeline(3, [(DT, column(0, 1, b"", {2: 5, 1: 6}))]), "exceptions"),
@@ -111,7 +111,7 @@ def invalid() -> list[dict[str, str]]:
 
 
 def render() -> str:
-    """The file's text."""
+    """Return the text of the file."""
     rows = {"valid": valid(), "invalid": invalid()}
     parts = [f'"{key}": [\n' + ",\n".join(json.dumps(row) for row in rows[key]) + "\n]" for key in ("valid", "invalid")]
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -1,4 +1,4 @@
-"""The tables for a cluster: made of the others, read by ClickHouse's own parser, sharded by trace, replicated."""
+"""The cluster schema: generated from `schema/`, parsed by ClickHouse's parser, sharded by trace id, replicated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARDED = {"stream_revs", "stream_sockets", "verdicts", "replays", "rejected"}
 
 
 def created(folder: pathlib.Path) -> dict[str, str]:
-    """The statement of each table."""
+    """Return the CREATE TABLE file of each table."""
     found = {}
     for path in sorted(folder.glob("*.sql")):
         if match := re.search(r"CREATE TABLE (\w+)", path.read_text(encoding="utf-8")):
@@ -27,34 +27,34 @@ def created(folder: pathlib.Path) -> dict[str, str]:
     return found
 
 
-def test_they_are_made_of_the_others() -> None:
-    """A file of schema/ that was added or changed is in schema/cluster, too."""
+def test_the_files_are_generated_from_the_schema() -> None:
+    """schema/cluster is what the generator makes of schema/."""
     done = subprocess.run([sys.executable, "deploy/cluster_schema.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """An engine, for its parser."""
+    """An embedded store, used for its SQL parser."""
     opened = Store(tmp_path_factory.mktemp("parser") / "store")
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_clickhouse_reads_it(store: Store, path: pathlib.Path) -> None:
-    """One statement, which the parser of the engine takes."""
+def test_clickhouse_parses_each_file(store: Store, path: pathlib.Path) -> None:
+    """Each file is one statement that ClickHouse's parser accepts."""
     tree = store.select(f"EXPLAIN AST {path.read_text(encoding='utf-8')}")
     assert re.match(r"(Create|Alter)Query", str(tree[0][0])), tree[:5]
 
 
-def test_no_table_is_forgotten() -> None:
-    """Each of schema/ is there: on its own, or as the Distributed one over the shards' own."""
+def test_no_table_is_missing() -> None:
+    """The cluster has each table of schema/, either directly or as a Distributed table over local ones."""
     assert {name for name in created(FOLDER) if not name.endswith("_local")} == set(created(FOLDER.parent))
 
 
-def test_what_belongs_to_a_trace_is_sharded_by_it() -> None:
-    """So that a stream's vantages, retries and verdicts meet on one shard, and every table with a trace in it is one of these."""
+def test_tables_with_a_trace_id_are_sharded_by_it() -> None:
+    """Every table with a trace id is sharded by it, so a stream's vantages, retries and verdicts are on one shard."""
     tables = created(FOLDER)
     assert {name for name in tables if f"{name}_local" in tables} == SHARDED
     for name in SHARDED:
@@ -64,14 +64,14 @@ def test_what_belongs_to_a_trace_is_sharded_by_it() -> None:
     assert with_trace == SHARDED
 
 
-def test_everything_else_is_on_every_shard() -> None:
-    """One replicated table of all: its path in Keeper names no shard, each replica is named by its shard and its own name."""
+def test_all_other_tables_are_on_every_shard() -> None:
+    """Their path in Keeper contains no shard, so all shards are replicas of one table, named by shard and replica."""
     for name, sql in created(FOLDER).items():
         if name not in SHARDED and not name.endswith("_local"):
             assert f"('/clickhouse/tables/all/{{database}}/{name}', '{{shard}}-{{replica}}'" in sql
 
 
-def test_a_retry_of_a_week_ago_is_known() -> None:
-    """ClickHouse 25.10 lowered the window of deduplication to an hour."""
+def test_retries_are_deduplicated_for_a_week() -> None:
+    """Every replicated table sets the deduplication window to a week; ClickHouse 25.10 lowered the default to an hour."""
     for name, sql in created(FOLDER).items():
         assert "Distributed(" in sql or "replicated_deduplication_window_seconds = 604800" in sql, name

@@ -1,4 +1,4 @@
-"""The timeline's vectors: the committed file is what the specification makes, and both implementations pass it."""
+"""The timeline's test vectors: the committed file matches its generator, and the decoder and the encoder pass it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _values(column: Any) -> list[int] | None:
     return column  # type: ignore[no-any-return]
 
 
-def test_the_file_is_what_the_generator_makes(tmp_path: pathlib.Path) -> None:
-    """A vector is never edited by hand."""
+def test_the_file_matches_its_generator(tmp_path: pathlib.Path) -> None:
+    """The committed file is the generator's output, so no vector was edited by hand."""
     script = ROOT / "tests" / "schema" / "make_timeline_vectors.py"
     out = subprocess.run(
         [sys.executable, "-c", f"import runpy; print(runpy.run_path({str(script)!r})['render'](), end='')"],
@@ -38,7 +38,7 @@ def test_the_file_is_what_the_generator_makes(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["valid"], ids=lambda vector: vector["name"])
 def test_the_reader_decodes_valid_vectors(vector: dict[str, Any]) -> None:
-    """Each valid vector decodes to its columns, alone and between two others."""
+    """Each valid vector decodes to its columns, in one batch with two other timelines."""
     blob = bytes.fromhex(vector["hex"])
     other = pack([5, 10_000], [1, 2], [3, 4], [1, 7], [1, 10])
     blobs = [other, blob, other]
@@ -59,8 +59,8 @@ def test_the_reader_decodes_valid_vectors(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["invalid"], ids=lambda vector: vector["name"])
-def test_the_reader_refuses_invalid_vectors(vector: dict[str, Any]) -> None:
-    """Each invalid vector is refused with the specification's reason, and its neighbours are decoded."""
+def test_the_reader_rejects_invalid_vectors(vector: dict[str, Any]) -> None:
+    """Each invalid vector is rejected with the specification's error, and the other timelines of the batch are decoded."""
     other = pack([5, 10_000], [1, 2], [3, 4], [1, 7], [1, 10])
     blob = bytes.fromhex(vector["hex"])
     try:
@@ -75,8 +75,8 @@ def test_the_reader_refuses_invalid_vectors(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["valid"], ids=lambda vector: vector["name"])
-def test_the_packer_says_the_same(vector: dict[str, Any]) -> None:
-    """What the SDK packs from a vector's columns decodes to the same columns."""
+def test_the_encoder_round_trips_valid_vectors(vector: dict[str, Any]) -> None:
+    """Each vector's columns, packed by the SDK, decode to the same columns and take at most 8 bytes more than the vector."""
     columns = {name: _values(column) for name, column in vector["columns"].items()}
     times = np.cumsum(columns["dt"] or [], dtype=np.int64).tolist()
     holds = columns["hold"]

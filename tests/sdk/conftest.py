@@ -1,4 +1,4 @@
-"""One tracer provider for all tests of the SDK (OpenTelemetry sets one a process), emptied for each."""
+"""Fixtures of the SDK's tests: one tracer provider (OpenTelemetry allows one per process), whose spans are cleared for each test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Spans = Callable[[], list[ReadableSpan]]
 
 @pytest.fixture(scope="session")
 def exporter() -> InMemorySpanExporter:
-    """The spans of the whole process."""
+    """Collects the spans of the process."""
     provider = TracerProvider()
     kept = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(kept))
@@ -29,15 +29,15 @@ def exporter() -> InMemorySpanExporter:
 
 @pytest.fixture
 def spans(exporter: InMemorySpanExporter) -> Iterator[Spans]:
-    """The spans of this test, when all that has ended is finished."""
+    """Return a function that waits for the worker and returns this test's spans."""
     legato.flush()
     exporter.clear()
 
     def finished() -> list[ReadableSpan]:
         assert legato.flush()
-        # Servers under test may make spans of their own.
-        everybodys = exporter.get_finished_spans()
-        return [span for span in everybodys if span.instrumentation_scope and span.instrumentation_scope.name == "legato"]
+        # Servers under test may create spans too.
+        finished_spans = exporter.get_finished_spans()
+        return [span for span in finished_spans if span.instrumentation_scope and span.instrumentation_scope.name == "legato"]
 
     yield finished
     legato.flush()
@@ -46,7 +46,7 @@ def spans(exporter: InMemorySpanExporter) -> Iterator[Spans]:
 
 @pytest.fixture
 def columns() -> Callable[[ReadableSpan], dict[str, Any]]:
-    """Decodes a span's timeline: µs from the start, sizes, kinds, holds in steps of 64 µs."""
+    """Return a function that decodes a span's timeline: µs from the start, sizes, kinds, tokens, holds in units of 64 µs."""
 
     def unpack(span: ReadableSpan) -> dict[str, Any]:
         blob = (span.attributes or {})["legato.stream.timeline"]

@@ -1,4 +1,4 @@
-"""What `StreamMiddleware` does by itself in a server whose code is another's."""
+"""`StreamMiddleware` configures the export itself in a server whose code cannot be changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(isinstance(trace.get_tracer_provider(), TracerProvider))
         ({"LEGATO_ENDPOINT": "http://127.0.0.1:9", "LEGATO_DISABLED": "1"}, "False"),
     ],
 )
-def test_it_exports_where_an_endpoint_is_named(environ: dict[str, str], configured: str) -> None:
-    """With LEGATO_ENDPOINT set it configures the process; without, whoever owns the server does."""
+def test_it_configures_the_export_if_an_endpoint_is_set(environ: dict[str, str], configured: str) -> None:
+    """With LEGATO_ENDPOINT set the middleware configures the process; without it, or when disabled, it does not."""
     result = subprocess.run([sys.executable, "-c", SCRIPT], env={"PATH": "", **environ}, check=True, capture_output=True, text=True)
     assert result.stdout.strip() == configured

@@ -1,4 +1,4 @@
-"""Real `openai` clients against a real server: every end has its outcome, stamps are those of the bytes, and no text leaves."""
+"""Real `openai` clients against a real server: outcomes, timestamps taken at the bytes, and no text in the spans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTENT = sum(len(word.encode()) for word in WORDS)
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """The server's base URL, with the instrumentation on."""
+    """The base URL of a server, with the instrumentation installed."""
     legato.instrument_openai()
     with completions_server() as base:
         yield base
@@ -36,20 +36,20 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def ask(client: Any, model: str = "normal", **more: Any) -> Any:
-    """A streaming chat completion."""
+def start_stream(client: Any, model: str = "normal", **more: Any) -> Any:
+    """Start a streaming chat completion."""
     return client.chat.completions.create(model=model, messages=[{"role": "user", "content": "q"}], stream=True, **more)
 
 
 def only(spans: list[ReadableSpan]) -> dict[str, Any]:
-    """The attributes of the only span."""
+    """Return the attributes of the only span."""
     (span,) = spans
     return dict(span.attributes or {})
 
 
-def test_a_stream_is_recorded_whole(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
+def test_a_complete_stream_is_recorded(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
     """Kinds, sizes in UTF-8, times, usage, ids and the connection."""
-    assert len(list(ask(client))) == len(WORDS) + 3
+    assert len(list(start_stream(client))) == len(WORDS) + 3
     (span,) = spans()
     found: dict[str, Any] = dict(span.attributes or {})
     assert found["legato.stream.outcome"] == "complete" and found["legato.stream.vantage"] == "client"
@@ -65,23 +65,23 @@ def test_a_stream_is_recorded_whole(client: openai.OpenAI, spans: Spans, columns
 
 
 def test_no_text_leaves_the_process(client: openai.OpenAI, spans: Spans) -> None:
-    """No attribute of the span holds a word of the answer."""
-    list(ask(client))
-    said = repr([span.attributes for span in spans()])
-    assert not any(word.strip(' "') in said for word in WORDS)
+    """No attribute of the span contains a word of the answer."""
+    list(start_stream(client))
+    sent = repr([span.attributes for span in spans()])
+    assert not any(word.strip(' "') in sent for word in WORDS)
 
 
 def test_chunks_of_one_write_share_their_time(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
-    """Coalesced events are one read."""
-    list(ask(client, "burst"))
+    """Events that arrive together are one read."""
+    list(start_stream(client, "burst"))
     (span,) = spans()
     times = columns(span)["times_us"]
     assert len(set(times[1:6])) == 1
 
 
-def test_a_hold_is_the_applications(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
-    """Sleeping between chunks is recorded as holding them, and not as waiting for the next."""
-    for number, _ in enumerate(ask(client)):
+def test_time_between_items_is_a_hold(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
+    """A sleep of the application between two chunks is recorded as the first one's hold."""
+    for number, _ in enumerate(start_stream(client)):
         if number == 2:
             time.sleep(0.3)
     (span,) = spans()
@@ -91,8 +91,8 @@ def test_a_hold_is_the_applications(client: openai.OpenAI, spans: Spans, columns
 
 
 def test_leaving_the_loop_is_a_cancel(client: openai.OpenAI, spans: Spans) -> None:
-    """A loop that is left, with nobody closing the stream, is a cancel at the time it was left."""
-    stream = ask(client)
+    """Leaving the loop without closing the stream is a cancel at the time of leaving."""
+    stream = start_stream(client)
     for number, _ in enumerate(stream):
         if number == 2:
             break
@@ -103,9 +103,9 @@ def test_leaving_the_loop_is_a_cancel(client: openai.OpenAI, spans: Spans) -> No
     stream.close()
 
 
-def test_a_second_loop_takes_the_stream_up(client: openai.OpenAI, spans: Spans) -> None:
-    """A peek at the first chunk is no cancel."""
-    stream = ask(client)
+def test_a_second_loop_continues_the_stream(client: openai.OpenAI, spans: Spans) -> None:
+    """Reading only the first chunk, and the rest in a second loop, is no cancel."""
+    stream = start_stream(client)
     for _ in stream:
         break
     assert len(list(stream)) == len(WORDS) + 2
@@ -113,8 +113,8 @@ def test_a_second_loop_takes_the_stream_up(client: openai.OpenAI, spans: Spans) 
 
 
 def test_closing_is_a_cancel(client: openai.OpenAI, spans: Spans) -> None:
-    """Also by leaving a with block, and also after an exception of the application's own."""
-    with pytest.raises(ZeroDivisionError), ask(client) as stream:
+    """Leaving a with block is a cancel, also when the application's own exception leaves it."""
+    with pytest.raises(ZeroDivisionError), start_stream(client) as stream:
         for _ in stream:
             raise ZeroDivisionError
     assert only(spans())["legato.stream.outcome"] == "client_cancel"
@@ -124,10 +124,10 @@ def test_closing_is_a_cancel(client: openai.OpenAI, spans: Spans) -> None:
     ("model", "outcome", "status"),
     [("cut", "upstream_error", "ERROR"), ("break", "upstream_error", "ERROR"), ("abort", "engine_abort", "UNSET")],
 )
-def test_a_broken_answer_says_so(client: openai.OpenAI, spans: Spans, model: str, outcome: str, status: str) -> None:
-    """A connection that breaks, a body that ends before the answer, an engine that aborts."""
+def test_an_incomplete_response_has_its_outcome(client: openai.OpenAI, spans: Spans, model: str, outcome: str, status: str) -> None:
+    """A connection that breaks, a body that ends before the response does, and an engine that aborts."""
     try:
-        list(ask(client, model))
+        list(start_stream(client, model))
     except Exception as error:
         assert model == "break", error
     (span,) = spans()
@@ -136,33 +136,33 @@ def test_a_broken_answer_says_so(client: openai.OpenAI, spans: Spans, model: str
 
 
 def test_a_time_out_counts_its_open_gap(url: str, spans: Spans) -> None:
-    """The wait for the chunk that never came is the longest gap."""
+    """The wait for the chunk that never arrived is the longest gap."""
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=0.4) as client, pytest.raises(Exception, match="."):
-        list(ask(client, "hang"))
+        list(start_stream(client, "hang"))
     found = only(spans())
     assert found["legato.stream.outcome"] == "timeout" and "Timeout" in found["error.type"]
     assert found["legato.stream.gap_max"] >= 0.39 and found["legato.stream.stalls"] == 1
 
 
-def test_a_refused_request_is_a_row(client: openai.OpenAI, spans: Spans) -> None:
-    """An answer of 500 has no chunks and an error's type."""
+def test_a_failed_request_has_a_span(client: openai.OpenAI, spans: Spans) -> None:
+    """A response with status 500 has no chunks and an error type."""
     with pytest.raises(openai.InternalServerError):
-        ask(client, "fail")
+        start_stream(client, "fail")
     found = only(spans())
     assert (found["legato.stream.outcome"], found["legato.stream.chunks"]) == ("upstream_error", 0)
     assert found["error.type"].endswith("InternalServerError")
 
 
-def test_plain_calls_are_none_of_our_business(client: openai.OpenAI, spans: Spans) -> None:
-    """A call that does not stream makes no span."""
+def test_calls_without_streaming_have_no_span(client: openai.OpenAI, spans: Spans) -> None:
+    """A call that does not stream is not recorded."""
     client.chat.completions.create(model="normal", messages=[])
     assert spans() == []
 
 
-def test_the_trace_goes_along(client: openai.OpenAI, spans: Spans) -> None:
-    """The request carries the stream's own trace context; the caller's headers are left alone."""
+def test_the_request_carries_the_trace_context(client: openai.OpenAI, spans: Spans) -> None:
+    """The request has the trace context of the stream's span, and the caller's headers are unchanged."""
     mine = {"X-Mine": "1"}
-    list(ask(client, extra_headers=mine))
+    list(start_stream(client, extra_headers=mine))
     (span,) = spans()
     sent = seen_headers[-1]
     assert span.context is not None
@@ -170,8 +170,8 @@ def test_the_trace_goes_along(client: openai.OpenAI, spans: Spans) -> None:
     assert mine == {"X-Mine": "1"} and sent["x-mine"] == "1"
 
 
-def test_helpers_responses_and_raw_answers(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
-    """The stream helper, the Responses API, and raw responses all pass through the same place."""
+def test_helpers_the_responses_api_and_raw_responses(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
+    """The stream helper, the Responses API and raw responses are all recorded."""
     with client.chat.completions.stream(model="normal", messages=[]) as helped:
         list(helped)
     list(client.responses.create(model="r", input="q", stream=True))
@@ -184,21 +184,21 @@ def test_helpers_responses_and_raw_answers(client: openai.OpenAI, spans: Spans, 
 
 
 def test_asynchronous_ends(url: str, spans: Spans) -> None:
-    """Read out, cancelled in mid-stream, closed, and left."""
+    """An asynchronous stream read to its end is complete; one cancelled by its task or closed is a cancel."""
 
     async def run() -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
-            assert len([chunk async for chunk in await ask(client)]) == len(WORDS) + 3
+            assert len([chunk async for chunk in await start_stream(client)]) == len(WORDS) + 3
 
             async def forever() -> None:
-                async for _ in await ask(client, "hang"):
+                async for _ in await start_stream(client, "hang"):
                     pass
 
             task = asyncio.create_task(forever())
             await asyncio.sleep(0.3)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            stream = await ask(client)
+            stream = await start_stream(client)
             await anext(aiter(stream))
             await stream.close()
 
@@ -208,11 +208,11 @@ def test_asynchronous_ends(url: str, spans: Spans) -> None:
 
 
 def test_it_can_be_undone(client: openai.OpenAI, spans: Spans) -> None:
-    """Without the instrumentation nothing is recorded; instrumenting twice records once."""
+    """Without the instrumentation nothing is recorded, and instrumenting twice records a stream once."""
     legato.uninstrument_openai()
-    list(ask(client))
+    list(start_stream(client))
     assert spans() == []
     legato.instrument_openai()
     legato.instrument_openai()
-    list(ask(client))
+    list(start_stream(client))
     assert len(spans()) == 1

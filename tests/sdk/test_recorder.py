@@ -1,4 +1,4 @@
-"""Recorders and their worker: one end, from any thread, on every path; snapshots; limits; faults that stay inside."""
+"""Recorders and the worker: one end per stream, threads, snapshots, limits, fork and exit, and the SDK's own faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Columns = Callable[[ReadableSpan], dict[str, Any]]
 
 
 def outcomes(spans: list[ReadableSpan]) -> list[str]:
-    """The outcome of each span."""
+    """Return the outcome of each span."""
     return [str((span.attributes or {})["legato.stream.outcome"]) for span in spans]
 
 
@@ -41,8 +41,8 @@ def outcomes(spans: list[ReadableSpan]) -> list[str]:
         (ConnectionResetError(), "upstream_error"),
     ],
 )
-def test_what_ends_the_block_decides_the_outcome(spans: Spans, error: BaseException | None, outcome: str) -> None:
-    """By the exception's class."""
+def test_the_exception_that_leaves_the_block_determines_the_outcome(spans: Spans, error: BaseException | None, outcome: str) -> None:
+    """The class of the exception maps to an outcome; no exception is ``complete``."""
     try:
         with legato.stream(model="m") as recorder:
             recorder.record(4)
@@ -54,7 +54,7 @@ def test_what_ends_the_block_decides_the_outcome(spans: Spans, error: BaseExcept
 
 
 def test_only_the_first_end_counts(spans: Spans) -> None:
-    """From many threads at once."""
+    """Many threads end one stream at once, and it has one span."""
     recorder = legato.stream(model="m")
     threads = [threading.Thread(target=recorder.end, args=(outcome,)) for outcome in ("timeout", "complete") * 8]
     for thread in threads:
@@ -64,8 +64,8 @@ def test_only_the_first_end_counts(spans: Spans) -> None:
     assert len(spans()) == 1
 
 
-def test_threads_may_record_together(spans: Spans, columns: Columns) -> None:
-    """No chunk is lost."""
+def test_threads_may_record_concurrently(spans: Spans, columns: Columns) -> None:
+    """Four threads record into one stream and no chunk is lost."""
     with legato.stream(model="m") as recorder:
 
         def work() -> None:
@@ -82,14 +82,14 @@ def test_threads_may_record_together(spans: Spans, columns: Columns) -> None:
 
 
 def test_a_dropped_recorder_is_a_cancel(spans: Spans) -> None:
-    """Nobody ended it, nobody holds it."""
+    """A recorder that is garbage-collected without an end counts as cancelled."""
     legato.stream(model="m").record(1)
     gc.collect()
     assert outcomes(spans()) == ["client_cancel"]
 
 
 def test_more_chunks_than_a_timeline_holds_are_counted(spans: Spans, columns: Columns) -> None:
-    """The first 65,536 are kept, and how many were left out is said."""
+    """The first 65,536 chunks are kept, and the number of dropped ones is sent."""
     with legato.stream(model="m") as recorder:
         for _ in range(65_540):
             recorder.record(1)
@@ -99,8 +99,8 @@ def test_more_chunks_than_a_timeline_holds_are_counted(spans: Spans, columns: Co
     assert len(columns(span)["sizes"]) == 65_536
 
 
-def test_snapshots_hold_everything_so_far(spans: Spans, columns: Columns) -> None:
-    """At 1, 3 and 9 times the interval, each a rev of the stream; the end is the last."""
+def test_snapshots_contain_everything_so_far(spans: Spans, columns: Columns) -> None:
+    """Snapshots follow at 1, 3 and 9 times the interval, each with the next rev; the stream's span has the last rev."""
     now = [0]
     worker = Worker(1_000, lambda: now[0])
     worker._start = lambda: None  # type: ignore[method-assign]
@@ -120,8 +120,8 @@ def test_snapshots_hold_everything_so_far(spans: Spans, columns: Columns) -> Non
     assert {each.get("legato.stream.span_id") for each in found[:3]} == {f"{recorder.span_id:016x}"}
 
 
-def test_wrap_watches_any_iterator(spans: Spans, columns: Columns) -> None:
-    """Read out, failing, closed and dropped; sync and async; the sizes are those of the content."""
+def test_wrap_records_any_iterator(spans: Spans, columns: Columns) -> None:
+    """Sync and async iterators that are exhausted, fail or are dropped have their outcome, and sizes are those of the content."""
 
     def failing() -> Iterator[str]:
         yield "a"
@@ -152,23 +152,23 @@ import legato
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
-class Say(SpanExporter):
+class Printer(SpanExporter):
     def export(self, spans):
         for span in spans: print(span.attributes["legato.stream.outcome"], flush=True)
         return SpanExportResult.SUCCESS
-provider = TracerProvider(); provider.add_span_processor(SimpleSpanProcessor(Say())); trace.set_tracer_provider(provider)
+provider = TracerProvider(); provider.add_span_processor(SimpleSpanProcessor(Printer())); trace.set_tracer_provider(provider)
 kept = legato.stream(model="m"); kept.record(1)
 """
 
 
 def test_a_stream_that_is_open_at_exit_is_abandoned() -> None:
-    """The interpreter ends it before the provider shuts down."""
+    """At interpreter exit the open stream is ended as abandoned and exported, before the provider shuts down."""
     run = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, check=True)
     assert run.stdout == "abandoned\n"
 
 
-def test_a_fork_leaves_the_parents_streams_to_the_parent(spans: Spans) -> None:
-    """The child neither ends nor sends them."""
+def test_a_forked_child_does_not_send_the_parents_streams(spans: Spans) -> None:
+    """The child tracks none of the parent's streams, and the parent's stream is sent once."""
     with legato.stream(model="m") as recorder:
         recorder.record(1)
         child = os.fork()
@@ -178,8 +178,8 @@ def test_a_fork_leaves_the_parents_streams_to_the_parent(spans: Spans) -> None:
     assert outcomes(spans()) == ["complete"]
 
 
-def test_a_fault_of_legatos_own_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is counted and swallowed, except under pytest."""
+def test_a_fault_of_the_sdk_is_suppressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is counted and suppressed; under pytest it is counted and raised."""
     with pytest.raises(ZeroDivisionError), guard("a test"):
         raise ZeroDivisionError
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
@@ -196,13 +196,13 @@ def test_a_fault_of_legatos_own_stays_inside(monkeypatch: pytest.MonkeyPatch) ->
         ("LEGATO_DISABLED", "perhaps", "true or false"),
     ],
 )
-def test_a_wrong_setting_says_which_and_why(key: str, value: str, wanted: str) -> None:
-    """Key, value and wanted type."""
+def test_an_invalid_setting_is_reported(key: str, value: str, wanted: str) -> None:
+    """The error has the variable's name, its value and the expected form."""
     with pytest.raises(ConfigurationError) as raised:
         Settings.from_env({key: value})
     assert all(part in str(raised.value) for part in (key, repr(value), wanted))
 
 
 def test_the_hash_key_is_never_shown() -> None:
-    """Not in the settings' own text."""
+    """The repr of the settings does not contain the key."""
     assert "secret" not in repr(Settings.from_env({"LEGATO_CLIENT_HASH_KEY": "secret"}))

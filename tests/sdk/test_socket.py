@@ -1,4 +1,4 @@
-"""What the kernel knows of a late read, through real clients: data that lay there while nobody read, and data that was not there."""
+"""Socket probes and event-loop lag with real clients: data that waited in the receive queue, and data that arrived late."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from legato_ingest.timeline.codec import columns_of, read_head
 
 Spans = Callable[[], list[ReadableSpan]]
 QUEUED, IDLE = 10, 12
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket probes need Linux")
 
 
 async def words(count: int, pause_s: float) -> AsyncIterator[str]:
-    """So many words, so long apart."""
+    """Yield the SSE frames of ``count`` words, ``pause_s`` seconds apart."""
     for _ in range(count):
         yield frame(delta({"content": "word"}))
         await asyncio.sleep(pause_s)
@@ -40,7 +40,7 @@ async def words(count: int, pause_s: float) -> AsyncIterator[str]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server whose model's name is the words and the ms between them."""
+    """The base URL of a server that reads the number of words and the ms between them from the model's name."""
     app = FastAPI()
 
     @app.post("/v1/chat/completions")
@@ -54,8 +54,8 @@ def url() -> Iterator[str]:
     legato.uninstrument_openai()
 
 
-def looked(span: ReadableSpan) -> list[tuple[int, int, int]]:
-    """Of the chunks whose read was looked at: µs since the chunk before, bytes that waited, ms since the last arrival."""
+def probed(span: ReadableSpan) -> list[tuple[int, int, int]]:
+    """Return, for each chunk with a probe: µs since the chunk before, bytes in the receive queue, ms since data last arrived."""
     blob = (span.attributes or {})["legato.stream.timeline"]
     assert isinstance(blob, bytes)
     _, columns, bad = columns_of([blob], [read_head(blob)], frozenset((1, QUEUED, IDLE)))
@@ -64,8 +64,8 @@ def looked(span: ReadableSpan) -> list[tuple[int, int, int]]:
     return [(dt, queued - 1, idle - 1) for dt, queued, idle in rows if queued and idle]
 
 
-def test_data_lay_there_while_the_event_loop_was_busy(url: str, spans: Spans) -> None:
-    """The last word came at once; the loop slept for half a second before it was read."""
+def test_data_waits_in_the_socket_while_the_event_loop_is_blocked(url: str, spans: Spans) -> None:
+    """The last word arrives on time; the loop is blocked for 0.5 s before the read, and the probe shows the wait."""
 
     async def run() -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
@@ -77,12 +77,12 @@ def test_data_lay_there_while_the_event_loop_was_busy(url: str, spans: Spans) ->
                     asyncio.get_running_loop().call_soon(time.sleep, 0.5)
 
     asyncio.run(run())
-    ((dt_us, queued, idle_ms),) = [each for each in looked(spans()[0]) if each[0] > 400_000]
+    ((dt_us, queued, idle_ms),) = [each for each in probed(spans()[0]) if each[0] > 400_000]
     assert dt_us >= 480_000 and 400 <= idle_ms <= dt_us / 1000 and queued > 100
 
 
-def test_a_late_event_loop_is_the_applications_time(url: str, spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
-    """The stream went on while nothing ran on the loop: the chunk before the gap was held for as long, and no other."""
+def test_event_loop_lag_counts_as_a_hold(url: str, spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
+    """The loop is blocked for 0.5 s while the stream continues: the chunk before the gap has that hold, and no other chunk does."""
 
     async def run() -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
@@ -102,8 +102,8 @@ def test_a_late_event_loop_is_the_applications_time(url: str, spans: Spans, colu
     assert sum(holds_ms) - max(holds_ms) < 250
 
 
-def test_a_busy_body_of_the_loop_counts_once(url: str, spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
-    """An application that blocks its own loop between two chunks held the first: the loop was late too, and that is the same time."""
+def test_a_blocking_loop_body_counts_once(url: str, spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
+    """An application that blocks the loop between two chunks causes a hold and the same lag; the time is recorded once."""
 
     async def run() -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
@@ -119,7 +119,7 @@ def test_a_busy_body_of_the_loop_counts_once(url: str, spans: Spans, columns: Ca
 
 
 def test_the_timer_stops_with_the_last_stream(url: str) -> None:
-    """Nothing is left on the loop, whatever ended the streams; and no loop is kept alive."""
+    """No timer is left on the loop after streams were read to their end or closed, and the loop can be garbage-collected."""
 
     async def run() -> weakref.ref[asyncio.AbstractEventLoop]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
@@ -143,47 +143,47 @@ def test_the_timer_stops_with_the_last_stream(url: str) -> None:
     assert running_loop_lag() is None
 
 
-def test_data_that_had_not_come_had_not_lain_there(url: str, spans: Spans) -> None:
-    """A slow server: each read comes as soon as its data, whoever asks."""
+def test_data_of_a_slow_server_does_not_wait_in_the_socket(url: str, spans: Spans) -> None:
+    """With a slow server each read follows the arrival of its data immediately, and the probe shows that."""
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
         for _ in client.chat.completions.create(model="4x150", messages=[], stream=True):
             pass
-    found = looked(spans()[0])
+    found = probed(spans()[0])
     assert len(found) >= 3 and all(dt > 100_000 and idle < 60 and queued > 0 for dt, queued, idle in found)
 
 
-def test_a_steady_stream_is_not_looked_at(url: str, spans: Spans) -> None:
-    """Nothing is asked and nothing is sent where no read comes late."""
+def test_a_steady_stream_is_not_probed(url: str, spans: Spans) -> None:
+    """Without late reads there are no probes (two are allowed for jitter of the machine)."""
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
         for _ in client.chat.completions.create(model="30x5", messages=[], stream=True):
             pass
-    assert len(looked(spans()[0])) <= 2
+    assert len(probed(spans()[0])) <= 2
 
 
 class _Broken:
     family = socket.AF_INET
 
     def getsockopt(self, *_: Any) -> bytes:
-        """As a loop's stand-in for a socket does."""
-        raise TypeError("no such thing here")
+        """Raise as an event loop's socket wrapper does."""
+        raise TypeError("not supported")
 
 
 @pytest.mark.parametrize(
     ("connection", "version"),
     [(None, "HTTP/1.1"), (socket.socket(socket.AF_UNIX), "HTTP/1.1"), (_Broken(), "HTTP/2"), (object(), "HTTP/1.1")],
 )
-def test_where_nobody_knows_nothing_is_said(connection: Any, version: str) -> None:
-    """No socket, no TCP, several streams on one connection."""
+def test_connections_without_a_probe(connection: Any, version: str) -> None:
+    """There is no probe without a socket, without TCP, and over HTTP/2, where a connection carries several streams."""
     network = SimpleNamespace(get_extra_info=lambda name: connection)
     assert socket_probe(SimpleNamespace(http_version=version, extensions={"network_stream": network})) is None
     assert socket_probe(SimpleNamespace(http_version=version)) is None
 
 
-def test_a_socket_that_fails_never_raises() -> None:
-    """Closed, or no real one."""
+def test_a_failing_probe_does_not_raise() -> None:
+    """A closed socket, or an object that only resembles one, gives ``None``."""
     closed = socket.socket()
     closed.close()
     for connection in (closed, _Broken()):
         network = SimpleNamespace(get_extra_info=lambda name, connection=connection: connection)
-        look = socket_probe(SimpleNamespace(http_version="HTTP/1.1", extensions={"network_stream": network}))
-        assert look is not None and look() is None
+        probe = socket_probe(SimpleNamespace(http_version="HTTP/1.1", extensions={"network_stream": network}))
+        assert probe is not None and probe() is None

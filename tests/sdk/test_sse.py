@@ -1,4 +1,4 @@
-"""The scanner of server-sent events: framing, kinds and sizes, however the bytes are cut."""
+"""The scanner of server-sent events: framing, kinds and sizes, for any split of the bytes into reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from legato._timeline import Kind
 
 
 def scan(*reads: bytes) -> Scanner:
-    """A scanner that took these reads, one a nanosecond."""
+    """Return a scanner that was fed these reads, 1 ns apart."""
     scanner = Scanner()
     for time_ns, data in enumerate(reads):
         scanner.feed(time_ns, data)
@@ -22,12 +22,12 @@ def scan(*reads: bytes) -> Scanner:
 
 
 def event(content: Any) -> bytes:
-    """A JSON event."""
+    """Return an event with JSON data."""
     return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
-    """A chat completion chunk as engines send it."""
+    """Return a chat completion chunk as engines send it."""
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
     return {"id": "c-1", "model": "m", "choices": [choice], **more}
 
@@ -58,7 +58,7 @@ CASES: list[tuple[str, bytes, int, int]] = [
 
 @pytest.mark.parametrize(("data", "kind", "size"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_each_event_has_its_kind_and_size(data: bytes, kind: int, size: int) -> None:
-    """Role frames, usage, comments and the end are no tokens; content is counted in UTF-8."""
+    """Role frames, usage, comments and the end have no content; content is measured in UTF-8 bytes."""
     scanner = scan(data)
     assert (scanner.kinds, scanner.sizes) == ([kind], [size])
 
@@ -70,8 +70,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
     st.lists(st.one_of(texts.map(lambda text: event(chunk({"content": text}))), st.sampled_from([case[1] for case in CASES])), max_size=12)
 )
 @settings(deadline=None)
-def test_the_fast_way_gives_what_the_slow_way_gives(events: list[bytes]) -> None:
-    """A read an event (the fast way) counts the same as all events parsed."""
+def test_the_fast_path_equals_parsing(events: list[bytes]) -> None:
+    """One read per event, which uses the fast path, gives the same sizes and kinds as parsing every event."""
     fast = scan(*events)
     slow = Scanner()
     for each in events:
@@ -85,8 +85,8 @@ def test_the_fast_way_gives_what_the_slow_way_gives(events: list[bytes]) -> None
 
 @given(st.lists(st.sampled_from([case[1] for case in CASES]), min_size=1, max_size=8), st.data(), st.sampled_from([b"\n", b"\r\n", b"\r"]))
 @settings(deadline=None)
-def test_any_cut_gives_the_same_chunks(events: list[bytes], data: st.DataObject, line_end: bytes) -> None:
-    """Reads may end anywhere, also between CR and LF; an event belongs to the read that completes it."""
+def test_any_split_into_reads_gives_the_same_chunks(events: list[bytes], data: st.DataObject, line_end: bytes) -> None:
+    """Reads may end anywhere, also between CR and LF: kinds, sizes and yielded events do not change."""
     whole = b"".join(events).replace(b"\n", line_end)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -95,19 +95,19 @@ def test_any_cut_gives_the_same_chunks(events: list[bytes], data: st.DataObject,
 
 
 @given(st.lists(st.binary(max_size=60), max_size=8))
-def test_no_bytes_make_it_fail(reads: list[bytes]) -> None:
-    """Whatever a server sends, the scanner raises nothing and keeps its columns equal in length."""
+def test_no_input_makes_it_raise(reads: list[bytes]) -> None:
+    """For arbitrary bytes the scanner does not raise, and its columns have equal lengths."""
     scanner = scan(*reads)
     assert len(scanner.times) == len(scanner.sizes) == len(scanner.kinds)
 
 
-def test_tokens_come_from_a_running_usage() -> None:
-    """Differences of the usage that engines can send with every chunk; unknown when a chunk comes without."""
+def test_tokens_are_differences_of_the_cumulative_usage() -> None:
+    """Engines can send a cumulative usage with every chunk. If one chunk with content has none, all tokens are unknown."""
     running = [event(chunk({"content": "ab"}, usage={"completion_tokens": total})) for total in (1, 2, 5)]
     assert scan(*running).tokens == [1, 1, 3]
     assert scan(*running, event(chunk({"content": "c"}))).tokens is None
 
 
-def test_a_comment_is_not_handed_to_the_application() -> None:
-    """Holds belong to the events that a client library yields: no comments, no [DONE]."""
+def test_comments_and_done_are_not_yielded() -> None:
+    """Holds belong to the events that a client library yields, which exclude comments and [DONE]."""
     assert scan(b": hi\n\n", CASES[1][1], b"data: [DONE]\n\n").yielded == [1]

@@ -1,4 +1,4 @@
-"""The packer: what it packs is what the reader decodes."""
+"""The SDK's timeline encoder against the decoder of `legato_ingest`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ values = st.one_of(st.integers(0, 1), st.integers(0, 300), st.integers(0, 2**32 
 
 @given(st.lists(st.tuples(steps, values, values, st.integers(0, 7), values), max_size=200), st.booleans())
 @settings(deadline=None)
-def test_every_column_comes_back(rows: list[tuple[int, int, int, int, int]], holds: bool) -> None:
-    """Whatever widths, bases and exceptions it chose."""
+def test_every_column_round_trips(rows: list[tuple[int, int, int, int, int]], holds: bool) -> None:
+    """Decoding returns the encoded columns, for any width, base and exceptions that the encoder chooses."""
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], [], []]
     times = np.cumsum(columns[0], dtype=np.int64).tolist()
     blob = pack(times, columns[1], columns[2], columns[3], columns[4] if holds else None)
@@ -30,7 +30,7 @@ def test_every_column_comes_back(rows: list[tuple[int, int, int, int, int]], hol
 
 
 def test_limits() -> None:
-    """65,536 chunks and no more; times that go forward; values that are kept at the largest."""
+    """More than 65,536 chunks, decreasing times and columns of unequal length are errors; values are capped at 2**32 - 1."""
     assert read_head(pack(list(range(CHUNKS_MAX)))).chunks == CHUNKS_MAX
     with pytest.raises(ValueError, match="65536"):
         pack([0] * (CHUNKS_MAX + 1))
@@ -43,7 +43,7 @@ def test_limits() -> None:
 
 
 def test_a_pause_of_hours_becomes_heartbeats() -> None:
-    """No gap is cut: the pause is written in parts, without content."""
+    """A pause too long for one dt is encoded as heartbeats without content, and its length is exact."""
     blob = pack([1_000, 1_000 + 2 * DT_MAX + 5], [3, 4])
     timelines, _ = decode([blob], [read_head(blob)])
     assert int(timelines.dt_us.astype(np.int64).sum()) == 1_000 + 2 * DT_MAX + 5
