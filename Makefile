@@ -1,68 +1,68 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer: they create .venv and install what they use.
+# `make demo` and `make test` need only Python 3.11 or newer: they create .venv and install their dependencies.
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
 SOURCE := sdk ingest gpu_agent dashboards demo bench deploy tests
 PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
-# The python3 on the path when it is new enough, else the newest that is. Each is tried: it must be able to make a virtual environment.
+# The first of these interpreters that is new enough and can create a virtual environment.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
 .PHONY: help demo test test-server check bench live install collector up down
 .DEFAULT_GOAL := help
 
-help: ## what there is to make
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-demo ## watch recorded streams being replayed, stored and summarised; ARGS="--help" says more
+demo: $(VENV)/.installed-demo ## replay recorded streams, store them and print a report; ARGS="--help" lists the options
 	@$(PY) -m demo $(ARGS)
 
-test: $(VENV)/.installed-dev ## run every test; ARGS go to pytest
+test: $(VENV)/.installed-dev ## run every test; ARGS are passed to pytest
 	@$(PY) -m pytest $(ARGS)
 
-# Those that share one store, on a ClickHouse server: the one of CLICKHOUSE_URL, else its engine behind the same HTTP interface.
+# Tests that use a shared store, run on a ClickHouse server: the one in CLICKHOUSE_URL, else chDB's engine behind the same HTTP interface.
 ON_SERVER := attribution/test_worker chunking/test_worker cli/test_causes cli/test_queries cli/test_slo jobs/test_self_monitoring otlp/test_engine_rows query/test_app query/test_sql_guard rollups/test_compute storage/test_retention storage/test_schema test_tenants write/test_app write/test_committer write/test_dedup
 
-test-server: $(VENV)/.installed-dev ## the store's tests once more, with a ClickHouse server as the store
+test-server: $(VENV)/.installed-dev ## run the tests of the store with a ClickHouse server as the store
 	@LEGATO_TEST_STORE=server $(PY) -m pytest $(ON_SERVER:%=tests/ingest/%.py) $(ARGS)
 
-check: $(VENV)/.installed-dev ## lint, format and types
+check: $(VENV)/.installed-dev ## check lint, format and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy $(SOURCE)
 
-bench: $(VENV)/.installed-dev ## run every bench; minutes each, see bench/README.md
+bench: $(VENV)/.installed-dev ## run the benchmarks; minutes each, see bench/README.md
 	@for script in sdk wire storage ingest agent first_chart; do echo "== $$script"; $(PY) bench/$$script.py || exit 1; done
 
-live: $(VENV)/.installed-dev ## a real vLLM beside Legato, VLLM=its environment; see bench/README.md; ARGS="--help" says more
+live: $(VENV)/.installed-dev ## compare Legato with a real vLLM, VLLM=virtual environment of vLLM; see bench/README.md; ARGS="--help" lists the options
 	@$(PY) bench/live.py --vllm "$(VLLM)" $(ARGS)
 
-collector: collector/dist/otelcol-legato ## build the Collector that collector/ configures; needs Go, three minutes the first time
+collector: collector/dist/otelcol-legato ## build the Collector for the configurations in collector/; needs Go, three minutes the first time
 
-up: ## ClickHouse, Collector, ingest and Grafana by docker compose; ARGS="--profile demo" adds a load
+up: ## start ClickHouse, Collector, ingest and Grafana with docker compose; ARGS="--profile demo" adds a load
 	@$(PYTHON) deploy/make_env.py
 	docker compose $(ARGS) up --build --detach --wait
 
-down: ## stop them; volumes stay
+down: ## stop the services of `make up`; volumes stay
 	docker compose --profile demo down
 
-install: $(VENV)/.installed-dev ## create .venv with all that development needs
+install: $(VENV)/.installed-dev ## create .venv with all development dependencies
 
 collector/dist/otelcol-legato: collector/builder.yaml
-	@command -v go > /dev/null || { echo "the Collector is built with Go 1.25 or newer (on Debian: golang-go, from backports), which is not here"; exit 1; }
+	@command -v go > /dev/null || { echo "no `go` command found: building the Collector needs Go 1.25 or newer; install it (on Debian: golang-go, from backports)"; exit 1; }
 	cd collector && go run go.opentelemetry.io/collector/cmd/builder@v0.159.0 --config builder.yaml
 
 $(PY):
-	@test -n "$(PYTHON)" || { echo "Legato needs Python 3.11 or newer with the venv module (on Debian: python3-venv)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no suitable python3 found: Legato needs Python 3.11 or newer with the venv module; install it (on Debian: python3-venv)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# A stamp is older than the files that it was made from when they change: then, and only then, pip runs again.
+# The stamp files record the last installation: pip runs again only when one of these requirement files has changed.
 $(VENV)/.installed-demo: requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml gpu_agent/pyproject.toml | $(PY)
-	@echo "installing what the demo needs into $(VENV) (once; about a minute)"
+	@echo "installing the dependencies of the demo into $(VENV) (once; about a minute)"
 	@$(PIP) -r requirements-demo.txt
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml gpu_agent/pyproject.toml | $(PY)
-	@echo "installing what development needs into $(VENV) (once; about a minute)"
+	@echo "installing the development dependencies into $(VENV) (once; about a minute)"
 	@$(PIP) -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed-demo

@@ -1,10 +1,11 @@
-"""Writes `schema/cluster/` from `schema/`: the same tables for a ClickHouse cluster.
+"""Generate `schema/cluster/` from `schema/`: the same tables for a ClickHouse cluster.
 
     python deploy/cluster_schema.py [--check]
 
-One idea: what belongs to a trace is sharded by it, so that a stream's vantages, its retries and its verdicts meet on one shard; what every
-shard needs beside its streams (engine steps, samples) and what is small (minutes, notes) is one replicated table on all of them. Queries
-stay as they are: a sharded table keeps its name for the Distributed one, and the shard's own is called `…_local`. It talks to no server.
+Tables with rows of a trace are sharded by the trace id, so the vantages, retries and verdicts of a stream are on the same shard. Tables
+that every shard needs (engine steps, samples) and small tables (rollups, progress of the workers) are replicated to all shards. Queries do
+not change: the Distributed table has the name of the original table, and the table of each shard is named `…_local`. The script connects to
+no server.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCE, TARGET = ROOT / "schema", ROOT / "schema" / "cluster"
 
-# What a trace's rows are in. Everything else is on every shard.
+# Tables with rows of a trace. All other tables are replicated to every shard.
 SHARDED = frozenset(("stream_revs", "stream_sockets", "verdicts", "replays", "rejected"))
 _CREATE = re.compile(
     r"CREATE TABLE (?P<name>\w+)\n\((?P<columns>.*)\n\)\nENGINE = (?P<engine>\w*MergeTree)(?:\((?P<version>\w+)\))?\n(?P<rest>.*)",
@@ -25,13 +26,13 @@ _CREATE = re.compile(
 )
 _LIKE = re.compile(r"CREATE TABLE (?P<name>\w+) AS (?P<model>\w+)")
 _ALTER = re.compile(r"ALTER TABLE (?P<name>\w+)\n(?P<rest>.*)", re.DOTALL)
-# A retry may come a week later (ClickHouse 25.10 lowered the window to an hour).
+# One week, because a retry can be that late. ClickHouse 25.10 reduced the default to one hour.
 _WINDOW = "replicated_deduplication_window = 100000, replicated_deduplication_window_seconds = 604800"
 _ON = "ON CLUSTER '{cluster}'"
 
 
 def statements() -> Iterator[tuple[str, str]]:
-    """Name and text of each file, in order."""
+    """Yield the name (without number) and the text of each file, in order."""
     created: dict[str, re.Match[str]] = {}
     for path in sorted(SOURCE.glob("[0-9]*.sql")):
         comment, sql = _parts(path.read_text(encoding="utf-8"))
@@ -51,7 +52,7 @@ def statements() -> Iterator[tuple[str, str]]:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """The comment at the top, and the statement."""
+    """Split a file into the comment at its top and its statement."""
     lines = text.rstrip().splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("--"))
     return "".join(f"{line}\n" for line in lines[:first]), "\n".join(lines[first:])
@@ -67,7 +68,7 @@ def _table(name: str, model: re.Match[str], sharded: bool) -> str:
 
 
 def _distributed(name: str) -> str:
-    # In the foreground: an acknowledgement is given when the shards have the rows.
+    # Legato inserts with distributed_foreground_insert = 1, so an acknowledgement means that the shards have the rows.
     return (
         f"CREATE TABLE {name} {_ON} AS {name}_local\n"
         f"ENGINE = Distributed('{{cluster}}', currentDatabase(), {name}_local, cityHash64(trace_id))\nSETTINGS fsync_after_insert = 1\n"
@@ -86,7 +87,7 @@ def _altered(name: str, comment: str, alter: re.Match[str]) -> Iterator[tuple[st
 
 
 def main() -> None:
-    """Write the files, or say what differs."""
+    """Write the files; with --check, exit with an error if they differ."""
     wanted = {f"{number:04}_{name}.sql": text for number, (name, text) in enumerate(statements(), 1)}
     there = {path.name: path.read_text(encoding="utf-8") for path in TARGET.glob("*.sql")}
     if "--check" in sys.argv[1:]:

@@ -1,10 +1,10 @@
-"""Writes what `docker compose` needs and nobody may know: passwords and tokens, made here, once.
+"""Generate the passwords and tokens for `docker compose`, once.
 
     python3 deploy/make_env.py
 
-One idea: nothing has a default. `.env` (mode 0600) has the passwords and tokens that compose hands to containers; `.secrets/tokens` has the
-ingest's file of hashes and the Collector's list, in a folder that only its owner can enter. What is there already stays as it is: delete
-both to begin anew. It needs nothing but Python's standard library.
+No password has a default. `.env` (mode 0600) contains the passwords and tokens that compose passes to the containers. `.secrets/tokens`
+contains the ingest's file of token hashes and the Collector's list of tokens, in a folder that only its owner can enter. Existing files are
+kept: delete both `.env` and `.secrets/` to generate new secrets. The script needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ENV, _FOLDER = ROOT / ".env", ROOT / ".secrets"
 
 
 def main() -> None:
-    """Write both, or neither."""
+    """Write `.env` and `.secrets/`, and refresh the copy of the dashboards. Exit with an error if only one of the two exists."""
     if _ENV.exists() != _FOLDER.exists():
-        raise SystemExit(f"only one of {_ENV.name} and {_FOLDER.name}/ is there, and they belong together: delete it to make new ones")
+        raise SystemExit(f"found only one of {_ENV.name} and {_FOLDER.name}/, which belong together: delete it to generate both again")
     if not _ENV.exists():
         _write()
-        print(f"wrote {_ENV.name} and {_FOLDER.name}/: passwords and tokens of this installation; keep them")
-    # Grafana takes every JSON file of a folder for a dashboard, so these have one of their own.
+        print(f"wrote {_ENV.name} and {_FOLDER.name}/: the passwords and tokens of this installation; keep them")
+    # Grafana loads every JSON file in a folder as a dashboard, so the dashboards are copied to a separate folder.
     boards = _FOLDER / "dashboards"
     shutil.rmtree(boards, ignore_errors=True)
     boards.mkdir()
@@ -49,14 +49,14 @@ def _write() -> None:
     read = add(hashes, "grafana", EVERYONE, READ)
     clients.write_text(f"{write}\n", encoding="utf-8")
     for path in (hashes, clients):
-        # Containers have users of their own: the folder above keeps this host's others out.
+        # The containers run as other users, so the files are readable by all; the parent folder keeps other users of this host out.
         path.chmod(0o644)
     lines = {
         "LEGATO_STORE_PASSWORD": secrets.token_urlsafe(24),
         "GF_SECURITY_ADMIN_PASSWORD": secrets.token_urlsafe(24),
         "LEGATO_TOKEN": write,
         "LEGATO_READ_TOKEN": read,
-        # Grafana does not start without an address for its alerts: put yours here.
+        # Grafana does not start without an address for its alerts: replace this one.
         "LEGATO_ALERT_WEBHOOK": "http://127.0.0.1:9/",
     }
     with os.fdopen(os.open(_ENV, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
