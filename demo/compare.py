@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from demo.plan import Plan
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.queries import GOOD, JUDGED
+from legato_ingest.definitions import GOOD, JUDGED
 
 __all__ = ["Comparison", "compare", "judge"]
 

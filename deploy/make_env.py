@@ -18,7 +18,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "ingest"))
 
-from legato_ingest.auth.tokens import EVERYONE, READ, WRITE, add  # noqa: E402
+from legato_ingest.auth.tokens import READ, WRITE, add  # noqa: E402
+from legato_ingest.definitions import ALL_TENANTS  # noqa: E402
 
 _ENV, _FOLDER = ROOT / ".env", ROOT / ".secrets"
 
@@ -46,7 +47,7 @@ def _write() -> None:
     tokens.chmod(0o755)
     hashes, clients = tokens / "tokens.toml", tokens / "collector-tokens"
     write = add(hashes, "applications", "main", WRITE)
-    read = add(hashes, "grafana", EVERYONE, READ)
+    read = add(hashes, "grafana", ALL_TENANTS, READ)
     clients.write_text(f"{write}\n", encoding="utf-8")
     for path in (hashes, clients):
         # The containers run as other users, so the files are readable by all; the parent folder keeps other users of this host out.

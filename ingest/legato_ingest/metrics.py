@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from legato_ingest.write.slo_counters import RESULTS
+from legato_ingest.definitions import SLO_RESULTS
 
 __all__ = ["Metrics"]
 
@@ -71,7 +71,7 @@ class Metrics:
                 service = _OTHER
             self._services.add(service)
             # All results from the first: a series that begins at its first bad stream has no increase there.
-            for each in RESULTS:
+            for each in SLO_RESULTS:
                 self.streams.labels(service, vantage, each).inc(streams if each == result else 0)
 
     def count_stored(self, table: str, stored: int, duplicates: int, refused: int) -> None:

@@ -31,7 +31,7 @@ from legato_ingest.rollups.worker import followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
-from legato_ingest.storage.lock import StoreLock
+from legato_ingest.storage.lock import StoreLock, admin_socket_path
 from legato_ingest.storage.opening import open_store
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.write import app as otlp_endpoint
@@ -63,7 +63,7 @@ def serve(settings: Settings) -> None:
         admin_door = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
         _serve_store(settings, otlp_door, read_door, admin_door)
         if admin_door is not None:
-            admin_app.socket_path(settings.store_path).unlink(missing_ok=True)
+            admin_socket_path(settings.store_path).unlink(missing_ok=True)
 
 
 def _check_doors(settings: Settings) -> None:

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import os
 import pathlib
+from dataclasses import dataclass
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, STALL_EXCESS_MS, STALL_MS
 from legato_ingest.errors import SettingsError
-from legato_ingest.store_address import Address, address_of
 
-__all__ = ["Settings", "load"]
+__all__ = ["Address", "Settings", "address_of", "load"]
+
+
+_PORT, _TLS_PORT = 8123, 8443
+_FORM = "chdb:///absolute/path (embedded), clickhouse://USER@HOST:8123/DATABASE, or clickhouses:// with TLS"
 
 
 def _default_store() -> str:
@@ -72,12 +78,16 @@ class Settings(BaseSettings):
     chunks_per_request_max: int = Field(8_388_608, ge=65_536, description="Chunks that one request's timelines may declare")
     commit_chunks_max: int = Field(1_000_000, ge=65_536, description="Chunks in one insert (a larger request is an insert of its own)")
     retry_after_s: int = Field(2, ge=1, description="What 429 and 503 replies tell the sender to wait")
-    stall_ms: float = Field(250.0, gt=0, description="Gaps of at least this are judged")
-    stall_excess_ms: float = Field(50.0, ge=0, description="Of which at least this must be beyond the engine's healthy step")
+    stall_ms: float = Field(STALL_MS, gt=0, description="Gaps of at least this are judged")
+    stall_excess_ms: float = Field(STALL_EXCESS_MS, ge=0, description="Of which at least this must be beyond the engine's healthy step")
     attribute_every_s: float = Field(5.0, gt=0, description="Pause between two sweeps of the attribution")
     attribute_settle_s: float = Field(5.0, ge=0, description="How long after a stream came in it is judged: its other vantages may follow")
-    slo_gap_ms: float = Field(400.0, gt=0, description="A stream with a longer gap is not good; then `legato rollup --since all`")
-    slo_first_output_ms: float = Field(2000.0, gt=0, description="Nor is one whose first output comes later than this; likewise")
+    slo_gap_ms: float = Field(SLO_GAP_MS, gt=0, description="A stream with a longer gap is not good; then `legato rollup --since all`")
+    slo_first_output_ms: float = Field(
+        SLO_FIRST_OUTPUT_MS,
+        gt=0,
+        description="A stream with a later first output is not good; after a change run `legato rollup --since all`",
+    )
     rollup_every_s: float = Field(5.0, gt=0, description="Pause between two runs of the rollups that dashboards and alerts read")
     chunking_every_s: float = Field(3600.0, gt=0, description="Pause between two searches for changes in chunking")
     query_seconds_max: int = Field(30, ge=1, description="Longest a read query may run")
@@ -111,3 +121,42 @@ def load(**overrides: object) -> Settings:
         raise SettingsError(f"{name} has value {first.get('input')!r}: {first['msg']}") from None
     address_of(settings.store)
     return settings
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, and as whom Legato asks it. The password is elsewhere."""
+
+    host: str
+    port: int
+    user: str
+    database: str
+    tls: bool
+
+    def __str__(self) -> str:
+        return f"clickhouse{'s' if self.tls else ''}://{self.user}@{self.host}:{self.port}/{self.database}"
+
+
+def address_of(url: str) -> Address | pathlib.Path:
+    """The server of ``clickhouse://USER@HOST:PORT/DATABASE`` (``clickhouses://`` with TLS), or the folder of ``chdb:///PATH``.
+
+    Raises ``SettingsError``, which holds no password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise SettingsError(f"LEGATO_STORE is no URL: expected {_FORM}") from None
+    if parts.password is not None:
+        raise SettingsError(f"LEGATO_STORE holds a password, which others can see there: set LEGATO_STORE_PASSWORD; expected {_FORM}")
+    if parts.scheme == "chdb" and parts.path.startswith("/") and not parts.netloc:
+        return pathlib.Path(parts.path)
+    if parts.scheme not in ("clickhouse", "clickhouses") or not parts.hostname or not _is_plain(parts):
+        raise SettingsError(f"LEGATO_STORE is {parts.scheme}://…, expected {_FORM}")
+    tls = parts.scheme == "clickhouses"
+    user, database = unquote(parts.username or "default"), unquote(parts.path.strip("/")) or "default"
+    return Address(parts.hostname, port or (_TLS_PORT if tls else _PORT), user, database, tls)
+
+
+def _is_plain(parts: SplitResult) -> bool:
+    return not parts.query and not parts.fragment and "/" not in parts.path.strip("/")

@@ -18,8 +18,9 @@ from helpers.builders.spans import native_span, request
 from helpers.servers.reading import stream
 from helpers.servers.serving import served
 from legato_ingest.auth import tokens
-from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
+from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.cli.client import Reader
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query import app as read_endpoint
@@ -56,7 +57,7 @@ def doors(store: Store, tmp_path: pathlib.Path) -> Iterator[Doors]:
     """Two tenants and an operator, doors over the shared store."""
     path = tmp_path / "tokens.toml"
     made = {(tenant, may): tokens.add(path, f"{tenant}-{may}", tenant, may) for tenant in TENANTS for may in (READ, WRITE)}
-    made[EVERYONE, READ] = tokens.add(path, "operator", EVERYONE, READ)
+    made[ALL_TENANTS, READ] = tokens.add(path, "operator", ALL_TENANTS, READ)
     settings = load(tokens_file=path, read_password="")
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
@@ -101,7 +102,7 @@ def test_who_may_not_write_is_told_so_and_nothing_is_kept(doors: Doors, path: st
         assert not token or token.encode() not in reply.content
     basic = base64.b64encode(f"any:{doors.token['shop', WRITE]}".encode()).decode()
     assert httpx.post(f"{doors.otlp}{path}", headers={**PROTOBUF, "authorization": f"Basic {basic}"}).status_code == 200
-    assert doors.ask("SELECT count() FROM stream_revs", EVERYONE) == "0"
+    assert doors.ask("SELECT count() FROM stream_revs", ALL_TENANTS) == "0"
 
 
 def test_the_tenant_is_the_tokens_whatever_the_payload_says(doors: Doors) -> None:
@@ -115,7 +116,7 @@ def test_the_tenant_is_the_tokens_whatever_the_payload_says(doors: Doors) -> Non
         headers={**PROTOBUF, "authorization": f"Bearer {doors.token['shop', WRITE]}", "x-tenant": "bank", "x-scope-orgid": "bank"},
     )
     assert reply.status_code == 200
-    assert doors.ask("SELECT DISTINCT tenant FROM stream_revs", EVERYONE) == "shop"
+    assert doors.ask("SELECT DISTINCT tenant FROM stream_revs", ALL_TENANTS) == "shop"
 
 
 def test_what_is_refused_is_its_tenants(doors: Doors) -> None:
@@ -123,12 +124,12 @@ def test_what_is_refused_is_its_tenants(doors: Doors) -> None:
     body = request()
     native_span(body, {"legato.stream.timeline": b"\xff"})
     assert doors.write(body.SerializeToString(), doors.token["shop", WRITE]).status_code == 200
-    assert [doors.ask("SELECT count() FROM rejected", reader) for reader in ("shop", "bank", EVERYONE)] == ["1", "0", "1"]
+    assert [doors.ask("SELECT count() FROM rejected", reader) for reader in ("shop", "bank", ALL_TENANTS)] == ["1", "0", "1"]
 
 
 def test_one_tenants_rows_do_not_touch_anothers_with_the_same_ids(filled: Doors) -> None:
     """The same trace, span and response ids are a stream of each; a retry of one's is a duplicate of that one alone."""
-    assert filled.ask("SELECT tenant, count() FROM streams GROUP BY tenant ORDER BY tenant", EVERYONE) == "bank\t3\nshop\t2"
+    assert filled.ask("SELECT tenant, count() FROM streams GROUP BY tenant ORDER BY tenant", ALL_TENANTS) == "bank\t3\nshop\t2"
 
 
 # Ways of asking for rows: each must see the tenant's own two (or three), and nothing of the other's.
@@ -167,7 +168,7 @@ def test_a_readers_own_tenant_is_all_there_is(filled: Doors) -> None:
     for table in tables:
         assert "bank" not in filled.ask(f"SELECT * FROM {table} FORMAT TSVRaw", "shop"), table
     assert filled.ask("SELECT count() FROM attribution_runs", "shop") == "0"
-    assert filled.ask("SELECT count() FROM system.parts", "shop") == "0" != filled.ask("SELECT count() FROM system.parts", EVERYONE)
+    assert filled.ask("SELECT count() FROM system.parts", "shop") == "0" != filled.ask("SELECT count() FROM system.parts", ALL_TENANTS)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_ways_around_the_filter_are_closed(filled: Doors, sql: str) -> None:
 def test_settings_in_the_url_lift_nothing(filled: Doors) -> None:
     """Whatever a client puts there is ignored."""
     headers = {"authorization": f"Bearer {filled.token['shop', READ]}"}
-    for more in ({"additional_table_filters": "{}"}, {"readonly": "0"}, {"user": "x", "password": filled.token[EVERYONE, READ]}):
+    for more in ({"additional_table_filters": "{}"}, {"readonly": "0"}, {"user": "x", "password": filled.token[ALL_TENANTS, READ]}):
         reply = httpx.post(filled.read, content="SELECT count() FROM streams", headers=headers, params=more)
         assert (reply.status_code, reply.text) == (200, "2\n") or reply.status_code == 403
 
@@ -232,7 +233,7 @@ def test_who_may_not_read_is_told_so(filled: Doors) -> None:
 
 def test_the_servers_own_metrics_are_an_operators(filled: Doors) -> None:
     """They name every tenant's services: a tenant's reader is refused; health needs no token."""
-    for token, status in ((None, 401), (filled.token["shop", READ], 401), (filled.token[EVERYONE, READ], 200)):
+    for token, status in ((None, 401), (filled.token["shop", READ], 401), (filled.token[ALL_TENANTS, READ], 200)):
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         reply = httpx.get(f"{filled.otlp}/metrics", headers=headers)
         assert reply.status_code == status

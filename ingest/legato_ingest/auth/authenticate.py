@@ -1,16 +1,17 @@
-"""Who may pass a door, and as which tenant.
+"""Authentication of both endpoints: which tenant a request writes or reads as.
 
-One idea: both doors ask here, so there is one place that knows tokens and the readers' password. Without either, whoever reaches the doors
-may pass: `serve` then opens them on loopback alone. It answers nothing; it says who, or raises ``Denied``.
+``Gate`` is the only place that checks tokens and the readers' password. Without either, every request that reaches an endpoint is allowed;
+``serve`` then listens on loopback only. It sends no reply: it returns a tenant or raises ``Denied``.
 """
 
 from __future__ import annotations
 
 from fastapi import Request
 
-from legato_ingest.auth.tokens import EVERYONE, READ, WRITE, Tokens, given_by
+from legato_ingest.auth.credentials import denial, has_password_in_url, token_in
+from legato_ingest.auth.tokens import READ, WRITE, Tokens
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import Denied
-from legato_ingest.query.clickhouse_http import denial, has_password_in_url
 from legato_ingest.settings import Settings
 
 __all__ = ["Gate"]
@@ -28,37 +29,37 @@ class Gate:
 
     @property
     def guards_reading(self) -> bool:
-        """Whether a reader must say who asks."""
+        """Whether readers need credentials."""
         return bool(self._password or self.tokens)
 
     def writer(self, request: Request) -> str:
-        """The tenant as which this request writes; the empty one where there are no tokens. Raises ``Denied``."""
+        """Return the tenant that this request writes as; the empty tenant where no tokens are configured. Raises ``Denied``."""
         if self.tokens is None:
             return ""
-        given = given_by(request.headers.get("authorization", ""))
+        given = token_in(request.headers.get("authorization", ""))
         if given is None:
             raise Denied(f"no token: {_HOW}")
         token = self.tokens.holder(given, WRITE)
         if token is None:
-            raise Denied("this token may not write here: `legato token list` shows those that may")
+            raise Denied("this token may not write here: `legato token list` shows the tokens that may")
         return token.tenant
 
     def reader(self, request: Request) -> str:
-        """The tenant whose rows this request may read, or ``EVERYONE``. Raises ``Denied``, whose message holds nothing that was given."""
+        """Return the tenant that this request may read, or ``ALL_TENANTS``. Raises ``Denied``."""
         if not self.guards_reading:
-            return EVERYONE
+            return ALL_TENANTS
         why = denial(request, self._user, self._password)
         if has_password_in_url(request):
             raise Denied(why)
-        given = given_by(request.headers.get("authorization", ""), request.headers.get("x-clickhouse-key", ""))
-        # A token first: it says less than the password, should somebody have set one for the other.
+        given = token_in(request.headers.get("authorization", ""), request.headers.get("x-clickhouse-key", ""))
+        # The token is tried first: it grants less than the password, in case one text was configured as both.
         token = self.tokens.holder(given, READ) if self.tokens is not None and given is not None else None
         if token is not None:
             return token.tenant
         if self._password and not why:
-            return EVERYONE
+            return ALL_TENANTS
         if self.tokens is None:
             raise Denied(why)
         raise Denied(
-            f"no token: {_HOW_TO_READ}" if given is None else "this token may not read here: `legato token list` shows those that may"
+            f"no token: {_HOW_TO_READ}" if given is None else "this token may not read here: `legato token list` shows the tokens that may"
         )

@@ -10,8 +10,6 @@ A token is 256 random bits, so a plain hash keeps it: what makes passwords need 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
 import os
@@ -24,13 +22,12 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import LegatoError, SettingsError
 
-__all__ = ["EVERYONE", "READ", "WRITE", "Token", "Tokens", "add", "given_by", "load", "new_token", "remove"]
+__all__ = ["READ", "WRITE", "Token", "Tokens", "add", "load", "new_token", "remove"]
 
 READ, WRITE = "read", "write"
-EVERYONE = "*"
-"""Instead of a tenant: a reader of all of them, as operators are."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = frozenset(("name", "tenant", "may", "sha256"))
@@ -88,7 +85,7 @@ def _problem(token: Token) -> str:
         return "its name must be 1 to 64 letters, digits, `_`, `.` or `-`"
     if token.may not in (READ, WRITE):
         return "`may` must be `read` or `write`"
-    if not _NAME.fullmatch(token.tenant) and (token.tenant, token.may) != (EVERYONE, READ):
+    if not _NAME.fullmatch(token.tenant) and (token.tenant, token.may) != (ALL_TENANTS, READ):
         return "its tenant must be 1 to 64 letters, digits, `_`, `.` or `-`, or of a reader `*` for all"
     if not _DIGEST.fullmatch(token.sha256):
         return "sha256 must be 64 hexadecimal digits"
@@ -140,20 +137,6 @@ def _state(path: pathlib.Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def given_by(authorization: str, key: str = "") -> bytes | None:
-    """The token in the headers Authorization (Bearer, or Basic with any user) and X-ClickHouse-Key; None where there is none."""
-    scheme, _, value = authorization.partition(" ")
-    value = value.strip()
-    if scheme.lower() == "bearer" and value:
-        return value.encode("latin-1", "replace")
-    if scheme.lower() == "basic":
-        try:
-            return base64.b64decode(value, validate=True).partition(b":")[2] or None
-        except (binascii.Error, ValueError):
-            return None
-    return key.encode("latin-1", "replace") if key and not authorization else None
 
 
 def add(path: pathlib.Path, name: str, tenant: str, may: str) -> str:

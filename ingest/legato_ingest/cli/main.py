@@ -69,8 +69,8 @@ def attribute(
 
     Example: legato attribute --since 1d
     """
+    from legato_ingest.cli.admin_client import attribute as run
     from legato_ingest.cli.durations import seconds_of
-    from legato_ingest.jobs.admin_app import attribute as run
     from legato_ingest.settings import load
 
     with Console(stderr=True).status("judging …"):
@@ -90,8 +90,8 @@ def rollup(
 
     Example: legato rollup --since all
     """
+    from legato_ingest.cli.admin_client import rollup as run
     from legato_ingest.cli.durations import seconds_of
-    from legato_ingest.jobs.admin_app import rollup as run
     from legato_ingest.settings import load
 
     with Console(stderr=True).status("computing …"):
@@ -102,7 +102,7 @@ def rollup(
 @schema_app.command("apply")
 def schema_apply(store: StoreOption = None) -> None:
     """Apply the files that the store lacks. Goes through a running `legato serve` when one holds the store."""
-    from legato_ingest.jobs.admin_app import schema_apply as run
+    from legato_ingest.cli.admin_client import schema_apply as run
     from legato_ingest.settings import load
 
     applied = run(load(store=store))
@@ -114,7 +114,7 @@ def schema_apply(store: StoreOption = None) -> None:
 @schema_app.command("status")
 def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False) -> None:
     """Show which files are applied."""
-    from legato_ingest.jobs.admin_app import schema_status as run
+    from legato_ingest.cli.admin_client import schema_status as run
     from legato_ingest.settings import load
 
     status = run(load(store=store))

@@ -1,13 +1,12 @@
-"""The SQL of the CLI, in one place.
+"""The SQL of the command line.
 
-One idea: a figure has one definition. What makes a stream good is one expression (``GOOD``), used by every query that judges; values
-are bound as ``{name:Type}``. Rows that cannot know a figure hold NULL, and aggregates leave them out: each stands beside its own n.
-It runs nothing.
+Every query that judges streams uses ``definitions.GOOD``. Values are bound as ``{name:Type}``. A row with an unknown figure
+holds NULL, which aggregates skip; each aggregate is returned with its own n. It runs nothing.
 """
 
 from __future__ import annotations
 
-from legato_ingest.otlp.model import ERRORS
+from legato_ingest.definitions import CONTENT_KINDS_SQL, GOOD, JUDGED, STALL_MS
 
 __all__ = [
     "BLAME",
@@ -16,8 +15,6 @@ __all__ = [
     "FINISHED",
     "FIRST_TOKENS",
     "FIND_STREAM",
-    "GOOD",
-    "JUDGED",
     "JUDGED_STALLS",
     "REPORT",
     "STREAMS",
@@ -26,15 +23,6 @@ __all__ = [
     "VERDICTS",
     "since",
 ]
-
-# The first visible text; of a stream without text (tool calls) its first content; of one without content, how long somebody waited.
-FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
-# The SLI of DESIGN §8. A stream without a gap has none over the limit. A cancel is no error: it is bad only for the gap (the open gap is
-# part of gap_max_us) or the late start before it. An application that died left its user without an end.
-GOOD = f"(coalesce(gap_max_us, 0) <= {{gap_us:UInt64}} AND {FIRST_OUTPUT_US} <= {{first_us:UInt64}} AND outcome NOT IN {ERRORS})"
-# Who can be judged: streams that are over and whose timeline is known. To judge the others by what little they know would count those
-# among them that are known to be bad, and none that were good.
-JUDGED = "(outcome != 'running' AND content_chunks IS NOT NULL)"
 
 
 def since(time: str) -> str:
@@ -96,7 +84,7 @@ _SPARK = (
 )
 STREAMS = f"""
 WITH
-    arrayFilter((at, kind) -> kind IN (1, 2, 3), arrayMap(at -> toUInt64(at), arrayCumSum(dt_us)), chunk_kind) AS read_at,
+    arrayFilter((at, kind) -> kind IN {CONTENT_KINDS_SQL}, arrayMap(at -> toUInt64(at), arrayCumSum(dt_us)), chunk_kind) AS read_at,
     arrayDifference(arrayMap(at -> toInt64(at), read_at)) AS gaps_us
 SELECT
     lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toString(start_time) AS start,
@@ -170,7 +158,7 @@ ORDER BY excess_us DESC
 JUDGED_STALLS = f"""
 SELECT
     (SELECT sum(stalls_250ms) FROM streams WHERE vantage = 'client' AND outcome != 'running' AND {_SINCE} AND {_FILTERS}) AS stalls,
-    (SELECT count() FROM verdicts FINAL WHERE gap_us >= 250000 AND {_MATCHING}) AS judged
+    (SELECT count() FROM verdicts FINAL WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}) AS judged
 """
 # By cause: what would be left of the stalls without it, and of the time in them, of the streams that could be replayed. The cause '' stands
 # for all of these streams as they were.

@@ -37,7 +37,7 @@ def backup(
 
     Example: legato backup before-upgrade
     """
-    from legato_ingest.jobs.admin_app import backup as run
+    from legato_ingest.cli.admin_client import backup as run
     from legato_ingest.settings import load
 
     with Console(stderr=True).status("backing up, restoring, comparing …"):

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
+from legato_ingest.definitions import CONTENT_KINDS, HOLD_STEP_US, STALL_MS
+
 __all__ = ["STALL_US", "Read", "Stall", "reads_of", "shared_clock", "stalls_of"]
 
-STALL_US = 250_000
-_CONTENT = frozenset((1, 2, 3))
-_HOLD_STEP_US = 64
+STALL_US = int(STALL_MS * 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def reads_of(row: Mapping[str, Any]) -> list[Read]:
     sizes: Sequence[int] = row["chunk_bytes"]
     reads: list[Read] = []
     for index, (at, kind) in enumerate(zip(accumulate(row["dt_us"]), row["chunk_kind"], strict=True)):
-        if kind not in _CONTENT:
+        if kind not in CONTENT_KINDS:
             continue
         size = sizes[index] if sizes else None
         if reads and reads[-1].at_us == at:
@@ -88,7 +88,7 @@ def stalls_of(row: Mapping[str, Any], reads: Sequence[Read], least_us: int = STA
 
 def _held(holds: Sequence[int], first: int, end: int, length_us: int) -> int | None:
     """How long the chunks of a gap's first read, and those without content after it, were held. Never more than the gap."""
-    return min(sum(holds[first:end]) * _HOLD_STEP_US, length_us) if holds else None
+    return min(sum(holds[first:end]) * HOLD_STEP_US, length_us) if holds else None
 
 
 def shared_clock(rows: Sequence[Mapping[str, Any]]) -> list[int] | None:

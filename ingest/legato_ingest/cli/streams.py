@@ -16,6 +16,7 @@ from rich.text import Text
 from legato_ingest.cli.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
 from legato_ingest.cli.stream_gaps import STALL_US, Read, Stall, reads_of, shared_clock, stalls_of
 from legato_ingest.cli.verdict_text import grounds, why
+from legato_ingest.definitions import ERRORS
 
 __all__ = ["as_json", "render_list", "render_stream"]
 
@@ -25,7 +26,6 @@ _KINDS = {0: "role", 1: "text", 2: "reasoning", 3: "tool", 4: "usage", 5: "heart
 # From the engine outwards, as the bytes travel.
 _ORDER = {name: place for place, name in enumerate(("engine", "server", "gateway", "client", "screen"))}
 _STALLS_SHOWN = 40
-_BAD = frozenset(("timeout", "upstream_error", "engine_abort", "abandoned"))
 
 Row = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
             row["start"][5:19],
             Text(f"{row['model']} · {row['service']}"),
             Text(row["vantage"]),
-            Text(row["outcome"], style="red" if row["outcome"] in _BAD else ""),
+            Text(row["outcome"], style="red" if row["outcome"] in ERRORS else ""),
             count(row["chunks"]),
             duration(row["ttft_us"]),
             Text(duration(row["gap_max_us"]), style="red" if row["good"] == 0 else ""),

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
+from legato_ingest.auth.tokens import READ, WRITE
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import SettingsError
 
 __all__ = ["register"]
@@ -72,7 +73,7 @@ def list_(file: FileOption = None) -> None:
 
     table = Table("name", "tenant", "may")
     for token in tokens.load(_file(file)):
-        table.add_row(token.name, "all tenants" if token.tenant == EVERYONE else token.tenant, token.may)
+        table.add_row(token.name, "all tenants" if token.tenant == ALL_TENANTS else token.tenant, token.may)
     Console(file=sys.stdout).print(table)
 
 

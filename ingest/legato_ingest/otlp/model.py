@@ -10,14 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ERRORS", "EngineFlush", "Outcome", "StreamFacts"]
-
-OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
-# Endings that are a failure. An application that died left its user without an end.
-ERRORS = ("timeout", "upstream_error", "engine_abort", "abandoned")
-# Endings after which the time since the last content is a gap that somebody sat through.
-OPEN_ENDED = frozenset(("client_cancel", *ERRORS))
-Outcome = str
+__all__ = ["EngineFlush", "StreamFacts"]
 
 
 @dataclass(slots=True)
@@ -35,7 +28,7 @@ class StreamFacts:
     ended: bool = True
     next_due_us: int = 0
     vantage: str = "client"
-    outcome: Outcome = "complete"
+    outcome: str = "complete"
     error_type: str = ""
     service_name: str = ""
     service_version: str = ""

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from legato_ingest.definitions import OPEN_ENDED
 from legato_ingest.otlp.engine_rows import engine_tables
 from legato_ingest.otlp.metric_rows import NO_SAMPLES, read_samples
-from legato_ingest.otlp.model import OPEN_ENDED, StreamFacts
+from legato_ingest.otlp.model import StreamFacts
 from legato_ingest.otlp.spans import Adapted, Limits, Rejection, Stream, adapt
 from legato_ingest.timeline.codec import IDLE, QUEUED, WINDOW, Timelines, decode
 from legato_ingest.timeline.ragged import Segments

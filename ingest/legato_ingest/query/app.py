@@ -19,7 +19,7 @@ import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 
 from legato_ingest.auth.authenticate import Gate
-from legato_ingest.auth.tokens import EVERYONE
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import BadRequest, Denied, StoreError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.clickhouse_http import Question, has_foreign_origin, is_local, question_of
@@ -52,7 +52,7 @@ _GO_HELLO = "SELECT displayName(), version(), revision(), timezone()"
 class Answers(Protocol):
     """What this module needs of a store."""
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = EVERYONE) -> bytes:
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """The result of a statement in a format, on a handle that cannot write and sees this tenant's rows alone."""
         ...
 

@@ -7,9 +7,6 @@ Where there is a password, it and not the Host says who asks. It judges no state
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
 import re
 from dataclasses import dataclass
 from email.parser import BytesParser
@@ -20,7 +17,7 @@ from fastapi import Request
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["Question", "denial", "has_foreign_origin", "has_password_in_url", "is_local", "question_of"]
+__all__ = ["Question", "has_foreign_origin", "is_local", "question_of"]
 
 BODY_BYTES_MAX = 2 * 2**20
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -28,9 +25,6 @@ _AUTHORITY = re.compile(r"([\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?", re.ASCII)
 _FORMAT = re.compile(r"\w{1,64}")
 _PARAMETER = re.compile(r"param_([A-Za-z_]\w*)", re.ASCII)
 _DATABASES = frozenset(("", "default", "__default__"))
-_IN_URL = frozenset(("user", "password"))
-_KEY_HEADERS = frozenset(("x-clickhouse-user", "x-clickhouse-key"))
-_HOW = "send `Authorization: Basic`, or the headers X-ClickHouse-User and X-ClickHouse-Key"
 
 
 class _Encoded:
@@ -63,40 +57,6 @@ def has_foreign_origin(request: Request, host: str) -> bool:
     """Whether a page that neither loopback nor ``host`` served has sent this."""
     origin = request.headers.get("origin")
     return origin is not None and _name(origin.partition("://")[2]) not in _LOOPBACK | {host}
-
-
-def has_password_in_url(request: Request) -> bool:
-    """Whether a user or a password stands where logs keep it."""
-    return not _IN_URL.isdisjoint(request.query_params)
-
-
-def denial(request: Request, user: str, password: str) -> str:
-    """Why the request may not ask where this user and password are needed; empty when it gave them. Never holds what was given."""
-    if has_password_in_url(request):
-        return f"user and password do not belong into a URL, which logs keep: {_HOW}"
-    if "authorization" in request.headers and not _KEY_HEADERS.isdisjoint(request.headers):
-        return f"there are two ways of saying who asks, and only one is taken: {_HOW}"
-    given = _given(request)
-    if given is None:
-        return f"this endpoint wants a user and a password: {_HOW}"
-    # Both are always compared, so that the time tells nothing about either.
-    wanted = (text.encode("utf-8", "surrogateescape") for text in (user, password))
-    is_user, is_password = (hmac.compare_digest(a, b) for a, b in zip(given, wanted, strict=True))
-    return "" if is_user and is_password else "the user or the password is not right: see LEGATO_READ_USER and LEGATO_READ_PASSWORD"
-
-
-def _given(request: Request) -> tuple[bytes, bytes] | None:
-    """The user and the password of the headers, or None where there are none that can be read."""
-    scheme, _, value = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "basic":
-        try:
-            user, colon, password = base64.b64decode(value.strip(), validate=True).partition(b":")
-        except (binascii.Error, ValueError):
-            return None
-        return (user, password) if colon else None
-    # The server hands headers on as Latin-1, whatever their bytes mean.
-    names = [request.headers.get(name, "").encode("latin-1") for name in ("x-clickhouse-user", "x-clickhouse-key")]
-    return (names[0], names[1]) if all(names) else None
 
 
 def _name(authority: str) -> str:

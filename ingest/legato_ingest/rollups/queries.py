@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from legato_ingest.cli.queries import GOOD, JUDGED
-from legato_ingest.otlp.model import ERRORS
+from legato_ingest.definitions import DIMENSIONS, ERRORS, GOOD, JUDGED
 from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
 __all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup", "hours_sql"]
@@ -20,8 +19,6 @@ BUCKETS_PER_DOUBLING_FINE = 4 * BUCKETS_PER_DOUBLING
 # Where a statement says which minutes it is about; `rollups` fills it in.
 MINUTES = "/*minutes*/"
 
-# What panels filter streams by.
-_DIMENSIONS = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport")
 # Stalls whose cause lies with the reader: they are no fault of the service, and burn a budget of their own.
 _READER_CAUSES = "('consumer', 'slow_reader', 'render')"
 
@@ -71,7 +68,7 @@ _RATE = "is_over AND output_tokens > 1 AND ttft_us IS NOT NULL AND after_first_u
 
 _STREAM_MINUTES = f"""
 SELECT
-    tenant, minute, {", ".join(_DIMENSIONS)}, emitter,
+    tenant, minute, {", ".join(DIMENSIONS)}, emitter,
     minIf(overdue_at, NOT is_over) AS due_at,
     toUInt32(count()) AS streams,
     CAST(sumMap(map(outcome, toUInt32(1))), 'Map(String, UInt32)') AS outcomes,
@@ -137,14 +134,14 @@ FROM
     LEFT JOIN ({_SIDES}) AS judgements USING (tenant, start_time, trace_id, span_id)
     WHERE {MINUTES}
 )
-GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, emitter
+GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, emitter
 SETTINGS prefer_column_name_to_alias = 1"""
 
-_WHOSE = f"(SELECT tenant, start_time, trace_id, span_id, {', '.join(_DIMENSIONS)} FROM streams WHERE {MINUTES}) AS whose"
+_WHOSE = f"(SELECT tenant, start_time, trace_id, span_id, {', '.join(DIMENSIONS)} FROM streams WHERE {MINUTES}) AS whose"
 
 _STALL_MINUTES = f"""
 SELECT
-    tenant, minute, {", ".join(_DIMENSIONS)}, engine_id, cause, confidence,
+    tenant, minute, {", ".join(DIMENSIONS)}, engine_id, cause, confidence,
     toUInt32(count()) AS stalls,
     sum(gap_us) AS stalled_us,
     sum(excess_us) AS excess_us,
@@ -159,7 +156,7 @@ FROM
     WHERE {MINUTES} AND cause != 'base'
 ) AS judged
 INNER JOIN {_WHOSE} USING (tenant, start_time, trace_id, span_id)
-GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, engine_id, cause, confidence
+GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, engine_id, cause, confidence
 SETTINGS prefer_column_name_to_alias = 1"""
 
 _LEFT = ("stalls", "stalls_min", "stalls_max"), ("stalled_us", "stalled_min_us", "stalled_max_us")
@@ -182,7 +179,7 @@ WITH
         FROM replays FINAL
         WHERE {MINUTES} AND (tenant, start_time, trace_id, span_id, judged_at) IN (SELECT * FROM newest)
     )
-SELECT tenant, minute, {", ".join(_DIMENSIONS)}, cause, toUInt32(count()) AS streams, {_SUMS}
+SELECT tenant, minute, {", ".join(DIMENSIONS)}, cause, toUInt32(count()) AS streams, {_SUMS}
 FROM
 (
     SELECT tenant, start_time, trace_id, span_id, minute, cause, {", ".join(_LEFT[0] + _LEFT[1])} FROM replayed
@@ -192,7 +189,7 @@ FROM
     GROUP BY tenant, start_time, trace_id, span_id, minute
 ) AS replays_and_all
 INNER JOIN {_WHOSE} USING (tenant, start_time, trace_id, span_id)
-GROUP BY tenant, minute, {", ".join(_DIMENSIONS)}, cause
+GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, cause
 SETTINGS prefer_column_name_to_alias = 1"""
 
 _WORK = _known("prefill_tokens", "decode_tokens", "decode_requests")
@@ -265,8 +262,8 @@ def _escaped(kind: str) -> str:
 
 
 STREAM_ROLLUPS = (
-    Rollup("stream_minutes", (*_DIMENSIONS, "emitter"), "streams", _STREAM_MINUTES, "stream_hours"),
-    Rollup("stall_minutes", (*_DIMENSIONS, "engine_id", "cause", "confidence"), "stalls", _STALL_MINUTES, "stall_hours"),
-    Rollup("but_for_minutes", (*_DIMENSIONS, "cause"), "streams", _BUT_FOR_MINUTES, "but_for_hours"),
+    Rollup("stream_minutes", (*DIMENSIONS, "emitter"), "streams", _STREAM_MINUTES, "stream_hours"),
+    Rollup("stall_minutes", (*DIMENSIONS, "engine_id", "cause", "confidence"), "stalls", _STALL_MINUTES, "stall_hours"),
+    Rollup("but_for_minutes", (*DIMENSIONS, "cause"), "streams", _BUT_FOR_MINUTES, "but_for_hours"),
 )
 ENGINE_ROLLUPS = (Rollup("engine_minutes", ("engine_id",), "steps", _ENGINE_MINUTES),)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from legato_ingest.auth.tokens import EVERYONE
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.storage.mending import KILL_ALL, attach, folders_of, mend
 from legato_ingest.storage.parts import SOURCES_KEPT_S, check_room, parts_of
@@ -190,7 +190,7 @@ class Store:
         with self._write() as writer:
             return writer.query_arrow(sql, parameters=dict(parameters or {}), use_strings=False)
 
-    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = EVERYONE) -> bytes:
+    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """The result of somebody's query, in a ClickHouse format, on a read-only handle that sees this tenant's rows alone.
 
         ``sql`` has no FORMAT of its own, and has been judged: the filter is by table, and holds for those that `sql_guard` lets through.
@@ -213,12 +213,12 @@ class Store:
         with self._reading_lock:
             idle = self._readers.get(tenant)
             reader = idle.pop() if idle else None
-        if reader is not None and tenant != EVERYONE and not self._is_filtered(reader):
+        if reader is not None and tenant != ALL_TENANTS and not self._is_filtered(reader):
             self._drop(reader)
             reader = None
         if reader is None:
             # Before the filters are made: a table that comes in between is one that they may lack.
-            state = self.select(_TABLES_STATE)[0] if tenant != EVERYONE else ()
+            state = self.select(_TABLES_STATE)[0] if tenant != ALL_TENANTS else ()
             reader = self._open_reader(tenant)
             self._filtered[id(reader)] = tuple(state)
         try:
@@ -274,7 +274,7 @@ class Store:
         with translated():
             for name, value in self._read_limits.items():
                 reader.command(f"SET {name} = {value!r}")
-            if tenant != EVERYONE:
+            if tenant != ALL_TENANTS:
                 reader.command(f"SET additional_table_filters = {filters_of(self, tenant)}")
             reader.command("SET readonly = 1")
         return reader

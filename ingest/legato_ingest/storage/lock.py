@@ -13,7 +13,12 @@ from types import TracebackType
 
 from legato_ingest.errors import Locked
 
-__all__ = ["StoreLock"]
+__all__ = ["StoreLock", "admin_socket_path"]
+
+
+def admin_socket_path(store_path: pathlib.Path) -> pathlib.Path:
+    """Return where the holder of this store's lock listens for administration commands."""
+    return store_path.with_name(store_path.name + ".admin")
 
 
 class StoreLock:

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
-from legato_ingest.auth.tokens import EVERYONE
+from legato_ingest.definitions import ALL_TENANTS
+from legato_ingest.settings import Address
 from legato_ingest.storage.chdb import ReadLimits, Store, filters_of, translated
 from legato_ingest.storage.watermark import now_ms
-from legato_ingest.store_address import Address
 
 __all__ = ["ServerStore"]
 
@@ -75,7 +75,7 @@ class ServerStore(Store):
     def _open_reader(self, tenant: str) -> Client:
         # 2: whoever has this client may still say a setting a request, as HTTP has no session to keep it; a statement cannot.
         settings: dict[str, int | str] = {**self._read_limits, "readonly": 2}
-        if tenant != EVERYONE:
+        if tenant != ALL_TENANTS:
             settings["additional_table_filters"] = filters_of(self, tenant)
         return self._client(settings)
 

@@ -18,7 +18,6 @@ from legato_ingest.timeline.ragged import Segments
 
 __all__ = [
     "CHUNKS_MAX",
-    "HOLD_STEP_US",
     "IDLE",
     "KNOWN",
     "QUEUED",
@@ -33,7 +32,6 @@ __all__ = [
 ]
 
 CHUNKS_MAX = 65_536
-HOLD_STEP_US = 64
 DT, BYTES, TOKENS, KIND, HOLD = 1, 2, 3, 4, 5
 QUEUED, WINDOW, IDLE = 10, 11, 12
 SOCKET = frozenset((QUEUED, WINDOW, IDLE))

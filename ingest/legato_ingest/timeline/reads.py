@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from legato_ingest.definitions import REASONING, TEXT, TOOL
 from legato_ingest.timeline.codec import Timelines
 from legato_ingest.timeline.ragged import Segments
 
@@ -19,7 +20,6 @@ __all__ = ["EPOCH_US", "Reads", "gaps_between_epochs", "reads_of"]
 
 # The larger of 5 ms and twice the timer's resolution, which is 1 µs here.
 EPOCH_US = 5_000
-TEXT, REASONING, TOOL = 1, 2, 3
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.timeline.codec import HOLD_STEP_US, Timelines
+from legato_ingest.definitions import HOLD_STEP_US
+from legato_ingest.timeline.codec import Timelines
 from legato_ingest.timeline.ragged import Segments
 from legato_ingest.timeline.reads import EPOCH_US, Reads, gaps_between_epochs, reads_of
 

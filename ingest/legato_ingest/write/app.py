@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from legato_ingest.auth.authenticate import Gate
-from legato_ingest.auth.tokens import EVERYONE
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import BadRequest, Denied, LegatoError, Overloaded, StoreUnavailable, TooLarge
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import http
@@ -143,8 +143,8 @@ def create_app(settings: Settings, committer: Committer, metrics: Metrics, ready
     async def prometheus(request: Request) -> Response:
         try:
             # It names every tenant's services.
-            if gate.tokens is not None and gate.reader(request) != EVERYONE:
-                raise Denied(f"these metrics are of all tenants: they want a reader's token of the tenant {EVERYONE}")
+            if gate.tokens is not None and gate.reader(request) != ALL_TENANTS:
+                raise Denied(f"these metrics are of all tenants: they want a reader's token of the tenant {ALL_TENANTS}")
         except Denied as error:
             return Response(f"{error}\n", error.status, _WHO, media_type="text/plain")
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.spans import Rejection
@@ -68,8 +69,8 @@ class Committer:
         queue_bytes_max: int,
         chunks_max: int,
         after_ms: int = 0,
-        slo_gap_ms: float = 400.0,
-        slo_first_output_ms: float = 2000.0,
+        slo_gap_ms: float = SLO_GAP_MS,
+        slo_first_output_ms: float = SLO_FIRST_OUTPUT_MS,
     ) -> None:
         self._store = store
         self._metrics = metrics

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from legato_ingest.definitions import DIMENSIONS
 from legato_ingest.errors import Overloaded
 from legato_ingest.otlp.stream_rows import Batch
 
 __all__ = ["TenantLimits", "names_of"]
 
 # Each combination of these is a row of `stream_minutes` a minute; each series is one that every panel over it carries.
-_STREAM_NAMES = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport", "emitter", "engine_id")
+_STREAM_NAMES = (*DIMENSIONS, "emitter", "engine_id")
 
 # So many seconds of its rate a tenant may save up.
 _BURST_S = 10.0

@@ -9,11 +9,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from legato_ingest.otlp.model import ERRORS
+from legato_ingest.definitions import ERRORS
 
-__all__ = ["RESULTS", "results_of"]
+__all__ = ["results_of"]
 
-RESULTS = ("good", "gap", "error", "late")
 _ERRORS = pa.array(ERRORS)
 
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from helpers.servers.serving import legato
 from legato_ingest.auth import tokens
-from legato_ingest.auth.tokens import EVERYONE, READ, WRITE, Tokens, given_by
+from legato_ingest.auth.credentials import token_in
+from legato_ingest.auth.tokens import READ, WRITE, Tokens
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import LegatoError, SettingsError
 
 GOOD = '[[token]]\nname = "a"\ntenant = "shop"\nmay = "write"\nsha256 = "' + "0" * 64 + '"\n'
@@ -32,14 +34,14 @@ def soon(kept: Tokens) -> None:
 
 def test_a_token_is_its_bearers_and_only_for_what_it_may(path: pathlib.Path) -> None:
     """A writer's token writes as its tenant and does not read; a reader's the other way round; others are nobody's."""
-    writes, reads, all_ = (tokens.add(path, *args) for args in (("w", "shop", WRITE), ("r", "shop", READ), ("op", EVERYONE, READ)))
+    writes, reads, all_ = (tokens.add(path, *args) for args in (("w", "shop", WRITE), ("r", "shop", READ), ("op", ALL_TENANTS, READ)))
     kept = Tokens(path)
     found = kept.holder(writes.encode(), WRITE)
     assert found is not None and (found.name, found.tenant) == ("w", "shop")
     assert kept.holder(writes.encode(), READ) is None
     assert kept.holder(reads.encode(), WRITE) is None
     operator = kept.holder(all_.encode(), READ)
-    assert operator is not None and operator.tenant == EVERYONE
+    assert operator is not None and operator.tenant == ALL_TENANTS
     for wrong in (b"", b"legato_", writes.encode()[:-1], hashlib.sha256(writes.encode()).hexdigest().encode()):
         assert kept.holder(wrong, WRITE) is None
 
@@ -141,13 +143,13 @@ def test_any_bytes_are_a_file_or_an_error_of_ours(tmp_path_factory: pytest.TempP
 )
 def test_where_a_token_stands(authorization: str, key: str, token: bytes | None) -> None:
     """Bearer, Basic with any user, or ClickHouse's header; nothing else."""
-    assert given_by(authorization, key) == token
+    assert token_in(authorization, key) == token
 
 
 @given(st.text(max_size=60), st.text(max_size=20))
 def test_any_header_is_read_without_an_error(authorization: str, key: str) -> None:
     """What comes from outside never raises."""
-    assert given_by(authorization, key) is None or isinstance(given_by(authorization, key), bytes)
+    assert token_in(authorization, key) is None or isinstance(token_in(authorization, key), bytes)
 
 
 @pytest.mark.parametrize(("name", "tenant", "may"), [("a b", "shop", WRITE), ("a", "*", WRITE), ("a", "s h", READ), ("a", "", READ)])

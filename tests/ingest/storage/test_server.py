@@ -15,14 +15,13 @@ from helpers.servers.reading import stream, streams_in
 from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import Roller
-from legato_ingest.settings import Settings, load
+from legato_ingest.settings import Address, Settings, address_of, load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.opening import open_store
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.storage.server import ServerStore
 from legato_ingest.storage.watermark import Stamps, now_ms
-from legato_ingest.store_address import Address, address_of
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 

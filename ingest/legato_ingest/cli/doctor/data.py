@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from legato_ingest.attribution.model.counters import server_of
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
+from legato_ingest.definitions import server_of
 
 __all__ = ["CHECKS"]
 

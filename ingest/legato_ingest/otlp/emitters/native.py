@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from legato_ingest.definitions import OUTCOMES
 from legato_ingest.otlp.attributes import AttributeFault, Attributes
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX, facts_of
-from legato_ingest.otlp.model import OUTCOMES, StreamFacts
+from legato_ingest.otlp.model import StreamFacts
 
 __all__ = ["adapt"]
 

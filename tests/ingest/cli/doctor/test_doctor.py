@@ -23,9 +23,10 @@ from helpers.servers.receiver import receiver
 from helpers.servers.serving import legato, served
 from helpers.servers.waiting import until
 from legato_ingest.auth import tokens
-from legato_ingest.auth.tokens import EVERYONE, READ, WRITE
+from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.cli.doctor import data, endpoints
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, examine
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, rows_of
@@ -65,7 +66,7 @@ class Patient:
 def patient(store: Store, tmp_path: pathlib.Path) -> Iterator[Patient]:
     """Doors with tokens over the shared store, whose schema is current, on a disk with room."""
     path = tmp_path / "tokens.toml"
-    write, everyone = tokens.add(path, "w", "shop", WRITE), tokens.add(path, "op", EVERYONE, READ)
+    write, everyone = tokens.add(path, "w", "shop", WRITE), tokens.add(path, "op", ALL_TENANTS, READ)
     settings = load(store=f"chdb://{tmp_path}/store", tokens_file=path, schema_dir=SCHEMA, read_password=everyone)
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)

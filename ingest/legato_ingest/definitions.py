@@ -1,0 +1,72 @@
+"""The definitions that several rooms share: what is content, an error, a stall, a good stream, and which columns are dimensions.
+
+Each definition is written here once; docs/concepts.md explains it. The causes of stalls are in ``causes``. This module holds constants and
+pure functions on names; it imports nothing of Legato.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ALL_TENANTS",
+    "CONTENT_KINDS",
+    "CONTENT_KINDS_SQL",
+    "DIMENSIONS",
+    "ERRORS",
+    "FIRST_OUTPUT_US",
+    "GOOD",
+    "HOLD_STEP_US",
+    "JUDGED",
+    "OPEN_ENDED",
+    "OUTCOMES",
+    "REASONING",
+    "SLO_FIRST_OUTPUT_MS",
+    "SLO_GAP_MS",
+    "SLO_RESULTS",
+    "STALL_EXCESS_MS",
+    "STALL_MS",
+    "TEXT",
+    "TOOL",
+    "server_of",
+]
+
+# Kinds of chunks that carry content (schema/TIMELINE.md). Role, usage, heartbeat, retract and done chunks carry none.
+TEXT, REASONING, TOOL = 1, 2, 3
+CONTENT_KINDS = (TEXT, REASONING, TOOL)
+CONTENT_KINDS_SQL = str(CONTENT_KINDS)
+# Holds are stored in steps of this many microseconds (schema/TIMELINE.md).
+HOLD_STEP_US = 64
+
+OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
+# Outcomes that are failures. An abandoned stream belongs to an application that died: its user never saw an end.
+ERRORS = ("timeout", "upstream_error", "engine_abort", "abandoned")
+# Outcomes after which the time since the last content counts as a gap (the open gap): a user waited for it.
+OPEN_ENDED = frozenset(("client_cancel", *ERRORS))
+
+# A stall is a gap of at least STALL_MS; attribution judges a stall when at least STALL_EXCESS_MS of it is beyond a healthy engine step.
+STALL_MS = 250.0
+STALL_EXCESS_MS = 50.0
+# Defaults of the SLO's limits; the settings LEGATO_SLO_GAP_MS and LEGATO_SLO_FIRST_OUTPUT_MS change them.
+SLO_GAP_MS = 400.0
+SLO_FIRST_OUTPUT_MS = 2000.0
+# Results of a judged stream: good, or the first of gap, error, late that applies.
+SLO_RESULTS = ("good", "gap", "error", "late")
+
+# Time to the first visible text; for a stream without text (tool calls) to its first content; without content, the stream's duration.
+FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
+# The SLI over rows of `streams`; binds {gap_us:UInt64} and {first_us:UInt64}. A stream without a gap has none over the limit. A cancel is
+# not an error: it is bad only for the gap before it (gap_max_us includes the open gap) or for a late start.
+GOOD = f"(coalesce(gap_max_us, 0) <= {{gap_us:UInt64}} AND {FIRST_OUTPUT_US} <= {{first_us:UInt64}} AND outcome NOT IN {ERRORS})"
+# Streams that can be judged: ended, with a known timeline. Judging others by their few known facts would count bad ones and miss good ones.
+JUDGED = "(outcome != 'running' AND content_chunks IS NOT NULL)"
+
+# Columns of `streams` by which rollups, dashboards and quotas tell groups of streams apart.
+DIMENSIONS = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport")
+
+# The tenant of a token that reads the rows of all tenants.
+ALL_TENANTS = "*"
+
+
+def server_of(engine_id: str) -> str:
+    """Return the id of the server that runs this engine: data-parallel ranks are named SERVER/RANK. Other ids are returned as they are."""
+    server, slash, rank = engine_id.rpartition("/")
+    return server if slash and rank.isdecimal() else engine_id

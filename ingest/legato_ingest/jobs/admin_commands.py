@@ -1,0 +1,62 @@
+"""The administration commands on an open store: apply the schema, report its state, repeat attribution and rollups, back up.
+
+The admin socket (``admin_app``) and the command line run the same functions; the store's lock decides which of the two holds the store.
+Nothing here opens or locks a store.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from legato_ingest.attribution.worker import Worker
+from legato_ingest.metrics import Metrics
+from legato_ingest.rollups.worker import Roller
+from legato_ingest.settings import Settings
+from legato_ingest.storage import backup, migrate
+from legato_ingest.storage.chdb import Store, backups_of
+
+__all__ = ["apply_schema", "attribute_again", "back_up", "roll_up_again", "schema_state"]
+
+
+def apply_schema(settings: Settings, store: Store) -> dict[str, Any]:
+    """Apply the missing migrations. Return ``{"applied": [NNNN_name, …]}``. Raises ``LegatoError``."""
+    done = migrate.apply(store, migrate.load(settings.schema_dir))
+    return {"applied": [f"{migration.number:04}_{migration.name}" for migration in done]}
+
+
+def schema_state(settings: Settings, store: Store) -> dict[str, Any]:
+    """Return each migration file with its state (applied, changed since), and the newest number that is applied."""
+    known = migrate.applied(store)
+    return {
+        "files": [
+            {
+                "number": migration.number,
+                "name": migration.name,
+                "applied": migration.number in known,
+                "changed": migration.number in known and known[migration.number] != migration.sha256,
+            }
+            for migration in migrate.load(settings.schema_dir)
+        ],
+        "newest_applied": max(known, default=0),
+    }
+
+
+def attribute_again(settings: Settings, store: Store, since_s: int) -> dict[str, Any]:
+    """Judge again the streams that started in the last ``since_s`` seconds (0: all). Migrates the store first."""
+    migrate.apply(store, migrate.load(settings.schema_dir))
+    done = dict(Worker(store, settings, Metrics()).again(since_s))
+    if settings.server is not None:
+        # The rollup worker of a server's store follows its own verdicts and would miss these.
+        Roller(store, settings, Metrics()).again(since_s)
+    return done
+
+
+def roll_up_again(settings: Settings, store: Store, since_s: int) -> dict[str, Any]:
+    """Compute the rollups of the last ``since_s`` seconds (0: all) again. Migrates the store first."""
+    migrate.apply(store, migrate.load(settings.schema_dir))
+    return dict(Roller(store, settings, Metrics()).again(since_s))
+
+
+def back_up(settings: Settings, store: Store, name: str) -> dict[str, Any]:
+    """Back up the embedded store under its folder of backups, and verify the backup by restoring it."""
+    return backup.backup(store, folder=backups_of(settings.store_path), name=name)
