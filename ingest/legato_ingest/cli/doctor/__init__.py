@@ -1,4 +1,5 @@
-"""`legato doctor`: what is wrong with a set-up, and what to do.
+"""`legato doctor`: checks of a set-up from outside, each with what was found and what to do.
 
-One idea: `findings` is what a check is and how checks are asked; `doors` and `data` are the checks. None of it is imported by the server.
+``findings`` defines a check and runs checks; ``endpoints`` and ``data`` hold the checks; ``command`` prints them. The server never
+imports this room.
 """

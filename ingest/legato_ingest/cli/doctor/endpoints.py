@@ -18,7 +18,6 @@ from legato_ingest.auth.tokens import READ, WRITE, load
 from legato_ingest.cli.client import ReadError
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 from legato_ingest.errors import LegatoError
-from legato_ingest.storage import migrate
 
 __all__ = ["CHECKS"]
 
@@ -108,6 +107,8 @@ def certificate(setup: Setup) -> Finding:
 
 def schema(setup: Setup) -> Finding:
     """Whether the store's schema is this program's."""
+    from legato_ingest.storage import migrate
+
     name = "schema"
     known = {int(row["number"]): row["sha256"] for row in setup.reader.rows("SELECT number, sha256 FROM schema_migrations FINAL")}
     if not known:
