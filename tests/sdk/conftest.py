@@ -1,4 +1,4 @@
-"""Fixtures of the SDK's tests: one tracer provider (OpenTelemetry allows one per process), whose spans are cleared for each test."""
+"""Fixtures of the SDK's tests: one tracer provider (OpenTelemetry allows one per process); its spans are cleared for each test."""
 
 from __future__ import annotations
 

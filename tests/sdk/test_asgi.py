@@ -1,4 +1,4 @@
-"""`StreamMiddleware` configures the export itself in a server whose code cannot be changed."""
+"""`StreamMiddleware` configures the export itself in a server where no code can be added."""
 
 from __future__ import annotations
 

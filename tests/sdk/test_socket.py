@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket probes n
 
 
 async def words(count: int, pause_s: float) -> AsyncIterator[str]:
-    """Yield the SSE frames of ``count`` words, ``pause_s`` seconds apart."""
+    """Yield the SSE frames of ``count`` words, with ``pause_s`` seconds between them."""
     for _ in range(count):
         yield frame(delta({"content": "word"}))
         await asyncio.sleep(pause_s)

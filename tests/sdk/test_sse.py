@@ -14,7 +14,7 @@ from legato._timeline import Kind
 
 
 def scan(*reads: bytes) -> Scanner:
-    """Return a scanner that was fed these reads, 1 ns apart."""
+    """Return a scanner that was fed these reads at times 0, 1, 2, … ns."""
     scanner = Scanner()
     for time_ns, data in enumerate(reads):
         scanner.feed(time_ns, data)
