@@ -1,4 +1,4 @@
-"""The rules of the house that a test can hold: the shape of the code, who imports whom, one version, documents that tell the truth."""
+"""Rules of the repository: the shape of the code, imports between distributions, one version, true documents, commands that run."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def _where(path: pathlib.Path, node: ast.AST | None = None) -> str:
 
 
 def test_no_function_is_longer_than_70_lines() -> None:
-    """A function fits on a screen."""
+    """A function fits on one screen."""
     long = [_where(path, each) for path in modules(*ROOMS) for each in functions(path) if code_lines(path, each) > 70]
     assert not long
 
 
 def test_no_module_of_a_package_is_longer_than_400_lines() -> None:
-    """A module is a noun, not a department."""
+    """A module covers one subject."""
     packages = modules(*DISTRIBUTIONS, "dashboards", "demo", "bench")
     lengths = {_where(path): len(path.read_text(encoding="utf-8").splitlines()) for path in packages}
     assert not {path: lines for path, lines in lengths.items() if lines > 400}
 
 
-def test_every_module_says_what_it_is() -> None:
-    """Each module that holds anything opens with a docstring."""
+def test_every_module_has_a_docstring() -> None:
+    """Each module with code opens with a docstring."""
     silent = [_where(path) for path in modules(*ROOMS) if tree(path).body and ast.get_docstring(tree(path)) is None]
     assert not silent
 
 
 def test_everything_public_has_a_docstring() -> None:
-    """What others may call says what it does, in both packages."""
+    """Public functions, classes and methods of the distributions and dashboards are documented."""
     silent = [
         f"{_where(path, node)} {node.name}"
         for path in modules(*DISTRIBUTIONS, "dashboards")
@@ -65,7 +65,7 @@ def test_everything_public_has_a_docstring() -> None:
 
 @pytest.mark.parametrize("room", [*DISTRIBUTIONS, "bench"])
 def test_distributions_meet_in_the_wire_and_the_schema_alone(room: str) -> None:
-    """No distribution imports another, nothing imports the demo, and no package imports tests or benches."""
+    """No distribution imports another; none imports the demo, benches or tests."""
     packages = set(DISTRIBUTIONS.values()) - {DISTRIBUTIONS.get(room)}
     forbidden = {"demo"} if room == "bench" else {*packages, "demo", "bench", "tests", "helpers"}
     crossing = {(_where(path), name) for path in modules(room) for name in imports(path) if name.split(".")[0] in forbidden}
@@ -73,7 +73,7 @@ def test_distributions_meet_in_the_wire_and_the_schema_alone(room: str) -> None:
 
 
 def test_the_sdk_imports_the_opentelemetry_api_alone() -> None:
-    """What `import legato` loads is the standard library and `opentelemetry-api`; extras load where they are asked for."""
+    """`import legato` loads the standard library and `opentelemetry-api` only; optional packages load where they are used."""
     allowed = {*sys.stdlib_module_names, "opentelemetry", "legato"}
     names = {name for path in modules("sdk") for name in imports(path, at_import_only=True)}
     assert {name for name in names if name.split(".")[0] not in allowed} == set()
@@ -88,7 +88,7 @@ def test_the_sdk_imports_the_opentelemetry_api_alone() -> None:
 
 
 def test_importing_the_sdk_loads_no_exporter() -> None:
-    """An application that imports Legato does not pay for what it does not use."""
+    """Importing Legato does not load packages that the application does not use."""
     script = "import sys, legato, legato.asgi; print('\\n'.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     heavy = ("openai", "httpx", "numpy", "google.protobuf", "requests", "grpc", "fastapi", "opentelemetry.sdk", "opentelemetry.exporter")
@@ -96,7 +96,7 @@ def test_importing_the_sdk_loads_no_exporter() -> None:
 
 
 def test_there_is_one_version() -> None:
-    """Both distributions, the SDK's own word and the newest entry of the CHANGELOG agree."""
+    """All distributions, the SDK's ``__version__`` and the newest release in the CHANGELOG agree."""
     projects = [path for path in files() if path.name == "pyproject.toml" and path.parent != ROOT]
     versions = {tomllib.loads(path.read_text(encoding="utf-8"))["project"]["version"] for path in projects}
     released = re.findall(r"^## \[?v?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -105,13 +105,13 @@ def test_there_is_one_version() -> None:
 
 
 def _settings() -> set[str]:
-    """The environment variables that either program reads."""
+    """The environment variables that the SDK and `legato` read."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in modules("sdk"))
     return set(re.findall(r"\bLEGATO_[A-Z0-9_]*[A-Z0-9]\b", text)) | {f"LEGATO_{name.upper()}" for name in Settings.model_fields}
 
 
 def test_every_setting_is_documented() -> None:
-    """docs/reference.md has each setting of both programs, and none that does not exist."""
+    """docs/reference.md lists every setting, and no setting that does not exist."""
     page = set(re.findall(r"\bLEGATO_[A-Z0-9_]*[A-Z0-9]\b", REFERENCE.read_text(encoding="utf-8")))
     assert _settings() - page == set()
     read = {
@@ -121,15 +121,15 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    """docs/reference.md has each metric under the name that a scrape shows."""
+    """docs/reference.md lists every metric under its exposed name."""
     text = REFERENCE.read_text(encoding="utf-8")
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in Metrics().registry.collect()}
     assert len(names) > 10
     assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
 
 
-def test_documents_are_short_and_their_links_lead_somewhere() -> None:
-    """The README has at most 150 lines, and relative links of all pages point at files that are there."""
+def test_documents_are_short_and_their_links_resolve() -> None:
+    """The README has at most 150 lines, and relative links of all pages point at existing files."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
     broken = []
     for path in (path for path in files() if path.suffix == ".md"):
@@ -139,7 +139,7 @@ def test_documents_are_short_and_their_links_lead_somewhere() -> None:
     assert not broken
 
 
-# Written in pieces, so that this file does not hold what it forbids.
+# Written in pieces, so that this file does not match its own patterns.
 _REGISTRIES = re.compile(
     "|".join(("py" + r"pi\.org", "python" + r"hosted\.org", "registry" + r"\.npmjs", "crates" + r"\.io", "proxy" + r"\.golang"))
 )
@@ -148,21 +148,21 @@ _UNDONE = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) 
 
 
 @pytest.mark.parametrize("pattern", [_REGISTRIES, _LOCAL, _UNDONE], ids=["registries", "local paths", "undone"])
-def test_no_file_names_what_is_only_here(pattern: re.Pattern[str]) -> None:
-    """No download addresses, no paths of one machine, no notes to self."""
+def test_no_file_names_registries_or_local_paths(pattern: re.Pattern[str]) -> None:
+    """No download addresses, no paths of one machine, no reminders in comments."""
     found = [f"{_where(path)} {match.group()}" for path, text in text_files() if (match := pattern.search(text))]
     assert not found
 
 
 def test_pins_are_plain() -> None:
-    """Requirement files name packages and versions, nothing else: no addresses, no options but -e and -r."""
+    """Requirement files hold packages with versions and the options -e and -r, and no addresses."""
     for path in ROOT.glob("requirements*.txt"):
         for line in path.read_text(encoding="utf-8").splitlines():
             assert re.fullmatch(r"|#.*|-e \./\w+(\[\w+\])?|-r [\w-]+\.txt|[\w.-]+(\[[\w,]+\])?==[\w.]+", line), f"{path.name}: {line}"
 
 
 def test_continuous_integration_runs_what_developers_run() -> None:
-    """`.ci/run` is executable, says CI=true, and runs both checks."""
+    """`.ci/run` is executable, sets CI=true, and runs `make check` and `make test`."""
     script = ROOT / ".ci" / "run"
     text = script.read_text(encoding="utf-8")
     assert os.access(script, os.X_OK)
@@ -178,8 +178,8 @@ def test_by_a_mark(): pass
 
 
 @pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
-def test_what_would_be_skipped_fails_in_continuous_integration(tmp_path: pathlib.Path, ci: str, status: int) -> None:
-    """With CI=true a missing tool is a failure."""
+def test_a_skipped_test_fails_in_continuous_integration(tmp_path: pathlib.Path, ci: str, status: int) -> None:
+    """With CI=true a test that would be skipped fails."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_sample.py").write_text(_SAMPLE, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
@@ -193,14 +193,14 @@ COMMANDS = [(page.name, command) for page in PAGES for command in documents.comm
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
-    """Demo and tests are the first things to type."""
+    """The README's first two commands are `make demo` and `make test`."""
     made = [target for command in documents.commands(PAGES[0]) for target in documents.make_targets(command)]
     assert made[:2] == ["demo", "test"]
 
 
 @pytest.mark.parametrize("command", [command for _, command in COMMANDS if documents.make_targets(command)])
 def test_documented_targets_exist(command: str) -> None:
-    """Each documented `make` names a target that there is, and options that the demo has. (The demo and the tests are run by tests.)"""
+    """Each documented `make` command names an existing target and existing options. (Other tests run the demo.)"""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in documents.make_targets(command):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
@@ -210,12 +210,12 @@ def test_documented_targets_exist(command: str) -> None:
             assert re.search(rf'^    {option}: _|"--{option}"', options, re.MULTILINE) or option == "help"
 
 
-Typist = Callable[[str], subprocess.CompletedProcess[str]]
+Runner = Callable[[str], subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
-    """Runs a command as a reader would after the demo: `serve` is up (on other ports than the pages say) and has streams."""
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """Run a documented command as a user would after the demo: `serve` is running, on free ports, and has streams."""
     folder = tmp_path_factory.mktemp("reader")
     doors, plan = Doors.choose_other(), Plan(("calm",), 1.0, 3.0, "d0c5")
     for page in PAGES:
@@ -228,7 +228,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
 
 
 def _run_as_reader(command: str, folder: pathlib.Path, doors: Doors, stream_id: str) -> subprocess.CompletedProcess[str]:
-    """Run it with what the pages write as an example replaced by what there is here: ports, a stream's id, the environment's folder."""
+    """Run a command with the pages' example ports, stream ids and environment folder replaced by the test's own."""
     text = command.replace(".venv/bin/", f"{sys.prefix}/bin/")
     text = text.replace(":8123", f":{doors.read_port}").replace(":4318", f":{doors.otlp_port}")
     text = re.sub(r"\b(TRACE_)?ID\b|<[a-z_ -]*id[a-z_ -]*>", stream_id, text)
@@ -250,8 +250,8 @@ def _run_as_reader(command: str, folder: pathlib.Path, doors: Doors, stream_id: 
 
 
 @pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if documents.is_runnable(pair[1])])
-def test_documented_commands_run(reader: Typist, page: str, command: str) -> None:
-    """Every command of the README and of docs/start.md does what a reader sees it do: it succeeds, and says something."""
+def test_documented_commands_run(reader: Runner, page: str, command: str) -> None:
+    """Every command of the README and of docs/start.md succeeds and prints something."""
     result = reader(command)
     assert result.returncode == 0, f"{page}: {result.stderr}"
     assert result.stdout.strip(), page
