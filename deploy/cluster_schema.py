@@ -44,7 +44,7 @@ def statements() -> Iterator[tuple[str, str]]:
             sharded = create["name"] in SHARDED
             yield name + ("_local" if sharded else ""), comment + _table(create["name"], create, sharded)
             if sharded:
-                yield name, f"-- All shards' rows of `{create['name']}_local`.\n{_distributed(create['name'])}"
+                yield name, f"-- The rows of `{create['name']}_local` on all shards.\n{_distributed(create['name'])}"
         elif alter := _ALTER.fullmatch(sql):
             yield from _altered(name, comment, alter)
         else:
@@ -83,19 +83,19 @@ def _altered(name: str, comment: str, alter: re.Match[str]) -> Iterator[tuple[st
     yield f"{name}_local", f"{comment}ALTER TABLE {table}_local {_ON}\n{rest}\n"
     if "ADD COLUMN" in rest:
         columns = re.sub(r" CODEC\((?:[^()]|\([^()]*\))*\)", "", rest)
-        yield name, f"-- The same for all shards' rows.\nALTER TABLE {table} {_ON}\n{columns}\n"
+        yield name, f"-- The same for the Distributed table.\nALTER TABLE {table} {_ON}\n{columns}\n"
 
 
 def main() -> None:
     """Write the files; with --check, exit with an error if they differ."""
     wanted = {f"{number:04}_{name}.sql": text for number, (name, text) in enumerate(statements(), 1)}
-    there = {path.name: path.read_text(encoding="utf-8") for path in TARGET.glob("*.sql")}
+    present = {path.name: path.read_text(encoding="utf-8") for path in TARGET.glob("*.sql")}
     if "--check" in sys.argv[1:]:
-        if different := sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name)):
+        if different := sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name)):
             raise SystemExit(f"schema/cluster differs from schema/: {', '.join(different)}; run python deploy/cluster_schema.py")
         return
     TARGET.mkdir(exist_ok=True)
-    for name in there.keys() - wanted.keys():
+    for name in present.keys() - wanted.keys():
         (TARGET / name).unlink()
     for name, text in wanted.items():
         (TARGET / name).write_text(text, encoding="utf-8")

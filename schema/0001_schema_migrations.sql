@@ -1,4 +1,5 @@
--- What `legato schema apply` has applied, one row a file. The highest number is the store's version.
+-- The numbered files of schema/ that were applied to this store, one row per file. The highest number is the version of the store.
+-- ReplacingMergeTree: recording the same file twice leaves one row.
 CREATE TABLE schema_migrations
 (
     number     UInt32,

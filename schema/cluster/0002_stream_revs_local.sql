@@ -1,5 +1,16 @@
--- One row for each rev of a streamed response at one vantage: its span, its statistics, its whole timeline.
--- Read the view `streams`, which has the newest rev alone. Units are in the names; README.md has the reasons.
+-- One row per revision (`rev`) of a streamed response at one vantage: its span, its statistics and its chunk timeline.
+-- Query the view `streams`, which returns the newest revision only. Units are part of the column names.
+--
+-- Key: every key column comes from the span and none from the receiver, so a retried request produces the same row again, and
+-- ReplacingMergeTree(rev) keeps the highest revision. `tenant` is first because every reader is limited to one tenant. `start_time` is
+-- second because every query has a time range; a time range also keeps the deduplication lookup before an insert cheap. Model and service
+-- are not in the key: streams of all services interleave in time, and low-cardinality columns compress to almost nothing.
+-- Partitions are days, so retention drops complete parts.
+-- Codecs: T64 makes the equal upper bytes of neighbouring integers adjacent, which ZSTD compresses well. `dt_us` must not have Delta,
+-- because it holds differences already.
+-- Trace ids and span ids are random bytes, which do not compress: NONE.
+-- Indices: the bloom filters serve `legato stream ID`, which has no time range. `received_at_minmax` serves the attribution and the
+-- rollups, which query every few seconds for rows received since their last run; the rows of one part were received at about the same time.
 CREATE TABLE stream_revs_local ON CLUSTER '{cluster}'
 (
     tenant              LowCardinality(String) CODEC(ZSTD(1)),
@@ -89,7 +100,8 @@ CREATE TABLE stream_revs_local ON CLUSTER '{cluster}'
     chunk_hold_64us     Array(UInt32) CODEC(T64, ZSTD(1)),
 
     INDEX trace_id_bloom trace_id TYPE bloom_filter(0.01) GRANULARITY 4,
-    INDEX response_id_bloom response_id TYPE bloom_filter(0.01) GRANULARITY 4
+    INDEX response_id_bloom response_id TYPE bloom_filter(0.01) GRANULARITY 4,
+    INDEX received_at_minmax received_at TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/{shard}/{database}/stream_revs', '{replica}', rev)
 PARTITION BY toYYYYMMDD(start_time)

@@ -22,7 +22,7 @@ from helpers.builders.completions import completions_server
 from legato_ingest.cli.client import Reader
 
 APPLICATION = pathlib.Path(__file__).with_name("application.py")
-VIEW = pathlib.Path(__file__).resolve().parents[2] / "schema" / "0004_streams.sql"
+VIEW = pathlib.Path(__file__).resolve().parents[2] / "schema" / "0003_streams.sql"
 PLAN = Plan(("kv",), 1.0, None, "e2e0")
 # Eight texts, then more; 28 texts in 1.3 s, then nothing for 12 s; texts for 19 s.
 SHORT, STALLING, LONG = "kv-p-000", "kv-s14-002", "kv-s00-000"

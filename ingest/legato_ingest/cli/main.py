@@ -126,6 +126,8 @@ def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Opti
         state = "changed since it was applied" if file["changed"] else "applied" if file["applied"] else "missing"
         table.add_row(f"{file['number']:04}", file["name"], state)
     Console().print(table)
+    if status["note"]:
+        typer.echo(status["note"])
 
 
 def main() -> None:

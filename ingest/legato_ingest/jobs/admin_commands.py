@@ -26,19 +26,7 @@ def apply_schema(settings: Settings, store: Store) -> dict[str, Any]:
 
 def schema_state(settings: Settings, store: Store) -> dict[str, Any]:
     """Return each migration file with its state (applied, changed since), and the newest number that is applied."""
-    known = migrate.applied(store)
-    return {
-        "files": [
-            {
-                "number": migration.number,
-                "name": migration.name,
-                "applied": migration.number in known,
-                "changed": migration.number in known and known[migration.number] != migration.sha256,
-            }
-            for migration in migrate.load(settings.schema_dir)
-        ],
-        "newest_applied": max(known, default=0),
-    }
+    return migrate.status(store, migrate.load(settings.schema_dir))
 
 
 def attribute_again(settings: Settings, store: Store, since_s: int) -> dict[str, Any]:

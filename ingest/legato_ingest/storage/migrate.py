@@ -1,58 +1,71 @@
-"""Brings a store's schema up to the numbered files of `schema/`.
+"""Bring the schema of a store up to the numbered files of `schema/`.
 
-One idea: a file holds one statement and is applied once, in order; what was applied is written down with the file's hash. A file that
-changed after it was applied, or a store that knows files which this version lacks, is refused: guessing would lose data. Killed
-between a statement and its note, the next run finds the object there and only writes the note.
+A file holds one statement and is applied once, in order; its number and SHA-256 are then recorded in the table `schema_migrations`. A file
+that was changed after it was applied, or a store with more files than this version has, is an error: continuing would lose data. If the
+process is killed between a statement and its record, the next run finds that the object exists and only writes the record.
+
+`replaced.json` in the same folder lists the files that the numbered files replaced (a squash). A store with exactly these files applied has
+the same tables, so only the new records are written. This module never drops or alters a table of data.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import pathlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 
 from legato_ingest.errors import SchemaError, StoreRefused
 from legato_ingest.storage.chdb import Store
 
-__all__ = ["Migration", "applied", "apply", "is_current", "load"]
+__all__ = ["Migration", "applied", "apply", "is_current", "load", "status"]
 
+_log = logging.getLogger("legato")
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+_REPLACED = "replaced.json"
+# Error codes of ClickHouse.
 _ALREADY_EXISTS = 57
 _UNKNOWN_TABLE = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered file."""
+    """One numbered file. ``replaces``: the files, with their SHA-256, that this file and all before it replaced; usually none."""
 
     number: int
     name: str
     statement: str
     sha256: str
+    replaces: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(folder: pathlib.Path) -> list[Migration]:
-    """The files of a schema folder by number. Raises ``SchemaError`` when there are none, or numbers are missing or double."""
+    """Return the files of a schema folder by number. Raises ``SchemaError`` if there are none, or if numbers are missing or repeated."""
+    baseline, replaces = _replaced(folder)
     found = []
     for path in sorted(folder.glob("*.sql")):
         match = _NAME.fullmatch(path.name)
         if match is None:
             raise SchemaError(f"{path} is not named like 0001_name.sql")
         text = path.read_text(encoding="utf-8")
-        found.append(Migration(int(match.group(1)), match.group(2), text, hashlib.sha256(text.encode()).hexdigest()))
+        number, sha256 = int(match.group(1)), hashlib.sha256(text.encode()).hexdigest()
+        found.append(Migration(number, match.group(2), text, sha256, replaces if number == baseline else {}))
     if not found:
-        raise SchemaError(f"{folder} holds no numbered SQL files: set LEGATO_SCHEMA_DIR to the repository's schema folder")
+        raise SchemaError(f"{folder} holds no numbered SQL files: unset LEGATO_SCHEMA_DIR, or set it to a folder like Legato's schema/")
     if [migration.number for migration in found] != list(range(1, len(found) + 1)):
         raise SchemaError(f"the files in {folder} are not numbered 1 to {len(found)} without a hole")
     return found
 
 
 def applied(store: Store) -> dict[int, str]:
-    """What the store says was applied: number → SHA-256. Empty for a new store."""
+    """Return the SHA-256 of each applied file by its number. Empty for a new store."""
     try:
         rows = store.select("SELECT number, sha256 FROM schema_migrations FINAL ORDER BY number")
     except StoreRefused as error:
@@ -62,23 +75,45 @@ def applied(store: Store) -> dict[int, str]:
     return {int(number): str(sha256) for number, sha256 in rows}
 
 
-def is_current(store: Store, migrations: list[Migration]) -> bool:
-    """Whether exactly these files were applied."""
+def is_current(store: Store, migrations: Sequence[Migration]) -> bool:
+    """Return whether exactly these files were applied."""
     return applied(store) == {migration.number: migration.sha256 for migration in migrations}
 
 
-def apply(store: Store, migrations: list[Migration]) -> list[Migration]:
-    """Apply what is missing and return it. Raises ``SchemaError`` before it changes anything that it should not."""
+def status(store: Store, migrations: Sequence[Migration]) -> dict[str, Any]:
+    """Return the state of each file, the newest number in the store, and a ``note`` if the store has the files that these replaced."""
     done = applied(store)
+    baseline = _baseline(migrations)
+    has_replaced = baseline is not None and _has_replaced(done, baseline)
+    files = [
+        {
+            "number": migration.number,
+            "name": migration.name,
+            "applied": not has_replaced and migration.number in done,
+            "changed": not has_replaced and migration.number in done and done[migration.number] != migration.sha256,
+        }
+        for migration in migrations
+    ]
+    note = ""
+    if baseline is not None and has_replaced:
+        fault = _fault(done, migrations, baseline)
+        span = f"0001 to {baseline.number:04}"
+        note = fault or f"it has the {len(baseline.replaces)} files that {span} replaced: run `legato schema apply`, which records {span}"
+    return {"files": files, "newest_applied": max(done, default=0), "note": note}
+
+
+def apply(store: Store, migrations: Sequence[Migration]) -> list[Migration]:
+    """Apply the missing files and return them. Raises ``SchemaError`` before it changes anything if the store and the files do not fit."""
+    done = _without_replaced(store, migrations)
     newest = max(done, default=0)
     if newest > len(migrations):
         raise SchemaError(
-            f"the store's schema is at {newest}, this version of Legato knows {len(migrations)}: use the newer version, or another store"
+            f"the store's schema is at {newest}, this version of Legato has {len(migrations)} files: use the newer version or another store"
         )
     for migration in migrations:
         if migration.number in done and done[migration.number] != migration.sha256:
             raise SchemaError(
-                f"{migration.number:04}_{migration.name}.sql was applied with another text: restore it and add a new file instead"
+                f"{migration.number:04}_{migration.name}.sql was applied with another text: restore it and put the change in a new file"
             )
     missing = [migration for migration in migrations if migration.number not in done]
     for migration in missing:
@@ -93,10 +128,83 @@ def _apply_one(store: Store, migration: Migration) -> None:
     except StoreRefused as error:
         if error.code != _ALREADY_EXISTS:
             raise
-    note = {
-        "number": pa.array([migration.number], pa.uint32()),
-        "name": pa.array([migration.name]),
-        "sha256": pa.array([migration.sha256]),
-        "applied_at": pa.array([datetime.now(UTC)], pa.timestamp("ms", "UTC")),
+    _record(store, [migration])
+
+
+def _record(store: Store, migrations: Sequence[Migration]) -> None:
+    """Record these files as applied, all or none."""
+    now = datetime.now(UTC)
+    rows = {
+        "number": pa.array([migration.number for migration in migrations], pa.uint32()),
+        "name": pa.array([migration.name for migration in migrations]),
+        "sha256": pa.array([migration.sha256 for migration in migrations]),
+        "applied_at": pa.array([now] * len(migrations), pa.timestamp("ms", "UTC")),
     }
-    store.insert("schema_migrations", pa.table(note))
+    store.insert("schema_migrations", pa.table(rows))
+
+
+def _replaced(folder: pathlib.Path) -> tuple[int, dict[str, str]]:
+    """Return the number of the last file that replaced others, and the SHA-256 of each replaced file by its name."""
+    try:
+        replaced = json.loads((folder / _REPLACED).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return 0, {}
+    return int(replaced["baseline"]), dict(replaced["files"])
+
+
+def _baseline(migrations: Sequence[Migration]) -> Migration | None:
+    return next((migration for migration in migrations if migration.replaces), None)
+
+
+def _old(baseline: Migration) -> dict[int, str]:
+    """The replaced files as a store records them: SHA-256 by number."""
+    return {int(name.partition("_")[0]): sha256 for name, sha256 in baseline.replaces.items()}
+
+
+def _has_replaced(done: Mapping[int, str], baseline: Migration) -> bool:
+    """Return whether any replaced file was applied."""
+    return any(done.get(number) == sha256 for number, sha256 in _old(baseline).items())
+
+
+def _is_recorded(done: Mapping[int, str], migrations: Sequence[Migration], baseline: Migration) -> bool:
+    """Return whether the files up to the baseline are recorded; records of replaced files may remain after an interrupted run."""
+    return all(done.get(migration.number) == migration.sha256 for migration in migrations[: baseline.number])
+
+
+def _fault(done: Mapping[int, str], migrations: Sequence[Migration], baseline: Migration) -> str:
+    """Return why the records of replaced files cannot be taken over; empty if they can."""
+    if _is_recorded(done, migrations, baseline) or done == _old(baseline):
+        return ""
+    start = f"the store was made with the {len(baseline.replaces)} schema files that 0001 to {baseline.number:04} replaced, but "
+    names = {int(name.partition("_")[0]): name for name in baseline.replaces}
+    if changed := [names[number] for number, sha256 in _old(baseline).items() if number in done and done[number] != sha256]:
+        return (
+            f"{start}{', '.join(changed)} had another text: this version cannot know its tables. Continue with the version of Legato that "
+            "made the store, or set LEGATO_STORE to a new store"
+        )
+    if missing := [name for number, name in names.items() if number not in done]:
+        return (
+            f"{start}{len(missing)} of them were not applied, from {missing[0]}: run `legato schema apply` of the version of Legato that "
+            "made the store, then of this version"
+        )
+    return f"{start}it has more files: continue with the version of Legato that made the store, or set LEGATO_STORE to a new store"
+
+
+def _without_replaced(store: Store, migrations: Sequence[Migration]) -> dict[int, str]:
+    """Return the applied files, after records of replaced files were exchanged for the records of the files that replaced them.
+
+    One insert writes all new records, so an interrupted run leaves either the old records, or the new records and some old ones.
+    """
+    done, baseline = applied(store), _baseline(migrations)
+    if baseline is None or not _has_replaced(done, baseline):
+        return done
+    if fault := _fault(done, migrations, baseline):
+        raise SchemaError(fault)
+    if not _is_recorded(done, migrations, baseline):
+        _record(store, migrations[: baseline.number])
+        _log.info("recorded the schema files 0001 to %04d in place of the %d that they replaced", baseline.number, len(baseline.replaces))
+    old = ", ".join(f"'{sha256}'" for sha256 in baseline.replaces.values())
+    store.command(
+        f"ALTER TABLE schema_migrations DELETE WHERE number > {baseline.number} AND sha256 IN ({old}) SETTINGS mutations_sync = 1"
+    )
+    return applied(store)

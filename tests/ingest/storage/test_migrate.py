@@ -1,11 +1,14 @@
-"""Migrations: each file once and in order, and nothing is guessed."""
+"""Migrations: each file is applied once and in order; records of replaced files are taken over; nothing is guessed."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shutil
+from datetime import UTC, datetime
 from typing import cast
 
+import pyarrow as pa
 import pytest
 
 from helpers.repo.schema import MADE
@@ -18,16 +21,19 @@ NEWEST = len(list(SCHEMA.glob("*.sql")))
 
 
 class Fresh:
-    """A store of its own as far as migrations see: the same engine, another database."""
+    """A separate store as far as migrations see: the same engine, another database."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.dies_at_note = False
+        self.dies_at = ""
         store.command("DROP DATABASE IF EXISTS fresh")
         store.command("CREATE DATABASE fresh")
 
     def command(self, sql: str) -> None:
-        """In that database."""
+        """In that database, unless the process dies at this statement."""
+        if self.dies_at and sql.startswith(self.dies_at):
+            raise StoreUnavailable("killed")
         self._within(lambda: self._store.command(sql))
 
     def keep_sources(self) -> None:
@@ -83,7 +89,7 @@ def test_only_what_is_missing_is_applied(fresh: Store) -> None:
 
 def test_a_file_that_changed_is_refused(fresh: Store, tmp_path: pathlib.Path) -> None:
     """Before anything else is applied."""
-    migrate.apply(fresh, migrate.load(SCHEMA)[:3])
+    migrate.apply(fresh, migrate.load(SCHEMA)[:2])
     shutil.copytree(SCHEMA, tmp_path / "schema")
     with (tmp_path / "schema" / "0002_stream_revs.sql").open("a", encoding="utf-8") as file:
         file.write("-- a comment\n")
@@ -97,7 +103,7 @@ def test_a_newer_store_is_refused(fresh: Store) -> None:
     """With both numbers."""
     migrations = migrate.load(SCHEMA)
     migrate.apply(fresh, migrations)
-    with pytest.raises(SchemaError, match=f"is at {NEWEST}, this version of Legato knows 3"):
+    with pytest.raises(SchemaError, match=f"is at {NEWEST}, this version of Legato has 3 files"):
         migrate.apply(fresh, migrations[:3])
     assert not migrate.is_current(fresh, migrations[:3])
 
@@ -119,10 +125,10 @@ def test_killed_between_statement_and_note(fresh: Store, before: int) -> None:
 def test_a_statement_that_fails_is_not_noted(fresh: Store, tmp_path: pathlib.Path) -> None:
     """Nor is any after it applied."""
     shutil.copytree(SCHEMA, tmp_path / "schema")
-    (tmp_path / "schema" / "0003_rejected.sql").write_text("CREATE TABLE rejected (a NoSuchType) ENGINE = Memory", encoding="utf-8")
+    (tmp_path / "schema" / "0003_streams.sql").write_text("CREATE TABLE streams (a NoSuchType) ENGINE = Memory", encoding="utf-8")
     with pytest.raises(StoreRefused):
         migrate.apply(fresh, migrate.load(tmp_path / "schema"))
-    assert sorted(migrate.applied(fresh)) == [1, 2] and "streams" not in tables(fresh)
+    assert sorted(migrate.applied(fresh)) == [1, 2] and tables(fresh) == ["schema_migrations", "stream_revs"]
 
 
 @pytest.mark.parametrize(("names", "words"), [
@@ -135,3 +141,88 @@ def test_a_folder_that_is_no_schema_is_refused(tmp_path: pathlib.Path, names: li
         (tmp_path / name).write_text("SELECT 1", encoding="utf-8")
     with pytest.raises(SchemaError, match=words):
         migrate.load(tmp_path)
+
+
+@pytest.fixture(params=[SCHEMA, SCHEMA / "cluster"], ids=["schema", "cluster"])
+def folder(request: pytest.FixtureRequest) -> pathlib.Path:
+    """A schema folder with files that replaced others."""
+    return cast(pathlib.Path, request.param)
+
+
+def old_files(folder: pathlib.Path) -> dict[str, str]:
+    """The files that the folder's present files replaced: SHA-256 by name."""
+    return dict(json.loads((folder / "replaced.json").read_text(encoding="utf-8"))["files"])
+
+
+def record(store: Store, files: dict[str, str]) -> None:
+    """Record these files as applied, as the version of Legato that had them did."""
+    store.command((SCHEMA / "0001_schema_migrations.sql").read_text(encoding="utf-8"))
+    for name, sha256 in files.items():
+        number, _, rest = name.removesuffix(".sql").partition("_")
+        row = {"number": [int(number)], "name": [rest], "sha256": [sha256], "applied_at": [datetime.now(UTC)]}
+        store.insert("schema_migrations", pa.table(row))
+
+
+def test_no_file_has_the_text_of_a_file_that_it_replaced(folder: pathlib.Path) -> None:
+    """Otherwise a record of an old file could be taken for a record of a present one."""
+    old = old_files(folder)
+    assert len(old) == {"schema": 26, "cluster": 32}[folder.name] and sorted(old) == list(old)
+    assert {migration.sha256 for migration in migrate.load(folder)}.isdisjoint(old.values())
+
+
+def test_records_of_replaced_files_are_exchanged(fresh: Store, folder: pathlib.Path) -> None:
+    """All of them, without running any present file; files after the baseline are applied as usual."""
+    record(fresh, old_files(folder))
+    migrations = migrate.load(folder)
+    later = migrate.Migration(len(migrations) + 1, "later", "CREATE TABLE later (a UInt8) ENGINE = Memory", "later")
+    before = migrate.status(fresh, migrations)
+    assert "run `legato schema apply`, which records" in before["note"] and not any(file["changed"] for file in before["files"])
+    assert migrate.apply(fresh, migrations) == [] and migrate.is_current(fresh, migrations)
+    assert migrate.status(fresh, migrations)["note"] == ""
+    assert migrate.apply(fresh, [*migrations, later]) == [later] and migrate.is_current(fresh, [*migrations, later])
+    assert tables(fresh) == ["later", "schema_migrations"]
+
+
+@pytest.mark.parametrize("statement", ["insert", "ALTER TABLE schema_migrations DELETE"])
+def test_killed_while_records_are_exchanged(fresh: Store, folder: pathlib.Path, statement: str) -> None:
+    """The next run completes the exchange."""
+    record(fresh, old_files(folder))
+    migrations, store = migrate.load(folder), cast(Fresh, fresh)
+    store.dies_at, store.dies_at_note = statement, statement == "insert"
+    with pytest.raises(StoreUnavailable):
+        migrate.apply(fresh, migrations)
+    store.dies_at, store.dies_at_note = "", False
+    assert not migrate.is_current(fresh, migrations) and len(migrate.applied(fresh)) == len(old_files(folder))
+    assert migrate.apply(fresh, migrations) == [] and migrate.is_current(fresh, migrations)
+
+
+@pytest.mark.parametrize("lost", [1, 9, 26])
+def test_an_incomplete_set_of_replaced_files_is_refused(fresh: Store, folder: pathlib.Path, lost: int) -> None:
+    """The message names the first missing file and says which version completes the set; nothing is changed."""
+    files = old_files(folder)
+    name = next(name for name in files if name.startswith(f"{lost:04}"))
+    record(fresh, {each: sha256 for each, sha256 in files.items() if each != name})
+    done, migrations = migrate.applied(fresh), migrate.load(folder)
+    with pytest.raises(SchemaError, match=f"1 of them were not applied, from {name}: run `legato schema apply` of the version"):
+        migrate.apply(fresh, migrations)
+    assert migrate.applied(fresh) == done and name in migrate.status(fresh, migrations)["note"]
+
+
+@pytest.mark.parametrize("changed", [1, 9, 26])
+def test_a_replaced_file_with_another_text_is_refused(fresh: Store, folder: pathlib.Path, changed: int) -> None:
+    """The message names it and says what to do; nothing is changed."""
+    files = old_files(folder)
+    name = next(name for name in files if name.startswith(f"{changed:04}"))
+    record(fresh, {**files, name: "0" * 64})
+    done = migrate.applied(fresh)
+    with pytest.raises(SchemaError, match=f"but {name} had another text: .* or set LEGATO_STORE to a new store"):
+        migrate.apply(fresh, migrate.load(folder))
+    assert migrate.applied(fresh) == done
+
+
+def test_more_files_than_were_replaced_are_refused(fresh: Store, folder: pathlib.Path) -> None:
+    """A store of a version between."""
+    files = old_files(folder)
+    record(fresh, {**files, f"{len(files) + 1:04}_more.sql": "0" * 64})
+    with pytest.raises(SchemaError, match="it has more files: continue with the version of Legato that made the store"):
+        migrate.apply(fresh, migrate.load(folder))

@@ -1,3 +1,0 @@
--- As 0013: which minutes have new engine steps.
-ALTER TABLE engine_steps
-    ADD INDEX IF NOT EXISTS received_at_minmax received_at TYPE minmax GRANULARITY 1

@@ -1,0 +1,112 @@
+"""A store made by the code of commit f181db1 (tests/data/README.md) opens under this version: nothing is lost, and it goes on."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import tarfile
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from helpers.builders.spans import native_span, request
+from helpers.repo.repository import ROOT
+from helpers.servers.reading import stream, streams_in
+from helpers.servers.serving import legato, serve_process
+from legato_ingest.metrics import Metrics
+from legato_ingest.rollups.worker import Roller
+from legato_ingest.settings import load
+from legato_ingest.storage import migrate
+from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.retention import set_retention
+from legato_ingest.storage.tallies import Tally, tables_of, tally_of
+
+SCHEMA = ROOT / "schema"
+DATA = ROOT / "tests" / "data"
+RECORDED = json.loads((DATA / "store_f181db1.json").read_text(encoding="utf-8"))["tables"]
+TABLES = {name: Tally(*tally) for name, tally in RECORDED.items()}
+
+
+def unpacked(folder: pathlib.Path) -> pathlib.Path:
+    """A copy of the old store."""
+    with tarfile.open(DATA / "store_f181db1.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "store"
+
+
+def tallies(store: Store) -> dict[str, Tally]:
+    """Rows and row checksum of each table."""
+    return {name: tally_of(store, name, merged) for name, merged in {**tables_of(store), "writers": True, "leases": True}.items()}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The old store, opened and migrated by this version."""
+    opened = Store(unpacked(tmp_path_factory.mktemp("old")))
+    migrations = migrate.load(SCHEMA)
+    assert len(migrate.applied(opened)) == 26 and not migrate.is_current(opened, migrations)
+    assert migrate.apply(opened, migrations) == []
+    assert migrate.is_current(opened, migrations)
+    yield opened
+    opened.close()
+
+
+def test_every_row_is_there(store: Store) -> None:
+    """Each table has rows, and they are the rows that the old version had."""
+    assert all(rows for rows, _ in TABLES.values()) and tallies(store) == TABLES
+
+
+def test_its_tables_are_those_of_a_new_store(store: Store) -> None:
+    """Each column, type, codec, key, index and setting, once the retention that the old version had set is removed."""
+    set_retention(store, 0)
+    store.command("DROP DATABASE IF EXISTS fresh")
+    store.command("CREATE DATABASE fresh")
+    store.command("USE fresh")
+    for migration in migrate.load(SCHEMA):
+        store.command(migration.statement)
+    store.command("USE default")
+    sql = "SELECT name, create_table_query FROM system.tables WHERE database = '{}' ORDER BY name"
+    old, new = ({str(name): str(made) for name, made in store.select(sql.format(database))} for database in ("default", "fresh"))
+    assert {name: re.sub(r", old_parts_lifetime = \d+", "", made) for name, made in old.items()} == {
+        name: made.replace("fresh.", "default.") for name, made in new.items()
+    }
+    store.command("DROP DATABASE fresh")
+
+
+def test_it_takes_more_rows(store: Store) -> None:
+    """New streams are stored next to the old ones, read by the view, and rolled up."""
+    streams = "SELECT vantage, count() FROM streams GROUP BY vantage ORDER BY vantage"
+    assert store.select(streams) == [("client", 23), ("server", 23)]
+    streams_in(store, [stream(), stream((20.0, 700.0))])
+    assert store.select(streams) == [("client", 25), ("server", 23)]
+    ((before,),) = store.select("SELECT sum(streams) FROM stream_minutes FINAL")
+    Roller(store, load(retention_days=0), Metrics()).again(0)
+    assert store.select("SELECT sum(streams) FROM stream_minutes FINAL") == [(before + 2,)]
+
+
+def test_the_commands_upgrade_it(tmp_path: pathlib.Path) -> None:
+    """`legato schema status` reports the old files, `apply` exchanges their records once, and `legato serve` writes and reads."""
+    path = unpacked(tmp_path)
+    environ = {"LEGATO_STORE": f"chdb://{path}", "LEGATO_RETENTION_DAYS": "0", "LEGATO_RETENTION_ROLLUPS_DAYS": "0"}
+    before = legato("schema", "status", environ=environ)
+    assert before.returncode == 0 and "it has the 26 files that 0001 to 0022 replaced" in before.stdout.replace("\n", " ")
+    for _ in range(2):
+        applied = legato("schema", "apply", environ=environ)
+        assert applied.returncode == 0 and "0 applied; the schema is current" in applied.stdout, applied.stderr
+    after = json.loads(legato("schema", "status", "--json", environ=environ).stdout)
+    assert after["note"] == "" and after["newest_applied"] == 22
+    assert all(file["applied"] and not file["changed"] for file in after["files"])
+    body = request()
+    native_span(body)
+    with serve_process(path, **environ) as served:
+        headers = {"content-type": "application/x-protobuf"}
+        assert httpx.post(f"{served.otlp}/v1/traces", content=body.SerializeToString(), headers=headers).status_code == 200
+        assert httpx.post(served.read, content="SELECT count(), (SELECT count() FROM verdicts FINAL) FROM streams").text == "47\t149\n"
+
+
+def test_serve_upgrades_it(tmp_path: pathlib.Path) -> None:
+    """Without any command before."""
+    with serve_process(unpacked(tmp_path)) as served:
+        assert httpx.post(served.read, content="SELECT count() FROM streams").text == "46\n"
