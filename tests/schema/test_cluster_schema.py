@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from deploy import cluster_schema
 from helpers.repo.repository import ROOT
 from legato_ingest.storage.chdb import Store
 
@@ -75,3 +76,26 @@ def test_retries_are_deduplicated_for_a_week() -> None:
     """Every replicated table sets the deduplication window to a week; ClickHouse 25.10 lowered the default to an hour."""
     for name, sql in created(FOLDER).items():
         assert "Distributed(" in sql or "replicated_deduplication_window_seconds = 604800" in sql, name
+
+
+def test_a_later_file_alters_the_tables_of_the_shards_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column is added to the table of each shard and, without its codec, to the Distributed table; an index to the former only."""
+    added = "ADD COLUMN IF NOT EXISTS color LowCardinality(String) CODEC(Delta, ZSTD(1))"
+    later = {
+        "0001_color.sql": f"-- A color.\nALTER TABLE verdicts\n    {added}\n",
+        "0002_index.sql": "ALTER TABLE verdicts\n    ADD INDEX IF NOT EXISTS i color TYPE minmax\n",
+        "0003_steps.sql": f"ALTER TABLE engine_steps\n    {added}\n",
+    }
+    for name, text in later.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(cluster_schema, "SOURCE", tmp_path)
+    cluster = "ON CLUSTER '{cluster}'"
+    assert list(cluster_schema.statements()) == [
+        ("color_local", f"-- A color.\nALTER TABLE verdicts_local {cluster}\n    {added}\n"),
+        (
+            "color",
+            f"-- The same for the Distributed table.\nALTER TABLE verdicts {cluster}\n    {added.partition(' CODEC')[0]}\n",
+        ),
+        ("index_local", f"ALTER TABLE verdicts_local {cluster}\n    ADD INDEX IF NOT EXISTS i color TYPE minmax\n"),
+        ("steps", f"ALTER TABLE engine_steps {cluster}\n    {added}\n"),
+    ]

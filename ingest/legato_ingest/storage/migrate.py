@@ -96,9 +96,9 @@ def status(store: Store, migrations: Sequence[Migration]) -> dict[str, Any]:
     ]
     note = ""
     if baseline is not None and has_replaced:
-        fault = _fault(done, migrations, baseline)
-        span = f"0001 to {baseline.number:04}"
-        note = fault or f"it has the {len(baseline.replaces)} files that {span} replaced: run `legato schema apply`, which records {span}"
+        old, new = len(baseline.replaces), f"0001 to {baseline.number:04}"
+        change = f"the store has the {old} files that {new} replaced: run `legato schema apply`, which records {new}"
+        note = _fault(done, migrations, baseline) or change
     return {"files": files, "newest_applied": max(done, default=0), "note": note}
 
 

@@ -110,8 +110,8 @@ def test_a_newer_store_is_refused(fresh: Store) -> None:
 
 @pytest.mark.parametrize("before", range(4))
 def test_killed_between_statement_and_note(fresh: Store, before: int) -> None:
-    """At each file: the next run finds the object, writes the note and goes on."""
-    migrations = migrate.load(SCHEMA)
+    """At each of the first files: the next run finds the object, writes the note and goes on."""
+    migrations = migrate.load(SCHEMA)[:5]
     migrate.apply(fresh, migrations[:before])
     cast(Fresh, fresh).dies_at_note = True
     with pytest.raises(StoreUnavailable):

@@ -91,10 +91,9 @@ def test_the_commands_upgrade_it(tmp_path: pathlib.Path) -> None:
     path = unpacked(tmp_path)
     environ = {"LEGATO_STORE": f"chdb://{path}", "LEGATO_RETENTION_DAYS": "0", "LEGATO_RETENTION_ROLLUPS_DAYS": "0"}
     before = legato("schema", "status", environ=environ)
-    assert before.returncode == 0 and "it has the 26 files that 0001 to 0022 replaced" in before.stdout.replace("\n", " ")
-    for _ in range(2):
-        applied = legato("schema", "apply", environ=environ)
-        assert applied.returncode == 0 and "0 applied; the schema is current" in applied.stdout, applied.stderr
+    assert before.returncode == 0 and "the store has the 26 files that 0001 to 0022 replaced" in before.stdout.replace("\n", " ")
+    applied = legato("schema", "apply", environ=environ)
+    assert applied.returncode == 0 and "0 applied; the schema is current" in applied.stdout, applied.stderr
     after = json.loads(legato("schema", "status", "--json", environ=environ).stdout)
     assert after["note"] == "" and after["newest_applied"] == 22
     assert all(file["applied"] and not file["changed"] for file in after["files"])
