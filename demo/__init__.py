@@ -1,5 +1,5 @@
-"""What `make demo` runs: recorded server timelines, replayed for real, recorded by Legato, stored, and reported.
+"""The program behind `make demo`: it replays recorded streams over HTTP while Legato records, stores and reports them.
 
-One idea: nothing is mocked. A FastAPI server speaks OpenAI's SSE at the recorded instants, `openai` clients read it over loopback HTTP,
-the SDK watches both ends, and `legato serve` keeps what they send. It may use every distribution; nothing imports it.
+Nothing is mocked. A FastAPI server sends OpenAI's SSE at the recorded times, `openai` clients read it over loopback HTTP, the SDK records
+both ends, and `legato serve` stores their spans. The demo may import every distribution; no distribution imports the demo.
 """

@@ -1,4 +1,4 @@
-"""`python -m demo`: what can be typed, and nothing else."""
+"""The command line of `python -m demo`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _RecordingOption = Annotated[
     list[str],
-    typer.Option(help="calm, kv, net, or a folder with server.jsonl.gz; several follow one another [default: kv]", show_default=False),
+    typer.Option(help="calm, kv, net, or a folder with server.jsonl.gz; several are replayed in turn [default: kv]", show_default=False),
 ]
-_SpeedOption = Annotated[float, typer.Option(min=0.1, max=100, help="How fast to replay: 2 halves every gap")]
+_SpeedOption = Annotated[float, typer.Option(min=0.1, max=100, help="Replay speed: 2 halves every gap")]
 _SecondsOption = Annotated[float | None, typer.Option(min=1, help="Replay only the first seconds of each recording [default: all]")]
-_OnceOption = Annotated[bool, typer.Option("--once", help="End after the report; the last line is JSON")]
-_KeepOption = Annotated[bool, typer.Option("--keep", help="Keep what earlier runs stored [default: start with an empty store]")]
-_PastOption = Annotated[bool, typer.Option(help="Also place recordings over the last two weeks, for the dashboards")]
-_IncidentOption = Annotated[str, typer.Option(help="kv: have the past's KV incident go on until now [default: it was two hours ago]")]
-_DataOption = Annotated[pathlib.Path, typer.Option(help="Folder of the demo's store and its logs")]
+_OnceOption = Annotated[bool, typer.Option("--once", help="Exit after the report; the last line is JSON")]
+_KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the streams of earlier runs [default: start with an empty store]")]
+_PastOption = Annotated[bool, typer.Option(help="Also store recordings dated over the last two weeks, for the dashboards")]
+_IncidentOption = Annotated[str, typer.Option(help="kv: the KV-cache incident lasts until now [default: it began two hours ago]")]
+_DataOption = Annotated[pathlib.Path, typer.Option(help="Folder for the demo's store and logs")]
 
 
 @app.command()
@@ -46,24 +46,24 @@ def main(
     incident: _IncidentOption = "",
     data: _DataOption = _DATA,
 ) -> None:
-    """Watch real LLM streams being recorded, stored and summarised.
+    """Replay recorded LLM streams and show how Legato records, stores and summarises them.
 
-    A server replays what a real vLLM engine once sent, frame by frame and at its own pace, as OpenAI's SSE. `openai` clients read it,
-    Legato's SDK records both ends, `legato serve` stores them, `legato report` sums them up.
-
-    \b
-    calm   12 streams and nothing wrong
-    kv     22 streams in a small KV cache: preemptions stall everyone (77 s)
-    net    8 streams; what the network did to them is not in the server's times
+    A server replays the responses of a real vLLM engine as OpenAI's SSE, frame by frame at the recorded times. `openai` clients read them,
+    Legato's SDK records both ends, `legato serve` stores the streams, and `legato report` summarises them.
 
     \b
-    make demo                                         the kv recording in real time, then `legato serve` stays up
-    make demo ARGS="--recording calm --seconds 15"    the first 15 s of another
-    make demo ARGS="--recording kv --speed 2 --once"  twice as fast, and end after the report
-    make demo ARGS="--incident kv"                    a calm replay, and a KV incident that the alert rules see
+    calm   12 streams without faults
+    kv     22 streams in a small KV cache: preemptions stall all of them (77 s)
+    net    8 streams; their network faults are not replayed, because the server's times do not include them
+
+    \b
+    make demo                                         replay kv in real time; `legato serve` keeps running
+    make demo ARGS="--recording calm --seconds 15"    replay the first 15 s of another recording
+    make demo ARGS="--recording kv --speed 2 --once"  replay twice as fast and exit after the report
+    make demo ARGS="--incident kv"                    a calm replay, and a KV-cache incident that fires an alert rule
     """
     if incident not in ("", "kv"):
-        raise typer.BadParameter(f"{incident!r} is no incident: write kv, or leave it out", param_hint="--incident")
+        raise typer.BadParameter(f"got {incident!r}: expected kv, or omit the option", param_hint="--incident")
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)

@@ -1,7 +1,7 @@
-"""The demo's application: `openai` clients that read every recorded stream at its recorded time. Run as a process of its own.
+"""The demo's application: `openai` clients that request every recorded stream at its recorded time. It runs as a separate process.
 
-One idea: this is what a user's application looks like: two lines of Legato (`configure`, `instrument_openai`), and then the `openai`
-package as ever. It tells the demo how far it is, a JSON line at a time, and takes no part in what is measured.
+It uses Legato as a user's application does: two calls (`configure`, `instrument_openai`), then ordinary use of the `openai` package. It
+prints its progress as JSON lines for the demo. The progress is not part of the measurement.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from openai import AsyncOpenAI, NotFoundError
 
 import legato
 from demo.plan import Plan
-from demo.processes import come_first
+from demo.processes import raise_priority
 from demo.recording import Recording, Stream
 
 __all__ = ["Progress", "read_all"]
 
 SERVICE = "demo-app"
 STALL_S = 0.25
-_TELL_EVERY_S = 0.25
-_LATEST_S = 60
-# Requests are sent this long before their recorded moment, so that twenty which begin at once have all arrived by then.
+_REPORT_EVERY_S = 0.25
+_TIMEOUT_S = 60
+# Requests are sent this long before their recorded time, so that all have arrived by then even if twenty begin at once.
 _LEAD_S = 0.06
 
 
 @dataclass(slots=True)
 class Progress:
-    """What the clients have seen so far."""
+    """Counts of the clients so far, printed as one JSON line."""
 
     recording: str = ""
     streams: int = 0
@@ -47,8 +47,8 @@ class Progress:
 
 
 async def read_all(plan: Plan, base_url: str, progress: Progress) -> None:
-    """Replay one recording after another: each stream starts when it did, and all are waited for."""
-    async with AsyncOpenAI(base_url=base_url, api_key="demo", max_retries=0, timeout=_LATEST_S) as client:
+    """Read the plan's recordings one after another. Each stream starts at its recorded time; return when all have ended."""
+    async with AsyncOpenAI(base_url=base_url, api_key="demo", max_retries=0, timeout=_TIMEOUT_S) as client:
         for recording in plan.recordings():
             progress.recording = recording.name
             progress.streams += len(recording.streams)
@@ -59,11 +59,11 @@ async def read_all(plan: Plan, base_url: str, progress: Progress) -> None:
 
 
 async def _warm_up(base_url: str) -> None:
-    """Load what a process's first request loads, before anything is recorded: 22 streams that begin at once should not wait for it."""
+    """Send one request before recording starts: a process's first request loads modules, which would delay the first streams."""
     async with AsyncOpenAI(base_url=base_url, api_key="demo", max_retries=0) as client:
         with contextlib.suppress(NotFoundError):
             await client.chat.completions.create(model="none", messages=[], stream=True, extra_headers={"X-Request-Id": "warm-up"})
-    # What stands now stays: no collection needs to look at it again.
+    # The objects loaded so far stay in use, so the garbage collector need not scan them again.
     gc.collect()
     gc.freeze()
 
@@ -73,14 +73,14 @@ async def _read_at(client: AsyncOpenAI, plan: Plan, recording: Recording, stream
     limit = stream.cancel_us / 1e6 / plan.speed if stream.cancel_us is not None else None
     progress.running += 1
     try:
-        # Twenty people use this application; their names go out as a hash.
+        # The application has twenty users. The SDK sends their names as hashes.
         async with asyncio.timeout(limit):
             with legato.context(client=f"user-{zlib.crc32(stream.key.encode()) % 20}"):
                 await _read(client, plan.model(recording), stream.key, started, progress)
     except TimeoutError:
-        pass  # the recorded client hung up here too
+        pass  # the recorded client cancelled at this time
     except Exception:
-        # Also the HTTP client's own errors, which come through in mid-stream: one stream's end must not be the others'.
+        # This includes errors that the HTTP library raises in mid-stream. One failed stream must not end the others.
         progress.failed += 1
     finally:
         progress.running -= 1
@@ -90,7 +90,7 @@ async def _read_at(client: AsyncOpenAI, plan: Plan, recording: Recording, stream
 async def _read(client: AsyncOpenAI, model: str, key: str, began: float, progress: Progress) -> None:
     chunks = await client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": "Replay the stream that X-Request-Id names."}],
+        messages=[{"role": "user", "content": "Replay the stream with the id in X-Request-Id."}],
         stream=True,
         stream_options={"include_usage": True},
         extra_headers={"X-Request-Id": key, "X-Replay-Began": repr(began + _LEAD_S)},
@@ -107,30 +107,30 @@ async def _read(client: AsyncOpenAI, model: str, key: str, began: float, progres
         last = now
 
 
-async def _tell(progress: Progress) -> None:
+async def _report(progress: Progress) -> None:
     while True:
         print(json.dumps(asdict(progress)), flush=True)
-        await asyncio.sleep(_TELL_EVERY_S)
+        await asyncio.sleep(_REPORT_EVERY_S)
 
 
 async def _run(plan: Plan, base_url: str) -> None:
     progress = Progress()
-    telling = asyncio.create_task(_tell(progress))
+    reporting = asyncio.create_task(_report(progress))
     await read_all(plan, base_url, progress)
-    telling.cancel()
+    reporting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await telling
+        await reporting
     print(json.dumps(asdict(progress)), flush=True)
 
 
 def main() -> None:
-    """Read the plan's streams from a server, exporting to an OTLP endpoint."""
+    """Read the plan's streams from a server and export the recordings to an OTLP endpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan", help="the plan as JSON")
     parser.add_argument("--server", required=True, help="base URL of the OpenAI-compatible server")
-    parser.add_argument("--otlp", required=True, help="where `legato serve` takes OTLP")
+    parser.add_argument("--otlp", required=True, help="OTLP endpoint of `legato serve`")
     options = parser.parse_args()
-    come_first()
+    raise_priority()
     legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
     asyncio.run(_warm_up(options.server))
     legato.instrument_openai()

@@ -1,7 +1,7 @@
-"""Holds what the store says the clients saw against what the recorded server sent.
+"""Comparison of the stored client streams with the recording.
 
-One idea: the recording is the truth, frame by frame. Each stored client stream finds its recorded one by its response id, and each of its
-gaps between content chunks has one recorded gap to match. It reads through the same read-only door as everybody.
+The recording is the ground truth. A stored stream is matched to its recorded one by the response id, and each gap between content chunks to
+one recorded gap. The stored streams are read from the read endpoint of `legato serve`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from demo.plan import Plan
 from legato_ingest.cli.client import Reader
 from legato_ingest.definitions import GOOD, JUDGED
 
-__all__ = ["Comparison", "compare", "judge"]
+__all__ = ["Comparison", "compare", "compare_rows"]
 
 Row = Mapping[str, object]
 
@@ -26,7 +26,7 @@ _CONTENT_KINDS = frozenset((1, 2, 3))
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The demo's numbers: what is stored at the client vantage, and how far it is from the recording."""
+    """The results of a run: counts of the stored streams at the client vantage, and their differences from the recording."""
 
     streams: int
     chunks: int
@@ -45,20 +45,20 @@ class Comparison:
     stalls_explained: int
 
     def to_dict(self) -> dict[str, float]:
-        """The numbers by name."""
+        """Return the results by name."""
         return asdict(self)
 
 
 def compare(plan: Plan, read_url: str) -> Comparison:
-    """Compare all streams of the plan's run with what is in the store now. Raises ``LegatoError`` when it cannot be read."""
+    """Compare all streams of the plan's run with those in the store now. Raises ``LegatoError`` if the store cannot be read."""
     reader = Reader(read_url)
     (summary,) = reader.rows(_SUMMARY, {"prefix": plan.response_id_prefix, "gap_us": 400_000, "first_us": 2_000_000})
     (verdicts,) = reader.rows(_JUDGED, {"prefix": plan.response_id_prefix})
-    return judge(plan, reader.rows(_STORED, {"prefix": plan.response_id_prefix}), {**summary, **verdicts})
+    return compare_rows(plan, reader.rows(_STORED, {"prefix": plan.response_id_prefix}), {**summary, **verdicts})
 
 
-def judge(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
-    """Hold stored client streams (``response_id``, ``dt_us``, ``chunk_kind``) against the plan's recordings."""
+def compare_rows(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
+    """Compare stored client streams (``response_id``, ``dt_us``, ``chunk_kind``) with the plan's recordings."""
     stored = {str(row["response_id"]): row for row in rows}
     recorded = {plan.response_id(stream): stream for recording in plan.recordings() for stream in recording.streams}
     differences: list[float] = []
@@ -67,7 +67,7 @@ def judge(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
         expected = [gap / plan.speed for gap in stream.gaps_us()]
         stalls += sum(gap >= STALL_US for gap in expected)
         actual = _gaps_us(stored[response_id]) if response_id in stored else []
-        # Where the client hung up, a frame on its way may have come or not.
+        # If the client cancelled, frames in flight at that time may or may not have been received.
         slack = 0 if stream.cancel_us is None else _CANCEL_SLACK
         if abs(len(actual) - len(expected)) > slack:
             differ += 1
@@ -98,7 +98,7 @@ _STORED = """
 SELECT response_id, dt_us, chunk_kind FROM streams
 WHERE vantage = 'client' AND startsWith(response_id, {prefix:String})"""
 
-# What is good is the CLI's to say, and said once.
+# The definition of a good stream is the one of `legato_ingest`.
 _SUMMARY = f"""
 SELECT
     countIf(vantage = 'client') AS streams,

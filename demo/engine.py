@@ -1,7 +1,7 @@
-"""The demo's engine: the recorded steps, told to Legato's plugin at their recorded moments, as vLLM tells its stat loggers.
+"""The demo's engine: it passes the recorded steps to Legato's vLLM plugin at their recorded times.
 
-One idea: the plugin's own recorder gets objects with vLLM's names, so what follows (datagram, `legato-gpu-agent`, OTLP) is what happens
-beside a real engine. It computes no token.
+The plugin's recorder receives objects with the attributes of vLLM's, as vLLM passes them to its stat loggers. Everything after that (pipe,
+`legato-gpu-agent`, OTLP) is the same as with a real engine. No token is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ReplayedEngine"]
 
 
 class ReplayedEngine:
-    """The engine of one recording."""
+    """Replays the engine steps of one recording."""
 
     def __init__(self, plan: Plan, recording: Recording, recorder: StepRecorder) -> None:
         self._recorder, self._speed = recorder, plan.speed
@@ -25,7 +25,7 @@ class ReplayedEngine:
         self._steps = [(step.at_us, *_objects(step, names, plan.speed)) for step in recording.steps]
 
     async def run(self, began: float) -> None:
-        """Replay the steps; ``began`` is when the recording did, on the event loop's clock."""
+        """Replay the steps. ``began``: start of the recording, in seconds of the event loop's clock."""
         clock = asyncio.get_running_loop().time
         for at_us, scheduler, iteration in self._steps:
             wait = began + at_us / 1e6 / self._speed - clock()
@@ -35,7 +35,7 @@ class ReplayedEngine:
 
 
 def _objects(step: EngineStep, names: dict[str, str], speed: float) -> tuple[SimpleNamespace, SimpleNamespace]:
-    """vLLM's ``SchedulerStats`` and ``IterationStats`` of a step, as far as the plugin reads them."""
+    """Return vLLM's ``SchedulerStats`` and ``IterationStats`` of a step, with the attributes that the plugin reads."""
     details = None
     if step.work is not None:
         context, context_tokens, decodes, decode_tokens, elapsed_ms = step.work

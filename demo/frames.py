@@ -1,8 +1,8 @@
-"""Builds a stream's SSE frames: OpenAI's `chat.completion.chunk` JSON with filler text, each frame as large as the recorded one.
+"""SSE frames of a replayed stream: OpenAI's `chat.completion.chunk` JSON with filler text, each frame as large as the recorded one.
 
-One idea: the envelope is padded to the width that the recorded engine's had, so that the text in each frame has the
-recorded length too: one byte in a stream's smallest frame, and as many more as the others are larger. Frames are built before the first
-request: building them while streams run would make them late. No text here was ever said by anyone.
+The JSON envelope is padded to the width of the recorded engine's. The text then has the recorded length too: one byte in the smallest frame
+of a stream, and in the others as many bytes more as their frames are larger. Frames are built before the first request, because building
+them while streams run would delay the streams. The text is not from any response.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _FILLER = (
     "another, evenly, with no breath held between them. this is filler, cut to the sizes that a real server once sent; it says nothing. "
 )
 _CREATED = 1_700_000_000
-# Bytes of text that a last frame is given when its own size does not say: its envelope differs from the others'.
+# Bytes of text in the last frame. Its envelope differs from the others', so its size does not determine the length of its text.
 _LAST_TEXT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One send: when, counted from the request's arrival, and what."""
+    """One send: its time in µs after the request's arrival, and its bytes. ``usage`` marks the usage frame."""
 
     at_us: int
     data: bytes
@@ -34,14 +34,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """All sends of one stream, and how the response ends: with `[DONE]`, or by the connection breaking off."""
+    """All sends of one stream. ``complete``: the response ends with `[DONE]`; otherwise the connection is broken after the last frame."""
 
     frames: tuple[Frame, ...]
     complete: bool
 
 
 def build(stream: Stream, model: str, response_id: str) -> Replay:
-    """The frames of a recorded stream."""
+    """Return the frames of a recorded stream."""
     head = {"id": response_id, "object": "chat.completion.chunk", "created": _CREATED, "model": model}
     frames = [Frame(stream.role[0], _sized(head, _choice({"role": "assistant", "content": ""}), stream.role[1]))]
     frames += _content(stream, head)
@@ -57,11 +57,11 @@ def build(stream: Stream, model: str, response_id: str) -> Replay:
 def _content(stream: Stream, head: dict[str, object]) -> list[Frame]:
     last = len(stream.content) - 1 if stream.done else len(stream.content)
     narrowest = min((size for _, size in stream.content[:last]), default=stream.content[0][1])
-    frames, said = [], 0
+    frames, sent = [], 0
     for index, (at_us, size) in enumerate(stream.content):
         text_bytes = _LAST_TEXT_BYTES if index == last else size - narrowest + 1
-        text = "".join(_FILLER[place % len(_FILLER)] for place in range(said, said + text_bytes))
-        said += text_bytes
+        text = "".join(_FILLER[place % len(_FILLER)] for place in range(sent, sent + text_bytes))
+        sent += text_bytes
         frames.append(Frame(at_us, _sized(head, _choice({"content": text}, "stop" if index == last else None), size)))
     return frames
 
@@ -71,7 +71,7 @@ def _choice(delta: dict[str, str], finish_reason: str | None = None) -> dict[str
 
 
 def _sized(head: dict[str, object], rest: dict[str, object], size: int) -> bytes:
-    """The event, padded to ``size`` bytes; larger where its content does not fit."""
+    """Return the event padded to ``size`` bytes; it is larger if its content does not fit."""
     bare = _event({**head, "pad": "", **rest})
     return _event({**head, "pad": "." * max(0, size - len(bare)), **rest})
 

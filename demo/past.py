@@ -1,8 +1,9 @@
-"""The demo's past: recordings placed over the last hours and weeks, so that dashboards have something to show from the first minute.
+"""The demo's past: recordings dated over the last two weeks, so that dashboards have data from the first minute.
 
-One idea: a past stream is a recorded one with other times and names, sent as the OTLP spans that SDK and agent would have sent then, so
-what comes after the wire cannot tell. Three services: `shop` on an engine of its own, with a KV incident after a release; `mobile`, whose
-network fails for a while; `search`, whose provider begins to send two tokens a chunk. It makes up no time of its own.
+A past stream is a recorded stream with other dates and names. It is sent as the OTLP spans that the SDK and the agent would have sent
+then, so `legato serve` handles it like any other. There are three services: `shop`, on two engines, has a KV-cache incident after a
+release; `mobile` has a network failure for some minutes; the provider of `search` starts to send two tokens per chunk. The times within a
+stream are the recorded ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from demo.recording import EngineStep, Finished, Recording, Watched, load, watched
+from demo.recording import EngineStep, Finished, Recording, TwoSidedStream, load, two_sided_streams
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
 
@@ -27,7 +28,7 @@ __all__ = ["Placement", "bodies", "placements", "send"]
 
 _SECOND_NS = 1_000_000_000
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
-# Streams that began earlier in `calm` ran into its engine's warm-up.
+# Streams of `calm` that began before this time overlap with the warm-up of its engine.
 _WARM_S = 6.0
 _FLUSH_STEPS = 2_000
 _SPANS_PER_BODY = 500
@@ -37,9 +38,10 @@ _USERS = 400
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A recording at a time (ns since the epoch), under a service's names. ``engine_id`` empty: only its clients were watched.
+    """A recording dated at a time (ns since the epoch), under the names of a service.
 
-    ``warm``: without the recording's first seconds. ``share``: every so-manieth stream. ``pairs``: two tokens a chunk.
+    ``engine_id``: an empty one means that only the client vantage was recorded. ``warm``: omit the streams of the engine's warm-up.
+    ``share``: use only every n-th stream. ``pairs``: combine two tokens per chunk.
     """
 
     name: str
@@ -56,7 +58,8 @@ class Placement:
 
 
 def placements(now_ns: int, incident: str) -> list[Placement]:
-    """The past of a demo that begins now. ``incident``: ``kv`` has the KV incident go on until now, else it was two hours ago."""
+    """Return the past of a demo that begins now, by time. The KV-cache incident lasts until now if ``incident`` is ``kv``;
+    otherwise it began two hours ago."""
     now_s = now_ns // _SECOND_NS
     kv_begin_s, kv_runs = (now_s - 13 * _MINUTE_S, 9) if incident == "kv" else (now_s - 2 * _HOUR_S, 4)
 
@@ -65,7 +68,7 @@ def placements(now_ns: int, incident: str) -> list[Placement]:
 
     def shop(name: str, begin_s: int, warm: bool = False) -> Placement:
         release = "1.5.0" if begin_s >= kv_begin_s - 5 * _MINUTE_S else "1.4.2"
-        # The engine that ran out of KV cache is the smaller one, which the release began to use.
+        # The engine that runs out of KV cache is the smaller one, which the service uses since the release.
         engine_id = "shop-gpu-1" if name == "kv" else "shop-gpu-0"
         return Placement(name, begin_s * _SECOND_NS, "shop", release, "demo-7b", "vllm", engine_id=engine_id, warm=warm)
 
@@ -80,13 +83,15 @@ def placements(now_ns: int, incident: str) -> list[Placement]:
 
 
 def bodies(made: Sequence[Placement]) -> Iterator[tuple[bytes, int]]:
-    """The requests that would have been sent, several placements each, and how many of the placements are done with each."""
+    """Yield OTLP request bodies of several placements each, with the number of placements done so far."""
     rng = random.Random(5)
     epoch_ns = min(each.begin_ns for each in made) - _SECOND_NS
     body, spans = ExportTraceServiceRequest(), 0
     for number, placement in enumerate(made):
         first_us = int(_WARM_S * 1e6) if placement.warm else 0
-        streams = [each for each in watched(placement.name) if not placement.warm or each.start_us >= first_us][:: placement.share]
+        streams = [each for each in two_sided_streams(placement.name) if not placement.warm or each.start_us >= first_us][
+            :: placement.share
+        ]
         body.MergeFrom(_spans(placement, streams, first_us, number, rng))
         spans += len(streams)
         if placement.engine_id:
@@ -97,15 +102,18 @@ def bodies(made: Sequence[Placement]) -> Iterator[tuple[bytes, int]]:
             body, spans = ExportTraceServiceRequest(), 0
 
 
-def send(otlp: str, made: Sequence[Placement], tell: Callable[[int], None]) -> None:
-    """Send them to `legato serve`; ``tell`` hears how many placements are done. Raises ``OSError``, ``RuntimeError`` on a refusal."""
+def send(otlp: str, made: Sequence[Placement], on_progress: Callable[[int], None]) -> None:
+    """Send the placements to `legato serve`; ``on_progress`` receives the number of placements done.
+
+    Raises ``OSError`` if the request fails, and ``RuntimeError`` if a part of it is rejected.
+    """
     for body, done in bodies(made):
         request = urllib.request.Request(f"{otlp}/v1/traces", body, {"Content-Type": "application/x-protobuf"})
         with urllib.request.urlopen(request, timeout=120) as reply:
-            refused = reply.read()
-        if refused:
-            raise RuntimeError(f"legato serve did not take all of the past: {refused[:200]!r}")
-        tell(done)
+            rejection = reply.read()
+        if rejection:
+            raise RuntimeError(f"legato serve rejected a part of the demo's past: {rejection[:200]!r}")
+        on_progress(done)
 
 
 @lru_cache(maxsize=8)
@@ -117,7 +125,9 @@ def _response(number: int, key: str) -> str:
     return f"chatcmpl-past-{number}-{key}"
 
 
-def _spans(placement: Placement, streams: Sequence[Watched], first_us: int, number: int, rng: random.Random) -> ExportTraceServiceRequest:
+def _spans(
+    placement: Placement, streams: Sequence[TwoSidedStream], first_us: int, number: int, rng: random.Random
+) -> ExportTraceServiceRequest:
     body = ExportTraceServiceRequest()
     sides = {"client": _scope(body, placement.service, placement.release)}
     if placement.engine_id:
@@ -173,8 +183,8 @@ def _put(attributes: Any, values: Mapping[str, Any]) -> None:
 
 @lru_cache(maxsize=1024)
 def _packed(name: str, key: str, vantage: str, pairs: bool) -> tuple[bytes, int]:
-    """The packed timeline of a recorded stream at one side, and its tokens: each content chunk was one."""
-    (stream,) = (each for each in watched(name) if each.key == key)
+    """Return the packed timeline of one side of a recorded stream, and its number of tokens (one per recorded content chunk)."""
+    (stream,) = (each for each in two_sided_streams(name) if each.key == key)
     side = stream.client if vantage == "client" else stream.server
     kinds = [_ROLE, *[_TEXT] * (len(side.times_us) - 1)]
     if stream.outcome == "complete" and len(kinds) > 3:
@@ -193,7 +203,7 @@ def _zip(side: Any, kinds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _paired(chunks: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Each second token waits for the next: the two come in one chunk, when the later one came."""
+    """Combine each two consecutive text tokens into one chunk, at the time of the later token."""
     out: list[tuple[int, int, int, int]] = []
     for place, (at, size, tokens, kind) in enumerate(chunks):
         if out and kind == _TEXT == out[-1][3] and out[-1][2] == 1 and place % 2 == 0:
@@ -208,8 +218,8 @@ def _steps(placement: Placement, recording: Recording, first_us: int, number: in
     steps = [(100_000 * number + place, step) for place, step in enumerate(recording.steps) if step.at_us >= first_us]
     for first in range(0, len(steps), _FLUSH_STEPS):
         flush = steps[first : first + _FLUSH_STEPS]
-        told = [_step(place, step, placement.begin_ns - 1000 * first_us) for place, step in flush]
-        yield request_of(engine, told, [_finished(place, each, number) for place, step in flush for each in step.finished])
+        steps_sent = [_step(place, step, placement.begin_ns - 1000 * first_us) for place, step in flush]
+        yield request_of(engine, steps_sent, [_finished(place, each, number) for place, step in flush for each in step.finished])
 
 
 def _step(number: int, step: EngineStep, begin_ns: int) -> Step:

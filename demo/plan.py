@@ -1,7 +1,7 @@
-"""What is to be replayed: the same plan for the server, the clients and the comparison, handed to each process as JSON.
+"""The plan of a replay. The server, the clients and the comparison share one plan, which is passed to each process as JSON.
 
-One idea: a run has a token that stands in every response's id, so that a stored stream finds its recorded one, also in a store that
-earlier runs left something in.
+Each run has an id that is part of every response id. A stored stream can therefore be matched to its recorded one, also in a store that
+contains streams of earlier runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which recordings, how fast, and how much of each."""
+    """Which recordings to replay, at which speed, how many seconds of each (``None``: all), and the id of the run."""
 
     names: tuple[str, ...]
     speed: float
@@ -25,32 +25,32 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that ``to_json`` wrote."""
+        """Return the plan that ``to_json`` encoded."""
         fields = json.loads(text)
         return cls(tuple(fields["names"]), fields["speed"], fields["seconds"], fields["run"])
 
     def to_json(self) -> str:
-        """The plan as one argument of a command line."""
+        """Return the plan as text for one command-line argument."""
         return json.dumps(asdict(self))
 
     def recordings(self) -> list[Recording]:
-        """The recordings, each cut to the plan's seconds. Raises ``FileNotFoundError``."""
+        """Load the recordings, each cut to the plan's seconds. Raises ``FileNotFoundError`` for an unknown one."""
         loaded = [load(name) for name in self.names]
         return [each if self.seconds is None else each.first(self.seconds) for each in loaded]
 
     def duration_s(self) -> float:
-        """How long the replay takes: the recordings follow one another."""
+        """Return how long the replay takes. The recordings are replayed one after another."""
         return sum(recording.duration_us for recording in self.recordings()) / 1e6 / self.speed
 
     @property
     def response_id_prefix(self) -> str:
-        """What the ids of this run's responses begin with, and no other's."""
+        """The prefix of this run's response ids, which no other run has."""
         return f"chatcmpl-{self.run}-"
 
     def response_id(self, stream: Stream) -> str:
-        """The response id that the demo's server gives this stream."""
+        """Return the response id that the demo's server uses for this stream."""
         return f"{self.response_id_prefix}{stream.key}"
 
     def model(self, recording: Recording) -> str:
-        """The model's name: one for each recording, so that the report tells them apart."""
+        """Return the model's name, which differs for each recording so that the report distinguishes them."""
         return f"demo-{recording.name}"

@@ -1,7 +1,7 @@
-"""Starts the demo's processes, waits until they answer, and ends every one of them, whatever happened.
+"""The demo's child processes: start, wait until ready, and stop, also after errors and interrupts.
 
-One idea: each child leads a process group of its own, so that Ctrl-C reaches the demo alone and the children end in order, the last started
-first: a server can hand over what it recorded before the store goes. If the demo itself is killed, Linux ends its children.
+Each child leads a separate process group, so that Ctrl-C reaches only the demo, which then stops the children in reverse order. A server
+can therefore flush its spans before the store stops. If the demo itself is killed, Linux kills its children.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
-__all__ = ["ChildFailed", "Children", "choose_port", "come_first"]
+__all__ = ["ChildFailed", "Children", "choose_port", "raise_priority"]
 
 _PR_SET_PDEATHSIG = 1
 _STOP_S = 15.0
-# After a failure nobody may be left to take what a child still wants to hand over.
+# After a failure the store may be down. A child then cannot flush its spans, so waiting longer is useless.
 _STOP_AFTER_FAILURE_S = 2.0
 
 
 class ChildFailed(Exception):
-    """A process of the demo ended, or never answered; the message has the end of its log."""
+    """A process of the demo failed or did not become ready. The message contains the end of its log."""
 
 
 def choose_port(preferred: int) -> int:
-    """``preferred`` when nobody has it, else a free port."""
+    """Return ``preferred`` if that port is free on 127.0.0.1, otherwise another free port. Raises ``OSError`` if there is none."""
     for port in (preferred, 0):
         with socket.socket() as probe:
-            # As servers do: a port whose last connections are still closing can be taken.
+            # Servers set this too: a port with connections in TIME_WAIT can be bound.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
@@ -46,14 +46,14 @@ def choose_port(preferred: int) -> int:
     raise OSError("no free port on 127.0.0.1")
 
 
-def come_first() -> None:
-    """Ask the system to run this process before others, where it may (as root): a busy machine's own stalls were not recorded."""
+def raise_priority() -> None:
+    """Raise this process's CPU priority if permitted (as root), because stalls of a busy machine are not part of the recording."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
 
 
 class Children:
-    """The processes of one demo. Use as a context manager: leaving it ends them all."""
+    """The processes of one demo. Use it as a context manager: leaving it stops all of them."""
 
     def __init__(self, log_dir: pathlib.Path) -> None:
         self._log_dir = log_dir
@@ -62,8 +62,8 @@ class Children:
     def start(
         self, name: str, module: Sequence[str], environ: Mapping[str, str] | None = None, *, piped: bool = False
     ) -> subprocess.Popen[str]:
-        """Run ``python -m module…`` with a log file named after it; ``piped`` keeps its standard output for the caller."""
-        with (self._log_dir / f"{name}.log").open("w", encoding="utf-8") as log, _undisturbed():
+        """Run ``python -m module…`` with the log file ``{name}.log``; ``piped`` returns its standard output to the caller instead."""
+        with (self._log_dir / f"{name}.log").open("w", encoding="utf-8") as log, _signals_deferred():
             process = subprocess.Popen(
                 [sys.executable, "-m", *module],
                 env={**os.environ, **(environ or {})},
@@ -78,13 +78,13 @@ class Children:
         return process
 
     def check(self) -> None:
-        """Raise ``ChildFailed`` when a child ended that nobody stopped."""
+        """Raise ``ChildFailed`` if a child that was not stopped has failed."""
         for name, process in self._running.items():
             if process.poll() not in (None, 0):
                 raise self._failed(name, f"ended with status {process.returncode}")
 
     def wait_ready(self, name: str, url: str, timeout_s: float = 60) -> None:
-        """Wait until ``url`` answers 200. Raises ``ChildFailed`` when the process ends first or time runs out."""
+        """Wait until ``url`` answers 200. Raises ``ChildFailed`` if the process ends first or on time-out."""
         process = self._running[name]
         deadline = time.monotonic() + timeout_s
         while not _answers(url):
@@ -95,12 +95,12 @@ class Children:
             time.sleep(0.05)
 
     def wait(self, name: str) -> None:
-        """Wait until this child ends by itself. Raises ``ChildFailed`` when that was no success."""
+        """Wait until this child exits. Raises ``ChildFailed`` if its exit status is not 0."""
         if self._running[name].wait():
             raise self._failed(name, f"ended with status {self._running[name].returncode}")
 
     def stop(self, name: str, patience_s: float = _STOP_S) -> None:
-        """Ask a child to end (SIGTERM), and make it (SIGKILL, its whole group) when it takes too long."""
+        """Send SIGTERM to a child; after it has exited, or after ``patience_s``, send SIGKILL to its process group."""
         process = self._running.pop(name)
         if process.poll() is None:
             process.terminate()
@@ -115,14 +115,14 @@ class Children:
     def _failed(self, name: str, what: str) -> ChildFailed:
         path = self._log_dir / f"{name}.log"
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-        return ChildFailed("\n".join([f"{name} {what}; its log, {path}, ends:", *(f"  {line}" for line in tail)]))
+        return ChildFailed("\n".join([f"{name} {what}; the end of its log {path}:", *(f"  {line}" for line in tail)]))
 
     def __enter__(self) -> Children:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         patience_s = _STOP_S if kind is None or not issubclass(kind, Exception) else _STOP_AFTER_FAILURE_S
-        # A second Ctrl-C would leave children behind.
+        # Ignored, because a second Ctrl-C would interrupt this and leave children running.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             for name in reversed(list(self._running)):
@@ -132,18 +132,18 @@ class Children:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Put Ctrl-C and SIGTERM off until the end: a child that has been started, but is in no list yet, would be left behind."""
-    came: list[int] = []
+def _signals_deferred() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM to the end of the block. A child that is started but not yet listed would otherwise be left running."""
+    received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda came_number, _: came.append(came_number)) for number in numbers}
+    before = {number: signal.signal(number, lambda arrived, _: received.append(arrived)) for number in numbers}
     try:
         yield
     finally:
         for number in numbers:
             signal.signal(number, before[number])
-    if came:
-        signal.raise_signal(came[0])
+    if received:
+        signal.raise_signal(received[0])
 
 
 def _answers(url: str) -> bool:
@@ -163,5 +163,5 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
 
 
 def _end_with_parent() -> None:
-    # At once: with the store gone too, whoever has spans left would wait for it. A killed `serve` loses nothing that it acknowledged.
+    # SIGKILL, because a child that flushes its spans would wait for the store, which ends too. A killed `serve` loses no acknowledged row.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Shows how far the clients are while streams run: a live line in a terminal, a line now and then elsewhere.
+"""Progress display while streams run: a live line in a terminal, otherwise one line every 10 s.
 
-One idea: it draws what the clients process tells, a JSON line at a time, and knows nothing else.
+It displays the JSON lines that the clients process prints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLAIN_EVERY_S = 10.0
 
 
 def show(lines: Iterable[str], console: Console, duration_s: float) -> None:
-    """Draw until the lines end. ``duration_s`` is how long the replay takes."""
+    """Display progress until the lines end. ``duration_s``: expected duration of the replay."""
     states = (json.loads(line) for line in lines)
     if console.is_terminal:
         _show_live(states, console, duration_s)
@@ -42,10 +42,10 @@ def _show_live(states: Iterator[dict[str, Any]], console: Console, duration_s: f
 
 
 def _show_plain(states: Iterator[dict[str, Any]], console: Console) -> None:
-    told, last = -_PLAIN_EVERY_S, None
+    printed, last = -_PLAIN_EVERY_S, None
     for last in states:
-        if time.monotonic() - told >= _PLAIN_EVERY_S:
-            told = time.monotonic()
+        if time.monotonic() - printed >= _PLAIN_EVERY_S:
+            printed = time.monotonic()
             console.print(_line(last), soft_wrap=True)
     if last is not None:
         console.print(_line(last), soft_wrap=True)

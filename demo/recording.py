@@ -1,8 +1,7 @@
-"""Reads a recording: when each request came, when how many bytes of its response were sent, and what the engine did in each step.
+"""Reader of recordings: the arrival of each request, the time and size of each frame of its response, and the engine's steps.
 
-One idea: a stream is its role frame, its content frames and its tail (usage, `[DONE]`), each an offset and a size; all that is replayed
-and compared comes from these three, and from the steps as the engine's plugin told them. It reads no ground truth, and no text: recordings
-have none.
+A stream consists of its role frame, its content frames and its tail (usage, `[DONE]`). Each frame is an offset and a size. The replay and
+the comparison use these and the steps as recorded by the engine's plugin. Recordings contain no text. Ground-truth files are not read.
 """
 
 from __future__ import annotations
@@ -15,7 +14,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["DONE_BYTES", "RECORDINGS", "EngineStep", "Finished", "Recording", "Side", "Stream", "Watched", "load", "watched"]
+__all__ = [
+    "DONE_BYTES",
+    "RECORDINGS",
+    "EngineStep",
+    "Finished",
+    "Recording",
+    "Side",
+    "Stream",
+    "TwoSidedStream",
+    "load",
+    "two_sided_streams",
+]
 
 RECORDINGS = pathlib.Path(__file__).parent / "recordings"
 DONE_BYTES = len(b"data: [DONE]\n\n")
@@ -25,7 +35,7 @@ Send = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One recorded response. Offsets are microseconds from the request's arrival; ``start_us`` is from the recording's first request."""
+    """One recorded response. Offsets are µs after the request's arrival; ``start_us`` is that arrival, µs after the first request's."""
 
     key: str
     start_us: int
@@ -38,18 +48,18 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether the server got to say `[DONE]`."""
+        """Whether the server sent `[DONE]`."""
         return bool(self.tail)
 
     def gaps_us(self) -> list[int]:
-        """Times between consecutive content frames as the server sent them, until the client hung up, if it did."""
+        """Return the times between consecutive content frames as the server sent them, up to the client's cancel if there was one."""
         times = [at for at, _ in self.content if self.cancel_us is None or at <= self.cancel_us]
         return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request that ended in a step, by its stream's key."""
+    """A request that ended in a step. ``key`` is the key of its stream."""
 
     key: str
     reason: str = "length"
@@ -63,9 +73,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """One step as its record was written, µs from the recording's first request.
+    """One engine step. ``at_us``: time of its record, µs after the recording's first request.
 
-    ``work``: prefill requests and tokens, decode requests and tokens, ms. ``intervals_s``: since its last token, of each that got one.
+    ``work``: prefill requests and tokens, decode requests and tokens, duration in ms. ``intervals_s``: for each request that got a token,
+    the time since its previous token.
     """
 
     at_us: int
@@ -80,7 +91,7 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The streams of one run by the time they started, and its engine's steps (none where there are several engines, or no record)."""
+    """The streams of one run in order of their start, and its engine's steps (empty if there were several engines or no record)."""
 
     name: str
     streams: tuple[Stream, ...]
@@ -88,28 +99,28 @@ class Recording:
 
     @property
     def duration_us(self) -> int:
-        """From the first request to the last frame."""
+        """Time from the first request to the last frame."""
         return max((stream.start_us + (*stream.content, *stream.tail)[-1][0] for stream in self.streams), default=0)
 
     def first(self, seconds: float) -> Recording:
-        """The recording's first seconds: streams still running then end there, with their tail, and so do their requests."""
+        """Return the recording's first seconds. Streams still running then end there with their tail, as do their engine requests."""
         limit_us = int(seconds * 1e6)
         cut = [each for stream in self.streams if (each := _cut(stream, limit_us - stream.start_us)) is not None]
         steps = [step for step in self.steps if step.at_us <= limit_us]
-        told = {each.key: each for step in self.steps for each in step.finished}
+        finished = {each.key: each for step in self.steps for each in step.finished}
         ended = {each.key for step in steps for each in step.finished}
         for stream in (each for each in cut if each.key not in ended):
             last_us = stream.start_us + stream.content[-1][0]
             place = max((i for i, step in enumerate(steps) if step.at_us <= last_us), default=-1)
             if place >= 0:
-                end = replace(told.get(stream.key, Finished(stream.key)), output_tokens=stream.completion_tokens)
+                end = replace(finished.get(stream.key, Finished(stream.key)), output_tokens=stream.completion_tokens)
                 steps[place] = replace(steps[place], finished=(*steps[place].finished, end))
         return replace(self, streams=tuple(cut), steps=tuple(steps))
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One end of a recorded stream: when its first byte and each chunk was there (µs from ``start_us``), and when it was over."""
+    """One end of a recorded stream: times of its first byte, of each chunk, and of its end, in µs after ``start_us``."""
 
     start_us: int
     head_us: int
@@ -120,8 +131,8 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """One recorded stream as both ends saw it; a side that saw nothing has no times. ``start_us`` is the client's."""
+class TwoSidedStream:
+    """One recorded stream at both ends. A side without chunks has no times. ``start_us`` is the client's."""
 
     key: str
     start_us: int
@@ -132,30 +143,30 @@ class Watched:
 
 
 @lru_cache(maxsize=8)
-def watched(name: str) -> tuple[Watched, ...]:
-    """The streams of a recording that brought content to their clients, as both ends saw them. Raises ``FileNotFoundError``."""
+def two_sided_streams(name: str) -> tuple[TwoSidedStream, ...]:
+    """Return the streams of a recording with content at their clients, with both ends. Raises ``FileNotFoundError``."""
     streams = {stream.key: stream for stream in load(name).streams}
     folder = RECORDINGS / name if (RECORDINGS / name).is_dir() else pathlib.Path(name)
     clients = {f"{folder.name}-{line['id']}": line for path in sorted(folder.glob("client*.jsonl.gz")) for line in _lines(path)}
     servers = {f"{folder.name}-{line['id']}": line for path in sorted(folder.glob("server*.jsonl.gz")) for line in _lines(path)}
     first_ns = min(servers[key]["t0_ns"] for key in streams)
     return tuple(
-        _watched(stream, clients[key], servers[key], first_ns)
+        _two_sided(stream, clients[key], servers[key], first_ns)
         for key, stream in streams.items()
         if key in clients and sum(count for _, _, count in clients[key]["seg"]) > 3
     )
 
 
-def _watched(stream: Stream, client: dict[str, Any], server: dict[str, Any], first_ns: int) -> Watched:
+def _two_sided(stream: Stream, client: dict[str, Any], server: dict[str, Any], first_ns: int) -> TwoSidedStream:
     reads = [(at, size // count) for at, size, count in client["seg"] if count for _ in range(count)]
     end_us = client["seg"][-1][0]
     complete = client["end"] == "eof"
     if complete:
-        # Recordings count no event for the closing [DONE]; it came with the last bytes.
+        # Recordings have no event for the closing [DONE], which arrived with the last bytes.
         reads.append((end_us, 0))
     sends = server["sends"]
     start_us = (client["t0_ns"] - first_ns) // 1000
-    return Watched(
+    return TwoSidedStream(
         key=stream.key,
         start_us=start_us,
         client=_side(start_us, client["seg"][0][0], reads, end_us, sum(size for _, size, _ in client["seg"])),
@@ -189,12 +200,12 @@ def _cut(stream: Stream, limit_us: int) -> Stream | None:
 
 
 def load(name: str) -> Recording:
-    """The recording of this name in `demo/recordings`, or in the folder of this path. Raises ``FileNotFoundError``."""
+    """Load a recording by its name in `demo/recordings`, or by the path of its folder. Raises ``FileNotFoundError``."""
     folder = RECORDINGS / name if (RECORDINGS / name).is_dir() else pathlib.Path(name)
     files = sorted(folder.glob("server*.jsonl.gz"))
     if not files:
         known = ", ".join(sorted(path.name for path in RECORDINGS.iterdir() if path.is_dir()))
-        raise FileNotFoundError(f"no recording {name}: expected one of {known}, or a folder that holds server.jsonl.gz")
+        raise FileNotFoundError(f"no recording {name}: expected one of {known}, or a folder with server.jsonl.gz")
     clients = {str(line["id"]): line for path in sorted(folder.glob("client*.jsonl.gz")) for line in _lines(path)}
     lines = [line for path in files for line in _lines(path) if len(line["sends"]) > 1]
     first_ns = min(line["t0_ns"] for line in lines)

@@ -1,7 +1,6 @@
-"""Runs the demo from end to end: start the store, the server and the clients; when all has been read, report.
+"""The demo from start to end: start the store, the server and the clients, replay the streams, print the reports.
 
-One idea: the same steps that a user would take by hand, in the same order, with the same commands; the demo only types them. It measures
-nothing itself: the numbers come from the store.
+It runs the same commands in the same order as a user would. All numbers that it prints come from the store.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from demo.progress import show
 from legato_ingest.cli.client import DEFAULT_URL, Reader
 from legato_ingest.storage.lock import StoreLock
 
-__all__ = ["Doors", "recorded", "run", "start_server", "start"]
+__all__ = ["Endpoints", "recorded", "run", "start_server", "start"]
 
 OTLP_PORT, READ_PORT = 4318, 8123
-_JUDGED_S_MAX = 20.0
+_ATTRIBUTION_S_MAX = 20.0
 _PAST_S_MAX = 60.0
-_SWEPT = """
+_ATTRIBUTED = """
 SELECT (SELECT max(until) FROM attribution_runs) >= (SELECT max(received_at) FROM stream_revs) AS done"""
-_ROLLED = """
+_ROLLED_UP = """
 SELECT
     (SELECT max(until) FROM rollup_runs) >= (SELECT max(received_at) FROM stream_revs)
     AND (SELECT max(judged_until) FROM rollup_runs) >= (SELECT max(judged_at) FROM verdicts) AS done"""
@@ -47,85 +46,89 @@ WHERE vantage = 'client' AND startsWith(response_id, {prefix:String}) ORDER BY g
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
-    """Where this demo's processes listen: Legato's default ports when they are free."""
+class Endpoints:
+    """The ports and addresses of this demo's processes."""
 
     otlp_port: int
     read_port: int
     server_port: int
 
     @classmethod
-    def choose(cls) -> Doors:
-        """Ports that are free now: the default ones if they are."""
+    def choose(cls) -> Endpoints:
+        """Choose Legato's default ports if they are free, otherwise other free ports."""
         return cls(choose_port(OTLP_PORT), choose_port(READ_PORT), choose_port(0))
 
     @classmethod
-    def choose_other(cls) -> Doors:
-        """Free ports, never the default ones: a test leaves those to whoever is at work here."""
+    def choose_other(cls) -> Endpoints:
+        """Choose free ports other than the default ones, so that a test does not interfere with a running Legato."""
         return cls(choose_port(0), choose_port(0), choose_port(0))
 
     @property
     def otlp(self) -> str:
-        """Where `legato serve` takes OTLP."""
+        """URL of the OTLP endpoint of `legato serve`."""
         return f"http://127.0.0.1:{self.otlp_port}"
 
     @property
     def read(self) -> str:
-        """Where `legato serve` answers queries."""
+        """URL of the read endpoint of `legato serve`."""
         return f"http://127.0.0.1:{self.read_port}"
 
     @property
     def server(self) -> str:
-        """The demo's OpenAI-compatible server."""
+        """URL of the demo's OpenAI-compatible server."""
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def engine_pipe(self) -> pathlib.Path:
-        """Where the engine's plugin tells its agent."""
+        """Path of the pipe from the engine's plugin to its agent."""
         return pathlib.Path(tempfile.gettempdir()) / f"legato-demo-{os.getuid()}-{self.otlp_port}" / "engine.pipe"
 
 
 def run(
     plan: Plan, data_dir: pathlib.Path, console: Console, *, once: bool, keep: bool, past: bool = True, incident: str = ""
 ) -> Comparison:
-    """One demo. Returns after the report (``once``), or when `legato serve` ends or the user has had enough (KeyboardInterrupt).
+    """Run one demo. Return after the report if ``once``; otherwise run until `legato serve` ends or KeyboardInterrupt is raised.
 
-    ``past``: also place recordings over the last hours and weeks, the KV incident among them until now (``incident`` = ``kv``) or earlier.
+    ``past``: also store recordings dated over the last two weeks. ``incident`` = ``kv``: their KV-cache incident lasts until now.
     """
-    doors = Doors.choose()
-    with recorded(plan, data_dir, doors, console, keep=keep) as children:
-        result = _report(plan, doors, console)
+    endpoints = Endpoints.choose()
+    with recorded(plan, data_dir, endpoints, console, keep=keep) as children:
+        result = _report(plan, endpoints, console)
         if past:
-            _fill_past(doors, console, incident)
+            _fill_past(endpoints, console, incident)
         if not once:
-            start_server(children, plan, doors)
-            _hint(plan, doors, console)
+            start_server(children, plan, endpoints)
+            _hint(plan, endpoints, console)
             children.wait("serve")
     return result
 
 
 @contextmanager
-def recorded(plan: Plan, data_dir: pathlib.Path, doors: Doors, console: Console, *, keep: bool = False) -> Iterator[Children]:
-    """The plan replayed and stored, with `legato serve` up for as long as the context lasts. Raises ``ChildFailed``, ``LegatoError``."""
+def recorded(plan: Plan, data_dir: pathlib.Path, endpoints: Endpoints, console: Console, *, keep: bool = False) -> Iterator[Children]:
+    """Replay and store the plan; `legato serve` runs until the context ends. Raises ``ChildFailed`` or ``LegatoError``."""
     plan.recordings()
     _prepare(data_dir, keep)
     with Children(data_dir) as children:
-        start(children, plan, data_dir, doors)
+        start(children, plan, data_dir, endpoints)
         console.print(
-            f"[bold]legato serve[/] takes OTLP at {doors.otlp} and answers queries at {doors.read}", highlight=False, soft_wrap=True
+            f"[bold]legato serve[/] accepts OTLP at {endpoints.otlp} and answers queries at {endpoints.read}",
+            highlight=False,
+            soft_wrap=True,
         )
         console.print(
-            f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {doors.server}/v1", highlight=False, soft_wrap=True
+            f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {endpoints.server}/v1",
+            highlight=False,
+            soft_wrap=True,
         )
         try:
-            _replay(children, plan, doors, console)
+            _replay(children, plan, endpoints, console)
             yield children
         finally:
-            shutil.rmtree(doors.engine_pipe.parent, ignore_errors=True)
+            shutil.rmtree(endpoints.engine_pipe.parent, ignore_errors=True)
 
 
 def _prepare(data_dir: pathlib.Path, keep: bool) -> None:
-    """An empty folder, unless the last run's streams are to be kept. Raises ``Locked`` when a demo uses it right now."""
+    """Delete the last run's store unless ``keep``. Raises ``Locked`` if another demo uses the store."""
     with StoreLock(_store(data_dir)):
         if not keep:
             shutil.rmtree(_store(data_dir), ignore_errors=True)
@@ -135,67 +138,67 @@ def _store(data_dir: pathlib.Path) -> pathlib.Path:
     return data_dir.absolute() / "store"
 
 
-def start(children: Children, plan: Plan, data_dir: pathlib.Path, doors: Doors) -> None:
+def start(children: Children, plan: Plan, data_dir: pathlib.Path, endpoints: Endpoints) -> None:
     """Start `legato serve` and the replaying server, and wait until both answer. Raises ``ChildFailed``."""
     environ = {
         "LEGATO_STORE": f"chdb://{_store(data_dir)}",
-        "LEGATO_OTLP_PORT": str(doors.otlp_port),
-        "LEGATO_READ_PORT": str(doors.read_port),
-        # So that the demo need not wait long for its verdicts.
+        "LEGATO_OTLP_PORT": str(endpoints.otlp_port),
+        "LEGATO_READ_PORT": str(endpoints.read_port),
+        # Short intervals, so that the demo need not wait long for verdicts and rollups.
         "LEGATO_ATTRIBUTE_EVERY_S": "1",
         "LEGATO_ATTRIBUTE_SETTLE_S": "2",
         "LEGATO_ROLLUP_EVERY_S": "1",
         "LEGATO_CHUNKING_EVERY_S": "10",
     }
     children.start("serve", ["legato_ingest", "serve"], environ)
-    children.wait_ready("serve", f"{doors.otlp}/readyz")
-    beside = {"LEGATO_ENDPOINT": doors.otlp, "LEGATO_ENGINE_PIPE": str(doors.engine_pipe)}
-    children.start("agent", ["legato_gpu_agent"], beside)
-    start_server(children, plan, doors)
+    children.wait_ready("serve", f"{endpoints.otlp}/readyz")
+    agent_environ = {"LEGATO_ENDPOINT": endpoints.otlp, "LEGATO_ENGINE_PIPE": str(endpoints.engine_pipe)}
+    children.start("agent", ["legato_gpu_agent"], agent_environ)
+    start_server(children, plan, endpoints)
 
 
-def start_server(children: Children, plan: Plan, doors: Doors) -> None:
-    """Start the replaying server, for the first time or after it was stopped to hand over what it had. Raises ``ChildFailed``."""
-    module = ["demo.server", plan.to_json(), "--port", str(doors.server_port), "--otlp", doors.otlp]
-    children.start("server", module, {"LEGATO_ENGINE_PIPE": str(doors.engine_pipe)})
-    children.wait_ready("server", f"{doors.server}/healthz")
+def start_server(children: Children, plan: Plan, endpoints: Endpoints) -> None:
+    """Start the replaying server and wait until it answers. Raises ``ChildFailed``."""
+    module = ["demo.server", plan.to_json(), "--port", str(endpoints.server_port), "--otlp", endpoints.otlp]
+    children.start("server", module, {"LEGATO_ENGINE_PIPE": str(endpoints.engine_pipe)})
+    children.wait_ready("server", f"{endpoints.server}/healthz")
 
 
-def _replay(children: Children, plan: Plan, doors: Doors, console: Console) -> None:
-    module = ["demo.clients", plan.to_json(), "--server", f"{doors.server}/v1", "--otlp", doors.otlp]
+def _replay(children: Children, plan: Plan, endpoints: Endpoints, console: Console) -> None:
+    module = ["demo.clients", plan.to_json(), "--server", f"{endpoints.server}/v1", "--otlp", endpoints.otlp]
     clients = children.start("clients", module, {"LEGATO_CLIENT_HASH_KEY": secrets.token_hex(16)}, piped=True)
     assert clients.stdout is not None
     show(_checked(children, clients), console, plan.duration_s())
     children.wait("clients")
-    with console.status("the last spans are on their way"):
-        # A server that is asked to end hands over what it has first.
+    with console.status("waiting for the last spans"):
+        # On SIGTERM the server flushes its spans before it exits.
         children.stop("server")
         children.check()
-    with console.status("the stalls are being judged"):
-        _await_verdicts(doors)
+    with console.status("attributing the stalls to causes"):
+        _await_verdicts(endpoints)
 
 
-def _fill_past(doors: Doors, console: Console, incident: str) -> None:
-    """After the report, so that nothing disturbs the replay and the report is about what was just watched."""
+def _fill_past(endpoints: Endpoints, console: Console, incident: str) -> None:
+    """Store the demo's past and print `legato slo`. This runs after the report, so that the report covers only the replay."""
     made = placements(time.time_ns(), incident)
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("recordings are placed over the last two weeks", total=len(made))
-        send(doors.otlp, made, lambda done: progress.update(task, completed=done))
-    with console.status("its stalls are being judged, and its minutes rolled up"):
-        _await(doors, _SWEPT, _PAST_S_MAX)
-        _await(doors, _ROLLED, _PAST_S_MAX)
-    _legato("slo", doors=doors, console=console)
+        task = progress.add_task("storing recordings dated over the last two weeks", total=len(made))
+        send(endpoints.otlp, made, lambda done: progress.update(task, completed=done))
+    with console.status("attributing their stalls to causes and computing the rollups"):
+        _await(endpoints, _ATTRIBUTED, _PAST_S_MAX)
+        _await(endpoints, _ROLLED_UP, _PAST_S_MAX)
+    _legato("slo", endpoints=endpoints, console=console)
 
 
-def _await_verdicts(doors: Doors) -> None:
-    """Until the attribution has gone over all that came in; for the time that it should need, and not longer."""
-    _await(doors, _SWEPT, _JUDGED_S_MAX)
+def _await_verdicts(endpoints: Endpoints) -> None:
+    """Wait until attribution has processed all received streams, for at most 20 s."""
+    _await(endpoints, _ATTRIBUTED, _ATTRIBUTION_S_MAX)
 
 
-def _await(doors: Doors, question: str, seconds_max: float) -> None:
-    reader, until = Reader(doors.read), time.monotonic() + seconds_max
+def _await(endpoints: Endpoints, query: str, seconds_max: float) -> None:
+    reader, until = Reader(endpoints.read), time.monotonic() + seconds_max
     while time.monotonic() < until:
-        (row,) = reader.rows(question)
+        (row,) = reader.rows(query)
         if row["done"]:
             return
         time.sleep(0.2)
@@ -208,21 +211,21 @@ def _checked(children: Children, clients: subprocess.Popen[str]) -> Iterator[str
         yield line
 
 
-def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
-    """What the commands say, as a user would run them, the worst stream among it, and how all of it compares with the recording."""
-    _legato("report", doors=doors, console=console)
-    for row in Reader(doors.read).rows(_WORST, {"prefix": plan.response_id_prefix}):
-        _legato("stream", str(row["id"]), doors=doors, console=console)
-    _legato("blame", doors=doors, console=console)
-    result = compare(plan, doors.read)
-    console.rule("what was stored against what was recorded")
+def _report(plan: Plan, endpoints: Endpoints, console: Console) -> Comparison:
+    """Print the reports of `legato`, the stream with the longest gap, and the comparison with the recording; return the comparison."""
+    _legato("report", endpoints=endpoints, console=console)
+    for row in Reader(endpoints.read).rows(_WORST, {"prefix": plan.response_id_prefix}):
+        _legato("stream", str(row["id"]), endpoints=endpoints, console=console)
+    _legato("blame", endpoints=endpoints, console=console)
+    result = compare(plan, endpoints.read)
+    console.rule("stored streams compared with the recording")
     table = Table("client vantage", "stored", "recorded", box=None, pad_edge=False)
     table.add_row("streams", str(result.streams), str(result.recorded_streams))
     table.add_row("stalls of 250 ms or more", str(result.stalls_250ms), str(result.recorded_stalls_250ms))
-    table.add_row("… of these not found within 5 %", str(result.recorded_gaps_250ms_missed), "")
-    table.add_row("… stalls that were judged, and those with a cause", f"{result.stalls_judged}, {result.stalls_explained}", "")
+    table.add_row("recorded stalls without a stored gap within 5 %", str(result.recorded_gaps_250ms_missed), "")
+    table.add_row("stalls with a verdict, of these with a cause", f"{result.stalls_judged}, {result.stalls_explained}", "")
     table.add_row(
-        f"gaps compared: {result.gaps:,}; they differ by, in ms",
+        f"difference between stored and recorded gaps in ms, n={result.gaps:,}",
         f"p50 {result.gap_diff_p50_ms:.1f}  p99 {result.gap_diff_p99_ms:.1f}  max {result.gap_diff_max_ms:.1f}",
         "",
     )
@@ -230,39 +233,39 @@ def _report(plan: Plan, doors: Doors, console: Console) -> Comparison:
     return result
 
 
-def _legato(*words: str, doors: Doors, console: Console) -> None:
-    """Run a command of `legato` under its name."""
+def _legato(*words: str, endpoints: Endpoints, console: Console) -> None:
+    """Run a `legato` command under a heading with its name."""
     console.rule(f"legato {' '.join(words)}")
     console.file.flush()
-    subprocess.run([sys.executable, "-m", "legato_ingest", *words], env={**os.environ, "LEGATO_READ_URL": doors.read}, check=True)
+    subprocess.run([sys.executable, "-m", "legato_ingest", *words], env={**os.environ, "LEGATO_READ_URL": endpoints.read}, check=True)
 
 
-def _command(doors: Doors) -> str:
-    return ".venv/bin/legato" if doors.read == DEFAULT_URL else f"LEGATO_READ_URL={doors.read} .venv/bin/legato"
+def _command(endpoints: Endpoints) -> str:
+    return ".venv/bin/legato" if endpoints.read == DEFAULT_URL else f"LEGATO_READ_URL={endpoints.read} .venv/bin/legato"
 
 
-def _hint(plan: Plan, doors: Doors, console: Console) -> None:
-    worst = Reader(doors.read).rows(_WORST, {"prefix": plan.response_id_prefix})
-    legato = _command(doors)
+def _hint(plan: Plan, endpoints: Endpoints, console: Console) -> None:
+    worst = Reader(endpoints.read).rows(_WORST, {"prefix": plan.response_id_prefix})
+    legato = _command(endpoints)
     console.rule("what next")
     lines = [
-        "legato serve is still up. In another terminal:",
+        "legato serve is still running. In another terminal:",
         "",
         f"  {legato} streams",
-        *(f"  {legato} stream {row['id']}   # the one that stalled longest, and why" for row in worst),
+        *(f"  {legato} stream {row['id']}   # the stream with the longest gap, and its causes" for row in worst),
         f"  {legato} blame",
-        f"  {legato} slo     # what the alert rules see",
-        f"  curl {doors.read} --data 'SELECT vantage, count(), quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
+        f"  {legato} slo     # the alert rules and their state",
+        f"  curl {endpoints.read} --data 'SELECT vantage, count(), quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
         "",
-        "Dashboards, in a Grafana of yours with the ClickHouse plugin (dashboards/README.md has other ways):",
+        "Dashboards, in a Grafana with the ClickHouse plugin (dashboards/README.md describes alternatives):",
         "",
-        f"  LEGATO_GRAFANA_TOKEN=… {_command(doors)} dashboards push --url http://127.0.0.1:3000 --clickhouse {doors.read}",
+        f"  LEGATO_GRAFANA_TOKEN=… {_command(endpoints)} dashboards push --url http://127.0.0.1:3000 --clickhouse {endpoints.read}",
         "",
-        "The server still replays: each request gets the next recorded stream, and is stored.",
+        "The server still replays: each request receives the next recorded stream, which is stored too.",
         "",
-        f"""  curl -N {doors.server}/v1/chat/completions --data '{{"stream": true}}'""",
+        f"""  curl -N {endpoints.server}/v1/chat/completions --data '{{"stream": true}}'""",
         "",
         "Ctrl-C ends all of it.",
     ]
-    # Not in a box: these lines are there to be copied.
+    # Printed without a box, so that the lines can be copied.
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

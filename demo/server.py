@@ -1,9 +1,9 @@
-"""The demo's server: OpenAI's streaming chat completions over SSE, sent at the recorded instants. Run as a process of its own.
+"""The demo's server: OpenAI's streaming chat completions over SSE, sent at the recorded times. It runs as a separate process.
 
-One idea: each frame has an absolute deadline, counted from when the recording began (`X-Replay-Began`, the clients say), so that lateness
-never adds up and frames stay with the engine's steps; the event loop waits with `select`, whose time-outs are microseconds, where epoll's
-are milliseconds. A request's `X-Request-Id` names its recorded stream; without one it gets the next, from its arrival on. The SDK's
-middleware watches from outside the application, as it would at anyone's.
+Each frame has an absolute deadline relative to the start of the replay, which the clients send in `X-Replay-Began`. Delays therefore do not
+accumulate, and frames stay aligned with the engine's steps. The event loop uses `select`, which has time-outs in microseconds; those of
+epoll are in milliseconds. `X-Request-Id` selects the recorded stream; a request without it receives the next one, timed from its arrival.
+The SDK's middleware wraps the application from outside, as in any other server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import legato
 from demo.engine import ReplayedEngine
 from demo.frames import Replay, build
 from demo.plan import Plan
-from demo.processes import come_first
+from demo.processes import raise_priority
 from legato.asgi import StreamMiddleware
 from legato_gpu_agent.plugin.recorder import StepRecorder
 
@@ -36,11 +36,11 @@ SERVICE = "demo-server"
 
 
 class BrokenOff(Exception):
-    """The recorded response ended without `[DONE]`: so does this one."""
+    """Raised to end a response without `[DONE]`, as the recorded one ended."""
 
 
 def create_app(plan: Plan, recorder: StepRecorder | None = None) -> FastAPI:
-    """The application alone: what it sends and when, watched by nobody. With a ``recorder`` its engine tells its steps."""
+    """Return the application without Legato's middleware. With a ``recorder``, the replayed engine passes its steps to it."""
     app = FastAPI(title="Legato demo", docs_url=None, redoc_url=None, openapi_url=None)
     recordings = plan.recordings()
     replays = {
@@ -63,10 +63,10 @@ def create_app(plan: Plan, recorder: StepRecorder | None = None) -> FastAPI:
         arrived = asyncio.get_running_loop().time()
         body = await _json(request)
         if not body.get("stream"):
-            raise HTTPException(400, "this server replays streams: send stream=true")
+            raise HTTPException(400, "stream is not true: this server only replays streams; send stream=true")
         x_request_id = x_request_id or next(turns)
         if x_request_id not in replays:
-            raise HTTPException(404, f"no recorded stream {x_request_id!r}: name one in X-Request-Id, for example {next(iter(replays))}")
+            raise HTTPException(404, f"no recorded stream {x_request_id!r}: send its id in X-Request-Id, for example {next(iter(replays))}")
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         name, start_us, replay = replays[x_request_id]
         began = arrived if x_replay_began is None else x_replay_began + start_us / 1e6 / plan.speed
@@ -79,11 +79,11 @@ def create_app(plan: Plan, recorder: StepRecorder | None = None) -> FastAPI:
 
 
 async def _json(request: Request) -> dict[str, Any]:
-    """The body, whatever type it says it has: `curl --data` says a form's."""
+    """Return the JSON body. Content-Type is ignored, because `curl --data` sends that of a form."""
     try:
         body = json.loads(await request.body())
     except ValueError:
-        raise HTTPException(400, 'the body is no JSON: send {"stream": true}') from None
+        raise HTTPException(400, 'the body is not JSON: send {"stream": true}') from None
     return body if isinstance(body, dict) else {}
 
 
@@ -103,7 +103,7 @@ async def _replay(replay: Replay, began: float, speed: float, with_usage: bool) 
 def serve(app: Any, port: int) -> None:
     """Serve an ASGI application on loopback until SIGTERM or SIGINT, on an event loop with microsecond timers."""
     config = uvicorn.Config(app, "127.0.0.1", port, loop="none", log_level="critical", access_log=False, timeout_graceful_shutdown=1)
-    # What stands now stays: a collection of it would hold every stream up for its time.
+    # The objects created so far stay in use. Scanning them in a garbage collection would delay every stream.
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
@@ -111,13 +111,13 @@ def serve(app: Any, port: int) -> None:
 
 
 def main() -> None:
-    """Serve the plan on a port, exporting to an OTLP endpoint."""
+    """Serve the plan on a port and export the recorded spans to an OTLP endpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan", help="the plan as JSON")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--otlp", required=True, help="where `legato serve` takes OTLP")
+    parser.add_argument("--otlp", required=True, help="OTLP endpoint of `legato serve`")
     options = parser.parse_args()
-    come_first()
+    raise_priority()
     legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
     app = create_app(Plan.from_json(options.plan), StepRecorder())
 

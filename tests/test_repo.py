@@ -17,7 +17,7 @@ from rich.console import Console
 
 import legato
 from demo.plan import Plan
-from demo.run import Doors, recorded, start_server
+from demo.run import Endpoints, recorded, start_server
 from helpers.repo import documents
 from helpers.repo.repository import ROOT, code_lines, files, functions, imports, modules, public, text_files, tree
 from legato_ingest.cli.client import Reader
@@ -217,30 +217,30 @@ Runner = Callable[[str], subprocess.CompletedProcess[str]]
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """Run a documented command as a user would after the demo: `serve` is running, on free ports, and has streams."""
     folder = tmp_path_factory.mktemp("reader")
-    doors, plan = Doors.choose_other(), Plan(("calm",), 1.0, 3.0, "d0c5")
+    endpoints, plan = Endpoints.choose_other(), Plan(("calm",), 1.0, 3.0, "d0c5")
     for page in PAGES:
         for name, text in documents.python_files(page).items():
             (folder / name).write_text(text, encoding="utf-8")
-    with recorded(plan, folder, doors, Console(quiet=True)) as children:
-        start_server(children, plan, doors)
-        (stream,) = Reader(doors.read).rows("SELECT lower(hex(trace_id)) AS id FROM streams WHERE vantage = 'client' LIMIT 1")
-        yield lambda command: _run_as_reader(command, folder, doors, str(stream["id"]))
+    with recorded(plan, folder, endpoints, Console(quiet=True)) as children:
+        start_server(children, plan, endpoints)
+        (stream,) = Reader(endpoints.read).rows("SELECT lower(hex(trace_id)) AS id FROM streams WHERE vantage = 'client' LIMIT 1")
+        yield lambda command: _run_as_reader(command, folder, endpoints, str(stream["id"]))
 
 
-def _run_as_reader(command: str, folder: pathlib.Path, doors: Doors, stream_id: str) -> subprocess.CompletedProcess[str]:
+def _run_as_reader(command: str, folder: pathlib.Path, endpoints: Endpoints, stream_id: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the pages' example ports, stream ids and environment folder replaced by the test's own."""
     text = command.replace(".venv/bin/", f"{sys.prefix}/bin/")
-    text = text.replace(":8123", f":{doors.read_port}").replace(":4318", f":{doors.otlp_port}")
+    text = text.replace(":8123", f":{endpoints.read_port}").replace(":4318", f":{endpoints.otlp_port}")
     text = re.sub(r"\b(TRACE_)?ID\b|<[a-z_ -]*id[a-z_ -]*>", stream_id, text)
     environ = {
         "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
         "HOME": str(folder),
         "LEGATO_STORE": f"chdb://{folder}/store",
-        "LEGATO_READ_URL": doors.read,
-        "LEGATO_READ_PORT": str(doors.read_port),
-        "LEGATO_OTLP_PORT": str(doors.otlp_port),
-        "LEGATO_ENDPOINT": doors.otlp,
-        "OPENAI_BASE_URL": f"{doors.server}/v1",
+        "LEGATO_READ_URL": endpoints.read,
+        "LEGATO_READ_PORT": str(endpoints.read_port),
+        "LEGATO_OTLP_PORT": str(endpoints.otlp_port),
+        "LEGATO_ENDPOINT": endpoints.otlp,
+        "OPENAI_BASE_URL": f"{endpoints.server}/v1",
         "OPENAI_API_KEY": "demo",
     }
     written = {name for page in PAGES for name in documents.python_files(page)}

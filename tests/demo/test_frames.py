@@ -1,4 +1,4 @@
-"""Replayed frames are what OpenAI's clients expect, as large as the recorded ones, and say nothing that anyone said."""
+"""Replayed frames follow OpenAI's protocol, have the recorded sizes and times, and contain only filler text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from demo.plan import Plan
 
 @pytest.mark.parametrize("name", ["calm", "kv", "net"])
 def test_every_frame_has_the_recorded_time_and_size(name: str) -> None:
-    """Replaying the demo's recordings puts the recorded number of bytes on the wire, frame by frame."""
+    """For each of the demo's recordings, every frame has the recorded time and number of bytes."""
     plan = Plan((name,), 1.0, None, "ab12")
     (recording,) = plan.recordings()
     for stream in recording.streams:
@@ -21,7 +21,7 @@ def test_every_frame_has_the_recorded_time_and_size(name: str) -> None:
 
 
 def test_frames_follow_the_protocol() -> None:
-    """Role first, then text, then a finish reason, the usage, and [DONE]; every frame but the last is JSON of one response."""
+    """A role frame, text frames, a finish reason, the usage and [DONE], in this order; all but the last are JSON with one response id."""
     plan = Plan(("calm",), 1.0, 2.0, "ab12")
     (recording,) = plan.recordings()
     stream = recording.streams[0]
@@ -36,8 +36,8 @@ def test_frames_follow_the_protocol() -> None:
     assert [frame.usage for frame in frames] == [False] * (len(frames) - 2) + [True, False]
 
 
-def test_text_is_filler_in_one_piece() -> None:
-    """The frames' texts follow one another in the filler, so that a person who looks at a stream sees words."""
+def test_the_frames_text_is_consecutive_filler() -> None:
+    """The texts of the frames concatenate to the filler text, so a stream reads as words."""
     plan = Plan(("calm",), 1.0, 2.0, "ab12")
     (recording,) = plan.recordings()
     frames = build(recording.streams[0], "m", "id").frames

@@ -1,4 +1,4 @@
-"""The demo's past is made of recorded streams: their times, under other names."""
+"""The demo's past consists of recorded streams with their times, under other names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from demo.past import Placement, bodies, placements
-from demo.recording import watched
+from demo.recording import two_sided_streams
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 
 NOW_NS = time.time_ns()
@@ -27,19 +27,19 @@ def _rows(*made: Placement) -> list[dict[str, Any]]:
 
 
 def test_a_past_stream_has_the_recorded_times() -> None:
-    """Chunk by chunk at both vantages, from the placement's begin on."""
+    """Every chunk has its recorded time at both vantages, relative to the start of the placement."""
     placed = Placement("kv", NOW_NS - HOUR_NS, "shop", "1", "m", "p", engine_id="e")
     rows = {(str(row["response_id"]).removeprefix("chatcmpl-past-0-"), row["vantage"]): row for row in _rows(placed)}
-    assert len(rows) == 2 * len(watched("kv"))
-    for stream in watched("kv"):
+    assert len(rows) == 2 * len(two_sided_streams("kv"))
+    for stream in two_sided_streams("kv"):
         for vantage, side in (("client", stream.client), ("server", stream.server)):
             row = rows[stream.key, vantage]
             assert np.cumsum(np.array(row["dt_us"])).tolist() == list(side.times_us)
             assert row["ttfb_us"] == side.head_us and row["outcome"] == stream.outcome and row["output_tokens"]
 
 
-def test_pairs_hold_each_second_token_back() -> None:
-    """The same tokens in half of the chunks: a chunk comes when the later of its two did."""
+def test_pairs_combine_two_tokens_per_chunk() -> None:
+    """The tokens are the same in half as many chunks, and each chunk has the time of its later token."""
     single, paired = (_rows(Placement("calm", NOW_NS, "s", "1", "m", "p", warm=True, share=40, pairs=pairs)) for pairs in (False, True))
     assert len(single) == len(paired) == 2
     for one, two in zip(single, paired, strict=True):
@@ -50,7 +50,7 @@ def test_pairs_hold_each_second_token_back() -> None:
 
 @pytest.mark.parametrize("incident", ["", "kv"])
 def test_the_past_ends_now_and_has_an_incident(incident: str) -> None:
-    """In order of time, none after now; the KV recording lies two hours back, or its last run reaches until now."""
+    """Placements are in order of time and none is after now. The KV recording is two hours old, or its last run lasts until now."""
     made = placements(NOW_NS, incident)
     begins = [each.begin_ns for each in made]
     assert begins == sorted(begins) and begins[-1] < NOW_NS

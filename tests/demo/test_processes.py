@@ -1,4 +1,4 @@
-"""No process of the demo outlives it, and one that fails says why."""
+"""The demo's child processes: none outlives the demo, and a failure is reported with its log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from demo.processes import ChildFailed, Children, choose_port
 
-# Modules of the standard library that stay up, or don't.
+# A module of the standard library that runs as a server; with a bad port it fails.
 SERVER = ["http.server", "--bind", "127.0.0.1"]
 
 
-def _gone(process: subprocess.Popen[str]) -> bool:
+def _ended(process: subprocess.Popen[str]) -> bool:
     try:
         os.killpg(process.pid, 0)
     except ProcessLookupError:
@@ -26,17 +26,17 @@ def _gone(process: subprocess.Popen[str]) -> bool:
 
 
 def test_children_end_with_the_context_also_after_an_error(tmp_path: pathlib.Path) -> None:
-    """Whatever leaves the context, its children and their groups are gone."""
+    """When an exception leaves the context, its children and their process groups have ended."""
     port = choose_port(0)
     with pytest.raises(ZeroDivisionError), Children(tmp_path) as children:
         process = children.start("web", [*SERVER, str(port)])
         children.wait_ready("web", f"http://127.0.0.1:{port}/")
         raise ZeroDivisionError
-    assert _gone(process)
+    assert _ended(process)
 
 
 def test_a_child_that_dies_is_reported_with_its_log(tmp_path: pathlib.Path) -> None:
-    """The error has the name, the status and the end of the log."""
+    """The error contains the name, the exit status and the end of the log."""
     with Children(tmp_path) as children:
         children.start("web", [*SERVER, "no-port"])
         with pytest.raises(ChildFailed, match=r"(?s)web ended with status \d.*no-port"):
@@ -46,7 +46,7 @@ def test_a_child_that_dies_is_reported_with_its_log(tmp_path: pathlib.Path) -> N
 
 
 def test_a_child_that_never_answers_is_reported(tmp_path: pathlib.Path) -> None:
-    """Waiting has an end."""
+    """Waiting for a child that does not answer ends with an error on time-out."""
     with Children(tmp_path) as children:
         children.start("web", [*SERVER, str(choose_port(0))])
         started = time.monotonic()
@@ -55,8 +55,8 @@ def test_a_child_that_never_answers_is_reported(tmp_path: pathlib.Path) -> None:
         assert time.monotonic() - started < 10
 
 
-def test_the_preferred_port_is_taken_when_it_is_free() -> None:
-    """A port that somebody listens on is left to them."""
+def test_the_preferred_port_is_chosen_if_it_is_free() -> None:
+    """If another process listens on the preferred port, a different one is chosen."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -67,7 +67,7 @@ def test_the_preferred_port_is_taken_when_it_is_free() -> None:
 
 
 def test_an_interruption_while_a_child_starts_leaves_none_behind(tmp_path: pathlib.Path) -> None:
-    """However soon after the fork Ctrl-C comes: it waits until the child is in the list of those to end."""
+    """SIGINT directly after the fork is deferred until the child is listed, so the child is stopped."""
     script = (
         "import os, pathlib, signal, subprocess, sys\n"
         "from demo.processes import Children\n"

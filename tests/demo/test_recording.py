@@ -1,4 +1,4 @@
-"""Recordings are read whole, and cut without losing their end."""
+"""Recordings: reading them, and cutting them without losing their end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _stream(content: tuple[Send, ...], *, start_us: int = 0, cancel_us: int | No
 
 
 @pytest.mark.parametrize("name", ["calm", "kv", "net"])
-def test_every_recorded_stream_is_whole(name: str) -> None:
+def test_every_recorded_stream_is_complete(name: str) -> None:
     """Each stream of the demo's own recordings has content, a tail, and at most as many frames as it had tokens."""
     recording = load(name)
     assert recording.streams[0].start_us == 0
@@ -25,27 +25,27 @@ def test_every_recorded_stream_is_whole(name: str) -> None:
 
 
 def test_the_steps_end_every_stream_of_a_cut_recording() -> None:
-    """What runs at the cut ends in the last step before its last frame, with what the engine told of its beginning; nobody ends twice."""
+    """A request that runs at the cut ends in the last step before its last frame, with its recorded queue time. None ends twice."""
     whole = load("kv")
     cut = whole.first(20.0)
     assert 0 < len(cut.steps) < len(whole.steps) and cut.steps[-1].at_us <= 20_000_000
     ended = [each.key for step in cut.steps for each in step.finished]
     assert len(set(ended)) == len(ended) and set(ended) >= {stream.key for stream in cut.streams}
-    told = {each.key: each.queued_s for step in whole.steps for each in step.finished}
-    assert {each.key: each.queued_s for step in cut.steps for each in step.finished if each.key in told} == {
-        key: told[key] for key in ended
+    queued_s = {each.key: each.queued_s for step in whole.steps for each in step.finished}
+    assert {each.key: each.queued_s for step in cut.steps for each in step.finished if each.key in queued_s} == {
+        key: queued_s[key] for key in ended
     }
 
 
 def test_kv_has_the_stalls_that_the_demo_shows() -> None:
-    """The default recording has stalls enough to be worth watching."""
+    """The default recording has more than 300 stalls, the longest over 10 s."""
     gaps = [gap for stream in load("kv").streams for gap in stream.gaps_us()]
     assert sum(gap >= 250_000 for gap in gaps) > 300
     assert max(gaps) > 10_000_000
 
 
 def test_a_cut_stream_ends_with_its_tail_at_the_cut() -> None:
-    """What would come after the cut is gone, the tail follows the last frame kept, and a stream without a frame is left out."""
+    """Frames after the cut are removed, the tail follows the last remaining frame, and a stream without frames is omitted."""
     running = _stream(((100, 210), (600_000, 211), (1_400_000, 212)))
     late = _stream(((900_000, 210), (950_000, 211)), start_us=500_000)
     (cut,) = Recording("x", (running, late)).first(1.0).streams
@@ -54,12 +54,12 @@ def test_a_cut_stream_ends_with_its_tail_at_the_cut() -> None:
     assert cut.completion_tokens == 2
 
 
-def test_gaps_end_where_the_client_hung_up() -> None:
-    """Frames that the server sent to nobody are no gaps of anyone's."""
+def test_gaps_end_at_the_clients_cancel() -> None:
+    """Frames that the server sent after the client's cancel add no gaps."""
     assert _stream(((100, 210), (600, 211), (900, 212)), cancel_us=700).gaps_us() == [500]
 
 
-def test_an_unknown_recording_names_those_that_there_are() -> None:
-    """A misspelt name is answered with the names that would work."""
+def test_an_unknown_recording_is_an_error_with_the_valid_names() -> None:
+    """The error for a misspelt name lists the valid names."""
     with pytest.raises(FileNotFoundError, match="expected one of calm, kv, net"):
         load("cv")

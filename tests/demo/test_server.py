@@ -1,4 +1,4 @@
-"""The replaying server keeps time: measured by a bare client, without Legato at either end."""
+"""The replaying server's timing and protocol, tested by plain clients without Legato at either end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _serve(port: int) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """The port of a demo server without the SDK's middleware."""
+    """Start a demo server without the SDK's middleware and return its port."""
     chosen = free_port()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(chosen,))
     process.start()
@@ -61,7 +61,7 @@ async def _times_of_content(port: int, stream: Stream) -> list[float]:
 
 
 def test_gaps_are_the_recorded_ones(port: int) -> None:
-    """22 streams at once: half of all gaps within 1 ms of the recorded ones, 99 % within 20 ms."""
+    """With 22 concurrent streams, half of all gaps are within 2 ms of the recorded ones, and 99 % within 20 ms."""
     (recording,) = PLAN.recordings()
 
     async def read_all() -> list[list[float]]:
@@ -77,26 +77,26 @@ def test_gaps_are_the_recorded_ones(port: int) -> None:
     assert statistics.quantiles(differences_ms, n=100)[98] <= 20
 
 
-def test_a_request_that_cannot_be_replayed_is_told_why(port: int) -> None:
-    """An unknown stream and a request without stream=true are refused with a sentence that says what to send."""
+def test_a_request_that_cannot_be_replayed_is_rejected(port: int) -> None:
+    """The response to an unknown stream, an invalid body or a request without stream=true says what to send."""
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    unknown = httpx.post(url, json={"stream": True}, headers={"X-Request-Id": "nobody"})
-    assert unknown.status_code == 404 and "name one in X-Request-Id" in unknown.text
-    broken = httpx.post(url, content=b"stream", headers={"X-Request-Id": "nobody"})
-    assert broken.status_code == 400 and "no JSON" in broken.text
-    whole = httpx.post(url, json={}, headers={"X-Request-Id": "nobody"})
+    unknown = httpx.post(url, json={"stream": True}, headers={"X-Request-Id": "unknown"})
+    assert unknown.status_code == 404 and "X-Request-Id, for example" in unknown.text
+    broken = httpx.post(url, content=b"stream", headers={"X-Request-Id": "unknown"})
+    assert broken.status_code == 400 and "not JSON" in broken.text
+    whole = httpx.post(url, json={}, headers={"X-Request-Id": "unknown"})
     assert whole.status_code == 400 and "stream=true" in whole.text
 
 
-def test_a_request_that_names_no_stream_gets_the_next(port: int) -> None:
-    """Anyone's client can read from the demo's server."""
+def test_a_request_without_a_stream_id_receives_the_next_stream(port: int) -> None:
+    """Clients other than the demo's need not send X-Request-Id."""
     with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json={"stream": True}) as reply:
         assert reply.headers["X-Request-Id"].startswith("kv-")
         assert next(reply.iter_lines()).startswith('data: {"id":"chatcmpl-ab12-kv-')
 
 
-def test_usage_is_sent_to_those_who_ask(port: int) -> None:
-    """Without stream_options.include_usage there is no usage frame, as at OpenAI's."""
+def test_usage_is_sent_only_on_request(port: int) -> None:
+    """Without stream_options.include_usage there is no usage frame, as in OpenAI's API."""
     (recording,) = PLAN.recordings()
     stream = min(recording.streams, key=lambda stream: stream.content[-1][0])
     reply = httpx.post(

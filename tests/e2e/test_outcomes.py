@@ -17,7 +17,7 @@ import pytest
 
 from demo.plan import Plan
 from demo.processes import Children
-from demo.run import Doors, start
+from demo.run import Endpoints, start
 from helpers.builders.completions import completions_server
 from legato_ingest.cli.client import Reader
 
@@ -36,26 +36,26 @@ _PATIENCE_S = 20
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     """`legato serve` and the demo's server, on free ports."""
     folder = tmp_path_factory.mktemp("outcomes")
-    chosen = Doors.choose_other()
+    chosen = Endpoints.choose_other()
     with Children(folder) as children:
         start(children, PLAN, folder, chosen)
         yield chosen
     shutil.rmtree(chosen.engine_pipe.parent, ignore_errors=True)
 
 
-def _application(way: str, key: str, doors: Doors, **environ: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(APPLICATION), way, doors.server, doors.otlp, key]
+def _application(way: str, key: str, endpoints: Endpoints, **environ: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(APPLICATION), way, endpoints.server, endpoints.otlp, key]
     return subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
 
 
-def _rows(doors: Doors, way: str, vantage: str = "client", source: str = "streams") -> list[dict[str, Any]]:
+def _rows(endpoints: Endpoints, way: str, vantage: str = "client", source: str = "streams") -> list[dict[str, Any]]:
     """Rows of the application's stream as they are now; a server's are found by their trace, as a user would."""
     trace = f"trace_id IN (SELECT trace_id FROM stream_revs WHERE service_name = 'app-{way}')"
     columns = "outcome, ended, rev, chunks, gap_open_us, gap_max_us, next_due_us, duration_ns, response_id"
-    return Reader(doors.read).rows(f"SELECT {columns} FROM {source} WHERE vantage = '{vantage}' AND {trace}")
+    return Reader(endpoints.read).rows(f"SELECT {columns} FROM {source} WHERE vantage = '{vantage}' AND {trace}")
 
 
 def _await(rows: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
@@ -78,42 +78,42 @@ def _await(rows: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
         ("drop_async", LONG, "client_cancel", "client_cancel"),
     ],
 )
-def test_every_end_has_its_outcome(doors: Doors, way: str, key: str, outcome: str, server_outcome: str) -> None:
+def test_every_end_has_its_outcome(endpoints: Endpoints, way: str, key: str, outcome: str, server_outcome: str) -> None:
     """A stream that is read out, closed, cancelled or dropped says so at the client, and what the server saw at the server."""
-    with _application(way, key, doors) as process:
+    with _application(way, key, endpoints) as process:
         assert process.wait(30) == 0
     # The application has flushed, and an acknowledged stream can be read.
-    row = _await(lambda: _rows(doors, way))
+    row = _await(lambda: _rows(endpoints, way))
     assert (row["outcome"], row["ended"]) == (outcome, True)
     assert row["response_id"] == f"chatcmpl-e2e0-{key}"
-    assert _await(lambda: _rows(doors, way, "server"))["outcome"] == server_outcome
+    assert _await(lambda: _rows(endpoints, way, "server"))["outcome"] == server_outcome
 
 
-def test_a_time_out_is_an_open_gap(doors: Doors) -> None:
+def test_a_time_out_is_an_open_gap(endpoints: Endpoints) -> None:
     """A stream that times out says so, and the time from its last text to the time-out counts as a gap, the longest."""
-    with _application("timeout", STALLING, doors) as process:
+    with _application("timeout", STALLING, endpoints) as process:
         assert process.wait(30) == 0
-    row = _await(lambda: _rows(doors, "timeout"))
+    row = _await(lambda: _rows(endpoints, "timeout"))
     assert (row["outcome"], row["ended"]) == ("timeout", True)
     assert 600_000 <= int(str(row["gap_open_us"])) < 900_000
     assert row["gap_max_us"] == row["gap_open_us"]
-    assert _await(lambda: _rows(doors, "timeout", "server"))["outcome"] == "client_cancel"
+    assert _await(lambda: _rows(endpoints, "timeout", "server"))["outcome"] == "client_cancel"
 
 
-def test_a_killed_application_leaves_its_snapshot_and_is_abandoned(doors: Doors) -> None:
+def test_a_killed_application_leaves_its_snapshot_and_is_abandoned(endpoints: Endpoints) -> None:
     """After kill -9 the last snapshot stands: running until the next is overdue by 30 s, abandoned from then on."""
-    with _application("killed", LONG, doors, LEGATO_SNAPSHOT_INTERVAL_MS="1000") as process:
+    with _application("killed", LONG, endpoints, LEGATO_SNAPSHOT_INTERVAL_MS="1000") as process:
         try:
-            row = _await(lambda: _rows(doors, "killed"))
+            row = _await(lambda: _rows(endpoints, "killed"))
         finally:
             process.kill()
     assert (row["outcome"], row["ended"], row["rev"]) == ("running", False, 1)
     assert int(str(row["chunks"])) > 1
     assert int(str(row["next_due_us"])) == 3_000_000
-    (later,) = _rows(doors, "killed", source=_view_in(seconds=60))
+    (later,) = _rows(endpoints, "killed", source=_view_in(seconds=60))
     assert later == {**row, "outcome": "abandoned"}
     # The server saw the socket close.
-    assert _await(lambda: _rows(doors, "killed", "server"))["outcome"] == "client_cancel"
+    assert _await(lambda: _rows(endpoints, "killed", "server"))["outcome"] == "client_cancel"
 
 
 def _view_in(seconds: int) -> str:
@@ -123,31 +123,31 @@ def _view_in(seconds: int) -> str:
     return f"({text.replace('now64(3)', f'(now64(3) + INTERVAL {seconds} SECOND)')})"
 
 
-def _verdicts(doors: Doors, service: str) -> list[dict[str, Any]]:
+def _verdicts(endpoints: Endpoints, service: str) -> list[dict[str, Any]]:
     """The verdicts on the service's stream, as soon as there are any."""
     deadline = time.monotonic() + _PATIENCE_S
-    while not (found := Reader(doors.read).rows(VERDICTS, {"service": service})):
+    while not (found := Reader(endpoints.read).rows(VERDICTS, {"service": service})):
         assert time.monotonic() < deadline, "nothing was judged"
         time.sleep(0.2)
     return found
 
 
-def test_an_event_loop_that_was_late_is_the_applications(doors: Doors) -> None:
+def test_an_event_loop_that_was_late_is_the_applications(endpoints: Endpoints) -> None:
     """What the server sent in time was not read for a second, as nothing ran on the loop: not the network's, and not the server's."""
-    with _application("busy", "kv-s11-000", doors) as process:
+    with _application("busy", "kv-s11-000", endpoints) as process:
         assert process.wait(60) == 0
-    found = _verdicts(doors, "app-busy")
+    found = _verdicts(endpoints, "app-busy")
     assert {row["cause"] for row in found} <= {"consumer", "generation"}
     (late,) = [row for row in found if row["cause"] == "consumer"]
     assert late["confidence"] == "proven" and 900_000 < int(late["gap_us"]) < 1_200_000
     assert int(late["held_ns"]) > 0.9 * 1000 * int(late["gap_us"])
 
 
-def test_an_application_that_sleeps_is_told_so_from_its_own_record(doors: Doors) -> None:
+def test_an_application_that_sleeps_is_told_so_from_its_own_record(endpoints: Endpoints) -> None:
     """`time.sleep(0.5)` after each chunk, of a server that nobody watches: the consumer's, proven, from the client alone."""
-    with completions_server() as url, _application("slow", "any", replace(doors, server_port=urlsplit(url).port or 0)) as process:
+    with completions_server() as url, _application("slow", "any", replace(endpoints, server_port=urlsplit(url).port or 0)) as process:
         assert process.wait(60) == 0
-    found = _verdicts(doors, "app-slow")
+    found = _verdicts(endpoints, "app-slow")
     said = {(row["cause"], row["confidence"], *row["missing"]) for row in found}
     assert said == {("consumer", "proven", "server", "engine")}
     assert sum(int(row["gap_us"]) for row in found) > 2_000_000
