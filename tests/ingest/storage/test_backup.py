@@ -140,6 +140,6 @@ def test_only_a_server_is_moved_to(arguments: tuple[str, ...], tmp_path: pathlib
 
 
 def test_a_server_is_not_backed_up_here() -> None:
-    """It has a BACKUP of its own."""
+    """A ClickHouse server has its own BACKUP statement, and the message names it."""
     failed = legato("backup", environ={"LEGATO_STORE": "clickhouse://h/d"})
-    assert failed.returncode == 1 and "BACKUP of its own" in failed.stderr
+    assert failed.returncode == 1 and "BACKUP statement" in failed.stderr
