@@ -58,8 +58,10 @@ class Placement:
 
 
 def placements(now_ns: int, incident: str) -> list[Placement]:
-    """Return the past of a demo that begins now, by time. The KV-cache incident lasts until now if ``incident`` is ``kv``;
-    otherwise it began two hours ago."""
+    """Return the past of a demo that begins at ``now_ns``, in order of time.
+
+    The KV-cache incident lasts until now if ``incident`` is ``kv``; otherwise it began two hours ago.
+    """
     now_s = now_ns // _SECOND_NS
     kv_begin_s, kv_runs = (now_s - 13 * _MINUTE_S, 9) if incident == "kv" else (now_s - 2 * _HOUR_S, 4)
 

@@ -16,6 +16,7 @@ __all__ = ["ConfigurationError", "faults", "guard"]
 _log = logging.getLogger("legato")
 _seen: set[str] = set()
 faults: dict[str, int] = {}
+"""Number of faults so far, by place."""
 
 
 class ConfigurationError(ValueError):

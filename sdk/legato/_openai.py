@@ -216,7 +216,7 @@ class _AsyncReads:
         await self._close()
 
 
-class _ItemRecording:
+class _ItemIterator:
     """Common part of the sync and the async iterator over a stream's items.
 
     A hold is the time from handing an item to the application to the application's request for the next item.
@@ -245,7 +245,7 @@ class _ItemRecording:
         return True
 
 
-class _Items(_ItemRecording):
+class _Items(_ItemIterator):
     """Replaces the iterator of a synchronous stream."""
 
     exhausted = StopIteration
@@ -274,7 +274,7 @@ class _Items(_ItemRecording):
         self._source.close()
 
 
-class _AsyncItems(_ItemRecording):
+class _AsyncItems(_ItemIterator):
     """Replaces the iterator of an asynchronous stream."""
 
     exhausted = StopAsyncIteration

@@ -121,8 +121,9 @@ class StreamRecorder:
         self.read = self._reads.append
         """``read((now_ns(), data))`` records a read of a server-sent-event body. The worker later parses and discards the bytes."""
         self.held = self._holds.append
-        """``held(ns)`` records a hold: the time from handing a chunk to the application to its request for the next one. Call it once
-        per chunk handed over, in order."""
+        """``held(ns)`` records a hold: the time from handing a chunk to the application to its request for the next. Call it once for each
+        chunk handed over, in order.
+        """
         self._scanner = Scanner() if sse else None
         self._columns = Columns([], [], [], [], None, 0, [])
 

@@ -40,7 +40,7 @@ def _get(item: Any, name: str) -> Any:
     return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
 
 
-class _Watch:
+class _ItemRecording:
     """The recording that both wrappers share: chunks, holds and the end."""
 
     __slots__ = ("_handed_over_ns", "_measure", "recorder")
@@ -68,11 +68,11 @@ class _Watch:
     def raised(self, error: BaseException, exhausted: type[BaseException]) -> None:
         """The source raised: ``exhausted`` is its normal end, anything else an error."""
         if isinstance(error, exhausted):
-            self.over()
+            self.finish()
         else:
-            self.over(error=error)
+            self.finish(error=error)
 
-    def over(self, outcome: str = "complete", error: BaseException | None = None) -> None:
+    def finish(self, outcome: str = "complete", error: BaseException | None = None) -> None:
         """End the stream, and with it the hold of the last item."""
         self.requested()
         self.recorder.end(outcome, error)
@@ -81,25 +81,25 @@ class _Watch:
 class Wrapped(Iterator[T]):
     """A recorded iterator."""
 
-    def __init__(self, source: Iterable[T], watch: _Watch) -> None:
+    def __init__(self, source: Iterable[T], recording: _ItemRecording) -> None:
         self._source = iter(source)
-        self._watch = watch
+        self._recording = recording
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        self._watch.requested()
+        self._recording.requested()
         try:
             item = next(self._source)
         except BaseException as error:
-            self._watch.raised(error, StopIteration)
+            self._recording.raised(error, StopIteration)
             raise
-        return self._watch.received(item)
+        return self._recording.received(item)
 
     def close(self) -> None:
         """End the stream as a cancel, and close the source if it has a ``close`` method."""
-        self._watch.over("client_cancel")
+        self._recording.finish("client_cancel")
         close = getattr(self._source, "close", None)
         if close is not None:
             close()
@@ -111,31 +111,31 @@ class Wrapped(Iterator[T]):
         self.close()
 
     def __del__(self) -> None:
-        self._watch.over("client_cancel")
+        self._recording.finish("client_cancel")
 
 
 class AsyncWrapped(AsyncIterator[T]):
     """A recorded asynchronous iterator."""
 
-    def __init__(self, source: AsyncIterable[T], watch: _Watch) -> None:
+    def __init__(self, source: AsyncIterable[T], recording: _ItemRecording) -> None:
         self._source = source.__aiter__()
-        self._watch = watch
+        self._recording = recording
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
-        self._watch.requested()
+        self._recording.requested()
         try:
             item = await self._source.__anext__()
         except BaseException as error:
-            self._watch.raised(error, StopAsyncIteration)
+            self._recording.raised(error, StopAsyncIteration)
             raise
-        return self._watch.received(item)
+        return self._recording.received(item)
 
     async def aclose(self) -> None:
         """End the stream as a cancel, and close the source if it has an ``aclose`` method."""
-        self._watch.over("client_cancel")
+        self._recording.finish("client_cancel")
         close = getattr(self._source, "aclose", None)
         if close is not None:
             await close()
@@ -147,7 +147,7 @@ class AsyncWrapped(AsyncIterator[T]):
         await self.aclose()
 
     def __del__(self) -> None:
-        self._watch.over("client_cancel")
+        self._recording.finish("client_cancel")
 
 
 @overload
@@ -167,7 +167,7 @@ def wrap(
     if not isinstance(source, (Iterable, AsyncIterable)):
         raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable or an asynchronous iterable")
     recorder = begin(Origin(model=model, provider=provider, engine_id=settings().engine_id))
-    watch = _Watch(recorder, measure or size_of)
+    recording = _ItemRecording(recorder, measure or size_of)
     if isinstance(source, AsyncIterable):
-        return AsyncWrapped(source, watch)
-    return Wrapped(source, watch)
+        return AsyncWrapped(source, recording)
+    return Wrapped(source, recording)

@@ -58,18 +58,18 @@ class StreamMiddleware:
         if scope["type"] != "http" or self.disabled or not scope["path"].endswith(self.paths):
             await self.app(scope, receive, send)
             return
-        watch: _Watch | None = None
+        recording: _RequestRecording | None = None
         with guard("asgi"):
-            watch = _Watch(scope, receive, send, self._origin(scope))
-        if watch is None:
+            recording = _RequestRecording(scope, receive, send, self._origin(scope))
+        if recording is None:
             await self.app(scope, receive, send)
             return
         try:
-            await self.app(watch.scope, watch.receive, watch.send)
+            await self.app(recording.scope, recording.receive, recording.send)
         except BaseException as error:
-            watch.over(error)
+            recording.finish(error)
             raise
-        watch.over(None)
+        recording.finish(None)
 
     def _origin(self, scope: Scope) -> Origin:
         client, server = scope.get("client") or ("", 0), scope.get("server") or ("", 0)
@@ -98,7 +98,7 @@ def _flushing(send: Send) -> Send:
     return wrapped
 
 
-class _Watch:
+class _RequestRecording:
     """One request. The recorder is created once the response's headers show an event stream; its start is the request's arrival."""
 
     __slots__ = ("_disconnected", "_origin", "_parent", "_receive", "_recorder", "_send", "_sent_all", "_start_ns", "scope")
@@ -138,7 +138,7 @@ class _Watch:
                 self._recorder.ttfb_ns = now_ns()
                 return
 
-    def over(self, error: BaseException | None) -> None:
+    def finish(self, error: BaseException | None) -> None:
         """The application has returned, or raised ``error``. End the stream."""
         recorder = self._recorder
         if recorder is None:
