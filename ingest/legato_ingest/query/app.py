@@ -1,9 +1,9 @@
-"""The read-only door: enough of ClickHouse's HTTP interface for its clients.
+"""The read endpoint: the part of ClickHouse's HTTP interface that its clients need, and ``/slo``.
 
-One idea: a statement is judged by `sql_guard`, then run on a read-only handle with fixed limits, so a reader can change neither data nor
-limits: settings in the URL are ignored, GET and POST are the same. Only loopback names may ask, or whoever gives a token or the password
-where there are any, and no answer may be read by a page of another origin. A tenant's reader gets a handle that sees this tenant's rows
-alone. It writes nothing and caches no result.
+The guard (``sql_guard``) checks each statement, which then runs on a read-only handle with fixed limits. A reader can therefore change
+neither data nor limits: settings in the URL are ignored, and GET and POST behave the same. Without tokens and password only requests to
+loopback names are accepted; no reply may be read by a web page of another origin. A tenant's reader gets a handle that returns only the
+tenant's rows. This module writes nothing and caches no result.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from typing import Any, Protocol
 
 import anyio.to_thread
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from legato_ingest.auth.authenticate import Gate
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import BadRequest, Denied, StoreError
 from legato_ingest.metrics import Metrics
-from legato_ingest.query.clickhouse_http import Question, has_foreign_origin, is_local, question_of
+from legato_ingest.query.clickhouse_http import ReadRequest, has_foreign_origin, is_local, read_request
 from legato_ingest.query.sql_guard import Guard, bound
 from legato_ingest.settings import Settings
 
-__all__ = ["Answers", "create_app"]
+__all__ = ["QueryStore", "create_app"]
 
 _ERROR_CODE = re.compile(r"Code: (\d+)")
-# As ClickHouse answers: what the asker got wrong is 400, what is not there 404. Everything else is 500: 503 and 504 would make drivers
-# ask a heavy question again.
+# As in ClickHouse: 400 for a mistake in the statement, 404 for a missing table, column or function, 403 for a denied one. All others are
+# 500, because drivers repeat a request after 503 and 504, which a heavy query must not be.
 _STATUS = {
     497: 403, 164: 403, 516: 403,
     6: 400, 26: 400, 27: 400, 36: 400, 38: 400, 41: 400, 42: 400, 43: 400, 53: 400, 62: 400, 456: 400, 457: 400,
@@ -44,110 +45,131 @@ _TYPES = {
     "JSONEachRow": "application/x-ndjson; charset=utf-8", "CSV": "text/csv; charset=utf-8", "CSVWithNames": "text/csv; charset=utf-8",
     "TabSeparated": "text/tab-separated-values; charset=utf-8",
 }  # fmt: skip
-# The statement that clickhouse-go asks first. Its answer is one block at the protocol's revision; the revision 0 in it makes the driver
-# read every later block as plain Native, which is what the engine writes.
+# The first statement of clickhouse-go. The reply is one block at the protocol's revision; the revision 0 inside makes the driver read every
+# later block as plain Native, the format that the engine writes.
 _GO_HELLO = "SELECT displayName(), version(), revision(), timezone()"
 
 
-class Answers(Protocol):
-    """What this module needs of a store."""
+class QueryStore(Protocol):
+    """The part of a store that the read endpoint uses."""
 
     def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
-        """The result of a statement in a format, on a handle that cannot write and sees this tenant's rows alone."""
+        """Return the result of a statement in a format, from a handle that cannot write and returns only this tenant's rows."""
         ...
-
-
-def create_app(settings: Settings, store: Answers, metrics: Metrics) -> FastAPI:
-    """The app of the read port."""
-    app = FastAPI(title="Legato read", docs_url=None, redoc_url=None, openapi_url=None)
-    gate = Gate(settings)
-    own = settings.server.database if settings.server else "default"
-    guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
-    running = anyio.CapacityLimiter(settings.queries_max)
-    admitted = 0
-
-    @lru_cache(maxsize=1)
-    def timezone() -> str:
-        return store.query_bytes("SELECT timezone()").decode().strip()
-
-    def work(question: Question, tenant: str) -> tuple[bytes, str, str]:
-        if question.sql.strip().rstrip(";") == _GO_HELLO and question.default_format == "Native":
-            return _hello(store), "Native", timezone()
-        statement = guard.check(question.sql, question.parameters)
-        chosen = statement.format or question.default_format
-        return store.query_bytes(statement.sql, bound(statement, question.parameters), chosen, tenant), chosen, timezone()
-
-    async def answer(request: Request, tenant: str) -> Response:
-        question = await question_of(request)
-        if not question.sql.strip():
-            return Response("Ok.\n", media_type=_PLAIN)
-        # Counted here, between two awaits: the limiter's own queue is entered only after it has yielded to others that would pass too.
-        nonlocal admitted
-        if admitted >= settings.queries_max + settings.queries_waiting_max:
-            running_and_waiting = f"{settings.queries_max} queries run and {settings.queries_waiting_max} wait"
-            raise BadRequest(f"{running_and_waiting}: ask again in {settings.retry_after_s} s", 503)
-        admitted += 1
-        started = time.perf_counter()
-        try:
-            result, chosen, zone = await anyio.to_thread.run_sync(work, question, tenant, limiter=running)
-        finally:
-            admitted -= 1
-        metrics.query_seconds.observe(time.perf_counter() - started)
-        return _reply(question, result, chosen, zone)
-
-    async def ping(request: Request, tenant: str) -> Response:
-        return Response("Ok.\n", media_type=_PLAIN)
-
-    app.add_api_route("/ping", _guarded(ping, settings, gate, metrics), methods=["GET"], response_model=None)
-    app.add_api_route("/", _guarded(answer, settings, gate, metrics, "ok"), methods=["GET", "POST"], response_model=None)
-    return app
 
 
 Handler = Callable[[Request, str], Awaitable[Response]]
 
 
-def _guarded(
-    handler: Handler, settings: Settings, gate: Gate, metrics: Metrics, counted: str = ""
-) -> Callable[[Request], Awaitable[Response]]:
-    """The handler behind the check of who asks; every refusal is counted and answered in ClickHouse's words."""
+def create_app(settings: Settings, store: QueryStore, metrics: Metrics) -> FastAPI:
+    """Return the app of the read port."""
+    app = FastAPI(title="Legato read", docs_url=None, redoc_url=None, openapi_url=None)
+    endpoint = _Endpoint(settings, store, metrics)
+    app.add_api_route("/ping", endpoint.open(_ping), methods=["GET"], response_model=None)
+    app.add_api_route("/slo", endpoint.authenticated(endpoint.slo), methods=["GET"], response_model=None)
+    app.add_api_route("/", endpoint.authenticated(endpoint.answer), methods=["GET", "POST"], response_model=None)
+    return app
 
-    async def guarded(request: Request) -> Response:
-        try:
-            foreign = _foreign(request, settings.read_host, gate)
-            if foreign is not None:
-                metrics.queries.labels("foreign").inc()
-                return foreign
-            # A ping tells nothing, so health checks need no token.
-            response = await handler(request, gate.reader(request) if counted else "")
-        except Denied as error:
-            metrics.queries.labels("denied").inc()
-            return _error(str(error), 403, code=_AUTHENTICATION_FAILED)
-        except BadRequest as error:
-            busy = error.status == 503
-            metrics.queries.labels("busy" if busy else "error").inc()
-            headers = {"Retry-After": str(settings.retry_after_s)} if busy else None
-            return _error(str(error), error.status, headers, _TOO_MANY_SIMULTANEOUS_QUERIES if busy else 0)
-        except StoreError as error:
-            metrics.queries.labels("error").inc()
-            return _store_error(error)
-        if counted:
-            metrics.queries.labels(counted).inc()
+
+async def _ping(request: Request, tenant: str) -> Response:
+    return Response("Ok.\n", media_type=_PLAIN)
+
+
+class _Endpoint:
+    """The handlers of one app and what they share: the guard, the credentials, and the limits on concurrent queries."""
+
+    def __init__(self, settings: Settings, store: QueryStore, metrics: Metrics) -> None:
+        self._settings, self._store, self._metrics = settings, store, metrics
+        self._gate = Gate(settings)
+        own = settings.server.database if settings.server else "default"
+        self._guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
+        self._running = anyio.CapacityLimiter(settings.queries_max)
+        self._admitted = 0
+        self._timezone = lru_cache(maxsize=1)(lambda: store.query_bytes("SELECT timezone()").decode().strip())
+
+    def open(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """A handler that needs no credentials: its reply contains no data."""
+        return self._guarded(handler, lambda request: "")
+
+    def authenticated(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """A handler that receives the tenant that the request's credentials read as."""
+        return self._guarded(handler, self._gate.reader)
+
+    async def slo(self, request: Request, tenant: str) -> Response:
+        """The SLO's limits and the stall threshold of this server, in ms."""
+        settings = self._settings
+        limits = {"gap_ms": settings.slo_gap_ms, "first_output_ms": settings.slo_first_output_ms, "stall_ms": settings.stall_ms}
+        return JSONResponse(limits, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+
+    async def answer(self, request: Request, tenant: str) -> Response:
+        """Run one statement."""
+        read = await read_request(request)
+        if read.sql.strip():
+            response = await self._run(read, tenant)
+        else:
+            response = Response("Ok.\n", media_type=_PLAIN)
+        self._metrics.queries.labels("ok").inc()
         return response
 
-    return guarded
+    async def _run(self, read: ReadRequest, tenant: str) -> Response:
+        # Counted between two awaits: a request enters the limiter's own queue only after it has yielded to requests that would pass too.
+        queries_max, waiting_max = self._settings.queries_max, self._settings.queries_waiting_max
+        if self._admitted >= queries_max + waiting_max:
+            raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
+        self._admitted += 1
+        started = time.perf_counter()
+        try:
+            result, chosen, zone = await anyio.to_thread.run_sync(self._work, read, tenant, limiter=self._running)
+        finally:
+            self._admitted -= 1
+        self._metrics.query_seconds.observe(time.perf_counter() - started)
+        return _reply(read, result, chosen, zone)
+
+    def _work(self, read: ReadRequest, tenant: str) -> tuple[bytes, str, str]:
+        """Check and run a statement, in a thread: the result, its format, and the store's time zone."""
+        if read.sql.strip().rstrip(";") == _GO_HELLO and read.default_format == "Native":
+            return _hello(self._store), "Native", self._timezone()
+        statement = self._guard.check(read.sql, read.parameters)
+        chosen = statement.format or read.default_format
+        result = self._store.query_bytes(statement.sql, bound(statement, read.parameters), chosen, tenant)
+        return result, chosen, self._timezone()
+
+    def _guarded(self, handler: Handler, tenant_of: Callable[[Request], str]) -> Callable[[Request], Awaitable[Response]]:
+        """The handler behind the checks of Host, Origin and credentials; every failure is counted and replied in ClickHouse's form."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                foreign = _foreign(request, self._settings.read_host, self._gate)
+                if foreign is not None:
+                    self._metrics.queries.labels("foreign").inc()
+                    return foreign
+                return await handler(request, tenant_of(request))
+            except Denied as error:
+                self._metrics.queries.labels("denied").inc()
+                return _error(str(error), 403, code=_AUTHENTICATION_FAILED)
+            except BadRequest as error:
+                busy = error.status == 503
+                self._metrics.queries.labels("busy" if busy else "error").inc()
+                headers = {"Retry-After": str(self._settings.retry_after_s)} if busy else None
+                return _error(str(error), error.status, headers, _TOO_MANY_SIMULTANEOUS_QUERIES if busy else 0)
+            except StoreError as error:
+                self._metrics.queries.labels("error").inc()
+                return _store_error(error)
+
+        return guarded
 
 
 def _foreign(request: Request, host: str, gate: Gate) -> Response | None:
-    """The refusal of a page that was served by somebody else, and of a name that was bent to this host."""
+    """The refusal for a web page of another origin and for a foreign name that resolves to this host; None for all other requests."""
     if not gate.guards_reading and not is_local(request, host):
-        words = "the Host (or Origin) is no loopback name; use http://127.0.0.1 or http://localhost\n"
-        return Response(words, 403, media_type=_PLAIN)
+        message = "the Host (or Origin) is not a loopback name; use http://127.0.0.1 or http://localhost\n"
+        return Response(message, 403, media_type=_PLAIN)
     if has_foreign_origin(request, host):
-        return Response("the Origin is no loopback name: pages of other sites may not ask\n", 403, media_type=_PLAIN)
+        return Response("the Origin is not a loopback name: web pages of other sites may not query\n", 403, media_type=_PLAIN)
     return None
 
 
-def _reply(question: Question, result: bytes, chosen: str, zone: str) -> Response:
+def _reply(read: ReadRequest, result: bytes, chosen: str, zone: str) -> Response:
     headers = {
         "X-ClickHouse-Format": chosen,
         "X-ClickHouse-Timezone": zone,
@@ -155,9 +177,9 @@ def _reply(question: Question, result: bytes, chosen: str, zone: str) -> Respons
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
     }
-    if question.query_id:
-        headers["X-ClickHouse-Query-Id"] = question.query_id
-    if question.gzip:
+    if read.query_id:
+        headers["X-ClickHouse-Query-Id"] = read.query_id
+    if read.gzip:
         headers["Content-Encoding"] = "gzip"
         result = gzip.compress(result, 1)
     return Response(result, 200, headers, media_type=_TYPES.get(chosen, "application/octet-stream"))
@@ -177,8 +199,8 @@ def _error(message: str, status: int, headers: dict[str, str] | None = None, cod
     return Response(message.strip() + "\n", status, {"X-ClickHouse-Exception-Code": str(code), **(headers or {})}, media_type=_PLAIN)
 
 
-def _hello(store: Answers) -> bytes:
-    """One Native block at revision 54460: BlockInfo, then name, type, no custom serialisation and one value a column."""
+def _hello(store: QueryStore) -> bytes:
+    """One Native block at revision 54460: BlockInfo, then name, type, no custom serialisation and one value for each column."""
     version, timezone = store.query_bytes("SELECT version(), timezone()").decode().rstrip("\n").split("\t")
 
     def text(value: str) -> bytes:

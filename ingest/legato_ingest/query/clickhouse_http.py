@@ -1,23 +1,24 @@
-"""What a request to the read endpoint asks: statement, parameters, format; and who may ask at all.
+"""The requests of ClickHouse's HTTP interface: statement, parameters and format, and whether a browser of another site sent the request.
 
-One idea: the subset of ClickHouse's HTTP interface that its clients use, taken apart in one place. A browser may not be turned against
-the endpoint: a page that rebinds its own name to 127.0.0.1 comes with a foreign Host, one that posts across sites with a foreign Origin.
-Where there is a password, it and not the Host says who asks. It judges no statement and runs none.
+It parses the subset of the interface that ClickHouse's clients use. It checks no statement, runs none, and checks no credentials. The
+checks of Host and Origin protect against browsers: a site that rebinds its name to 127.0.0.1 sends a foreign Host, and a form on another
+site sends a foreign Origin.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from email.parser import BytesParser
-from email.policy import HTTP
 from typing import Any
 
 from fastapi import Request
+from python_multipart.multipart import parse_options_header
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["Question", "has_foreign_origin", "is_local", "question_of"]
+__all__ = ["ReadRequest", "has_foreign_origin", "is_local", "read_request"]
 
 BODY_BYTES_MAX = 2 * 2**20
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -28,7 +29,7 @@ _DATABASES = frozenset(("", "default", "__default__"))
 
 
 class _Encoded:
-    """A parameter's value as its client wrote it for the wire. The driver escapes strings once more, and leaves other objects' text be."""
+    """A parameter's value in the encoding of the HTTP interface. The driver would escape a ``str`` a second time; other types it keeps."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -38,8 +39,8 @@ class _Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One request: what to run, with which values, and how to answer."""
+class ReadRequest:
+    """One request: the statement, its parameters, and the format and compression of the reply."""
 
     sql: str
     parameters: dict[str, Any]
@@ -49,12 +50,12 @@ class Question:
 
 
 def is_local(request: Request, host: str) -> bool:
-    """Whether the Host is a loopback name (or ``host``, where we listen), and the Origin, if there is one, too."""
+    """Whether Host, and Origin if there is one, are loopback names or ``host``, the address that the server listens on."""
     return _name(request.headers.get("host", "")) in _LOOPBACK | {host} and not has_foreign_origin(request, host)
 
 
 def has_foreign_origin(request: Request, host: str) -> bool:
-    """Whether a page that neither loopback nor ``host`` served has sent this."""
+    """Whether a web page sent this request that was served neither from a loopback name nor from ``host``."""
     origin = request.headers.get("origin")
     return origin is not None and _name(origin.partition("://")[2]) not in _LOOPBACK | {host}
 
@@ -65,30 +66,22 @@ def _name(authority: str) -> str:
     return match.group(1).strip("[]").rstrip(".") if match else ""
 
 
-async def question_of(request: Request) -> Question:
-    """Take the request apart. Raises ``BadRequest``."""
+async def read_request(request: Request) -> ReadRequest:
+    """Parse a request. Raises ``BadRequest``."""
     values = dict(request.query_params.items())
-    if values.get("database", "") not in _DATABASES:
-        raise BadRequest(
-            f"Code: 81. DB::Exception: database {values['database']}: only `default` is here; name others, as in system.one", 404
-        )
-    if request.headers.get("content-encoding", "identity") != "identity" or values.get("decompress", "0") not in ("0", "false"):
-        raise BadRequest("compressed requests are not taken here: send the statement as it is", 415)
-    if values.get("compress", "0") not in ("0", "false"):
-        raise BadRequest("replies in ClickHouse's own compression (LZ4, ZSTD: compress=1) are not made here: ask for gzip or for none")
-    body = await _body(request)
-    kind = request.headers.get("content-type", "")
+    _check_supported(request, values)
     parts = [values.pop("query", "")]
-    if kind.startswith("multipart/form-data"):
-        form = _form(kind, body)
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        form = await _form(request)
         parts.append(form.pop("query", ""))
         values.update(form)
     else:
+        body = b"".join([part async for part in _bounded(request)])
         parts.append(body.decode("utf-8", "replace"))
     chosen = request.headers.get("x-clickhouse-format") or values.get("default_format") or "TabSeparated"
     if not _FORMAT.fullmatch(chosen):
-        raise BadRequest("Code: 73. DB::Exception: the default format is no format's name", 404)
-    return Question(
+        raise BadRequest("Code: 73. DB::Exception: the default format is not the name of a format", 404)
+    return ReadRequest(
         sql="\n".join(part for part in parts if part.strip()),
         parameters={match.group(1): _Encoded(value) for key, value in values.items() if (match := _PARAMETER.fullmatch(key))},
         default_format=chosen,
@@ -97,23 +90,42 @@ async def question_of(request: Request) -> Question:
     )
 
 
-async def _body(request: Request) -> bytes:
-    parts, size = [], 0
+def _check_supported(request: Request, values: dict[str, str]) -> None:
+    """Reject another default database and ClickHouse's own compression. Raises ``BadRequest``."""
+    if values.get("database", "") not in _DATABASES:
+        raise BadRequest(
+            f"Code: 81. DB::Exception: database {values['database']}: only `default` can be selected here; "
+            "write other databases in the statement, as in system.one",
+            404,
+        )
+    if request.headers.get("content-encoding", "identity") != "identity" or values.get("decompress", "0") not in ("0", "false"):
+        raise BadRequest("compressed requests are not supported: send the statement uncompressed", 415)
+    if values.get("compress", "0") not in ("0", "false"):
+        raise BadRequest("replies in ClickHouse's own compression (LZ4, ZSTD: compress=1) are not supported: use gzip or no compression")
+
+
+async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
+    """The parts of the body. Raises ``TooLarge`` beyond 2 MiB."""
+    size = 0
     async for part in request.stream():
         size += len(part)
         if size > BODY_BYTES_MAX:
-            raise TooLarge(f"the request has more than {BODY_BYTES_MAX} bytes; this endpoint takes statements, not data")
-        parts.append(part)
-    return b"".join(parts)
+            raise TooLarge(f"the request has more than {BODY_BYTES_MAX} bytes; this endpoint accepts statements, not data")
+        yield part
 
 
-def _form(kind: str, body: bytes) -> dict[str, str]:
-    """The fields of a form: clickhouse-connect sends one when its parameters are too long for a URL. Files (external data) are refused."""
-    message = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode("latin-1", "replace") + b"\r\n\r\n" + body)
-    fields: dict[str, str] = {}
-    for part in message.iter_parts() if message.is_multipart() else ():
-        name, payload = part.get_param("name", header="content-disposition"), part.get_payload(decode=True)
-        if part.get_filename() is not None or not isinstance(name, str) or not isinstance(payload, bytes):
-            raise BadRequest("files and external tables are not taken here: this endpoint only reads", 400)
-        fields[name] = payload.decode("utf-8", "replace")
-    return fields
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form: clickhouse-connect sends one when its parameters are too long for a URL. Files are rejected."""
+    _, options = parse_options_header(request.headers["content-type"])
+    if not options.get(b"boundary"):
+        return {}
+    if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
+        raise BadRequest("forms are accepted in UTF-8 only", 415)
+    parser = MultiPartParser(request.headers, _bounded(request), max_files=0, max_part_size=BODY_BYTES_MAX)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        if error.message.startswith("Too many files"):
+            raise BadRequest("files and external tables are not accepted: this endpoint only reads") from None
+        raise BadRequest(f"the form cannot be parsed: {error.message}") from None
+    return {name: value for name, value in form.items() if isinstance(value, str)}

@@ -1,7 +1,7 @@
-"""Which functions and table functions a query may call: those named in sql_functions.txt.
+"""The functions and table functions that a query may call: those listed in sql_functions.txt.
 
-One idea: a list of what is allowed, never of what is forbidden, so a function that a later ClickHouse brings is refused until somebody
-has read what it does. It knows nothing of statements.
+The list names what is allowed, never what is forbidden, so a new function of a later ClickHouse is rejected until it has been reviewed and
+added. This module parses no statement.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import pathlib
 
 __all__ = ["allows", "allows_table", "named"]
 
-# Suffixes that ClickHouse puts behind an aggregate's name, the longer before those they end with.
+# Suffixes of aggregate functions (combinators); a suffix that ends with another one comes before it.
 _COMBINATORS = (
     "mergestate", "simplestate", "ordefault", "distinct", "resample", "foreach", "ornull", "argmin", "argmax", "state", "merge", "array",
     "null", "map", "if",
 )  # fmt: skip
-# Nobody stacks more, and each suffix taken off asks again: without a limit a name of many "OrNull" would be asked forever.
+# Statements stack no more in practice. A suffix can be split in several ways: without a limit, 40 times "OrNull" takes 2^40 steps.
 _COMBINATORS_MAX = 3
 
 
@@ -35,12 +35,12 @@ _plain, _aggregate, _table = _sections["plain"], _sections["aggregate"], _sectio
 
 
 def named(section: str) -> frozenset[str]:
-    """The names of one section (``plain``, ``aggregate``, ``table``), in lower case."""
+    """Return the names of one section (``plain``, ``aggregate``, ``table``), in lower case."""
     return _sections[section]
 
 
 def allows(name: str) -> bool:
-    """Whether an expression may call it: a named function, or a named aggregate under at most three combinators."""
+    """Whether an expression may call this function: a listed function, or a listed aggregate with at most three combinators."""
     lower = name.lower()
     return lower in _plain or _is_aggregate(lower, _COMBINATORS_MAX)
 

@@ -1,9 +1,9 @@
-"""Decides whether a statement only reads, by ClickHouse's own parser.
+"""The guard of the read endpoint: it accepts statements that only read, and rejects all others.
 
-One idea: nothing about a statement is guessed from its text. ClickHouse parses it as a parameter, so it cannot break out, and prints it
-back in one canonical line; that line is what is judged and what is run. Two readings must both agree: every token of the line
-(`sql_text`) and every node of its syntax tree (`sql_tree`). ``readonly = 1``, which the store's read handles have, is the third: alone it
-is not enough, as it lets INTO OUTFILE write and `file()` read. It runs none of the statements that it judges.
+ClickHouse's own parser reads each statement. The statement is passed to it as a parameter, so it cannot break out, and comes back as one
+canonical line; that line is checked and that line is run. Two checks must both accept it: of every token of the line (``sql_text``) and of
+every node of its syntax tree (``sql_tree``). The third barrier is ``readonly = 1`` on the store's read handles; alone it is not enough,
+because it lets INTO OUTFILE write and ``file()`` read. This module runs none of the statements that it checks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query import sql_text, sql_tree
+from legato_ingest.query.sql_template import Generalized, Template, generalize, template
 from legato_ingest.query.sql_text import CanonicalText, Refused
 
 __all__ = ["Guard", "Parameters", "Refused", "bound"]
@@ -26,56 +27,91 @@ Run = Callable[[str, Parameters], bytes]
 _CACHE_MAX = 1024
 _CACHED_TEXT_MAX = 16_384
 _TEXT_MAX = 262_144
-# The engine's syntax errors end with the statement that we asked it with.
-_OUR_OWN_SCOPE = re.compile(r":? In scope SELECT formatQuerySingleLine\(.*\)\.? \((\w+)\)", re.DOTALL)
+# ClickHouse ends its syntax errors with the statement that the guard wrapped around the reader's.
+_WRAPPED_SCOPE = re.compile(r":? In scope SELECT formatQuerySingleLine\(.*\)\.? \((\w+)\)", re.DOTALL)
 
 
 class Guard:
-    """Checks statements with ``run(sql, parameters) -> TSVRaw``, which asks ClickHouse to parse; remembers the last 1,024 answers.
+    """Checks statements with ``run(sql, parameters) -> TSVRaw``, which parses them in ClickHouse. ``own``: the database of Legato's tables.
 
-    The answer holds for every value of the parameters: they are values, never names, and only those that the statement names are bound
-    (``bound``), as a driver that finds a parameter without a place in the text may format it into the text instead.
+    The last 1,024 accepted statements are cached by their text, without the numbers of a Grafana time range (``sql_template``), so a
+    dashboard's refresh costs no call of ``run``. Rejections are not cached: each is decided on the statement itself.
+
+    An acceptance holds for every value of the parameters: they are values, never names. Only parameters that the statement names are
+    bound (``bound``), because a driver may format a parameter without a place in the text into the text instead.
     """
 
     def __init__(self, run: Run, own: str = "default") -> None:
         self._run, self._own = run, own
-        self._seen: OrderedDict[str, CanonicalText] = OrderedDict()
+        # None: this text with stand-ins has no template; statements of this form are cached by their full text.
+        self._cache: OrderedDict[str, CanonicalText | Template | None] = OrderedDict()
         self._lock = Lock()
 
     def check(self, text: str, parameters: Parameters) -> CanonicalText:
-        """What to run for this text. Raises ``Refused``, or ``StoreRefused`` with ClickHouse's own error."""
-        with self._lock:
-            if text in self._seen:
-                self._seen.move_to_end(text)
-                return self._seen[text]
+        """Return the canonical text to run. Raises ``Refused``, or ``StoreRefused`` with ClickHouse's own error."""
+        general = generalize(text) if len(text) <= _CACHED_TEXT_MAX else None
+        if general is not None:
+            found = self._template(general, parameters)
+            if found is not None:
+                return found.fill(general.numbers)
+        cached = self._cached(text)
+        if isinstance(cached, CanonicalText):
+            return cached
         statement = self._judge(text, parameters)
-        if len(text) <= _CACHED_TEXT_MAX:
-            with self._lock:
-                self._seen[text] = statement
-                while len(self._seen) > _CACHE_MAX:
-                    self._seen.popitem(last=False)
+        self._keep(text, statement)
         return statement
+
+    def _template(self, general: Generalized, parameters: Parameters) -> Template | None:
+        """The template of a statement with stand-ins; None when it has none, or is rejected in this form."""
+        cached = self._cached(general.text)
+        if cached is not _MISSING:
+            return cached if isinstance(cached, Template) else None
+        try:
+            found = template(self._judge(general.text, parameters), len(general.numbers))
+        except StoreRefused:
+            # The statement itself is checked next: its error names its own numbers.
+            return None
+        self._keep(general.text, found)
+        return found
+
+    def _cached(self, key: str) -> object:
+        with self._lock:
+            if key not in self._cache:
+                return _MISSING
+            self._cache.move_to_end(key)
+            return self._cache[key]
+
+    def _keep(self, key: str, value: CanonicalText | Template | None) -> None:
+        if len(key) > _CACHED_TEXT_MAX:
+            return
+        with self._lock:
+            self._cache[key] = value
+            while len(self._cache) > _CACHE_MAX:
+                self._cache.popitem(last=False)
 
     def _judge(self, text: str, parameters: Parameters) -> CanonicalText:
         if len(text) > _TEXT_MAX:
-            raise StoreRefused(f"Code: 62. DB::Exception: the statement has {len(text)} characters, at most {_TEXT_MAX} are taken", 62)
+            raise StoreRefused(f"Code: 62. DB::Exception: the statement has {len(text)} characters, at most {_TEXT_MAX} are accepted", 62)
         if "\0" in text:
             raise Refused("the statement holds a zero byte")
         statement = sql_text.read(self._canonical(text))
-        # The format named here is ours; it stands in the tree as one more name and keeps the statement's end from reading as anything else.
+        # The store appends a FORMAT. It is one more name in the tree, and keeps the statement's end from being read as anything else.
         tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters))
         sql_tree.check(tree.decode("utf-8", "replace"), self._own)
         return statement
 
     def _canonical(self, text: str) -> str:
-        """The statement in one line. The parser refuses several statements, and what follows an unmatched parenthesis."""
+        """The statement in one line. The parser rejects several statements, and text after an unmatched parenthesis."""
         try:
             line = self._run("SELECT formatQuerySingleLine({statement:String})", {"statement": text})
         except StoreRefused as error:
-            raise StoreRefused(_OUR_OWN_SCOPE.sub(r" (\1)", str(error)), error.code) from None
+            raise StoreRefused(_WRAPPED_SCOPE.sub(r" (\1)", str(error)), error.code) from None
         return line.decode("utf-8", "replace").removesuffix("\n")
 
 
+_MISSING = object()
+
+
 def bound(statement: CanonicalText, parameters: Parameters) -> Parameters:
-    """Those of the parameters that the statement names."""
+    """Return the parameters that the statement names."""
     return {name: parameters[name] for name in statement.parameters if name in parameters}

@@ -1,8 +1,8 @@
-"""Reads ClickHouse's canonical text of a statement, token by token, and refuses what a reader has no use for.
+"""The guard's first check: every token of a statement's canonical text.
 
-One idea: the canonical text is small and regular (one line, no comments, no heredocs, one way to quote), so a lexer of a few token kinds
-reads it exactly, and what it cannot read is refused. It is the second opinion beside the syntax tree of `sql_tree`, which leaves out some
-expressions (``SHOW … WHERE``). It runs nothing.
+ClickHouse's canonical text is regular (one line, no comments, no heredocs, one way to quote), so a lexer with a few kinds of tokens reads
+it exactly; text that it cannot read is rejected. The check is independent of the syntax tree (``sql_tree``), which leaves out some
+expressions (``SHOW … WHERE``). This module runs no statement.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query.sql_functions import allows, allows_table
 
-__all__ = ["CanonicalText", "Refused", "read"]
+__all__ = ["CanonicalText", "Refused", "read", "tokens"]
 
 ACCESS_DENIED = 497
 
@@ -27,16 +27,16 @@ _TOKEN = re.compile(
     r"|(?P<sign>->|[-+*/%=<>!|:?.,()\[\]])",
     re.DOTALL,
 )
-# What a name in backticks must not hold: escapes and anything that could pass for a new line in the tree's text.
+# Escapes and line breaks in a quoted name could start a new line in the printed syntax tree.
 _STRANGE = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FORMAT = re.compile(r" FORMAT (\w+|`\w+`)$")
-# What canonical text puts right before a parenthesis and is no function. `view` takes a whole SELECT, which the tree shows.
+# Words that the canonical text puts before a parenthesis and that are no functions. The SELECT inside `view` is in the tree.
 _CALL_WORDS = frozenset(("columns", "view"))
 _PARAMETER_TYPE = re.compile(r"[\w ,()'=/+-]+")
 
 
 class Refused(StoreRefused):
-    """A statement that this endpoint does not run. The code is ClickHouse's ACCESS_DENIED."""
+    """The guard rejects the statement. The code is ClickHouse's ACCESS_DENIED."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}. This endpoint only reads: it runs one SELECT, SHOW, DESCRIBE, EXISTS or EXPLAIN", ACCESS_DENIED)
@@ -44,7 +44,7 @@ class Refused(StoreRefused):
 
 @dataclass(frozen=True, slots=True)
 class CanonicalText:
-    """A statement's canonical text without its FORMAT, the format that it asked for, and the parameters that it names."""
+    """A statement's canonical text without its FORMAT clause, the format that the clause names, and the names of its parameters."""
 
     sql: str
     format: str | None
@@ -52,55 +52,56 @@ class CanonicalText:
 
 
 def read(canonical: str) -> CanonicalText:
-    """Split off the FORMAT and check every token. Raises ``Refused``."""
+    """Split off the FORMAT clause and check every token. Raises ``Refused``."""
     found = _FORMAT.search(canonical)
     sql = canonical[: found.start()] if found else canonical
-    tokens = _tokens(sql)
-    _check_calls(tokens)
-    _check_words(tokens)
-    names = frozenset(text[1:].partition(":")[0] for kind, text in tokens if kind == "parameter")
+    found_tokens = tokens(sql)
+    _check_calls(found_tokens)
+    _check_words(found_tokens)
+    names = frozenset(text[1:].partition(":")[0] for kind, text in found_tokens if kind == "parameter")
     return CanonicalText(sql, found.group(1).strip("`") if found else None, names)
 
 
-def _tokens(sql: str) -> list[tuple[str, str]]:
-    tokens, at = [], 0
+def tokens(sql: str) -> list[tuple[str, str]]:
+    """Return the tokens of a canonical text as (kind, text); their texts joined are the text. Raises ``Refused``."""
+    found, at = [], 0
     while at < len(sql):
         match = _TOKEN.match(sql, at)
         if match is None:
-            raise Refused(f"the statement has {sql[at : at + 20]!r} where this endpoint cannot read it")
+            raise Refused(f"the statement has {sql[at : at + 20]!r} which this endpoint cannot read")
         kind = match.lastgroup or ""
         kind = "parameter" if match.group("parameter") else kind
         if kind == "quoted" and _STRANGE.search(match.group()):
             raise Refused("a name in quotes holds an escape or a control character")
         if kind == "parameter":
             _check_parameter(match)
-        tokens.append((kind, match.group()))
+        found.append((kind, match.group()))
         at = match.end()
-    return tokens
+    return found
 
 
 def _check_parameter(match: re.Match[str]) -> None:
-    """A parameter is a value. One of the type Identifier could name any table after the statement was judged."""
+    """Parameters are values only. One of the type Identifier could name any table after the statement was checked."""
     kind = match.group("type")
     if "identifier" in kind.lower() or not _PARAMETER_TYPE.fullmatch(kind):
-        raise Refused(f"parameters of the type {kind} are not taken; bind values alone")
+        raise Refused(f"parameters of the type {kind} are not accepted; bind values only")
 
 
-def _check_calls(tokens: list[tuple[str, str]]) -> None:
-    """Every name right before a parenthesis is a function that may be called, wherever it stands."""
-    for (kind, text), (_, after) in zip(tokens, tokens[1:], strict=False):
+def _check_calls(found: list[tuple[str, str]]) -> None:
+    """Every name before a parenthesis must be an allowed function, at any place in the statement."""
+    for (kind, text), (_, after) in zip(found, found[1:], strict=False):
         if kind in ("word", "quoted") and after == "(":
             name = text.strip("`")
             if not (allows(name) or allows_table(name) or name.lower() in _CALL_WORDS):
-                raise Refused(f"the function {name} is not open here")
+                raise Refused(f"the function {name} is not allowed")
 
 
-def _check_words(tokens: list[tuple[str, str]]) -> None:
-    if any((a, b) in (("-", "-"), ("/", "*")) for (_, a), (_, b) in zip(tokens, tokens[1:], strict=False)):
-        raise Refused("two signs together read as a comment")
-    words = [text.upper() for kind, text in tokens if kind != "space"]
+def _check_words(found: list[tuple[str, str]]) -> None:
+    if any((a, b) in (("-", "-"), ("/", "*")) for (_, a), (_, b) in zip(found, found[1:], strict=False)):
+        raise Refused("two signs together start a comment")
+    words = [text.upper() for kind, text in found if kind != "space"]
     if ("INTO", "OUTFILE") in zip(words, words[1:], strict=False):
         raise Refused("INTO OUTFILE writes a file")
-    # The tree does not show the expressions of a SHOW.
+    # The tree leaves out the expressions of a SHOW.
     if words and words[0] == "SHOW" and ("WHERE" in words or "(" in words):
-        raise Refused("SHOW is taken with LIKE, without expressions; SELECT from system.tables or system.columns instead")
+        raise Refused("SHOW is accepted with LIKE only, without expressions; SELECT from system.tables or system.columns instead")

@@ -1,7 +1,7 @@
-"""Reads the syntax tree that ClickHouse prints for a statement, and refuses what does not only read.
+"""The guard's second check: every node of the syntax tree that ClickHouse prints for a statement.
 
-One idea: only kinds of nodes, functions, table functions and tables that are named here may stand in the tree, so what a later
-ClickHouse adds is refused until somebody names it. The tree is the engine's own reading of the statement, not ours. It runs nothing.
+The tree is ClickHouse's own reading of the statement. Only the kinds of nodes, functions, table functions and tables that are listed here
+are accepted, so a feature of a later ClickHouse is rejected until it is added to a list. This module runs no statement.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NODES = _ROOTS | frozenset(
     "QualifiedColumnsListMatcher SampleRatio QueryParameter DataType TupleDataType NameTypePair".split()
 )
 _EXPLAINS = frozenset(("EXPLAIN", "EXPLAIN AST", "EXPLAIN SYNTAX", "EXPLAIN QUERY TREE", "EXPLAIN PIPELINE", "EXPLAIN ESTIMATE"))
-# What a client needs to find its way: names, types and sizes; nobody's queries, users, grants or processes. `tables` and `parts` do tell
-# where the store lies on this host's disk, which whoever reaches a loopback port can ask the process list too.
+# Names, types and sizes, which clients list; no queries, users, grants or processes. `tables` and `parts` show the store's path on this
+# host's disk; a client on the host can read the path from the process list as well.
 _SYSTEM_TABLES = frozenset(
     "one numbers numbers_mt zeros databases tables columns functions settings formats data_type_families time_zones parts parts_columns "
     "data_skipping_indices build_options contributors".split()
@@ -42,7 +42,7 @@ _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
 def check(tree: str, own: str = "default") -> None:
     """Raise ``Refused`` unless every node of the printed tree is one that only reads. ``own``: the database that holds Legato's tables."""
     path: list[str] = []
-    # How many nodes came at each depth under the same parent.
+    # How many nodes so far have the same parent, for each depth.
     seen: list[int] = []
     for depth, node, rest in _nodes(tree):
         if depth > len(path) or (depth == 0) != (not path):
@@ -55,7 +55,7 @@ def check(tree: str, own: str = "default") -> None:
 
 
 def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
-    """(depth, kind, rest) of each line. Only ``\\n`` ends a line: literals hold their other line breaks unescaped."""
+    """(depth, kind, rest) of each line. Only ``\\n`` ends a line: literals hold other line breaks unescaped."""
     for line in tree.split("\n"):
         if line:
             match = _LINE.fullmatch(line)
@@ -67,15 +67,15 @@ def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
 def _check_node(path: list[str], node: str, rest: str, own: str, place: int) -> None:
     parent = path[-2] if len(path) > 1 else ""
     if not parent and node not in _ROOTS:
-        raise Refused(f"{node} is none of these")
+        raise Refused(f"{node} is not one of these statements")
     if node == "Set":
-        raise Refused("SETTINGS are not taken")
+        raise Refused("SETTINGS are not accepted")
     if node not in _NODES:
-        raise Refused(f"{node} is not taken")
+        raise Refused(f"{node} is not accepted")
     if node == "Literal" and parent in _ROOTS:
         raise Refused("INTO OUTFILE writes a file")
     if node == "Explain" and _COUNT.sub("", rest) not in _EXPLAINS:
-        raise Refused(f"{rest.partition(' (')[0]} is not taken")
+        raise Refused(f"{rest.partition(' (')[0]} is not accepted")
     if node in _NAMING:
         database, _, table = _COUNT.sub("", rest).partition(" ")
         _check_table(database, table, own)
@@ -87,13 +87,13 @@ def _check_names(path: list[str], node: str, rest: str, parent: str, own: str, p
         name = rest.partition(" ")[0]
         path[-1] = f"Function {name}"
         if parent == "TableExpression" and not (allows_table(name) or name.lower() == "view"):
-            raise Refused(f"the table function {name} is not open here")
+            raise Refused(f"the table function {name} is not allowed")
         if parent != "TableExpression" and not allows(name):
-            raise Refused(f"the function {name} is not open here")
+            raise Refused(f"the function {name} is not allowed")
     elif node == "TableIdentifier":
         match = _TABLE.fullmatch(rest)
         if match is None:
-            raise Refused(f"the table {rest.partition(' (')[0]} is not open here")
+            raise Refused(f"the table {rest.partition(' (')[0]} is not allowed")
         database, _, table = match.group(1).rpartition(".")
         _check_table(database, table, own)
     elif node == "Identifier":
@@ -101,18 +101,18 @@ def _check_names(path: list[str], node: str, rest: str, parent: str, own: str, p
 
 
 def _check_identifier(path: list[str], rest: str, own: str, place: int) -> None:
-    """A name in an expression is a column, but for ``x IN name``, which reads a table."""
+    """A name in an expression is a column, except in ``x IN name``, which reads a table."""
     is_set = len(path) > 2 and path[-2] == "ExpressionList" and _IN.fullmatch(path[-3].removeprefix("Function "))
     if is_set and not _SET.fullmatch(rest):
-        raise Refused(f"IN {rest} is not taken")
+        raise Refused(f"IN {rest} is not accepted")
     database, _, table = rest.partition(" ")[0].partition(".")
-    # On the left side of IN a column of a table has the same form; what stands on the right is a table.
+    # On the left side of IN a qualified column has the same form; on the right side the name is a table.
     if table and (database.lower() in ("system", "information_schema") or (is_set and place == 2)):
         _check_table(database, table.partition(".")[0], own)
 
 
 def _check_table(database: str, table: str, own: str) -> None:
-    """A table of Legato's own (no database, or its own), or one of the system's that tell names and sizes."""
+    """Accept Legato's tables (no database, or its own) and the listed system tables."""
     if database in ("", own) or (database == "system" and table in _SYSTEM_TABLES):
         return
-    raise Refused(f"the table {database}.{table} is not open here")
+    raise Refused(f"the table {database}.{table} is not allowed")

@@ -285,6 +285,15 @@ def test_many_at_once(url: str, client: Client) -> None:
     assert answers == {number: f"{number}\t{number * (number - 1) // 2}\n" for number in range(12)}
 
 
+def test_the_slo_of_the_server_is_returned(store: Store) -> None:
+    """The limits that this server rolls up by, in ms, behind the same checks as queries."""
+    with reading(store, slo_gap_ms=300, slo_first_output_ms=1500.5, stall_ms=200, read_password="a password of the readers") as url:
+        reply = httpx.get(f"{url}/slo", auth=("legato", "a password of the readers"))
+        denied, foreign = httpx.get(f"{url}/slo"), httpx.get(f"{url}/slo", headers={"Origin": "https://evil.example"})
+    assert reply.json() == {"gap_ms": 300, "first_output_ms": 1500.5, "stall_ms": 200} and reply.headers["cache-control"] == "no-store"
+    assert denied.status_code == foreign.status_code == 403 and "gap_ms" not in denied.text + foreign.text
+
+
 def test_json_is_json(url: str) -> None:
     """The type of a reply is its format's."""
     reply = get(url, "SELECT 1 AS a", params={"default_format": "JSONCompact"})

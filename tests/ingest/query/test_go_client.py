@@ -236,5 +236,5 @@ def test_clickhouses_own_compression_is_refused(program: pathlib.Path, url: str)
     for method in ("lz4", "zstd"):
         assert ask(program, url, "-compression", method, "-only", "server")["server"]["status"] == 400
     reply = httpx.post(url, params={"compress": "1"}, content="SELECT 1")
-    assert reply.status_code == 400 and "ask for gzip or for none" in reply.text
+    assert reply.status_code == 400 and "use gzip or no compression" in reply.text
     assert httpx.post(url, params={"compress": "0"}, content="SELECT 1").text == "1\n"

@@ -1,4 +1,4 @@
-"""The guard lets readers read, and nothing else: every escape that was found or thought of is held here against the real engine."""
+"""Tests of the SQL guard on the real engine: every known escape is rejected, and every kind of read runs."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture
 def guard(store: Store) -> Guard:
-    """A guard with an empty memory."""
+    """A guard with an empty cache."""
     return guard_of(store)
 
 
 def guard_of(store: Store) -> Guard:
-    """A guard that parses by this store's engine."""
+    """A guard that parses in this store's engine."""
     return Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"))
 
 
 def answer(store: Store, guard: Guard, text: str, parameters: Mapping[str, Any] | None = None) -> bytes:
-    """What the endpoint would answer."""
+    """The reply of the endpoint."""
     statement = guard.check(text, parameters or {})
     return store.query_bytes(statement.sql, bound(statement, parameters or {}), statement.format or "TabSeparated")
 
 
 class Wire:
-    """A parameter as it comes over the wire."""
+    """A parameter as the HTTP interface passes it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -57,14 +57,14 @@ class Wire:
 
 
 @pytest.mark.parametrize("text", READS)
-def test_what_only_reads_is_run(store: Store, guard: Guard, text: str) -> None:
+def test_statements_that_only_read_run(store: Store, guard: Guard, text: str) -> None:
     """The SQL of dashboards, reports and drivers passes, and runs."""
     answer(store, guard, text)
 
 
 @pytest.mark.parametrize("text", ESCAPES)
 def test_no_escape_gets_out(store: Store, guard: Guard, text: str, tmp_path: pathlib.Path) -> None:
-    """Each is refused by the guard itself, before anything runs; no file appears, no secret is read, no table changes."""
+    """The guard rejects each one before anything runs; no file is created, no secret is read, no table changes."""
     (tmp_path / "secret").write_text(SECRET)
     before = state(store)
     with pytest.raises(StoreRefused):
@@ -74,13 +74,13 @@ def test_no_escape_gets_out(store: Store, guard: Guard, text: str, tmp_path: pat
 
 
 def state(store: Store) -> Any:
-    """All that a statement could change in the store."""
+    """Everything in the store that a statement could change."""
     tables = store.select("SELECT name, engine, create_table_query FROM system.tables WHERE database = 'default' ORDER BY name")
     return tables, store.select("SELECT count(), sum(cityHash64(*)) FROM stream_revs")
 
 
 def test_a_parameter_is_never_formatted_into_the_text(store: Store, guard: Guard, tmp_path: pathlib.Path) -> None:
-    """The driver's own %(name)s substitution would let a value end the statement after it was judged."""
+    """The driver's %(name)s substitution would let a value end the statement after it was checked."""
     assert answer(store, guard, "SELECT '%(x)s'", {"x": Wire("")}) == b"%(x)s\n"
     evil = Wire(f" INTO OUTFILE $${tmp_path / 'out'}$$ -- ")
     assert answer(store, guard, "SELECT '%(x)s'", {"x": evil}) == b"%(x)s\n"
@@ -89,15 +89,15 @@ def test_a_parameter_is_never_formatted_into_the_text(store: Store, guard: Guard
     assert os.listdir(tmp_path) == []
 
 
-def test_a_remembered_answer_holds_for_other_values(store: Store, guard: Guard, tmp_path: pathlib.Path) -> None:
-    """Values are bound by the engine as values, whatever they hold."""
+def test_a_cached_verdict_holds_for_other_values(store: Store, guard: Guard, tmp_path: pathlib.Path) -> None:
+    """The engine binds values as values, for any content."""
     for value in ("a", "' INTO OUTFILE 'x", "x') UNION ALL SELECT file('/etc/hostname') --", "{y:Identifier}"):
         assert answer(store, guard, "SELECT {x:String} = 'a' OR 1", {"x": Wire(value)}) == b"1\n"
     assert answer(store, guard, "SELECT {xs:Array(String)}", {"xs": Wire("['a','b']")}) == b"['a','b']\n"
 
 
-def test_the_format_is_taken_off(guard: Guard) -> None:
-    """The asked-for format stands apart, also one whose name is a keyword; text that merely reads like one stays."""
+def test_the_format_is_split_off(guard: Guard) -> None:
+    """The FORMAT clause is returned separately, also with a keyword as its name; text that only looks like one stays."""
     cases = {
         "SELECT 1 FORMAT JSON": ("SELECT 1", "JSON"),
         "SELECT 1 format Null": ("SELECT 1", "Null"),
@@ -112,34 +112,34 @@ def test_the_format_is_taken_off(guard: Guard) -> None:
         assert (statement.sql, statement.format) == expected
 
 
-def test_syntax_errors_are_the_askers_own(guard: Guard) -> None:
+def test_syntax_errors_name_the_readers_statement(guard: Guard) -> None:
     """The engine's message, without the statement that the guard wrapped around it."""
     with pytest.raises(StoreRefused, match="failed at position 18 .*SYNTAX_ERROR") as raised:
         guard.check("SELECT FROM WHERE", {})
     assert raised.value.code == 62 and "formatQuery" not in str(raised.value)
 
 
-def test_refusals_say_what_and_what_is_taken(guard: Guard) -> None:
-    """Code and text of a refusal."""
-    with pytest.raises(Refused, match=r"the function file is not open here\. This endpoint only reads: it runs one SELECT, ") as raised:
+def test_refusals_name_the_function_and_what_is_accepted(guard: Guard) -> None:
+    """Code and text of a rejection."""
+    with pytest.raises(Refused, match=r"the function file is not allowed\. This endpoint only reads: it runs one SELECT, ") as raised:
         guard.check("SELECT file('x')", {})
     assert raised.value.code == 497
 
 
 def test_names_of_stacked_combinators_are_refused_at_once(guard: Guard) -> None:
-    """Each suffix can be read in several ways: without a limit this would take 2^40 steps."""
+    """Each suffix can be split in several ways: without a limit this takes 2^40 steps."""
     started = time.perf_counter()
     with pytest.raises(Refused):
         guard.check("SELECT nope" + "OrNull" * 40 + "(1)", {})
     assert time.perf_counter() - started < 1
 
 
-def test_the_memory_is_bounded(guard: Guard) -> None:
-    """Statements that never come back do not pile up, and huge ones are not kept at all."""
+def test_the_cache_is_bounded(guard: Guard) -> None:
+    """The cache keeps 1,024 statements, and none above 16 KiB."""
     for number in range(1_100):
         guard.check(f"SELECT {number}", {})
     guard.check(f"SELECT '{'x' * 20_000}'", {})
-    assert len(guard._seen) == 1_024
+    assert len(guard._cache) == 1_024
     with pytest.raises(StoreRefused, match="at most 262144"):
         guard.check("SELECT 1" + " " * 300_000, {})
 
@@ -155,7 +155,7 @@ WORDS = (
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(WORDS), max_size=14), st.sampled_from(["", "SELECT 1 ", "SELECT * FROM streams ", "EXPLAIN SELECT 1 "]))
 def test_no_statement_writes(store: Store, guard: Guard, tmp_path: pathlib.Path, words: list[str], start: str) -> None:
-    """Whatever is asked, with whatever value: nothing appears on disk and nothing changes in the store."""
+    """For any statement and any value: no file is created and nothing changes in the store."""
     text = start + " ".join(words).replace("{out}", str(tmp_path / "out")).replace("{{", "{").replace("}}", "}")
     try:
         answer(store, guard, text, {"p": Wire(f" INTO OUTFILE $${tmp_path / 'out'}$$ --")})
@@ -166,7 +166,7 @@ def test_no_statement_writes(store: Store, guard: Guard, tmp_path: pathlib.Path,
 
 
 def test_an_allowed_statement_costs_little(store: Store, guard: Guard) -> None:
-    """A new statement is judged in milliseconds, a known one in microseconds (the bounds are those of a loaded machine)."""
+    """A new statement is checked in milliseconds, a cached one in microseconds (the bounds are those of a loaded machine)."""
     texts = [
         f"SELECT model, count() AS n{i}, quantile(0.99)(gap_max_us) FROM streams WHERE vantage = 'client' GROUP BY 1" for i in range(50)
     ]
@@ -183,7 +183,7 @@ def test_an_allowed_statement_costs_little(store: Store, guard: Guard) -> None:
 
 
 def test_only_legatos_own_database_is_open(store: Store) -> None:
-    """On a server that holds others' databases none of them is open, `default` neither, also not as the right side of IN."""
+    """On a shared server no other database is allowed, not even `default`, also not on the right side of IN."""
     own = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), "legato")
     for sql in (
         "SELECT count() FROM legato.streams",

@@ -1,0 +1,48 @@
+"""Tests of the check of a statement's canonical text, without an engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from legato_ingest.query.sql_text import ACCESS_DENIED, Refused, read, tokens
+
+
+def test_the_format_and_the_parameters_are_returned() -> None:
+    """The canonical text without its FORMAT clause, the format, and the names of the parameters."""
+    found = read("SELECT {x:UInt8}, {xs:Array(String)} FORMAT `Null`")
+    assert (found.sql, found.format, found.parameters) == ("SELECT {x:UInt8}, {xs:Array(String)}", "Null", frozenset(("x", "xs")))
+
+
+@pytest.mark.parametrize(
+    "text", ["SELECT 'it''s', 'a\\'b'", "SELECT `größe` -> 1", "SELECT {x:FixedString(16)}, 1.5e3, (1, 2).1", "SELECT '\u2028\n'"]
+)
+def test_tokens_joined_are_the_text(text: str) -> None:
+    """The lexer drops nothing and adds nothing."""
+    assert "".join(part for _, part in tokens(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SELECT 1 -- x", "start a comment"),
+        ("SELECT 1 /* x", "start a comment"),
+        ("SELECT $$x$$", "cannot read"),
+        ("SELECT 'x", "cannot read"),
+        ("SELECT 1 INTO OUTFILE 'x'", "writes a file"),
+        ("SELECT 1 into outfile 'x'", "writes a file"),
+        ("SELECT file('x')", "function file"),
+        ("SELECT `file`('x')", "function file"),
+        ("SHOW TABLES WHERE x", "without expressions"),
+        ("SHOW TABLES LIMIT (1)", "without expressions"),
+        ("SELECT {x:Identifier}", "type Identifier"),
+        ("SELECT {x:Array(Identifier)}", "bind values only"),
+        ("SELECT `a\\b`", "escape"),
+        ("SELECT `a\nb`", "control character"),
+        ("SELECT 1;", "cannot read"),
+    ],
+)
+def test_other_texts_are_rejected(text: str, message: str) -> None:
+    """Comments, files, expressions of SHOW, parameters that could be names, and characters that the lexer has no token for."""
+    with pytest.raises(Refused, match=message) as raised:
+        read(text)
+    assert raised.value.code == ACCESS_DENIED
