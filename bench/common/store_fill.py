@@ -12,7 +12,7 @@ from helpers.builders.spans import native_span, request
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load as settings
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
@@ -113,7 +113,7 @@ def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Rand
     store.command(PEER.format(table="otel_traces"))
     hour = "FROM stream_revs WHERE start_time > now() - INTERVAL 1 HOUR"
     store.command(SPAN_EVENTS.replace("peer_events", "otel_traces").replace("FROM stream_revs", hour))
-    Roller(store, settings(), Metrics()).again(0)
+    RollupWorker(store, settings(), Metrics()).again(0)
     store.command("INSERT INTO rollup_runs SELECT '', now64(3) + INTERVAL 1 DAY, now64(3) + INTERVAL 1 DAY, now64(3), 0, 0, 0")
     store.close()
 

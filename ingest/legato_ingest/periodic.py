@@ -1,26 +1,54 @@
-"""A piece of work that is done again and again on a thread of its own.
+"""Work that one background thread repeats at a fixed interval.
 
-One idea: what fails is counted, logged and tried again; nothing that runs in the background ends because it failed once. It knows no store.
+``PeriodicTask`` is the thread and its error handling: an error is counted and logged, the step is retried at the next interval, and the
+thread never ends because of it. ``PeriodicWorker`` is the base class of workers with their own store handle: runs never overlap, and a
+gauge shows how far the worker is behind. ``record_run`` writes the row of a finished run. The module imports no storage; stores are
+protocols.
 """
 
 from __future__ import annotations
 
+import abc
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Generic, Protocol, TypeVar
+
+import pyarrow as pa
+from prometheus_client import Gauge
 
 from legato_ingest.errors import StoreError
 from legato_ingest.metrics import Metrics
 
-__all__ = ["Background"]
+__all__ = ["PeriodicTask", "PeriodicWorker", "always", "record_run"]
 
 _log = logging.getLogger("legato")
 
+Result = TypeVar("Result")
 
-class Background:
-    """Calls ``step`` every ``every_s`` seconds from ``start()`` until ``close()``, the first time after ``first_s`` (default: likewise).
 
-    ``stage`` is its name in logs and counters. Only while it is ``my_turn``: of several instances on one store one works.
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class _RunLog(Protocol):
+    def verify(self) -> None: ...
+
+    def insert(self, table: str, rows: pa.Table) -> None: ...
+
+
+def always() -> bool:
+    """Return True: the ``my_turn`` of an instance that shares its store with no other instance."""
+    return True
+
+
+class PeriodicTask:
+    """Calls ``step`` every ``every_s`` seconds from ``start()`` until ``close()``, the first time after ``first_s`` (default: ``every_s``).
+
+    ``stage`` names the task in logs and in the error counter. A step is skipped while ``my_turn()`` is false, so that only one of several
+    instances on the same store does the work.
     """
 
     def __init__(
@@ -30,20 +58,20 @@ class Background:
         every_s: float,
         metrics: Metrics,
         first_s: float | None = None,
-        my_turn: Callable[[], bool] = lambda: True,
+        my_turn: Callable[[], bool] = always,
     ) -> None:
-        self.my_turn = my_turn
+        self.closing = threading.Event()
         self._stage, self._step, self._every_s, self._metrics = stage, step, every_s, metrics
         self._first_s = every_s if first_s is None else first_s
-        self.closing = threading.Event()
+        self._my_turn = my_turn
         self._thread = threading.Thread(target=self._run, name=f"legato-{stage}", daemon=True)
 
     def start(self) -> None:
-        """Work in the background from now on."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Let the step that runs come to its end (it may ask ``closing``), and begin no other."""
+        """Wait until the running step returns and start no other. A long step should check ``closing`` and return early."""
         self.closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -52,13 +80,84 @@ class Background:
         pause_s = self._first_s
         while not self.closing.wait(pause_s):
             pause_s = self._every_s
-            if not self.my_turn():
+            if not self._my_turn():
                 continue
             try:
                 self._step()
             except StoreError as error:
                 self._metrics.errors.labels(self._stage, type(error).__name__).inc()
-                _log.warning("%s: the store could not answer, it tries again: %s", self._stage, error)
+                _log.warning("%s: the store did not respond, retrying in %g s: %s", self._stage, self._every_s, error)
             except Exception as error:
                 self._metrics.errors.labels(self._stage, type(error).__name__).inc()
-                _log.exception("%s failed, and tries again", self._stage)
+                _log.exception("%s failed, retrying in %g s", self._stage, self._every_s)
+
+
+class PeriodicWorker(abc.ABC, Generic[Result]):
+    """A periodic task that owns a store handle. Subclasses implement ``_run``, which ``step()`` calls, and after ``start()`` the thread.
+
+    ``exclusive`` is the lock that every run holds; other methods that use the handle must hold it too. ``lag`` reports the seconds since
+    ``until_ms``, which ``_run`` sets to the time (Unix ms) up to which it has processed all data; it is 0 on an instance that has no turn.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        handle: _Closable,
+        every_s: float,
+        metrics: Metrics,
+        *,
+        first_s: float | None = None,
+        my_turn: Callable[[], bool] = always,
+        lag: Gauge | None = None,
+    ) -> None:
+        self.exclusive = threading.Lock()
+        self.until_ms = _now_ms()
+        self._handle = handle
+        self._task = PeriodicTask(stage, self.step, every_s, metrics, first_s, my_turn)
+        if lag is not None:
+            lag.set_function(lambda: max(0.0, (_now_ms() - self.until_ms) / 1000) if my_turn() else 0.0)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether ``close()`` was called: a run should return at the next point where its result is consistent."""
+        return self._task.closing.is_set()
+
+    def start(self) -> None:
+        """Run periodically in the background from now on."""
+        self._task.start()
+
+    def close(self) -> None:
+        """Wait for the current run, then stop and close the store handle. Unfinished work is done after the next start."""
+        self._task.close()
+        with self.exclusive:
+            self._handle.close()
+
+    def step(self) -> Result:
+        """Run once."""
+        with self.exclusive:
+            return self._run()
+
+    @abc.abstractmethod
+    def _run(self) -> Result: ...
+
+
+def record_run(store: _RunLog, table: str, times_ms: Mapping[str, int], counts: Mapping[str, int], started: float) -> None:
+    """Write the row of a finished run: columns with times (Unix ms), columns with counts (UInt32), and since ``started`` (monotonic, s).
+
+    Verifies the store first: what the run read may have come from a part that a full disk truncated. Then ``verify`` raises ``StoreError``,
+    the run is not recorded, and the next one repeats it.
+    """
+    moment = pa.timestamp("ms", "UTC")
+    row = {
+        "tenant": pa.array([""]),
+        **{name: pa.array([value], moment) for name, value in times_ms.items()},
+        "ran_at": pa.array([datetime.now(UTC)], moment),
+        **{name: pa.array([value], pa.uint32()) for name, value in counts.items()},
+        "seconds": pa.array([time.monotonic() - started], pa.float32()),
+    }
+    store.verify()
+    store.insert(table, pa.table(row))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

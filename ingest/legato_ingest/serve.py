@@ -109,7 +109,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         (read_endpoint.create_app(settings, store, metrics), read_door),
     ]
     if admin_door is not None:
-        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.roller), admin_door))
+        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups), admin_door))
     # What stands now stays, and a request makes tens of thousands of objects that die together: let the collector look less often.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -25,7 +25,7 @@ from legato._timeline import pack
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write import app
@@ -127,7 +127,7 @@ def counted(metrics: Metrics) -> Counter[tuple[str, str, str]]:
 
 def rolled(store: Store, **settings: Any) -> Counter[tuple[str, str, str]]:
     """What the minutes say, likewise."""
-    Roller(store, load(**settings), Metrics()).again(0)
+    RollupWorker(store, load(**settings), Metrics()).again(0)
     columns = "sum(good), sum(bad_gap), sum(bad_error), sum(bad_late)"
     rows = store.select(f"SELECT service_name, vantage, {columns} FROM stream_minutes FINAL GROUP BY service_name, vantage")
     return +Counter(

@@ -20,7 +20,7 @@ from legato_ingest.cli.client import Reader
 from legato_ingest.cli.grafana import dashboard_files
 from legato_ingest.cli.grafana.client import PLUGIN, UID, Source
 from legato_ingest.metrics import Metrics
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "dashboards"
@@ -208,7 +208,7 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             frozen = [stream((20,) * 30 + (900,) + (20,) * 30, age_s=120 + 30 * n) for n in range(60)]
             streams_in(store, frozen, "shop")
             streams_in(store, [stream(age_s=300)], "chat", seed=8)
-            Roller(store, load(), Metrics()).step()
+            RollupWorker(store, load(), Metrics()).step()
         yield Reader(url)
 
 

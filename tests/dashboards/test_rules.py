@@ -22,10 +22,10 @@ from helpers.dashboards.minutes import rows_in
 from helpers.servers.reading import open_store
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
-from legato_ingest.jobs.self_monitoring import SelfSampler
+from legato_ingest.jobs.self_monitoring import SelfMonitor
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write.committer import Committer
@@ -81,7 +81,7 @@ def incident(shared: Store) -> Incident:
     made = placements(NOW_NS, "kv")
     send(shared, made)
     Worker(shared, load(attribute_settle_s=0), Metrics()).again(0)
-    Roller(shared, load(), Metrics()).step()
+    RollupWorker(shared, load(), Metrics()).step()
     begin_s = min(each.begin_ns for each in made if each.name == "kv") // SECOND_NS
     (freezing,) = (rule.sql for rule in RULES if rule.name == "itl_burn")
     looks = {minute: ask(shared, freezing, begin_s + 60 * minute) for minute in (-1, 2, 4, 6, 8)}
@@ -119,7 +119,7 @@ def test_the_incident_pages_within_minutes(incident: Incident) -> None:
 def test_without_the_incident_nobody_is_paged(store: Store) -> None:
     """The shop's last six hours as they are in the demo otherwise, with an incident two hours ago: no page, whoever is charged."""
     send(store, [each for each in placements(NOW_NS, "") if each.service == "shop"])
-    Roller(store, load(), Metrics()).step()
+    RollupWorker(store, load(), Metrics()).step()
     for rule in RULES:
         assert {row.get("severity", "ticket") for row in ask(store, rule.sql) if row["firing"]} <= {"ticket"}
     assert len(ask(store, RULES[0].sql)) == 4
@@ -137,7 +137,7 @@ def preempt(store: Store, engine: str, minutes: Sequence[int], preempted: int = 
         steps.append(Step(len(steps), at_ns, preempted=0, kv_used_ppm=500_000))
         steps.append(Step(len(steps), at_ns + 1_000, preempted=preempted * (ago in minutes), kv_used_ppm=970_000))
     store.insert("engine_steps", rows_of(request_of(Engine(engine, 5), steps, []), tenant="", received_at_ns=NOW_NS, limits=Limits()).steps)
-    Roller(store, load(), Metrics()).again(0)
+    RollupWorker(store, load(), Metrics()).again(0)
 
 
 def test_an_engine_that_preempts_half_of_the_hour_fires(store: Store) -> None:
@@ -267,7 +267,7 @@ def test_what_legato_samples_of_itself_is_what_the_rule_reads(store: Store) -> N
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**28, chunks_max=10**6)
     try:
-        sampler = SelfSampler(store, committer, metrics)
+        sampler = SelfMonitor(store, committer, metrics)
         metrics.errors.labels("commit", "OSError").inc()
         sampler.step()
     finally:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from legato_ingest.attribution.run import Swept, Thresholds, sweep
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import Background
+from legato_ingest.periodic import PeriodicTask
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import after_until_ms
@@ -67,7 +67,7 @@ class Worker:
         self._stamps = Stamps(after_ms, store.clock_ms)
         self._until_ms = now_ms()
         metrics.attribution_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000) if my_turn() else 0.0)
-        self._background = Background("attribute", self.step, settings.attribute_every_s, metrics, my_turn=my_turn)
+        self._background = PeriodicTask("attribute", self.step, settings.attribute_every_s, metrics, my_turn=my_turn)
 
     def start(self) -> None:
         """Sweep in the background from now on."""

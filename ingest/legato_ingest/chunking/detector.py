@@ -1,14 +1,14 @@
-"""Finds when a provider, a proxy or an engine began to cut its streams into other chunks than before.
+"""Detects when a provider, a proxy or an engine began to cut its streams into chunks of another size.
 
-One idea: once the share of multi-token chunks has been seen for a day, each minute's mean is bet on staying within 0.02 of what that
-hour had; whoever wins ten thousandfold has shown a change (``chunking_bets.py``). The change is dated by the cut that best parts two
-levels near where the winning began, compared with the week before (``chunking_effect.py``), and the search begins anew behind it. It is
-called a chunking change only where the rate of tokens was shown to be flat. It reads no store and knows one stratum at a time.
+The first day of a stratum is its reference. From then on each minute's mean share of multi-token chunks is tested against the expectation
+for its hour, ± 0.02. When the e-process reaches 10,000, the change is detected (``e_process``). Its date is the minute that best separates
+two levels near the start of the growth; its size is the comparison with the week before (``effect``). The search then continues with a new
+reference. The kind is "chunking change" only if the token rate was shown to be flat. The module reads no store and handles one stratum.
 
-Valid: while each minute's mean, given the past, stays within its hour's expectation ± (tolerance + that expectation's error), 10,000
-minutes or more pass on average before a side alarms, whatever the distribution and the dependence. Heuristic: that the expectation is
-right. A stratum whose weekend differs by more than the tolerance may alarm in its first week, one that drifts by less in a week never
-does, and a change within the reference day is seen late. When a change was, and that it was, rests on nothing later than its alarm.
+What is guaranteed: while each minute's mean, given the past, stays within its hour's expectation ± (tolerance + the expectation's error),
+10,000 minutes or more pass on average before one side raises an alarm, for any distribution and any dependence. What is heuristic: the
+expectation. A stratum with a weekend that differs by more than the tolerance may raise an alarm in its first week; one that drifts by less
+per week never does; a change within the reference day is detected late. The existence and date of a change use no data after its alarm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from legato_ingest.chunking.series import DAY_S, REFERENCE_STREAMS, WEEK_S, Minu
 
 __all__ = ["Change", "Rules", "find_changes"]
 
-# A share of 0 or 1 is expected as if it were this far inside: no bet may be staked on the impossible.
+# Expected shares of 0 or 1 are moved inside by this much: the e-process needs limits in (0, 1).
 _EDGE = 0.02
 
 Ints = NDArray[np.int64]
@@ -34,8 +34,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``tolerance``: how far the mean share may drift unseen. ``reference_s``: how long a reference is at least; less than a day makes
-    every daily cycle a change. ``threshold``: minutes between false alarms, on average, at least, per side.
+    """The detector's parameters. ``tolerance``: how far the mean share may drift without an alarm. ``reference_s``: minimum length of a
+    reference in seconds; with less than a day every daily cycle is a change. ``threshold``: the least mean number of minutes between false
+    alarms, per side. Raises ``ValueError`` for values out of range.
     """
 
     tolerance: float = 0.02
@@ -49,13 +50,13 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of a stratum's chunking. Times are the starts of minutes, Unix seconds.
+    """One change of a stratum's chunking. Times are the starts of minutes, in Unix seconds.
 
-    ``direction``: "coarser" if more chunks hold several tokens than before. ``before``, ``after``: mean share of multi-token chunks over
-    ``streams_before`` and ``streams_after`` streams, the week before against the time since (a day, or to the alarm if that is later),
-    hours of the day matched. ``rate_ratio``: tokens per second, after over before. NaN is "not known". ``kind`` is "chunking change"
-    where ``rate_flat``: the rate was shown to be within 5 %; else "rate change", also where too few rates are known to show it.
-    ``log_e``: ln of the evidence at the alarm. ``settled``: the time since is complete, so nothing here will change any more.
+    ``direction``: "coarser" if more chunks than before hold several tokens. ``before``, ``after``: mean share of multi-token chunks over
+    ``streams_before`` and ``streams_after`` streams, in the week before the change and after it (one day, or until the alarm if that is
+    later), by hour of the day. ``rate_ratio``: tokens per second, after divided by before; NaN if unknown. ``kind`` is "chunking change" if
+    ``rate_flat`` (the rate was shown to differ by less than 5 %), otherwise "rate change", also if too few rates are known. ``log_e``: ln
+    of the e-process at the alarm. ``settled``: the time after the change is complete, so these numbers are final.
     """
 
     kind: Literal["chunking change", "rate change"]
@@ -77,10 +78,10 @@ class Change:
 
 
 def find_changes(minutes: Minutes, rules: Rules | None = None) -> list[Change]:
-    """All changes of one stratum, in order of time; none before a reference (200 streams, a day) is complete.
+    """Return all changes of one stratum, in time order; none before a reference (200 streams and a day) is complete.
 
-    Linear time in the minutes. Minutes in which no share is known count for the rate of tokens alone. Method: mixture e-SR detector
-    (Shin, Ramdas & Rinaldo 2022) on minute means.
+    Runs in linear time. Minutes without a known share count only for the token rate. Method: mixture e-SR detector (Shin, Ramdas &
+    Rinaldo 2022) on the minutes' means.
     """
     rules = rules or Rules()
     shares = minutes.pick(minutes.streams > 0)
@@ -96,7 +97,7 @@ def find_changes(minutes: Minutes, rules: Rules | None = None) -> list[Change]:
 
 
 def _reference_end(minutes: Minutes, start: int, least: int, reference_s: int) -> int | None:
-    """The place after the reference that begins at ``start``: it has enough streams and time, and reaches ``least``."""
+    """Return the index after the reference that begins at ``start``: it has enough streams and time, and ends at ``least`` or later."""
     if start >= len(minutes.minute_s):
         return None
     filled = int(np.searchsorted(minutes.running_streams, minutes.running_streams[start] + REFERENCE_STREAMS))
@@ -106,7 +107,7 @@ def _reference_end(minutes: Minutes, start: int, least: int, reference_s: int) -
 
 
 def _alarm(minutes: Minutes, start: int, end: int, rules: Rules) -> Alarm | None:
-    """The first alarm behind the reference ``[start, end)``, with places in ``minutes``."""
+    """Return the first alarm after the reference ``[start, end)``, with indices into ``minutes``."""
     expected = expect(minutes, start, end)
     room = rules.tolerance + expected.error
     hour = minutes.hours.of_minute
@@ -124,9 +125,10 @@ def _alarm(minutes: Minutes, start: int, end: int, rules: Rules) -> Alarm | None
 
 
 def _split(n: Ints, sums: Floats) -> int:
-    """Where a series of at least two sums over ``n`` streams each is best cut in a lower and a higher mean: the place after the cut.
+    """Return the index after the best cut of a series of two or more sums, over ``n`` streams each, into a lower and a higher mean.
 
-    Least squares for one step up, which for a small step dates better than the bets: their limit lies above the middle of the step.
+    Least squares for one step up. For a small step this is more exact than the start of the e-process's growth, because the limit of the
+    e-process lies above the middle of the step.
     """
     streams, total = np.cumsum(n), np.cumsum(sums)
     head, tail = streams[:-1], streams[-1] - streams[:-1]
@@ -135,7 +137,7 @@ def _split(n: Ints, sums: Floats) -> int:
 
 
 def _describe(minutes: Minutes, shares: Minutes, start: int, alarm: Alarm, rules: Rules) -> Change:
-    """The change that an alarm has shown: ``start`` and the alarm are places in ``shares``, the comparison uses all ``minutes``."""
+    """Return the change behind an alarm. ``start`` and the alarm are indices into ``shares``; the comparison uses all ``minutes``."""
     changed_at_s, alarmed_at_s = int(shares.minute_s[alarm.began]), int(shares.minute_s[alarm.at])
     first_s = max(int(shares.minute_s[start]), int(shares.minute_s[alarm.began - 1]) - WEEK_S)
     until_s = max(changed_at_s + rules.reference_s, alarmed_at_s + 60)

@@ -1,8 +1,8 @@
-"""What is different between two parts of a stratum's minutes: in chunking, and in the rate of tokens.
+"""The size of a change: the difference in chunking and in token rate between two parts of a stratum's minutes.
 
-One idea: both parts are compared hour of the day by hour of the day, weighted by the streams of the later one, so that a change found at
-noon is not measured against the night. Whether the rate is flat is a test that has to *show* it (two one-sided tests), never the lack of
-a difference. It does not look for changes.
+The parts are compared by hour of the day, weighted by the streams of the later part, so a change found at noon is not compared with the
+night. The rate counts as flat only if two one-sided tests show that it is; a difference that was not detected does not suffice. The module
+does not search for changes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from legato_ingest.chunking.series import HOUR_S, Minutes
 
 __all__ = ["RATE_MARGIN", "Means", "Rate", "means", "rate"]
 
-# Rates that differ by less are the same to a reader.
+# Relative difference below which an end user does not notice another token rate.
 RATE_MARGIN = 0.05
-# Student's t at 95 % with the fewest streams that a side may have: with more it is smaller, so the test errs to "not flat".
+# Student's t at 95 % for the least number of streams per side. It is smaller for more streams, so the test errs towards "not flat".
 _T95 = 1.70
 _RATE_STREAMS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """A mean a stream, before and after, and how many streams each is of; NaN where there are none."""
+    """The mean per stream before and after, and the number of streams in each; NaN without streams."""
 
     before: float
     after: float
@@ -37,7 +37,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """``ratio``: tokens per second after over before (geometric means; NaN where unknown). ``flat``: shown to be within 5 % of 1."""
+    """``ratio``: tokens per second, after divided by before (geometric means; NaN if unknown). ``flat``: shown to be within 5 % of 1."""
 
     ratio: float
     flat: bool
@@ -47,7 +47,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class _Hours:
-    """The common hours of the day: a row for before and one for after. ``weights`` sum to 1; ``hour`` is each minute's."""
+    """The common hours of the day, one row for before and one for after. ``weights`` sum to 1; ``hour`` has the column of each minute."""
 
     hour: NDArray[Any]
     streams: NDArray[Any]
@@ -56,7 +56,7 @@ class _Hours:
 
 
 def means(minutes: Minutes, total: str, count: str, before: slice, after: slice) -> Means:
-    """The mean of the column ``total`` over the streams that ``count`` counts, in both parts, over their common hours of the day."""
+    """Return the means of column ``total`` per stream of column ``count`` in both parts, over their common hours of the day."""
     hours = _common(minutes, getattr(minutes, total), getattr(minutes, count), before, after)
     if hours is None:
         return Means(math.nan, math.nan, 0, 0)
@@ -65,9 +65,9 @@ def means(minutes: Minutes, total: str, count: str, before: slice, after: slice)
 
 
 def rate(minutes: Minutes, before: slice, after: slice) -> Rate:
-    """How the rate of tokens changed, and whether it is flat by two one-sided tests of |Δ ln TPS| < ln 1.05 at 5 % (Schuirmann 1987).
+    """Return the change of the token rate, and whether two one-sided tests of |Δ ln TPS| < ln 1.05 at 5 % show it flat (Schuirmann 1987).
 
-    The standard error is the larger of two: as if streams were independent, and as if those of one minute went together.
+    The standard error is the larger of two: for independent streams, and for streams that are fully correlated within a minute.
     """
     hours = _common(minutes, minutes.log_rate_sum, minutes.rate_streams, before, after)
     if hours is None:
@@ -82,7 +82,10 @@ def rate(minutes: Minutes, before: slice, after: slice) -> Rate:
 
 
 def _common(minutes: Minutes, total: NDArray[Any], count: NDArray[Any], before: slice, after: slice) -> _Hours | None:
-    """Streams and sums of the hours of the day that both parts have; where they share none, of both as a whole. None if one is empty."""
+    """Return streams and sums of the hours of the day that both parts have, or of all hours together if they share none.
+
+    None if one part is empty.
+    """
     hour = minutes.minute_s // HOUR_S % 24
     streams = np.stack([np.bincount(hour[part], count[part], 24) for part in (before, after)])
     if not streams.any(axis=1).all():
@@ -98,13 +101,13 @@ def _common(minutes: Minutes, total: NDArray[Any], count: NDArray[Any], before: 
 
 
 def _squared_error(minutes: Minutes, hours: _Hours, side: int, part: slice) -> float:
-    """The squared standard error of one side's weighted mean."""
+    """Return the squared standard error of one side's weighted mean."""
     inside = hours.hour[part] >= 0
     hour, n = hours.hour[part][inside], minutes.rate_streams[part][inside]
     y, y_sq = minutes.log_rate_sum[part][inside], minutes.log_rate_sq_sum[part][inside]
     mean = (hours.sums[side] / hours.streams[side])[hour]
     weight = (hours.weights / hours.streams[side])[hour] ** 2
-    apart = float(np.sum(weight * np.maximum(y_sq - 2.0 * mean * y + n * mean * mean, 0.0)))
-    together = float(np.sum(weight * (y - n * mean) ** 2))
+    independent = float(np.sum(weight * np.maximum(y_sq - 2.0 * mean * y + n * mean * mean, 0.0)))
+    correlated = float(np.sum(weight * (y - n * mean) ** 2))
     total = float(hours.streams[side].sum())
-    return max(apart, together) * total / max(total - len(hours.weights), 1.0)
+    return max(independent, correlated) * total / max(total - len(hours.weights), 1.0)

@@ -1,8 +1,8 @@
-"""A stratum's minutes as they come from the store, and what its share of multi-token chunks is expected to be in each hour.
+"""A stratum's minutes as stored, and the expected share of multi-token chunks in each hour.
 
-One idea: the expectation of an hour uses only what lay before it, so betting against it is valid whatever it is; that it is *right* is
-heuristic. The same hours of last week stand for weekly cycles, those of the first day for daily ones in the first week, and what they
-leave open (their own sampling error) is given to the null hypothesis. It knows nothing of alarms.
+The expectation for an hour uses only earlier data, so a sequential test against it is valid for any expectation; whether the expectation is
+right is heuristic. It follows weekly cycles by the same hours of the week before, and daily cycles in the first week by the hours of the
+first day. Its sampling error widens the null hypothesis. The module raises no alarms.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 __all__ = ["DAY_S", "HOUR_S", "WEEK_S", "Expectation", "Minutes", "expect"]
 
 HOUR_S, DAY_S, WEEK_S = 3600, 86_400, 604_800
-# A reference of fewer streams says too little of its mean.
+# The least number of streams in a reference.
 REFERENCE_STREAMS = 200
-# Hours to each side that are taken together, and the streams that they must hold: over ±3 h a daily cycle keeps nine tenths of its
-# swing, which is nearer than the mean of a day, so the last may be fewer.
+# Hours to each side that are pooled, and the least number of streams in them. Over ±3 h a daily cycle keeps nine tenths of its amplitude,
+# which is closer than the mean of the day, so the last entry needs fewer streams.
 _REACHES = ((0, 200), (1, 200), (3, 50))
-# The reference's own error that is granted to the null hypothesis, in standard errors.
+# By how many standard errors of the reference the null hypothesis is widened.
 _ERRORS = 1.0
-# Minutes that a variance takes; with fewer, the largest that a mean in [0, 1] allows is taken instead.
+# The least number of degrees of freedom for an estimated variance; below it the largest variance for a mean in [0, 1] is used.
 _VARIANCE_MINUTES = 30
-# What one stream can add to each sum, in its units; ln(tokens/s) beyond ±50 is no rate.
+# For each sum: its count column, and the range that one stream can add; a ln(tokens/s) beyond ±50 is not a rate.
 _RANGES = {
     "share_sum": ("streams", 0.0, 1.0),
     "tokens_per_chunk_sum": ("chunking_streams", 0.0, 1e9),
     "log_rate_sum": ("rate_streams", -50.0, 50.0),
     "log_rate_sq_sum": ("rate_streams", 0.0, 2500.0),
 }
-# Shares are stored with 24 bits.
+# Rounding error per stream: shares are stored with 24 bits.
 _ROUNDING = 1e-6
 
 Ints = NDArray[np.int64]
@@ -43,11 +43,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Minutes:
-    """One stratum's minutes, ascending, those without streams absent. All columns have one entry a minute.
+    """One stratum's minutes, ascending, without minutes that have no streams. All columns have one entry per minute.
 
-    ``minute_s``: Unix seconds, multiples of 60. ``streams``: how many have a known share of multi-token chunks; ``share_sum``: Σ of
-    those shares. ``chunking_streams``, ``tokens_per_chunk_sum``: the same for mean tokens a chunk. ``rate_streams``, ``log_rate_sum``,
-    ``log_rate_sq_sum``: for y = ln(tokens per second), Σ y and Σ y². Raises ``ValueError`` for what cannot be such sums.
+    ``minute_s``: Unix seconds, multiples of 60. ``streams``: number of streams with a known share of multi-token chunks; ``share_sum``: Σ
+    of these shares. ``chunking_streams``, ``tokens_per_chunk_sum``: the same for mean tokens per chunk. ``rate_streams``,
+    ``log_rate_sum``, ``log_rate_sq_sum``: for y = ln(tokens per second), the number of streams, Σ y and Σ y². Raises ``ValueError`` for
+    columns of wrong shape or type and for values out of range.
     """
 
     minute_s: Ints
@@ -63,49 +64,52 @@ class Minutes:
         for field in dataclasses.fields(self):
             column = np.asarray(getattr(self, field.name))
             if column.ndim != 1 or len(column) != len(self.minute_s):
-                raise ValueError(f"{field.name} has shape {column.shape}; expected ({len(self.minute_s)},), one entry a minute")
+                raise ValueError(f"{field.name} has shape {column.shape}; expected ({len(self.minute_s)},), one entry per minute")
             whole = field.name not in _RANGES
             if whole and len(column) and column.dtype.kind not in "iu":
                 raise ValueError(f"{field.name} has type {column.dtype}; expected integers: cast the column in the query")
             object.__setattr__(self, field.name, column.astype(np.int64 if whole else np.float64))
-        self._refuse(self.minute_s % 60 != 0, "minute_s", "a multiple of 60")
-        self._refuse(np.diff(self.minute_s, prepend=self.minute_s[:1] - 60) <= 0, "minute_s", "later than the entry before: sort by minute")
+        self._reject(self.minute_s % 60 != 0, "minute_s", "a multiple of 60")
+        self._reject(np.diff(self.minute_s, prepend=self.minute_s[:1] - 60) <= 0, "minute_s", "later than the entry before: sort by minute")
         for name, (count, low, high) in _RANGES.items():
             n, total = getattr(self, count), getattr(self, name)
-            self._refuse(n < 0, count, "0 or more")
+            self._reject(n < 0, count, "0 or more")
             slack = _ROUNDING * n
             fits = (total >= low * n - slack) & (total <= high * n + slack)
-            self._refuse(~fits, name, f"{low:g} to {high:g} for each of its {count}")
+            self._reject(~fits, name, f"{low:g} to {high:g} for each of its {count}")
 
-    def _refuse(self, bad: NDArray[np.bool_], name: str, expected: str) -> None:
-        """Raise for the first bad entry of a column."""
+    def _reject(self, bad: NDArray[np.bool_], name: str, expected: str) -> None:
+        """Raise ``ValueError`` for the first bad entry of a column, if there is one."""
         if bad.any():
             at = int(np.argmax(bad))
             raise ValueError(f"{name}[{at}] is {getattr(self, name)[at]} (minute {self.minute_s[at]} s); expected {expected}")
 
     def pick(self, chosen: NDArray[Any]) -> Minutes:
-        """These minutes alone."""
+        """Return only these minutes."""
         return Minutes(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 
     @cached_property
     def shares(self) -> Floats:
-        """Each minute's mean share, in [0, 1]; minutes without a known share must have been left out."""
+        """Each minute's mean share, in [0, 1]. Minutes without a known share must have been removed before."""
         return np.clip(self.share_sum / self.streams, 0.0, 1.0)
 
     @cached_property
     def running_streams(self) -> Ints:
-        """How many streams lie before each minute, and after the last one all."""
+        """The number of streams before each minute, and the total as the last entry."""
         return np.concatenate([[0], np.cumsum(self.streams)])
 
     @cached_property
     def hours(self) -> Hours:
-        """The same by hours."""
+        """The same data by hour."""
         return Hours.of(self)
 
 
 @dataclass(frozen=True)
 class Hours:
-    """``of_minute``: the place of each minute's hour in ``hour`` (Unix hours that have streams). Running sums have one entry more."""
+    """``hour``: the Unix hours that have streams; ``of_minute``: the index in it of each minute's hour.
+
+    ``streams`` and ``share_sum`` are running sums with one entry more than ``hour``.
+    """
 
     of_minute: Ints
     hour: Ints
@@ -114,7 +118,7 @@ class Hours:
 
     @classmethod
     def of(cls, minutes: Minutes) -> Hours:
-        """The hours of these minutes, with running sums before each."""
+        """Return the hours of these minutes, with the running sums before each."""
         hour, starts, of_minute = np.unique(minutes.minute_s // HOUR_S, return_index=True, return_inverse=True)
         sums = [np.add.reduceat(column, starts) if len(starts) else column for column in (minutes.streams, minutes.share_sum)]
         return cls(of_minute.reshape(-1), hour, *(np.concatenate([[0], np.cumsum(column)]) for column in sums))
@@ -122,18 +126,18 @@ class Hours:
 
 @dataclass(frozen=True)
 class Expectation:
-    """By place of the hour: the mean share expected, and the error of that mean."""
+    """For each entry of ``Hours.hour``: the expected mean share, and the error of that mean."""
 
     mean: Floats
     error: Floats
 
 
 def expect(minutes: Minutes, start: int, end: int) -> Expectation:
-    """What to expect after the reference, which is the minutes at ``[start, end)``, as long as nothing changes.
+    """Return the expectation for each hour after the reference (the minutes at ``[start, end)``) without a change.
 
-    Per hour the first of these that holds enough streams: the same hour of last week, then with 1 and 3 hours to each side; the same hour
-    of the day within the reference, likewise; the whole reference. Last week counts only from ``start`` on, so a change never becomes the
-    reference of what was before it.
+    For each hour it is the first of these with enough streams: the same hour of the week before, alone, with 1 hour or with 3 hours to each
+    side; the same hour of the day within the reference, alone, with 1 or with 3 hours to each side; the entire reference. The week before
+    counts only from ``start`` on, so data from before a change is never part of the expectation after it.
     """
     hours, part = minutes.hours, slice(start, end)
     n, total = float(minutes.streams[part].sum()), float(minutes.share_sum[part].sum())
@@ -156,9 +160,9 @@ def expect(minutes: Minutes, start: int, end: int) -> Expectation:
 
 
 def _variance(minutes: Minutes, part: slice) -> float:
-    """The variance of one stream's share about its hour's mean, from the scatter of the reference's minutes.
+    """Return the variance of one stream's share about its hour's mean, estimated from the spread of the reference's minutes.
 
-    Streams of a minute that go together scatter their mean more than single ones would, and are counted so.
+    Correlation between the streams of a minute increases this spread, so the estimate includes it.
     """
     _, hour = np.unique(minutes.hours.of_minute[part], return_inverse=True)
     n = minutes.streams[part]

@@ -1,14 +1,12 @@
-"""The worker that looks for changes in chunking: minutes of each stratum to the detector, findings to `chunking_changes`.
+"""The chunking worker: it passes the 1-minute rollups of each stratum to the detector and writes its findings to `chunking_changes`.
 
-One idea: the detector says the same about the same minutes, so it is asked about all of them each time, and what it says replaces what it
-said before: a finding keeps its row while its numbers settle, and is withdrawn (``found`` = false) when late data takes it back. It detects
-nothing itself (`chunking`).
+The detector is deterministic, so every run passes it all minutes, and the result replaces the earlier one: a finding keeps its row while
+its numbers become final, and is withdrawn (``found`` = false) if late data disproves it. The detection itself is in `detector`.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from math import isnan
@@ -22,18 +20,18 @@ from legato_ingest.chunking.detector import Change, find_changes
 from legato_ingest.chunking.series import DAY_S, Minutes
 from legato_ingest.errors import StoreError
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import Background
+from legato_ingest.periodic import PeriodicWorker, always
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.sql import quoted, unquoted
 
-__all__ = ["ChunkingWatch"]
+__all__ = ["ChunkingWorker"]
 
 _log = logging.getLogger("legato")
 _FIRST_S = 20.0
-# The busiest strata are watched; a service that puts an id into its route makes one of each.
+# Only the busiest strata are tested: a service that puts an id into its route creates a stratum per id.
 _STRATA_MAX = 1_000
-# Fewer known speeds than this on a side say nothing about the speed.
+# With fewer streams of known token rate before or after a change, its kind is "rate unknown".
 _RATES_MIN = 30
 _STRATUM = ("tenant", "vantage", "service_name", "model", "provider", "route")
 _KNOWN = "share_streams > 0"
@@ -50,48 +48,39 @@ _COLUMNS = {
 _SECONDS = pa.timestamp("s", "UTC")
 
 
-class ChunkingWatch:
-    """Owns ``store``, a handle of its own. Without ``start()`` it looks only when ``step()`` is called."""
+class ChunkingWorker(PeriodicWorker[int]):
+    """Tests all strata for changes periodically. Owns ``store``, a separate handle. Without ``start()`` it runs only on ``step()``.
 
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics, my_turn: Callable[[], bool] = lambda: True) -> None:
-        self._store, self._metrics = store, metrics
-        self._looking = threading.Lock()
+    ``step()`` returns the number of changes found.
+    """
+
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics, my_turn: Callable[[], bool] = always) -> None:
         first_s = min(_FIRST_S, settings.chunking_every_s)
-        self._background = Background("chunking", self.step, settings.chunking_every_s, metrics, first_s, my_turn)
+        super().__init__("chunking", store, settings.chunking_every_s, metrics, first_s=first_s, my_turn=my_turn)
+        self._store, self._metrics = store, metrics
 
-    def start(self) -> None:
-        """Look in the background from now on."""
-        self._background.start()
-
-    def close(self) -> None:
-        """Finish the stratum that is looked at, then stop and close the store's handle."""
-        self._background.close()
-        with self._looking:
-            self._store.close()
-
-    def step(self) -> int:
-        """Look at every stratum once; the number of changes found in them."""
+    def _run(self) -> int:
         found = 0
-        with self._looking:
-            for stratum in self._strata():
-                if self._background.closing.is_set():
-                    break
-                try:
-                    found += self._look(stratum)
-                except StoreError:
-                    raise
-                except Exception as error:
-                    # What cannot be looked at must not keep all that comes after it from being looked at.
-                    self._metrics.errors.labels("chunking", type(error).__name__).inc()
-                    _log.error("a stratum's chunking could not be looked at, and is left out: %s", error)
+        for stratum in self._strata():
+            if self.stopping:
+                break
+            try:
+                found += self._test(stratum)
+            except StoreError:
+                raise
+            except Exception as error:
+                # One stratum that cannot be tested must not keep the others from being tested.
+                self._metrics.errors.labels("chunking", type(error).__name__).inc()
+                _log.error("the chunking of one stratum could not be tested, and this run skips it: %s", error)
         return found
 
-    def _look(self, stratum: Sequence[str]) -> int:
+    def _test(self, stratum: Sequence[str]) -> int:
+        """Test one stratum and write its changes. Return their number."""
         minutes = self._minutes(stratum)
         if not len(minutes.minute_s):
             return 0
         changes = find_changes(minutes)
-        self._keep(stratum, minutes.minute_s, changes)
+        self._write(stratum, minutes.minute_s, changes)
         return len(changes)
 
     def _strata(self) -> list[tuple[str, ...]]:
@@ -108,13 +97,13 @@ class ChunkingWatch:
         )
         return Minutes(**{name: table[f"c_{name}"].combine_chunks().to_numpy(zero_copy_only=False) for name in _COLUMNS})
 
-    def _keep(self, stratum: Sequence[str], minutes_s: NDArray[np.int64], changes: Sequence[Change]) -> None:
-        """Write what was found under the date that it has in the store, if it has one; withdraw what was found before and is not now."""
-        told = self._store.select(
+    def _write(self, stratum: Sequence[str], minutes_s: NDArray[np.int64], changes: Sequence[Change]) -> None:
+        """Write the changes, each under the date of its stored row if there is one within a day. Withdraw the other stored findings."""
+        stored = self._store.select(
             "SELECT toUnixTimestamp(changed_at), direction FROM chunking_changes FINAL"
             f" WHERE found AND {_is(stratum)} AND changed_at >= toDateTime({int(minutes_s[0]) + DAY_S}, 'UTC') ORDER BY changed_at"
         )
-        dates = {(int(at), str(unquoted(direction))) for at, direction in told}
+        dates = {(int(at), str(unquoted(direction))) for at, direction in stored}
         rows = []
         for change in changes:
             near = [each for each in dates if each[1] == change.direction and abs(each[0] - change.changed_at_s) <= DAY_S]

@@ -1,7 +1,7 @@
 """The admin socket: how commands change a store that `legato serve` holds.
 
-A Unix socket next to the store that only its owner can open (mode 0600): who may change the store is who may read its files. The client is
-``cli.admin_client``. It answers no queries.
+A Unix socket next to the store that only the store's owner can open (mode 0600): the users who may change the store are those who may read
+its files. The client is ``cli.admin_client``. The socket serves no queries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.errors import LegatoError
 from legato_ingest.jobs.admin_commands import apply_schema, back_up, schema_state
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.lock import admin_socket_path
@@ -29,14 +29,14 @@ __all__ = ["create_app", "listen"]
 
 
 def listen(store_path: pathlib.Path) -> socket.socket:
-    """Return a listening socket that only this user can open. Replaces a dead process's socket: the caller holds the store's lock."""
+    """Return a listening socket that only this user can open. Replaces the socket of a dead process; the caller holds the store's lock."""
     path = admin_socket_path(store_path)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        # Bound through the folder's descriptor: a socket's path is limited to 107 bytes, a store's is not.
+        # Bound through the folder's descriptor: the path of a socket is limited to 107 bytes, the path of a store is not.
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")
     finally:
         os.close(folder)
@@ -45,8 +45,8 @@ def listen(store_path: pathlib.Path) -> socket.socket:
     return listener
 
 
-def create_app(settings: Settings, store: Store, worker: Worker, roller: Roller) -> FastAPI:
-    """Return the app that answers on the admin socket."""
+def create_app(settings: Settings, store: Store, worker: Worker, rollups: RollupWorker) -> FastAPI:
+    """Return the app that serves the admin socket."""
     app = FastAPI(title="Legato admin", docs_url=None, redoc_url=None, openapi_url=None)
     backing_up = threading.Lock()
 
@@ -64,13 +64,13 @@ def create_app(settings: Settings, store: Store, worker: Worker, roller: Roller)
 
     @app.post("/backup")
     def backup(name: str = "") -> Any:
-        # One at a time: two backups would restore to the same folder.
+        # One at a time: two backups would be verified in the same folder.
         with backing_up:
             return _guarded(lambda: _back_up(settings, name))
 
     @app.post("/rollup")
     def rollup(since_s: int) -> Any:
-        return _guarded(lambda: roller.again(since_s))
+        return _guarded(lambda: rollups.again(since_s))
 
     return app
 
@@ -83,7 +83,7 @@ def _guarded(work: Callable[[], Any]) -> Any:
 
 
 def _back_up(settings: Settings, name: str) -> dict[str, Any]:
-    """Back up through a separate handle, so that no acknowledgement waits for it."""
+    """Back up through a separate handle, so that no acknowledgement waits for the backup."""
     store = open_store(settings)
     try:
         return back_up(settings, store, name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
 from legato_ingest.storage import backup, migrate
 from legato_ingest.storage.chdb import Store, backups_of
@@ -35,14 +35,14 @@ def attribute_again(settings: Settings, store: Store, since_s: int) -> dict[str,
     done = dict(Worker(store, settings, Metrics()).again(since_s))
     if settings.server is not None:
         # The rollup worker of a server's store follows its own verdicts and would miss these.
-        Roller(store, settings, Metrics()).again(since_s)
+        RollupWorker(store, settings, Metrics()).again(since_s)
     return done
 
 
 def roll_up_again(settings: Settings, store: Store, since_s: int) -> dict[str, Any]:
     """Compute the rollups of the last ``since_s`` seconds (0: all) again. Migrates the store first."""
     migrate.apply(store, migrate.load(settings.schema_dir))
-    return dict(Roller(store, settings, Metrics()).again(since_s))
+    return dict(RollupWorker(store, settings, Metrics()).again(since_s))
 
 
 def back_up(settings: Settings, store: Store, name: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Whose turn it is to do what only one instance may do at a time, on a store that several share.
+"""Leases: on a store shared by several instances, only the holder of a lease does work that must not run twice.
 
-One idea: who acts says so in the store every few seconds, and nobody else acts until that has lapsed; of those who wait the first to come
-is next, and looks twice, some seconds apart, before it acts. ClickHouse has no compare-and-swap, so a process that was frozen in the middle
-of its work may act beside the next for a moment: what is done under a lease (verdicts, minutes) is computed whole, and the same by whoever
-does it, so that costs work and changes nothing.
+The holder renews its row in `leases` every 5 s; other instances take over only after the row is 30 s old. Waiting instances queue in the
+order of their claims, and each confirms its turn a second time, more than 4 s after its claim, before it acts. ClickHouse has no
+compare-and-swap, so a process that was suspended in the middle of its work can overlap with its successor for a moment. That costs work and
+changes nothing: verdicts and rollups are written completely, and every instance computes the same.
 """
 
 from __future__ import annotations
@@ -13,77 +13,77 @@ import time
 import pyarrow as pa
 
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import Background
+from legato_ingest.periodic import PeriodicTask
 from legato_ingest.storage.chdb import Store
 
 __all__ = ["Lease"]
 
 _EVERY_S = 5.0
-_LAPSED_S = 30
-# Longer than an insert takes to be seen by others.
-_LOOK_AGAIN_S = 4.0
+_EXPIRES_S = 30
+# Longer than an insert takes to become visible to other instances.
+_CONFIRM_S = 4.0
 _NEVER_MS = 4_000_000_000_000
 
 
 class Lease:
-    """The lease ``name`` of ``store``, wanted by ``holder`` from ``start()`` until ``close()``."""
+    """The lease ``name`` of ``store``, claimed for ``holder`` from ``start()`` until ``close()``."""
 
     def __init__(self, store: Store, name: str, holder: str, metrics: Metrics) -> None:
         self._store, self._name, self._holder = store, name, holder
         self._claimed_ms = 0
-        self._claimed_at = self._said_at = 0.0
+        self._claimed_at = self._written_at = 0.0
         self._acting = False
-        self._background = Background("lease", self.step, _EVERY_S, metrics, 0.0)
+        self._task = PeriodicTask("lease", self.step, _EVERY_S, metrics, 0.0)
 
     def start(self) -> None:
-        """Want it from now on."""
-        self._background.start()
+        """Claim the lease, and renew it periodically."""
+        self._task.start()
 
     def close(self) -> None:
-        """Let go of it, so that the next need not wait until it lapses."""
-        self._background.close()
+        """Release the lease, so that the next instance need not wait until it expires."""
+        self._task.close()
         if self._acting:
             self._acting = False
-            self._say(gone=True)
+            self._write(released=True)
 
     @property
     def held(self) -> bool:
-        """Whether this one may act now. False also where it could not say so for too long."""
-        return self._acting and time.monotonic() - self._said_at < _LAPSED_S / 2
+        """Whether this instance may act now. False also if it could not renew the lease for 15 s."""
+        return self._acting and time.monotonic() - self._written_at < _EXPIRES_S / 2
 
     def step(self) -> None:
-        """Say that it is wanted or held, and see whose turn it is."""
-        if time.monotonic() - self._said_at > _LAPSED_S:
+        """Write or renew the claim, and check which instance is first."""
+        if time.monotonic() - self._written_at > _EXPIRES_S:
             self._acting, self._claimed_ms = False, 0
         if not self._claimed_ms:
             self._claimed_ms, self._claimed_at = self._store.clock_ms(), time.monotonic()
-        self._say()
+        self._write()
         first = self._first()
         if self._acting:
-            # Of two that act, which should not be, the later to come gives way.
+            # If two instances act, the one with the later claim stops.
             self._acting = first == self._holder
-        elif first == self._holder and time.monotonic() - self._claimed_at > _LOOK_AGAIN_S:
+        elif first == self._holder and time.monotonic() - self._claimed_at > _CONFIRM_S:
             self._acting = True
-            self._say()
+            self._write()
 
     def _first(self) -> str:
-        """Who acts, or the first of those who wait."""
+        """Return the instance that acts, or the first one in the queue; empty without a valid claim."""
         rows = self._store.select(
             "SELECT holder FROM leases FINAL"
-            f" WHERE lease = '{self._name}' AND seen_at > now64(3) - INTERVAL {_LAPSED_S} SECOND"
+            f" WHERE lease = '{self._name}' AND seen_at > now64(3) - INTERVAL {_EXPIRES_S} SECOND"
             " ORDER BY acting DESC, claimed_at, holder LIMIT 1"
         )
         return str(rows[0][0]) if rows else ""
 
-    def _say(self, *, gone: bool = False) -> None:
+    def _write(self, *, released: bool = False) -> None:
         moment = pa.timestamp("ms", "UTC")
         row = {
             "tenant": pa.array([""]),
             "lease": pa.array([self._name]),
             "holder": pa.array([self._holder]),
-            # Who is gone comes after everybody else, until it lapses.
-            "claimed_at": pa.array([_NEVER_MS if gone else self._claimed_ms], moment),
+            # A released claim sorts after all others until it expires.
+            "claimed_at": pa.array([_NEVER_MS if released else self._claimed_ms], moment),
             "acting": pa.array([self._acting]),
         }
         self._store.insert("leases", pa.table(row))
-        self._said_at = time.monotonic()
+        self._written_at = time.monotonic()

@@ -1,7 +1,7 @@
-"""What works beside the doors of `legato serve`: attribution, rollups, the watch on chunking and on parts, samples of its own metrics.
+"""The background work of `legato serve`: attribution, rollups, chunking detection, part integrity checks and self-monitoring.
 
-One idea: of several instances on one ClickHouse server one has the lease and does this work for all; the others wait for it. Alone with an
-embedded store an instance has nobody to ask. It does none of the work itself.
+Of several instances on one ClickHouse server, the holder of the lease does the work for all, and the others wait for the lease. An instance
+with an embedded store needs no lease. The module only starts and stops the workers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Iterator
 
 from legato_ingest.attribution.worker import Worker
-from legato_ingest.chunking.worker import ChunkingWatch
+from legato_ingest.chunking.worker import ChunkingWorker
 from legato_ingest.jobs.leases import Lease
-from legato_ingest.jobs.self_monitoring import SelfSampler
-from legato_ingest.jobs.writer_heartbeat import Writers
+from legato_ingest.jobs.self_monitoring import SelfMonitor
+from legato_ingest.jobs.writer_heartbeat import WriterHeartbeat
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import Background
-from legato_ingest.rollups.worker import Roller, judgements_followed_until_ms
+from legato_ingest.periodic import PeriodicTask, always
+from legato_ingest.rollups.worker import RollupWorker, judgements_followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.opening import open_store
@@ -26,52 +26,51 @@ from legato_ingest.write.committer import Committer
 
 __all__ = ["Workers"]
 
-# Merges are looked at this often; what they replaced stays for longer (`parts.SOURCES_KEPT_S`).
+# Interval of the part integrity check. Merged source parts are kept longer than that, so the check can still restore them.
 _PARTS_EVERY_S = 10.0
 
 
 class Workers:
-    """The workers of one instance, from ``start()`` until ``close()``. ``store`` and ``committer`` are the doors'."""
+    """The workers of one instance. ``store`` and ``committer`` are those of the endpoints.
+
+    ``attribution`` and ``rollups`` are public for the admin socket.
+    """
 
     def __init__(self, settings: Settings, store: Store, committer: Committer, metrics: Metrics) -> None:
         instance = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        received_ms, my_turn = committer.settled_ms, _always
+        received_ms, my_turn = committer.settled_ms, always
         self._lease: Lease | None = None
-        self._writers: Writers | None = None
-        self._sampler = SelfSampler(store, committer, metrics, instance if settings.server else "")
-        self._parts = Background("parts", store.verify, _PARTS_EVERY_S, metrics)
-        self._own: list[Store] = []
+        self._heartbeat: WriterHeartbeat | None = None
+        self._self_monitor = SelfMonitor(store, committer, metrics, instance if settings.server else "")
+        self._parts = PeriodicTask("parts", store.verify, _PARTS_EVERY_S, metrics)
+        self._handles: list[Store] = []
         if settings.server is not None:
-            # Handles of their own: what they say must not wait for an insert.
-            self._own = [open_store(settings), open_store(settings)]
-            self._writers = Writers(self._own[0], instance, committer.settled_ms, metrics)
-            lease = self._lease = Lease(self._own[1], "work", instance, metrics)
-            received_ms, my_turn = self._writers.settled_ms, lambda: lease.held
+            # Separate handles: a heartbeat or a lease renewal must not wait for an insert.
+            self._handles = [open_store(settings), open_store(settings)]
+            self._heartbeat = WriterHeartbeat(self._handles[0], instance, committer.settled_ms, metrics)
+            lease = self._lease = Lease(self._handles[1], "work", instance, metrics)
+            received_ms, my_turn = self._heartbeat.settled_ms, lambda: lease.held
         judged_ms = judgements_followed_until_ms(store)
         self.attribution = Worker(open_store(settings), settings, metrics, received_ms, judged_ms, my_turn)
-        self.roller = Roller(open_store(settings), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
-        self._chunking = ChunkingWatch(open_store(settings), settings, metrics, my_turn)
+        self.rollups = RollupWorker(open_store(settings), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
+        self._chunking = ChunkingWorker(open_store(settings), settings, metrics, my_turn)
 
     def start(self) -> None:
-        """Work from now on. Before the first row is written: the others must know of this writer by then."""
-        for part in (self._writers, self._lease, self.attribution, self.roller, self._sampler, self._chunking, self._parts):
-            if part is not None:
-                part.start()
+        """Start all workers. Call it before the first row is written: other instances need this writer's heartbeat before its rows."""
+        for worker in (self._heartbeat, self._lease, self.attribution, self.rollups, self._self_monitor, self._chunking, self._parts):
+            if worker is not None:
+                worker.start()
 
     @contextlib.contextmanager
     def closing(self, committer: Committer) -> Iterator[None]:
-        """At the end: nothing new is sampled, what waits is committed, the steps that run come to their end, the lease goes to the next."""
+        """On exit: stop self-monitoring, commit the queue, wait for running steps, release the lease, close the handles."""
         try:
             yield
         finally:
-            self._sampler.close()
+            self._self_monitor.close()
             committer.close()
-            for part in (self.attribution, self.roller, self._chunking, self._parts, self._lease, self._writers):
-                if part is not None:
-                    part.close()
-            for own in self._own:
-                own.close()
-
-
-def _always() -> bool:
-    return True
+            for worker in (self.attribution, self.rollups, self._chunking, self._parts, self._lease, self._heartbeat):
+                if worker is not None:
+                    worker.close()
+            for handle in self._handles:
+                handle.close()

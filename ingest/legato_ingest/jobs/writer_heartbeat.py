@@ -1,8 +1,8 @@
-"""Until when all instances that write to one store have written.
+"""Writer heartbeats: the watermark of a store that several instances write to.
 
-One idea: rows are stamped by their writer, and a follower of several writers may go as far as the one that is furthest behind. So each says
-every few seconds until when its rows are in the store, and one that has said nothing for half a minute is not waited for. Alone with an
-embedded store a writer is asked itself, and nothing is written. It stamps no row.
+Each writer stamps its rows with a receive time, so a reader of the rows of all writers may go as far as the writer that is furthest behind.
+Each instance therefore writes its own watermark to `writers` every 2 s. A writer without a heartbeat for 30 s is left out. On an embedded
+store there is only one writer, and no heartbeats are written. The module stamps no rows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import Background
+from legato_ingest.periodic import PeriodicTask
 from legato_ingest.storage.chdb import Store
 
-__all__ = ["Writers"]
+__all__ = ["WriterHeartbeat"]
 
 _EVERY_S = 2.0
-_LAPSED_S = 30
+_EXPIRES_S = 30
 _SLOWEST = f"""
 SELECT count(), min(settled_ms)
 FROM (
@@ -27,38 +27,38 @@ FROM (
     FROM writers
     GROUP BY writer
 )
-WHERE seen > now64(3) - INTERVAL {_LAPSED_S} SECOND"""
+WHERE seen > now64(3) - INTERVAL {_EXPIRES_S} SECOND"""
 
 
-class Writers:
-    """Tells for ``writer`` until when its rows are in ``store`` (``own_ms``), and of all of them from ``start()`` until ``close()``."""
+class WriterHeartbeat:
+    """Writes the watermark of ``writer`` (``own_ms``, Unix ms) to ``store`` and reads those of all writers."""
 
     def __init__(self, store: Store, writer: str, own_ms: Callable[[], int], metrics: Metrics) -> None:
         self._store, self._writer, self._own_ms = store, writer, own_ms
-        self._told = time.monotonic()
+        self._beat_at = time.monotonic()
         self._metrics = metrics
-        self._background = Background("writers", self.tell, _EVERY_S, metrics)
+        self._task = PeriodicTask("writers", self.beat, _EVERY_S, metrics)
 
     def start(self) -> None:
-        """Tell now, before the first row is written, and then every few seconds."""
-        self.tell()
-        self._background.start()
+        """Write a heartbeat now, before the first row is written, and then every 2 s."""
+        self.beat()
+        self._task.start()
 
     def close(self) -> None:
-        """Tell no more."""
-        self._background.close()
+        """Stop the heartbeats."""
+        self._task.close()
 
-    def tell(self) -> None:
-        """Write down until when this writer's rows are in the store."""
+    def beat(self) -> None:
+        """Write one heartbeat. Count an error of type ``HeartbeatMissed`` if the one before is older than 30 s."""
         settled = pa.array([self._own_ms()], pa.timestamp("ms", "UTC"))
         self._store.insert("writers", pa.table({"tenant": [""], "writer": [self._writer], "settled_at": settled}))
-        silent_s, self._told = time.monotonic() - self._told, time.monotonic()
-        if silent_s > _LAPSED_S:
-            # Others did not wait for this one: what it wrote meanwhile may have slipped past them.
-            self._metrics.errors.labels("writers", "Lapsed").inc()
+        silent_s, self._beat_at = time.monotonic() - self._beat_at, time.monotonic()
+        if silent_s > _EXPIRES_S:
+            # The other instances did not wait for this one, and may have missed the rows that it wrote meanwhile.
+            self._metrics.errors.labels("writers", "HeartbeatMissed").inc()
 
     def settled_ms(self) -> int:
-        """All rows that any live writer stamped until this are in the store."""
+        """Return the watermark of all live writers (Unix ms): every row with an earlier or equal stamp is in the store."""
         own = self._own_ms()
         ((writers, slowest),) = self._store.select(_SLOWEST)
         return min(own, int(slowest)) if int(writers) else own

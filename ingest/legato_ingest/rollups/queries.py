@@ -1,7 +1,8 @@
-"""The SQL that computes the rows of a minute from what the store holds.
+"""The SQL that computes the rollups of a minute from the rows in the store.
 
-One idea: a rollup's row is a function of the rows of one minute, so computing it again is always right: nothing is added up over time. All
-figures in it add up over minutes and over what panels filter by: counts, sums and sparse histograms, never a quantile. It runs nothing.
+A rollup row is a function of the rows of one minute, so recomputing it always gives the current result; no state accumulates. All its
+figures can be added over minutes and over the dimensions that panels filter by: counts, sums and sparse histograms, never quantiles. The
+module only holds statements; `compute` runs them.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
 __all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup", "hours_sql"]
 
-# A figure that a stream has once is kept finer than its gaps: buckets of 4.4 %, so that their middles are within 2.2 %.
+# Resolution of figures that a stream has once, finer than that of its gaps: a bucket is 4.4 % wide, its middle at most 2.2 % off.
 BUCKETS_PER_DOUBLING_FINE = 4 * BUCKETS_PER_DOUBLING
-# Where a statement says which minutes it is about; `rollups` fills it in.
+# Placeholder for the condition on the minutes to compute; `compute` fills it in.
 MINUTES = "/*minutes*/"
 
-# Stalls whose cause lies with the reader: they are no fault of the service, and burn a budget of their own.
-_READER_CAUSES = "('consumer', 'slow_reader', 'render')"
+# Causes on the end user's side. They are no fault of the service and burn a separate budget.
+_END_USER_CAUSES = "('consumer', 'slow_reader', 'render')"
 
 
 @dataclass(frozen=True, slots=True)
 class Rollup:
-    """A table of minutes: its key after (tenant, minute), the figure that is 0 in a row that stands for nothing, its SQL, and its table of
-    hours, if it has one.
+    """A 1-minute table: ``keys`` are its key columns after (tenant, minute), ``alive`` the column that is 0 in rows of a vanished key,
+    ``hours`` the name of its 1-hour table, if it has one.
     """
 
     table: str
@@ -41,7 +42,7 @@ def _bucket(value: str) -> str:
 
 
 def _buckets(value: str, condition: str) -> str:
-    """A sparse histogram: bucket b counts values in [2^(b/16), 2^((b+1)/16)); values under 1 are in bucket 0."""
+    """Return a sparse histogram: bucket b counts values in [2^(b/16), 2^((b+1)/16)); values below 1 are in bucket 0."""
     known = f"coalesce({value}, 0)"
     return f"CAST(sumMapIf(map({_bucket(known)}, toUInt32(1)), ({condition}) AND {value} IS NOT NULL), 'Map(UInt16, UInt32)')"
 
@@ -57,8 +58,8 @@ def _known(*columns: str) -> str:
 _SIDES = f"""
     SELECT
         tenant, start_time, trace_id, span_id,
-        multiIf(countIf(cause NOT IN {_READER_CAUSES} AND cause != 'connection') > 0, 'service',
-            countIf(cause = 'connection') > 0, 'connection', 'reader') AS judged_side,
+        multiIf(countIf(cause NOT IN {_END_USER_CAUSES} AND cause != 'connection') > 0, 'service',
+            countIf(cause = 'connection') > 0, 'connection', 'end_user') AS judged_side,
         max(gap_us) AS judged_gap_us
     FROM verdicts FINAL
     WHERE {MINUTES} AND gap_us > {{gap_us:UInt64}}
@@ -77,9 +78,9 @@ SELECT
     toUInt32(countIf(is_bad AND over_gap)) AS bad_gap,
     toUInt32(countIf(is_bad AND NOT over_gap AND is_error)) AS bad_error,
     toUInt32(countIf(is_bad AND NOT over_gap AND NOT is_error)) AS bad_late,
-    {_clients("is_bad AND (over_gap OR is_error) AND side NOT IN ('connection', 'reader')")} AS bad_service_clients,
+    {_clients("is_bad AND (over_gap OR is_error) AND side NOT IN ('connection', 'end_user')")} AS bad_service_clients,
     {_clients("is_bad AND over_gap AND side = 'connection'")} AS bad_connection_clients,
-    {_clients("is_bad AND over_gap AND side = 'reader'")} AS bad_reader_clients,
+    {_clients("is_bad AND over_gap AND side = 'end_user'")} AS bad_reader_clients,
     {_clients("is_bad AND NOT over_gap AND NOT is_error")} AS bad_late_clients,
     toUInt32(countIf(is_timed)) AS timed_streams,
     sumIf(toUInt64(gaps), is_timed) AS gaps,
@@ -125,9 +126,10 @@ FROM
         {JUDGED} AS is_judged, {GOOD} AS is_good, is_judged AND NOT is_good AS is_bad,
         coalesce(gap_max_us, 0) > {{gap_us:UInt64}} AS over_gap,
         outcome IN {ERRORS} AS is_error,
-        -- A reader who held once answers for that, not for an error, for an end that never came, or for a longer gap that nobody judged.
-        NOT is_error AND coalesce(gap_open_us, 0) <= {{gap_us:UInt64}} AND judged_gap_us + 1000 >= coalesce(gap_max_us, 0) AS is_told,
-        if(is_told, judged_side, '') AS side,
+        -- A verdict's side counts only if it explains why the stream is bad: not for an error, nor for an open gap over the limit, nor
+        -- if a longer gap has no verdict.
+        NOT is_error AND coalesce(gap_open_us, 0) <= {{gap_us:UInt64}} AND judged_gap_us + 1000 >= coalesce(gap_max_us, 0) AS has_side,
+        if(has_side, judged_side, '') AS side,
         toInt64(intDiv(duration_ns, 1000)) - toInt64(coalesce(ttft_us, 0)) AS after_first_us,
         log(greatest(coalesce(output_tokens, 1), 1) / greatest(after_first_us, 1) * 1e6) AS log_rate
     FROM streams
@@ -137,7 +139,8 @@ FROM
 GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, emitter
 SETTINGS prefer_column_name_to_alias = 1"""
 
-_WHOSE = f"(SELECT tenant, start_time, trace_id, span_id, {', '.join(DIMENSIONS)} FROM streams WHERE {MINUTES}) AS whose"
+_STREAM_KEY = "tenant, start_time, trace_id, span_id"
+_STREAM_DIMENSIONS = f"(SELECT {_STREAM_KEY}, {', '.join(DIMENSIONS)} FROM streams WHERE {MINUTES}) AS stream_dimensions"
 
 _STALL_MINUTES = f"""
 SELECT
@@ -155,13 +158,13 @@ FROM
     FROM verdicts FINAL
     WHERE {MINUTES} AND cause != 'base'
 ) AS judged
-INNER JOIN {_WHOSE} USING (tenant, start_time, trace_id, span_id)
+INNER JOIN {_STREAM_DIMENSIONS} USING (tenant, start_time, trace_id, span_id)
 GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, engine_id, cause, confidence
 SETTINGS prefer_column_name_to_alias = 1"""
 
-_LEFT = ("stalls", "stalls_min", "stalls_max"), ("stalled_us", "stalled_min_us", "stalled_max_us")
-_SUMS = ", ".join([f"toUInt32(sum({name})) AS {name}" for name in _LEFT[0]] + [f"sum({name}) AS {name}" for name in _LEFT[1]])
-_ALL_AS_IT_WAS = ", ".join(f"any({names[0]}) AS {name}" for names in _LEFT for name in names)
+_BOUNDS = ("stalls", "stalls_min", "stalls_max"), ("stalled_us", "stalled_min_us", "stalled_max_us")
+_SUMS = ", ".join([f"toUInt32(sum({name})) AS {name}" for name in _BOUNDS[0]] + [f"sum({name}) AS {name}" for name in _BOUNDS[1]])
+_UNCHANGED = ", ".join(f"any({names[0]}) AS {name}" for names in _BOUNDS for name in names)
 _BUT_FOR_MINUTES = f"""
 WITH
     newest AS
@@ -175,20 +178,20 @@ WITH
     (
         SELECT
             tenant, start_time, trace_id, span_id, toStartOfMinute(start_time) AS minute, cause::String AS cause,
-            {", ".join(_LEFT[0] + _LEFT[1])}
+            {", ".join(_BOUNDS[0] + _BOUNDS[1])}
         FROM replays FINAL
         WHERE {MINUTES} AND (tenant, start_time, trace_id, span_id, judged_at) IN (SELECT * FROM newest)
     )
 SELECT tenant, minute, {", ".join(DIMENSIONS)}, cause, toUInt32(count()) AS streams, {_SUMS}
 FROM
 (
-    SELECT tenant, start_time, trace_id, span_id, minute, cause, {", ".join(_LEFT[0] + _LEFT[1])} FROM replayed
+    SELECT tenant, start_time, trace_id, span_id, minute, cause, {", ".join(_BOUNDS[0] + _BOUNDS[1])} FROM replayed
     UNION ALL
-    SELECT tenant, start_time, trace_id, span_id, minute, ''::String, {_ALL_AS_IT_WAS}
+    SELECT tenant, start_time, trace_id, span_id, minute, ''::String, {_UNCHANGED}
     FROM replayed
     GROUP BY tenant, start_time, trace_id, span_id, minute
 ) AS replays_and_all
-INNER JOIN {_WHOSE} USING (tenant, start_time, trace_id, span_id)
+INNER JOIN {_STREAM_DIMENSIONS} USING (tenant, start_time, trace_id, span_id)
 GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, cause
 SETTINGS prefer_column_name_to_alias = 1"""
 
@@ -223,35 +226,36 @@ GROUP BY tenant, minute, engine_id
 SETTINGS prefer_column_name_to_alias = 1"""
 
 
-# The figures of tables with hours that are maxima. (What ends in `_max` in `but_for_minutes` is a bound of a sum.)
+# Columns of tables with a 1-hour table that are maxima. (Columns of `but_for_minutes` that end in `_max` are bounds of sums.)
 _MAXIMA = frozenset(("gap_max_us",))
 
 
 def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
-    """The statement that writes hours from a rollup's minutes. ``columns``: name and type of each of the table's.
+    """Return the statement that computes 1-hour rows from a rollup's 1-minute rows. ``columns``: name and type of each column.
 
-    All figures add up but maxima and times. An hour is as new as the newest of its minutes, so of two computations of it the later has no
-    lower version, and the engine takes the later of equal ones. A combination that has gone has zeros in its minutes, and so here.
+    All figures are added, except for maxima and times. The version of an hour is the newest of its minutes: a later computation has no
+    lower version, and of equal versions ClickHouse keeps the row inserted last. A vanished key has zeros in its minutes and therefore in
+    its hour.
     """
     keys = ("tenant", "minute", *rollup.keys)
     figures = [(name, kind) for name, kind in columns if name not in keys]
     written = ", ".join([*keys, *(name for name, _ in figures)])
-    asked = [
+    selected = [
         "tenant",
         "toStartOfHour(minute)",
         *rollup.keys,
-        *(f"CAST({_added(name, kind)}, '{_escaped(kind)}')" for name, kind in figures),
+        *(f"CAST({_aggregate(name, kind)}, '{_escaped(kind)}')" for name, kind in figures),
     ]
     grouped = ", ".join(("tenant", "toStartOfHour(minute)", *rollup.keys))
     return f"""
 INSERT INTO {rollup.hours} ({written})
-SELECT {", ".join(asked)}
+SELECT {", ".join(selected)}
 FROM {rollup.table} FINAL
 WHERE {MINUTES}
 GROUP BY {grouped}"""
 
 
-def _added(name: str, kind: str) -> str:
+def _aggregate(name: str, kind: str) -> str:
     if kind.startswith("Map"):
         return f"sumMap({name})"
     return f"max({name})" if kind.startswith("DateTime") or name in _MAXIMA else f"sum({name})"

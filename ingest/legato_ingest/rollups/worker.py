@@ -1,27 +1,24 @@
-"""The worker that keeps the rollups true: it finds the minutes that changed, and has them computed anew.
+"""The rollup worker: it finds the minutes with changed rows and recomputes their rollups.
 
-One idea: a minute is dirty when a row of it was received, or judged, since the last run, or when a stream of it that was running is overdue
-now. How far it came is a row of `rollup_runs`, written after the minutes: killed in between, it computes the same minutes again, which
-changes nothing. What has been received, and all of what has been judged, is asked of those who write it, so no row slips between two runs.
+A minute is dirty if one of its rows was received or judged since the last run, or if one of its running streams is overdue by now. The
+progress is a row of `rollup_runs`, written after the rollups: if a run is killed in between, the next computes the same minutes again, with
+the same result. A run covers rows only up to the writers' watermarks, so no row is missed between two runs.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import Background
-from legato_ingest.rollups.compute import HOUR_S, columns_of, roll, roll_hours, slices
+from legato_ingest.periodic import PeriodicWorker, always, record_run
+from legato_ingest.rollups.compute import HOUR_S, columns_of, compute_hours, compute_minutes, passes
 from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
 from legato_ingest.settings import Settings
 from legato_ingest.storage.chdb import Store
@@ -29,35 +26,35 @@ from legato_ingest.storage.retention import kept_since_s
 from legato_ingest.storage.sql import after_until_ms
 from legato_ingest.storage.watermark import now_ms
 
-__all__ = ["Rolled", "Roller", "followed_until_ms", "judgements_followed_until_ms"]
+__all__ = ["RollupResult", "RollupWorker", "followed_until_ms", "judgements_followed_until_ms"]
 
-# The last second that a DateTime can hold: what lies after it has no minute.
+# The last minute that a DateTime can hold: rows with later times have no minute.
 _TIME_MAX = "toDateTime64('2106-02-07 00:00:00', 9, 'UTC')"
 
 
 @dataclass(slots=True)
-class Rolled:
-    """What a run did."""
+class RollupResult:
+    """What a run computed: the number of minutes, and of rows written to the 1-minute tables."""
 
     minutes: int = 0
     rows: int = 0
 
 
 def followed_until_ms(store: Store) -> int:
-    """Until when a worker of this store has looked at what was received: what comes now must be later, whatever the clock says."""
+    """Return the latest receive time (Unix ms) that any worker has processed. New rows need later times, even if the clock was set back."""
     tables = ("attribution_runs", "rollup_runs")
     return max(int(store.select(f"SELECT toUnixTimestamp64Milli(max(until)) FROM {table}")[0][0]) for table in tables)
 
 
 def judgements_followed_until_ms(store: Store) -> int:
-    """Until when the rollups have looked at what was judged: what is judged from now on must be later."""
+    """Return the latest judgement time (Unix ms) that the rollups have processed. New verdicts need later times."""
     return int(store.select("SELECT toUnixTimestamp64Milli(max(judged_until)) FROM rollup_runs")[0][0])
 
 
-class Roller:
-    """Owns ``store``, a handle of its own. Without ``start()`` it works only when ``step()`` is called.
+class RollupWorker(PeriodicWorker[RollupResult]):
+    """Keeps the rollups current. Owns ``store``, a separate handle. Without ``start()`` it runs only when ``step()`` is called.
 
-    ``received_ms`` and ``judged_ms`` tell until when all that was received, and judged, is in the store.
+    ``received_ms`` and ``judged_ms`` return the watermarks (Unix ms) up to which all received rows, and all verdicts, are in the store.
     """
 
     def __init__(
@@ -67,62 +64,47 @@ class Roller:
         metrics: Metrics,
         received_ms: Callable[[], int] = now_ms,
         judged_ms: Callable[[], int] = now_ms,
-        my_turn: Callable[[], bool] = lambda: True,
+        my_turn: Callable[[], bool] = always,
     ) -> None:
+        super().__init__("rollup", store, settings.rollup_every_s, metrics, my_turn=my_turn, lag=metrics.rollup_lag_seconds)
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
         self._slo = {"gap_us": int(settings.slo_gap_ms * 1000), "first_us": int(settings.slo_first_output_ms * 1000)}
-        self._rolling = threading.Lock()
-        self._until_ms = now_ms()
-        metrics.rollup_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000) if my_turn() else 0.0)
-        self._background = Background("rollup", self.step, settings.rollup_every_s, metrics, my_turn=my_turn)
-
-    def start(self) -> None:
-        """Roll up in the background from now on."""
-        self._background.start()
-
-    def close(self) -> None:
-        """Finish the pass that runs, then stop and close the store's handle."""
-        self._background.close()
-        with self._rolling:
-            self._store.close()
-
-    def step(self) -> Rolled:
-        """One run over what changed since the last."""
-        with self._rolling:
-            return self._step()
 
     def again(self, since_s: int) -> dict[str, float]:
-        """Compute all minutes of the last ``since_s`` seconds (0: ever) anew: how many, and how long it took.
+        """Recompute all minutes of the last ``since_s`` seconds (0: all). Return the counts of minutes and rows, and the seconds it took.
 
-        Not those whose streams may be gone: of what is left they would be computed wrong.
+        Skips minutes beyond the retention period, because some of their streams may already be deleted. Raises ``StoreUnavailable`` if the
+        worker is closed meanwhile.
         """
         started = time.monotonic()
         since = max(kept_since_s(self._settings), now_ms() // 1000 - since_s if since_s else 0, 0)
-        with self._rolling:
+        with self.exclusive:
             streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
-            # What has rows but no streams any more, too.
+            # Minutes that have rollups but no streams any more need rows of zeros.
             streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
-            rolled = self._roll(streams, steps)
-        if self._background.closing.is_set():
-            raise StoreUnavailable("the server is stopping: not all minutes were computed, ask again")
-        return {"minutes": rolled.minutes, "rows": rolled.rows, "seconds": time.monotonic() - started}
+            result = self._compute(streams, steps)
+        if self.stopping:
+            raise StoreUnavailable("the server is stopping before all minutes were computed; repeat the command after the restart")
+        return {"minutes": result.minutes, "rows": result.rows, "seconds": time.monotonic() - started}
 
-    def _step(self) -> Rolled:
+    def _run(self) -> RollupResult:
         started = time.monotonic()
-        since, judged_since = self._rolled_until()
+        since, judged_since = self._progress()
         until, judged_until = self._received_ms(), self._judged_ms()
         streams = np.union1d(self._dirty(since, until, judged_since, judged_until), self._overdue())
         steps = self._minutes("engine_steps", "recorded_at", after_until_ms("received_at", since, until))
-        rolled = self._roll(streams, steps)
-        if (rolled.minutes or not since) and not self._background.closing.is_set():
-            self._note(until, judged_until, rolled, time.monotonic() - started)
+        result = self._compute(streams, steps)
+        if (result.minutes or not since) and not self.stopping:
+            times_ms = {"until": until, "judged_until": judged_until}
+            record_run(self._store, "rollup_runs", times_ms, {"minutes": result.minutes, "rows": result.rows}, started)
         self._metrics.rollup_seconds.observe(time.monotonic() - started)
-        self._until_ms = until
-        return rolled
+        self.until_ms = until
+        return result
 
-    def _rolled_until(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int]:
+        """The receive time and the judgement time (Unix ms) up to which earlier runs have processed all rows; 0 before the first run."""
         ((until, judged),) = self._store.select(
             "SELECT toUnixTimestamp64Milli(max(until)), toUnixTimestamp64Milli(max(judged_until)) FROM rollup_runs"
         )
@@ -134,11 +116,12 @@ class Roller:
         return np.union1d(received, judged)
 
     def _overdue(self) -> NDArray[np.int64]:
-        """Minutes with a stream that was running when they were computed and has been silent for too long since; also by their hours, which
-        a stop may have kept from hearing of it.
+        """Return the minutes with a stream that was running when they were computed and is overdue now.
+
+        Also looks in the 1-hour rollups: a run stopped between a minute and its hour leaves only the hour out of date.
         """
         due = "toUnixTimestamp64Milli(due_at) > 0 AND due_at < now64(3)"
-        # Without FINAL first: a column of the whole table, of which next to nothing is read again.
+        # The inner query runs without FINAL: it reads one column of the table, and FINAL then merges only the few minutes that it finds.
         minutes, hours = (
             self._minutes(f"{table} FINAL", "minute", f"minute IN (SELECT minute FROM {table} WHERE {due}) AND {due}")
             for table in ("stream_minutes", "stream_hours")
@@ -146,43 +129,29 @@ class Roller:
         return np.union1d(minutes, np.setdiff1d(hours, minutes // HOUR_S * HOUR_S))
 
     def _minutes(self, table: str, column: str, condition: str) -> NDArray[np.int64]:
-        """The minutes (unix s, ascending) of the rows of a table for which a condition holds."""
+        """Return the minutes (Unix s, ascending) of the rows of a table that satisfy a condition."""
         rows = self._store.select(
             f"SELECT DISTINCT toUnixTimestamp(toStartOfMinute({column})) AS at FROM {table}"
             f" WHERE {condition} AND {column} < {_TIME_MAX} ORDER BY at"
         )
         return np.array([row[0] for row in rows], np.int64)
 
-    def _roll(self, streams: NDArray[np.int64], steps: NDArray[np.int64]) -> Rolled:
-        rolled = Rolled()
+    def _compute(self, streams: NDArray[np.int64], steps: NDArray[np.int64]) -> RollupResult:
+        """Compute the rollups of streams and of engine steps for their minutes, pass by pass; return early when the worker is closed."""
+        result = RollupResult()
         for minutes, rollups, column in ((streams, STREAM_ROLLUPS, "start_time"), (steps, ENGINE_ROLLUPS, "recorded_at")):
-            for part in slices(minutes):
-                if self._background.closing.is_set():
-                    return rolled
+            for part in passes(minutes):
+                if self.stopping:
+                    return result
                 for rollup in rollups:
-                    rolled.rows += roll(self._store, rollup, column, part, self._slo, now_ms())
+                    result.rows += compute_minutes(self._store, rollup, column, part, self._slo, now_ms())
                     if rollup.hours:
-                        roll_hours(self._store, self._hours_sql[rollup.table], part)
-                rolled.minutes += len(part)
-        self._metrics.rolled_minutes.inc(rolled.minutes)
-        return rolled
+                        compute_hours(self._store, self._hours_sql[rollup.table], part)
+                result.minutes += len(part)
+        self._metrics.rolled_minutes.inc(result.minutes)
+        return result
 
     @cached_property
     def _hours_sql(self) -> dict[str, str]:
-        """The statement for each table with hours, by its name. Columns do not change while a store is open."""
+        """The statement for each 1-hour table, by the name of its 1-minute table. Columns do not change while a store is open."""
         return {rollup.table: hours_sql(rollup, columns_of(self._store, rollup.table)) for rollup in STREAM_ROLLUPS}
-
-    def _note(self, until: int, judged_until: int, rolled: Rolled, seconds: float) -> None:
-        moment = pa.timestamp("ms", "UTC")
-        row = {
-            "tenant": pa.array([""]),
-            "until": pa.array([until], moment),
-            "judged_until": pa.array([judged_until], moment),
-            "ran_at": pa.array([datetime.now(UTC)], moment),
-            "minutes": pa.array([rolled.minutes], pa.uint32()),
-            "rows": pa.array([rolled.rows], pa.uint32()),
-            "seconds": pa.array([seconds], pa.float32()),
-        }
-        # What was rolled up may have been read of a part that a full disk cut short: then this run is not noted, and is done again.
-        self._store.verify()
-        self._store.insert("rollup_runs", pa.table(row))

@@ -27,7 +27,7 @@ from legato_ingest.attribution.worker import Worker
 from legato_ingest.jobs.self_monitoring import request_of as self_request
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write.committer import Committer
@@ -83,7 +83,7 @@ def fill(store: Store) -> Past:
         committer.close()
     _put_twice(store)
     store.insert("chunking_changes", _changes(now_ns))
-    roller = Roller(store, load(), metrics)
+    roller = RollupWorker(store, load(), metrics)
     roller.step()
     worker = Worker(store, load(attribute_settle_s=0), metrics)
     for _ in range(2):

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from legato_ingest.chunking.worker import ChunkingWatch
+from legato_ingest.chunking.worker import ChunkingWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
@@ -45,9 +45,9 @@ def minutes(store: Store, days: int, *, service: str = "s", after: float = 0.4, 
     store.insert("stream_minutes", pa.table(table))
 
 
-def watch(store: Store) -> ChunkingWatch:
+def watch(store: Store) -> ChunkingWorker:
     """A watch that is told when to look."""
-    return ChunkingWatch(store, load(), Metrics())
+    return ChunkingWorker(store, load(), Metrics())
 
 
 def changes(store: Store) -> list[Sequence[Any]]:

@@ -9,7 +9,7 @@ import pytest
 
 from legato_ingest.jobs import leases
 from legato_ingest.jobs.leases import Lease
-from legato_ingest.jobs.writer_heartbeat import Writers
+from legato_ingest.jobs.writer_heartbeat import WriterHeartbeat
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage.chdb import Store
 
@@ -25,7 +25,7 @@ def shared(store: Store) -> Store:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody need look twice."""
-    monkeypatch.setattr(leases, "_LOOK_AGAIN_S", -1.0)
+    monkeypatch.setattr(leases, "_CONFIRM_S", -1.0)
 
 
 def lease(store: Store, holder: str) -> Lease:
@@ -73,7 +73,7 @@ def test_who_died_is_followed_when_its_word_has_lapsed(shared: Store, soon: None
     forget(shared, "one")
     two.step()
     assert two.held
-    one._said_at -= 100
+    one._written_at -= 100
     assert not one.held
     one.step()
     two.step()
@@ -92,8 +92,8 @@ def test_of_two_that_act_the_later_gives_way(shared: Store, soon: None) -> None:
     assert (one.held, two.held) == (True, False)
 
 
-def writers(store: Store, name: str, own_ms: Callable[[], int]) -> Writers:
-    return Writers(store, name, own_ms, Metrics())
+def writers(store: Store, name: str, own_ms: Callable[[], int]) -> WriterHeartbeat:
+    return WriterHeartbeat(store, name, own_ms, Metrics())
 
 
 def test_all_is_there_until_the_writer_that_is_furthest_behind(shared: Store) -> None:
@@ -101,11 +101,11 @@ def test_all_is_there_until_the_writer_that_is_furthest_behind(shared: Store) ->
     times = {"a": 5000, "b": 7000}
     kept = {name: writers(shared, name, lambda name=name: times[name]) for name in times}  # type: ignore[misc]
     for each in kept.values():
-        each.tell()
+        each.beat()
     assert [each.settled_ms() for each in kept.values()] == [5000, 5000]
     times["a"] = 6000
     assert [each.settled_ms() for each in kept.values()] == [5000, 5000]
-    kept["a"].tell()
+    kept["a"].beat()
     assert [each.settled_ms() for each in kept.values()] == [6000, 6000]
     times["b"] = 5500
     assert kept["b"].settled_ms() == 5500
@@ -122,9 +122,9 @@ def test_who_says_nothing_for_long_is_not_waited_for(shared: Store) -> None:
     }
     shared.insert("writers", pa.table(old))
     metrics = Metrics()
-    one = Writers(shared, "one", lambda: 9000, metrics)
-    one.tell()
+    one = WriterHeartbeat(shared, "one", lambda: 9000, metrics)
+    one.beat()
     assert one.settled_ms() == 9000
-    one._told -= 100
-    one.tell()
-    assert metrics.errors.labels("writers", "Lapsed")._value.get() == 1
+    one._beat_at -= 100
+    one.beat()
+    assert metrics.errors.labels("writers", "HeartbeatMissed")._value.get() == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from legato_ingest.jobs.self_monitoring import SelfSampler, request_of
+from legato_ingest.jobs.self_monitoring import SelfMonitor, request_of
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage.chdb import Store
 from legato_ingest.write.committer import Committer
@@ -25,7 +25,7 @@ def test_every_figure_of_a_scrape_is_a_sample(store: Store, committer: tuple[Com
     """Counters and a histogram's sum and count as sums, the rest as gauges, with their labels; the store's sizes among them."""
     taking, metrics = committer
     metrics.errors.labels("insert", "Timeout").inc(3)
-    SelfSampler(store, taking, metrics).step()
+    SelfMonitor(store, taking, metrics).step()
     taking.close()
     rows = {(name, tuple(sorted(labels.items()))): (kind, value) for name, labels, kind, value in store.select(
         "SELECT metric, mapFilter((k, v) -> k NOT IN ('service.name', 'host.name'), attributes), kind, value FROM node_samples"

@@ -32,9 +32,9 @@ from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.rollups.compute import MINUTE_S, _within, roll, slices
+from legato_ingest.rollups.compute import MINUTE_S, _within, compute_minutes, passes
 from legato_ingest.rollups.queries import STREAM_ROLLUPS
-from legato_ingest.rollups.worker import Roller, followed_until_ms, judgements_followed_until_ms
+from legato_ingest.rollups.worker import RollupWorker, followed_until_ms, judgements_followed_until_ms
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.watermark import now_ms
@@ -72,9 +72,11 @@ class Double:
         return getattr(self._store, name)
 
 
-def roller(store: Store | Double, received_ms: Callable[[], int] = now_ms, judged_ms: Callable[[], int] = now_ms, **more: Any) -> Roller:
+def roller(
+    store: Store | Double, received_ms: Callable[[], int] = now_ms, judged_ms: Callable[[], int] = now_ms, **more: Any
+) -> RollupWorker:
     """A roller that works when it is told to."""
-    return Roller(cast(Store, store), load(**more), Metrics(), received_ms, judged_ms)
+    return RollupWorker(cast(Store, store), load(**more), Metrics(), received_ms, judged_ms)
 
 
 @contextmanager
@@ -566,7 +568,7 @@ class Killed(Exception):
     """The process ended here."""
 
 
-def inserts_of_a_run(store: Store, at: int | None, act: Callable[[Roller], None]) -> tuple[Roller, list[str]]:
+def inserts_of_a_run(store: Store, at: int | None, act: Callable[[RollupWorker], None]) -> tuple[RollupWorker, list[str]]:
     """A roller over a store that does something to it at its insert number ``at``; and the tables that it wrote to, or tried."""
     double, written = Double(store), list[str]()
     rolling = roller(double)
@@ -580,7 +582,7 @@ def inserts_of_a_run(store: Store, at: int | None, act: Callable[[Roller], None]
     return rolling, written
 
 
-def kill(_: Roller) -> None:
+def kill(_: RollupWorker) -> None:
     """As SIGKILL would: what comes after does not come."""
     raise Killed
 
@@ -605,7 +607,7 @@ def test_cut_off_anywhere_the_next_run_makes_it_whole(store: Store, at: int, sam
 def test_a_stop_between_passes_leaves_no_note(store: Store, at: int, minutes: int, inserts: int) -> None:
     """The pass that runs is finished, the rest is left, and the next run does all of it."""
     scattered(store)
-    rolling, written = inserts_of_a_run(store, at, lambda rolling: rolling._background.closing.set())
+    rolling, written = inserts_of_a_run(store, at, lambda rolling: rolling._task.closing.set())
     assert rolling.step().minutes == minutes and len(written) == inserts
     assert "rollup_runs" not in written
     assert roller(store).step().minutes == 72 and differences(store) == []
@@ -803,18 +805,19 @@ def test_what_is_computed_later_counts_whatever_the_clock_says(store: Store) -> 
     (stalls,) = (each for each in STREAM_ROLLUPS if each.table == "stall_minutes")
     for number, cause in enumerate(("host", "base", "host", "base", "base", "host")):
         judge(store, NOW_NS // 10**6 + number, {"cause": cause, "engine_id": "", "confidence": "strong"})
-        roll(store, stalls, "start_time", minute, {"gap_us": 400_000, "first_us": 2_000_000}, NOW_NS // 10**6 - 1000 * number)
+        compute_minutes(store, stalls, "start_time", minute, {"gap_us": 400_000, "first_us": 2_000_000}, NOW_NS // 10**6 - 1000 * number)
         assert len(stored(store, "stall_minutes")) == (cause == "host")
 
 
 def test_what_was_followed_is_known_in_every_time_zone(tmp_path: pathlib.Path) -> None:
     """A new process goes on from there, not from hours later or before."""
     script = (
-        "import pathlib, sys, time; from legato_ingest import migrate, roller; from legato_ingest.metrics import Metrics\n"
+        "import pathlib, sys, time; from legato_ingest.storage import migrate; from legato_ingest.rollups import worker\n"
+        "from legato_ingest.metrics import Metrics\n"
         "from legato_ingest.settings import load; from legato_ingest.storage.chdb import Store\n"
         "settings, store = load(), Store(pathlib.Path(sys.argv[1]))\n"
-        "migrate.apply(store, migrate.load(settings.schema_dir)); roller.Roller(store, settings, Metrics()).step()\n"
-        "print(roller.followed_until_ms(store) - time.time_ns() // 10**6); store.close()"
+        "migrate.apply(store, migrate.load(settings.schema_dir)); worker.RollupWorker(store, settings, Metrics()).step()\n"
+        "print(worker.followed_until_ms(store) - time.time_ns() // 10**6); store.close()"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "store")]
     told = subprocess.run(command, env={**os.environ, "TZ": "America/New_York"}, check=True, capture_output=True, text=True)
@@ -899,18 +902,18 @@ SOME_MINUTES = st.lists(st.tuples(st.integers(0, 30_000), st.integers(1, 400)), 
 @settings(max_examples=50, deadline=None)
 def test_passes_have_every_minute_once_and_are_bounded(minutes_s: np.ndarray[Any, np.dtype[np.int64]]) -> None:
     """In order, at most 240 minutes and 64 ranges of the primary key each, and no more passes than that takes."""
-    passes = list(slices(minutes_s))
-    assert [*np.concatenate([np.zeros(0, np.int64), *passes])] == [*minutes_s]
-    ranges = [_within("t", each).count("t >= ") for each in passes]
-    assert all(1 <= len(each) <= 240 for each in passes) and all(count <= 64 for count in ranges)
-    assert all(len(each) == 240 or count == 64 for each, count in zip(passes[:-1], ranges, strict=False))
+    parts = list(passes(minutes_s))
+    assert [*np.concatenate([np.zeros(0, np.int64), *parts])] == [*minutes_s]
+    ranges = [_within("t", each).count("t >= ") for each in parts]
+    assert all(1 <= len(each) <= 240 for each in parts) and all(count <= 64 for count in ranges)
+    assert all(len(each) == 240 or count == 64 for each, count in zip(parts[:-1], ranges, strict=False))
 
 
 @given(SOME_MINUTES)
 @settings(max_examples=50, deadline=None)
 def test_a_passes_condition_is_true_of_its_minutes_alone(minutes_s: np.ndarray[Any, np.dtype[np.int64]]) -> None:
     """Of the first and the last nanosecond of each, and of none in the minutes around and between them."""
-    for each in slices(minutes_s):
+    for each in passes(minutes_s):
         inside = set(each.tolist())
         condition = read_as_python(_within("t", each))
         # All edges, and a few of the minutes that are in the midst of others.

@@ -16,7 +16,7 @@ from helpers.repo.repository import ROOT
 from helpers.servers.reading import stream, streams_in
 from helpers.servers.serving import legato, serve_process
 from legato_ingest.metrics import Metrics
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
@@ -82,7 +82,7 @@ def test_it_takes_more_rows(store: Store) -> None:
     streams_in(store, [stream(), stream((20.0, 700.0))])
     assert store.select(streams) == [("client", 25), ("server", 23)]
     ((before,),) = store.select("SELECT sum(streams) FROM stream_minutes FINAL")
-    Roller(store, load(retention_days=0), Metrics()).again(0)
+    RollupWorker(store, load(retention_days=0), Metrics()).again(0)
     assert store.select("SELECT sum(streams) FROM stream_minutes FINAL") == [(before + 2,)]
 
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.servers.reading import stream, streams_in
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage.chdb import Store
 from legato_ingest.storage.retention import kept_since_s, set_retention
@@ -84,7 +84,7 @@ def test_a_timeline_goes_before_its_stream_and_changes_nothing_else(store: Store
     held = stream((20.0,) * 10 + (700.0,) + (20.0,) * 8, holds_ms=(0.0,) * 10 + (690.0,) + (0.0,) * 9, age_s=40 * DAY_S)
     streams_in(store, [held])
     streams_in(store, [stream(age_s=100.0)], seed=8)
-    worker, roller = Worker(store, settings, Metrics()), Roller(store, settings, Metrics())
+    worker, roller = Worker(store, settings, Metrics()), RollupWorker(store, settings, Metrics())
     worker.again(0)
     roller.again(0)
     told = "SELECT start_time, cause, gap_us FROM verdicts FINAL ORDER BY start_time"
@@ -103,11 +103,11 @@ def test_a_timeline_goes_before_its_stream_and_changes_nothing_else(store: Store
 def test_minutes_outlive_their_streams(store: Store) -> None:
     """Computed again from what is left they would be zeros: so those of streams that may be gone are let be."""
     streams_in(store, [stream(age_s=40 * DAY_S), stream(age_s=100.0)])
-    Roller(store, load(retention_days=0), Metrics()).again(0)
+    RollupWorker(store, load(retention_days=0), Metrics()).again(0)
     counted = "SELECT sum(streams) FROM stream_minutes FINAL"
     assert store.select(counted) == [(2,)]
     store.command("ALTER TABLE stream_revs DELETE WHERE start_time < now() - INTERVAL 30 DAY SETTINGS mutations_sync = 1")
     kept = load(retention_days=30)
     assert time.time() - kept_since_s(kept) == pytest.approx(29 * DAY_S, abs=5)
-    Roller(store, kept, Metrics()).again(0)
+    RollupWorker(store, kept, Metrics()).again(0)
     assert store.select(counted) == [(2,)]

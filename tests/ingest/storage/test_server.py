@@ -14,7 +14,7 @@ from helpers.servers.ports import free_port
 from helpers.servers.reading import stream, streams_in
 from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Address, Settings, address_of, load
 from legato_ingest.storage import migrate
 from legato_ingest.storage.chdb import Store
@@ -112,7 +112,7 @@ def test_the_clock_is_the_servers(settings: Settings, monkeypatch: pytest.Monkey
 
 def test_minutes_are_rolled_up_there(store: Store, settings: Settings) -> None:
     """The rollups' statements run as they are."""
-    roller = Roller(open_store(settings), settings, Metrics())
+    roller = RollupWorker(open_store(settings), settings, Metrics())
     assert roller.step().minutes > 0
     roller.close()
     ((streams,),) = store.select("SELECT sum(streams) FROM stream_minutes FINAL")

@@ -26,7 +26,7 @@ from legato_ingest.cli.grafana.client import Grafana, GrafanaError, Source, Unre
 from legato_ingest.cli.grafana.macros import Range
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
-from legato_ingest.rollups.worker import Roller
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 
 FOLDER = pathlib.Path(__file__).resolve().parents[4] / "dashboards"
@@ -43,7 +43,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             server = {"legato.stream.vantage": "server"}
             streams_in(store, [stream((20,) * 30 + (900,) + (20,) * 30, age_s=600 + 60 * n) for n in range(9)], "shop")
             streams_in(store, [stream(attributes=server, age_s=600)], "api", seed=8)
-            Roller(store, load(), Metrics()).step()
+            RollupWorker(store, load(), Metrics()).step()
         yield url
 
 
