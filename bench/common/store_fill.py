@@ -14,8 +14,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load as settings
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import EmbeddedStore, Store, migrate
 
 __all__ = ["fill"]
 
@@ -93,7 +92,7 @@ ARRAY JOIN ['hw.gpu.clock.sm', 'hw.gpu.clock.memory', 'hw.gpu.throttle.time', 'h
 
 def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Random) -> None:
     """Streams ``first`` to ``last`` of ``total``, all of them rolled up afterwards."""
-    store = Store(path)
+    store = EmbeddedStore(path)
     migrate.apply(store, migrate.load(ROOT / "schema"))
     step_ns = DAYS * 86_400 * 10**9 // total
     # Told once: the two fillings of a run share it.

@@ -29,10 +29,8 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.rollups.worker import followed_until_ms
 from legato_ingest.settings import Settings
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store, migrate, open_store
 from legato_ingest.storage.lock import StoreLock, admin_socket_path
-from legato_ingest.storage.opening import open_store
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer

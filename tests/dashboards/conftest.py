@@ -11,8 +11,7 @@ import pytest
 from helpers.dashboards.panel_past import fill
 from helpers.dashboards.panels import Asked, Past
 from helpers.servers.reading import reading
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import EmbeddedStore, migrate
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 READ_LIMITS: dict[str, int | str] = {
@@ -28,7 +27,7 @@ PATIENCE_S = 60
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, Past]:
     """The folder of the store, which is closed, and what is in it."""
     folder = tmp_path_factory.mktemp("dashboards") / "store"
-    store = Store(folder)
+    store = EmbeddedStore(folder)
     try:
         migrate.apply(store, migrate.load(SCHEMA))
         return folder, fill(store)
@@ -45,7 +44,7 @@ def past(filled: tuple[pathlib.Path, Past]) -> Past:
 @pytest.fixture(scope="module")
 def asked(filled: tuple[pathlib.Path, Past]) -> Iterator[Asked]:
     """The read endpoint over the filled store. Nothing is merged while it is open, so its size stays."""
-    store = Store(filled[0], READ_LIMITS)
+    store = EmbeddedStore(filled[0], READ_LIMITS)
     store.command("SYSTEM STOP MERGES")
     try:
         with reading(store) as url, httpx.Client(timeout=PATIENCE_S) as client:

@@ -33,7 +33,7 @@ from helpers.dashboards.burning import (
 )  # fmt: skip
 from helpers.servers.reading import open_store
 from legato_ingest.attribution.model.charge import CAUSES as STALL_CAUSES
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 NOW_S = int(time.time())
 FALSE_PAGES_MAX = 1e-3

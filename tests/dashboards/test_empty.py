@@ -11,8 +11,7 @@ import pytest
 
 from helpers.dashboards.panels import BOARDS, Asked, Past, none, statements
 from helpers.servers.reading import reading
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import EmbeddedStore, migrate
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 # The schema's own table is in the store from the beginning.
@@ -22,7 +21,7 @@ NEVER_EMPTY = {("self", "Store"), ("self", "Tables")}
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     """The read endpoint over a store with the schema alone."""
-    store = Store(tmp_path_factory.mktemp("empty") / "store", {"max_execution_time": 20})
+    store = EmbeddedStore(tmp_path_factory.mktemp("empty") / "store", {"max_execution_time": 20})
     try:
         migrate.apply(store, migrate.load(SCHEMA))
         with reading(store) as url, httpx.Client(timeout=60) as client:

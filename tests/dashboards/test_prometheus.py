@@ -27,7 +27,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.write import app
 from legato_ingest.write.committer import Committer
 

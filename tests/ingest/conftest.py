@@ -14,9 +14,7 @@ import pytest
 
 from helpers.servers.clickhouse import clickhouse
 from legato_ingest.settings import load
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
-from legato_ingest.storage.opening import open_store
+from legato_ingest.storage import EmbeddedStore, Store, migrate, open_store
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 READ_LIMITS: dict[str, int | str] = {"max_execution_time": 20, "max_memory_usage": 2**30, "max_result_rows": 100_000}
@@ -37,7 +35,7 @@ def shared_store(store_folder: pathlib.Path) -> Iterator[Store]:
             server = stack.enter_context(clickhouse(store_folder / "server"))
             store = open_store(load(store=server.store, store_password=server.password), limits)
         else:
-            store = Store(store_folder / "store", limits)
+            store = EmbeddedStore(store_folder / "store", limits)
         migrate.apply(store, migrate.load(SCHEMA))
         yield store
         store.close()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from legato_ingest.columns import TABLES
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 PLAIN = {
     "String": pa.string(),

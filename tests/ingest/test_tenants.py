@@ -25,7 +25,7 @@ from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer
 

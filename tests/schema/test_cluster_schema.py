@@ -12,7 +12,7 @@ import pytest
 
 from deploy import cluster_schema
 from helpers.repo.repository import ROOT
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import EmbeddedStore, Store
 
 FOLDER = ROOT / "schema" / "cluster"
 FILES = sorted(FOLDER.glob("*.sql"))
@@ -37,7 +37,7 @@ def test_the_files_are_generated_from_the_schema() -> None:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """An embedded store, used for its SQL parser."""
-    opened = Store(tmp_path_factory.mktemp("parser") / "store")
+    opened = EmbeddedStore(tmp_path_factory.mktemp("parser") / "store")
     yield opened
     opened.close()
 

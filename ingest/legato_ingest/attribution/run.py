@@ -23,7 +23,7 @@ from legato_ingest.attribution.model.exclusion import MOVED, by_exclusion, exclu
 from legato_ingest.attribution.model.gaps import gaps_of, made_by
 from legato_ingest.attribution.verdict_rows import Judged, verdict_rows
 from legato_ingest.errors import StoreUnavailable
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["Swept", "Thresholds", "sweep"]

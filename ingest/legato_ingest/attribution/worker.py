@@ -19,9 +19,9 @@ from legato_ingest.attribution.run import Swept, Thresholds, sweep
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicTask
 from legato_ingest.settings import Settings
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import after_until_ms
-from legato_ingest.storage.watermark import Stamps, now_ms
+from legato_ingest.storage.watermark import Watermark, now_ms
 
 __all__ = ["Worker"]
 
@@ -64,7 +64,7 @@ class Worker:
         self._metrics = metrics
         self._usual_ms: dict[tuple[str, str], int] = {}
         self._sweeping = threading.Lock()
-        self._stamps = Stamps(after_ms, store.clock_ms)
+        self._stamps = Watermark(after_ms, store.clock_ms)
         self._until_ms = now_ms()
         metrics.attribution_lag_seconds.set_function(lambda: max(0.0, (now_ms() - self._until_ms) / 1000) if my_turn() else 0.0)
         self._background = PeriodicTask("attribute", self.step, settings.attribute_every_s, metrics, my_turn=my_turn)
@@ -81,7 +81,7 @@ class Worker:
 
     def judged_ms(self) -> int:
         """All verdicts with a time until this are in the store; later ones have later times."""
-        return self._stamps.settled_ms()
+        return self._stamps.reached_ms()
 
     def step(self) -> Swept:
         """One sweep over what has settled since the last."""

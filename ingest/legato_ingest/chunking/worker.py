@@ -22,7 +22,7 @@ from legato_ingest.errors import StoreError
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, always
 from legato_ingest.settings import Settings
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import quoted, unquoted
 
 __all__ = ["ChunkingWorker"]

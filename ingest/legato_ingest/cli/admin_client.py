@@ -18,7 +18,7 @@ from legato_ingest.errors import LegatoError, Locked
 from legato_ingest.settings import Settings
 
 if TYPE_CHECKING:
-    from legato_ingest.storage.chdb import Store
+    from legato_ingest.storage import Store
 
 __all__ = ["attribute", "backup", "rollup", "schema_apply", "schema_status"]
 
@@ -77,7 +77,7 @@ def _run(settings: Settings, method: str, path: str, work: Callable[[Store], dic
 
 
 def _run_here(settings: Settings, work: Callable[[Store], dict[str, Any]]) -> dict[str, Any]:
-    from legato_ingest.storage.opening import open_store
+    from legato_ingest.storage import open_store
 
     store = open_store(settings)
     try:

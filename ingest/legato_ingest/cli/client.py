@@ -9,20 +9,18 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from legato_ingest.errors import LegatoError
+from legato_ingest.quoting import Value, parameter
 
 __all__ = ["DEFAULT_URL", "DEFAULT_USER", "ReadError", "Reader"]
 
 DEFAULT_URL = "http://127.0.0.1:8123"
 DEFAULT_USER = "legato"
-Value = str | int | float | Sequence[str]
 _TIMEOUT_S = 60
-_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0"})
-_QUOTED_ESCAPES = str.maketrans({"\\": "\\\\", "'": "\\'"})
 
 
 class ReadError(LegatoError):
@@ -46,7 +44,7 @@ class Reader:
 
     def rows(self, sql: str, parameters: Mapping[str, Value] | None = None) -> list[dict[str, Any]]:
         """The rows of a query, each by column name. Raises ``ReadError``."""
-        query = {"default_format": "JSONEachRow", **{f"param_{name}": _encoded(value) for name, value in (parameters or {}).items()}}
+        query = {"default_format": "JSONEachRow", **{f"param_{name}": parameter(value) for name, value in (parameters or {}).items()}}
         return [json.loads(line) for line in self._ask(sql, query).splitlines()]
 
     def _ask(self, sql: str, query: Mapping[str, str]) -> bytes:
@@ -85,12 +83,3 @@ class Reader:
         if code == "60":
             return f"the store behind {where} lacks a table of this version ({text}): `legato schema status` shows what is applied"
         return f"{where} refused the query (status {status}): {text}"
-
-
-def _encoded(value: Value) -> str:
-    """A value as a parameter in a URL is written: strings escaped, lists as a literal."""
-    if isinstance(value, str):
-        return value.translate(_ESCAPES)
-    if isinstance(value, Sequence):
-        return "[" + ",".join("'" + item.translate(_QUOTED_ESCAPES) + "'" for item in value) + "]"
-    return str(value)

@@ -73,18 +73,15 @@ def move(
     Example: legato move --to clickhouse://legato@clickhouse:8123/default
     """
     from legato_ingest.settings import load
-    from legato_ingest.storage import migrate
-    from legato_ingest.storage.chdb import Store
-    from legato_ingest.storage.copy import move as run
+    from legato_ingest.storage import EmbeddedStore, migrate, open_store
+    from legato_ingest.storage.copy import copy_rows, partitions_of, tables_of
     from legato_ingest.storage.lock import StoreLock
-    from legato_ingest.storage.opening import open_store
-    from legato_ingest.storage.tallies import partitions_of, tables_of
 
     settings, target_settings = load(store=store), load(store=to)
     if target_settings.server is None:
         raise LegatoError("--to must be a ClickHouse server: clickhouse://USER@HOST:8123/DATABASE")
     with StoreLock(settings.store_path):
-        source, target = Store(settings.store_path), open_store(target_settings)
+        source, target = EmbeddedStore(settings.store_path), open_store(target_settings)
         migrations = migrate.load(settings.schema_dir)
         for opened in (source, target):
             migrate.apply(opened, migrations)
@@ -92,7 +89,7 @@ def move(
         with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
             task = progress.add_task("partitions", total=total)
             moved = []
-            for each in run(source, target):
+            for each in copy_rows(source, target):
                 moved.append(each)
                 progress.update(task, advance=1, description=each.table)
         source.close()

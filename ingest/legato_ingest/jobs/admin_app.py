@@ -21,9 +21,8 @@ from legato_ingest.errors import LegatoError
 from legato_ingest.jobs.admin_commands import apply_schema, back_up, schema_state
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.lock import admin_socket_path
-from legato_ingest.storage.opening import open_store
 
 __all__ = ["create_app", "listen"]
 
@@ -66,7 +65,7 @@ def create_app(settings: Settings, store: Store, worker: Worker, rollups: Rollup
     def backup(name: str = "") -> Any:
         # One at a time: two backups would be verified in the same folder.
         with backing_up:
-            return _guarded(lambda: _back_up(settings, name))
+            return _guarded(lambda: _back_up(settings, store, name))
 
     @app.post("/rollup")
     def rollup(since_s: int) -> Any:
@@ -82,10 +81,10 @@ def _guarded(work: Callable[[], Any]) -> Any:
         return JSONResponse({"error": str(error)}, 409)
 
 
-def _back_up(settings: Settings, name: str) -> dict[str, Any]:
-    """Back up through a separate handle, so that no acknowledgement waits for the backup."""
-    store = open_store(settings)
+def _back_up(settings: Settings, store: Store, name: str) -> dict[str, Any]:
+    """Back up through separate connections, so that no acknowledgement waits for the backup."""
+    separate = store.clone()
     try:
-        return back_up(settings, store, name)
+        return back_up(settings, separate, name)
     finally:
-        store.close()
+        separate.close()

@@ -12,8 +12,8 @@ from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
-from legato_ingest.storage import backup, migrate
-from legato_ingest.storage.chdb import Store, backups_of
+from legato_ingest.storage import Store, backup, migrate
+from legato_ingest.storage.chdb import backups_of
 
 __all__ = ["apply_schema", "attribute_again", "back_up", "roll_up_again", "schema_state"]
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicTask
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 __all__ = ["Lease"]
 

@@ -16,7 +16,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.spans import Limits
 from legato_ingest.otlp.stream_rows import sample_rows_of
 from legato_ingest.periodic import PeriodicTask
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
 
 __all__ = ["SelfMonitor", "request_of"]

@@ -20,8 +20,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicTask, always
 from legato_ingest.rollups.worker import RollupWorker, judgements_followed_until_ms
 from legato_ingest.settings import Settings
-from legato_ingest.storage.chdb import Store
-from legato_ingest.storage.opening import open_store
+from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
 
 __all__ = ["Workers"]
@@ -45,15 +44,15 @@ class Workers:
         self._parts = PeriodicTask("parts", store.verify, _PARTS_EVERY_S, metrics)
         self._handles: list[Store] = []
         if settings.server is not None:
-            # Separate handles: a heartbeat or a lease renewal must not wait for an insert.
-            self._handles = [open_store(settings), open_store(settings)]
+            # Separate connections: a heartbeat or a lease renewal must not wait for an insert.
+            self._handles = [store.clone(), store.clone()]
             self._heartbeat = WriterHeartbeat(self._handles[0], instance, committer.settled_ms, metrics)
             lease = self._lease = Lease(self._handles[1], "work", instance, metrics)
             received_ms, my_turn = self._heartbeat.settled_ms, lambda: lease.held
         judged_ms = judgements_followed_until_ms(store)
-        self.attribution = Worker(open_store(settings), settings, metrics, received_ms, judged_ms, my_turn)
-        self.rollups = RollupWorker(open_store(settings), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
-        self._chunking = ChunkingWorker(open_store(settings), settings, metrics, my_turn)
+        self.attribution = Worker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn)
+        self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
+        self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
 
     def start(self) -> None:
         """Start all workers. Call it before the first row is written: other instances need this writer's heartbeat before its rows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legato_ingest.errors import BadRequest
+from legato_ingest.varint import read_varint
 
 __all__ = ["Malformed", "fields_of", "message", "varint"]
 
@@ -45,13 +46,11 @@ def fields_of(content: bytes, start: int, end: int) -> Iterator[tuple[int, int, 
 
 
 def varint(content: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number of up to 64 bits, and where it ends."""
-    value = 0
-    for i, byte in enumerate(content[at : min(end, at + 10)]):
-        value |= (byte & 127) << (7 * i)
-        if byte < 128:
-            return value, at + i + 1
-    raise Malformed(at)
+    """Return a number of up to 64 bits and the position behind it. Raises ``Malformed``."""
+    try:
+        return read_varint(content, at, end)
+    except ValueError:
+        raise Malformed(at) from None
 
 
 def message(number: int, content: bytes) -> bytes:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.rollups.queries import MINUTES, Rollup
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import time_ns
 
 __all__ = ["HOUR_S", "MINUTE_S", "columns_of", "compute_hours", "compute_minutes", "passes"]

@@ -21,7 +21,7 @@ from legato_ingest.periodic import PeriodicWorker, always, record_run
 from legato_ingest.rollups.compute import HOUR_S, columns_of, compute_hours, compute_minutes, passes
 from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
 from legato_ingest.settings import Settings
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.retention import kept_since_s
 from legato_ingest.storage.sql import after_until_ms
 from legato_ingest.storage.watermark import now_ms

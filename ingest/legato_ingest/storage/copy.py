@@ -1,57 +1,91 @@
-"""`legato move`: an embedded store's rows into a ClickHouse server.
+"""Copy the rows of one store into another, and compare two stores by row checksums.
 
-One idea: partition by partition, and one that is the same on both sides is left alone, so a move that was cut off goes on where it was.
-Rows go in ClickHouse's own format, as they are. What counts is the comparison afterwards: a partition has moved when counts and checksums
-agree. It changes nothing in the source.
+A copy works partition by partition and skips partitions that are the same on both sides, so an interrupted copy continues when it is
+repeated. Rows are copied in ClickHouse's format Native, unchanged. A partition counts as copied if row count and row checksum agree
+afterwards. The source is not changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from legato_ingest.storage.chdb import Store
-from legato_ingest.storage.tallies import Tally, partitions_of, tables_of, tally_of
+from legato_ingest.quoting import literal
+from legato_ingest.storage.store import Store
 
-__all__ = ["Moved", "move"]
+__all__ = ["CopiedPartition", "RowChecksum", "checksum_of", "copy_rows", "partitions_of", "tables_of"]
 
 _ROWS_MAX = 50_000
+# Applied schema files and running instances: they describe the store itself, not its data.
+_OWN = ("schema_migrations", "writers", "leases")
+
+
+class RowChecksum(NamedTuple):
+    """The number of rows, and the sum (modulo 2^64) of the hashes of the rows' texts.
+
+    The sum does not depend on the order of rows nor on merges, and is the same in an embedded store and on a server.
+    """
+
+    rows: int
+    checksum: int
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """One partition: what the source holds, what the target holds now, and whether rows had to be copied."""
+class CopiedPartition:
+    """One partition: the rows of the source, the rows of the target now, and whether rows had to be copied."""
 
     table: str
     partition: str
-    source: Tally
-    target: Tally
+    source: RowChecksum
+    target: RowChecksum
     copied: bool
 
     @property
     def same(self) -> bool:
-        """Whether the target holds the source's rows and no others."""
+        """Whether the target has the source's rows and no others."""
         return self.source == self.target
 
 
-def move(source: Store, target: Store) -> Iterator[Moved]:
-    """Copy what the target lacks, a partition at a time. Both have the schema of this version. Raises ``StoreError``."""
+def tables_of(store: Store, database: str = "") -> dict[str, bool]:
+    """Return the tables of data and, for each, whether a query must merge its rows (FINAL). The default is the current database."""
+    where = literal(database) if database else "currentDatabase()"
+    rows = store.select(f"SELECT name, engine FROM system.tables WHERE database = {where} AND engine LIKE '%MergeTree' ORDER BY name")
+    return {str(name): "Replacing" in str(engine) for name, engine in rows if name not in _OWN}
+
+
+def partitions_of(store: Store, table: str) -> list[str]:
+    """Return the ids of a table's partitions."""
+    return [str(row[0]) for row in store.select(f"SELECT DISTINCT _partition_id FROM {table} ORDER BY 1")]
+
+
+def checksum_of(store: Store, table: str, merged: bool, partition: str = "") -> RowChecksum:
+    """Return the row checksum of a table (``table`` or ``database.table``) or of one of its partitions."""
+    where = f"WHERE _partition_id = {literal(partition)}" if partition else ""
+    final = "FINAL" if merged else ""
+    ((rows, checksum),) = store.select(f"SELECT count(), sum(cityHash64(toString(tuple(*)))) FROM {table} {final} {where}")
+    return RowChecksum(int(rows), int(checksum or 0))
+
+
+def copy_rows(source: Store, target: Store) -> Iterator[CopiedPartition]:
+    """Copy the partitions that differ, one at a time. Both stores have the schema of this version. Raises ``StoreError``."""
     for table, merged in tables_of(source).items():
         for partition in partitions_of(source, table):
-            wanted = tally_of(source, table, merged, partition)
-            found = tally_of(target, table, merged, partition)
+            wanted = checksum_of(source, table, merged, partition)
+            found = checksum_of(target, table, merged, partition)
             if wanted == found:
-                yield Moved(table, partition, wanted, found, copied=False)
+                yield CopiedPartition(table, partition, wanted, found, copied=False)
                 continue
             if not merged and found.rows:
-                # Nothing merges these, so what a cut-off move left would be there twice.
-                target.command(f"ALTER TABLE {table} DROP PARTITION ID '{partition}'")
+                # ClickHouse does not merge duplicates of this table, so rows of an interrupted copy would be stored twice.
+                target.command(f"ALTER TABLE {table} DROP PARTITION ID {literal(partition)}")
             _copy(source, target, table, merged, partition, wanted.rows)
-            yield Moved(table, partition, wanted, tally_of(target, table, merged, partition), copied=True)
+            yield CopiedPartition(table, partition, wanted, checksum_of(target, table, merged, partition), copied=True)
 
 
 def _copy(source: Store, target: Store, table: str, merged: bool, partition: str, rows: int) -> None:
-    parts = -(-rows // _ROWS_MAX)
-    for part in range(parts):
-        which = f"_partition_id = '{partition}' AND modulo(cityHash64(toString(tuple(*))), {parts}) = {part}"
-        target.insert_native(table, source.query_bytes(f"SELECT * FROM {table} {'FINAL' if merged else ''} WHERE {which}", fmt="Native"))
+    """Copy one partition in slices of at most about 50,000 rows."""
+    slices, final = -(-rows // _ROWS_MAX), "FINAL" if merged else ""
+    for number in range(slices):
+        where = f"_partition_id = {literal(partition)} AND modulo(cityHash64(toString(tuple(*))), {slices}) = {number}"
+        target.insert_native(table, source.query_bytes(f"SELECT * FROM {table} {final} WHERE {where}", fmt="Native"))

@@ -1,7 +1,7 @@
-"""The store's lock: one process owns an embedded store.
+"""The lock of an embedded store: one process owns the store.
 
-One idea: an advisory lock of the kernel (flock) on a file beside the store decides who owns it, never a flag or a pid file: it is
-gone the moment its holder is, however that ended. The file also says who holds it, for people. It does not open the store.
+The lock is an advisory lock of the kernel (flock) on a file next to the store, so it ends with its process, however that ends. The file
+contains the process id of the holder for error messages; its existence alone means nothing. The store itself is not opened here.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["StoreLock", "admin_socket_path"]
 
 
 def admin_socket_path(store_path: pathlib.Path) -> pathlib.Path:
-    """Return where the holder of this store's lock listens for administration commands."""
+    """Return the path of the socket on which the holder of this store's lock accepts administration commands."""
     return store_path.with_name(store_path.name + ".admin")
 
 
 class StoreLock:
-    """Holds the lock of the store at ``path`` from ``acquire`` (or ``with``) until ``release``. Raises ``Locked``."""
+    """The lock of the store at ``path``, held from ``acquire`` (or ``with``) until ``release``. Raises ``Locked``."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path.with_name(path.name + ".lock")
         self._file: int | None = None
 
     def acquire(self) -> StoreLock:
-        """Take the lock now, or raise ``Locked`` with the holder's process id."""
+        """Take the lock, or raise ``Locked`` with the holder's process id."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -46,7 +46,7 @@ class StoreLock:
         return self
 
     def release(self) -> None:
-        """Let go of the lock; the file stays."""
+        """Release the lock. The file remains; a second call does nothing."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

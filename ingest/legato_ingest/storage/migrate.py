@@ -1,11 +1,11 @@
 """Bring the schema of a store up to the numbered files of `schema/`.
 
-A file holds one statement and is applied once, in order; its number and SHA-256 are then recorded in the table `schema_migrations`. A file
-that was changed after it was applied, or a store with more files than this version has, is an error: continuing would lose data. If the
-process is killed between a statement and its record, the next run finds that the object exists and only writes the record.
+A file holds one statement and is applied once, in order; its number and SHA-256 are then recorded in the table `schema_migrations`. A
+file that was changed after it was applied, or a store with more files than this version has, is an error: continuing would lose data.
+If the process is killed between a statement and its record, the next run finds that the object exists and only writes the record.
 
-`replaced.json` in the same folder lists the files that the numbered files replaced (a squash). A store with exactly these files applied has
-the same tables, so only the new records are written. This module never drops or alters a table of data.
+`replaced.json` in the same folder lists the files that the numbered files replaced (a squash). A store with exactly these files applied
+has the same tables, so only the new records are written. This module never drops or alters a table of data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 import pyarrow as pa
 
 from legato_ingest.errors import SchemaError, StoreRefused
-from legato_ingest.storage.chdb import Store
+from legato_ingest.quoting import literal
+from legato_ingest.storage.store import Store
 
 __all__ = ["Migration", "applied", "apply", "is_current", "load", "status"]
 
@@ -118,7 +119,7 @@ def apply(store: Store, migrations: Sequence[Migration]) -> list[Migration]:
     missing = [migration for migration in migrations if migration.number not in done]
     for migration in missing:
         _apply_one(store, migration)
-    store.keep_sources()
+    store.keep_merged_parts()
     return missing
 
 
@@ -203,7 +204,7 @@ def _without_replaced(store: Store, migrations: Sequence[Migration]) -> dict[int
     if not _is_recorded(done, migrations, baseline):
         _record(store, migrations[: baseline.number])
         _log.info("recorded the schema files 0001 to %04d in place of the %d that they replaced", baseline.number, len(baseline.replaces))
-    old = ", ".join(f"'{sha256}'" for sha256 in baseline.replaces.values())
+    old = ", ".join(map(literal, baseline.replaces.values()))
     store.command(
         f"ALTER TABLE schema_migrations DELETE WHERE number > {baseline.number} AND sha256 IN ({old}) SETTINGS mutations_sync = 1"
     )

@@ -1,8 +1,8 @@
-"""How long rows are kept, by kind: raw rows, their timelines, and the minutes and hours that were added up of them.
+"""How long rows are kept: raw rows, their chunk timelines, and the rollups.
 
-One idea: ClickHouse drops what is old by itself, by a rule that stands with the table; this only makes the rules say what the settings say.
-Raw timelines may go before the streams that they are of: the statistics stay. What has been dropped is never computed again from what is
-left (`roller` asks ``kept_since_s``).
+ClickHouse deletes old rows itself, by the TTL of each table and column; this module only sets these TTLs to the values of the settings.
+Timelines may be deleted earlier than their streams; the statistics stay. Rollups of minutes with deleted streams are never computed
+again, because they would be too low (the rollup worker uses ``kept_since_s``).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 import time
 
+from legato_ingest.quoting import literal
 from legato_ingest.settings import Settings
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage.store import Store
 
 __all__ = ["kept_since_s", "set_retention"]
 
 _DAY_S = 86_400
+# Tables, with the column that the age of a row is counted from.
 _RAW = {
     "stream_revs": "start_time",
     "stream_sockets": "start_time",
@@ -25,7 +27,7 @@ _RAW = {
     "verdicts": "start_time",
     "replays": "start_time",
 }
-_ROLLED = {
+_ROLLUPS = {
     "stream_minutes": "minute",
     "stall_minutes": "minute",
     "but_for_minutes": "minute",
@@ -38,12 +40,12 @@ _ROLLED = {
 _TIMELINE = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_64us")
 
 
-def set_retention(store: Store, raw_days: int, timeline_days: int = 0, rolled_days: int = 0) -> None:
-    """Make the store drop what happened more than so many days ago (0: never; of timelines: with their streams).
+def set_retention(store: Store, raw_days: int, timeline_days: int = 0, rollup_days: int = 0) -> None:
+    """Make the store delete rows after this many days. 0: never; for timelines 0: with their streams.
 
-    Only says so where it says otherwise now.
+    A TTL that is right already is left alone, because changing one costs a mutation.
     """
-    for tables, days in ((_RAW, raw_days), (_ROLLED, rolled_days)):
+    for tables, days in ((_RAW, raw_days), (_ROLLUPS, rollup_days)):
         for table, column in tables.items():
             _set_table(store, table, column, days)
     for column in _TIMELINE:
@@ -51,13 +53,13 @@ def set_retention(store: Store, raw_days: int, timeline_days: int = 0, rolled_da
 
 
 def kept_since_s(settings: Settings) -> int:
-    """Since when (unix s) all streams are there: minutes before that may have been computed from more than there is now."""
+    """Return the time (s since the epoch) since which all streams are stored; 0 if none is ever deleted."""
     return int(time.time()) - (settings.retention_days - 1) * _DAY_S if settings.retention_days else 0
 
 
 def _set_table(store: Store, table: str, column: str, days: int) -> None:
     table, declared = _declared(store, table)
-    # The table's own rule comes after its key; a column's stands before.
+    # The TTL of the table is after its key, those of columns are before it.
     declared = declared.rpartition("ORDER BY")[2]
     rule = f"TTL toDateTime({column}) + toIntervalDay({days})"
     if days and rule not in declared:
@@ -68,7 +70,7 @@ def _set_table(store: Store, table: str, column: str, days: int) -> None:
 
 def _set_column(store: Store, table: str, column: str, days: int) -> None:
     table, declared = _declared(store, table)
-    # A column's declaration goes on to the next name in backticks, or to the end of them all.
+    # The declaration of a column ends at the next name in backticks, or at the end of the list of columns.
     declared = re.split(r"`| INDEX |\) ENGINE ", declared.partition(f"`{column}` ")[2])[0]
     rule = f"TTL toDateTime(start_time) + toIntervalDay({days})"
     if days and rule not in declared:
@@ -78,10 +80,10 @@ def _set_column(store: Store, table: str, column: str, days: int) -> None:
 
 
 def _declared(store: Store, table: str) -> tuple[str, str]:
-    """Where the table's rows are, and how that is declared: on a cluster, in the shards' own tables."""
+    """Return the table to alter and its declaration: on a cluster, the table of each shard."""
     rows = store.select(
         "SELECT name, create_table_query FROM system.tables"
-        f" WHERE database = currentDatabase() AND name IN ('{table}', '{table}_local') ORDER BY name DESC LIMIT 1"
+        f" WHERE database = currentDatabase() AND name IN ({literal(table)}, {literal(table + '_local')}) ORDER BY name DESC LIMIT 1"
     )
     name, declared = rows[0]
     return (f"{name} ON CLUSTER '{{cluster}}'" if name != table else table), str(declared)

@@ -24,8 +24,8 @@ from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.spans import Rejection
 from legato_ingest.otlp.stream_rows import Batch, rejected_table
-from legato_ingest.storage.chdb import Store
-from legato_ingest.storage.watermark import Stamps
+from legato_ingest.storage import Store
+from legato_ingest.storage.watermark import Watermark
 from legato_ingest.write.dedup import BESIDE, keys_of, known_keys
 from legato_ingest.write.slo_counters import results_of
 
@@ -82,7 +82,7 @@ class Committer:
         self._queue_bytes = 0
         self._changed = threading.Condition()
         self._closing = False
-        self._stamps = Stamps(after_ms, store.clock_ms)
+        self._stamps = Watermark(after_ms, store.clock_ms)
         self._thread = threading.Thread(target=self._run, name="legato-commit", daemon=True)
         self._thread.start()
 
@@ -109,7 +109,7 @@ class Committer:
 
     def settled_ms(self) -> int:
         """All rows that were received until this are in the store: whoever follows ``received_at`` so far misses none."""
-        return self._stamps.settled_ms()
+        return self._stamps.reached_ms()
 
     def _count(self, size: int) -> None:
         self._queue_bytes += size

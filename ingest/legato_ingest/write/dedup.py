@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 
 __all__ = ["BESIDE", "Identity", "Key", "keys_of", "known_keys"]

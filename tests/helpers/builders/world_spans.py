@@ -12,7 +12,7 @@ from helpers.builders.world import World
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 __all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "put", "response_id", "steps", "stream", "trace_id"]
 

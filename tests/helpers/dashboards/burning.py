@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dashboards.alerts.burn import ITL, READERS, TTFT
 from helpers.dashboards.minutes import rows_in
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 __all__ = [
     "ALLOWED",

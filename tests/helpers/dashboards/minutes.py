@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 __all__ = ["ALIVE", "differences", "expected", "rows_in", "stored"]
 

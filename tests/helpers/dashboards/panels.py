@@ -20,7 +20,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from dashboards import boards
 from legato_ingest.cli.grafana.macros import Range, expand
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 __all__ = [
     "ALL",

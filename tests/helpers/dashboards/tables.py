@@ -8,7 +8,7 @@ import pyarrow as pa
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.spans import scope_of
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 __all__ = ["rejected", "requests_of_one_span", "streams"]
 

@@ -16,7 +16,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.query.app import create_app
 from legato_ingest.settings import Settings
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import EmbeddedStore, Store
 
 __all__ = ["LIMITS", "open_store", "reading", "stream", "streams_in"]
 
@@ -32,7 +32,7 @@ _SCHEMA = pathlib.Path(__file__).parents[3] / "schema"
 @contextlib.contextmanager
 def open_store(path: pathlib.Path) -> Iterator[Store]:
     """A store with every file of schema/ applied in order. An engine has one path a process: close it before the next is opened."""
-    store = Store(path, LIMITS)
+    store = EmbeddedStore(path, LIMITS)
     try:
         for file in sorted(_SCHEMA.glob("[0-9]*.sql")):
             store.command(file.read_text(encoding="utf-8"))

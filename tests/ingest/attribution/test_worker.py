@@ -21,7 +21,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.spans import Limits
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 WORLD = World(slow={200: 600 * MS})
 RECEIVED_NS = int(WORLD.ends[-1]) + 10**9

@@ -12,7 +12,7 @@ import pytest
 from legato_ingest.chunking.worker import ChunkingWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 DAY_S = 86_400
 BEGIN_S = 1_790_000_000 // DAY_S * DAY_S

@@ -25,7 +25,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.spans import Limits
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 # A prompt stalls both streams, then the first is preempted, and the second waits for its recompute.
 WORLD = World(prefill={100: 1500}, preempted=(200, 230))

@@ -13,7 +13,7 @@ from helpers.servers.ports import free_port
 from helpers.servers.reading import open_store, reading
 from helpers.servers.serving import served
 from legato_ingest.cli.client import Reader, ReadError
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 
 @pytest.fixture(scope="module")

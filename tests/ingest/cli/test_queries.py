@@ -13,7 +13,7 @@ from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.queries import STREAMS
 from legato_ingest.cli.report import Question, as_json, fetch
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 CANCEL = {"legato.stream.outcome": "client_cancel"}
 NO_TIMELINE = ("legato.stream.timeline", "legato.stream.ttfb", "legato.stream.chunks")

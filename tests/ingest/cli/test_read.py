@@ -18,7 +18,7 @@ from helpers.servers.ports import free_port
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.read import register
 from legato_ingest.errors import LegatoError
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 TRACE = bytes.fromhex("4bf92f3577b34da6a3ce929d0e0e4736")
 AGENT = bytes.fromhex("aaaaaaaa0000000000000000000000ff")

@@ -14,7 +14,7 @@ from helpers.servers.reading import reading
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.slo import fetch, render
 from legato_ingest.errors import LegatoError
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 DASHBOARDS = pathlib.Path(__file__).resolve().parents[3] / "dashboards"
 

@@ -11,7 +11,7 @@ from legato_ingest.jobs import leases
 from legato_ingest.jobs.leases import Lease
 from legato_ingest.jobs.writer_heartbeat import WriterHeartbeat
 from legato_ingest.metrics import Metrics
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 
 @pytest.fixture

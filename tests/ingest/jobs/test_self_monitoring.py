@@ -8,7 +8,7 @@ import pytest
 
 from legato_ingest.jobs.self_monitoring import SelfMonitor, request_of
 from legato_ingest.metrics import Metrics
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
 
 

@@ -11,7 +11,7 @@ from helpers.builders.spans import any_value, native_span
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
 
 NOW_NS = time.time_ns() // 1_000_000 * 1_000_000

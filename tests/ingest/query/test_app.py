@@ -22,7 +22,7 @@ from helpers.servers.serving import served
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import create_app
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 
 @pytest.fixture(scope="module")

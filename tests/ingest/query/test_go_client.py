@@ -16,8 +16,7 @@ from helpers.servers.serving import served
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import create_app
 from legato_ingest.settings import load
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import EmbeddedStore, Store, migrate
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 # Three rows: a gauge, a value that is not known, a histogram.
@@ -40,7 +39,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A store with the schema, three streams and three samples, whose readers have two seconds."""
-    opened = Store(tmp_path_factory.mktemp("go") / "store", {**LIMITS, "max_execution_time": 2})
+    opened = EmbeddedStore(tmp_path_factory.mktemp("go") / "store", {**LIMITS, "max_execution_time": 2})
     migrate.apply(opened, migrate.load(SCHEMA))
     streams_in(opened, [stream(), stream((20, 700, 20)), stream()])
     opened.command(SAMPLES)

@@ -20,7 +20,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import create_app
 from legato_ingest.serve import serve
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 USER, PASSWORD = "grafana", "p:ss wörd — 漢字 %41+"
 # Another address of this host than the one that counts as loopback here, so that nothing is open to others while this runs.

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.servers.reading import open_store
 from legato_ingest.query.sql_functions import allows, allows_table, named
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 # Names that touch files, network, other processes, dictionaries, models, the host, secrets, other people's queries, or wait.
 DANGEROUS = re.compile(

@@ -16,7 +16,7 @@ from helpers.repo.statements import ESCAPES, READS
 from helpers.servers.reading import open_store, stream, streams_in
 from legato_ingest.errors import StoreError, StoreRefused
 from legato_ingest.query.sql_guard import Guard, Refused, bound
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 SECRET = "never-to-be-read"
 

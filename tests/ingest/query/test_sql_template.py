@@ -18,7 +18,7 @@ from legato_ingest.errors import StoreRefused
 from legato_ingest.query.sql_guard import Guard, Parameters
 from legato_ingest.query.sql_template import generalize, template
 from legato_ingest.query.sql_text import CanonicalText, read
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 # The forms of the macros, and forms that are close to them.
 PLACES = (

@@ -36,7 +36,7 @@ from legato_ingest.rollups.compute import MINUTE_S, _within, compute_minutes, pa
 from legato_ingest.rollups.queries import STREAM_ROLLUPS
 from legato_ingest.rollups.worker import RollupWorker, followed_until_ms, judgements_followed_until_ms
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.watermark import now_ms
 from legato_ingest.write.committer import Committer
 
@@ -814,8 +814,8 @@ def test_what_was_followed_is_known_in_every_time_zone(tmp_path: pathlib.Path) -
     script = (
         "import pathlib, sys, time; from legato_ingest.storage import migrate; from legato_ingest.rollups import worker\n"
         "from legato_ingest.metrics import Metrics\n"
-        "from legato_ingest.settings import load; from legato_ingest.storage.chdb import Store\n"
-        "settings, store = load(), Store(pathlib.Path(sys.argv[1]))\n"
+        "from legato_ingest.settings import load; from legato_ingest.storage import EmbeddedStore\n"
+        "settings, store = load(), EmbeddedStore(pathlib.Path(sys.argv[1]))\n"
         "migrate.apply(store, migrate.load(settings.schema_dir)); worker.RollupWorker(store, settings, Metrics()).step()\n"
         "print(worker.followed_until_ms(store) - time.time_ns() // 10**6); store.close()"
     )

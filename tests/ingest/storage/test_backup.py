@@ -53,7 +53,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
         sender.join()
         assert made.returncode == 0 and "restored once, and the same" in made.stdout, made.stderr
         again = legato("backup", "one", environ=served.environ)
-        assert again.returncode == 1 and "is there already" in again.stderr
+        assert again.returncode == 1 and "exists already" in again.stderr
         assert legato("backup", "../one", environ=served.environ).returncode == 1
     return (yield store)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legato_ingest.errors import LegatoError, StoreRefused
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 # How much a failed query has written by then is a matter of luck.
 TRIES = 8

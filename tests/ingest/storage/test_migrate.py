@@ -13,8 +13,7 @@ import pytest
 
 from helpers.repo.schema import MADE
 from legato_ingest.errors import SchemaError, StoreRefused, StoreUnavailable
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store, migrate
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 NEWEST = len(list(SCHEMA.glob("*.sql")))
@@ -36,9 +35,9 @@ class Fresh:
             raise StoreUnavailable("killed")
         self._within(lambda: self._store.command(sql))
 
-    def keep_sources(self) -> None:
+    def keep_merged_parts(self) -> None:
         """In that database."""
-        self._within(self._store.keep_sources)
+        self._within(self._store.keep_merged_parts)
 
     def insert(self, table: str, rows: object) -> None:
         """In that database, unless the process dies first."""

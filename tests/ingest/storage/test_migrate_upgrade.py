@@ -18,15 +18,14 @@ from helpers.servers.serving import legato, serve_process
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import EmbeddedStore, Store, migrate
+from legato_ingest.storage.copy import RowChecksum, checksum_of, tables_of
 from legato_ingest.storage.retention import set_retention
-from legato_ingest.storage.tallies import Tally, tables_of, tally_of
 
 SCHEMA = ROOT / "schema"
 DATA = ROOT / "tests" / "data"
 RECORDED = json.loads((DATA / "store_f181db1.json").read_text(encoding="utf-8"))["tables"]
-TABLES = {name: Tally(*tally) for name, tally in RECORDED.items()}
+TABLES = {name: RowChecksum(*checksum) for name, checksum in RECORDED.items()}
 
 
 def unpacked(folder: pathlib.Path) -> pathlib.Path:
@@ -36,15 +35,15 @@ def unpacked(folder: pathlib.Path) -> pathlib.Path:
     return folder / "store"
 
 
-def tallies(store: Store) -> dict[str, Tally]:
+def checksums(store: Store) -> dict[str, RowChecksum]:
     """Rows and row checksum of each table."""
-    return {name: tally_of(store, name, merged) for name, merged in {**tables_of(store), "writers": True, "leases": True}.items()}
+    return {name: checksum_of(store, name, merged) for name, merged in {**tables_of(store), "writers": True, "leases": True}.items()}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """The old store, opened and migrated by this version."""
-    opened = Store(unpacked(tmp_path_factory.mktemp("old")))
+    opened = EmbeddedStore(unpacked(tmp_path_factory.mktemp("old")))
     migrations = migrate.load(SCHEMA)
     assert len(migrate.applied(opened)) == 26 and not migrate.is_current(opened, migrations)
     assert migrate.apply(opened, migrations) == []
@@ -55,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 def test_every_row_is_there(store: Store) -> None:
     """Each table has rows, and they are the rows that the old version had."""
-    assert all(rows for rows, _ in TABLES.values()) and tallies(store) == TABLES
+    assert all(rows for rows, _ in TABLES.values()) and checksums(store) == TABLES
 
 
 def test_its_tables_are_those_of_a_new_store(store: Store) -> None:

@@ -12,7 +12,7 @@ from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.retention import kept_since_s, set_retention
 
 DAY_S = 86_400

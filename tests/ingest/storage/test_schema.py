@@ -7,7 +7,7 @@ import re
 import pytest
 
 from helpers.repo.schema import FILES, MADE, altered
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 ADDED = re.compile(r"\(ADD (?:COLUMN |(INDEX ))IF NOT EXISTS (.+?)\)(?=, \(ADD|$)")
 
@@ -44,7 +44,7 @@ def _plain(sql: str) -> str:
         .replace("default.", "")
         .replace("index_granularity = 8192, ", "")
         .replace(", index_granularity = 8192", "")
-        # What an embedded store is told beyond its files: `Store.keep_sources`.
+        # What an embedded store is told beyond its files: `Store.keep_merged_parts`.
         .replace(", old_parts_lifetime = 480", "")
     )
     sql = re.sub(r"(VIEW streams) \(.*?\) AS SELECT \*", r"\1 AS SELECT *", sql)

@@ -16,12 +16,9 @@ from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Address, Settings, address_of, load
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
-from legato_ingest.storage.opening import open_store
+from legato_ingest.storage import ServerStore, Store, migrate, open_store
 from legato_ingest.storage.retention import set_retention
-from legato_ingest.storage.server import ServerStore
-from legato_ingest.storage.watermark import Stamps, now_ms
+from legato_ingest.storage.watermark import Watermark, now_ms
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 
@@ -104,7 +101,7 @@ def test_the_clock_is_the_servers(settings: Settings, monkeypatch: pytest.Monkey
     opened = open_store(settings)
     ((theirs,),) = opened.select("SELECT toUnixTimestamp64Milli(now64(3))")
     assert abs(opened.clock_ms() - int(theirs)) < 1000
-    stamps = Stamps(0, opened.clock_ms)
+    stamps = Watermark(0, opened.clock_ms)
     with stamps.stamp() as stamp_ms:
         assert abs(stamp_ms - int(theirs)) < 1000
     opened.close()

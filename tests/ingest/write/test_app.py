@@ -31,7 +31,7 @@ from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer, Receipt
 

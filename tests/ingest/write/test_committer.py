@@ -21,7 +21,7 @@ from helpers.dashboards.tables import rejected, requests_of_one_span, streams
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer, Receipt
 
 PATIENCE_S = 20

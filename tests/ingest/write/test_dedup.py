@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.builders.spans import SECOND_NS, native_span, request
 from legato_ingest.otlp.stream_rows import Limits, rows_of
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.write.dedup import keys_of, known_keys
 
 NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.load.scraped_metrics import AROUND_NS, CPU, OF_ALL_CPUS, UP, WAITED
 from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts
 from legato_ingest.attribution.model.counters import grown, told_under
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, unquoted
 
 __all__ = ["CpuWaits", "waited_beside", "waits_of"]

@@ -20,7 +20,7 @@ from legato_ingest.attribution.load.scraped_metrics import boots_of
 from legato_ingest.attribution.load.streams import CLOCKS_APART_NS, Stream, clock_of
 from legato_ingest.attribution.model.clock_offset import shift_of
 from legato_ingest.attribution.model.step_model import Charges, Steps, charge
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = ["Engine", "engines_of"]

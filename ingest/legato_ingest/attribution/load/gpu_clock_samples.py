@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.counters import grown, server_of, told_under
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = ["SLOWER_MIN", "GpuClock", "Lowered", "charged", "clocks_of", "lowered"]

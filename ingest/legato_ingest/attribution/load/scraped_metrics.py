@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.streams import Stream
 from legato_ingest.attribution.model.counters import grown, server_of
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = [

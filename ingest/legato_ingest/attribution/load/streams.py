@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from legato_ingest.attribution.model.gaps import Sockets, Vantage
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 from legato_ingest.storage.sql import after_until_ms, between_ns, quoted_all, unquoted
 
 __all__ = ["CLOCKS_APART_NS", "Received", "Stream", "clock_of", "slices_of", "streams_in", "verdicts_of"]

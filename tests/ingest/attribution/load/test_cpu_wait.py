@@ -19,7 +19,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.spans import Limits
 from legato_ingest.settings import load
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 S = 1_000 * MS
 START = 1_700_000_000 * S

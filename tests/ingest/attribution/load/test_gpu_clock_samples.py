@@ -18,7 +18,7 @@ from legato_ingest.attribution.model.evidence import errors_of, evidence_of, exc
 from legato_ingest.attribution.model.gaps import gaps_of
 from legato_ingest.attribution.model.step_model import Charges, charge
 from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 GAP_NS = 100 * MS
 BURST = {step: 8.0 for step in range(200, 206)}

@@ -24,7 +24,7 @@ from legato_ingest.attribution.model.exclusion import by_exclusion, excluded_by,
 from legato_ingest.attribution.model.gaps import gaps_of
 from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
 S = 1000 * MS

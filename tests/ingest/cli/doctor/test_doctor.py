@@ -32,8 +32,7 @@ from legato_ingest.otlp.metric_rows import read_samples
 from legato_ingest.otlp.stream_rows import Limits, rows_of
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.settings import load
-from legato_ingest.storage import migrate
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store, migrate
 from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dashboards.sql_fragments import chosen, chosen_number, chosen_text, filters
 from legato_ingest.cli.grafana.macros import MacroError, Range, expand
-from legato_ingest.storage.chdb import Store
+from legato_ingest.storage import Store
 
 # The range and the interval for which the plugin's own words were written down.
 SPAN = Range(1_767_225_600_000, 1_767_229_200_000, 15_000)

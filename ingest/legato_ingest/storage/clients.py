@@ -1,0 +1,228 @@
+"""What both kinds of store have in common: one writing client, and a pool of read-only clients per tenant, over clickhouse-connect.
+
+A reading client gets its limits, its tenant's row filter and ``readonly`` when it is opened, so a query cannot lift them. The module
+knows no table of Legato; subclasses define how clients are opened.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pyarrow as pa
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+
+from legato_ingest.definitions import ALL_TENANTS
+from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.quoting import literal
+from legato_ingest.storage.sql import quoted
+from legato_ingest.storage.store import ReadLimits
+
+__all__ = ["ClientStore", "translated"]
+
+# ClickHouse's error codes for conditions that can pass: memory, disk, too many parts, time-outs, locks, connections.
+_TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
+_CODE = re.compile(r"Code: (\d+)")
+# The driver wraps a server's error in a text with the server's address. Readers must not see the address.
+_WRAPPING = re.compile(r"^Received ClickHouse exception, code: \d+, server response: | \(for url [^)]*\)$")
+# Set on every insert, because their defaults differ between releases and profiles.
+_INSERT_SETTINGS: Mapping[str, Any] = {
+    "async_insert": 0,
+    "max_partitions_per_insert_block": 0,
+    "max_insert_threads": 1,
+    # On a cluster, the shards have the rows when the insert returns.
+    "distributed_foreground_insert": 1,
+}
+# Idle reading clients over all tenants. Each takes about 1 MB.
+_IDLE_READERS_MAX = 16
+_TENANT_COLUMNS = """
+SELECT table, countIf(name = 'tenant') > 0 FROM system.columns
+WHERE database = currentDatabase() AND table NOT IN (SELECT name FROM system.tables WHERE engine = 'View' AND database = currentDatabase())
+GROUP BY table"""
+_TABLES_STATE = (
+    "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = currentDatabase()"
+)
+# These show sizes and dates over the rows of all tenants.
+_SYSTEM_TABLES = ("system.parts", "system.parts_columns")
+
+
+class ClientStore(ABC):
+    """The common half of ``EmbeddedStore`` and ``ServerStore``; see ``store.Store`` for the methods."""
+
+    def __init__(self, read_limits: ReadLimits | None) -> None:
+        self._read_limits = dict(read_limits or {})
+        self._readers: OrderedDict[str, list[Client]] = OrderedDict()
+        self._reading_lock = threading.Lock()
+        # By id of a reading client: the state of the tables when the client's row filters were made.
+        self._filtered: dict[int, tuple[Any, ...]] = {}
+        self._reading = True
+        self._clients: list[Client] = []
+        self._writing = threading.Lock()
+        self._writer: Client | None = self._open()
+
+    @abstractmethod
+    def _connect(self) -> Client:
+        """Open a client for Legato's own statements."""
+
+    @abstractmethod
+    def _connect_reader(self, tenant: str) -> Client:
+        """Open a client for the queries of a tenant's readers: read-only, with the read limits and the tenant's row filters."""
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Insert all rows or none (per partition); they are synced to disk when this returns."""
+        if rows.num_rows:
+            with self._change(table=table) as writer:
+                writer.insert_arrow(table, rows, settings=dict(_INSERT_SETTINGS))
+
+    def insert_native(self, table: str, block: bytes) -> None:
+        """Insert rows in ClickHouse's format Native with all columns of the table."""
+        with self._change(table=table) as writer:
+            writer.raw_insert(table, insert_block=block, settings=dict(_INSERT_SETTINGS), fmt="Native")
+
+    def command(self, sql: str) -> None:
+        """Run a statement that changes the store."""
+        with self._change(sql) as writer:
+            writer.command(sql)
+
+    def select(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Sequence[Any]]:
+        """Return the rows of one of Legato's own queries. It runs on the writing client, so it sees everything inserted before."""
+        with self._write() as writer:
+            return list(writer.query(sql, parameters=dict(parameters or {})).result_rows)
+
+    def select_arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return the result of one of Legato's own queries as an Arrow table."""
+        with self._write() as writer:
+            return writer.query_arrow(sql, parameters=dict(parameters or {}), use_strings=False)
+
+    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
+        """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
+        with self._reader(tenant) as reader, self._errors():
+            result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
+        return bytes(result)
+
+    def end_reads(self) -> None:
+        """Refuse new queries of readers."""
+        self._reading = False
+
+    def close(self) -> None:
+        """Close all clients."""
+        for client in self._clients:
+            client.close()
+
+    def _errors(self) -> AbstractContextManager[None]:
+        """Translate the driver's errors."""
+        return translated()
+
+    @contextmanager
+    def _change(self, sql: str = "", table: str = "") -> Iterator[Client]:
+        """The writing client for a statement that changes the store: ``sql``, or an insert into ``table``."""
+        with self._write() as writer:
+            yield writer
+
+    @contextmanager
+    def _write(self) -> Iterator[Client]:
+        """The writing client for one statement.
+
+        After a failure the next statement gets a new client: the engine keeps output that a failed query had already produced, and would
+        put it before the next result of the same client.
+        """
+        with self._writing, self._errors():
+            writer = self._writer or self._open()
+            self._writer = writer
+            try:
+                yield writer
+            except BaseException:
+                # Opened again when it is needed next, because a server may be unreachable now.
+                self._writer = None
+                self._drop(writer)
+                raise
+
+    @contextmanager
+    def _reader(self, tenant: str) -> Iterator[Client]:
+        """A reading client of this tenant, from the pool or new."""
+        if not self._reading:
+            raise StoreUnavailable("the server is stopping")
+        with self._reading_lock:
+            idle = self._readers.get(tenant)
+            reader = idle.pop() if idle else None
+        if reader is not None and tenant != ALL_TENANTS and not self._is_filtered(reader):
+            self._drop(reader)
+            reader = None
+        if reader is None:
+            # Read before the filters are made: they may lack a table that is created in between.
+            state = self.select(_TABLES_STATE)[0] if tenant != ALL_TENANTS else ()
+            reader = self._open_reader(tenant)
+            self._filtered[id(reader)] = tuple(state)
+        try:
+            yield reader
+        except BaseException:
+            # For the same reason as in `_write`.
+            self._drop(reader)
+            raise
+        for unwanted in self._keep(tenant, reader):
+            self._drop(unwanted)
+
+    def _keep(self, tenant: str, reader: Client) -> list[Client]:
+        """Put a client into the pool. Return the clients that are too many now, of the tenants that queried least recently."""
+        with self._reading_lock:
+            self._readers.setdefault(tenant, []).append(reader)
+            self._readers.move_to_end(tenant)
+            unwanted = []
+            while sum(map(len, self._readers.values())) > _IDLE_READERS_MAX:
+                oldest = next(iter(self._readers))
+                unwanted.append(self._readers[oldest].pop(0))
+                if not self._readers[oldest]:
+                    del self._readers[oldest]
+            return unwanted
+
+    def _is_filtered(self, reader: Client) -> bool:
+        """Return whether the tables are those that the client's filters were made for; another process may have created one since."""
+        with translated():
+            return tuple(reader.query(_TABLES_STATE).result_rows[0]) == self._filtered.get(id(reader))
+
+    def _filters(self, tenant: str) -> str:
+        """Return the value of ``additional_table_filters``: a tenant sees its own rows, and none of a table without tenants."""
+        own = f"tenant = {quoted(tenant)}"
+        rules = {str(table): own if has_tenant else "0" for table, has_tenant in self.select(_TENANT_COLUMNS)}
+        rules.update(dict.fromkeys(_SYSTEM_TABLES, "0"))
+        return "{" + ", ".join(f"{literal(table)}: {literal(rule)}" for table, rule in rules.items()) + "}"
+
+    def _open(self) -> Client:
+        with translated():
+            client = self._connect()
+        self._clients.append(client)
+        return client
+
+    def _open_reader(self, tenant: str) -> Client:
+        with translated():
+            client = self._connect_reader(tenant)
+        self._clients.append(client)
+        return client
+
+    def _drop(self, client: Client) -> None:
+        self._filtered.pop(id(client), None)
+        if client in self._clients:
+            self._clients.remove(client)
+        client.close()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the driver's errors as ``StoreUnavailable`` (can pass) or ``StoreRefused`` (fails again)."""
+    try:
+        yield
+    except ClickHouseError as error:
+        message = _WRAPPING.sub("", str(error))
+        found = _CODE.search(message)
+        code = int(found.group(1)) if found else 0
+        if code in _TRANSIENT or not code:
+            raise StoreUnavailable(message, code) from error
+        raise StoreRefused(message, code) from error
+    except OSError as error:
+        raise StoreUnavailable(f"{type(error).__name__}: {error.strerror}") from error

@@ -1,0 +1,34 @@
+"""A data part that the engine wrote, for the tests of the part integrity check."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+import pytest
+
+from legato_ingest.storage import Store
+from legato_ingest.storage.part_checksums import listed_sizes
+
+
+@pytest.fixture(scope="module", params=["wide", "compact", "lz4"])
+def part(request: pytest.FixtureRequest, shared_store: Store, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A copy of a part that the engine wrote."""
+    store, rule = shared_store, {"wide": "0", "compact": "1000000000", "lz4": "0"}[request.param]
+    codec = "CODEC(LZ4)" if request.param == "lz4" else "CODEC(ZSTD(1))"
+    store.command(
+        f"CREATE TABLE some_parts (a UInt64 {codec}, b LowCardinality(String), c Nullable(UInt8), INDEX i c TYPE minmax)"
+        f" ENGINE = MergeTree ORDER BY a TTL toDateTime(a) + INTERVAL 1 DAY SETTINGS min_bytes_for_wide_part = {rule}"
+    )
+    try:
+        store.command("SYSTEM STOP MERGES some_parts")
+        store.command("INSERT INTO some_parts SELECT 4000000000 + number, toString(number % 9), NULL FROM numbers(20000)")
+        ((size, path),) = store.select("SELECT bytes_on_disk, path FROM system.parts WHERE table = 'some_parts' AND active")
+        copy = tmp_path_factory.mktemp("parts") / "all_1_1_0"
+        shutil.copytree(str(path), copy)
+    finally:
+        store.command("DROP TABLE some_parts SYNC")
+    listed = listed_sizes((copy / "checksums.txt").read_bytes())
+    # The sizes in the list add up to the size that the engine reports for the part.
+    assert listed and sum(listed.values()) == size and set(listed) < {each.name for each in copy.iterdir()}
+    return copy

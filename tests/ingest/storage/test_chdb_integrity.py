@@ -1,0 +1,175 @@
+"""Damaged parts of a full disk: found before their rows are acknowledged, and repaired before the parts that they replaced are deleted."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from legato_ingest.errors import StoreUnavailable
+from legato_ingest.storage import EmbeddedStore, Store
+from legato_ingest.storage.chdb_integrity import PartIntegrity, check_room
+
+# A store on a disk that rejects writes, in a separate process because the limit applies to all files of a process.
+FULL_DISK = """
+import pathlib, resource, signal, sys
+import pyarrow as pa
+from legato_ingest.errors import StoreUnavailable
+from legato_ingest.storage import EmbeddedStore, chdb
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+store = EmbeddedStore(pathlib.Path(sys.argv[1]))
+store.command("CREATE TABLE t (a UInt64, b String) ENGINE = MergeTree ORDER BY a SETTINGS min_bytes_for_wide_part = " + sys.argv[2])
+store.keep_merged_parts()
+store.command("SYSTEM STOP MERGES t")
+rows = lambda first: pa.table({"a": list(range(first, first + 1000)), "b": ["x" * 50] * 1000})
+for first in range(0, 5000, 1000):
+    store.insert("t", rows(first))
+store.command("SYSTEM START MERGES t")
+check, chdb.check_room = chdb.check_room, lambda _: None
+reported = []
+
+def attempt(work, *arguments):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        work(*arguments)
+        reported.append("no error")
+    except StoreUnavailable as error:
+        reported.append(str(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+attempt(store.command, "OPTIMIZE TABLE t FINAL")
+# Only the engine writes a file here.
+attempt(store.command, "INSERT INTO t SELECT number + 1000000, '' FROM numbers(10)")
+attempt(check, pathlib.Path(sys.argv[1]))
+print(store.select("SELECT count(), sum(a) FROM t"))
+store.insert("t", rows(5000))
+store.command("OPTIMIZE TABLE t FINAL")
+print(store.select("SELECT count(), sum(a) FROM t"))
+print(*reported, sep="\\n")
+store.close()
+"""
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["wide", "compact"])
+def test_what_a_full_disk_rejected_is_undone(tmp_path: pathlib.Path, wide: bool) -> None:
+    """A merge and an insert with failed writes are reported; no stored row is lost, and no other row appears."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "store"), "0" if wide else "1000000000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    full, again, merge, insert, room = done.stdout.splitlines()
+    assert full == str([(5000, sum(range(5000)))])
+    assert again == str([(6000, sum(range(6000)))])
+    assert merge.startswith("a write to the disk failed: part ") and " of table t is damaged (" in merge
+    assert insert.startswith("a write to the disk failed: part ") and " of table t is damaged (" in insert
+    assert room == f"the disk of {tmp_path / 'store'} rejects writes: File too large"
+
+
+def test_a_part_is_read_once_and_a_deleted_one_is_no_fault(part: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A complete part is read once. Folders that are written, deleted or set aside are not read. A damaged part is reported each time."""
+    table, parts = tmp_path / "table", PartIntegrity()
+    others = [f"{word}_all_1_2_1" for word in ("tmp_merge", "delete_tmp", "clone", "broken-on-start", "covered-by-broken")]
+    for name in ("all_1_1_0", "all_2_2_0", *others, "detached"):
+        shutil.copytree(part, table / name)
+    for name in others:
+        (table / name / "checksums.txt").unlink()
+    (table / "all_2_2_0" / "checksums.txt").write_bytes(b"")
+    (table / "format_version.txt").write_text("1")
+    for _ in range(2):
+        assert parts.faults({"t": [str(table)]}) == [("t", "all_2_2_0", "checksums.txt is cut off")]
+    shutil.rmtree(table / "all_2_2_0")
+    (table / "all_1_1_0" / "checksums.txt").write_bytes(b"")
+    assert parts.faults({"t": [str(table)]}) == []
+    parts.forget([str(table)])
+    assert [name for _, name, _ in parts.faults({"t": [str(table)]})] == ["all_1_1_0"]
+
+
+def test_a_disk_with_room_raises_nothing(tmp_path: pathlib.Path) -> None:
+    """The check leaves no file behind; a disk that rejects a write is reported."""
+    check_room(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / f"probe-{threading.get_ident()}").mkdir()
+    with pytest.raises(StoreUnavailable, match="rejects writes: Is a directory"):
+        check_room(tmp_path)
+
+
+def test_threads_may_check_for_room_at_the_same_time(tmp_path: pathlib.Path) -> None:
+    """No thread takes the probe of another for a full disk."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: check_room(tmp_path), range(400)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def table(shared_store: Store) -> Iterator[tuple[EmbeddedStore, pathlib.Path]]:
+    """A table of three parts, and its folder."""
+    shared_store.command("CREATE TABLE cut_short (a UInt64) ENGINE = MergeTree ORDER BY a SETTINGS min_bytes_for_wide_part = 0")
+    shared_store.command("SYSTEM STOP MERGES cut_short")
+    for first in (0, 100, 200):
+        shared_store.insert("cut_short", pa.table({"a": list(range(first, first + 100))}))
+    ((paths,),) = shared_store.select("SELECT data_paths FROM system.tables WHERE name = 'cut_short'")
+    assert isinstance(shared_store, EmbeddedStore)
+    yield shared_store, pathlib.Path(paths[0])
+    shared_store.command("DROP TABLE cut_short SYNC")
+
+
+def test_a_table_in_use_is_repaired(table: tuple[EmbeddedStore, pathlib.Path]) -> None:
+    """A running query delays the repair; then the table is available to all clones, without the damaged part."""
+    store, folder = table
+    other = store.clone()
+    sql = "SELECT count() FROM cut_short WHERE NOT ignore(sleepEachRow(0.02)) SETTINGS max_block_size = 1, max_threads = 1"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(other.select, sql)
+        time.sleep(0.5)
+        data = folder / "all_2_2_0" / "a.bin"
+        data.write_bytes(data.read_bytes()[:-1])
+        store._integrity.forget([f"{folder}/"])
+        with pytest.raises(StoreUnavailable, match="part all_2_2_0 of table cut_short is damaged"):
+            store.verify()
+        reading.exception(30)
+    store.verify()
+    assert other.select("SELECT count(), sum(a) FROM cut_short") == [(200, sum(range(100)) + sum(range(200, 300)))]
+    other.insert("cut_short", pa.table({"a": [7]}))
+    other.close()
+
+
+def test_a_table_that_was_created_again_is_checked_in_its_new_folder(table: tuple[EmbeddedStore, pathlib.Path]) -> None:
+    """The folder that the store remembers was deleted; inserted rows are checked in the new folder."""
+    store, folder = table
+    store.command("RENAME TABLE cut_short TO cut_short_before")
+    store.command("CREATE TABLE cut_short (a UInt64) ENGINE = MergeTree ORDER BY a")
+    store.command("DROP TABLE cut_short_before SYNC")
+    store._folders["cut_short"] = [f"{folder}/"]
+    store.insert("cut_short", pa.table({"a": [7]}))
+    ((paths,),) = store.select("SELECT data_paths FROM system.tables WHERE name = 'cut_short'")
+    assert store._folders["cut_short"] == paths and not folder.exists()
+    assert "all_1_1_0" in store._integrity._complete[paths[0]]
+
+
+def test_a_part_that_the_engine_loads_again_is_accepted(table: tuple[EmbeddedStore, pathlib.Path]) -> None:
+    """The engine needs no file with a part's codec: the fault is reported once and causes no further error."""
+    store, folder = table
+    (folder / "all_2_2_0" / "default_compression_codec.txt").write_bytes(b"COD")
+    store._integrity.forget([f"{folder}/"])
+    with pytest.raises(StoreUnavailable, match="default_compression_codec.txt is cut off"):
+        store.insert("cut_short", pa.table({"a": [7]}))
+    store.insert("cut_short", pa.table({"a": [8]}))
+    store.verify()
+    assert store.select("SELECT count() FROM cut_short WHERE a >= 100") == [(200,)]
+
+
+def test_every_table_keeps_what_a_merge_replaced(store: Store) -> None:
+    """Also those of older stores: the schema is brought up to it each time."""
+    store.keep_merged_parts()
+    sql = "SELECT countIf(create_table_query LIKE '%old_parts_lifetime = 480%'), count() FROM system.tables"
+    ((kept, tables),) = store.select(f"{sql} WHERE database = currentDatabase() AND engine LIKE '%MergeTree'")
+    assert kept == tables > 15
