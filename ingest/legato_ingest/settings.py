@@ -12,7 +12,7 @@ import pathlib
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, STALL_EXCESS_MS, STALL_MS
@@ -30,12 +30,18 @@ def _default_store() -> str:
     return f"chdb://{base}/legato/store"
 
 
+def _data_root() -> pathlib.Path:
+    """Return the folder with `schema/` and `dashboards/`: the package data of an installed wheel, else the root of the checkout."""
+    packed = pathlib.Path(__file__).resolve().parent / "data"
+    return packed if packed.is_dir() else pathlib.Path(__file__).resolve().parents[2]
+
+
 def _default_schema() -> pathlib.Path:
-    return pathlib.Path(__file__).resolve().parents[2] / "schema"
+    return _data_root() / "schema"
 
 
 def _default_dashboards() -> pathlib.Path:
-    return pathlib.Path(__file__).resolve().parents[2] / "dashboards"
+    return _data_root() / "dashboards"
 
 
 class Settings(BaseSettings):
@@ -95,6 +101,13 @@ class Settings(BaseSettings):
     query_rows_max: int = Field(1_000_000, ge=1, description="Most rows that a read query may return")
     queries_max: int = Field(4, ge=1, description="Read queries that run at the same time")
     queries_waiting_max: int = Field(64, ge=0, description="Read queries that may wait; a dashboard asks some 30 at once")
+
+    @field_validator("schema_dir", "dashboards_dir")
+    @classmethod
+    def _found(cls, folder: pathlib.Path) -> pathlib.Path:
+        """A relative folder that is not in the working directory is one of Legato's own data folders: `schema/cluster` works anywhere."""
+        own = _data_root() / folder
+        return own if not folder.exists() and own.is_dir() else folder
 
     @property
     def store_path(self) -> pathlib.Path:
