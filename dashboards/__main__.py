@@ -1,7 +1,7 @@
-"""`python -m dashboards`: writes the files that others read, beside this one; `--check` says what differs and writes nothing.
+"""`python -m dashboards` writes the generated files of this folder; with `--check` it only reports which of them differ.
 
-`legato-*.json` are the dashboards, `alerts/*.sql` the rules' statements (`legato slo` runs them), `provisioning/alerting/rules.json` is the
-rules as Grafana reads them.
+`legato-*.json` are the dashboards, `alerts/*.sql` the statements of the alert rules (`legato slo` runs them), and
+`provisioning/alerting/rules.json` are the rules in Grafana's format.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HERE = pathlib.Path(__file__).parent
 
 
 def files() -> dict[pathlib.Path, str]:
-    """Each file with what should stand in it."""
+    """Return the generated files: path and content."""
     kits = [board() for board in BOARDS]
-    made = {HERE / f"{kit.uid}.json": _json(kit.build(), sort_keys=True) for kit in kits}
-    made |= {HERE / "alerts" / f"{rule.name}.sql": f"-- {rule.title}. Built by `python -m dashboards`.\n{rule.sql}" for rule in RULES}
-    made[HERE / "provisioning" / "alerting" / "rules.json"] = _json(provisioned(), sort_keys=False)
-    return made
+    generated = {HERE / f"{kit.uid}.json": _json(kit.build(), sort_keys=True) for kit in kits}
+    generated |= {HERE / "alerts" / f"{rule.name}.sql": f"-- {rule.title}. Built by `python -m dashboards`.\n{rule.sql}" for rule in RULES}
+    generated[HERE / "provisioning" / "alerting" / "rules.json"] = _json(provisioned(), sort_keys=False)
+    return generated
 
 
 def _json(value: object, *, sort_keys: bool) -> str:
@@ -34,7 +34,7 @@ def _json(value: object, *, sort_keys: bool) -> str:
 
 
 def main() -> None:
-    """Write what differs, or with ``--check`` only say so (exit status 1)."""
+    """Write the files that differ. With ``--check``, report them and exit with status 1 instead."""
     differing = [(path, text) for path, text in files().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path, text in differing:
         print(("differs: " if "--check" in sys.argv else "wrote: ") + str(path.relative_to(HERE)))
@@ -42,7 +42,7 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if differing and "--check" in sys.argv:
-        sys.exit("run `python -m dashboards`: the committed JSON is not what the code builds")
+        sys.exit("the committed files differ from what the code generates; run `python -m dashboards` and commit the result")
 
 
 if __name__ == "__main__":

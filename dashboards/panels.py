@@ -1,7 +1,7 @@
-"""The kinds of panels that Legato's dashboards are made of, and the dashboard around them.
+"""The kinds of panels in Legato's dashboards, and the dashboard that contains them.
 
-One idea: a panel is a title, a sentence on what it means and what to do, a unit and one statement; how each kind looks is said here, once,
-so all dashboards look alike. It holds no SQL of a panel.
+A panel has a title, a description (what it shows, and what to do), a unit and one SQL statement. The appearance of each kind is defined
+here once, so that all dashboards look alike. The SQL of the panels is in `boards/`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dashboards.target import DATASOURCE, TABLE, TIME_SERIES, Query
 __all__ = ["LIMITS", "Kit", "bars", "heat", "lines", "note", "number", "rows"]
 
 Thresholds = Sequence[tuple[float | None, str]]
-# Where a figure of the streams turns from good to bad.
+# Thresholds by name: from which value on a figure has which colour.
 LIMITS: dict[str, Thresholds] = {
     "goodput": ((None, "red"), (0.95, "orange"), (0.99, "green")),
     "gap_s": ((None, "green"), (0.25, "orange"), (0.4, "red")),
@@ -43,7 +43,7 @@ def _plain(sql: str) -> str:
     return textwrap.dedent(sql).strip()
 
 
-def _dressed(panel: Any, title: str, description: str, sql: str, form: int, width: int, height: int, unit: str = "") -> Any:
+def _with_query(panel: Any, title: str, description: str, sql: str, form: int, width: int, height: int, unit: str = "") -> Any:
     panel = panel.title(title).description(description).datasource(DATASOURCE).with_target(Query(_plain(sql), form))
     panel = panel.span(width).height(height).no_value("no data")
     return panel.unit(unit) if unit else panel
@@ -56,8 +56,8 @@ def _with_units(panel: Any, units: Mapping[str, str]) -> Any:
 
 
 def number(title: str, description: str, sql: str, unit: str, limits: str = "none", width: int = 4) -> Any:
-    """One row: the figure in the first column, its ``n`` (and whatever else stands beside it) in the others."""
-    panel = _dressed(stat.Panel(), title, description, sql, TABLE, width, 5, unit).thresholds(_thresholds(limits))
+    """One row of figures: the main figure in the first column, its ``n`` and others in the next ones."""
+    panel = _with_query(stat.Panel(), title, description, sql, TABLE, width, 5, unit).thresholds(_thresholds(limits))
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("/.*/"))
     panel = panel.text_mode(kinds.BigValueTextMode.VALUE_AND_NAME).orientation(kinds.VizOrientation.HORIZONTAL)
     panel = panel.color_mode(kinds.BigValueColorMode.VALUE).graph_mode(kinds.BigValueGraphMode.NONE)
@@ -80,8 +80,8 @@ def lines(
     height: int = 8,
     points: bool = False,
 ) -> Any:
-    """Curves over time; a hole in the data is a hole in the curve. Columns in ``units`` have a unit, and an axis, of their own."""
-    panel = _dressed(timeseries.Panel(), title, description, sql, TIME_SERIES, width, height, unit)
+    """Curves over time; a gap in the data is a gap in the curve. Columns in ``units`` have a separate unit and axis."""
+    panel = _with_query(timeseries.Panel(), title, description, sql, TIME_SERIES, width, height, unit)
     panel = panel.thresholds(_thresholds(limits)).line_width(2).fill_opacity(5).interval("1m")
     panel = panel.legend(common.VizLegendOptions().show_legend(True).placement(kinds.LegendPlacement.BOTTOM).calcs(["lastNotNull", "max"]))
     panel = panel.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
@@ -97,7 +97,7 @@ def lines(
 
 
 def bars(title: str, description: str, sql: str, unit: str, *, width: int = 12, height: int = 8) -> Any:
-    """Stacked bars over time, one colour a label."""
+    """Stacked bars over time, one colour per label."""
     panel = lines(title, description, sql, unit, width=width, height=height)
     panel = panel.draw_style(kinds.GraphDrawStyle.BARS).fill_opacity(70).line_width(0)
     return panel.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL))
@@ -114,8 +114,8 @@ def rows(
     limits: Mapping[str, str] | None = None,
     links: Mapping[str, str] | None = None,
 ) -> Any:
-    """A table. A column named ``stream`` links to its stream; ``links`` has other columns' URLs; ``limits`` colours cells."""
-    panel = _with_units(_dressed(table.Panel(), title, description, sql, TABLE, width, height), units or {})
+    """A table. A column named ``stream`` links to its stream. ``links``: URLs for other columns. ``limits``: colours of cells."""
+    panel = _with_units(_with_query(table.Panel(), title, description, sql, TABLE, width, height), units or {})
     panel = panel.thresholds(_thresholds("none")).filterable(True).cell_height(kinds.TableCellHeight.SM)
     for name, limit in (limits or {}).items():
         steps = [{"value": value, "color": color} for value, color in LIMITS[limit]]
@@ -133,7 +133,7 @@ def rows(
 
 def heat(title: str, description: str, sql: str, unit: str, *, width: int = 24, height: int = 10) -> Any:
     """A heatmap of counts: a time column, a string column with each bucket's upper bound, the count."""
-    panel = _dressed(heatmap.Panel(), title, description, sql, TIME_SERIES, width, height).interval("1m")
+    panel = _with_query(heatmap.Panel(), title, description, sql, TIME_SERIES, width, height).interval("1m")
     panel = panel.calculate(False).rows_frame(heatmap.RowsHeatmapOptions().layout(kinds.HeatmapCellLayout.LE).value("gaps"))
     panel = panel.y_axis(heatmap.YAxisConfig().unit(unit).axis_placement(kinds.AxisPlacement.LEFT))
     panel = panel.filter_values(heatmap.FilterValueRange().le(1e-9)).cell_gap(1)
@@ -143,9 +143,9 @@ def heat(title: str, description: str, sql: str, unit: str, *, width: int = 24, 
     )
 
 
-def note(title: str, words: str, *, width: int = 24, height: int = 4) -> Any:
-    """A text."""
-    return text.Panel().title(title).content(words).mode("markdown").span(width).height(height)  # type: ignore[arg-type]
+def note(title: str, content: str, *, width: int = 24, height: int = 4) -> Any:
+    """A panel with text."""
+    return text.Panel().title(title).content(content).mode("markdown").span(width).height(height)  # type: ignore[arg-type]
 
 
 _NAMES = """SELECT DISTINCT if({column} = '', '(none)', {column}::String) AS name FROM {table}
@@ -153,7 +153,7 @@ WHERE $__timeFilter(minute) ORDER BY name LIMIT 1000"""
 
 
 def _choice(name: str, column: str, source: str, first: str) -> dashboard.QueryVariable:
-    """A variable that stands at ``first``, or at All. Where a store has no such value Grafana falls back to all."""
+    """A variable with the initial value ``first``, or All. If the store has no such value, Grafana falls back to All."""
     sql = _NAMES.format(column=column, table=source)
     current = shapes.VariableOption(selected=True, text=[first or "All"], value=[first or "$__all"])
     return (
@@ -177,7 +177,7 @@ def _setting(name: str, label: str, description: str, value: str) -> dashboard.T
 class Kit:
     """A dashboard to which panels are added in order. ``variables``: name → column of ``source``; ``settings``: text boxes.
 
-    ``first``: what a variable stands at in the beginning, when that is not All.
+    ``first``: initial values of variables other than All.
     """
 
     def __init__(
@@ -195,32 +195,32 @@ class Kit:
         annotated: bool = True,
     ) -> None:
         self.uid = uid
-        made = dashboard.Dashboard(title).uid(uid).description(description).tags(["legato"]).timezone("browser").readonly()
-        made = made.time(since, "now").refresh(refresh).tooltip(shapes.DashboardCursorSync.CROSSHAIR).version(1)
+        built = dashboard.Dashboard(title).uid(uid).description(description).tags(["legato"]).timezone("browser").readonly()
+        built = built.time(since, "now").refresh(refresh).tooltip(shapes.DashboardCursorSync.CROSSHAIR).version(1)
         menu = dashboard.DashboardLink("Legato").type(shapes.DashboardLinkType.DASHBOARDS).tags(["legato"]).as_dropdown(True)
-        made = made.link(menu.keep_time(True).include_vars(True))
+        built = built.link(menu.keep_time(True).include_vars(True))
         for name, column in variables.items():
-            made = made.with_variable(_choice(name, column, source, (first or {}).get(name, "")))
+            built = built.with_variable(_choice(name, column, source, (first or {}).get(name, "")))
         for name, label, sentence, value in settings:
-            made = made.with_variable(_setting(name, label, sentence, value))
+            built = built.with_variable(_setting(name, label, sentence, value))
         if annotated:
             for annotation in _annotations():
-                made = made.annotation(annotation)
-        self._made, self._numbers = made, 0
+                built = built.annotation(annotation)
+        self._built, self._numbers = built, 0
 
     def add(self, *panels: Any) -> Kit:
-        """Panels from left to right, then down; each gets the next number."""
+        """Add panels from left to right, then in the next row. Each gets the next number."""
         for panel in panels:
             self._numbers += 1
-            self._made = self._made.with_panel(panel.id(self._numbers))
+            self._built = self._built.with_panel(panel.id(self._numbers))
         return self
 
     def build(self) -> shapes.Dashboard:
-        """The dashboard as Grafana's classic model."""
-        return self._made.build()
+        """Return the dashboard in Grafana's classic model."""
+        return self._built.build()
 
 
-# The first minute of a release, where it is in the range: what was there from the beginning is no news.
+# The first minute of each release, unless the release was present at the beginning of the range.
 _RELEASES = f"""
 SELECT min(minute) AS time, concat('release ', service_name, ' ', service_version) AS title, 'its first stream' AS text
 FROM stream_minutes FINAL
@@ -230,7 +230,7 @@ GROUP BY service_name, service_version
 HAVING time > addMinutes($__fromTime, 2)
 ORDER BY time
 LIMIT 100"""
-# Five minutes in which a fifth of the streams of a service or more were not good.
+# Intervals of five minutes in which 20 % or more of a service's streams were bad, and at least three.
 _BREACHES = f"""
 SELECT
     toStartOfFiveMinutes(minute) AS time, addMinutes(time, 5) AS timeEnd,
@@ -246,8 +246,8 @@ LIMIT 200"""
 
 
 def _annotations() -> list[Any]:
-    made = []
+    built = []
     for name, color, sql in (("Releases", "blue", _RELEASES), ("SLO breaches", "red", _BREACHES)):
         annotation = dashboard.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(color)
-        made.append(annotation.target(Query(_plain(sql), TABLE)))
-    return made
+        built.append(annotation.target(Query(_plain(sql), TABLE)))
+    return built

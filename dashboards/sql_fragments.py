@@ -1,7 +1,7 @@
-"""Pieces of SQL that panels share: filters by variables, quantiles of sparse histograms.
+"""SQL fragments that panels share: filters by variables, quantiles of sparse histograms.
 
-One idea: a variable's value comes into a statement percent-encoded, inside a literal, so whatever somebody types stays a value; the engine
-decodes it. Grafana's `queryparam` format is the only one that escapes quotes and backslashes alike. It knows no panel.
+A variable's value is inserted into a statement percent-encoded, inside a literal, so no input can become SQL; ClickHouse decodes it.
+Grafana's `queryparam` format is the only one that escapes both quotes and backslashes.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ _FINE, _COARSE = 16, 4
 
 
 def chosen(variable: str) -> str:
-    """The values of a variable, an array of strings. Grafana writes ``var-NAME=value&var-NAME=value``."""
+    """Return the values of a variable as an array of strings. Grafana writes ``var-NAME=value&var-NAME=value``."""
     each = "decodeURLFormComponent(substring(pair, position(pair, '=') + 1))"
     return f"arrayMap(pair -> {each}, splitByChar('&', '${{{variable}:queryparam}}'))"
 
 
 def chosen_text(variable: str) -> str:
-    """The one value of a variable."""
+    """Return the only value of a variable."""
     return f"trimBoth({chosen(variable)}[1])"
 
 
 def chosen_number(variable: str) -> str:
-    """The one value of a variable, as a number; 0 when it is none."""
+    """Return the only value of a variable as a number; 0 if it is not a number."""
     return f"toFloat64OrZero({chosen_text(variable)})"
 
 
 def _filter(variable: str, column: str) -> str:
-    # Two pieces, so that no macro of Grafana's plugin is seen in it.
+    # Two pieces, because Grafana's plugin would expand $__all as a macro.
     every = "['', concat('$', '__all')]"
     return f"(hasAny({chosen(variable)}, {every}) OR has({chosen(variable)}, if({column} = '', '(none)', {column}::String)))"
 
 
 def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[str] = ()) -> str:
-    """The condition that every variable's column has one of its values; an empty name is called ``(none)``."""
+    """Return the condition that the column of each variable has one of its values. ``(none)`` stands for the empty name."""
     columns = variables if isinstance(variables, dict) else DIMENSIONS
     return "\n    AND ".join(_filter(variable, column) for variable, column in columns.items() if variable not in without)
 
 
 def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False, only: str = "") -> str:
-    """A source of rows: those of `STEM_minutes` in the range that the variables leave, hours that lie whole in it from `STEM_hours`.
+    """Return a FROM clause: rollups of the range that match the variables, complete hours from `STEM_hours`, the rest from `STEM_minutes`.
 
-    Both add up to the same, so a panel's figures do not depend on which was read. ``series``: for points over time, which take hours only
-    where a point is whole hours. ``before``: of the range of equal length before. ``alive``: the figure that a row of nothing has at 0.
-    ``only``: another condition than that all variables have one of their values.
+    Both tables add up to the same, so a panel's figures do not depend on the choice. ``alive``: the column that is 0 in rows of vanished
+    keys. ``series``: for curves, which use hours only if a point covers complete hours. ``before``: the range of equal length before.
+    ``only``: a condition instead of the variables' filters.
     """
     only = only or filters()
     low, high = ("$__fromTime - ($__toTime - $__fromTime)", "$__fromTime") if before else ("$__fromTime", "$__toTime")
@@ -92,7 +92,7 @@ def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False,
 
 
 def growth(metrics: str, columns: str, only: str = "true") -> str:
-    """The rows of counters with ``grown``: the difference to the one before of the same series, a fall being a restart from 0."""
+    """Return the samples of counters with ``grown``: the difference to the series' sample before. A fall is a restart from 0."""
     window = "PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"
     return f"""
     SELECT *, if(before IS NULL, 0, if(value >= before, value - before, value)) AS grown
@@ -106,14 +106,14 @@ def growth(metrics: str, columns: str, only: str = "true") -> str:
 
 
 def middle(bucket: str, per_doubling: int = _FINE) -> str:
-    """The geometric middle of a bucket of a log histogram."""
+    """Return the geometric middle of a bucket of a log histogram."""
     return f"pow(2, ({bucket} + 0.5) / {per_doubling})"
 
 
 def order_statistic(level: float, buckets: str, per_doubling: int) -> str:
-    """The middle of the bucket that holds the value at rank ⌈level n⌉ of a sparse histogram (a map bucket → count); NULL when empty.
+    """Return the middle of the bucket that holds the value at rank ⌈level n⌉ of a sparse histogram (map bucket → count); NULL if empty.
 
-    ``buckets`` is the name of a column. A bucket's middle is within 2.2 % (16 a doubling) or 9.1 % (4) of every value in it.
+    ``buckets`` names a column. A bucket's middle is within 2.2 % (16 per doubling) or 9.1 % (4 per doubling) of every value in it.
     """
     counts = f"mapValues({buckets})"
     place = f"arrayFirstIndex(seen -> seen >= {level} * arraySum({counts}) - 1e-6, arrayCumSum({counts}))"
@@ -121,17 +121,17 @@ def order_statistic(level: float, buckets: str, per_doubling: int) -> str:
 
 
 def quantile(level: float, buckets: str) -> str:
-    """As ``order_statistic``, of a figure that a stream or step has once."""
+    """``order_statistic`` for a figure that a stream or step has once."""
     return order_statistic(level, buckets, _FINE)
 
 
 def gap_quantile(level: float, buckets: str) -> str:
-    """As ``order_statistic``, of pooled gaps."""
+    """``order_statistic`` for pooled gaps."""
     return order_statistic(level, buckets, _COARSE)
 
 
 def weighted_quantile(level: float, buckets: str) -> str:
-    """The smallest gap such that gaps up to it hold this share of the time that is spent in gaps; NULL when empty."""
+    """Return the smallest gap such that gaps up to it hold this share of the time spent in gaps; NULL if empty."""
     weights = f"arrayMap((bucket, count) -> count * {middle('bucket', _COARSE)}, mapKeys({buckets}), mapValues({buckets}))"
     place = f"arrayFirstIndex(seen -> seen >= {level} * arraySum({weights}) * (1 - 1e-9), arrayCumSum({weights}))"
     return f"if(empty({buckets}), NULL, {middle(f'mapKeys({buckets})[{place}]', _COARSE)})"

@@ -1,7 +1,6 @@
-"""The ClickHouse plugin's query, as Grafana's SDK carries it: the SDK has no type of its own for it.
+"""The query type of Grafana's ClickHouse plugin, which Grafana's SDK does not define.
 
-One idea: a panel's target is its SQL and how its rows are to be read, and nothing else. Source: grafana-clickhouse-datasource 4.20,
-`CHQuery`.
+A panel's target is its SQL and the format of its rows. Source: grafana-clickhouse-datasource 4.20, `CHQuery`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class ClickHouseQuery(Dataquery):
         self.hide: bool | None = None
 
     def to_json(self) -> dict[str, object]:
-        """As the plugin reads it."""
+        """Return the query in the plugin's format."""
         return {
             "refId": self.ref_id,
             "datasource": DATASOURCE,
@@ -42,7 +41,7 @@ class ClickHouseQuery(Dataquery):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ClickHouseQuery:
-        """What ``to_json`` wrote."""
+        """Parse the output of ``to_json``."""
         return cls(data["rawSql"], data["format"], data["refId"])
 
 
@@ -53,5 +52,5 @@ class Query(Builder[ClickHouseQuery]):
         self._query = ClickHouseQuery(sql, form, ref_id)
 
     def build(self) -> ClickHouseQuery:
-        """The target."""
+        """Return the target."""
         return self._query

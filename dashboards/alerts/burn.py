@@ -1,43 +1,43 @@
-"""The SQL of the burn-rate rules: how fast a service spends the streams that its objective lets be bad, with guards for small counts.
+"""The SQL of the burn-rate rules: how fast a service uses up its error budget of bad streams, with guards for small counts.
 
-One idea: a rule looks at a long window and a short one, and believes a rate only when enough streams of enough readers carry it (reference:
-Google's SRE workbook, ch. 5; Wilson, J. Am. Stat. Assoc. 22, 1927). A bad stream burns one budget: the service's for gaps and errors, the
-readers' for stalls that lie with them, the first output's for a late start and nothing else. So one incident is one page.
+A rule evaluates a long window and a short one, and trusts a rate only if it rests on enough streams of enough end users (references:
+Google's SRE workbook, ch. 5; Wilson, J. Am. Stat. Assoc. 22, 1927). A bad stream burns exactly one budget: the service's for gaps and
+errors, the end users' for stalls on their side, the first output's for a late start without another fault. So one incident is one page.
 
-A row a service, vantage and severity. ``firing`` is 1 or 0; the other figures are of the window that burns fastest. It reads the rollups
-alone, and no variable of a dashboard.
+The result has one row per service, vantage and severity. ``firing`` is 1 or 0; the other figures describe the window that burns fastest.
+The statements read only the rollups and use no dashboard variables.
 """
 
 from __future__ import annotations
 
-__all__ = ["CAUSES", "ITL", "READERS", "TTFT", "burn"]
+__all__ = ["CAUSES", "ITL", "END_USERS", "TTFT", "burn"]
 
-# Grafana's rules carry numbers, so a cause is its place in this list; 0 is none.
+# Grafana's rules can only return numbers, so a cause is returned as its position in this list, from 1; 0 is no cause.
 CAUSES = (
     "scheduling", "kv_pressure", "speculation", "coalescing", "connection", "slow_reader", "consumer", "render", "gpu_clock", "queue",
     "front_end", "host", "base", "generation", "delivery", "unknown", "mixed",
 )  # fmt: skip
 _SLOT_S = 300
-# (severity, how many times faster than allowed, long window, short window): the workbook's table, in slots of 5 minutes.
+# (severity, burn rate, long window, short window): the workbook's table, windows in slots of 5 minutes.
 _PAGES = (("page", 14.4, 12, 1), ("page", 6.0, 72, 6))
 _TICKET = (("ticket", 1.0, 864, 72),)
 _DAY_SLOTS = 288
 
 
 def burn(own: str, connection: str, windows: tuple[tuple[str, float, int, int], ...], causes: str) -> str:
-    """The statement of a rule. ``own``: the column of `stream_minutes` with the bad streams that it charges whoever was hit, by reader.
+    """Return the statement of a rule. ``own``: the column of `stream_minutes` with its bad streams by end user.
 
-    ``connection``: when it charges those whose connection failed, too: ``shared``, in a window in which that hit two readers or more,
-    ``private``, when it was one alone, or empty, never. ``causes``: which causes of stalls it may name, as a condition.
+    ``connection``: when the rule also counts streams with a connection fault: ``shared``, if the fault affected two or more end users in a
+    window; ``private``, if it affected only one; empty, never. ``causes``: the condition on causes that the rule may name.
     """
-    return _streams(own, connection, windows) + _hits(connection) + _RATES + _blamed(causes) + _SAID
+    return _streams(own, connection, windows) + _hits(connection) + _RATES + _likely_cause(causes) + _RESULT
 
 
 def _streams(own: str, connection: str, windows: tuple[tuple[str, float, int, int], ...]) -> str:
-    """The streams of each service in slots of five minutes, and the windows over which it is judged."""
+    """Return the common table expressions for the streams of each service in slots of five minutes, and for its windows."""
     listed = ", ".join(f"('{severity}', {rate}, {long}, {short})" for severity, rate, long, short in windows)
     pages = any(severity == "page" for severity, *_ in windows)
-    # With too few streams for a page, the last so many of them are asked instead, however old up to a day, and never page.
+    # With too few streams for a page, the window is instead as long as it takes to hold n_min streams, up to a day; it creates a ticket.
     counted = "if(n_hour < n_min AND place > 0, [('ticket', 14.4, place, place)], [])" if pages else "[]"
     path = "bad_connection_clients" if connection else "CAST(map(), 'Map(UInt64, UInt32)')"
     return f"""WITH
@@ -72,9 +72,9 @@ def _streams(own: str, connection: str, windows: tuple[tuple[str, float, int, in
 
 
 def _hits(connection: str) -> str:
-    """The bad streams in each window, and by how many readers."""
-    return f"""    -- One bad stream of a reader in five minutes says as much as twenty; of readers who are not known, each stream counts.
-    -- ``bad`` holds two counts: without the streams whose connection failed, and with them.
+    """Return the common table expressions for the bad streams in each window, and for the number of end users affected."""
+    return f"""    -- The bad streams of one end user in five minutes count once; if the end user is unknown, each stream counts.
+    -- ``bad`` holds two counts: without and with the streams that had a connection fault.
     hits AS
     (
         SELECT
@@ -102,7 +102,7 @@ def _hits(connection: str) -> str:
 """
 
 
-# Which windows burn; of each severity the one that burns fastest is told.
+# Which windows burn. For each severity the window that burns fastest is returned.
 _RATES = f"""    totals AS
     (
         SELECT tenant, service, vantage, window, sumIf(n, slot < window.3) AS n_long, sumIf(n, slot < window.4) AS n_short
@@ -135,9 +135,9 @@ _RATES = f"""    totals AS
 """
 
 
-def _blamed(causes: str) -> str:
-    """The cause with the most stalled time of the last hour among those that the rule may name."""
-    return f"""    blamed AS
+def _likely_cause(causes: str) -> str:
+    """Return the expression for the cause with the most stalled time in the last hour, among the causes that the rule may name."""
+    return f"""    likely AS
     (
         SELECT
             tenant, service, vantage, argMaxIf(cause, excess, ours) AS cause, maxIf(excess, ours) / nullIf(sum(excess), 0) AS share
@@ -153,18 +153,18 @@ def _blamed(causes: str) -> str:
 """
 
 
-_SAID = f"""SELECT
+_RESULT = f"""SELECT
     tenant, service, vantage, severity,
     toUInt8(burns AND NOT (severity = 'ticket' AND (tenant, service, vantage) IN (pages))) AS firing,
     round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, k_long AS bad, n_long AS streams, clients, window_s,
     indexOf([{", ".join(f"'{cause}'" for cause in CAUSES)}], cause) AS cause_number, round(coalesce(share, 0), 3) AS cause_share
 FROM judgements
-LEFT JOIN blamed USING (tenant, service, vantage)
+LEFT JOIN likely USING (tenant, service, vantage)
 ORDER BY firing DESC, burn_rate DESC, service, vantage, severity
 LIMIT 1000
 """
 
-_READERS = "cause IN ('consumer', 'slow_reader', 'render')"
-ITL = burn("bad_service_clients", "shared", _PAGES + _TICKET, f"NOT {_READERS}")
+_END_USERS = "cause IN ('consumer', 'slow_reader', 'render')"
+ITL = burn("bad_service_clients", "shared", _PAGES + _TICKET, f"NOT {_END_USERS}")
 TTFT = burn("bad_late_clients", "", _PAGES + _TICKET, "cause = 'queue'")
-READERS = burn("bad_reader_clients", "private", (("ticket", 6.0, 72, 6), *_TICKET), f"({_READERS} OR cause = 'connection')")
+END_USERS = burn("bad_reader_clients", "private", (("ticket", 6.0, 72, 6), *_TICKET), f"({_END_USERS} OR cause = 'connection')")

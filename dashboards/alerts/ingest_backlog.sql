@@ -1,4 +1,4 @@
--- Legato is behind, or failing. Built by `python -m dashboards`.
+-- Legato is behind or failing. Built by `python -m dashboards`.
 WITH
     latest AS
     (
@@ -8,7 +8,7 @@ WITH
             ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max')
         GROUP BY host, metric
     ),
-    -- A counter appears with its first failure, and begins again with its process: both count from 0.
+    -- A counter appears with its first failure and restarts with its process; in both cases it counts from 0.
     grown AS
     (
         SELECT host, sumIf(if(value < before, value, value - before), recorded_at > now() - INTERVAL 10 MINUTE) AS failures

@@ -1,13 +1,15 @@
-"""The SQL of the rules that watch causes and Legato itself: a row a thing that can be wrong, ``firing`` 1 or 0, and the figure beside it.
+"""The SQL of the rules on causes and on Legato itself: one row per subject, with ``firing`` (1 or 0) and figures.
 
-One idea: what hurts readers pages by its burn rate; what may hurt them later, or hides them from us, is a ticket. None reads a variable.
+These rules create tickets: they report conditions that may affect end users later or that make the data incomplete. Conditions that affect
+end users now page by their burn rate (`burn`). The statements use no dashboard variables.
 """
 
 from __future__ import annotations
 
 __all__ = ["CHUNKING", "COLLECTOR", "INGEST", "PREEMPTION"]
 
-# Half of an hour's minutes with preemptions is a cache that is too small for its load; a burst that hurts somebody pages by its burn rate.
+# Preemptions in half of the minutes of an hour: the KV cache is too small for the load. A burst that affects end users pages by its
+# burn rate.
 PREEMPTION = """SELECT
     tenant, engine_id AS engine, toUInt8(countIf(preempted > 0) >= 30) AS firing, countIf(preempted > 0) AS minutes_preempting,
     sum(preempted) AS requests_preempted, round(max(kv_used_max_ppm) / 1e6, 3) AS kv_used_max
@@ -17,7 +19,7 @@ GROUP BY tenant, engine
 ORDER BY firing DESC, engine
 LIMIT 1000
 """
-# A finding fires for a day after the detector was sure.
+# A change fires for a day after its detection.
 CHUNKING = """SELECT
     tenant, service_name AS service, model, provider, route, vantage,
     toUInt8(argMax(found AND alarmed_at > now() - INTERVAL 1 DAY, changed_at)) AS firing,
@@ -39,7 +41,7 @@ INGEST = f"""WITH
     (
         {_LATEST}
     ),
-    -- A counter appears with its first failure, and begins again with its process: both count from 0.
+    -- A counter appears with its first failure and restarts with its process; in both cases it counts from 0.
     grown AS
     (
         SELECT host, sumIf(if(value < before, value, value - before), recorded_at > now() - INTERVAL 10 MINUTE) AS failures
@@ -78,7 +80,7 @@ WHERE value IS NOT NULL
 ORDER BY firing DESC, host, what
 LIMIT 1000
 """
-# The fullest of an exporter's queues: it has one a signal, and a Collector without a host's name is one among others.
+# The fullest queue of an exporter, which has one queue per signal. Collectors without a host name are evaluated separately by attributes.
 COLLECTOR = """SELECT host, exporter, toUInt8(max(used) > 0.5) AS firing, max(used) AS in_use
 FROM
 (

@@ -1,7 +1,7 @@
-"""The alert rules as Grafana provisions them: for each its SQL, when it fires, and what its message says.
+"""The alert rules in Grafana's provisioning format: the SQL, the condition and the message of each rule.
 
-One idea: a rule is one statement with a column ``firing``; Grafana takes one number a query, so each figure that the message needs is asked
-as a query of its own over the same statement. Source: Grafana's file provisioning of alerting (v13), `rules_types.go`.
+A rule is one statement with a column ``firing``. Grafana reads one number per query, so each figure in a message is a separate query over
+the same statement. Source: Grafana's file provisioning of alerting (v13), `rules_types.go`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BEHIND_S = 259_200
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``name`` is its file's and its uid's; ``labels`` the text columns; ``figures`` the numbers that its words use."""
+    """``name`` is part of the file name and of the uid; ``labels`` are the text columns, ``figures`` the numbers in the message."""
 
     name: str
     title: str
@@ -39,16 +39,17 @@ def _figure(name: str, form: str = "") -> str:
 
 
 def _cause() -> str:
-    """The likeliest cause in words: a rule carries numbers, so the number is looked up here."""
+    """Return the template that converts the number of the likely cause to its name."""
     words = "".join(f"{{{{ if eq .Value {place}.0 }}}}{cause}{{{{ end }}}}" for place, cause in enumerate(burn.CAUSES, 1))
     return f"{{{{ with $values.cause_number }}}}{words}{{{{ if eq .Value 0.0 }}}}not known yet{{{{ end }}}}{{{{ end }}}}"
 
 
 _BURN_LABELS = ("tenant", "service", "vantage", "severity")
 _BURN_FIGURES = ("burn_rate", "bad", "streams", "clients", "window_s", "cause_number", "cause_share")
-_BURN_SAYS = (
+_BURN_MESSAGE = (
     f"{_figure('bad')} bad of {_figure('streams')} streams of {{{{ $labels.service }}}} at the {{{{ $labels.vantage }}}} in "
-    f"{_figure('window_s', 'humanizeDuration')}, by {_figure('clients')} readers: the budget burns {_figure('burn_rate')} times too fast."
+    f"{_figure('window_s', 'humanizeDuration')}, from {_figure('clients')} end users: the budget burns "
+    f"{_figure('burn_rate')} times too fast."
 )
 _BURN_CAUSE = f" Likely cause: {_cause()}, with {_figure('cause_share', 'humanizePercentage')} of the last hour's stalled time."
 
@@ -60,39 +61,41 @@ RULES = (
         _BURN_LABELS,
         _BURN_FIGURES,
         "{{ $labels.service }} ({{ $labels.vantage }}): streams freeze",
-        _BURN_SAYS + _BURN_CAUSE,
+        _BURN_MESSAGE + _BURN_CAUSE,
         "/d/legato-attribution/jitter?var-service={{ $labels.service | urlquery }}",
     ),
     Rule(
         "ttft_burn",
-        "First outputs come late",
+        "First outputs are late",
         burn.TTFT,
         _BURN_LABELS,
         _BURN_FIGURES,
         "{{ $labels.service }} ({{ $labels.vantage }}): first outputs are late",
-        _BURN_SAYS + " These streams had no other fault: look at queue and prefill.",
+        _BURN_MESSAGE + " These streams had no other fault: check queue and prefill.",
         "/d/legato-nodes/nodes",
     ),
     Rule(
         "reader_burn",
-        "Readers' own stalls burn their budget",
-        burn.READERS,
+        "End users' own stalls burn their budget",
+        burn.END_USERS,
         _BURN_LABELS,
         _BURN_FIGURES,
-        "{{ $labels.service }} ({{ $labels.vantage }}): readers stall themselves",
-        _BURN_SAYS + _BURN_CAUSE + " The service is not at fault: a consumer that holds, a slow reader, or one reader's connection.",
+        "{{ $labels.service }} ({{ $labels.vantage }}): stalls on the end users' side",
+        _BURN_MESSAGE
+        + _BURN_CAUSE
+        + " The service is not at fault: the application held the stream, did not read its socket, or one end user's connection failed.",
         "/d/legato-attribution/jitter?var-service={{ $labels.service | urlquery }}",
     ),
     Rule(
         "preemption_storm",
-        "An engine preempts all the time",
+        "An engine preempts continuously",
         others.PREEMPTION,
         ("tenant", "engine"),
         ("minutes_preempting", "requests_preempted", "kv_used_max"),
-        "{{ $labels.engine }}: KV cache too small for its load",
+        "{{ $labels.engine }}: KV cache too small for the load",
         f"{{{{ $labels.engine }}}} preempted requests in {_figure('minutes_preempting')} of the last 60 minutes, "
         f"{_figure('requests_preempted')} in all; its KV cache was up to {_figure('kv_used_max', 'humanizePercentage')} full. "
-        "Fewer concurrent requests, shorter contexts, or more memory.",
+        "Use fewer concurrent requests, shorter contexts, or more memory.",
         "/d/legato-nodes/nodes?var-engine={{ $labels.engine | urlquery }}",
         severity="ticket",
     ),
@@ -102,23 +105,23 @@ RULES = (
         others.CHUNKING,
         ("tenant", "service", "model", "provider", "route", "vantage"),
         ("share_before", "share_after", "rate_ratio", "changed_s"),
-        "{{ $labels.provider }} {{ $labels.model }}: text comes in other chunks",
+        "{{ $labels.provider }} {{ $labels.model }}: chunk size changed",
         f"Chunks with several tokens: {_figure('share_before', 'humanizePercentage')} before, "
-        f"{_figure('share_after', 'humanizePercentage')} now, since {_figure('changed_s', 'humanizeTimestamp')}; speed times "
+        f"{_figure('share_after', 'humanizePercentage')} since {_figure('changed_s', 'humanizeTimestamp')}; token rate multiplied by "
         f"{_figure('rate_ratio')}.",
         "/d/legato-chunking/chunking?var-service={{ $labels.service | urlquery }}",
         severity="ticket",
     ),
     Rule(
         "ingest_backlog",
-        "Legato is behind, or failing",
+        "Legato is behind or failing",
         others.INGEST,
         ("host", "what"),
         ("value", "bound"),
         "legato on {{ $labels.host }}: {{ $labels.what }}",
-        f"{{{{ $labels.what }}}} = {_figure('value')}, at most {_figure('bound')} is healthy. Until it is mended, dashboards and alerts "
-        "show less than there is.",
-        "/d/legato-self/itself",
+        f"{{{{ $labels.what }}}} = {_figure('value')}, the limit is {_figure('bound')}. Until this is fixed, dashboards and alerts are "
+        "incomplete.",
+        "/d/legato-self/self-monitoring",
         severity="ticket",
         hold="5m",
     ),
@@ -128,9 +131,9 @@ RULES = (
         others.COLLECTOR,
         ("host", "exporter"),
         ("in_use",),
-        "collector on {{ $labels.host }}: {{ $labels.exporter }} backs up",
-        f"Its queue is {_figure('in_use', 'humanizePercentage')} full. When it is full, spans are lost.",
-        "/d/legato-self/itself",
+        "collector on {{ $labels.host }}: queue of {{ $labels.exporter }} fills",
+        f"Its queue is {_figure('in_use', 'humanizePercentage')} full. When it is full, the Collector drops spans.",
+        "/d/legato-self/self-monitoring",
         severity="ticket",
         hold="5m",
     ),
@@ -138,22 +141,22 @@ RULES = (
 
 
 def provisioned() -> dict[str, Any]:
-    """The rules as a file of Grafana's alerting provisioning."""
+    """Return the rules as a file of Grafana's alerting provisioning."""
     group = {"orgId": 1, "name": "legato", "folder": "Legato", "interval": "1m", "rules": [_rule(rule) for rule in RULES]}
     return {"apiVersion": 1, "groups": [group]}
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
-    """One rule. ``firing`` above 0 is the condition; every other figure is there for the message."""
+    """Return one rule. Its condition is ``firing`` above 0; the other figures are for the message."""
     columns = ["firing", *rule.figures]
     return {
         "uid": f"legato-{rule.name.replace('_', '-')}",
         "title": rule.title,
         "condition": "fires",
         "data": [*(_query(rule, column) for column in columns), _threshold()],
-        # No row is no stream, no engine, no finding: nothing to be told of.
+        # No row means no stream, no engine or no finding: nothing to report.
         "noDataState": "OK",
-        # Of a door that is busy or gone one rule tells, not all.
+        # If the read endpoint is overloaded or down, only one rule reports it.
         "execErrState": "Error" if rule.name == "ingest_backlog" else "KeepLast",
         "for": rule.hold,
         "annotations": {"summary": rule.summary, "description": rule.description, "dashboard": rule.dashboard},

@@ -1,4 +1,4 @@
--- First outputs come late. Built by `python -m dashboards`.
+-- First outputs are late. Built by `python -m dashboards`.
 WITH
     0.99 AS objective,
     now() AS at,
@@ -27,8 +27,8 @@ WITH
         FROM slots
         GROUP BY tenant, service, vantage
     ),
-    -- One bad stream of a reader in five minutes says as much as twenty; of readers who are not known, each stream counts.
-    -- ``bad`` holds two counts: without the streams whose connection failed, and with them.
+    -- The bad streams of one end user in five minutes count once; if the end user is unknown, each stream counts.
+    -- ``bad`` holds two counts: without and with the streams that had a connection fault.
     hits AS
     (
         SELECT
@@ -82,7 +82,7 @@ WITH
         LIMIT 1 BY tenant, service, vantage, severity
     ),
     pages AS (SELECT tenant, service, vantage FROM judgements WHERE burns AND severity = 'page'),
-    blamed AS
+    likely AS
     (
         SELECT
             tenant, service, vantage, argMaxIf(cause, excess, ours) AS cause, maxIf(excess, ours) / nullIf(sum(excess), 0) AS share
@@ -101,6 +101,6 @@ SELECT
     round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, k_long AS bad, n_long AS streams, clients, window_s,
     indexOf(['scheduling', 'kv_pressure', 'speculation', 'coalescing', 'connection', 'slow_reader', 'consumer', 'render', 'gpu_clock', 'queue', 'front_end', 'host', 'base', 'generation', 'delivery', 'unknown', 'mixed'], cause) AS cause_number, round(coalesce(share, 0), 3) AS cause_share
 FROM judgements
-LEFT JOIN blamed USING (tenant, service, vantage)
+LEFT JOIN likely USING (tenant, service, vantage)
 ORDER BY firing DESC, burn_rate DESC, service, vantage, severity
 LIMIT 1000

@@ -1,4 +1,4 @@
-"""One module a dashboard: its panels, their SQL, and what each means."""
+"""One module per dashboard: its panels, their SQL and their descriptions."""
 
 from dashboards.boards import attribution, chunking, cost, itl, nodes, self, stream, streams
 

@@ -1,4 +1,4 @@
-"""Jitter attribution: what stalled streams, how sure that is, what fixing it would bring, and which events are to blame."""
+"""Jitter attribution: causes of stalls, their confidence, counterfactuals, and root-cause events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["board"]
 _STALLS, _STALLS_OVER_TIME = rolled("stall", "stalls"), rolled("stall", "stalls", series=True)
 _STREAMS = rolled("stream", "streams")
 _BUT_FOR = rolled("but_for", "streams")
-# Words that name a side and no cause, or none at all.
+# Verdicts without a single cause: a side only, or several causes.
 _COARSE = "('generation', 'delivery', 'mixed')"
 
 JUDGED = f"""
@@ -65,7 +65,7 @@ CROSS JOIN everything
 GROUP BY cause, all_stalls
 ORDER BY "time saved at most" DESC, cause"""
 MISSING_BY = f"""
-SELECT vantage_missing AS "not seen", sum(count) AS stalls, sum(count) / nullIf((SELECT sum(stalls) {_STALLS}), 0) AS share
+SELECT vantage_missing AS "missing vantages", sum(count) AS stalls, sum(count) / nullIf((SELECT sum(stalls) {_STALLS}), 0) AS share
 FROM (SELECT sumMap(missing) AS missed {_STALLS})
 ARRAY JOIN mapKeys(missed) AS vantage_missing, mapValues(missed) AS count
 GROUP BY vantage_missing
@@ -79,7 +79,7 @@ SELECT
 GROUP BY engine, service, model
 ORDER BY "beyond healthy" DESC, engine, service, model
 LIMIT 100"""
-# The minutes with the most stalled time hold the events that matter; a thousand verdicts of each suffice to rank them.
+# Events are ranked only within the minutes with the most stalled time, which bounds the number of verdicts to read.
 _WORST_MINUTES = f"""
     SELECT minute
     FROM stall_minutes FINAL
@@ -101,7 +101,7 @@ _JUDGED = f"""
             WHERE $__timeFilter_ms(start_time) AND toStartOfMinute(start_time) IN ({_WORST_MINUTES})
                 AND {filters()}
         )"""
-CULPRITS = f"""
+ROOT_CAUSES = f"""
 SELECT
     min(culprit_at) AS happened, cause, engine_id AS engine,
     if(empty(culprit_responses), concat('step ', toString(min(culprit_step))), arrayStringConcat(culprit_responses, ', ')) AS event,
@@ -114,8 +114,8 @@ ORDER BY "beyond healthy" DESC, happened
 LIMIT 50"""
 WORST = f"""
 SELECT
-    lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "silent from", gap_us / 1e6 AS gap,
-    excess_us / 1e6 AS "beyond healthy", cause, confidence, arrayStringConcat(missing, ', ') AS "not seen", engine_id AS engine
+    lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "gap start", gap_us / 1e6 AS gap,
+    excess_us / 1e6 AS "beyond healthy", cause, confidence, arrayStringConcat(missing, ', ') AS "missing vantages", engine_id AS engine
 FROM ({_JUDGED})
 ORDER BY excess_us DESC, stream, gap_start_us
 LIMIT 100"""
@@ -127,46 +127,53 @@ ORDER BY time, cause"""
 
 
 def _figures() -> list[Any]:
-    """Single figures, and curves."""
+    """Single figures and curves."""
     return [
         number(
             "Stalls judged",
-            "Client stalls of 250 ms or more that have a verdict, beside all of them. Fewer verdicts: `legato serve` is still judging, "
-            "or the gap "
-            "was a healthy step.",
+            "Client stalls of 250 ms or more that have a verdict, next to their total number. If fewer have a verdict, the "
+            "attribution is still running, or the gaps were healthy steps.",
             JUDGED,
             "short",
         ),
         number(
             "Stalled time",
-            "Of the silences, what was beyond the engine's healthy step. Charged to causes below, to the nanosecond.",
+            "The part of the stalls beyond the engine's healthy step. The panels below charge it to causes, exactly to the nanosecond.",
             CHARGED,
             "s",
         ),
         number(
             "Unknown",
-            "Stalled time that nothing could be said about. High: something is not recorded, see Not seen.",
+            "Share of the stalled time with an unknown cause. If it is high, evidence is not recorded: see Missing vantages.",
             UNKNOWN,
             "percentunit",
             "share",
         ),
         number(
-            "Side known, cause not",
-            "Charged to generation or delivery as a whole, or to several causes without a main one: a vantage is missing.",
+            "Side known, cause unknown",
+            "Stalled time charged to generation or delivery without a cause, or to several causes without a main one. A vantage is "
+            "missing.",
             COARSE,
             "percentunit",
             "share",
         ),
-        number("A vantage missing", "Stalls judged without the server's or the engine's view.", MISSING, "percentunit", "share", width=8),
+        number(
+            "Stalls with a missing vantage",
+            "Share of the judged stalls without the evidence of the server or of the engine.",
+            MISSING,
+            "percentunit",
+            "share",
+            width=8,
+        ),
         bars(
             "Stalled time by cause",
-            "Every part of every stall, whatever it was named after. Tall kv_pressure: the cache is too small for the load. scheduling: "
-            "others' "
-            "prompts run in the same step. connection: the way there. consumer, slow_reader: the application itself.",
+            "All parts of all stalls, also those that are not the main cause of their stall. High kv_pressure: the KV cache is too "
+            "small for the load. scheduling: prompts of other requests run in the same step. connection: the network path. consumer, "
+            "slow_reader: the application itself.",
             TIME_BY_CAUSE,
             "s",
         ),
-        bars("Stalls by cause", "Each stall counts for the cause that has most of it.", RATE, "short"),
+        bars("Stalls by cause", "Each stall counts for its main cause.", RATE, "short"),
     ]
 
 
@@ -174,45 +181,45 @@ def _tables() -> list[Any]:
     """Tables."""
     return [
         rows(
-            "Causes, and how sure",
-            "proven and strong rest on the engine's own record of that step; likely on fewer vantages.",
+            "Causes and confidence",
+            "proven and strong verdicts rest on the engine's own record of the step; likely ones on fewer vantages.",
             BY_CAUSE,
             {"beyond healthy": "s", "in these stalls": "s"},
             width=12,
         ),
         rows(
-            "But for one cause",
-            "What would be left had this one cause been fixed, by replaying each stalled stream without it. Causes overlap, so savings "
-            "do not add up.",
+            "Counterfactual: without one cause",
+            "The stalls that would remain if this one cause were fixed, from recomputing each stalled stream without it. Causes "
+            "overlap, so savings do not add up.",
             BUT_FOR,
             {"time saved at least": "percentunit", "time saved at most": "percentunit"},
             width=12,
         ),
         rows(
-            "Culprit events",
-            "The prompts, preemptions and steps behind the stalls of the sixty worst minutes: how many streams each one hit, and one of "
-            "them.",
-            CULPRITS,
+            "Root-cause events",
+            "The prompts, preemptions and steps that caused the stalls of the 60 worst minutes: how many streams each of them "
+            "affected, and one of these streams.",
+            ROOT_CAUSES,
             {"beyond healthy": "s", "longest": "s"},
             links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}"},
         ),
         rows(
             "Longest stalls",
-            "Of the sixty worst minutes. Open a stream for its evidence.",
+            "The longest stalls of the 60 worst minutes. Open a stream for its evidence.",
             WORST,
             {"gap": "s", "beyond healthy": "s"},
             limits={"gap": "gap_s"},
         ),
         rows(
-            "Not seen",
-            "Vantages that a stall was judged without. `server`: add the middleware. `engine`: run the plugin and its agent.",
+            "Missing vantages",
+            "Vantages that were missing when stalls were judged. `server`: add the middleware. `engine`: run the plugin and its agent.",
             MISSING_BY,
             {"share": "percentunit"},
             width=8,
         ),
         rows(
             "By engine",
-            "Which engine stalled whom. (none): streams without an engine, or stalls on the way.",
+            "Stalls by engine, service and model. (none): streams without an engine, or stalls on the network path.",
             ENGINES,
             {"beyond healthy": "s"},
             width=16,
@@ -226,7 +233,7 @@ def board() -> Kit:
     kit = Kit(
         "legato-attribution",
         "Legato · Jitter attribution",
-        "What each stall was charged to, from the chunks at both ends and the engine's steps in between.",
+        "The causes that stalls were charged to, from the chunks at both ends and the engine's steps in between.",
         variables=DIMENSIONS,
     )
     kit.add(*_figures(), *_tables())

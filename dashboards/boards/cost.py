@@ -1,4 +1,4 @@
-"""Trace cost per chunk: what tracing streams costs, by whom, against other ways of doing it, and why it changed."""
+"""Trace cost per chunk: the cost of tracing streams, by service, compared with other encodings, and why it changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
 _BEFORE = rolled("stream", "streams", before=True)
-# The whole store's bytes a chunk: a service's rows lie among others', so its chunks are charged at the mean.
+# Bytes per chunk of the entire store: parts mix the rows of all services, so every chunk is charged the mean.
 _AT_REST = """(
     SELECT (SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = currentDatabase() AND table = 'stream_revs')
         / nullIf((SELECT sum(chunks) FROM stream_hours FINAL), 0)
@@ -18,32 +18,32 @@ _PRICE_RECEIVED, _PRICE_KEPT, _MONTHS = (chosen_number(name) for name in ("price
 _EVENT_BYTES, _SPAN_BYTES = chosen_number("event_bytes"), chosen_number("span_bytes")
 
 RECEIVED = f"""
-SELECT sum(otlp_bytes) / nullIf(sum(chunks), 0) AS "bytes a chunk", sum(chunks) AS "n chunks"
+SELECT sum(otlp_bytes) / nullIf(sum(chunks), 0) AS "bytes per chunk", sum(chunks) AS "n chunks"
 {_FROM}"""
 AT_REST = f"""
-SELECT {_AT_REST} AS "bytes a chunk", (SELECT sum(chunks) FROM stream_hours FINAL) AS "n chunks"
+SELECT {_AT_REST} AS "bytes per chunk", (SELECT sum(chunks) FROM stream_hours FINAL) AS "n chunks"
 WHERE "n chunks" > 0"""
 MONEY = f"""
 SELECT
     (sum(otlp_bytes) / 1e9 * {_PRICE_RECEIVED} + sum(chunks) * any(at_rest) / 1e9 * {_PRICE_KEPT} * {_MONTHS}) / nullIf(sum(chunks),
     0) * 1e6
-        AS "a million chunks",
+        AS "per million chunks",
     sum(chunks) AS "n chunks"
 FROM (SELECT otlp_bytes, chunks, {_AT_REST} AS at_rest {_FROM})"""
 RATIO = f"""
 SELECT {_EVENT_BYTES} / nullIf(sum(otlp_bytes) / nullIf(sum(chunks), 0), 0) AS "span events",
     {_SPAN_BYTES} / nullIf(sum(otlp_bytes) / nullIf(sum(chunks), 0), 0)
-    AS "a span a chunk", sum(chunks) AS "n chunks"
+    AS "one span per chunk", sum(chunks) AS "n chunks"
 {_FROM}"""
 BY_EMITTER = f"""
 SELECT
-    service, sender AS emitter, n_streams AS streams, n_chunks AS chunks, bytes / n_streams AS "received a stream",
-    bytes / nullIf(n_chunks, 0) AS "received a chunk",
-    at_rest AS "at rest a chunk", n_chunks / n_streams AS "chunks a stream",
+    service, sender AS emitter, n_streams AS streams, n_chunks AS chunks, bytes / n_streams AS "received per stream",
+    bytes / nullIf(n_chunks, 0) AS "received per chunk",
+    at_rest AS "at rest per chunk", n_chunks / n_streams AS "chunks per stream",
     (bytes / 1e9 * {_PRICE_RECEIVED} + n_chunks * at_rest / 1e9 * {_PRICE_KEPT} * {_MONTHS}) AS cost,
-    cost / nullIf(n_chunks, 0) * 1e6 AS "cost a million chunks", cost / n_streams AS "cost a stream",
+    cost / nullIf(n_chunks, 0) * 1e6 AS "cost per million chunks", cost / n_streams AS "cost per stream",
     n_chunks * {_EVENT_BYTES} / 1e9 * {_PRICE_RECEIVED} AS "received as span events",
-    n_chunks * {_SPAN_BYTES} / 1e9 * {_PRICE_RECEIVED} AS "as a span each"
+    n_chunks * {_SPAN_BYTES} / 1e9 * {_PRICE_RECEIVED} AS "as one span per chunk"
 FROM
 (
     SELECT
@@ -60,13 +60,13 @@ SELECT $__timeInterval(minute) AS time, service_name AS service, sum(otlp_bytes)
 GROUP BY time, service
 ORDER BY time, service"""
 PER_CHUNK_OVER_TIME = f"""
-SELECT $__timeInterval(minute) AS time, service_name AS service, sum(otlp_bytes) / sum(chunks) AS "received a chunk"
+SELECT $__timeInterval(minute) AS time, service_name AS service, sum(otlp_bytes) / sum(chunks) AS "received per chunk"
 {_SERIES}
 WHERE chunks > 0
 GROUP BY time, service
 ORDER BY time, service"""
-# bytes = tokens x chunks a token x bytes a chunk. Each factor's share of the difference is the logarithmic mean of the two bills times the
-# logarithm of the factor's ratio (LMDI, Ang 2004): the three add up to the difference, without a rest.
+# bytes = tokens x chunks per token x bytes per chunk. Each factor's share of the difference is the logarithmic mean of the two costs times
+# the logarithm of the factor's ratio (LMDI, Ang 2004): the three add up to the difference, without a remainder.
 CHANGE = f"""
 WITH
     sums AS
@@ -87,8 +87,8 @@ SELECT
     service, toInt64(b1) - toInt64(b0) AS "bytes more", if(b1 = b0, b1,
     (toFloat64(b1) - b0) / log(b1 / b0)) * log(t1 / t0) AS "more tokens",
     if(b1 = b0, b1, (toFloat64(b1) - b0) / log(b1 / b0)) * log((c1 / t1) / (c0 / t0)) AS "smaller chunks",
-    if(b1 = b0, b1, (toFloat64(b1) - b0) / log(b1 / b0)) * log((b1 / c1) / (b0 / c0)) AS "more bytes a chunk",
-    b0 AS "bytes before", b1 AS "bytes now", t0 / c0 AS "tokens a chunk before", t1 / c1 AS "tokens a chunk now"
+    if(b1 = b0, b1, (toFloat64(b1) - b0) / log(b1 / b0)) * log((b1 / c1) / (b0 / c0)) AS "more bytes per chunk",
+    b0 AS "bytes before", b1 AS "bytes now", t0 / c0 AS "tokens per chunk before", t1 / c1 AS "tokens per chunk now"
 FROM sums
 ORDER BY abs("bytes more") DESC, service
 LIMIT 200"""
@@ -107,25 +107,26 @@ def board() -> Kit:
     kit = Kit(
         "legato-cost",
         "Legato · Trace cost per chunk",
-        "What tracing every chunk costs, on the wire and at rest, and what else it could cost.",
+        "The cost of tracing every chunk, on the wire and at rest, and the cost of other encodings.",
         variables=DIMENSIONS,
         settings=[
-            ("price_received", "Price a GB received", "What your collector, network or vendor takes for a GB ingested.", "0.10"),
-            ("price_kept", "Price a GB and month kept", "What a GB on disk costs a month.", "0.10"),
-            ("months_kept", "Months kept", "How long rows stay: LEGATO_RETENTION_DAYS / 30.", "3"),
-            ("event_bytes", "Bytes of a span event", "OTLP, with the same facts; measured by bench/wire.py.", "85"),
-            ("span_bytes", "Bytes of a span a chunk", "OTLP, with the same facts; measured by bench/wire.py.", "106"),
+            ("price_received", "Price per GB received", "Price of your Collector, network or vendor per GB ingested.", "0.10"),
+            ("price_kept", "Price per GB and month kept", "Price of a GB on disk per month.", "0.10"),
+            ("months_kept", "Months kept", "Retention of rows: LEGATO_RETENTION_DAYS / 30.", "3"),
+            ("event_bytes", "Bytes of a span event", "OTLP with the same attributes; measured by bench/wire.py.", "85"),
+            ("span_bytes", "Bytes of one span per chunk", "OTLP with the same attributes; measured by bench/wire.py.", "106"),
         ],
         since="now-24h",
         refresh="5m",
     )
     money = {
-        name: "currencyUSD" for name in ("cost", "cost a million chunks", "cost a stream", "received as span events", "as a span each")
+        name: "currencyUSD"
+        for name in ("cost", "cost per million chunks", "cost per stream", "received as span events", "as one span per chunk")
     }
     kit.add(
         number(
             "Received",
-            "OTLP bytes a chunk, all attributes included, before compression on the wire; of each stream's last span, without the "
+            "OTLP bytes per chunk with all attributes, before compression. Counts only the last span of each stream, not the "
             "snapshots before it.",
             RECEIVED,
             "decbytes",
@@ -133,42 +134,48 @@ def board() -> Kit:
         ),
         number(
             "At rest",
-            "Bytes on disk a chunk: the table of streams over all chunks in it, statistics included.",
+            "Bytes on disk per chunk: the size of the table of streams, statistics included, divided by all chunks in it.",
             AT_REST,
             "decbytes",
             width=6,
         ),
-        number("Cost", "Received and kept, at the prices above.", MONEY, "currencyUSD", width=6),
-        number("Against other ways", "So many times more bytes would the same chunks be on the wire.", RATIO, "x", width=6),
-        bars("Bytes received by service", "A bill that grew: more streams, or smaller chunks? See below.", BYTES_OVER_TIME, "decbytes"),
+        number("Cost", "Cost of receiving and keeping a million chunks, at the prices above.", MONEY, "currencyUSD", width=6),
+        number(
+            "Compared with other encodings",
+            "How many times more bytes the same chunks would take as span events, or as one span per chunk.",
+            RATIO,
+            "x",
+            width=6,
+        ),
+        bars("Bytes received by service", "If the cost rose: more streams, or smaller chunks? See below.", BYTES_OVER_TIME, "decbytes"),
         lines(
-            "Bytes received a chunk",
-            "Rises when streams get shorter (their attributes weigh more), falls with long ones.",
+            "Bytes received per chunk",
+            "Rises when streams get shorter, because their attributes weigh more; falls with longer streams.",
             PER_CHUNK_OVER_TIME,
             "decbytes",
         ),
         rows(
-            "Why the bill changed",
-            "This range against the one of equal length before it: bytes = tokens × chunks a token × bytes a chunk. The three parts add "
-            "up to the "
-            "difference. `smaller chunks` is what the provider's chunking costs you. Streams whose tokens are not known are left out.",
+            "Why the cost changed",
+            "This range compared with the one of equal length before it: bytes = tokens × chunks per token × bytes per chunk. The "
+            "three parts add up to the difference. `smaller chunks` is the cost of the provider's chunking. Streams without known "
+            "token counts are left out.",
             CHANGE,
             {
                 name: "decbytes"
-                for name in ("bytes more", "more tokens", "smaller chunks", "more bytes a chunk", "bytes before", "bytes now")
+                for name in ("bytes more", "more tokens", "smaller chunks", "more bytes per chunk", "bytes before", "bytes now")
             },
             height=7,
         ),
         rows(
             "By service and emitter",
-            "n is streams and chunks. At rest is the whole store's mean. The last two columns: the same chunks as span "
-            "events, or as a span each, received at the same price.",
+            "At rest is the mean of the entire store. The last two columns: cost of receiving the same chunks as span events, or as "
+            "one span per chunk, at the same price.",
             BY_EMITTER,
-            {**money, "received a stream": "decbytes", "received a chunk": "decbytes", "at rest a chunk": "decbytes"},
+            {**money, "received per stream": "decbytes", "received per chunk": "decbytes", "at rest per chunk": "decbytes"},
         ),
         rows(
-            "Streams that nobody read to the end",
-            "Generated, paid for, and left. A rise after longer gaps: see Streams.",
+            "Streams not read to the end",
+            "Streams that were generated, paid for and left. If they rise after longer gaps, see Streams.",
             CANCELLED,
             height=6,
         ),

@@ -1,4 +1,4 @@
-"""ITL distributions: how gaps are distributed over time, over streams, and between vantages."""
+"""ITL distributions: gaps over time, over streams, and by vantage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "timed_streams"), rolled("stream", "timed_streams", series=True)
 
-# Two buckets a doubling, from 1 ms to 32 s, each in every interval: the first interval's order is the axis' order.
+# Two buckets per doubling, from 1 ms to 32 s. Every interval has all of them, because the first interval defines the order of the axis.
 HEATMAP = f"""
 WITH
     counts AS
@@ -25,7 +25,7 @@ SELECT
 FROM counts
 ARRAY JOIN range(20, 50) AS step
 ORDER BY time, step"""
-# Four fine buckets are one here: a bar of 19 %.
+# Four fine buckets form one bar, 19 % wide.
 OF_STREAMS = f"""
 SELECT
     round(pow(2, (bar + 1) / 4) / 1e6, 6) AS "p99 gap up to", sumIf(count, vantage = 'client') AS client,
@@ -102,32 +102,29 @@ def board() -> Kit:
     kit = Kit(
         "legato-itl",
         "Legato · ITL distributions",
-        "Inter-token latency as readers meet it: all gaps, each stream's worst, and where they come from.",
+        "Inter-token latency as end users experience it: all gaps, the worst of each stream, and where they arise.",
         variables=DIMENSIONS,
     )
     kit.add(
         heat(
             "Gaps between content reads",
-            "Each cell counts gaps that ended up in one band of length (the label is its upper bound). A dark band that splits or "
-            "rises: the "
-            "step got longer. Lone cells above 400 ms: stalls; click into Worst streams for the same time.",
+            "Each cell counts the gaps of one length band (the label is its upper bound) in one interval. A dark band that splits or "
+            "rises: steps got longer. Single cells above 400 ms are stalls: see Worst streams for the same time.",
             HEATMAP,
             "s",
         ),
         rows(
             "Distribution of per-stream p99 gaps",
-            "How many streams had which p99 gap: the distribution of distributions. Two hills: two kinds of streams, so filter until "
-            "there is one. "
-            "The client's to the right of the server's: what the network adds.",
+            "The number of streams by p99 gap. Two peaks: two kinds of streams, so filter until one peak remains. If the client's "
+            "peak is to the right of the server's, the difference is the network's.",
             OF_STREAMS,
             {"p99 gap up to": "s"},
             width=12,
         ),
         rows(
             "Server against client",
-            "Quantiles over all gaps, not over streams, in buckets (within 9 %). n is gaps and streams. What the client has and the "
-            "server has not "
-            "came on the way.",
+            "Quantiles over all gaps (not over streams), from histogram buckets, within 9 %. What the client shows and the server "
+            "does not arose on the network path.",
             VANTAGES,
             {name: "s" for name in ("p50", "p90", "p99", "p99.9", "longest")},
             width=12,
@@ -135,25 +132,25 @@ def board() -> Kit:
         ),
         lines(
             "Time-weighted gaps",
-            "A reader waits longer in long gaps, so they count by their time: half of all waiting is in gaps up to this. It does not "
-            "change when "
-            "chunks are split or merged at the same moment.",
+            "End users wait longer in long gaps, so each gap counts by its duration: half of all waiting time is in gaps up to this "
+            "length. Splitting or merging chunks at the same moment does not change it.",
             WEIGHTED,
             "s",
         ),
         lines(
-            "p99 of per-stream p99, and its median",
-            "Over time, by vantage. Its n is under Streams; with few streams an interval it is the maximum. It decides nothing.",
+            "p99 and median of per-stream p99",
+            "Over time, by vantage. Its n is under Streams; with few streams per interval the p99 is the maximum. No alert uses it.",
             P99_OF_P99,
             "s",
             limits="gap_s",
         ),
-        lines("Stalls per 1,000 streams", "Gaps of 250 ms (visible) and of 400 ms (the SLO's limit) or more.", STALL_RATE, "short"),
+        lines(
+            "Stalls per 1,000 streams", "Gaps of 250 ms (visible) or more, and of 400 ms (the SLO's limit) or more.", STALL_RATE, "short"
+        ),
         rows(
             "By model and release",
-            "The same figures side by side. A release whose time-weighted p50 is the same and whose p99 of p99 rose has new stalls, not "
-            "slower "
-            "tokens.",
+            "The same figures by model and release. If a release has the same time-weighted p50 and a higher p99 of p99, it has new "
+            "stalls, not slower tokens.",
             MODELS,
             {name: "s" for name in ("ITL p50", "ITL p99", "time-weighted p50", "median p99", "p99 of p99")},
             width=12,

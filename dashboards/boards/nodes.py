@@ -1,4 +1,4 @@
-"""Serving nodes: what the engines, their GPUs and hosts did, with the stalls that readers felt in the same minutes."""
+"""Serving nodes: engines, their GPUs and hosts, with the stalls of clients in the same minutes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ENGINES = f"""FROM
     WHERE $__timeFilter(minute) AND steps > 0
     AND {filters(ENGINE)}
 )"""
-# Engines that told steps, and those whose page was read.
-_TOLD = """(
+# Engines with step records, and engines with a scraped metrics endpoint.
+_KNOWN_ENGINES = """(
     SELECT tenant, engine_id, minute FROM engine_minutes WHERE $__timeFilter(minute)
     UNION ALL
     SELECT tenant, engine_id, toStartOfMinute(recorded_at) AS minute FROM node_samples
@@ -39,14 +39,14 @@ GROUP BY time, engine
 ORDER BY time, engine"""
 PREEMPTIONS = f"""
 SELECT
-    $__timeInterval(minute) AS time, engine_id AS engine, 60 * sum(preempted) / greatest(60, $__interval_s) AS "preempted a minute"
+    $__timeInterval(minute) AS time, engine_id AS engine, 60 * sum(preempted) / greatest(60, $__interval_s) AS "preempted per minute"
 {_ENGINES}
 GROUP BY time, engine
 ORDER BY time, engine"""
 WORK = f"""
 SELECT
-    $__timeInterval(minute) AS time, engine_id AS engine, sum(prefill_tokens) / sum(work_steps) AS "prefill tokens a step",
-    sum(decode_tokens) / sum(work_steps) AS "decode tokens a step"
+    $__timeInterval(minute) AS time, engine_id AS engine, sum(prefill_tokens) / sum(work_steps) AS "prefill tokens per step",
+    sum(decode_tokens) / sum(work_steps) AS "decode tokens per step"
 {_ENGINES}
 WHERE work_steps > 0
 GROUP BY time, engine
@@ -74,7 +74,7 @@ ORDER BY time, engine"""
 SPECULATION = f"""
 SELECT
     $__timeInterval(minute) AS time, engine_id AS engine, sum(accepted_tokens) / sum(draft_tokens) AS "drafts accepted",
-    sum(decode_tokens) / nullIf(sum(decode_requests), 0) AS "tokens a request and step"
+    sum(decode_tokens) / nullIf(sum(decode_requests), 0) AS "tokens per request and step"
 {_ENGINES}
 WHERE draft_tokens > 0
 GROUP BY time, engine
@@ -96,7 +96,7 @@ def _growth(metrics: str, columns: str) -> str:
     return growth(metrics, columns, filters(ENGINE))
 
 
-# As the agent calls them, and as a Collector that scrapes vLLM does.
+# The names under the agent, and those under a Collector that scrapes vLLM.
 _PREFIX_CACHE = (
     "'legato.engine.prefix_cache.hits', 'legato.engine.prefix_cache.queries', "
     "'vllm:prefix_cache_hits_total', 'vllm:prefix_cache_queries_total'"
@@ -109,15 +109,15 @@ FROM ({_growth(_PREFIX_CACHE, "engine_id AS engine")})
 GROUP BY time, engine
 HAVING sumIf(grown, metric LIKE '%queries%') > 0
 ORDER BY time, engine"""
-# What engines' own pages tell, also of those that tell no steps; as the agent calls it, and as a Collector that scrapes vLLM does.
-PAGE_KV = f"""
+# Metrics scraped from engines, also from those without step records; each under the agent's name and the one of a Collector.
+SCRAPED_KV = f"""
 SELECT $__timeInterval(recorded_at) AS time, engine_id AS engine, max(value) AS "KV max", avg(value) AS "KV mean"
 {_samples("'legato.engine.kv_cache.utilization', 'vllm:kv_cache_usage_perc'")}
 GROUP BY time, engine
 ORDER BY time, engine"""
 _RUNNING = "'legato.engine.requests.running', 'vllm:num_requests_running'"
 _WAITING = "'legato.engine.requests.waiting', 'vllm:num_requests_waiting'"
-PAGE_QUEUE = f"""
+SCRAPED_QUEUE = f"""
 SELECT
     $__timeInterval(recorded_at) AS time, engine_id AS engine, avgIf(value, metric IN ({_RUNNING})) AS "running, mean",
     maxIf(value, metric IN ({_WAITING})) AS "waiting, max"
@@ -130,25 +130,25 @@ _PREEMPTED = ("legato.engine.preemptions", "vllm:num_preemptions_total")
 
 
 def _either(own: str, foreign: str) -> str:
-    """The growth of a counter that both the agent and a Collector may tell: the agent's, where there is one."""
+    """Return the growth of a counter that both the agent and a Collector may report: the agent's, if it exists."""
     return f"if(countIf(metric = '{own}') > 0, sumIf(grown, metric = '{own}'), sumIf(grown, metric = '{foreign}'))"
 
 
-PAGE_TOKENS = f"""
+SCRAPED_TOKENS = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, engine, {_either(*_TOKENS)} / greatest(60, $__interval_s) AS "tokens a second",
-    60 * {_either(*_PREEMPTED)} / greatest(60, $__interval_s) AS "preempted a minute"
+    $__timeInterval(recorded_at) AS time, engine, {_either(*_TOKENS)} / greatest(60, $__interval_s) AS "tokens per second",
+    60 * {_either(*_PREEMPTED)} / greatest(60, $__interval_s) AS "preempted per minute"
 FROM ({_growth(", ".join(f"'{name}'" for name in (*_TOKENS, *_PREEMPTED)), "engine_id AS engine")})
 GROUP BY time, engine
 ORDER BY time, engine"""
 _DRAFTED = ("legato.engine.speculation.draft_tokens", "vllm:spec_decode_num_draft_tokens_total")
 _ACCEPTED = ("legato.engine.speculation.accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total")
 _LENGTH = "legato.engine.speculation.accept_length"
-# An engine that does not speculate may tell a length of 0.
-PAGE_SPECULATION = f"""
+# An engine without speculation may report a length of 0.
+SCRAPED_SPECULATION = f"""
 SELECT
     $__timeInterval(recorded_at) AS time, engine, {_either(*_ACCEPTED)} / nullIf({_either(*_DRAFTED)}, 0) AS "drafts accepted",
-    avgOrNullIf(value, metric = '{_LENGTH}' AND value > 0) AS "tokens a request and step"
+    avgOrNullIf(value, metric = '{_LENGTH}' AND value > 0) AS "tokens per request and step"
 FROM ({_growth(", ".join(f"'{name}'" for name in (*_DRAFTED, *_ACCEPTED, _LENGTH)), "engine_id AS engine")})
 GROUP BY time, engine
 HAVING {_either(*_DRAFTED)} > 0 OR countIf(metric = '{_LENGTH}' AND value > 0) > 0
@@ -157,7 +157,7 @@ _WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill
 _MEANS = ",\n    ".join(
     f"sumIf(sum, metric = '{metric}') / nullIf(sumIf(count, metric = '{metric}'), 0) AS \"{name}, mean\"" for name, metric in _WAITS.items()
 )
-PAGE_WAITS = f"""
+SCRAPED_WAITS = f"""
 SELECT
     $__timeInterval(recorded_at) AS time, engine_id AS engine, {_MEANS}
 FROM node_samples FINAL
@@ -207,13 +207,13 @@ ORDER BY time, node"""
 ENGINE_TABLE = f"""
 SELECT
     engine, all_steps AS steps, {quantile(0.5, "decoding")} / 1e6 AS base, {quantile(0.99, "every")} / 1e6 AS "step p99",
-    kv AS "KV max", thrown_out AS preempted,
+    kv AS "KV max", evicted AS preempted,
     waiting AS "waiting max", prefill AS "prefill steps", first AS "first seen", last AS "last seen"
 FROM
 (
     SELECT
         engine_id AS engine, sum(steps) AS all_steps, sumMap(interval_buckets) AS every, sumMap(decode_interval_buckets) AS decoding,
-        if(sum(kv_steps) > 0, max(kv_used_max_ppm), NULL) / 1e6 AS kv, sum(preempted) AS thrown_out, max(waiting_max) AS waiting,
+        if(sum(kv_steps) > 0, max(kv_used_max_ppm), NULL) / 1e6 AS kv, sum(preempted) AS evicted, max(waiting_max) AS waiting,
         sum(prefill_steps) / nullIf(sum(work_steps), 0) AS prefill, min(minute) AS first, max(minute) AS last
     {_ENGINES}
     GROUP BY engine
@@ -223,70 +223,69 @@ LIMIT 200"""
 
 
 def _engines() -> list[Any]:
-    """What engines did."""
+    """Panels of the engines' steps."""
     return [
         lines(
             "KV cache used",
-            "Over 95 %: the engine will preempt. Fewer concurrent requests, shorter contexts, or more memory.",
+            "Over 95 %: the engine will preempt. Use fewer concurrent requests, shorter contexts, or more memory.",
             KV,
             "percentunit",
         ),
         lines(
             "Preemptions",
-            "Requests thrown out of the cache, to be computed again. Each is a stall of seconds for one reader.",
+            "Requests evicted from the cache, to be recomputed. Each is a stall of seconds for one end user.",
             PREEMPTIONS,
             "short",
             limits="any",
         ),
         lines(
-            "Work a step",
-            "Prefill tokens share their step with everyone's decode: a burst of long prompts makes the step long for all. Chunked "
-            "prefill bounds it.",
+            "Work per step",
+            "Prefill tokens share a step with the decode of all requests: a burst of long prompts makes steps longer for all. Chunked "
+            "prefill limits it.",
             WORK,
             "short",
         ),
         lines(
             "Step time against its base",
-            "The interval between tokens as the engine measures it. The base is the median of steps without a prefill; p99 far above "
-            "it: prefill or "
-            "preemption; base itself rising: load, clocks, host.",
+            "The interval between tokens as the engine measures it. The base is the median of steps without prefill. p99 far above "
+            "it: prefill or preemption. A rising base: load, GPU clocks or the host.",
             STEP_TIME,
             "s",
         ),
-        lines("Running and waiting", "Requests in the batch, and in the queue. A queue that stays: TTFT grows with it.", QUEUE, "short"),
-        lines("Stalls charged to each engine", "What readers felt, by the minute their stream began in.", STALLS, "short"),
+        lines("Running and waiting", "Requests in the batch and in the queue. With a persistent queue TTFT grows.", QUEUE, "short"),
+        lines("Stalls charged to each engine", "Stalls of clients, by the minute in which their stream began.", STALLS, "short"),
         lines(
             "Speculation",
-            "Draft tokens that were accepted. A fall makes no gap: tokens come slower.",
+            "Share of draft tokens that were accepted. A fall causes no gap: all tokens get slower.",
             SPECULATION,
             "percentunit",
-            units={"tokens a request and step": "short"},
+            units={"tokens per request and step": "short"},
         ),
     ]
 
 
 def _hosts() -> list[Any]:
-    """What GPUs and hosts did, and the engines in a table."""
+    """Panels of GPUs and hosts, and the table of engines."""
     return [
         lines(
             "Prefix-cache hits",
-            "Share of prompt tokens found in the cache, from the engine's own counters. A fall shows as TTFT.",
+            "Share of prompt tokens found in the cache, from the engine's own counters. A fall raises TTFT.",
             PREFIX_CACHE,
             "percentunit",
         ),
-        lines("TTFT at the servers", "Beside the hits: the same minutes.", TTFT, "s", limits="first_s"),
+        lines("TTFT at the servers", "For the same minutes as the hits.", TTFT, "s", limits="first_s"),
         lines("GPU clocks", "A clock that falls under load makes every step longer: see throttling and power.", GPU_CLOCKS, "megahertz"),
-        lines("GPU throttling", "Share of the time that a GPU ran slower, by reason.", THROTTLE, "percentunit", limits="any"),
-        lines("GPU power", "At its limit a GPU lowers its clocks.", POWER, "watt"),
+        lines("GPU throttling", "Share of the time that a GPU was throttled, by reason.", THROTTLE, "percentunit", limits="any"),
+        lines("GPU power", "At its power limit a GPU reduces its clocks.", POWER, "watt"),
         lines(
             "Host CPU",
-            "Busy share of the serving hosts. Near 100 %: the engine's front end waits for a core, and so do tokens.",
+            "Busy share of the serving hosts' CPUs. Near 100 % the engine's front end waits for a core, which delays tokens.",
             HOST_CPU,
             "percentunit",
         ),
         rows(
             "Engines",
-            "One row an engine. KV max near 100 % with preemptions: its cache is too small for its load.",
+            "One row per engine. KV max near 100 % together with preemptions: the KV cache is too small for the load.",
             ENGINE_TABLE,
             {"base": "s", "step p99": "s", "KV max": "percentunit", "prefill steps": "percentunit"},
             width=12,
@@ -294,29 +293,40 @@ def _hosts() -> list[Any]:
     ]
 
 
-def _pages() -> list[Any]:
-    """What engines' own pages say, be there steps or not."""
+def _scraped() -> list[Any]:
+    """Panels of scraped metrics, for engines with and without step records."""
     return [
-        lines("KV cache used, by pages", "As each engine's own page says, also of engines that tell no steps.", PAGE_KV, "percentunit"),
-        lines("Running and waiting, by pages", "Requests in the batch, and in the queue, whenever the page was read.", PAGE_QUEUE, "short"),
         lines(
-            "Tokens and preemptions, by pages",
-            "From the engine's counters. Tokens that fall while requests run: longer steps, or preemptions.",
-            PAGE_TOKENS,
+            "KV cache used, scraped",
+            "From each engine's metrics endpoint, also for engines without step records.",
+            SCRAPED_KV,
+            "percentunit",
+        ),
+        lines(
+            "Running and waiting, scraped",
+            "Requests in the batch and in the queue at each scrape of the engine's metrics endpoint.",
+            SCRAPED_QUEUE,
             "short",
         ),
         lines(
-            "Speculation, by pages",
-            "As each engine's own page counts drafts, also of engines whose steps tell none; tokens by its own gauge, where it has one.",
-            PAGE_SPECULATION,
-            "percentunit",
-            units={"tokens a request and step": "short"},
+            "Tokens and preemptions, scraped",
+            "From the engine's counters. If tokens fall while requests run: longer steps, or preemptions.",
+            SCRAPED_TOKENS,
+            "short",
         ),
         lines(
-            "Where first tokens wait, by pages",
-            "Means over the requests of the moment. Queue near the first token: more room in the batch helps, a larger prefix cache does "
-            "not. Prefill near it: shorter or cached prompts do.",
-            PAGE_WAITS,
+            "Speculation, scraped",
+            "Draft tokens as each engine's metrics endpoint counts them, also for engines without drafts in their steps; tokens per "
+            "request from its gauge, if it has one.",
+            SCRAPED_SPECULATION,
+            "percentunit",
+            units={"tokens per request and step": "short"},
+        ),
+        lines(
+            "First token by phase, scraped",
+            "Means over the requests of the interval. Queue time close to the first token's: a larger batch helps, a larger prefix "
+            "cache does not. Prefill time close to it: shorter or cached prompts help.",
+            SCRAPED_WAITS,
             "s",
             limits="first_s",
         ),
@@ -328,10 +338,10 @@ def board() -> Kit:
     kit = Kit(
         "legato-nodes",
         "Legato · Serving nodes",
-        "Engines step by step, summed by the minute, GPUs and hosts, beside the stalls of the same minutes.",
+        "Engine steps summed by minute, GPUs and hosts, with the stalls of the same minutes.",
         variables=ENGINE,
-        source=_TOLD,
+        source=_KNOWN_ENGINES,
         annotated=False,
     )
-    kit.add(*_engines(), *_pages(), *_hosts())
+    kit.add(*_engines(), *_scraped(), *_hosts())
     return kit

@@ -1,4 +1,4 @@
-"""Legato itself: what it received, stored, refused and dropped, how far behind it is, how large its store."""
+"""Self-monitoring: what Legato received, stored, rejected and dropped, its lag, and the size of its store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDER BY time, what"""
 
 def _rates(metrics: str, named: str) -> str:
     return f"""
-SELECT $__timeInterval(recorded_at) AS time, what, 60 * sum(grown) / greatest(60, $__interval_s) AS "a minute"
+SELECT $__timeInterval(recorded_at) AS time, what, 60 * sum(grown) / greatest(60, $__interval_s) AS "per minute"
 FROM
 ({growth(metrics, f"{named} AS what")}
 )
@@ -51,7 +51,7 @@ RECEIVED = _rates(
     "replaceRegexpOne(metric, '^legato_(.*)_spans_total$', '\\\\1')",
 )
 POINTS = _rates("'legato_points_total'", "attributes['outcome']")
-REFUSED = _rates(
+REJECTIONS = _rates(
     "'legato_rejected_spans_total', 'legato_rejected_points_total'",
     "concat(if(metric LIKE '%points%', 'points: ', 'spans: '), attributes['reason'])",
 )
@@ -106,7 +106,7 @@ def board() -> Kit:
     """The dashboard."""
     kit = Kit(
         "legato-self",
-        "Legato · Itself",
+        "Legato · Self-monitoring",
         "Is what the other dashboards show complete, and how fresh is it?",
         variables={},
         annotated=False,
@@ -117,7 +117,7 @@ def board() -> Kit:
         number("Streams stored", "Streams that began in the range, at all vantages, and their chunks.", STORED, "short", width=6),
         number(
             "Rejected",
-            "Spans and points refused in the range. Reasons below; each names what was expected.",
+            "Spans and points rejected in the range. The reasons are below, each with what was expected.",
             REJECTED,
             "short",
             "any",
@@ -125,39 +125,44 @@ def board() -> Kit:
         ),
         number(
             "Newest rollup",
-            "Dashboards and alerts read rollups; they run when something came. Old and nothing coming in is healthy.",
+            "Dashboards and alerts read rollups, which are computed when data arrives. An old rollup is healthy if no data arrives.",
             LAST_ROLLUP,
             "s",
             width=6,
         ),
         number("Store", "Bytes and rows on disk.", SIZE, "decbytes", width=6),
-        lines("Spans", "Received, and what became of them. duplicate: sent again after a retry, counted once.", RECEIVED, "short"),
+        lines("Spans", "Spans received, by what happened to them. duplicate: sent again after a retry, counted once.", RECEIVED, "short"),
         lines("Data points", "Node samples by outcome.", POINTS, "short"),
-        bars("Refused, by reason", "Never stored: a broken emitter, most often after its release.", REFUSED, "short"),
-        bars("Errors, by stage and type", "Each is Legato's own, or its disk's. None should be here.", ERRORS, "short"),
-        lines("Replies", "429 and 503: the store cannot keep up; senders try again. `denied`: a wrong password.", REPLIES, "short"),
+        bars(
+            "Rejections over time",
+            "Spans and points that were not stored, by reason. The usual cause is a new release of an emitter.",
+            REJECTIONS,
+            "short",
+        ),
+        bars("Errors by stage and type", "Errors of Legato itself or of its disk. There should be none.", ERRORS, "short"),
+        lines("Responses", "429 and 503: the store cannot keep up, and senders retry. `denied`: wrong password.", REPLIES, "short"),
         lines(
-            "From a stream's end to its row",
-            "Senders batch for a second; minutes mean a sender, or a Collector, that could not deliver. Of the last hour of the range.",
+            "Delay from stream end to row",
+            "Senders batch for a second. A delay of minutes: a sender or a Collector could not deliver. Covers the last hour of the range.",
             COMMIT_LAG,
             "s",
         ),
-        lines("Behind", "How far rollups and attribution are behind what is in the store.", LAGS, "s"),
+        lines("Worker lag", "Seconds that rollups and attribution are behind the data in the store.", LAGS, "s"),
         lines(
-            "Waiting for the store",
-            "Bytes of requests that wait for their insert; at LEGATO_QUEUE_BYTES_MAX senders get 429.",
+            "Insert queue",
+            "Bytes of requests that wait for their insert. At LEGATO_QUEUE_BYTES_MAX senders receive 429.",
             _gauge("legato_queue_bytes"),
             "decbytes",
         ),
         lines(
             "Collector queues",
-            "Share of each exporter's queue in use. Full: it drops, or refuses its senders.",
+            "Share of each exporter's queue in use. A full queue drops spans, or rejects those of its senders.",
             COLLECTOR,
             "percentunit",
             limits="share",
         ),
         lines("Store size", "Bytes on disk by table.", _gauge("legato_store_bytes", "table"), "decbytes"),
-        rows("Rejected, by reason", "What was wrong, by names and types, never by values.", REASONS, width=12),
-        rows("Tables", "What takes the space.", TABLES, {"on disk": "decbytes"}, width=12),
+        rows("Rejected by reason", "What was wrong, with names and types but never with values.", REASONS, width=12),
+        rows("Tables", "Rows, bytes and parts by table.", TABLES, {"on disk": "decbytes"}, width=12),
     )
     return kit

@@ -1,4 +1,4 @@
-"""One stream: all its vantages over one another, the engine's steps beneath, each stall with its verdict and what that rests on."""
+"""One stream: its vantages on one time axis, the engine's steps, and each stall with its verdict and evidence."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dashboards.sql_fragments import chosen_text
 
 __all__ = ["board"]
 
-# The id of a trace, whole, or a response's: each is found by its index.
+# A complete trace id, or a response id; each has an index.
 _ID = f"lower({chosen_text('stream')})"
-# Each id by an index of its own: a condition on either would use none. What they find is then looked up by the primary key.
+# One query per id, because a condition with OR would use neither index. The keys found are then looked up by the primary key.
 _TRACE = f"if(length({_ID}) = 32, unhex({_ID}), '')::FixedString(16)"
 _KEYS = f"""
             SELECT tenant, start_time, trace_id, span_id FROM stream_revs WHERE trace_id = {_TRACE} AND length({_ID}) = 32
             UNION ALL
             SELECT tenant, start_time, trace_id, span_id FROM stream_revs
             WHERE response_id = {chosen_text("stream")} AND response_id != ''"""
-_MINE = f"""
+_STREAM = f"""
     SELECT *
     FROM streams
     WHERE (tenant, start_time, trace_id, span_id) IN
@@ -24,9 +24,9 @@ _MINE = f"""
         )
     ORDER BY start_time
     LIMIT 20"""
-# One scalar, however often it is named: the engine works out what stands twice in a statement once.
-_SPAN = f"(SELECT (min(start_time), max(addNanoseconds(start_time, duration_ns))) FROM ({_MINE}))"
-_ENGINE_OF = f"SELECT tenant, engine_id FROM ({_MINE}) WHERE engine_id != ''"
+# One scalar: ClickHouse evaluates a subquery that appears several times in a statement only once.
+_SPAN = f"(SELECT (min(start_time), max(addNanoseconds(start_time, duration_ns))) FROM ({_STREAM}))"
+_ENGINE_OF = f"SELECT tenant, engine_id FROM ({_STREAM}) WHERE engine_id != ''"
 
 VANTAGES = f"""
 SELECT
@@ -35,7 +35,7 @@ SELECT
     gap_p99_us / 1e6 AS "gap p99", gap_max_us / 1e6 AS "max gap", gap_open_us / 1e6 AS "open gap", stalls_250ms AS stalls,
     engine_id AS engine,
     response_id AS response, lower(hex(trace_id)) AS trace, emitter
-FROM ({_MINE})
+FROM ({_STREAM})
 ORDER BY indexOf(['screen', 'client', 'gateway', 'server', 'engine'], vantage), started"""
 ARRIVALS = f"""
 SELECT addMicroseconds(start_time, at) AS time, vantage, bytes
@@ -43,7 +43,7 @@ FROM
 (
     SELECT start_time, vantage, arrayCumSum(dt_us) AS ats,
         arrayCumSum(if(empty(chunk_bytes), arrayMap(each -> 1, dt_us), chunk_bytes)) AS sums
-    FROM ({_MINE})
+    FROM ({_STREAM})
 )
 ARRAY JOIN ats AS at, sums AS bytes
 ORDER BY time, vantage
@@ -56,7 +56,7 @@ FROM
         start_time, vantage, arrayFilter((at, kind) -> kind IN (1, 2, 3), arrayMap(at -> toInt64(at), arrayCumSum(dt_us)),
         chunk_kind) AS ats,
         arrayDifference(ats) AS waited
-    FROM ({_MINE})
+    FROM ({_STREAM})
 )
 ARRAY JOIN ats AS at, waited AS gap
 ORDER BY time, vantage
@@ -77,17 +77,17 @@ ORDER BY time, engine
 LIMIT 100000"""
 VERDICTS = f"""
 SELECT
-    addMicroseconds(start_time, gap_start_us) AS "silent from", gap_us / 1e6 AS gap, excess_us / 1e6 AS "beyond healthy", cause, confidence,
+    addMicroseconds(start_time, gap_start_us) AS "gap start", gap_us / 1e6 AS gap, excess_us / 1e6 AS "beyond healthy", cause, confidence,
     arrayStringConcat(arrayMap((name, ns) -> concat(name, ' ', toString(round(ns / 1e6, 1)), ' ms'), mapKeys(parts), mapValues(parts)),
     ', ') AS parts,
     arrayStringConcat(arrayMap((name, value) -> concat(name, ' = ', toString(value)), mapKeys(evidence), mapValues(evidence)),
     ', ') AS evidence,
     arrayStringConcat(arrayMap((name, why) -> concat('not ', name, ': ', why), mapKeys(excluded), mapValues(excluded)), '; ') AS excluded,
-    arrayStringConcat(missing, ', ') AS "not seen", error_us / 1e6 AS "within", culprit_step AS "culprit step",
+    arrayStringConcat(missing, ', ') AS "missing vantages", error_us / 1e6 AS "within", culprit_step AS "root-cause step",
     arrayStringConcat(culprit_responses, ', ') AS culprits, engine_id AS engine
 FROM verdicts FINAL
-WHERE cause != 'base' AND (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_MINE}))
-ORDER BY "silent from"
+WHERE cause != 'base' AND (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_STREAM}))
+ORDER BY "gap start"
 LIMIT 500"""
 BUT_FOR = f"""
 SELECT
@@ -95,21 +95,21 @@ SELECT
     stalled_us / 1e6 AS "stalled as it was",
     stalled_min_us / 1e6 AS "at least left", stalled_max_us / 1e6 AS "at most left"
 FROM replays FINAL
-WHERE (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_MINE}))
+WHERE (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_STREAM}))
     AND judged_at = (SELECT max(judged_at) FROM verdicts FINAL WHERE (start_time, trace_id, span_id) IN
-        (SELECT start_time, trace_id, span_id FROM ({_MINE}) WHERE vantage = 'client'))
+        (SELECT start_time, trace_id, span_id FROM ({_STREAM}) WHERE vantage = 'client'))
 ORDER BY cause
 LIMIT 50"""
-BESIDE = f"""
+SIMULTANEOUS = f"""
 SELECT
-    lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "silent from", gap_us / 1e6 AS gap, cause, confidence,
+    lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "gap start", gap_us / 1e6 AS gap, cause, confidence,
     engine_id AS engine
 FROM verdicts FINAL
 WHERE cause != 'base' AND (tenant, engine_id) IN ({_ENGINE_OF}) AND start_time >= {_SPAN}.1 - INTERVAL 5 MINUTE
     AND start_time <= {_SPAN}.2
     AND addMicroseconds(start_time, gap_start_us) <= {_SPAN}.2
     AND addMicroseconds(start_time, gap_start_us + gap_us) >= {_SPAN}.1
-    AND trace_id NOT IN (SELECT trace_id FROM ({_MINE}))
+    AND trace_id NOT IN (SELECT trace_id FROM ({_STREAM}))
 ORDER BY gap_us DESC, stream
 LIMIT 50"""
 
@@ -119,9 +119,11 @@ def board() -> Kit:
     kit = Kit(
         "legato-stream",
         "Legato · Stream",
-        "One stream by its trace or response id: its vantages, the engine's steps, its stalls and what they rest on.",
+        "One stream by its trace or response id: its vantages, the engine's steps, its stalls and their evidence.",
         variables={},
-        settings=[("stream", "Trace or response id", "32 hexadecimal digits, or a response's id; every table of Legato links here.", "")],
+        settings=[
+            ("stream", "Trace or response id", "32 hexadecimal digits, or a response id. Tables of streams link to this dashboard.", "")
+        ],
         annotated=False,
         refresh="",
     )
@@ -129,14 +131,14 @@ def board() -> Kit:
     kit.add(
         note(
             "How to read this",
-            "Curves that rise together and part: the place between the two vantages held bytes back. A flat stretch at every vantage: "
-            "the engine "
-            "sent nothing, and its steps below say why. **Set the time range to the stream's** (its start stands in the table).",
+            "Curves that rise together and then diverge: something between the two vantages held bytes back. Flat at every vantage: "
+            "the engine sent nothing, and its steps below show why. **Set the time range to that of the stream** (its start is in the "
+            "table).",
             height=3,
         ),
         rows(
             "Vantages",
-            "One row a place that watched it. A missing row was not recorded.",
+            "One row per vantage. Without a row, that vantage recorded nothing.",
             VANTAGES,
             seconds,
             height=6,
@@ -144,16 +146,16 @@ def board() -> Kit:
         ),
         lines(
             "Bytes at each vantage",
-            "Running sum of content bytes (chunks, where sizes are not known). Flat is silence, a step is a burst.",
+            "Running sum of content bytes (of chunks, if sizes are unknown). A flat part is a gap, a step is a burst.",
             ARRIVALS,
             "decbytes",
             width=24,
         ),
-        lines("Gaps", "Each read at the time it came, with the time since the one before.", GAPS, "s", limits="gap_s", points=True),
-        lines("Engine steps", "The engine's own interval a step, and the longest that any request waited.", STEPS, "s", points=True),
+        lines("Gaps", "Each read at its time of arrival, with the time since the read before.", GAPS, "s", limits="gap_s", points=True),
+        lines("Engine steps", "The engine's own interval per step, and the longest wait of any request.", STEPS, "s", points=True),
         lines(
-            "What the engine did",
-            "Prompt tokens in each step, requests in the batch and the queue, preemptions, the share of the KV cache in use.",
+            "Engine load",
+            "Prompt tokens per step, requests in the batch and the queue, preemptions, and the share of the KV cache in use.",
             LOAD,
             "short",
             units={"KV used": "percentunit"},
@@ -161,25 +163,24 @@ def board() -> Kit:
         ),
         rows(
             "Stalls, verdicts and evidence",
-            "parts add up to the gap. evidence: the numbers it was judged from; excluded: causes that are out of the question, and why; "
-            "within: the "
-            "verdict's error.",
+            "parts add up to the gap. evidence: the numbers that the verdict rests on. excluded: causes that were ruled out, and why. "
+            "within: the verdict's error.",
             VERDICTS,
             {"gap": "s", "beyond healthy": "s", "within": "s"},
             limits={"gap": "gap_s"},
         ),
         rows(
-            "But for one cause",
-            "What would be left of this stream's stalls without it.",
+            "Counterfactual: without one cause",
+            "The stalls of this stream that would remain without this cause.",
             BUT_FOR,
             {"stalled as it was": "s", "at least left": "s", "at most left": "s"},
             width=12,
             height=7,
         ),
         rows(
-            "Who stalled beside it",
-            "Streams on the same engine that were silent at the same time.",
-            BESIDE,
+            "Simultaneous stalls on the engine",
+            "Other streams on the same engine that stalled at the same time.",
+            SIMULTANEOUS,
             {"gap": "s"},
             width=12,
             height=7,

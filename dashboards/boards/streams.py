@@ -1,4 +1,4 @@
-"""Streams, the start page: how good they were, since when, for whom, and which were worst."""
+"""Streams, the start dashboard: goodput, gaps, first tokens and outcomes over time and by service, and the worst streams."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ FROM
 )
 ORDER BY n DESC, service, release, model, provider, route, vantage, transport
 LIMIT 500"""
-# The fifty worst streams lie in the fifty minutes with the longest gaps, and those in the fifty such hours: only these are looked into.
+# The 50 worst streams are in the 50 minutes with the longest gaps, which are in the 50 such hours: the query reads only these.
 _WORST_HOURS = f"SELECT toStartOfHour(minute) AS hour {_FROM} GROUP BY hour ORDER BY max(gap_max_us) DESC, hour DESC LIMIT 50"
 _WORST_MINUTES = f"""
         SELECT minute
@@ -125,49 +125,51 @@ _SECONDS = {name: "s" for name in ("p99 of p99 gap", "p99 max gap", "worst gap",
 
 
 def _figures() -> list[Any]:
-    """Single figures, and curves."""
+    """Single figures."""
     return [
         number(
             "Goodput",
-            "Share of streams without a gap over 400 ms (the open gap before an end included), with first output within 2 s, and no error. "
-            "Limits are settings. Below 99 %: see which service below, then its causes under Jitter attribution.",
+            "Share of streams without a gap over 400 ms (including the open gap at the end), with the first output within 2 s, and "
+            "without an error. Both limits are settings. Below 99 %: find the service below, then its causes under Jitter "
+            "attribution.",
             GOODPUT,
             "percentunit",
             "goodput",
         ),
         number(
             "p99 of per-stream p99 gap",
-            "Of each stream its p99 gap, of these the p99: the bad moments of the unlucky streams. With n ≤ 100 it is the maximum. It "
-            "moves with "
-            "n, so it is shown, and decides nothing.",
+            "The p99 over streams of each stream's p99 gap: the bad moments of the unlucky streams. With n ≤ 100 it is the maximum. "
+            "It depends on n, so it is shown, but no alert uses it.",
             GAP_P99_P99,
             "s",
             "gap_s",
         ),
         number(
             "p99 of the longest gap",
-            "One stream in a hundred had a silence at least this long. Over 400 ms its user saw the text freeze.",
+            "One stream in a hundred had a gap at least this long. Over 400 ms its end user saw the text freeze.",
             GAP_MAX_P99,
             "s",
             "gap_s",
         ),
         number(
             "Jitter ratio, median",
-            "p99 gap over the typical (time-weighted median) gap of a stream. 1 is perfectly even; from 10 on text comes in bursts.",
+            "p99 gap divided by the typical (time-weighted median) gap of a stream. 1 is perfectly even; from 10 on text arrives in "
+            "bursts.",
             JITTER,
             "none",
             "jitter",
         ),
         number(
             "TTFT p95",
-            "Time to the first token of any kind. Over 2 s: look at queue and prefill under Serving nodes.",
+            "Time to the first token of any kind. Over 2 s: check queue and prefill under Serving nodes.",
             TTFT_P95,
             "s",
             "first_s",
         ),
         number(
             "Disconnect rate",
-            "Streams that their user cancelled or whose application died, of all that are over. A rise after longer gaps: people give up.",
+            "Share of the ended streams that their end user cancelled or that ended with their application. If it rises after longer "
+            "gaps, end users give up.",
             DISCONNECTS,
             "percentunit",
             "share",
@@ -176,32 +178,32 @@ def _figures() -> list[Any]:
 
 
 def _curves_and_tables() -> list[Any]:
-    """Curves, then tables."""
+    """Curves and tables."""
     return [
         lines(
             "Goodput by service and vantage",
-            "When it fell, and for whom. A client below its server: the network or the reader; both low: the engine.",
+            "When goodput fell, and for which service. Client below server: the network or the end user's side. Both low: the engine.",
             GOODPUT_OVER_TIME,
             "percentunit",
             limits="goodput",
         ),
         lines(
             "Longest gaps",
-            "Of each stream its longest and its p99 gap; of these the median and the p99 over streams. Bucketed, within 2.2 %.",
+            "Median and p99 over streams of each stream's longest gap, and p99 of its p99 gap. From histogram buckets, within 2.2 %.",
             GAPS_OVER_TIME,
             "s",
             limits="gap_s",
         ),
         lines(
             "First byte, first token, first output",
-            "TTFB without TTFT: the server answered and had nothing to say yet. TTFT without TTFO: the model reasoned, or called tools.",
+            "TTFB without TTFT: the server responded and had no token yet. TTFT without TTFO: the model reasoned, or called tools.",
             FIRSTS_OVER_TIME,
             "s",
         ),
-        bars("Streams by outcome", "How streams ended, by the minute they began in.", OUTCOMES_OVER_TIME, "short"),
+        bars("Streams by outcome", "How streams ended, by the minute in which they began.", OUTCOMES_OVER_TIME, "short"),
         bars(
-            "Streams that were not good, by reason",
-            "Each counts once: a gap before an error before a late start.",
+            "Bad streams by reason",
+            "Each stream counts once: for a gap, else for an error, else for a late start.",
             BAD_OVER_TIME,
             "short",
             width=24,
@@ -209,14 +211,15 @@ def _curves_and_tables() -> list[Any]:
         ),
         rows(
             "By service, release, model, provider, route, vantage, transport",
-            "One row a combination, busiest first; n is its streams. Compare releases of one service, and vantages of one model.",
+            "One row per combination, those with most streams first; n is their number. Compare releases of one service, and vantages "
+            "of one model.",
             BY_SERVICE,
             {**_SECONDS, "goodput": "percentunit", "disconnect rate": "percentunit", "stalled streams": "percentunit"},
             limits={"goodput": "goodput", "p99 max gap": "gap_s", "TTFT p95": "first_s"},
         ),
         rows(
             "Worst streams",
-            "The longest silences in the range. Open one to see all its vantages, the engine's steps and what it was charged to.",
+            "The longest gaps in the range. Open a stream for its vantages, the engine's steps and its verdicts.",
             WORST,
             {**_SECONDS, "duration": "s"},
             limits={"max gap": "gap_s"},
@@ -229,9 +232,9 @@ def board() -> Kit:
     kit = Kit(
         "legato-streams",
         "Legato · Streams",
-        "What streamed responses felt like: goodput, gaps, first tokens, outcomes.",
+        "Streamed responses as end users experienced them: goodput, gaps, first tokens, outcomes.",
         variables=DIMENSIONS,
-        # What readers met: a stream that is watched at two places would count twice.
+        # The client's vantage: a stream recorded at two vantages would count twice.
         first={"vantage": "client"},
     )
     kit.add(*_figures(), *_curves_and_tables())

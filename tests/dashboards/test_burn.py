@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dashboards.alerts.burn import CAUSES, ITL, READERS, TTFT
+from dashboards.alerts.burn import CAUSES, END_USERS, ITL, TTFT
 from helpers.dashboards.burning import (
     ALLOWED,
     RULES,
@@ -251,24 +251,24 @@ def test_late_starts_burn_their_own_budget(store: Store) -> None:
     insert(store, NOW_S, [*hour("late", late=new), *hour("frozen", service=new), *hour("both", service=new, late=new)])
     assert firing(store) == {("frozen", "page"), ("both", "page")}
     assert firing(store, TTFT) == {("late", "page"), ("both", "page")}
-    assert firing(store, READERS) == set()
+    assert firing(store, END_USERS) == set()
 
 
 def test_readers_who_stall_themselves_do_not_page(store: Store) -> None:
     """They burn a budget of their own, which is a ticket at most."""
     insert(store, NOW_S, hour("readers", reader=new))
     assert firing(store) == firing(store, TTFT) == set()
-    assert firing(store, READERS) == {("readers", "ticket")}
+    assert firing(store, END_USERS) == {("readers", "ticket")}
 
 
 def test_a_connection_of_one_reader_is_the_readers_and_of_two_the_services(store: Store) -> None:
     """Of one it counts to the readers, and alone is no alarm; when it fails two, or two who are not known, it is the path they share."""
     for name, clients in {"one": of(7), "two": of(7, 8), "not known": of(0)}.items():
         insert(store, NOW_S, hour(name, connection=clients))
-    assert firing(store) == {("two", "page"), ("not known", "page")} and firing(store, READERS) == set()
+    assert firing(store) == {("two", "page"), ("not known", "page")} and firing(store, END_USERS) == set()
     insert(store, NOW_S, hour("one of three", reader=of(8, 9), connection=of(7)))
-    assert ("one of three", "ticket") in firing(store, READERS)
-    (ticket,) = (row for row in ask(store, READERS, NOW_S) if row["service"] == "one of three")
+    assert ("one of three", "ticket") in firing(store, END_USERS)
+    (ticket,) = (row for row in ask(store, END_USERS, NOW_S) if row["service"] == "one of three")
     assert (ticket["bad"], ticket["clients"]) == (36, 3)
 
 
@@ -384,7 +384,7 @@ def test_the_likely_cause_is_the_one_with_most_stalled_time(store: Store) -> Non
     stalled(store, "elsewhere", {"kv_pressure": 30}, vantage="server")
     nothing = {"old": ("", 0.0), "elsewhere": ("", 0.0)}
     assert cause_of(store, ITL) == {"kv": ("kv_pressure", 0.6), "readers": ("connection", 0.3), **nothing}
-    assert cause_of(store, READERS) == {"kv": ("consumer", 0.3), "readers": ("consumer", 0.6), **nothing}
+    assert cause_of(store, END_USERS) == {"kv": ("consumer", 0.3), "readers": ("consumer", 0.6), **nothing}
 
 
 def test_every_cause_that_attribution_names_has_a_number() -> None:

@@ -27,14 +27,14 @@ UNFILTERED = {
 # Columns of floats that are plain numbers.
 PLAIN = {
     "jitter ratio",
-    "tokens a chunk",
-    "tokens a chunk, before",
+    "tokens per chunk",
+    "tokens per chunk, before",
     "now",
-    "tokens a chunk before",
-    "tokens a chunk now",
-    "tokens a second",
-    "envelope bytes a text byte",
-    "chunks a stream",
+    "tokens per chunk before",
+    "tokens per chunk now",
+    "tokens per second",
+    "envelope bytes per text byte",
+    "chunks per stream",
     "stalls per 1,000 streams",
 }
 CHUNKS = re.compile(r"\b(dt_us|chunk_bytes|chunk_tokens|chunk_kind|chunk_hold_64us)\b")

@@ -113,7 +113,7 @@ def not_seen(past: Past, view: View) -> list[Row]:
     rows = _stalls(past, view)
     counts = Counter(name for row in rows for name in row["missing"])
     return [
-        {"not seen": name, "stalls": count, "share": count / len(rows)}
+        {"missing vantages": name, "stalls": count, "share": count / len(rows)}
         for name, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     ]
 
@@ -138,16 +138,16 @@ EXPECTED = {
     "Stalls judged": judged,
     "Stalled time": charged,
     "Unknown": _share_of_time(("unknown",)),
-    "Side known, cause not": _share_of_time(("generation", "delivery", "mixed")),
-    "A vantage missing": a_vantage_missing,
+    "Side known, cause unknown": _share_of_time(("generation", "delivery", "mixed")),
+    "Stalls with a missing vantage": a_vantage_missing,
     "Stalled time by cause": time_by_cause,
     "Stalls by cause": stalls_by_cause,
-    "Causes, and how sure": causes,
-    "But for one cause": but_for,
-    "Not seen": not_seen,
+    "Causes and confidence": causes,
+    "Counterfactual: without one cause": but_for,
+    "Missing vantages": not_seen,
     "By engine": engines,
 }
-APART = {"Culprit events", "Longest stalls"}
+APART = {"Root-cause events", "Longest stalls"}
 
 
 @pytest.mark.parametrize("title", EXPECTED)
@@ -172,12 +172,12 @@ def _of_worst_minutes(past: Past, view: View) -> list[Row]:
 def _longest(row: Row) -> Row:
     return {
         "stream": row["trace_id"].hex(),
-        "silent from": row["start_time"] + 1000 * row["gap_start_us"],
+        "gap start": row["start_time"] + 1000 * row["gap_start_us"],
         "gap": row["gap_us"] / 1e6,
         "beyond healthy": row["excess_us"] / 1e6,
         "cause": row["cause"],
         "confidence": row["confidence"],
-        "not seen": ", ".join(row["missing"]),
+        "missing vantages": ", ".join(row["missing"]),
         "engine": row["engine_id"],
     }
 
@@ -222,7 +222,7 @@ def test_the_culprits(asked: Asked) -> None:
             )
             hit.append({row["trace_id"].hex() for row in rows if row["excess_us"] == hardest})
         order = sorted(range(len(made)), key=lambda place: (-made[place]["beyond healthy"], made[place]["happened"]))[:50]
-        answer = asked.panel(BOARD, "Culprit events", view)
+        answer = asked.panel(BOARD, "Root-cause events", view)
         found = answer.as_rows()
         assert [row["stream"] in hit[place] for row, place in zip(found, order, strict=True)] == [True] * len(order)
         same(answer, [{**made[place], "stream": row["stream"]} for row, place in zip(found, order, strict=True)], view.name)

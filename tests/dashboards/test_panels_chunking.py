@@ -72,7 +72,7 @@ def rates(past: Past, view: View) -> list[Row]:
     for (at, sender), rows in by(shown(past.streams, view), lambda row: (view.point(row["minute"]), _sender(row))).items():
         rate, per_chunk = _rate(rows), _per_chunk(rows)
         if rate is not None and per_chunk:
-            made.append({"time": at, "sender": sender, "tokens a second": rate, "chunks a second": rate / per_chunk})
+            made.append({"time": at, "sender": sender, "tokens per second": rate, "chunks per second": rate / per_chunk})
     return made
 
 
@@ -83,7 +83,7 @@ def froze(past: Past, view: View) -> list[Row]:
         judged = [row for row in rows if row["is_judged"]]
         if (_rate(rows) or 0) >= BOUGHT and judged:
             share = sum(row["bad"] == "gap" for row in judged) / len(judged)
-            made.append({"time": at, "sender": sender, "bought speed met, reader saw a freeze": share})
+            made.append({"time": at, "sender": sender, "contract met, stream froze": share})
     return made
 
 
@@ -100,11 +100,11 @@ def weeks(past: Past, view: View) -> list[Row]:
         return {
             **dict(zip(("week", "sender", "model"), key, strict=True)),
             "n": len(rows),
-            "tokens a chunk": _per_chunk(rows),
+            "tokens per chunk": _per_chunk(rows),
             "chunks with several tokens": _several(rows),
-            "tokens a second": _rate(rows),
-            "envelope bytes a text byte": _envelope(rows),
-            "began in a lump": _lump(rows),
+            "tokens per second": _rate(rows),
+            "envelope bytes per text byte": _envelope(rows),
+            "initial burst": _lump(rows),
             "goodput": ratio(sum(not row["bad"] for row in judged), len(judged)),
         }
 
@@ -128,7 +128,7 @@ def changes(past: Past, view: View) -> list[Row]:
             "vantage": row["vantage"],
             "several tokens, before": row["share_before"],
             "after": row["share_after"],
-            "tokens a chunk, before": row["tokens_per_chunk_before"],
+            "tokens per chunk, before": row["tokens_per_chunk_before"],
             "now": row["tokens_per_chunk_after"],
             "speed, ratio": row["rate_ratio"],
             "n before": row["streams_before"],
@@ -140,12 +140,12 @@ def changes(past: Past, view: View) -> list[Row]:
 
 
 EXPECTED = {
-    "Tokens a chunk": _curve(_per_chunk, "tokens a chunk"),
+    "Tokens per chunk": _curve(_per_chunk, "tokens per chunk"),
     "Chunks with several tokens": _curve(_several, "chunks with several tokens"),
     "Token rate against chunk rate": rates,
-    "Contract met, reader froze": froze,
-    "Envelope bytes a text byte": _curve(_envelope, "envelope bytes a text byte"),
-    "Began in a lump": _curve(_lump, "streams that began in a lump"),
+    "Contract met, stream froze": froze,
+    "Envelope bytes per text byte": _curve(_envelope, "envelope bytes per text byte"),
+    "Initial bursts": _curve(_lump, "streams with an initial burst"),
     "Changes in chunking": changes,
     "By provider and week": weeks,
 }

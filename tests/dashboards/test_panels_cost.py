@@ -32,26 +32,26 @@ def _cost(rows: list[Row], at_rest: float) -> float:
 def received(past: Past, view: View, at_rest: float) -> list[Row]:
     """All attributes included."""
     rows = shown(past.streams, view)
-    return [{"bytes a chunk": ratio(_bytes(rows), _chunks(rows)), "n chunks": _chunks(rows)}]
+    return [{"bytes per chunk": ratio(_bytes(rows), _chunks(rows)), "n chunks": _chunks(rows)}]
 
 
 def rests(past: Past, view: View, at_rest: float) -> list[Row]:
     """Of the whole store, whatever is chosen."""
-    return [{"bytes a chunk": at_rest, "n chunks": _chunks(past.streams)}]
+    return [{"bytes per chunk": at_rest, "n chunks": _chunks(past.streams)}]
 
 
 def money(past: Past, view: View, at_rest: float) -> list[Row]:
     """A million chunks."""
     rows = shown(past.streams, view)
     cost = ratio(_cost(rows, at_rest), _chunks(rows))
-    return [{"a million chunks": None if cost is None else 1e6 * cost, "n chunks": _chunks(rows)}]
+    return [{"per million chunks": None if cost is None else 1e6 * cost, "n chunks": _chunks(rows)}]
 
 
 def other_ways(past: Past, view: View, at_rest: float) -> list[Row]:
     """So many times more bytes."""
     rows = shown(past.streams, view)
     each = ratio(_bytes(rows), _chunks(rows))
-    return [{"span events": each and EVENT / each, "a span a chunk": each and SPAN / each, "n chunks": _chunks(rows)}]
+    return [{"span events": each and EVENT / each, "one span per chunk": each and SPAN / each, "n chunks": _chunks(rows)}]
 
 
 def bytes_by_service(past: Past, view: View, at_rest: float) -> list[Row]:
@@ -68,7 +68,7 @@ def bytes_a_chunk(past: Past, view: View, at_rest: float) -> list[Row]:
     made = []
     for (at, service), rows in by(shown(past.streams, view), lambda row: (view.point(row["minute"]), row["service_name"])).items():
         if _chunks(rows):
-            made.append({"time": at, "service": service, "received a chunk": _bytes(rows) / _chunks(rows)})
+            made.append({"time": at, "service": service, "received per chunk": _bytes(rows) / _chunks(rows)})
     return made
 
 
@@ -98,11 +98,11 @@ def why(past: Past, view: View, at_rest: float) -> list[Row]:
             {
                 "service": service,
                 "bytes more": b1 - b0,
-                **dict(zip(("more tokens", "smaller chunks", "more bytes a chunk"), parts, strict=True)),
+                **dict(zip(("more tokens", "smaller chunks", "more bytes per chunk"), parts, strict=True)),
                 "bytes before": b0,
                 "bytes now": b1,
-                "tokens a chunk before": t0 / c0,
-                "tokens a chunk now": t1 / c1,
+                "tokens per chunk before": t0 / c0,
+                "tokens per chunk now": t1 / c1,
             }
         )
     return sorted(made, key=lambda row: (-abs(row["bytes more"]), row["service"]))
@@ -119,19 +119,19 @@ def by_emitter(past: Past, view: View, at_rest: float) -> list[Row]:
             "emitter": key[1],
             "streams": len(rows),
             "chunks": chunks,
-            "received a stream": _bytes(rows) / len(rows),
-            "received a chunk": ratio(_bytes(rows), chunks),
-            "at rest a chunk": at_rest,
-            "chunks a stream": chunks / len(rows),
+            "received per stream": _bytes(rows) / len(rows),
+            "received per chunk": ratio(_bytes(rows), chunks),
+            "at rest per chunk": at_rest,
+            "chunks per stream": chunks / len(rows),
             "cost": cost,
-            "cost a million chunks": None if each is None else 1e6 * each,
-            "cost a stream": cost / len(rows),
+            "cost per million chunks": None if each is None else 1e6 * each,
+            "cost per stream": cost / len(rows),
             "received as span events": chunks * EVENT / 1e9 * RECEIVED,
-            "as a span each": chunks * SPAN / 1e9 * RECEIVED,
+            "as one span per chunk": chunks * SPAN / 1e9 * RECEIVED,
         }
 
     made_rows = grouped(shown(past.streams, view), lambda row: (row["service_name"], row["emitter"]), made)
-    return sorted(made_rows, key=lambda row: (-round(row["received a stream"] * row["streams"]), row["service"], row["emitter"]))
+    return sorted(made_rows, key=lambda row: (-round(row["received per stream"] * row["streams"]), row["service"], row["emitter"]))
 
 
 def unread(past: Past, view: View, at_rest: float) -> list[Row]:
@@ -157,12 +157,12 @@ EXPECTED = {
     "Received": received,
     "At rest": rests,
     "Cost": money,
-    "Against other ways": other_ways,
+    "Compared with other encodings": other_ways,
     "Bytes received by service": bytes_by_service,
-    "Bytes received a chunk": bytes_a_chunk,
-    "Why the bill changed": why,
+    "Bytes received per chunk": bytes_a_chunk,
+    "Why the cost changed": why,
     "By service and emitter": by_emitter,
-    "Streams that nobody read to the end": unread,
+    "Streams not read to the end": unread,
 }
 
 

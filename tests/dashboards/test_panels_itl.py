@@ -144,7 +144,7 @@ EXPECTED = {
     "Distribution of per-stream p99 gaps": of_streams,
     "Server against client": vantages,
     "Time-weighted gaps": weighted,
-    "p99 of per-stream p99, and its median": p99_of_p99,
+    "p99 and median of per-stream p99": p99_of_p99,
     "Stalls per 1,000 streams": stall_rate,
     "By model and release": models,
 }

@@ -44,7 +44,7 @@ def kv(past: Past, view: View) -> list[Row]:
 def preemptions(past: Past, view: View) -> list[Row]:
     """A minute is the shortest point that there is."""
     return _by_engine(
-        shown(past.steps, view, ENGINE), view, lambda rows: {"preempted a minute": 60 * _sum(rows, "preempted") / max(60, view.point_s)}
+        shown(past.steps, view, ENGINE), view, lambda rows: {"preempted per minute": 60 * _sum(rows, "preempted") / max(60, view.point_s)}
     )
 
 
@@ -55,7 +55,7 @@ def work(past: Past, view: View) -> list[Row]:
     """Tokens over the steps whose work is known."""
 
     def made(rows: list[Row]) -> Row:
-        return {f"{kind} tokens a step": _sum(rows, f"{kind}_tokens") / len(rows) for kind in ("prefill", "decode")}
+        return {f"{kind} tokens per step": _sum(rows, f"{kind}_tokens") / len(rows) for kind in ("prefill", "decode")}
 
     return _by_engine(_known(shown(past.steps, view, ENGINE), *WORK), view, made)
 
@@ -103,7 +103,7 @@ def speculation(past: Past, view: View) -> list[Row]:
         drafts, known = _known(group, "draft_tokens", "accepted_tokens"), _known(group, *WORK)
         return {
             "drafts accepted": _sum(drafts, "accepted_tokens") / _sum(drafts, "draft_tokens"),
-            "tokens a request and step": ratio(_sum(known, "decode_tokens"), _sum(known, "decode_requests")),
+            "tokens per request and step": ratio(_sum(known, "decode_tokens"), _sum(known, "decode_requests")),
         }
 
     return _by_engine(rows, view, made)
@@ -205,7 +205,7 @@ def page_tokens(past: Past, view: View) -> list[Row]:
     def made(group: list[Row]) -> Row:
         # By the agent's name where it tells, else by a Collector's: never both.
         tokens, preempted = (sum(row["grown"] for row in _of(group, own) or _of(group, other)) for own, other in (TOKENS, PREEMPTED))
-        return {"tokens a second": tokens / length_s, "preempted a minute": 60 * preempted / length_s}
+        return {"tokens per second": tokens / length_s, "preempted per minute": 60 * preempted / length_s}
 
     return _per_engine(view, _grown(_samples(past, view, *TOKENS, *PREEMPTED)), made)
 
@@ -221,10 +221,10 @@ def page_speculation(past: Past, view: View) -> list[Row]:
     def made(group: list[Row]) -> Row:
         drafted, accepted = (sum(row["grown"] for row in _of(group, own) or _of(group, other)) for own, other in (DRAFTED, ACCEPTED))
         lengths = [row for row in _of(group, LENGTH) if row["value"] > 0]
-        return {"drafts accepted": ratio(accepted, drafted), "tokens a request and step": _mean(lengths) if lengths else None}
+        return {"drafts accepted": ratio(accepted, drafted), "tokens per request and step": _mean(lengths) if lengths else None}
 
     rows = _per_engine(view, _grown(_samples(past, view, *DRAFTED, *ACCEPTED, LENGTH)), made)
-    return [row for row in rows if row["drafts accepted"] is not None or row["tokens a request and step"] is not None]
+    return [row for row in rows if row["drafts accepted"] is not None or row["tokens per request and step"] is not None]
 
 
 WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.time", "first token": "legato.engine.ttft"}
@@ -327,16 +327,16 @@ def engines(past: Past, view: View) -> list[Row]:
 EXPECTED = {
     "KV cache used": kv,
     "Preemptions": preemptions,
-    "Work a step": work,
+    "Work per step": work,
     "Step time against its base": step_time,
     "Running and waiting": queue,
     "Stalls charged to each engine": stalls,
     "Speculation": speculation,
-    "KV cache used, by pages": page_kv,
-    "Running and waiting, by pages": page_queue,
-    "Tokens and preemptions, by pages": page_tokens,
-    "Speculation, by pages": page_speculation,
-    "Where first tokens wait, by pages": page_waits,
+    "KV cache used, scraped": page_kv,
+    "Running and waiting, scraped": page_queue,
+    "Tokens and preemptions, scraped": page_tokens,
+    "Speculation, scraped": page_speculation,
+    "First token by phase, scraped": page_waits,
     "Prefix-cache hits": prefix_cache,
     "TTFT at the servers": ttft,
     "GPU clocks": gpu_clocks,

@@ -47,7 +47,7 @@ def _rates(metrics: str, named: Callable[[Row], str]) -> Any:
                 more = 0.0 if before is None else value - before if value >= before else value
                 grown[key] = grown.get(key, 0.0) + more
                 before = value
-        return [{"time": at, "what": what, "a minute": 60 * more / max(60, view.point_s)} for (at, what), more in sorted(grown.items())]
+        return [{"time": at, "what": what, "per minute": 60 * more / max(60, view.point_s)} for (at, what), more in sorted(grown.items())]
 
     return expected
 
@@ -116,25 +116,25 @@ EXPECTED = {
         lambda row: row["metric"].removeprefix("legato_").removesuffix("_spans_total"),
     ),
     "Data points": _rates("legato_points_total", _label("outcome")),
-    "Refused, by reason": _rates(
+    "Rejections over time": _rates(
         "legato_rejected_spans_total legato_rejected_points_total",
         lambda row: f"{'points' if 'points' in row['metric'] else 'spans'}: {row['attributes']['reason']}",
     ),
-    "Errors, by stage and type": _rates("legato_errors_total", _label("stage", "type")),
-    "Replies": _rates(
+    "Errors by stage and type": _rates("legato_errors_total", _label("stage", "type")),
+    "Responses": _rates(
         "legato_requests_total legato_queries_total",
         lambda row: f"read {row['attributes']['result']}" if "queries" in row["metric"] else f"OTLP {row['attributes']['status']}",
     ),
-    "From a stream's end to its row": from_end_to_row,
-    "Behind": _gauge(
+    "Delay from stream end to row": from_end_to_row,
+    "Worker lag": _gauge(
         "legato_rollup_lag_seconds legato_attribution_lag_seconds",
         lambda row: row["metric"].removeprefix("legato_").removesuffix("_lag_seconds"),
         "seconds",
     ),
-    "Waiting for the store": _gauge("legato_queue_bytes", lambda row: row["metric"]),
+    "Insert queue": _gauge("legato_queue_bytes", lambda row: row["metric"]),
     "Collector queues": collector,
     "Store size": _gauge("legato_store_bytes", _label("table")),
-    "Rejected, by reason": reasons,
+    "Rejected by reason": reasons,
 }
 APART = {"Newest rollup", "Store", "Tables"}
 

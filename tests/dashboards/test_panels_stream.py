@@ -138,7 +138,7 @@ def verdicts(past: Past, mine: list[Row]) -> list[Row]:
     rows = [row for row in past.verdicts if row["cause"] != "base" and _whose(row) in own]
     made = [
         {
-            "silent from": row["start_time"] + 1000 * row["gap_start_us"],
+            "gap start": row["start_time"] + 1000 * row["gap_start_us"],
             "gap": row["gap_us"] / 1e6,
             "beyond healthy": row["excess_us"] / 1e6,
             "cause": row["cause"],
@@ -146,15 +146,15 @@ def verdicts(past: Past, mine: list[Row]) -> list[Row]:
             "parts": ", ".join(f"{name} {_ms(ns)}" for name, ns in dict(row["parts"]).items()),
             "evidence": ", ".join(f"{name} = {value}" for name, value in dict(row["evidence"]).items()),
             "excluded": "; ".join(f"not {name}: {why}" for name, why in dict(row["excluded"]).items()),
-            "not seen": ", ".join(row["missing"]),
+            "missing vantages": ", ".join(row["missing"]),
             "within": row["error_us"] / 1e6,
-            "culprit step": row["culprit_step"],
+            "root-cause step": row["culprit_step"],
             "culprits": ", ".join(row["culprit_responses"]),
             "engine": row["engine_id"],
         }
         for row in rows
     ]
-    return sorted(made, key=lambda row: row["silent from"])
+    return sorted(made, key=lambda row: row["gap start"])
 
 
 def but_for(past: Past, mine: list[Row]) -> list[Row]:
@@ -191,7 +191,7 @@ def beside(past: Past, mine: list[Row]) -> list[Row]:
             made.append(
                 {
                     "stream": row["trace_id"].hex(),
-                    "silent from": since,
+                    "gap start": since,
                     "gap": row["gap_us"] / 1e6,
                     "cause": row["cause"],
                     "confidence": row["confidence"],
@@ -206,10 +206,10 @@ EXPECTED: dict[str, Expected] = {
     "Bytes at each vantage": arrivals,
     "Gaps": gaps,
     "Engine steps": steps,
-    "What the engine did": load,
+    "Engine load": load,
     "Stalls, verdicts and evidence": verdicts,
-    "But for one cause": but_for,
-    "Who stalled beside it": beside,
+    "Counterfactual: without one cause": but_for,
+    "Simultaneous stalls on the engine": beside,
 }
 
 

@@ -180,7 +180,7 @@ EXPECTED = {
     "Longest gaps": longest_gaps,
     "First byte, first token, first output": firsts,
     "Streams by outcome": outcomes,
-    "Streams that were not good, by reason": not_good,
+    "Bad streams by reason": not_good,
     "By service, release, model, provider, route, vantage, transport": by_service,
 }
 APART = {"Worst streams"}

@@ -119,8 +119,8 @@ def test_the_stream_says_that_the_clock_was_lowered(served: Served) -> None:
 def test_the_jitter_attribution_dashboard_shows_it(served: Served) -> None:
     """By cause, in time and as what would be left without it."""
     assert any("gpu_clock" in str(row) for row in shown(served, "attribution", "Stalled time by cause"))
-    assert any("gpu_clock" in str(row) for row in shown(served, "attribution", "Causes, and how sure"))
-    assert any("gpu_clock" in str(row) for row in shown(served, "attribution", "But for one cause"))
+    assert any("gpu_clock" in str(row) for row in shown(served, "attribution", "Causes and confidence"))
+    assert any("gpu_clock" in str(row) for row in shown(served, "attribution", "Counterfactual: without one cause"))
 
 
 def test_the_serving_nodes_dashboard_shows_the_gpu(served: Served, world: World) -> None:

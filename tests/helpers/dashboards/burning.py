@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dashboards.alerts.burn import ITL, READERS, TTFT
+from dashboards.alerts.burn import END_USERS, ITL, TTFT
 from helpers.dashboards.minutes import rows_in
 from legato_ingest.storage import Store
 
@@ -61,7 +61,7 @@ class Rule:
 RULES = {
     "itl": Rule(ITL, "service", "shared", (*_PAGES, *_TICKET)),
     "ttft": Rule(TTFT, "late", "", (*_PAGES, *_TICKET)),
-    "readers": Rule(READERS, "reader", "private", (("ticket", 6.0, 360, 30), *_TICKET)),
+    "readers": Rule(END_USERS, "reader", "private", (("ticket", 6.0, 360, 30), *_TICKET)),
 }
 
 
