@@ -17,6 +17,7 @@ from grafana_foundation_sdk.models import heatmap as heatmaps
 
 from dashboards.sql_fragments import filters
 from dashboards.target import DATASOURCE, TABLE, TIME_SERIES, Query
+from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, STALL_MS
 
 __all__ = ["LIMITS", "Kit", "bars", "heat", "lines", "note", "number", "rows"]
 
@@ -24,8 +25,8 @@ Thresholds = Sequence[tuple[float | None, str]]
 # Thresholds by name: from which value on a figure has which colour.
 LIMITS: dict[str, Thresholds] = {
     "goodput": ((None, "red"), (0.95, "orange"), (0.99, "green")),
-    "gap_s": ((None, "green"), (0.25, "orange"), (0.4, "red")),
-    "first_s": ((None, "green"), (1.0, "orange"), (2.0, "red")),
+    "gap_s": ((None, "green"), (STALL_MS / 1000, "orange"), (SLO_GAP_MS / 1000, "red")),
+    "first_s": ((None, "green"), (SLO_FIRST_OUTPUT_MS / 2000, "orange"), (SLO_FIRST_OUTPUT_MS / 1000, "red")),
     "share": ((None, "green"), (0.01, "orange"), (0.05, "red")),
     "jitter": ((None, "green"), (5.0, "orange"), (10.0, "red")),
     "none": ((None, "blue"),),

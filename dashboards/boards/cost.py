@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.panels import Kit, bars, lines, number, rows
 from dashboards.sql_fragments import DIMENSIONS, chosen_number, rolled
+from legato_ingest.definitions import ERRORS
 
 __all__ = ["board"]
 
@@ -92,10 +93,11 @@ SELECT
 FROM sums
 ORDER BY abs("bytes more") DESC, service
 LIMIT 200"""
+_FAILED = " + ".join(f"outcomes['{outcome}']" for outcome in ERRORS if outcome != "abandoned")
 CANCELLED = f"""
 SELECT
     service_name AS service, sum(streams) AS n, sum(outcomes['client_cancel']) AS cancelled, sum(outcomes['abandoned']) AS abandoned,
-    sum(outcomes['timeout'] + outcomes['upstream_error'] + outcomes['engine_abort']) AS failed
+    sum({_FAILED}) AS failed
 {_FROM}
 GROUP BY service
 ORDER BY cancelled DESC, service

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.panels import Kit, lines, note, rows
 from dashboards.sql_fragments import chosen_text
+from legato_ingest.definitions import CONTENT_KINDS_SQL
 
 __all__ = ["board"]
 
@@ -53,7 +54,7 @@ SELECT addMicroseconds(start_time, at) AS time, vantage, gap / 1e6 AS gap_s
 FROM
 (
     SELECT
-        start_time, vantage, arrayFilter((at, kind) -> kind IN (1, 2, 3), arrayMap(at -> toInt64(at), arrayCumSum(dt_us)),
+        start_time, vantage, arrayFilter((at, kind) -> kind IN {CONTENT_KINDS_SQL}, arrayMap(at -> toInt64(at), arrayCumSum(dt_us)),
         chunk_kind) AS ats,
         arrayDifference(ats) AS waited
     FROM ({_STREAM})
