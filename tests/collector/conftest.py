@@ -1,4 +1,4 @@
-"""The Collector for these tests: the built binary, or a reason why there is none."""
+"""Fixture for these tests: the built Collector binary, or a skip with the reason why there is none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from helpers.servers import collector
 
 @pytest.fixture(scope="session", autouse=True)
 def binary() -> None:
-    """Builds it where it is not there yet."""
+    """Build the Collector if it has not been built yet; skip the tests if that is not possible."""
     if why := collector.missing():
         pytest.skip(why)

@@ -1,4 +1,4 @@
-"""The configurations of `collector/`: the Collector takes them, and each keeps what its door promises."""
+"""The configurations in `collector/`: the Collector accepts each, and each has the settings that its durability and safety need."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import yaml
 from helpers.servers.collector import CONFIGS, validate
 
 DURABLE = ("gateway.yaml", "agent.yaml", "loadbalancing.yaml")
-DOORS = (*DURABLE, "gateway-sync.yaml")
+CONFIGURATIONS = (*DURABLE, "gateway-sync.yaml")
 LAYERS = (
-    *((name,) for name in DOORS),
+    *((name,) for name in CONFIGURATIONS),
     ("gateway.yaml", "tokens.yaml"),
     ("gateway.yaml", "tls.yaml"),
     ("gateway.yaml", "tokens.yaml", "tls.yaml"),
@@ -22,7 +22,7 @@ LAYERS = (
     ("gateway-sync.yaml", "tokens-sync.yaml", "tls.yaml"),
 )
 SETTING = re.compile(r"\$\{env:(\w+)(?::-([^}]*))?\}")
-# Of the exporter's kind, name and signal the queue's file has its name: a change orphans every backlog in the field.
+# The queue's file is named after the exporter's kind, name and signal. A rename orphans the backlog of every installation.
 EXPORTERS = {
     "gateway.yaml": {"otlp_http/legato"},
     "gateway-sync.yaml": {"otlp_http/legato"},
@@ -42,14 +42,14 @@ KINDS = {
 
 
 def config(name: str, **settings: str) -> dict[str, Any]:
-    """A configuration as the Collector reads it, with settings at their defaults or as given."""
+    """Parse a configuration as the Collector does; environment settings have their defaults unless given."""
     text = (CONFIGS / name).read_text(encoding="utf-8")
     return dict(yaml.safe_load(SETTING.sub(lambda match: settings.get(match.group(1), match.group(2) or "unset"), text)))
 
 
 @pytest.fixture
 def needed(tmp_path: pathlib.Path) -> dict[str, str]:
-    """Settings without a default."""
+    """Values for the settings that have no default."""
     tokens = tmp_path / "tokens"
     tokens.write_text("secret\n")
     return {
@@ -62,31 +62,31 @@ def needed(tmp_path: pathlib.Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("layers", LAYERS, ids="+".join)
-def test_the_collector_takes_it(layers: tuple[str, ...], needed: dict[str, str]) -> None:
-    """Each configuration, and each with what may lie on top of it."""
+def test_the_collector_accepts_each_combination(layers: tuple[str, ...], needed: dict[str, str]) -> None:
+    """Each configuration alone and with the files that may be added to it."""
     assert validate(layers, needed) == ""
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_nothing_is_batched(name: str) -> None:
-    """A batch has another body after a restart, and a request that is refused for good takes its neighbours with it."""
+    """A batch changes its body after a restart, which defeats deduplication, and one rejected request would drop the others in it."""
     read = config(name)
     assert "batch" not in str(read["processors"])
     for exporter in read["exporters"].values():
         assert "batch" not in exporter.get("sending_queue", {})
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_memory_is_guarded_first(name: str) -> None:
-    """In every pipeline, and by a check that runs (its default never does)."""
+    """The memory limiter is first in every pipeline and checks every second (by default it never checks)."""
     read = config(name)
     assert read["processors"]["memory_limiter"]["check_interval"] == "1s"
     assert all(pipeline["processors"][0] == "memory_limiter" for pipeline in read["service"]["pipelines"].values())
 
 
 @pytest.mark.parametrize("name", DURABLE)
-def test_a_queue_is_on_disk_and_never_given_up(name: str) -> None:
-    """Synced, retried without end, refusing when full; no limit on the file, as one that is reached loses what was acknowledged."""
+def test_queues_are_on_disk_and_retried_without_end(name: str) -> None:
+    """Queues use fsync, retry without end and reject when full. The file has no size limit: reaching it would lose acknowledged data."""
     read = config(name)
     storage = read["extensions"]["file_storage/queue"]
     assert storage["fsync"] is True and "max_size" not in storage
@@ -97,32 +97,32 @@ def test_a_queue_is_on_disk_and_never_given_up(name: str) -> None:
         assert retry["enabled"] is True and retry["max_elapsed_time"] == "0s"
 
 
-def test_the_door_without_a_queue_keeps_nothing() -> None:
-    """Neither a queue nor a retry stands between the client's 200 and the ingest's."""
+def test_the_synchronous_gateway_keeps_nothing() -> None:
+    """gateway-sync.yaml has no queue and no retry: the client gets 200 only after the ingest answered 200."""
     (exporter,) = config("gateway-sync.yaml")["exporters"].values()
     assert exporter["sending_queue"] == {"enabled": False} and exporter["retry_on_failure"] == {"enabled": False}
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_no_exporter_is_renamed(name: str) -> None:
-    """A queue's file is named after its exporter: under another name a backlog would lie there for good."""
+    """A queue's file is named after its exporter: after a rename the backlog would never be sent."""
     assert set(config(name)["exporters"]) == EXPORTERS[name]
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_it_listens_on_loopback(name: str) -> None:
-    """Every address of a door is of this host; no setting opens one but those that lie on top with tokens."""
+    """Every listener is on loopback. Only the files that add tokens have a setting for the host."""
     text = (CONFIGS / name).read_text(encoding="utf-8")
     read = config(name)
-    doors = [protocol["endpoint"] for protocol in read["receivers"]["otlp"]["protocols"].values()]
-    doors.append(read["extensions"]["health_check"]["endpoint"])
-    assert all(door.startswith("127.0.0.1:") for door in doors)
+    listeners = [protocol["endpoint"] for protocol in read["receivers"]["otlp"]["protocols"].values()]
+    listeners.append(read["extensions"]["health_check"]["endpoint"])
+    assert all(listener.startswith("127.0.0.1:") for listener in listeners)
     assert "LEGATO_COLLECTOR_HOST" not in text and "0.0.0.0" not in text
 
 
 @pytest.mark.parametrize("name", ["tokens.yaml", "tokens-sync.yaml"])
-def test_what_opens_a_door_wants_a_token_at_it(name: str) -> None:
-    """Both protocols check the token, keep it with the request, and the exporter hands it on."""
+def test_remote_listeners_require_a_token(name: str) -> None:
+    """Both protocols check the token and keep it with the request; the exporter passes the token on."""
     read = config(name, LEGATO_COLLECTOR_HOST="0.0.0.0")
     for protocol in read["receivers"]["otlp"]["protocols"].values():
         assert protocol["endpoint"].startswith("0.0.0.0:")
@@ -130,26 +130,26 @@ def test_what_opens_a_door_wants_a_token_at_it(name: str) -> None:
     assert read["exporters"]["otlp_http/legato"]["auth"] == {"authenticator": "headers_setter/clients"}
 
 
-def test_layers_for_both_doors_say_the_same() -> None:
-    """tokens-sync.yaml is tokens.yaml but for the queue that the other door has."""
+def test_token_layers_of_both_gateways_are_equal() -> None:
+    """tokens-sync.yaml equals tokens.yaml without the queue extension."""
     one, other = config("tokens.yaml"), config("tokens-sync.yaml")
     assert one["service"].pop("extensions").remove("file_storage/queue") is None
     other["service"].pop("extensions")
     assert one == other
 
 
-def test_every_part_is_built_and_every_built_part_is_used() -> None:
-    """The manifest holds what the configurations name, no more and no less."""
+def test_the_build_has_exactly_the_components_in_use() -> None:
+    """The builder's manifest lists the components that the configurations name, no more and no less."""
     manifest = yaml.safe_load((CONFIGS / "builder.yaml").read_text(encoding="utf-8"))
-    rooms = ("extensions", "receivers", "processors", "exporters")
-    built = {item["gomod"].split()[0] for room in rooms for item in manifest[room]}
+    kinds = ("extensions", "receivers", "processors", "exporters")
+    built = {item["gomod"].split()[0] for kind in kinds for item in manifest[kind]}
     used = {KINDS[part.partition("/")[0]] for path in CONFIGS.glob("*.yaml") if path.name != "builder.yaml"
-            for room in rooms for part in yaml.safe_load(SETTING.sub("1", path.read_text(encoding="utf-8"))).get(room, {})}  # fmt: skip
+            for kind in kinds for part in yaml.safe_load(SETTING.sub("1", path.read_text(encoding="utf-8"))).get(kind, {})}  # fmt: skip
     assert {each.partition("opentelemetry-collector-contrib/")[2] or each.partition("collector/")[2] for each in built} == used
 
 
 def test_every_setting_is_in_the_readme() -> None:
-    """With its default, where it has one."""
+    """The table in collector/README.md has each environment setting, with its default if it has one."""
     page = (CONFIGS / "README.md").read_text(encoding="utf-8")
     for path in CONFIGS.glob("*.yaml"):
         for name, default in SETTING.findall(path.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""What the gateway does with requests: the built Collector with `collector/`'s files, before a receiver that answers as it is told."""
+"""The gateway's handling of requests: the built Collector with the files of `collector/`, in front of a scripted receiver."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ ONE, OTHER = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}
 
 @pytest.fixture
 def behind() -> Iterator[Receiver]:
+    """The receiver behind the Collector."""
     with receiver() as kept:
         yield kept
 
 
 @pytest.fixture
 def tokens(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A file of two tokens."""
+    """A file with two tokens."""
     path = tmp_path / "tokens"
     path.write_text("one\nother\n")
     return path
 
 
 def body() -> ExportTraceServiceRequest:
-    """A request of one stream."""
+    """A request with one stream."""
     out = request()
     native_span(out)
     return out
@@ -50,7 +51,7 @@ def post(collector: Collector, content: bytes | None = None, headers: dict[str, 
 
 
 def traces(contents: Iterable[bytes]) -> list[bytes]:
-    """The trace ids in these bodies, in order."""
+    """The trace ids in these bodies, sorted."""
     requests = map(ExportTraceServiceRequest.FromString, contents)
     return sorted(span.trace_id for each in requests for rs in each.resource_spans for ss in rs.scope_spans for span in ss.spans)
 
@@ -67,7 +68,7 @@ def call(collector: Collector, message: ExportTraceServiceRequest, metadata: tup
 
 
 def otlp_json(message: ExportTraceServiceRequest) -> dict[str, object]:
-    """As OTLP's JSON has it: ids in hexadecimal."""
+    """The request in OTLP/JSON, with ids in hexadecimal (the OTLP specification, JSON Protobuf Encoding)."""
     out = MessageToDict(message)
     for span, written in zip(
         message.resource_spans[0].scope_spans[0].spans, out["resourceSpans"][0]["scopeSpans"][0]["spans"], strict=True
@@ -77,59 +78,59 @@ def otlp_json(message: ExportTraceServiceRequest) -> dict[str, object]:
     return dict(out)
 
 
-def test_one_request_is_one_request_however_it_came(tmp_path: pathlib.Path, behind: Receiver) -> None:
-    """Over HTTP, as JSON and over gRPC the same spans become the same bytes, each request for itself."""
+def test_each_request_is_forwarded_alone_over_every_protocol(tmp_path: pathlib.Path, behind: Receiver) -> None:
+    """The same spans over HTTP with protobuf, HTTP with JSON and gRPC become the same bytes, one request for each request."""
     message = body()
-    # The Collector writes an empty status where there was none.
+    # The Collector adds an empty status to a span without one.
     message.resource_spans[0].scope_spans[0].spans[0].status.SetInParent()
     with run(tmp_path, "gateway.yaml", LEGATO_INGEST_URL=behind.url) as collector:
         assert post(collector, message.SerializeToString()).status_code == 200
         assert httpx.post(f"{collector.http}/v1/traces", json=otlp_json(message)).status_code == 200
         call(collector, message)
-        assert eventually(lambda: len(behind.came) == 3)
-    assert len({each.body for each in behind.came}) == 1
-    assert ExportTraceServiceRequest.FromString(behind.came[0].body) == message
+        assert eventually(lambda: len(behind.received) == 3)
+    assert len({each.body for each in behind.received}) == 1
+    assert ExportTraceServiceRequest.FromString(behind.received[0].body) == message
 
 
-def test_a_backlog_outlives_a_crash_byte_for_byte_with_its_token(tmp_path: pathlib.Path, behind: Receiver, tokens: pathlib.Path) -> None:
-    """Requests of two tenants that were refused, killed and started again come with the bytes and the token that they had."""
+def test_a_backlog_survives_a_crash_unchanged_with_its_tokens(tmp_path: pathlib.Path, behind: Receiver, tokens: pathlib.Path) -> None:
+    """Queued requests of two tenants are sent after SIGKILL and a restart with the same bytes and the same token."""
     settings = {"LEGATO_INGEST_URL": behind.url, "LEGATO_COLLECTOR_TOKENS_FILE": str(tokens)}
     behind.status = 503
     with run(tmp_path, "gateway.yaml", "tokens.yaml", **settings) as collector:
         for headers in (ONE, OTHER, ONE):
             assert post(collector, headers=headers).status_code == 200
-        assert eventually(lambda: len(behind.came) >= 3)
-        first = {each.body: each.authorization for each in behind.came}
+        assert eventually(lambda: len(behind.received) >= 3)
+        first = {each.body: each.authorization for each in behind.received}
         collector.kill()
         assert sorted(first.values()) == ["Bearer one", "Bearer one", "Bearer other"]
         behind.status = 200
         collector.start()
-        assert eventually(lambda: len(behind.taken) == 3)
-    assert {each.body: each.authorization for each in behind.taken} == first
+        assert eventually(lambda: len(behind.accepted) == 3)
+    assert {each.body: each.authorization for each in behind.accepted} == first
 
 
-def test_a_token_is_wanted_on_both_protocols(tmp_path: pathlib.Path, behind: Receiver, tokens: pathlib.Path) -> None:
-    """None or a wrong one: 401 or UNAUTHENTICATED, and nothing goes on."""
+def test_a_token_is_required_on_both_protocols(tmp_path: pathlib.Path, behind: Receiver, tokens: pathlib.Path) -> None:
+    """No token or a wrong one gives 401 or UNAUTHENTICATED, and nothing is forwarded."""
     settings = {"LEGATO_INGEST_URL": behind.url, "LEGATO_COLLECTOR_TOKENS_FILE": str(tokens)}
     with run(tmp_path, "gateway.yaml", "tokens.yaml", **settings) as collector:
         assert [post(collector, headers=headers).status_code for headers in ({}, {"authorization": "Bearer no"})] == [401, 401]
         for metadata in ((), (("authorization", "Bearer no"),)):
-            with pytest.raises(grpc.RpcError) as refused:
+            with pytest.raises(grpc.RpcError) as rejected:
                 call(collector, body(), metadata)
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert rejected.value.code() is grpc.StatusCode.UNAUTHENTICATED
         call(collector, body(), (("authorization", "Bearer other"),))
-        assert eventually(lambda: behind.taken)
-        assert [each.authorization for each in behind.came] == ["Bearer other"]
+        assert eventually(lambda: behind.accepted)
+        assert [each.authorization for each in behind.received] == ["Bearer other"]
 
 
 def test_tokens_change_without_a_restart(tmp_path: pathlib.Path, behind: Receiver, tokens: pathlib.Path) -> None:
-    """A new file renamed over the old one adds a token, then takes one away; both are valid in between."""
+    """A new file renamed over the old one adds a token; a second one removes the old token. Both are valid in between."""
     settings = {"LEGATO_INGEST_URL": behind.url, "LEGATO_COLLECTOR_TOKENS_FILE": str(tokens)}
 
     def renew(text: str) -> None:
-        beside = tokens.with_name("beside")
-        beside.write_text(text)
-        os.replace(beside, tokens)
+        renewed = tokens.with_name("renewed")
+        renewed.write_text(text)
+        os.replace(renewed, tokens)
 
     with run(tmp_path, "gateway.yaml", "tokens.yaml", **settings) as collector:
         renew("one\nnew\n")
@@ -140,46 +141,46 @@ def test_tokens_change_without_a_restart(tmp_path: pathlib.Path, behind: Receive
         assert post(collector, headers={"authorization": "Bearer new"}).status_code == 200
 
 
-def test_a_full_queue_refuses_at_once_and_keeps_what_it_took(tmp_path: pathlib.Path, behind: Receiver) -> None:
-    """503 for what has no room, nothing of it is sent later, and all that was taken arrives."""
+def test_a_full_queue_rejects_at_once_and_keeps_accepted_requests(tmp_path: pathlib.Path, behind: Receiver) -> None:
+    """Requests without room get 503 and are never sent; all accepted requests arrive."""
     behind.status = 503
     settings = {"LEGATO_INGEST_URL": behind.url, "LEGATO_COLLECTOR_QUEUE_BYTES": "20000"}
     with run(tmp_path, "gateway.yaml", **settings) as collector:
         sent = [body().SerializeToString() for _ in range(60)]
-        taken = [content for content in sent if post(collector, content).status_code == 200]
-        assert 0 < len(taken) < len(sent)
-        with pytest.raises(grpc.RpcError) as refused:
+        accepted = [content for content in sent if post(collector, content).status_code == 200]
+        assert 0 < len(accepted) < len(sent)
+        with pytest.raises(grpc.RpcError) as rejected:
             call(collector, body())
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert rejected.value.code() is grpc.StatusCode.UNAVAILABLE
         behind.status = 200
-        assert eventually(lambda: len(behind.taken) == len(taken))
+        assert eventually(lambda: len(behind.accepted) == len(accepted))
         assert collector.metric("otelcol_exporter_queue_size") == 0
-    assert traces(each.body for each in behind.taken) == traces(taken)
+    assert traces(each.body for each in behind.accepted) == traces(accepted)
 
 
-@pytest.mark.skipif(not can_mount(), reason="no disk of its own can be mounted here")
+@pytest.mark.skipif(not can_mount(), reason="this user may not mount a separate disk")
 @pytest.mark.parametrize("size", [20_000, 500_000])
-def test_a_full_disk_refuses_and_loses_nothing(tmp_path: pathlib.Path, behind: Receiver, size: int) -> None:
-    """On a disk that is full before the queue is: 503 for what has no room; what was taken arrives, also over a restart."""
+def test_a_full_disk_rejects_and_loses_nothing(tmp_path: pathlib.Path, behind: Receiver, size: int) -> None:
+    """The disk fills before the queue does: requests without room get 503, and all accepted requests arrive."""
     behind.status = 503
     queue = tmp_path / "queue"
     queue.mkdir()
     with run(tmp_path, "gateway.yaml", prefix=small_disk(queue, "24m"), LEGATO_INGEST_URL=behind.url) as collector:
-        taken, refused = [], 0
-        while refused < 20:
+        accepted, rejected = [], 0
+        while rejected < 20:
             message = request()
             native_span(message, {"legato.stream.timeline": os.urandom(size)})
             status = post(collector, message.SerializeToString()).status_code
             assert status in (200, 503)
-            refused += status == 503
-            taken += [message.SerializeToString()] if status == 200 else []
+            rejected += status == 503
+            accepted += [message.SerializeToString()] if status == 200 else []
         behind.status = 200
-        wanted = set(traces(taken))
-        assert eventually(lambda: wanted == set(traces(each.body for each in behind.taken)), 60), len(wanted)
+        wanted = set(traces(accepted))
+        assert eventually(lambda: wanted == set(traces(each.body for each in behind.accepted)), 60), len(wanted)
 
 
-def test_two_on_one_folder_are_one_too_many(tmp_path: pathlib.Path, behind: Receiver) -> None:
-    """The second ends with an error that names the lock's time-out; the first goes on."""
+def test_a_second_collector_on_the_same_folder_ends(tmp_path: pathlib.Path, behind: Receiver) -> None:
+    """The second Collector ends with an error that names the lock's time-out; the first one keeps working."""
     with run(tmp_path, "gateway.yaml", LEGATO_INGEST_URL=behind.url) as first:
         second = Collector(tmp_path, ["gateway.yaml"], LEGATO_INGEST_URL=behind.url)
         second.log = tmp_path / "second.log"
@@ -187,41 +188,41 @@ def test_two_on_one_folder_are_one_too_many(tmp_path: pathlib.Path, behind: Rece
         assert second.process.wait(30) != 0
         assert "timeout" in second.log.read_text()
         assert post(first).status_code == 200
-        assert eventually(lambda: behind.taken)
+        assert eventually(lambda: behind.accepted)
 
 
-def test_a_stop_waits_for_what_is_under_way(tmp_path: pathlib.Path, behind: Receiver) -> None:
-    """SIGTERM with a backlog ends in time, with status 0, and the backlog is there afterwards."""
+def test_a_stop_keeps_the_backlog(tmp_path: pathlib.Path, behind: Receiver) -> None:
+    """SIGTERM with a backlog ends the Collector within 60 s with status 0, and the next start sends the backlog."""
     behind.status = 503
     with run(tmp_path, "gateway.yaml", LEGATO_INGEST_URL=behind.url) as collector:
         assert post(collector).status_code == 200
-        assert eventually(lambda: behind.came)
+        assert eventually(lambda: behind.received)
         assert collector.stop() == 0
         behind.status = 200
         collector.start()
-        assert eventually(lambda: len(behind.taken) == 1)
+        assert eventually(lambda: len(behind.accepted) == 1)
 
 
-@pytest.mark.parametrize(("status", "told"), [(200, 200), (429, 429), (503, 503), (400, 400)])
-def test_the_door_without_a_queue_says_what_the_ingest_says(tmp_path: pathlib.Path, behind: Receiver, status: int, told: int) -> None:
-    """Its 200 is the ingest's 200; what is retryable stays retryable, what is final stays final."""
+@pytest.mark.parametrize(("status", "returned"), [(200, 200), (429, 429), (503, 503), (400, 400)])
+def test_the_synchronous_gateway_returns_the_ingests_status(tmp_path: pathlib.Path, behind: Receiver, status: int, returned: int) -> None:
+    """Its 200 is the ingest's 200; a retryable status stays retryable, a final one stays final."""
     behind.status = status
     with run(tmp_path, "gateway-sync.yaml", LEGATO_INGEST_URL=behind.url) as collector:
-        assert post(collector).status_code == told
-    assert len(behind.came) == 1
+        assert post(collector).status_code == returned
+    assert len(behind.received) == 1
 
 
 def test_a_node_sends_with_its_own_token(tmp_path: pathlib.Path, behind: Receiver, tokens: pathlib.Path) -> None:
-    """The node's Collector asks nobody of its own host for a token, and gives its own to the gateway."""
+    """The node's Collector needs no token from local clients and sends its own token to the gateway."""
     tokens.write_text("node\n")
     with run(tmp_path, "agent.yaml", LEGATO_GATEWAY_URL=behind.url, LEGATO_TOKEN_FILE=str(tokens)) as collector:
         assert post(collector).status_code == 200
-        assert eventually(lambda: behind.taken)
-    assert behind.taken[0].authorization == "Bearer node"
+        assert eventually(lambda: behind.accepted)
+    assert behind.accepted[0].authorization == "Bearer node"
 
 
 def test_each_trace_goes_to_one_gateway(tmp_path: pathlib.Path) -> None:
-    """Both get some, every stream arrives once, and what has one trace id meets, whenever it was sent."""
+    """Both gateways get traces, every span arrives once, and all spans of a trace reach the same gateway, also from later requests."""
     with receiver() as one, receiver() as two:
         gateways = [Collector(tmp_path / name, ["gateway.yaml"], LEGATO_INGEST_URL=kept.url) for name, kept in (("a", one), ("b", two))]
         for gateway in gateways:
@@ -235,11 +236,11 @@ def test_each_trace_goes_to_one_gateway(tmp_path: pathlib.Path) -> None:
                     native_span(message, trace_id=trace_id)
                 assert post(balancer, message.SerializeToString()).status_code == 200
 
-            def came(*all_kept: Receiver) -> list[bytes]:
-                return traces(each.body for kept in all_kept for each in kept.taken)
+            def arrived(*receivers: Receiver) -> list[bytes]:
+                return traces(each.body for kept in receivers for each in kept.accepted)
 
-            assert eventually(lambda: len(came(one, two)) == 80)
+            assert eventually(lambda: len(arrived(one, two)) == 80)
         for gateway in gateways:
             gateway.stop()
-    assert set(came(one)).isdisjoint(came(two)) and came(one) and came(two)
-    assert came(one, two) == sorted(ids * 2)
+    assert set(arrived(one)).isdisjoint(arrived(two)) and arrived(one) and arrived(two)
+    assert arrived(one, two) == sorted(ids * 2)

@@ -1,4 +1,4 @@
-# The official Collector's place, where its image cannot be had: the binary of `make collector`, under the name that the image gives its own.
+# Replaces the official Collector image where it cannot be pulled: the binary of `make collector`, under the file name of that image.
 FROM python:3.13-slim
 COPY otelcol-legato /otelcol-contrib
 USER 10001:10001

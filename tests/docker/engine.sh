@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A Docker engine for the tests of docker-compose.yml, on a Debian machine where none runs and where no image can be pulled.
+# Start a Docker engine for the tests of docker-compose.yml on a Debian machine that runs none and can pull no image.
 #
 #     tests/docker/engine.sh start FOLDER     install what is missing, start the engine, make the base image   (minutes once, then seconds)
 #     . FOLDER/env                            DOCKER_HOST and DOCKER_CONFIG for `docker` and `docker compose`
 #     tests/docker/engine.sh stop FOLDER
 #
-# One idea: packages come from the mirror that this machine uses for its own, and the one base image that the project's Dockerfiles name is a
-# minimal Debian with its Python. The engine leaves the host's firewall alone, so containers reach one another and published ports are reached
-# on loopback, but nothing reaches outside: builds that install packages use the host's network. Needs root.
+# Packages come from the Debian mirror that this machine is configured with. The only base image that the project's Dockerfiles name is made
+# from a minimal Debian with its Python. The engine does not change the host's firewall: containers reach one another, and published ports
+# are reachable on loopback, but containers cannot reach other hosts. Builds that install packages use the host's network. Needs root.
 set -euo pipefail
 
 BASE=python:3.13-slim
@@ -31,7 +31,7 @@ install_engine() {
     apt-get install -y -q --no-install-recommends docker.io debootstrap iproute2 curl ca-certificates
 }
 
-# Compose and buildx of the release after this one: Go programs, which need nothing of it but the C library.
+# Install compose and buildx from the release $SUITE. They are Go programs and need only the C library from the system.
 install_plugins() {
     local plugins=$folder/config/cli-plugins work=$folder/apt
     if [[ -x $plugins/docker-compose ]]; then return; fi
@@ -60,7 +60,7 @@ start_engine() {
     exit 1
 }
 
-# With the host's certificates and pip's settings, so that a build installs packages as this machine does.
+# Make the base image with the host's certificates and pip settings, so that builds install packages from the same sources as the host.
 make_base() {
     if docker image inspect "$BASE" > /dev/null 2>&1; then return; fi
     local root=$folder/root
@@ -91,7 +91,7 @@ case $action in
             if [[ ! -f $folder/pid ]]; then break; fi
             sleep 0.2
         done
-        # The engine leaves its bridge behind, and the next one would stumble over its addresses.
+        # The engine does not remove its bridge, and the bridge's addresses would be in conflict with the next engine.
         ip link delete docker0 2> /dev/null || true
         ;;
     *)

@@ -1,4 +1,4 @@
-"""docker-compose.yml, Dockerfiles and manifests against the repository: what can be known of them without an engine."""
+"""Checks of docker-compose.yml and the Dockerfiles against the repository that need no Docker engine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DOCKERFILES = sorted(path for path in ROOT.glob("*/Dockerfile"))
 
 
 def dockerfile_of(service: dict[str, Any]) -> tuple[pathlib.Path, pathlib.Path]:
-    """A service's Dockerfile and the folder that it is built from."""
+    """A service's Dockerfile and its build context."""
     context = ROOT / service["build"]["context"]
     return context / service["build"].get("dockerfile", "Dockerfile"), context
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_is_held_in(name: str) -> None:
-    """A root file system that cannot be written, no capabilities, no new privileges, bounds on memory and processor, bounded logs."""
+def test_every_service_is_confined(name: str) -> None:
+    """Every service has a read-only root file system, no capabilities, no new privileges, limits on memory and CPU, and bounded logs."""
     service = SERVICES[name]
     assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -39,22 +39,22 @@ def test_every_service_is_held_in(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_image_is_pinned(name: str) -> None:
-    """A tag that says a version, and no host of a registry."""
+    """Every image has a tag with a version and names no registry host."""
     image, _, tag = SERVICES[name]["image"].partition(":")
     assert re.match(r"\d+\.\d+", tag) and "." not in image
 
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_nothing_is_published_beyond_loopback(name: str) -> None:
-    """Every port is published on 127.0.0.1, and none of a store's."""
+    """Every port is published on 127.0.0.1 only, and ClickHouse publishes none."""
     ports = SERVICES[name].get("ports", [])
     assert all(port.startswith("127.0.0.1:") for port in ports)
     assert name != "clickhouse" or not ports
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_is_mounted_is_there(name: str) -> None:
-    """A file of the repository, read-only; a volume that is declared; or what `make up` writes."""
+def test_every_mount_source_exists(name: str) -> None:
+    """Each mount is a read-only file of the repository, a declared volume, or a read-only file that `make up` writes."""
     declared = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["volumes"]
     for mount in SERVICES[name].get("volumes", []):
         source, _, rest = mount.partition(":")
@@ -67,17 +67,17 @@ def test_what_is_mounted_is_there(name: str) -> None:
 
 
 def test_every_variable_is_written_by_make_up_or_has_a_default(tmp_path: pathlib.Path) -> None:
-    """No password has a default, and each that is wanted is made: long, and another each time."""
+    """No password has a default. `make up` generates each required one: at least 32 characters, different each time."""
     made = [made_in(tmp_path / name) for name in ("one", "two")]
     text = COMPOSE.read_text(encoding="utf-8")
-    wanted = set(re.findall(r"\$\{(\w+):\?", text))
-    assert wanted == set(made[0]) and not re.search(r"\$\{\w*(PASSWORD|TOKEN)\w*:-", text)
-    secret = wanted - {"LEGATO_ALERT_WEBHOOK"}
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    assert required == set(made[0]) and not re.search(r"\$\{\w*(PASSWORD|TOKEN)\w*:-", text)
+    secret = required - {"LEGATO_ALERT_WEBHOOK"}
     assert all(len(made[0][name]) >= 32 and made[0][name] != made[1][name] for name in secret)
 
 
 def made_in(folder: pathlib.Path) -> dict[str, str]:
-    """What deploy/make_env.py writes into a repository's copy."""
+    """Run deploy/make_env.py in a copy of the repository and return the variables that it wrote."""
     for name in ("deploy", "ingest", "dashboards"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "dist"))
     command = [sys.executable, str(folder / "deploy" / "make_env.py")]
@@ -96,30 +96,32 @@ def made_in(folder: pathlib.Path) -> dict[str, str]:
     return values
 
 
-def test_who_waits_for_whom() -> None:
-    """The ingest for its store, readers for the ingest; the Collector for nobody, as it is there for when the ingest is not."""
-    waits = {name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()} for name, service in SERVICES.items()}
-    assert waits["ingest"] == {"clickhouse": "service_healthy"} and waits["grafana"] == {"ingest": "service_healthy"}
-    assert waits["collector"] == {}
-    for others in waits.values():
+def test_services_wait_for_their_dependencies() -> None:
+    """The ingest waits for its store, readers for the ingest. The Collector waits for nothing: it buffers if the ingest is down."""
+    conditions = {
+        name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()} for name, service in SERVICES.items()
+    }
+    assert conditions["ingest"] == {"clickhouse": "service_healthy"} and conditions["grafana"] == {"ingest": "service_healthy"}
+    assert conditions["collector"] == {}
+    for others in conditions.values():
         for other, condition in others.items():
             assert condition != "service_healthy" or has_healthcheck(other), other
 
 
 def has_healthcheck(name: str) -> bool:
-    """In the file, or in the image that is built here."""
+    """Whether the service has a health check in the compose file or in its Dockerfile."""
     return "healthcheck" in SERVICES[name] or (name in OWN and "HEALTHCHECK" in dockerfile_of(OWN[name])[0].read_text())
 
 
 def test_a_collector_has_time_to_stop() -> None:
-    """More than its exporter's time-out: what is under way is waited for."""
+    """The grace period exceeds the exporter's time-out, so a request in flight can finish."""
     timeout = re.search(r"otlp_http/legato:.*?timeout: (\d+)s", (ROOT / "collector" / "gateway.yaml").read_text(), re.DOTALL)
     assert timeout and int(SERVICES["collector"]["stop_grace_period"].rstrip("s")) > int(timeout.group(1))
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
-def test_images_are_small_and_nobodys_root(path: pathlib.Path) -> None:
-    """The last stage takes what was built and builds nothing, runs as a user that is not root, and names no registry."""
+def test_images_are_small_and_not_root(path: pathlib.Path) -> None:
+    """The last stage only copies built files and runs as a user other than root. No stage names a registry."""
     stages = re.split(r"^FROM ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     last = stages[-1]
     assert len(stages) > 2 and "pip install" not in last and "apt-get" not in last
@@ -128,8 +130,8 @@ def test_images_are_small_and_nobodys_root(path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_what_is_copied_is_there(name: str) -> None:
-    """Every source of a COPY is in the folder that the image is built from."""
+def test_every_copied_source_exists(name: str) -> None:
+    """Every source of a COPY is in the build context."""
     dockerfile, context = dockerfile_of(OWN[name])
     for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile.read_text(encoding="utf-8"), re.MULTILINE):
         *sources, _ = line.split()
@@ -138,7 +140,7 @@ def test_what_is_copied_is_there(name: str) -> None:
 
 
 def test_tags_of_own_images_are_the_version() -> None:
-    """Of the distributions, and for the Collector the one that it is built of."""
+    """Tags equal the version of the distributions; the Collector's tag is the version of the OpenTelemetry Collector in it."""
     version = re.search(r'^version = "(.+)"$', (ROOT / "ingest" / "pyproject.toml").read_text(), re.MULTILINE)
     assert version
     for name, service in OWN.items():
@@ -147,8 +149,8 @@ def test_tags_of_own_images_are_the_version() -> None:
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="no `docker` command")
-def test_compose_reads_it(tmp_path: pathlib.Path) -> None:
-    """With every profile, and with what the tests put on top."""
+def test_compose_accepts_the_files(tmp_path: pathlib.Path) -> None:
+    """`docker compose config` succeeds with every profile, also with the tests' additional file."""
     if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("`docker` has no `compose`")
     environ = {**os.environ, **made_in(tmp_path / "made")}

@@ -1,6 +1,6 @@
-"""`docker compose up` with the project's own images: a stream goes in at the Collector's door and comes out with its verdict.
+"""`docker compose up` with the project's images: a stream sent to the Collector's OTLP endpoint gets its verdict.
 
-Runs on the engine that DOCKER_HOST names (`.ci/run` starts one, tests/docker/engine.sh). ClickHouse's place is taken by its twin.
+Runs on the engine that DOCKER_HOST names (`.ci/run` starts one with tests/docker/engine.sh). The twin replaces ClickHouse.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ PROJECT = "legato-test"
 
 @dataclass
 class Stack:
-    """The composed services, what they were told, and where they answer."""
+    """The running services: their environment and their OTLP and read URLs."""
 
     environ: dict[str, str]
     otlp: str
     read: str
 
     def compose(self, *arguments: str, timeout_s: float = 600) -> str:
+        """Run `docker compose` with these arguments and return its output. It must succeed."""
         files = ["-f", "docker-compose.yml", "-f", "tests/docker/compose.yml"]
         command = ["docker", "compose", "-p", PROJECT, *files, "--profile", "demo", *arguments]
         done = subprocess.run(command, cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -44,7 +45,7 @@ class Stack:
         return done.stdout
 
     def send(self, streams: int, token: str | None = None) -> httpx.Response:
-        """Streams of a client that held one chunk for 690 ms, through the Collector."""
+        """Send streams of a client that held one chunk for 690 ms to the Collector."""
         body = request({"service.name": "outside"})
         for _ in range(streams):
             made = stream((20.0,) * 10 + (700.0,) + (20.0,) * 8, holds_ms=(0.0,) * 10 + (690.0,) + (0.0,) * 9)
@@ -53,8 +54,8 @@ class Stack:
         headers = {**PROTOBUF, "authorization": f"Bearer {token}"}
         return httpx.post(f"{self.otlp}/v1/traces", content=body.SerializeToString(), headers=headers, timeout=30)
 
-    def ask(self, sql: str) -> str:
-        """As the operator."""
+    def query(self, sql: str) -> str:
+        """The result of a query with the operator's read token."""
         headers = {"authorization": f"Bearer {self.environ['LEGATO_READ_TOKEN']}"}
         reply = httpx.post(self.read, content=sql, headers=headers, timeout=30)
         assert reply.status_code == 200, reply.text
@@ -63,7 +64,7 @@ class Stack:
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """All of it, up and well, with the demo's load; taken away at the end."""
+    """Build and start all services and the demo load, wait until they are healthy, and remove them at the end."""
     if not os.environ.get("DOCKER_HOST") or shutil.which("docker") is None:
         pytest.skip("no Docker engine: tests/docker/engine.sh starts one, and DOCKER_HOST names it")
     if why := collector.missing():
@@ -77,8 +78,16 @@ def stack() -> Iterator[Stack]:
         f"http://127.0.0.1:{ports['LEGATO_OTLP_HTTP_PORT']}",
         f"http://127.0.0.1:{ports['LEGATO_READ_PORT']}",
     )
-    stand_in = ["docker", "build", "-q", "-t", "otel/opentelemetry-collector-contrib:0.159.0", "-f", "tests/docker/collector.Dockerfile"]
-    subprocess.run([*stand_in, str(collector.BINARY.parent)], cwd=ROOT, check=True, capture_output=True)
+    build_collector = [
+        "docker",
+        "build",
+        "-q",
+        "-t",
+        "otel/opentelemetry-collector-contrib:0.159.0",
+        "-f",
+        "tests/docker/collector.Dockerfile",
+    ]
+    subprocess.run([*build_collector, str(collector.BINARY.parent)], cwd=ROOT, check=True, capture_output=True)
     try:
         made.compose("build")
         made.compose("up", "--detach", "--wait")
@@ -91,37 +100,37 @@ def stack() -> Iterator[Stack]:
 
 
 def of(service: str) -> str:
-    """The condition that a row is of one of this service's streams."""
+    """A SQL condition for the rows of this service's streams."""
     return f"trace_id IN (SELECT trace_id FROM streams WHERE service_name = '{service}')"
 
 
-def test_a_stream_comes_back_with_its_verdict(stack: Stack) -> None:
-    """In at the Collector's published port with a token, out at the read port: stored, judged, rolled up; the command reads it too."""
+def test_a_stream_gets_its_verdict(stack: Stack) -> None:
+    """Streams sent to the Collector's published port with a token are stored, judged and rolled up; `legato blame` reads them too."""
     assert stack.send(3).status_code == 200
-    until(lambda: stack.ask(f"SELECT count(), any(cause) FROM verdicts FINAL WHERE {of('outside')}") == "3\tconsumer", 90)
-    until(lambda: stack.ask("SELECT sum(streams) FROM stream_minutes FINAL WHERE service_name = 'outside'") == "3", 90)
-    assert stack.ask("SELECT DISTINCT tenant FROM streams") == "main"
+    until(lambda: stack.query(f"SELECT count(), any(cause) FROM verdicts FINAL WHERE {of('outside')}") == "3\tconsumer", 90)
+    until(lambda: stack.query("SELECT sum(streams) FROM stream_minutes FINAL WHERE service_name = 'outside'") == "3", 90)
+    assert stack.query("SELECT DISTINCT tenant FROM streams") == "main"
     environ = {"LEGATO_READ_URL": stack.read, "LEGATO_READ_PASSWORD": stack.environ["LEGATO_READ_TOKEN"]}
     blame = legato("blame", environ=environ)
     assert blame.returncode == 0 and "consumer" in blame.stdout, blame.stderr
 
 
-def test_the_demos_load_comes_with_its_engines_steps(stack: Stack) -> None:
-    """Server, clients, the engine's plugin and the agent, each in its container: both vantages, steps, and stalls judged by them."""
-    until(lambda: stack.ask("SELECT uniqExact(vantage) FROM streams WHERE startsWith(service_name, 'demo-')") == "2", 120)
-    until(lambda: stack.ask("SELECT count() > 0 FROM engine_steps") == "1", 90)
-    until(lambda: stack.ask(f"SELECT count() > 0 FROM verdicts FINAL WHERE {of('demo-app')} AND engine_id != ''") == "1", 90)
+def test_the_demo_load_has_engine_steps(stack: Stack) -> None:
+    """The demo server, clients, engine plugin and agent run in their containers: two vantages, steps, and stalls judged with the steps."""
+    until(lambda: stack.query("SELECT uniqExact(vantage) FROM streams WHERE startsWith(service_name, 'demo-')") == "2", 120)
+    until(lambda: stack.query("SELECT count() > 0 FROM engine_steps") == "1", 90)
+    until(lambda: stack.query(f"SELECT count() > 0 FROM verdicts FINAL WHERE {of('demo-app')} AND engine_id != ''") == "1", 90)
 
 
-def test_who_has_no_token_is_nobody(stack: Stack) -> None:
-    """At the Collector's door and at the read door."""
+def test_requests_without_a_valid_token_are_rejected(stack: Stack) -> None:
+    """The Collector answers 401 to a wrong token, the read endpoint 403 to none; `/ping` needs no token."""
     assert stack.send(1, token="wrong-token").status_code == 401
     assert httpx.post(stack.read, content="SELECT 1").status_code == 403
     assert httpx.get(f"{stack.read}/ping").status_code == 200
 
 
-def test_every_container_is_held_in(stack: Stack) -> None:
-    """As they run: not root, a root file system that cannot be written, no capabilities."""
+def test_every_container_is_confined(stack: Stack) -> None:
+    """Running containers are not root, have a read-only root file system and no capabilities, and log no secret."""
     ids = stack.compose("ps", "--quiet").split()
     inspected = json.loads(subprocess.run(["docker", "inspect", *ids], env=stack.environ, capture_output=True, check=True).stdout)
     assert len(inspected) == 5
@@ -133,15 +142,16 @@ def test_every_container_is_held_in(stack: Stack) -> None:
         assert not any(secret in logs.stdout + logs.stderr for secret in secrets), each["Name"]
 
 
-def test_the_collector_keeps_what_comes_while_the_ingest_is_away(stack: Stack) -> None:
-    """The ingest is killed, streams are acknowledged meanwhile, the Collector is killed too; all of them are there afterwards, once."""
-    before = int(stack.ask("SELECT count() FROM streams WHERE service_name = 'outside'"))
+def test_the_collector_buffers_while_the_ingest_is_down(stack: Stack) -> None:
+    """Streams acknowledged while the ingest is down, before the Collector is killed too, are all stored later, once each."""
+    before = int(stack.query("SELECT count() FROM streams WHERE service_name = 'outside'"))
     stack.compose("kill", "--signal", "KILL", "ingest")
     assert [stack.send(2).status_code for _ in range(5)] == [200] * 5
     stack.compose("kill", "--signal", "KILL", "collector")
     stack.compose("up", "--detach", "--wait")
     until(
         lambda: (
-            stack.ask("SELECT count(), uniqExact(trace_id) FROM streams WHERE service_name = 'outside'") == f"{before + 10}\t{before + 10}"
+            stack.query("SELECT count(), uniqExact(trace_id) FROM streams WHERE service_name = 'outside'")
+            == f"{before + 10}\t{before + 10}"
         )
     )

@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes against the repository: images, arguments, users, probes, secrets."""
+"""Checks of the manifests in deploy/kubernetes against the repository: images, arguments, users, probes, secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGES = {service["image"] for service in COMPOSE.values() if "build" in service
 
 
 def workloads() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each workload's name and pod."""
+    """Yield each workload's name and pod specification."""
     for path in sorted(FOLDER.glob("*.yaml")):
         for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             if "template" in each.get("spec", {}):
@@ -29,8 +29,8 @@ CONTAINERS = [(name, each) for name, pod in PODS.items() for each in (*pod["cont
 
 
 @pytest.mark.parametrize(("pod", "container"), CONTAINERS, ids=lambda value: value if isinstance(value, str) else value["name"])
-def test_every_container_is_held_in(pod: str, container: dict[str, Any]) -> None:
-    """An image that the project builds, nobody's root but for the folders' owner, nothing writable, bounded memory."""
+def test_every_container_is_confined(pod: str, container: dict[str, Any]) -> None:
+    """Only project images; not root, except the container that sets the folders' owner; read-only file system; memory limits."""
     assert container["image"] in IMAGES
     own, around = container["securityContext"], PODS[pod]["securityContext"]
     assert own["readOnlyRootFilesystem"] and own["allowPrivilegeEscalation"] is False and own["capabilities"]["drop"] == ["ALL"]
@@ -40,8 +40,8 @@ def test_every_container_is_held_in(pod: str, container: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(("pod", "container"), CONTAINERS, ids=lambda value: value if isinstance(value, str) else value["name"])
-def test_what_is_mounted_is_declared(pod: str, container: dict[str, Any]) -> None:
-    """Each mount has its volume, and each path that a setting or an argument names is mounted or in the image."""
+def test_every_mount_is_declared(pod: str, container: dict[str, Any]) -> None:
+    """Each mount has a declared volume. Arguments name files of `collector/`, and each path in a setting lies below a mount."""
     claims = [each for path in FOLDER.glob("*.yaml") for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
     claimed = {claim["metadata"]["name"] for each in claims for claim in each["spec"].get("volumeClaimTemplates", ())}
     declared = {volume["name"] for volume in PODS[pod]["volumes"]} | claimed
@@ -55,8 +55,8 @@ def test_what_is_mounted_is_declared(pod: str, container: dict[str, Any]) -> Non
             assert any(value.startswith(f"{path}/") for path in mounts), value
 
 
-def test_every_setting_is_one() -> None:
-    """Each LEGATO_ variable is in the reference or in the Collector's README; others are few."""
+def test_every_setting_is_documented() -> None:
+    """Each variable is in docs/reference.md or collector/README.md, except three that other programs define."""
     others = {"GOMEMLIMIT", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
     pages = (ROOT / "docs" / "reference.md").read_text() + (ROOT / "collector" / "README.md").read_text()
     for _, container in CONTAINERS:
@@ -64,8 +64,8 @@ def test_every_setting_is_one() -> None:
             assert variable["name"] in others or f"`{variable['name']}`" in pages, variable["name"]
 
 
-def test_secrets_are_those_that_the_readme_makes() -> None:
-    """One Secret, whose keys the command in deploy/README.md writes."""
+def test_every_secret_key_is_created_in_the_readme() -> None:
+    """The manifests use one Secret, and the command in deploy/README.md creates each of its keys."""
     page = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
     text = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yaml"))
     assert set(re.findall(r"secretName: (\w+)|secretKeyRef: \{name: (\w+)", text)) == {("legato", ""), ("", "legato")}
@@ -73,8 +73,8 @@ def test_secrets_are_those_that_the_readme_makes() -> None:
         assert f"{key}=" in page or f"/{key} " in page or f"/{key}\n" in page, key
 
 
-def test_nobody_kills_a_collector_that_starts() -> None:
-    """A Collector that dies twice in a row may lose what was under way: no liveness check, minutes to start, time to stop."""
+def test_a_starting_collector_is_not_killed() -> None:
+    """A Collector that is killed twice in a row may lose data in flight: it has no liveness probe and at least 40 s to stop."""
     for name, container in CONTAINERS:
         if container["name"] == "collector":
             assert "livenessProbe" not in container and PODS[name]["terminationGracePeriodSeconds"] >= 40

@@ -1,4 +1,4 @@
-# A ClickHouse server's place, where its image cannot be had: tests/helpers/servers/twin.py over chDB.
+# Replaces the ClickHouse image where it cannot be pulled: tests/helpers/servers/twin.py over chDB.
 FROM python:3.13-slim
 WORKDIR /src
 COPY requirements-demo.txt ./

@@ -1,7 +1,7 @@
-"""An application that reads one stream of the demo's server in one way, as a process of its own: `application.py WAY SERVER OTLP KEY`.
+"""An application that reads one stream from the demo server and ends it in a given way: `application.py WAY SERVER OTLP KEY`.
 
-One idea: each way is how real applications end a stream. What matters is how it ends, so nothing is done after the end but what the
-interpreter and `legato.flush()` do. It prints a line when it has read its tenth chunk.
+The tests run it as a separate process. Each way is one in which real applications end a stream. After the end only the interpreter's exit
+and `legato.flush()` run. The ways `complete`, `close`, `timeout` and `killed` print the line `reading` after ten chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def _request(key: str) -> dict[str, Any]:
     return {"model": "demo-kv", "messages": messages, "stream": True, "extra_headers": {"X-Request-Id": key}}
 
 
-def _told(chunks: Iterator[Any]) -> Iterator[Any]:
+def _announced(chunks: Iterator[Any]) -> Iterator[Any]:
+    """Yield the chunks and print `reading` before the eleventh."""
     for number, chunk in enumerate(chunks):
         if number == ENOUGH:
             print("reading", flush=True)
@@ -34,20 +35,20 @@ def _told(chunks: Iterator[Any]) -> Iterator[Any]:
 def complete(server: str, key: str) -> None:
     """Read to the end."""
     with OpenAI(base_url=server, api_key="demo") as client:
-        for _ in _told(client.chat.completions.create(**_request(key))):
+        for _ in _announced(client.chat.completions.create(**_request(key))):
             pass
 
 
 def close(server: str, key: str) -> None:
-    """Leave the loop half-way and close the stream, as `with` does."""
+    """Leave the loop after ten chunks and close the stream, as `with` does."""
     with OpenAI(base_url=server, api_key="demo") as client, client.chat.completions.create(**_request(key)) as chunks:
-        for number, _ in enumerate(_told(chunks)):
+        for number, _ in enumerate(_announced(chunks)):
             if number == ENOUGH:
                 break
 
 
 def cancel(server: str, key: str) -> None:
-    """Cancel the task that reads, half-way."""
+    """Cancel the reading task after ten chunks."""
 
     async def read(enough: asyncio.Event) -> None:
         async with AsyncOpenAI(base_url=server, api_key="demo") as client:
@@ -68,7 +69,7 @@ def cancel(server: str, key: str) -> None:
 
 
 def drop(server: str, key: str) -> None:
-    """Leave the loop half-way and let go of the stream: nobody closes it."""
+    """Leave the loop after ten chunks and drop the stream without closing it."""
     client = OpenAI(base_url=server, api_key="demo")
 
     def some() -> None:
@@ -82,7 +83,7 @@ def drop(server: str, key: str) -> None:
 
 
 def drop_async(server: str, key: str) -> None:
-    """The same of an async generator, half-way through."""
+    """Leave the loop over an async generator and drop the generator without closing it."""
 
     async def texts(client: AsyncOpenAI) -> AsyncIterator[Any]:
         async for chunk in await client.chat.completions.create(**_request(key)):
@@ -100,21 +101,21 @@ def drop_async(server: str, key: str) -> None:
 
 
 def timeout(server: str, key: str) -> None:
-    """Have a read time-out that the stream's stall exceeds."""
+    """Read with a time-out of 0.6 s, which the stream's stall exceeds."""
     with OpenAI(base_url=server, api_key="demo", max_retries=0, timeout=Timeout(5, read=0.6)) as client:
         try:
-            for _ in _told(client.chat.completions.create(**_request(key))):
+            for _ in _announced(client.chat.completions.create(**_request(key))):
                 pass
         except Exception as error:
-            # In mid-stream the `openai` package lets its HTTP client's own error through.
+            # In the middle of a stream the `openai` package passes on the error of its HTTP client unchanged.
             if "Timeout" not in type(error).__name__:
                 raise
             return
-    raise SystemExit("the stream was to time out, and did not")
+    raise SystemExit("the stream did not time out; a time-out after 0.6 s was expected")
 
 
 def slow(server: str, key: str) -> None:
-    """Read to the end, and sleep half a second after each of the first chunks."""
+    """Read to the end and sleep 0.5 s after each of the first eleven chunks."""
     with OpenAI(base_url=server, api_key="demo") as client:
         for number, _ in enumerate(client.chat.completions.create(**_request(key))):
             if number <= ENOUGH:
@@ -122,7 +123,7 @@ def slow(server: str, key: str) -> None:
 
 
 def busy(server: str, key: str) -> None:
-    """Read to the end on an event loop that something else keeps busy, once, for a second."""
+    """Read to the end on an event loop that another callback blocks once, for 1 s."""
 
     async def run() -> None:
         async with AsyncOpenAI(base_url=server, api_key="demo") as client:
@@ -136,7 +137,7 @@ def busy(server: str, key: str) -> None:
 
 
 def main() -> None:
-    """Read one stream in the way that is asked for."""
+    """Read one stream in the way that the first argument names."""
     way, server, otlp, key = sys.argv[1:]
     legato.configure(endpoint=otlp, service_name=f"app-{way}")
     legato.instrument_openai()

@@ -1,8 +1,8 @@
-"""An application that records streams without pause, as a process of its own: `pipeline_application.py URL LEDGER STREAMS_PER_S`.
+"""An application that records streams until it is killed: `pipeline_application.py URL LEDGER STREAMS_PER_S`.
 
-One idea: the exporter is OpenTelemetry's own, and beside it a ledger on disk says what was acknowledged, so that this process may be killed
-at any moment and what it was told stays known. Lines of the ledger: `+ TRACE SPAN REV` for what was acknowledged of a stream, `STATUS` for
-a reply.
+The tests run it as a separate process. It exports with OpenTelemetry's OTLP exporter and writes every acknowledgement to a ledger file, so
+the acknowledged spans are known even after SIGKILL. The ledger has a line `+ TRACE SPAN REV` for each acknowledged span and a line
+`STATUS` for each HTTP reply.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def _line(span: ReadableSpan) -> str:
 
 
 class Ledger(SpanExporter):
-    """The OTLP exporter, and a file that knows what it was told."""
+    """The OTLP exporter with a ledger file of replies and acknowledged spans."""
 
     def __init__(self, url: str, path: str) -> None:
         session = requests.Session()
         session.hooks["response"].append(self._reply)
         self._exporter = OTLPSpanExporter(endpoint=f"{url}/v1/traces", session=session)
-        # One write a call, at the end of the file: a kill leaves whole lines.
+        # Each call appends with a single write, so a kill leaves only complete lines.
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def _reply(self, response: requests.Response, **_: object) -> None:
         os.write(self._file, f"{response.status_code}\n".encode())
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send, and note the spans when they were acknowledged."""
+        """Export the spans and write them to the ledger if they were acknowledged."""
         result = self._exporter.export(spans)
         if result is SpanExportResult.SUCCESS:
             os.write(self._file, "".join(map(_line, spans)).encode())
@@ -56,7 +56,7 @@ class Ledger(SpanExporter):
 
 
 def main() -> None:
-    """Record streams at the rate asked for until a signal comes."""
+    """Record streams at the given rate until a signal ends the process."""
     url, ledger, rate = sys.argv[1], sys.argv[2], float(sys.argv[3])
     provider = TracerProvider(resource=Resource.create({"service.name": "pipeline"}))
     provider.add_span_processor(BatchSpanProcessor(Ledger(url, ledger), schedule_delay_millis=100))

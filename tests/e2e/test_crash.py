@@ -1,4 +1,4 @@
-"""`legato serve` is killed under load, again and again: what it acknowledged is there, and once."""
+"""`legato serve` is killed repeatedly under load: every acknowledged stream is stored, and only once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SPANS = 2_000
 
 @pytest.fixture
 def serve(tmp_path: pathlib.Path) -> Iterator[Serve]:
-    """The command on a fresh store."""
+    """`legato serve` on an empty store."""
     running = Serve(tmp_path)
     yield running
     running.stop()
 
 
 def test_twenty_kills_lose_nothing_and_double_nothing(serve: Serve) -> None:
-    """SIGKILL at random moments under load, senders that retry, re-cut and repeat: every acknowledged stream is there once."""
+    """SIGKILL at random moments under load; senders retry, split differently and repeat. Every acknowledged stream is stored once."""
     sent = storm(serve, KILLS, SPANS, seed=3)
-    assert sent.retries > 0, "no kill met a request: the test has shown nothing"
+    assert sent.retries > 0, "no kill interrupted a request, so the test has shown nothing"
     assert judge(serve, sent.revs) == Found(0, 0, 0)
-    # The judge itself: a stream that was acknowledged and is not there is seen, and so is one that nobody sent.
+    # `judge` itself works: it reports an acknowledged stream that is not stored, and a stored stream that was not sent.
     assert judge(serve, {*sent.revs, ("ab" * 16, "cd" * 8, 1)}) == Found(1, 0, 0)
     unsent = min(sent.revs)[:2]
     assert judge(serve, {rev for rev in sent.revs if rev[:2] != unsent}).strangers > 0

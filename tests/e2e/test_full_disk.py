@@ -1,4 +1,4 @@
-"""`legato serve` on a disk that is full for a while: nothing is acknowledged that is not there, and it goes on when there is room."""
+"""`legato serve` on a disk that is full for a while: it acknowledges nothing that it did not store, and accepts data again later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADERS = {"content-type": "application/x-protobuf"}
 
 @contextlib.contextmanager
 def full_by_limit(served: Served) -> Iterator[None]:
-    """No file of the process may grow: every write fails, with EFBIG in place of ENOSPC."""
+    """Forbid the process to extend any file: every write fails with EFBIG instead of ENOSPC."""
     limits = resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
     yield
@@ -28,7 +28,7 @@ def full_by_limit(served: Served) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_by_filler(served: Served) -> Iterator[None]:
-    """Its own disk holds another file to the last byte. The disk is seen through the process: it is mounted for nobody else."""
+    """Fill the disk of the process with another file. The disk is reached through /proc, as only this process has it mounted."""
     filler = pathlib.Path(f"/proc/{served.process.pid}/root{served.store.parent}/filler")
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -38,7 +38,7 @@ def full_by_filler(served: Served) -> Iterator[None]:
 
 
 def post(served: Served, count: int) -> int:
-    """Send so many streams; the reply's status."""
+    """Send ``count`` streams and return the HTTP status."""
     body = request()
     for _ in range(count):
         native_span(body)
@@ -46,13 +46,13 @@ def post(served: Served, count: int) -> int:
 
 
 def stored(served: Served) -> int:
-    """Streams, as a reader counts them."""
+    """The number of streams at the read endpoint."""
     return int(httpx.post(served.read, content="SELECT count() FROM streams").text)
 
 
 @pytest.mark.parametrize("disk", ["limit", "tmpfs"] if can_mount() else ["limit"])
-def test_a_full_disk_is_a_503_and_passes(tmp_path: pathlib.Path, disk: str) -> None:
-    """Full, senders are told to retry and readers still read; with room again the retry is stored, and all outlives a restart."""
+def test_a_full_disk_gives_503_until_there_is_room(tmp_path: pathlib.Path, disk: str) -> None:
+    """On a full disk writes get 503 and reads still work. With room again the retry is stored, and all rows survive a restart."""
     folder = tmp_path / "disk"
     folder.mkdir()
     with serve_process(folder / "store", prefix=small_disk(folder, "64m") if disk == "tmpfs" else []) as served:

@@ -1,4 +1,4 @@
-"""The OpenTelemetry SDK's own metric exporter against `legato serve`: what an application or an agent sends is what can be queried."""
+"""The OpenTelemetry SDK's metric exporter against `legato serve`: the points that it sends are the rows that a query returns."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def rows(served: Served, sql: str) -> list[dict[str, Any]]:
-    """A query's rows through the read endpoint."""
+    """The rows of a query at the read endpoint."""
     reply = httpx.post(served.read, content=f"{sql} FORMAT JSONEachRow", timeout=60)
     assert reply.status_code == 200, reply.text
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
 def recorded(temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE) -> Any:
-    """What an SDK has recorded of a gauge, two counters and a histogram."""
+    """Metrics data that an SDK recorded: a gauge, two counters and a histogram."""
     reader = InMemoryMetricReader(preferred_temporality={Counter: temporality})
     views = [View(instrument_name="itl", aggregation=ExplicitBucketHistogramAggregation((0.01, 0.1)))]
     provider = MeterProvider([reader], Resource(RESOURCE), views=views)
@@ -61,8 +61,8 @@ def recorded(temporality: AggregationTemporality = AggregationTemporality.CUMULA
 
 @pytest.mark.parametrize("temporality", [AggregationTemporality.CUMULATIVE, AggregationTemporality.DELTA])
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
-def test_what_the_sdk_exports_can_be_queried(server: Served, temporality: AggregationTemporality, compression: Compression) -> None:
-    """Sent three times, each point is one row, by engine, host and connection."""
+def test_exported_points_can_be_queried(server: Served, temporality: AggregationTemporality, compression: Compression) -> None:
+    """Points that are sent three times are one row each, with engine, host and connection."""
     exporter, data, since = OTLPMetricExporter(f"{server.otlp}/v1/metrics", compression=compression), recorded(temporality), time.time_ns()
     for _ in range(3):
         assert exporter.export(data) is MetricExportResult.SUCCESS
@@ -90,14 +90,14 @@ def test_what_the_sdk_exports_can_be_queried(server: Served, temporality: Aggreg
     assert rows(server, by_connection) == [{"value": 3}]
 
 
-def test_rows_are_as_many_as_points(server: Served) -> None:
-    """After all that the tests above sent, and sent again."""
+def test_there_is_one_row_per_point(server: Served) -> None:
+    """Also after the repeated requests of the tests above."""
     ((counts),) = rows(server, "SELECT count() AS rows, uniqExact(series, recorded_at) AS points FROM node_samples")
     assert counts["rows"] == counts["points"] and int(counts["rows"]) >= 5
 
 
 def test_rows_outlive_the_process(tmp_path: pathlib.Path) -> None:
-    """Acknowledged, then killed: a new process on the same store has every row, and knows a retry."""
+    """After a kill, a new process on the same store has every acknowledged row and deduplicates a retry."""
     store, data = tmp_path / "store", recorded()
     with serve_process(store) as first:
         exporter = OTLPMetricExporter(f"{first.otlp}/v1/metrics")

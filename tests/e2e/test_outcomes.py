@@ -1,4 +1,4 @@
-"""However a stream ends, it is in the store with the right outcome: real clients, the demo's server, `legato serve`."""
+"""Every way in which a stream can end gives the right outcome in the store: real clients, the demo server, `legato serve`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from legato_ingest.cli.client import Reader
 APPLICATION = pathlib.Path(__file__).with_name("application.py")
 VIEW = pathlib.Path(__file__).resolve().parents[2] / "schema" / "0003_streams.sql"
 PLAN = Plan(("kv",), 1.0, None, "e2e0")
-# Eight texts, then more; 28 texts in 1.3 s, then nothing for 12 s; texts for 19 s.
+# SHORT: 8 texts, then more. STALLING: 28 texts in 1.3 s, then nothing for 12 s. LONG: texts for 19 s.
 SHORT, STALLING, LONG = "kv-p-000", "kv-s14-002", "kv-s00-000"
 VERDICTS = """
 SELECT cause, confidence, gap_us, parts['consumer'] AS held_ns, evidence, missing
@@ -37,7 +37,7 @@ _PATIENCE_S = 20
 
 @pytest.fixture(scope="module")
 def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    """`legato serve` and the demo's server, on free ports."""
+    """`legato serve` and the demo server, on free ports."""
     folder = tmp_path_factory.mktemp("outcomes")
     chosen = Endpoints.choose_other()
     with Children(folder) as children:
@@ -52,17 +52,17 @@ def _application(way: str, key: str, endpoints: Endpoints, **environ: str) -> su
 
 
 def _rows(endpoints: Endpoints, way: str, vantage: str = "client", source: str = "streams") -> list[dict[str, Any]]:
-    """Rows of the application's stream as they are now; a server's are found by their trace, as a user would."""
+    """The current rows of the application's stream at one vantage, found by the trace id of the client's rows."""
     trace = f"trace_id IN (SELECT trace_id FROM stream_revs WHERE service_name = 'app-{way}')"
     columns = "outcome, ended, rev, chunks, gap_open_us, gap_max_us, next_due_us, duration_ns, response_id"
     return Reader(endpoints.read).rows(f"SELECT {columns} FROM {source} WHERE vantage = '{vantage}' AND {trace}")
 
 
 def _await(rows: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
-    """The only row, as soon as it is there."""
+    """Wait up to 20 s until there is a row, and return the only one."""
     deadline = time.monotonic() + _PATIENCE_S
     while not (found := rows()):
-        assert time.monotonic() < deadline, "the stream is not in the store"
+        assert time.monotonic() < deadline, f"the stream was not stored within {_PATIENCE_S} s"
         time.sleep(0.1)
     (row,) = found
     return row
@@ -79,10 +79,10 @@ def _await(rows: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
     ],
 )
 def test_every_end_has_its_outcome(endpoints: Endpoints, way: str, key: str, outcome: str, server_outcome: str) -> None:
-    """A stream that is read out, closed, cancelled or dropped says so at the client, and what the server saw at the server."""
+    """A stream that is read to the end, closed, cancelled or dropped has the matching outcome at the client and at the server."""
     with _application(way, key, endpoints) as process:
         assert process.wait(30) == 0
-    # The application has flushed, and an acknowledged stream can be read.
+    # The application has flushed, and an acknowledged stream can be queried at once.
     row = _await(lambda: _rows(endpoints, way))
     assert (row["outcome"], row["ended"]) == (outcome, True)
     assert row["response_id"] == f"chatcmpl-e2e0-{key}"
@@ -90,7 +90,7 @@ def test_every_end_has_its_outcome(endpoints: Endpoints, way: str, key: str, out
 
 
 def test_a_time_out_is_an_open_gap(endpoints: Endpoints) -> None:
-    """A stream that times out says so, and the time from its last text to the time-out counts as a gap, the longest."""
+    """The outcome is `timeout`, and the time from the last text to the time-out is the open gap, here the longest gap."""
     with _application("timeout", STALLING, endpoints) as process:
         assert process.wait(30) == 0
     row = _await(lambda: _rows(endpoints, "timeout"))
@@ -101,7 +101,7 @@ def test_a_time_out_is_an_open_gap(endpoints: Endpoints) -> None:
 
 
 def test_a_killed_application_leaves_its_snapshot_and_is_abandoned(endpoints: Endpoints) -> None:
-    """After kill -9 the last snapshot stands: running until the next is overdue by 30 s, abandoned from then on."""
+    """After kill -9 the last snapshot stays: `running` until the next one is 30 s overdue, `abandoned` afterwards."""
     with _application("killed", LONG, endpoints, LEGATO_SNAPSHOT_INTERVAL_MS="1000") as process:
         try:
             row = _await(lambda: _rows(endpoints, "killed"))
@@ -117,23 +117,23 @@ def test_a_killed_application_leaves_its_snapshot_and_is_abandoned(endpoints: En
 
 
 def _view_in(seconds: int) -> str:
-    """The view `streams` as its own text defines it, on a clock that is ahead."""
+    """The SELECT of the view `streams` with a clock that is ``seconds`` ahead."""
     text = VIEW.read_text(encoding="utf-8").split(" AS\n", 1)[1].split("\nSETTINGS", 1)[0]
     assert "now64(3)" in text
     return f"({text.replace('now64(3)', f'(now64(3) + INTERVAL {seconds} SECOND)')})"
 
 
 def _verdicts(endpoints: Endpoints, service: str) -> list[dict[str, Any]]:
-    """The verdicts on the service's stream, as soon as there are any."""
+    """Wait up to 20 s until the service's stream has verdicts, and return them."""
     deadline = time.monotonic() + _PATIENCE_S
     while not (found := Reader(endpoints.read).rows(VERDICTS, {"service": service})):
-        assert time.monotonic() < deadline, "nothing was judged"
+        assert time.monotonic() < deadline, f"no verdict within {_PATIENCE_S} s"
         time.sleep(0.2)
     return found
 
 
-def test_an_event_loop_that_was_late_is_the_applications(endpoints: Endpoints) -> None:
-    """What the server sent in time was not read for a second, as nothing ran on the loop: not the network's, and not the server's."""
+def test_a_late_event_loop_is_charged_to_the_consumer(endpoints: Endpoints) -> None:
+    """The event loop was blocked for 1 s, so data that the server sent in time was read late: no charge to the network or the server."""
     with _application("busy", "kv-s11-000", endpoints) as process:
         assert process.wait(60) == 0
     found = _verdicts(endpoints, "app-busy")
@@ -143,13 +143,13 @@ def test_an_event_loop_that_was_late_is_the_applications(endpoints: Endpoints) -
     assert int(late["held_ns"]) > 0.9 * 1000 * int(late["gap_us"])
 
 
-def test_an_application_that_sleeps_is_told_so_from_its_own_record(endpoints: Endpoints) -> None:
-    """`time.sleep(0.5)` after each chunk, of a server that nobody watches: the consumer's, proven, from the client alone."""
+def test_an_application_that_sleeps_is_charged_from_its_own_record(endpoints: Endpoints) -> None:
+    """`time.sleep(0.5)` after each chunk from a server without a recorder: cause consumer, proven, from the client's span alone."""
     with completions_server() as url, _application("slow", "any", replace(endpoints, server_port=urlsplit(url).port or 0)) as process:
         assert process.wait(60) == 0
     found = _verdicts(endpoints, "app-slow")
-    said = {(row["cause"], row["confidence"], *row["missing"]) for row in found}
-    assert said == {("consumer", "proven", "server", "engine")}
+    judged = {(row["cause"], row["confidence"], *row["missing"]) for row in found}
+    assert judged == {("consumer", "proven", "server", "engine")}
     assert sum(int(row["gap_us"]) for row in found) > 2_000_000
     for row in found:
         assert int(row["held_ns"]) >= 0.9 * 1000 * int(row["gap_us"]) and int(row["evidence"]["hold_us"]) >= 490_000

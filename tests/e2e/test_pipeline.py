@@ -1,4 +1,4 @@
-"""SDK → Collector → ingest → store as real processes: each is killed, all between misbehaves, and what was acknowledged is there once."""
+"""SDK → Collector → ingest → store as real processes: under kills and network faults, every acknowledged stream is stored once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bench.crash_pipelines.serve import Found, judge
 from helpers.servers import collector
 
 
-def test_nothing_acknowledged_is_lost_or_doubled_on_the_whole_way(tmp_path: pathlib.Path) -> None:
-    """200 streams a second while everything goes wrong in turn; what an application was refused, it was told to send again."""
+def test_nothing_acknowledged_is_lost_or_doubled_along_the_pipeline(tmp_path: pathlib.Path) -> None:
+    """200 streams per second while one fault after another is injected. Every rejection has a status on which the application retries."""
     if why := collector.missing():
         pytest.skip(why)
     with pipeline(tmp_path, seed=5) as running:
@@ -21,10 +21,10 @@ def test_nothing_acknowledged_is_lost_or_doubled_on_the_whole_way(tmp_path: path
         running.drain()
         revs, statuses = running.acknowledged(), running.statuses()
         found = judge(running.serve, revs)
-        # The judge itself: a stream that was acknowledged and is not there is seen.
+        # `judge` itself works: it reports an acknowledged stream that is not in the store.
         assert judge(running.serve, {*revs, ("ab" * 16, "cd" * 8, 1)}).lost == 1
     assert found == Found(0, 0, found.strangers)
-    # Each trial did what it says: streams were acknowledged meanwhile, the killed died, the ingest was asked again.
+    # Each trial took effect: streams were acknowledged meanwhile, processes were killed, requests to the ingest were retried.
     assert all(trial.acknowledged > 0 for trial in trials.values()), trials
     assert sum(trial.kills for trial in trials.values()) >= 20
     for name in ("the ingest refuses (503)", "requests are cut off", "replies are cut off", "the ingest is away for a minute"):

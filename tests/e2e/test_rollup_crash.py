@@ -1,4 +1,4 @@
-"""`legato serve` is killed between what it acknowledged and its minutes, again and again: after the last start the minutes are true."""
+"""`legato serve` is killed after it acknowledged spans and before it rolled them up. After a restart the 1-minute rollups are complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from legato_ingest.cli.client import Reader
 
 BODIES, SPANS = 12, 20
 PATIENCE_S = 20
-# What panels would add up, and the same from the streams; a stream that is over changes no more.
+# The sums that panels show, and the same sums from the streams. The streams have ended, so their rows do not change any more.
 BY_MINUTE = """
 SELECT toUnixTimestamp(minute) AS at, model, sum(streams) AS streams, sum(good) AS good, sum(chunks) AS chunks
 FROM stream_minutes FINAL GROUP BY at, model HAVING streams > 0 ORDER BY at, model
@@ -30,7 +30,7 @@ FROM streams GROUP BY at, model ORDER BY at, model
 
 
 def send(served: Served, seed: int) -> None:
-    """Post bodies, all of which are acknowledged. The gaps in their streams are of 50 or of 450 ms."""
+    """Post request bodies and check that each is acknowledged. The gaps in their streams are 50 ms or 450 ms."""
     rng = random.Random(seed)
     for _ in range(BODIES):
         body = request()
@@ -46,12 +46,12 @@ def send(served: Served, seed: int) -> None:
 
 
 def rows(served: Served, sql: str) -> list[tuple[object, ...]]:
-    """The rows of a query through the read door."""
+    """The rows of a query at the read endpoint."""
     return [tuple(row.values()) for row in Reader(served.read).rows(sql)]
 
 
-def settled(served: Served, gap_ms: int = 400) -> bool:
-    """Whether the minutes say what the streams do, within some seconds."""
+def rollups_match(served: Served, gap_ms: int = 400) -> bool:
+    """Whether the 1-minute rollups equal the sums over the streams within 20 s."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         if rows(served, BY_MINUTE) == rows(served, BY_STREAM.format(gap_ms=gap_ms)):
@@ -62,7 +62,7 @@ def settled(served: Served, gap_ms: int = 400) -> bool:
 
 @contextlib.contextmanager
 def killed(store: pathlib.Path, every_s: str) -> Iterator[Served]:
-    """`legato serve` that ends by SIGKILL: no handler runs, nothing is flushed."""
+    """Run `legato serve` and end it with SIGKILL: no handler runs, nothing is flushed."""
     with serve_process(store, LEGATO_ROLLUP_EVERY_S=every_s) as served:
         yield served
         served.process.kill()
@@ -71,7 +71,7 @@ def killed(store: pathlib.Path, every_s: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A store whose processes were killed right after they had acknowledged: one that never computed a minute, one that always did."""
+    """A store of two killed processes: one never ran its rollup worker, the other ran it every 0.02 s. Both had acknowledged all spans."""
     path = tmp_path_factory.mktemp("rollup") / "store"
     for seed, every_s in enumerate(("3600", "0.02")):
         with killed(path, every_s) as served:
@@ -79,16 +79,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-def test_after_kills_the_minutes_are_those_of_the_streams(store: pathlib.Path) -> None:
-    """Everything acknowledged is in them, once; a change of the SLO is when `legato rollup` has been through the admin door."""
+def test_rollups_match_the_streams_after_kills(store: pathlib.Path) -> None:
+    """Every acknowledged stream is counted once. A changed SLO applies to old minutes only after `legato rollup` recomputed them."""
     with serve_process(store, LEGATO_ROLLUP_EVERY_S="0.05", LEGATO_SLO_GAP_MS="400") as served:
-        assert settled(served)
+        assert rollups_match(served)
         ((streams, good),) = rows(served, "SELECT sum(streams), sum(good) FROM stream_minutes FINAL")
         assert streams == 2 * BODIES * SPANS and 0 < int(str(good)) < streams
     with serve_process(store, LEGATO_ROLLUP_EVERY_S="0.05", LEGATO_SLO_GAP_MS="500") as served:
-        assert settled(served, 400), "what was computed stays"
+        assert rollups_match(served, 400), "minutes that were computed before keep the old SLO"
         done = legato("rollup", "--since", "all", environ=served.environ)
         assert done.returncode == 0, done.stderr
         assert done.stdout.split()[1:3] == ["minutes", "computed,"]
-        assert settled(served, 500)
+        assert rollups_match(served, 500)
         assert rows(served, "SELECT sum(good) FROM stream_minutes FINAL") == [(streams,)]

@@ -1,4 +1,4 @@
-"""Several `legato serve` on one ClickHouse server: no row counts twice, one of them works for all, and the next goes on when it dies."""
+"""Several instances of `legato serve` on one ClickHouse server: no row counts twice, one instance runs the jobs, another takes over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAST = {"LEGATO_ATTRIBUTE_EVERY_S": "1", "LEGATO_ATTRIBUTE_SETTLE_S": "1", "LEGA
 
 
 def body_of(rng: random.Random, streams: int = STREAMS) -> bytes:
-    """Streams of a client, each with one stall that the client alone can judge."""
+    """A request of client streams; each has one stall that can be judged from the client's span alone."""
     body = request()
     for _ in range(streams):
         made = stream((20.0,) * 10 + (700.0,) + (20.0,) * 8, holds_ms=(0.0,) * 10 + (690.0,) + (0.0,) * 9)
@@ -30,8 +30,8 @@ def body_of(rng: random.Random, streams: int = STREAMS) -> bytes:
     return bytes(body.SerializeToString())
 
 
-def test_several_write_and_one_works(tmp_path: pathlib.Path) -> None:
-    """The same bodies to both at once, half of them again: each stream counts once, also in minutes; then the one that works is killed."""
+def test_several_instances_write_and_one_runs_the_jobs(tmp_path: pathlib.Path) -> None:
+    """Both instances get the same bodies, some of them twice: each stream counts once, also in rollups. Then the active one is killed."""
     rng = random.Random(3)
     bodies = [body_of(rng) for _ in range(BODIES)]
     with clickhouse(tmp_path) as server, ExitStack() as stack:
@@ -39,7 +39,7 @@ def test_several_write_and_one_works(tmp_path: pathlib.Path) -> None:
         environs = [{**server.settings, **FAST, "LEGATO_OTLP_PORT": str(otlp), "LEGATO_READ_PORT": str(read)} for otlp, read in ports]
         processes = [stack.enter_context(serving(environ)) for environ in environs]
 
-        def ask(sql: str, of: int = 0) -> list[list[str]]:
+        def query(sql: str, of: int = 0) -> list[list[str]]:
             reply = httpx.post(f"http://127.0.0.1:{ports[of][1]}/", content=sql, timeout=30)
             assert reply.status_code == 200, reply.text
             return [line.split("\t") for line in reply.text.splitlines()]
@@ -55,31 +55,31 @@ def test_several_write_and_one_works(tmp_path: pathlib.Path) -> None:
         for sender in senders:
             sender.join()
         for of in range(2):
-            assert ask("SELECT count(), uniqExact(trace_id, span_id) FROM streams", of) == [[str(BODIES * STREAMS)] * 2]
+            assert query("SELECT count(), uniqExact(trace_id, span_id) FROM streams", of) == [[str(BODIES * STREAMS)] * 2]
 
         def counted(streams: int, of: int = 0) -> bool:
-            minutes = ask("SELECT sum(streams) FROM stream_minutes FINAL", of)
-            verdicts = ask("SELECT count(), uniqExact(trace_id, span_id, gap_start_us) FROM verdicts FINAL", of)
+            minutes = query("SELECT sum(streams) FROM stream_minutes FINAL", of)
+            verdicts = query("SELECT count(), uniqExact(trace_id, span_id, gap_start_us) FROM verdicts FINAL", of)
             return minutes == [[str(streams)]] and verdicts == [[str(streams)] * 2]
 
         until(lambda: counted(BODIES * STREAMS), 60)
         acting = "SELECT holder FROM leases FINAL WHERE acting AND seen_at > now64(3) - INTERVAL 30 SECOND"
-        assert len(ask(acting)) == 1
-        assert ask("SELECT count() FROM writers FINAL") == [["2"]]
+        assert len(query(acting)) == 1
+        assert query("SELECT count() FROM writers FINAL") == [["2"]]
 
-        # The one that works says so by its runs: kill it, and the other goes on from where it was.
+        # The active instance is the one with attribution runs in its metrics. After it is killed, the other one continues its work.
         lags = [httpx.get(f"http://127.0.0.1:{otlp}/metrics").text for otlp, _ in ports]
-        working = next(of for of in range(2) if "legato_sweep_seconds_count 0.0" not in lags[of])
-        left = 1 - working
-        assert "legato_sweep_seconds_count 0.0" in lags[left]
-        processes[working].kill()
-        processes[working].wait()
-        send(left, [body_of(rng)])
-        until(lambda: counted((BODIES + 1) * STREAMS, left), 90)
-        assert len({holder for (holder,) in ask(acting, left)}) == 1
-        # A command asks the server itself: there is no lock to ask for.
-        status = legato("schema", "status", "--json", environ=environs[left])
+        active = next(of for of in range(2) if "legato_sweep_seconds_count 0.0" not in lags[of])
+        standby = 1 - active
+        assert "legato_sweep_seconds_count 0.0" in lags[standby]
+        processes[active].kill()
+        processes[active].wait()
+        send(standby, [body_of(rng)])
+        until(lambda: counted((BODIES + 1) * STREAMS, standby), 90)
+        assert len({holder for (holder,) in query(acting, standby)}) == 1
+        # Commands query the ClickHouse server directly: a shared store has no lock file.
+        status = legato("schema", "status", "--json", environ=environs[standby])
         assert status.returncode == 0 and '"applied": false' not in status.stdout
-        again = legato("rollup", "--since", "1h", environ=environs[left])
+        again = legato("rollup", "--since", "1h", environ=environs[standby])
         assert again.returncode == 0, again.stderr
-        assert counted((BODIES + 1) * STREAMS, left)
+        assert counted((BODIES + 1) * STREAMS, standby)

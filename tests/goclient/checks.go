@@ -11,7 +11,7 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 )
 
-// concurrent is how many questions are asked at once: a dashboard's.
+// concurrent is the number of simultaneous queries, about as many as a dashboard sends.
 const concurrent = 20
 
 type check struct {
@@ -93,7 +93,7 @@ func server(ctx context.Context, conn driver.Conn, _ *clickhouse.Options) (answe
 	return answer{Facts: facts}, nil
 }
 
-// databaseSQL goes by database/sql, as the data source does.
+// databaseSQL queries through database/sql, as Grafana's data source does.
 func databaseSQL(ctx context.Context, _ driver.Conn, options *clickhouse.Options) (answer, error) {
 	db := clickhouse.OpenDB(options)
 	defer db.Close()
@@ -105,21 +105,21 @@ func databaseSQL(ctx context.Context, _ driver.Conn, options *clickhouse.Options
 	return answer{Facts: map[string]any{"streams": streams}}, err
 }
 
-// tables reads some rows of each table that there is, all columns.
+// tables reads up to 5 rows of every table, with all columns.
 func tables(ctx context.Context, conn driver.Conn, _ *clickhouse.Options) (answer, error) {
 	names, err := query("SHOW TABLES")(ctx, conn, nil)
 	if err != nil {
 		return names, err
 	}
-	said := answer{Facts: map[string]any{}}
+	result := answer{Facts: map[string]any{}}
 	for _, row := range names.Rows {
 		read, err := query(fmt.Sprintf("SELECT * FROM %s LIMIT 5", row[0]))(ctx, conn, nil)
 		if err != nil {
-			return said, fmt.Errorf("%s: %w", row[0], err)
+			return result, fmt.Errorf("%s: %w", row[0], err)
 		}
-		said.Facts[fmt.Sprint(row[0])] = len(read.Rows)
+		result.Facts[fmt.Sprint(row[0])] = len(read.Rows)
 	}
-	return said, nil
+	return result, nil
 }
 
 func big(ctx context.Context, conn driver.Conn, _ *clickhouse.Options) (answer, error) {
@@ -153,7 +153,7 @@ func insertBatch(ctx context.Context, conn driver.Conn, _ *clickhouse.Options) (
 	return answer{}, batch.Send()
 }
 
-// external sends a table along with the question.
+// external sends an external table together with the query.
 func external(ctx context.Context, conn driver.Conn, _ *clickhouse.Options) (answer, error) {
 	sent, err := ext.NewTable("sent", ext.Column("x", "UInt8"))
 	if err != nil {
@@ -165,7 +165,7 @@ func external(ctx context.Context, conn driver.Conn, _ *clickhouse.Options) (ans
 	return query("SELECT * FROM sent")(clickhouse.Context(ctx, clickhouse.WithExternalTable(sent)), conn, nil)
 }
 
-// concurrently asks for different things at once; what is refused is counted by its code, and the others must be right.
+// concurrently sends different queries at once, counts the rejected ones by HTTP status, and checks the results of the others.
 func concurrently(ctx context.Context, conn driver.Conn, _ *clickhouse.Options) (answer, error) {
 	var (
 		group   sync.WaitGroup
@@ -176,15 +176,15 @@ func concurrently(ctx context.Context, conn driver.Conn, _ *clickhouse.Options) 
 	)
 	for n := range uint64(concurrent) {
 		group.Go(func() {
-			var asked, sum uint64
-			err := conn.QueryRow(ctx, fmt.Sprintf("SELECT toUInt64(%d), sum(number) FROM numbers(%d)", n, n+1000)).Scan(&asked, &sum)
+			var echoed, sum uint64
+			err := conn.QueryRow(ctx, fmt.Sprintf("SELECT toUInt64(%d), sum(number) FROM numbers(%d)", n, n+1000)).Scan(&echoed, &sum)
 			guarded.Lock()
 			defer guarded.Unlock()
 			switch {
 			case err != nil:
 				refused[number(status, err)]++
 				first = err
-			case asked == n && sum == (n+1000)*(n+999)/2:
+			case echoed == n && sum == (n+1000)*(n+999)/2:
 				right++
 			}
 		})

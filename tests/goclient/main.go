@@ -1,7 +1,7 @@
-// Command goclient asks Legato's read endpoint as Grafana's ClickHouse data source does: with the real clickhouse-go, over HTTP, in Native.
+// Command goclient queries the read endpoint as Grafana's ClickHouse data source does: with clickhouse-go over HTTP, in the Native format.
 //
-// One idea: a fixed list of questions (checks.go), one line of JSON for each answer or error, and no judgement: what is right is known
-// by the test that runs it. User and password come from LEGATO_READ_USER and LEGATO_READ_PASSWORD, as for `legato`.
+// It runs a fixed list of queries (checks.go) and prints one line of JSON for each result or error. It does not judge the results: the
+// Python test that runs it does. User and password come from LEGATO_READ_USER and LEGATO_READ_PASSWORD, as for `legato`.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2"
 )
 
-// answer is one line of output. Code is ClickHouse's and status HTTP's, as the driver's error tells them.
+// answer is one line of output. Code is ClickHouse's error code and Status the HTTP status, both parsed from the driver's error text.
 type answer struct {
 	Check   string         `json:"check"`
 	Columns []string       `json:"columns,omitempty"`
@@ -40,8 +40,8 @@ var methods = map[string]clickhouse.CompressionMethod{
 func main() {
 	addr := flag.String("addr", "127.0.0.1:8123", "host:port of the read endpoint")
 	compression := flag.String("compression", "none", "none, gzip, lz4 or zstd")
-	ask := flag.Bool("ask", false, "also send enable_http_compression=1, without which ClickHouse sends no gzip")
-	only := flag.String("only", "", "names of the checks to run, with commas; all without")
+	ask := flag.Bool("ask", false, "also send enable_http_compression=1; ClickHouse compresses with gzip only with this setting")
+	only := flag.String("only", "", "comma-separated names of the checks to run; all if empty")
 	flag.Parse()
 	method, known := methods[*compression]
 	if !known || flag.NArg() > 0 {
@@ -61,13 +61,13 @@ func main() {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		said, err := each.run(ctx, conn, options)
+		result, err := each.run(ctx, conn, options)
 		cancel()
-		said.Check = each.name
+		result.Check = each.name
 		if err != nil {
-			said.Error, said.Code, said.Status = err.Error(), number(code, err), number(status, err)
+			result.Error, result.Code, result.Status = err.Error(), number(code, err), number(status, err)
 		}
-		if err := out.Encode(said); err != nil {
+		if err := out.Encode(result); err != nil {
 			fmt.Fprintf(os.Stderr, "goclient: %s cannot be printed: %v\n", each.name, err)
 			os.Exit(1)
 		}

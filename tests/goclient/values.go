@@ -11,31 +11,31 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 )
 
-// table reads a whole result into an answer, each value as the driver's own Go type, made plain.
+// table reads all rows of a result into an answer. Values are scanned into the driver's own Go types and converted by plain.
 func table(rows driver.Rows) (answer, error) {
 	defer rows.Close()
-	said := answer{Columns: rows.Columns()}
+	result := answer{Columns: rows.Columns()}
 	for _, each := range rows.ColumnTypes() {
-		said.Types = append(said.Types, each.DatabaseTypeName())
+		result.Types = append(result.Types, each.DatabaseTypeName())
 	}
 	for rows.Next() {
-		places := make([]any, len(said.Columns))
+		targets := make([]any, len(result.Columns))
 		for i, each := range rows.ColumnTypes() {
-			places[i] = reflect.New(each.ScanType()).Interface()
+			targets[i] = reflect.New(each.ScanType()).Interface()
 		}
-		if err := rows.Scan(places...); err != nil {
-			return said, err
+		if err := rows.Scan(targets...); err != nil {
+			return result, err
 		}
-		row := make([]any, len(places))
-		for i, place := range places {
-			row[i] = plain(reflect.ValueOf(place).Elem())
+		row := make([]any, len(targets))
+		for i, target := range targets {
+			row[i] = plain(reflect.ValueOf(target).Elem())
 		}
-		said.Rows = append(said.Rows, row)
+		result.Rows = append(result.Rows, row)
 	}
-	return said, rows.Err()
+	return result, rows.Err()
 }
 
-// plain is a value as JSON can carry it: floats that JSON lacks as text, times in UTC, bytes that are no text in hexadecimal.
+// plain converts a value to what JSON can carry: NaN and infinities as text, times in UTC, bytes that are not UTF-8 in hexadecimal.
 func plain(value reflect.Value) any {
 	if value.Kind() == reflect.Pointer || value.Kind() == reflect.Interface {
 		if value.IsNil() {
@@ -45,24 +45,24 @@ func plain(value reflect.Value) any {
 			return plain(value.Elem())
 		}
 	}
-	switch held := value.Interface().(type) {
+	switch content := value.Interface().(type) {
 	case time.Time:
-		return held.UTC().Format(time.RFC3339Nano)
+		return content.UTC().Format(time.RFC3339Nano)
 	case *time.Time:
-		return held.UTC().Format(time.RFC3339Nano)
+		return content.UTC().Format(time.RFC3339Nano)
 	case fmt.Stringer:
-		return held.String()
+		return content.String()
 	}
 	switch value.Kind() {
 	case reflect.Float32, reflect.Float64:
-		held := value.Float()
-		if math.IsNaN(held) || math.IsInf(held, 0) {
-			return fmt.Sprint(held)
+		content := value.Float()
+		if math.IsNaN(content) || math.IsInf(content, 0) {
+			return fmt.Sprint(content)
 		}
-		return held
+		return content
 	case reflect.String:
-		if held := value.String(); !utf8.ValidString(held) {
-			return "hex:" + hex.EncodeToString([]byte(held))
+		if content := value.String(); !utf8.ValidString(content) {
+			return "hex:" + hex.EncodeToString([]byte(content))
 		}
 	case reflect.Slice, reflect.Array:
 		list := make([]any, value.Len())
@@ -71,11 +71,11 @@ func plain(value reflect.Value) any {
 		}
 		return list
 	case reflect.Map:
-		held := make(map[string]any, value.Len())
+		content := make(map[string]any, value.Len())
 		for _, key := range value.MapKeys() {
-			held[fmt.Sprint(key.Interface())] = plain(value.MapIndex(key))
+			content[fmt.Sprint(key.Interface())] = plain(value.MapIndex(key))
 		}
-		return held
+		return content
 	}
 	return value.Interface()
 }

@@ -1,4 +1,4 @@
-"""A receiver behind a Collector that answers as it is told and remembers what came: it shows what a Collector does, not the ingest."""
+"""A receiver behind a Collector: it answers with a chosen status and keeps all requests. It checks the Collector, not the ingest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fastapi import FastAPI, Request, Response
 
 from helpers.servers.serving import served
 
-__all__ = ["Came", "Receiver", "receiver"]
+__all__ = ["Receiver", "Received", "receiver"]
 
 
 @dataclass(frozen=True)
-class Came:
-    """One request: its path, its body after decompression, its Authorization."""
+class Received:
+    """One received request: path, decompressed body, Authorization header, and the status of the reply."""
 
     path: str
     body: bytes
@@ -26,31 +26,31 @@ class Came:
 
 @dataclass
 class Receiver:
-    """Answers every request with ``status``."""
+    """The receiver's URL, the status of its replies, and the requests received so far."""
 
     url: str = ""
     status: int = 200
-    came: list[Came] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
 
     @property
-    def taken(self) -> list[Came]:
-        """What was answered with 200."""
-        return [each for each in self.came if each.status == 200]
+    def accepted(self) -> list[Received]:
+        """The requests that were answered with 200."""
+        return [each for each in self.received if each.status == 200]
 
 
 @contextlib.contextmanager
 def receiver() -> Iterator[Receiver]:
-    """A receiver on a free port."""
+    """Run a receiver on a free port."""
     app, kept = FastAPI(), Receiver()
 
-    async def take(request: Request) -> Response:
+    async def accept(request: Request) -> Response:
         raw = await request.body()
         body = zstandard.ZstdDecompressor().decompressobj().decompress(raw) if request.headers.get("content-encoding") == "zstd" else raw
-        kept.came.append(Came(request.url.path, body, request.headers.get("authorization", ""), kept.status))
+        kept.received.append(Received(request.url.path, body, request.headers.get("authorization", ""), kept.status))
         return Response(status_code=kept.status, media_type="application/x-protobuf")
 
-    app.add_api_route("/v1/traces", take, methods=["POST"])
-    app.add_api_route("/v1/metrics", take, methods=["POST"])
+    app.add_api_route("/v1/traces", accept, methods=["POST"])
+    app.add_api_route("/v1/metrics", accept, methods=["POST"])
     with served(app) as url:
         kept.url = url
         yield kept
