@@ -29,9 +29,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from bench.common.machine import describe  # noqa: E402
 from bench.common.recordings import RecordedStream, streams_of  # noqa: E402
+from helpers.builders.batches import received_spans  # noqa: E402
 from helpers.builders.spans import native_span, request  # noqa: E402
 from legato._timeline import pack  # noqa: E402
-from legato_ingest.otlp.stream_rows import Limits, rows_of  # noqa: E402
+from legato_ingest.otlp.batch import Limits  # noqa: E402
 
 PEER = """
 CREATE TABLE {table}
@@ -138,7 +139,7 @@ def main() -> None:
     options.add_argument("--columns", action="store_true", help="print every column's bytes a chunk")
     given = options.parse_args()
     streams = streams_of(given.recordings)
-    batch = rows_of(body(streams), tenant="", received_at_ns=time.time_ns(), limits=Limits(retention_days=0))
+    batch = received_spans(body(streams), tenant="", now_ns=time.time_ns(), limits=Limits(retention_days=0))
     if batch.rejected.num_rows:
         raise SystemExit(f"{batch.rejected.num_rows} spans were rejected: {batch.rejected.to_pylist()[0]['detail']}")
     with tempfile.TemporaryDirectory() as folder:

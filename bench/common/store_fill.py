@@ -8,10 +8,11 @@ import time
 
 from bench.common.recordings import ROLE, RecordedStream, load
 from bench.storage import PEER, SPAN_EVENTS
+from helpers.builders.batches import received_spans
 from helpers.builders.spans import native_span, request
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load as settings
 from legato_ingest.storage import EmbeddedStore, Store, migrate
@@ -139,7 +140,7 @@ def _templates(store: Store, rng: random.Random) -> None:
     body = request({"service.name": "bench"})
     for number in range(TIMELINES * len(recorded)):
         _add(body, number, rng.choice(recorded[number % len(recorded)]), rng)
-    batch = rows_of(body, tenant="", received_at_ns=time.time_ns(), limits=Limits(retention_days=0))
+    batch = received_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits(retention_days=0))
     assert batch.revs.num_rows == TIMELINES * len(SHARES), batch.rejected
     store.insert("templates", batch.revs)
 

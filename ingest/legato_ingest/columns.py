@@ -53,14 +53,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the store. ``schema`` is the Arrow schema of its rows, in the order of ``columns``."""
+    """One table of the store. ``schema`` is the Arrow schema of its rows, in the order of ``columns``; ``empty`` has no rows."""
 
     name: str
     columns: tuple[Column, ...]
     schema: pa.Schema = field(init=False, repr=False)
+    empty: pa.Table = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schema", pa.schema([(column.name, column.type) for column in self.columns]))
+        schema = pa.schema([(column.name, column.type) for column in self.columns])
+        object.__setattr__(self, "schema", schema)
+        object.__setattr__(self, "empty", schema.empty_table())
 
     def __getitem__(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)

@@ -24,7 +24,8 @@ from helpers.servers.serving import serve_process, served
 from legato._timeline import pack
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.convert import convert_spans
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
@@ -85,7 +86,7 @@ def committing(store: Store | Double, **more: Any) -> Iterator[tuple[Committer, 
 
 def send(committer: Committer, *bodies: ExportTraceServiceRequest) -> None:
     """Hand over all, then wait for all."""
-    batches = [rows_of(body, tenant="", received_at_ns=time.time_ns(), limits=Limits()) for body in bodies]
+    batches = [convert_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits()) for body in bodies]
     for future in [committer.submit(batch) for batch in batches]:
         future.result(PATIENCE_S)
 

@@ -16,6 +16,7 @@ from dashboards.alerts.burn import CAUSES
 from dashboards.alerts.others import CHUNKING, COLLECTOR, INGEST, PREEMPTION
 from dashboards.alerts.rules import RULES
 from demo.past import Placement, bodies, placements
+from helpers.builders.batches import received_points, received_spans
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import rows_in
@@ -24,7 +25,7 @@ from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.jobs.self_monitoring import SelfMonitor
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
+from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
@@ -62,7 +63,7 @@ class Incident:
 def send(store: Store, made: Sequence[Placement]) -> None:
     """A past as the ingest stores it, in one insert a table."""
     requests = (ExportTraceServiceRequest.FromString(body) for body, _ in bodies(made))
-    batch = Batch.joined([rows_of(each, tenant="", received_at_ns=NOW_NS, limits=Limits()) for each in requests])
+    batch = Batch.joined([received_spans(each, tenant="", now_ns=NOW_NS, limits=Limits()) for each in requests])
     assert not batch.rejected.num_rows
     for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
         store.insert(table, rows)
@@ -136,7 +137,7 @@ def preempt(store: Store, engine: str, minutes: Sequence[int], preempted: int = 
         at_ns = begin_ns - ago * MINUTE_NS
         steps.append(Step(len(steps), at_ns, preempted=0, kv_used_ppm=500_000))
         steps.append(Step(len(steps), at_ns + 1_000, preempted=preempted * (ago in minutes), kv_used_ppm=970_000))
-    store.insert("engine_steps", rows_of(request_of(Engine(engine, 5), steps, []), tenant="", received_at_ns=NOW_NS, limits=Limits()).steps)
+    store.insert("engine_steps", received_spans(request_of(Engine(engine, 5), steps, []), tenant="", now_ns=NOW_NS, limits=Limits()).steps)
     RollupWorker(store, load(), Metrics()).again(0)
 
 
@@ -199,7 +200,7 @@ def sample(store: Store, ago_s: float, values: Mapping[str, float], host: str = 
 
 def insert(store: Store, body: ExportMetricsServiceRequest) -> None:
     """The rows of a request of metrics."""
-    batch = sample_rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits())
+    batch = received_points(body, tenant="", now_ns=NOW_NS, limits=Limits())
     assert not batch.rejected.num_rows
     store.insert("node_samples", batch.samples)
 

@@ -11,7 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from demo.past import Placement, bodies, placements
 from demo.recording import two_sided_streams
-from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.convert import convert_spans
 
 NOW_NS = time.time_ns()
 HOUR_NS = 3_600_000_000_000
@@ -20,7 +21,7 @@ HOUR_NS = 3_600_000_000_000
 def _rows(*made: Placement) -> list[dict[str, Any]]:
     out = []
     for body, _ in bodies(made):
-        batch = rows_of(ExportTraceServiceRequest.FromString(body), tenant="", received_at_ns=NOW_NS, limits=Limits(retention_days=0))
+        batch = convert_spans(ExportTraceServiceRequest.FromString(body), tenant="", now_ns=NOW_NS, limits=Limits(retention_days=0))
         assert not batch.rejected.num_rows
         out += batch.revs.to_pylist()
     return out

@@ -288,7 +288,7 @@ def test_limits_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathli
         assert send("bank", "c").status_code == 200
         replies = [send("bank", *["c"] * 10) for _ in range(8)]
         late = [reply for reply in replies if reply.status_code == 429]
-        assert late and all(int(reply.headers["retry-after"]) >= 1 and b"bytes a second" in reply.content for reply in late)
+        assert late and all(int(reply.headers["retry-after"]) >= 1 and b"bytes per second" in reply.content for reply in late)
         assert send("shop", "a").status_code == 200
     committer.close()
     kept = store.select("SELECT tenant, count() FROM stream_revs GROUP BY tenant ORDER BY tenant")

@@ -13,8 +13,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.spans import Limits
-from legato_ingest.otlp.stream_rows import sample_rows_of
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.convert import convert_points
 from legato_ingest.periodic import PeriodicTask
 from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
@@ -56,7 +56,7 @@ class SelfMonitor:
             self._metrics.store_rows.labels(str(table)).set(int(rows))
         now_ns = time.time_ns()
         request = request_of(self._metrics, socket.gethostname(), self._started_ns, now_ns, self._instance)
-        batch = sample_rows_of(request, tenant="", received_at_ns=now_ns, limits=Limits())
+        batch = convert_points(request, tenant="", now_ns=now_ns, limits=Limits())
         self._metrics.count_received(batch.spans, batch.points, batch.ignored)
         self._committer.submit(batch)
 

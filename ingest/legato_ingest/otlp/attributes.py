@@ -1,8 +1,7 @@
-"""Typed reading of a span's attributes.
+"""Typed access to the attributes of a span.
 
-One idea: an attribute that is there with the wrong type or an impossible value is a fault of the span, named by key and type and
-never by value; one that is not there is unknown. A key is looked for on the span, then its scope, then its resource. It knows no
-convention: keys come from the adapters.
+An attribute with the wrong type or an impossible value raises ``AttributeFault``; an absent attribute is unknown. A key is looked up on the
+span, then on its scope, then on its resource. The module depends on no convention: the emitters' modules pass the keys.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ class AttributeFault(ValueError):
 
 
 def attribute_map(attributes: Iterable[KeyValue]) -> dict[str, AnyValue]:
-    """Attributes by key; of equal keys the last counts."""
+    """Return attributes by key; the last of equal keys counts."""
     return {attribute.key: attribute.value for attribute in attributes}
 
 
 class Attributes:
-    """The attributes of one span over those of its scope and resource (``outer``, already merged).
+    """The attributes of one span, which override those of its scope and resource (``outer``, already merged).
 
-    ``get(key)`` is the value under a key, wherever it stands; ``own`` has the span's alone.
+    ``get(key)`` returns the value of a key from all of them; ``own`` holds only those of the span.
     """
 
     __slots__ = ("get", "own")
@@ -43,7 +42,7 @@ class Attributes:
         self.get: Callable[[str], AnyValue | None] = {**outer, **own}.get
 
     def text(self, key: str) -> str:
-        """A string, cut to 1,024 characters; empty when absent."""
+        """Return a string, cut to 1,024 characters; empty when absent."""
         value = self.get(key)
         if value is None:
             return ""
@@ -53,7 +52,7 @@ class Attributes:
         return text if len(text) <= TEXT_CHARACTERS_MAX else text[:TEXT_CHARACTERS_MAX]
 
     def first_text(self, key: str) -> str:
-        """The first of an array of strings, or a plain string; empty when absent or empty."""
+        """Return the first of an array of strings, or a plain string; empty when absent or empty."""
         value = self.get(key)
         if value is None or value.WhichOneof("value") != "array_value":
             return self.text(key)
@@ -66,7 +65,7 @@ class Attributes:
         return text[:TEXT_CHARACTERS_MAX]
 
     def count(self, key: str, most: int = _INT_MAX) -> int | None:
-        """A whole number from 0 to ``most``."""
+        """Return an integer from 0 to ``most``; None when absent."""
         value = self.get(key)
         if value is None:
             return None
@@ -77,29 +76,29 @@ class Attributes:
         return value.int_value
 
     def texts(self, key: str) -> list[str]:
-        """An array of strings, each cut to 1,024 characters; empty when absent."""
+        """Return an array of strings, each cut to 1,024 characters; empty when absent."""
         return [value[:TEXT_CHARACTERS_MAX] for value in self._array(key, "string_value", "an array of strings")]
 
     def counts(self, key: str, most: int = _INT_MAX) -> list[int]:
-        """An array of whole numbers from 0 to ``most``; empty when absent."""
+        """Return an array of integers from 0 to ``most``; empty when absent."""
         values: list[int] = self._array(key, "int_value", "an array of integers")
         if values and not 0 <= min(values) <= max(values) <= most:
             raise AttributeFault(f"{key}: an integer outside 0 to {most}")
         return values
 
-    def _array(self, key: str, which: str, wanted: str) -> list[Any]:
+    def _array(self, key: str, which: str, expected: str) -> list[Any]:
         value = self.get(key)
         if value is None:
             return []
         if value.WhichOneof("value") != "array_value":
-            raise _wrong(key, value, wanted)
+            raise _wrong(key, value, expected)
         for item in value.array_value.values:
             if item.WhichOneof("value") != which:
-                raise _wrong(key, item, wanted)
+                raise _wrong(key, item, expected)
         return [getattr(item, which) for item in value.array_value.values]
 
     def flag(self, key: str) -> bool:
-        """A boolean; false when absent."""
+        """Return a boolean; False when absent."""
         value = self.get(key)
         if value is None:
             return False
@@ -108,7 +107,7 @@ class Attributes:
         return value.bool_value
 
     def micros(self, key: str) -> int | None:
-        """A duration given in seconds, as whole µs."""
+        """Return a duration in seconds as an integer number of µs; None when absent."""
         value = self.get(key)
         if value is None:
             return None
@@ -117,11 +116,11 @@ class Attributes:
             raise _wrong(key, value, "a number of seconds")
         seconds = value.double_value if which == "double_value" else float(value.int_value)
         if not (math.isfinite(seconds) and 0 <= seconds < 1e9):
-            raise AttributeFault(f"{key}: a number of seconds that is negative, endless or not a number")
+            raise AttributeFault(f"{key}: a number of seconds that is negative, infinite, at least 1e9 or not a number")
         return round(seconds * 1e6)
 
     def packed(self, key: str) -> bytes | None:
-        """Bytes, or the same as base64 in a string."""
+        """Return bytes, which may be sent as base64 in a string; None when absent."""
         value = self.get(key)
         if value is None:
             return None
@@ -136,6 +135,6 @@ class Attributes:
             raise AttributeFault(f"{key}: a string that is not base64") from None
 
 
-def _wrong(key: str, value: AnyValue, wanted: str) -> AttributeFault:
+def _wrong(key: str, value: AnyValue, expected: str) -> AttributeFault:
     found = value.WhichOneof("value") or "no value"
-    return AttributeFault(f"{key}: {found.removesuffix('_value')}, expected {wanted}")
+    return AttributeFault(f"{key}: {found.removesuffix('_value')}, expected {expected}")

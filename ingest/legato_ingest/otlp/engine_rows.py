@@ -1,7 +1,7 @@
-"""From flushes of engine steps to rows of `engine_steps` and `engine_requests`, as Arrow tables.
+"""Rows of ``engine_steps`` and ``engine_requests`` from flushes of engine steps.
 
-One idea: as with streams, Python touches a flush's few header bytes and numpy its steps, all flushes of a request at once. It judges no
-step: what a row says is what the engine's front end recorded.
+Python reads the few header bytes of each flush; numpy decodes the steps of all flushes at once. The columns are those of
+``legato_ingest.columns``. Steps are not validated: a row holds what the engine's front end recorded.
 """
 
 from __future__ import annotations
@@ -12,69 +12,66 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from legato_ingest.columns import ENGINE_REQUESTS, ENGINE_STEPS, Column, Source
+from legato_ingest.otlp.batch import Builders, build_table, record_column
 from legato_ingest.otlp.emitters.engine import COLUMNS, STEP_COLUMNS
+from legato_ingest.otlp.model import EngineFlush
 from legato_ingest.otlp.spans import Flush
 from legato_ingest.timeline.codec import columns_of
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["engine_tables"]
 
+# The packed columns with the time since the step before (µs) and with the distance of the step numbers (schema/STEPS.md).
 _DT, _NUMBER = 1, 2
-_TIMESTAMP, _RECEIVED = pa.timestamp("ns", "UTC"), pa.timestamp("ms", "UTC")
 
 
-def engine_tables(flushes: Sequence[Flush], tenant: str, received_at_ns: int) -> tuple[pa.Table, pa.Table, dict[int, str]]:
-    """The rows of ``engine_steps`` and ``engine_requests``, and the flushes that prove bad with the reason: the caller drops those."""
-    rows, columns, bad = columns_of([flush.facts.timeline or b"" for flush in flushes], [flush.head for flush in flushes], COLUMNS)
+def engine_tables(flushes: Sequence[Flush], tenant: str) -> tuple[pa.Table, pa.Table, dict[int, str]]:
+    """Return the rows of ``engine_steps`` and ``engine_requests``, and the flushes that cannot be decoded: their index with the reason.
+
+    Rows of undecodable flushes are meaningless: the caller has to leave these flushes out and call again.
+    """
+    records = [flush.record for flush in flushes]
+    rows, columns, bad = columns_of([record.timeline or b"" for record in records], [flush.head for flush in flushes], COLUMNS)
+    return _steps(records, tenant, rows, columns), _requests(records, tenant), bad
+
+
+def _steps(records: Sequence[EngineFlush], tenant: str, rows: Segments, columns: dict[int, NDArray[np.uint32]]) -> pa.Table:
     owners = rows.owners()
-    table = {
-        **_common(flushes, owners, tenant, received_at_ns),
-        "engine_epoch": pa.array(_of(flushes, "epoch_ns")[owners], _TIMESTAMP),
-        "recorded_at": pa.array(_of(flushes, "start_ns")[owners] + 1_000 * _since(rows, columns[_DT]), _TIMESTAMP),
-        "step": pa.array((_of(flushes, "step_first")[owners] + _since(rows, columns[_NUMBER])).astype(np.uint64)),
+
+    def by_step(column: Column) -> pa.Array:
+        values = columns[STEP_COLUMNS[column.key]]
+        return pa.array(np.maximum(values, 1) - np.uint32(1), mask=values == 0)
+
+    def computed(column: Column) -> pa.Array:
+        if column.name == "recorded_at":
+            return pa.array(_field(records, "start_ns")[owners] + 1_000 * _running_sum(rows, columns[_DT]), column.type)
+        return pa.array((_field(records, "step_first")[owners] + _running_sum(rows, columns[_NUMBER])).astype(np.uint64))
+
+    sources: Builders = {
+        Source.RECORD: lambda column: record_column(column, records).take(pa.array(owners)),
+        Source.STEP: by_step,
+        Source.COMPUTED: computed,
     }
-    for name, number in STEP_COLUMNS.items():
-        values = columns[number]
-        table[name] = pa.array(np.maximum(values, 1) - np.uint32(1), mask=values == 0)
-    return pa.table(table), _requests(flushes, tenant, received_at_ns), bad
+    return build_table(ENGINE_STEPS, len(owners), tenant, sources)
 
 
-def _requests(flushes: Sequence[Flush], tenant: str, received_at_ns: int) -> pa.Table:
-    counts = np.array([len(flush.facts.finished["response_id"]) for flush in flushes], np.int64)
+def _requests(records: Sequence[EngineFlush], tenant: str) -> pa.Table:
+    counts = np.array([len(record.finished["response_id"]) for record in records], np.int64)
     owners = Segments.of_lengths(counts).owners()
-    table = {
-        **_common(flushes, owners, tenant, received_at_ns, emitter=False),
-        # The key's time comes from the flush, so that a retry is the same row.
-        "recorded_at": pa.array(_of(flushes, "end_ns")[owners], _TIMESTAMP),
+    sources: Builders = {
+        Source.RECORD: lambda column: record_column(column, records).take(pa.array(owners)),
+        Source.FINISHED: lambda column: pa.array([value for record in records for value in record.finished[column.key]], column.type),
     }
-    kinds = {"response_id": pa.string(), "reason": pa.string(), "step": pa.uint64()}
-    kinds |= {name: pa.uint32() for name in ("preemptions", "prompt_tokens", "output_tokens")}
-    kinds |= {name: pa.uint64() for name in ("queued_us", "prefill_us", "decode_us")}
-    for name, kind in kinds.items():
-        table[name] = pa.array([value for flush in flushes for value in flush.facts.finished[name]], kind)
-    return pa.table(table)
+    return build_table(ENGINE_REQUESTS, len(owners), tenant, sources)
 
 
-def _common(
-    flushes: Sequence[Flush], owners: NDArray[np.int64], tenant: str, received_at_ns: int, emitter: bool = True
-) -> dict[str, pa.Array]:
-    count = len(owners)
-    out = {
-        "tenant": pa.repeat(pa.scalar(tenant, pa.string()), count),
-        "engine_id": pa.array([flush.facts.engine_id for flush in flushes], pa.string()).take(pa.array(owners)),
-        "received_at": pa.array(np.full(count, received_at_ns // 1_000_000, np.int64), _RECEIVED),
-    }
-    if emitter:
-        out["emitter"] = pa.array([flush.facts.emitter for flush in flushes], pa.string()).take(pa.array(owners))
-    return out
+def _field(records: Sequence[EngineFlush], name: str) -> NDArray[np.int64]:
+    return np.array([getattr(record, name) for record in records], np.int64)
 
 
-def _of(flushes: Sequence[Flush], name: str) -> NDArray[np.int64]:
-    return np.array([getattr(flush.facts, name) for flush in flushes], np.int64)
-
-
-def _since(rows: Segments, values: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """The running sum within each flush, whose first value says nothing."""
+def _running_sum(rows: Segments, values: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return the running sum within each flush; the first value of a flush counts as 0 (schema/STEPS.md)."""
     values = values.astype(np.int64)
     values[rows.starts[rows.filled]] = 0
     return rows.cumulate(values)

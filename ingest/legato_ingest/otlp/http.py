@@ -1,7 +1,7 @@
-"""OTLP over HTTP: bodies in, replies out.
+"""OTLP over HTTP: content types, decompression of request bodies, and the bodies of error replies.
 
-One idea: what a body costs is bounded before it is spent: bytes on the wire, and bytes after decompression, counted while they come out.
-Errors are protobuf too (google.rpc.Status), as the OTLP specification 1.11 asks. It judges no span and no point.
+The size of a body is bounded before memory is allocated for it, both as received and after decompression, where bytes are counted as they
+are produced. Error replies are protobuf (google.rpc.Status), as the OTLP specification 1.11 demands.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from legato_ingest.errors import BadRequest, TooLarge
 __all__ = ["PROTOBUF", "check_type", "decompress", "error_body"]
 
 PROTOBUF = "application/x-protobuf"
-_STEP = 256 * 1024
-_STEP_IN = 1024
+# Bytes of one step of decompression: the most that gzip produces, and the input of gzip and zstd.
+_OUTPUT_STEP = 256 * 1024
+_INPUT_STEP = 1024
 _GRPC_CODES = {400: 3, 404: 5, 413: 8, 415: 3, 429: 8, 503: 14}
 
 
 def check_type(content_type: str) -> None:
-    """Refuse anything but protobuf, before a byte of the body is read."""
+    """Raise ``BadRequest`` (415) for any content type but protobuf."""
     if content_type.split(";")[0].strip().lower() != PROTOBUF:
-        raise BadRequest(f"content type {content_type[:100]!r} is not taken here: send {PROTOBUF}", 415)
+        raise BadRequest(f"content type {content_type[:100]!r} is not supported: send {PROTOBUF}", 415)
 
 
 def decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
-    """A body's content. Raises ``BadRequest`` (400, 415) and ``TooLarge`` (413)."""
+    """Return the decompressed body. Raises ``BadRequest`` (400, 415) and ``TooLarge`` (413)."""
     encoding = encoding.strip().lower()
     if len(body) > bytes_max:
         raise TooLarge(f"a body of more than {bytes_max} bytes")
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "zstd"):
-        raise BadRequest(f"content encoding {encoding[:40]!r} is not taken here: send gzip, zstd or none", 415)
+        raise BadRequest(f"content encoding {encoding[:40]!r} is not supported: send gzip, zstd or none", 415)
     parts, size = [], 0
     try:
         for part in _gunzip(body) if encoding == "gzip" else _unzstd(body):
@@ -45,7 +46,7 @@ def decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
                 raise TooLarge(f"a body of more than {bytes_max} bytes after decompression")
             parts.append(part)
     except (zlib.error, zstandard.ZstdError, EOFError):
-        raise BadRequest(f"the body is no whole {encoding} stream") from None
+        raise BadRequest(f"the body is not a complete {encoding} stream") from None
     return b"".join(parts)
 
 
@@ -56,17 +57,17 @@ def _gunzip(body: bytes) -> Iterator[bytes]:
         while not stream.eof:
             if at >= len(body):
                 raise EOFError
-            step = body[at : at + _STEP_IN]
+            step = body[at : at + _INPUT_STEP]
             at += len(step)
             while step and not stream.eof:
-                yield stream.decompress(step, _STEP)
+                yield stream.decompress(step, _OUTPUT_STEP)
                 step = stream.unconsumed_tail
         at -= len(stream.unused_data)
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
-    """Each frame to its end: a reader that takes the end of the input for the end of a frame would acknowledge half a body."""
-    # A frame may ask for a window of gigabytes: 8 MiB is what the format tells every reader to support.
+    """Decompress every frame to its end. A decoder that accepts the end of the input inside a frame would acknowledge half a body."""
+    # A frame may demand a window of gigabytes. The format recommends that decoders support at least 8 MiB (RFC 8878, section 3.1.1.1.2).
     decompressor = zstandard.ZstdDecompressor(max_window_size=8 * 2**20)
     at = 0
     while at < len(body):
@@ -74,8 +75,8 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
         while not frame.eof:
             if at >= len(body):
                 raise EOFError
-            # Small steps in, so that one step out is bounded: zstd's blocks hold at most 128 KiB.
-            step = body[at : at + _STEP_IN]
+            # Small input steps bound each output step, because a zstd block holds at most 128 KiB.
+            step = body[at : at + _INPUT_STEP]
             at += len(step)
             yield frame.decompress(step)
         at -= len(frame.unused_data)
@@ -84,5 +85,5 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
 
 
 def error_body(status: int, message: str) -> bytes:
-    """The google.rpc.Status of a 4xx or 5xx."""
+    """Return the google.rpc.Status of a 4xx or 5xx reply."""
     return bytes(Status(code=_GRPC_CODES.get(status, 2), message=message).SerializeToString())

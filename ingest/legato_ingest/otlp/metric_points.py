@@ -1,8 +1,7 @@
-"""Data points of an OTLP metrics request as columns.
+"""Data points of an OTLP metrics request as columns: one walk over the request appends each field of the points to a list.
 
-One idea: one walk over a request turns its points to lists, a list a field; after it nothing touches a point but to say why it was refused.
-What cannot be a sample whatever its numbers (a kind that is not taken, a metric without a name) is told by metric. It judges no number but
-a histogram's, which are many in one point.
+Kinds of metrics that are not supported and metrics without a name are rejected as a whole. Of the numbers, only those of histograms are
+checked here; ``metric_rows`` checks all others, column by column.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 
-from legato_ingest.otlp.metric_series import Origin, Series, origin_of, scope_origin_of
-from legato_ingest.otlp.spans import NS_MAX, Rejection
+from legato_ingest.otlp.batch import NS_MAX, Rejection
+from legato_ingest.otlp.metric_series import Labels, SeriesIndex, resource_labels, scope_labels
 
-__all__ = ["BOUNDS_MAX", "NAME_CHARACTERS_MAX", "Block", "Columns", "blocks_of"]
+__all__ = ["BOUNDS_MAX", "NAME_CHARACTERS_MAX", "MetricPoints", "PointColumns", "metrics_in"]
 
 BOUNDS_MAX = 1_024
 NAME_CHARACTERS_MAX = 1_024
 _COUNT_MAX = 2**63 - 1
 _TEMPORALITIES = {1: "delta", 2: "cumulative"}
-_TAKEN = frozenset(("gauge", "sum", "histogram"))
+_SUPPORTED = frozenset(("gauge", "sum", "histogram"))
 _NUMBERS: dict[str | None, Callable[[Any], float]] = {
     "as_double": lambda point: point.as_double,
     "as_int": lambda point: float(point.as_int),
@@ -34,10 +33,10 @@ _NUMBERS: dict[str | None, Callable[[Any], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One metric of one resource and scope, with its points. ``fault`` is why none of them can be stored: reason and detail."""
+class MetricPoints:
+    """One metric of one resource and scope, with its points."""
 
-    origin: Origin
+    labels: Labels
     metric: Metric
     kind: str
     temporality: str
@@ -46,18 +45,18 @@ class Block:
 
     @property
     def fault(self) -> tuple[str, str] | None:
-        """Why none of the points can be stored, as reason and detail."""
-        if self.kind not in _TAKEN:
-            return "kind", f"{self.kind} data points are not taken: send gauges, sums or histograms with explicit bounds"
+        """The reason and the detail for which none of the points can be stored; None when they can."""
+        if self.kind not in _SUPPORTED:
+            return "kind", f"{self.kind} data points are not supported: send gauges, sums or histograms with explicit bounds"
         long = max(len(self.metric.name), len(self.metric.unit))
         if not self.metric.name or long > NAME_CHARACTERS_MAX:
             return "metric", f"a name or unit of {long} characters, expected a name and at most {NAME_CHARACTERS_MAX}"
         return None
 
-    def refuse(self, point: Any, reason: str, detail: str) -> Rejection:
-        """The record of a refused point, or (``None``) of all of the metric's. Its hash tells a retry of it from another's."""
+    def reject(self, point: Any, reason: str, detail: str) -> Rejection:
+        """Return the rejection of a point, or with ``None`` that of all points of the metric. Its hash identifies a retry."""
         content = b"" if point is None else point.SerializeToString(deterministic=True)
-        service, emitter = (self.origin.texts.get(key, "")[:256] for key in ("service.name", "legato.emitter"))
+        service, emitter = (self.labels.texts.get(key, "")[:256] for key in ("service.name", "legato.emitter"))
         return Rejection(
             reason=reason,
             detail=f"metric {self.metric.name[:256]!r}: {detail}",
@@ -68,36 +67,36 @@ class Block:
             service_name=service,
             emitter=emitter,
             otlp_bytes=len(content),
-            span_sha256=hashlib.sha256(self.origin.digest + content).digest(),
+            span_sha256=hashlib.sha256(self.labels.digest + content).digest(),
         )
 
 
-def blocks_of(request: ExportMetricsServiceRequest) -> Iterator[Block]:
-    """The request's metrics that have points."""
+def metrics_in(request: ExportMetricsServiceRequest) -> Iterator[MetricPoints]:
+    """Yield the metrics of a request that have points."""
     for resource_metrics in request.resource_metrics:
-        resource = origin_of(resource_metrics.resource.attributes)
+        resource = resource_labels(resource_metrics.resource.attributes)
         for scope_metrics in resource_metrics.scope_metrics:
-            outer = scope_origin_of(resource, scope_metrics.scope)
+            outer = scope_labels(resource, scope_metrics.scope)
             for metric in scope_metrics.metrics:
                 kind = metric.WhichOneof("data")
                 points = getattr(metric, kind).data_points if kind else ()
                 if points:
-                    yield _block(outer, metric, kind, list(points))
+                    yield _metric_points(outer, metric, kind, list(points))
 
 
-def _block(outer: Origin, metric: Metric, kind: str, points: list[Any]) -> Block:
+def _metric_points(outer: Labels, metric: Metric, kind: str, points: list[Any]) -> MetricPoints:
     data = getattr(metric, kind)
     temporality = "" if kind in ("gauge", "summary") else _TEMPORALITIES.get(data.aggregation_temporality, "unspecified")
     monotonic = kind == "sum" and data.is_monotonic
-    origin = outer.within([metric.name, metric.unit, kind, temporality, monotonic], {})
-    return Block(origin, metric, kind, temporality, monotonic, points)
+    labels = outer.within([metric.name, metric.unit, kind, temporality, monotonic], {})
+    return MetricPoints(labels, metric, kind, temporality, monotonic, points)
 
 
 @dataclass(slots=True)
-class Columns:
-    """The points of some blocks by field. Of a histogram ``values`` has the sum and the lists ``histogram_*`` the rest.
+class PointColumns:
+    """The points of some metrics by field. ``values`` holds the sum of a histogram; the lists ``histogram_*`` hold its other fields.
 
-    ``faults`` says by row what is wrong with a histogram's numbers.
+    ``faults`` describes by row what is wrong with the numbers of a histogram.
     """
 
     series: list[int] = field(default_factory=list)
@@ -111,19 +110,19 @@ class Columns:
     histogram_buckets: list[list[int]] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
 
-    def take(self, block: Block, series: Series) -> None:
-        """Append a block's points."""
-        points, origin, index = block.points, block.origin, series.index
-        self.series += [index(origin, point.attributes) for point in points]
+    def append(self, metric: MetricPoints, series: SeriesIndex) -> None:
+        """Append the points of a metric."""
+        points, labels, number = metric.points, metric.labels, series.number
+        self.series += [number(labels, point.attributes) for point in points]
         self.times += [point.time_unix_nano for point in points]
         self.starts += [point.start_time_unix_nano for point in points]
         self.flags += [point.flags for point in points]
-        if block.kind == "histogram":
-            self._take_histograms(points)
+        if metric.kind == "histogram":
+            self._append_histograms(points)
         else:
             self.values += [_NUMBERS[point.WhichOneof("value")](point) for point in points]
 
-    def _take_histograms(self, points: Iterable[HistogramDataPoint]) -> None:
+    def _append_histograms(self, points: Iterable[HistogramDataPoint]) -> None:
         for point in points:
             row, bounds, buckets = len(self.values), list(point.explicit_bounds), list(point.bucket_counts)
             self.values.append(point.sum if point.HasField("sum") else math.nan)
@@ -138,11 +137,11 @@ class Columns:
 
 
 def _histogram_fault(point: HistogramDataPoint, bounds: list[float], buckets: list[int]) -> str:
-    """What is wrong with a histogram's numbers; empty when nothing is. A negative count comes as one beyond the largest."""
+    """Describe what is wrong with the numbers of a histogram; empty when nothing is. A negative count arrives as one beyond 63 bits."""
     if len(bounds) > BOUNDS_MAX:
-        return f"{len(bounds)} bounds, at most {BOUNDS_MAX} are taken"
+        return f"{len(bounds)} bounds, at most {BOUNDS_MAX} are stored"
     if len(buckets) != len(bounds) + 1 and (bounds or buckets):
-        return f"{len(bounds)} bounds with {len(buckets)} bucket counts, expected one more of these than of those"
+        return f"{len(bounds)} bounds with {len(buckets)} bucket counts, expected one bucket count more than bounds"
     if max(buckets, default=0) > _COUNT_MAX or point.count > _COUNT_MAX:
         return "a count that is negative or beyond 63 bits"
     if buckets and sum(buckets) != point.count:

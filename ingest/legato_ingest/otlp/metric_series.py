@@ -1,8 +1,8 @@
-"""Series: whose a data point is.
+"""The series of data points: a metric with its resource, scope and point attributes.
 
-One idea: a metric, its resource, its scope and a point's own attributes make a series. What a set of attributes says is worked out once
-in a request, however many points bring it, and its hash is of the whole set, also of what is cut for the row. What rows repeat of it is
-bounded, in one row and over the request. It judges no number.
+A set of attributes is evaluated once in a request, however many points carry it. The hash of a series covers the complete set, including
+the parts of texts that are cut in the row. The bytes of attributes that rows repeat are bounded for one row and for the request. The module
+does not look at the numbers of points.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX
 
-__all__ = ["ATTRIBUTES_MAX", "Origin", "Pairs", "Series", "origin_of", "pairs_of", "scope_origin_of"]
+__all__ = ["ATTRIBUTES_MAX", "Labels", "Pairs", "SeriesIndex", "resource_labels", "scope_labels", "text_pairs"]
 
 ATTRIBUTES_MAX = 128
-# What an attribute costs a row beside its text.
+# Bytes that an attribute adds to a row besides its key and its text.
 _ATTRIBUTE_BYTES = 16
-# What a rejection tells of its emitter.
-_TOLD = ("service.name", "legato.emitter")
+# The attributes that a rejection needs.
+_REJECTION_KEYS = ("service.name", "legato.emitter")
 
 Pairs = tuple[tuple[str, str], ...]
 
 
-def pairs_of(attributes: Iterable[KeyValue]) -> Pairs:
-    """Attributes as texts, whole and as they came."""
+def text_pairs(attributes: Iterable[KeyValue]) -> Pairs:
+    """Return attributes as pairs of key and text, uncut and in their order."""
     return tuple([(attribute.key, attribute.value.string_value or _text(attribute.value)) for attribute in attributes])
 
 
 def _text(value: AnyValue) -> str:
-    """Any value as text: numbers as they are written, bytes in base64, the rest as JSON."""
+    """Return any value as text: numbers in decimal, bytes in base64, all others as JSON."""
     which = value.WhichOneof("value")
     if which in (None, "string_value"):
         return value.string_value
@@ -53,10 +53,11 @@ def _plain(value: AnyValue) -> Any:
     return getattr(value, which) if which else None
 
 
-class Origin:
-    """What the points of one resource, scope or metric share: its attributes, and the hash of all that names it.
+class Labels:
+    """The attributes that all points of one resource, scope or metric share, and the hash of everything that identifies it.
 
-    ``texts`` are the attributes as rows keep them, ``size`` is what they take of a row, ``fault`` why no row may have them.
+    ``texts`` holds the attributes as rows store them, ``size`` the bytes that they take in a row. ``fault`` is empty, or the reason why no
+    row can hold them.
     """
 
     __slots__ = ("_hash", "digest", "fault", "size", "texts")
@@ -65,40 +66,41 @@ class Origin:
         self.texts, self.size, self.fault, self._hash = texts, _size(texts), fault, content
         self.digest = content.digest()
 
-    def within(self, named: Any, own: dict[str, str]) -> Origin:
-        """The origin of what lies inside, by what names it there, with its own attributes over these."""
+    def within(self, identity: Any, own: dict[str, str]) -> Labels:
+        """Return the labels of a scope or metric inside this one, from its identity and from its own attributes, which override these."""
         texts = {**self.texts, **_cut(own)} if own else self.texts
         fault = self.fault or _fault(texts)
         if fault:
-            # Nobody keeps them, and to merge thousands again and again would be slow.
-            texts = {key: texts[key] for key in _TOLD if key in texts}
-        return Origin(texts, fault, self._fed([named, sorted(own.items())]))
+            # These attributes are never stored, and merging thousands of them for every scope would be slow.
+            texts = {key: texts[key] for key in _REJECTION_KEYS if key in texts}
+        return Labels(texts, fault, self._extended([identity, sorted(own.items())]))
 
     def hash_of(self, own: dict[str, str]) -> int:
-        """The hash of the series that has these attributes of its own."""
-        return int.from_bytes(self._fed(sorted(own.items())).digest(), "little")
+        """Return the hash of the series with these additional attributes."""
+        return int.from_bytes(self._extended(sorted(own.items())).digest(), "little")
 
-    def _fed(self, named: Any) -> hashlib.blake2b:
+    def _extended(self, identity: Any) -> hashlib.blake2b:
         out = self._hash.copy()
-        out.update(json.dumps(named).encode())
+        out.update(json.dumps(identity).encode())
         return out
 
 
-def origin_of(resource: Iterable[KeyValue]) -> Origin:
-    """The origin of all points of a resource."""
-    return Origin({}, "", hashlib.blake2b(digest_size=8)).within("", dict(pairs_of(resource)))
+def resource_labels(attributes: Iterable[KeyValue]) -> Labels:
+    """Return the labels of all points of a resource."""
+    return Labels({}, "", hashlib.blake2b(digest_size=8)).within("", dict(text_pairs(attributes)))
 
 
-def scope_origin_of(resource: Origin, scope: InstrumentationScope) -> Origin:
-    """The origin of all points of a scope."""
-    return resource.within([scope.name, scope.version], dict(pairs_of(scope.attributes)))
+def scope_labels(resource: Labels, scope: InstrumentationScope) -> Labels:
+    """Return the labels of all points of a scope."""
+    return resource.within([scope.name, scope.version], dict(text_pairs(scope.attributes)))
 
 
-class Series:
-    """The series of one request, by number; ``bytes_left`` is what all rows together may still repeat of attributes.
+class SeriesIndex:
+    """The series of one request, by number.
 
-    ``index`` gives a point's number, the lists have what each series says, ``faults`` why the points of one cannot be stored. The
-    attributes of all lie end to end in ``keys`` and ``texts``, those of each from its place in ``offsets`` on.
+    ``number`` returns a point's series; the lists hold one value for each series, and ``faults`` the reason for each series with points
+    that cannot be stored. The attributes of all series are concatenated in ``keys`` and ``texts``; those of series ``i`` begin at
+    ``offsets[i]``. ``bytes_left`` is what the rows of the request may still take for attributes.
     """
 
     def __init__(self, bytes_left: int) -> None:
@@ -111,31 +113,31 @@ class Series:
         self.offsets: list[int] = [0]
         self.faults: dict[int, str] = {}
         self._sizes: list[int] = []
-        self._known: dict[tuple[bytes, Pairs], int] = {}
+        self._numbers: dict[tuple[bytes, Pairs], int] = {}
 
-    def index(self, origin: Origin, attributes: Iterable[KeyValue]) -> int:
-        """The number of a point's series; -1 when its attributes are more than this request may still bring."""
-        key = (origin.digest, pairs_of(attributes))
-        found = self._known.get(key)
+    def number(self, labels: Labels, attributes: Iterable[KeyValue]) -> int:
+        """Return the number of a point's series; -1 when its attributes exceed the bytes that are left to the request."""
+        key = (labels.digest, text_pairs(attributes))
+        found = self._numbers.get(key)
         if found is None:
-            found = self._known[key] = self._add(origin, dict(key[1]))
+            found = self._numbers[key] = self._add(labels, dict(key[1]))
         self.bytes_left -= self._sizes[found]
         return found if self.bytes_left >= 0 else -1
 
-    def _add(self, origin: Origin, own: dict[str, str]) -> int:
+    def _add(self, labels: Labels, own: dict[str, str]) -> int:
         number, cut = len(self.hashes), _cut(own)
-        merged, size = {**origin.texts, **cut}, origin.size + _size(cut)
-        fault = origin.fault or _fault(merged)
+        merged, size = {**labels.texts, **cut}, labels.size + _size(cut)
+        fault = labels.fault or _fault(merged)
         if fault:
             self.faults[number] = fault
             size = 0
         elif size <= self.bytes_left:
-            # Beyond it nothing is kept: a resource of many attributes would be repeated for every point before anyone counts.
+            # Beyond the limit nothing is kept: a resource with many attributes would be repeated for every point before it is counted.
             self.keys += merged
             self.texts += merged.values()
         self.offsets.append(len(self.keys))
         self._sizes.append(size)
-        self.hashes.append(origin.hash_of(own))
+        self.hashes.append(labels.hash_of(own))
         self.engines.append(merged.get("legato.engine.id", ""))
         self.hosts.append(merged.get("host.name") or merged.get("host.id", ""))
         return number
@@ -152,6 +154,6 @@ def _size(texts: dict[str, str]) -> int:
 
 def _fault(texts: dict[str, str]) -> str:
     if len(texts) > ATTRIBUTES_MAX:
-        return f"{len(texts)} attributes, at most {ATTRIBUTES_MAX} are taken"
+        return f"{len(texts)} attributes, at most {ATTRIBUTES_MAX} are stored"
     long = max(map(len, texts), default=0)
-    return f"a key of {long} characters, at most {TEXT_CHARACTERS_MAX} are taken" if long > TEXT_CHARACTERS_MAX else ""
+    return f"a key of {long} characters, at most {TEXT_CHARACTERS_MAX} are stored" if long > TEXT_CHARACTERS_MAX else ""

@@ -1,7 +1,7 @@
-"""What one span says of one streamed response, whoever emitted it.
+"""The records that spans are converted to: one shape for all emitters, so that the code after the conversion depends on none of them.
 
-One idea: adapters turn every emitter's span into this one shape, and all that comes after knows no emitter. ``None`` (and for names
-the empty string) is "the span does not say". It holds no statistic: those come from the timeline.
+``None``, and for names the empty string, means that the span does not carry the value. The records hold no statistics: those are computed
+from the timeline.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["EngineFlush", "StreamFacts"]
+__all__ = ["EngineFlush", "StreamRecord"]
 
 
 @dataclass(slots=True)
-class StreamFacts:
+class StreamRecord:
     """One rev of one stream at one vantage. Times in ns since the epoch, ``*_us`` in µs from the start, names as in ``stream_revs``."""
 
     trace_id: bytes
@@ -60,7 +60,10 @@ class StreamFacts:
 
 @dataclass(slots=True)
 class EngineFlush:
-    """A flush of one engine's steps: ``timeline`` holds them packed, ``finished`` the requests that ended, an array a field (STEPS.md)."""
+    """Engine steps that were sent in one span (schema/STEPS.md).
+
+    ``timeline`` holds the packed steps. ``finished`` holds the requests that ended, as one array for each field.
+    """
 
     trace_id: bytes
     span_id: bytes

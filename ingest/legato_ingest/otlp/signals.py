@@ -1,7 +1,7 @@
-"""What tells spans from data points on their way in: all that the two doors do not share.
+"""The two signals of OTLP that are received, and the differences between them.
 
-One idea: a request of either signal is a message of messages down to its items (spans, data points), so whoever cuts, parses and answers it
-is told the way down, the parser and the reply, and does the same for both. It decides nothing.
+A request of either signal is a message with nested messages down to its items (spans or data points). A ``Signal`` holds the field numbers
+on that path, the parser, the converter and the reply, so that the code that splits, parses and answers requests is the same for both.
 """
 
 from __future__ import annotations
@@ -13,33 +13,38 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from legato_ingest.otlp.stream_rows import Batch, rows_of, sample_rows_of
+from legato_ingest.otlp.batch import Batch
+from legato_ingest.otlp.convert import convert_points, convert_spans
 
 __all__ = ["POINTS", "SPANS", "Signal"]
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal of OTLP. ``levels`` are the numbers of the fields that lead from the request to an item (proto files of OTLP 1.x)."""
+    """One signal of OTLP.
+
+    ``levels`` holds, for each level from the request down to an item, the numbers of the fields to follow (proto files of OTLP 1.x).
+    ``tags`` are first bytes of items and of the messages around them, so a body never holds more of these messages than it holds of such
+    a byte; a body with more than ``tags_max`` of one is split. ``name_field`` is the field of the third level that names it (the name of
+    a metric); 0 where the first two fields are ids (those of a span).
+    """
 
     path: str
     item: str
     request: Any
     response: Any
-    rejected: str
-    rows: Callable[..., Batch]
+    rejected_field: str
+    convert: Callable[..., Batch]
     levels: tuple[frozenset[int], ...]
-    # Items, and what is around them, begin with these bytes: no body has more of them than it has of the bytes. Beyond so many it is cut.
-    marks: tuple[bytes, ...]
-    marks_max: int
-    # The field of the third level that names it (a metric's name); 0 where its first two fields are ids (a span's).
-    name: int
+    tags: tuple[bytes, ...]
+    tags_max: int
+    name_field: int
 
     def reply(self, rejected: int, message: str) -> bytes:
-        """A 200's body: empty when everything was taken, else a partial success (which senders must not retry)."""
+        """Return the body of a 200: empty when nothing was rejected, else a partial success, which senders must not retry."""
         reply = self.response()
         if rejected:
-            setattr(reply.partial_success, self.rejected, rejected)
+            setattr(reply.partial_success, self.rejected_field, rejected)
             reply.partial_success.error_message = message
         return bytes(reply.SerializeToString())
 
@@ -50,12 +55,12 @@ SPANS = Signal(
     item="span",
     request=ExportTraceServiceRequest,
     response=ExportTraceServiceResponse,
-    rejected="rejected_spans",
-    rows=rows_of,
+    rejected_field="rejected_spans",
+    convert=convert_spans,
     levels=(frozenset((1,)), frozenset((2,)), frozenset((2,))),
-    marks=(b"\x12",),
-    marks_max=65_536,
-    name=0,
+    tags=(b"\x12",),
+    tags_max=65_536,
+    name_field=0,
 )
 # … .resource_metrics, .scope_metrics, .metrics, Metric.gauge, .sum, .histogram, .exponential_histogram, .summary, .data_points.
 POINTS = Signal(
@@ -63,11 +68,11 @@ POINTS = Signal(
     item="data point",
     request=ExportMetricsServiceRequest,
     response=ExportMetricsServiceResponse,
-    rejected="rejected_data_points",
-    rows=sample_rows_of,
+    rejected_field="rejected_data_points",
+    convert=convert_points,
     levels=(frozenset((1,)), frozenset((2,)), frozenset((2,)), frozenset((5, 7, 9, 10, 11)), frozenset((1,))),
-    # These bytes begin attributes and texts too: a point of three attributes has seven of the first.
-    marks=(b"\x0a", b"\x12"),
-    marks_max=262_144,
-    name=1,
+    # Attributes and texts have these first bytes too: a point with three attributes has seven of the first.
+    tags=(b"\x0a", b"\x12"),
+    tags_max=262_144,
+    name_field=1,
 )

@@ -1,7 +1,7 @@
-"""From an OTLP request to the facts of its streams, and the spans that had to be refused.
+"""Validation of the spans of an OTLP request: each span becomes a record, a rejection, or is ignored.
 
-One idea: every span is judged alone, so a poison span never costs its neighbours. A refusal carries names and types, never an
-attribute's value. It touches no chunk: a timeline's head is checked here, the rest by ``rows``.
+Each span is validated alone, so a bad span never affects the others. A rejection carries names and types, never an attribute's value. The
+head of a timeline is checked here; its chunks are decoded in ``convert``.
 """
 
 from __future__ import annotations
@@ -14,70 +14,42 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map
-from legato_ingest.otlp.emitters import FAMILIES, engine
-from legato_ingest.otlp.model import EngineFlush, StreamFacts
+from legato_ingest.otlp.batch import DAY_NS, NS_MAX, Limits, Rejection
+from legato_ingest.otlp.emitters import FAMILIES
+from legato_ingest.otlp.emitters.engine import COLUMNS as STEP_COLUMNS
+from legato_ingest.otlp.model import EngineFlush, StreamRecord
 from legato_ingest.timeline.codec import KNOWN, TimelineError, TimelineHead, read_head
 
-__all__ = ["DAY_NS", "NS_MAX", "Adapted", "Flush", "Limits", "Rejection", "Stream", "Taken", "adapt", "reject"]
+__all__ = ["Accepted", "Flush", "Stream", "Validated", "validate"]
 
-DAY_NS = 86_400_000_000_000
-NS_MAX = 2**63 - 1
 # A start this far ahead of the receiver's clock is a wrong clock, not the jitter of a right one.
 _FUTURE_NS = 60_000_000_000
 _NO_HEAD = TimelineHead(0, {})
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request may ask for."""
-
-    chunks_per_request_max: int = 8_388_608
-    chunks_per_pass_max: int = 262_144
-    attribute_bytes_per_request_max: int = 128 * 2**20
-    retention_days: int = 90
-    future_max_s: int = 86_400
-
-
-Facts = TypeVar("Facts", StreamFacts, EngineFlush)
+Record = TypeVar("Record", StreamRecord, EngineFlush)
 
 
 @dataclass(slots=True)
-class Taken(Generic[Facts]):
-    """What a span says and the checked head of its packed columns (no rows where it has none), with the span itself."""
+class Accepted(Generic[Record]):
+    """The record of a valid span, the checked head of its packed columns (no rows where it has none), and the span itself."""
 
-    facts: Facts
+    record: Record
     head: TimelineHead
     span: Span
     attributes: Attributes
 
-    def refuse(self, reason: str, detail: str) -> Rejection:
-        """The record of its refusal by a later step."""
-        return reject(self.span, self.attributes, reason, detail)
+    def reject(self, reason: str, detail: str) -> Rejection:
+        """Return the rejection of this span by a later step."""
+        return _rejection(self.span, self.attributes, reason, detail)
 
 
-Stream = Taken[StreamFacts]
-Flush = Taken[EngineFlush]
-
-
-@dataclass(slots=True)
-class Rejection:
-    """A span that is not stored, and why: ``detail`` names keys and types, never values."""
-
-    reason: str
-    detail: str
-    trace_id: bytes
-    span_id: bytes
-    rev: int
-    start_ns: int
-    service_name: str
-    emitter: str
-    otlp_bytes: int
-    span_sha256: bytes
+Stream = Accepted[StreamRecord]
+Flush = Accepted[EngineFlush]
 
 
 @dataclass(slots=True)
-class Adapted:
-    """What a request held. ``ignored`` spans are no streamed responses: acknowledged and not stored."""
+class Validated:
+    """The spans of a request, sorted. ``ignored`` spans are not streamed responses: they are acknowledged and not stored."""
 
     streams: list[Stream] = field(default_factory=list)
     flushes: list[Flush] = field(default_factory=list)
@@ -86,97 +58,97 @@ class Adapted:
     chunks: int = 0
 
 
-class _Refused(ValueError):
+class _Invalid(ValueError):
+    """A span that has to be rejected for ``reason``."""
+
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
 
 
-def adapt(request: ExportTraceServiceRequest, received_at_ns: int, limits: Limits) -> Adapted:
-    """Judge every span of a request. Pure: the receiver's clock comes in as ns since the epoch."""
-    adapted = Adapted()
+def validate(request: ExportTraceServiceRequest, now_ns: int, limits: Limits) -> Validated:
+    """Validate every span of a request. ``now_ns`` is the receiver's clock, against which spans are too old or in the future."""
+    out = Validated()
     for resource_spans in request.resource_spans:
         resource = attribute_map(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
             outer = {**resource, **attribute_map(scope_spans.scope.attributes)}
             for span in scope_spans.spans:
-                _take(span, Attributes(attribute_map(span.attributes), outer), received_at_ns, limits, adapted)
-    return adapted
+                _validate(span, Attributes(attribute_map(span.attributes), outer), now_ns, limits, out)
+    return out
 
 
-def _take(span: Span, attributes: Attributes, received_at_ns: int, limits: Limits, adapted: Adapted) -> None:
+def _validate(span: Span, attributes: Attributes, now_ns: int, limits: Limits, out: Validated) -> None:
     try:
-        facts = _facts(span, attributes)
-        if facts is None:
-            adapted.ignored += 1
+        record = _convert(span, attributes)
+        if record is None:
+            out.ignored += 1
             return
-        _check_identity(facts)
-        _check_times(facts, received_at_ns, limits)
-        steps = isinstance(facts, EngineFlush)
-        head = _check_timeline(facts.timeline, limits.chunks_per_request_max - adapted.chunks, engine.COLUMNS if steps else KNOWN)
-    except _Refused as refusal:
-        adapted.rejections.append(reject(span, attributes, refusal.reason, str(refusal)))
+        _check_identity(record)
+        _check_times(record, now_ns, limits)
+        known = STEP_COLUMNS if isinstance(record, EngineFlush) else KNOWN
+        head = _check_timeline(record.timeline, limits.chunks_per_request_max - out.chunks, known)
+    except _Invalid as error:
+        out.rejections.append(_rejection(span, attributes, error.reason, str(error)))
         return
-    adapted.chunks += head.chunks
-    if isinstance(facts, EngineFlush):
-        adapted.flushes.append(Taken(facts, head, span, attributes))
+    out.chunks += head.chunks
+    if isinstance(record, EngineFlush):
+        out.flushes.append(Accepted(record, head, span, attributes))
     else:
-        adapted.streams.append(Taken(facts, head, span, attributes))
+        out.streams.append(Accepted(record, head, span, attributes))
 
 
-def _facts(span: Span, attributes: Attributes) -> StreamFacts | EngineFlush | None:
+def _convert(span: Span, attributes: Attributes) -> StreamRecord | EngineFlush | None:
+    """Return the record by the first family that recognises the span; None when none does."""
     try:
-        flush = engine.adapt(span, attributes)
-        if flush is not None:
-            return flush
-        for family in FAMILIES.values():
-            facts = family(span, attributes)
-            if facts is not None:
-                return facts
+        for convert in FAMILIES.values():
+            record = convert(span, attributes)
+            if record is not None:
+                return record
     except AttributeFault as fault:
-        raise _Refused("attribute", str(fault)) from None
+        raise _Invalid("attribute", str(fault)) from None
     return None
 
 
-def _check_identity(facts: StreamFacts | EngineFlush) -> None:
-    if len(facts.trace_id) != 16 or not any(facts.trace_id):
-        raise _Refused("identity", f"trace id of {len(facts.trace_id)} bytes, expected 16 and not all zero")
-    if len(facts.span_id) != 8 or not any(facts.span_id):
-        raise _Refused("identity", f"span id of {len(facts.span_id)} bytes, expected 8 and not all zero")
-    if len(facts.parent_span_id) not in (0, 8):
-        raise _Refused("identity", f"parent span id of {len(facts.parent_span_id)} bytes, expected 0 or 8")
+def _check_identity(record: StreamRecord | EngineFlush) -> None:
+    if len(record.trace_id) != 16 or not any(record.trace_id):
+        raise _Invalid("identity", f"trace id of {len(record.trace_id)} bytes, expected 16 and not all zero")
+    if len(record.span_id) != 8 or not any(record.span_id):
+        raise _Invalid("identity", f"span id of {len(record.span_id)} bytes, expected 8 and not all zero")
+    if len(record.parent_span_id) not in (0, 8):
+        raise _Invalid("identity", f"parent span id of {len(record.parent_span_id)} bytes, expected 0 or 8")
 
 
-def _check_times(facts: StreamFacts | EngineFlush, received_at_ns: int, limits: Limits) -> None:
-    if not 0 < facts.start_ns <= NS_MAX or not 0 < facts.end_ns <= NS_MAX:
-        raise _Refused("time", "start or end is zero or beyond the year 2262")
-    if facts.end_ns < facts.start_ns:
-        raise _Refused("time", "the span ends before it starts")
-    ahead = facts.start_ns - received_at_ns
+def _check_times(record: StreamRecord | EngineFlush, now_ns: int, limits: Limits) -> None:
+    if not 0 < record.start_ns <= NS_MAX or not 0 < record.end_ns <= NS_MAX:
+        raise _Invalid("time", "start or end is zero or beyond the year 2262")
+    if record.end_ns < record.start_ns:
+        raise _Invalid("time", "the span ends before it starts")
+    ahead = record.start_ns - now_ns
     if ahead > _FUTURE_NS:
-        facts.flags.append("future")
+        record.flags.append("future")
     if not limits.retention_days:
         return
     if ahead > limits.future_max_s * 1_000_000_000:
-        raise _Refused("retention", f"starts more than {limits.future_max_s} s in the future")
+        raise _Invalid("retention", f"starts more than {limits.future_max_s} s in the future")
     if -ahead > limits.retention_days * DAY_NS:
-        raise _Refused("retention", f"starts before the {limits.retention_days} days that are kept")
+        raise _Invalid("retention", f"starts before the {limits.retention_days} days that are kept")
 
 
-def _check_timeline(timeline: bytes | None, budget: int, columns: frozenset[int]) -> TimelineHead:
+def _check_timeline(timeline: bytes | None, budget: int, known: frozenset[int]) -> TimelineHead:
     if timeline is None:
         return _NO_HEAD
     try:
-        head = read_head(timeline, columns)
+        head = read_head(timeline, known)
     except TimelineError as error:
-        raise _Refused("timeline", str(error)) from None
+        raise _Invalid("timeline", str(error)) from None
     if head.chunks > budget:
-        raise _Refused("chunk_budget", f"{head.chunks} chunks, with {max(budget, 0)} left to this request")
+        raise _Invalid("chunk_budget", f"{head.chunks} chunks, but only {max(budget, 0)} more are allowed in this request")
     return head
 
 
-def reject(span: Span, attributes: Attributes, reason: str, detail: str) -> Rejection:
-    """The record of a refused span. Its hash tells a retry of it from another span with the same (or no) ids."""
+def _rejection(span: Span, attributes: Attributes, reason: str, detail: str) -> Rejection:
+    """Return the rejection of a span. The hash of the span distinguishes a retry from another span with the same or no ids."""
     rev = attributes.own.get("legato.stream.rev")
     service, emitter = attributes.get("service.name"), attributes.get("legato.emitter")
     return Rejection(

@@ -1,9 +1,10 @@
-"""From a body's bytes to its rows, cut so that neither memory nor a fault reaches further than a piece.
+"""The request splitter: converts the body of an OTLP request so that neither memory use nor a fault spreads beyond a small part of it.
 
-One idea: parsed protobuf can be a hundred times its bytes, and one text that is not UTF-8 makes a parser refuse all of it. So a large
-body is cut at its items (spans, data points), along the levels that every OTLP request has, into small requests that are parsed one after
-the other; a piece that cannot be parsed, or on which the code behind fails, is cut again, down to the one item that is to blame: that one
-is rejected and its neighbours are stored. A body of usual size is parsed whole and never walked. It judges nothing inside an item.
+Parsed protobuf can take a hundred times the memory of its bytes, and one text that is not UTF-8 makes a parser reject the complete message.
+A large body is therefore split at its items (spans or data points), along the levels that every OTLP request has, into small requests that
+are parsed one after the other. A small request that cannot be parsed, or that makes the converter fail, is halved until one item is left:
+that item is rejected and all others are stored. A body of usual size is parsed as it is, without a walk over its bytes. The splitter does
+not look inside items.
 """
 
 from __future__ import annotations
@@ -16,80 +17,81 @@ from itertools import groupby
 from google.protobuf.message import DecodeError
 
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
-from legato_ingest.otlp.protobuf import Malformed, fields_of, message, varint
+from legato_ingest.otlp.batch import Batch, Limits, Rejection, rejected_table
+from legato_ingest.otlp.protobuf import Malformed, message, read_fields, read_varint
 from legato_ingest.otlp.signals import SPANS, Signal
-from legato_ingest.otlp.spans import Rejection
-from legato_ingest.otlp.stream_rows import Batch, Limits, nothing, rejected_table
 
-__all__ = ["ITEMS_MAX", "batch_of"]
+__all__ = ["ITEMS_MAX", "convert_body"]
 
-_WHOLE_BYTES_MAX = 2 * 2**20
-_PIECE_BYTES_MAX = 2 * 2**20
-_PIECE_ITEMS_MAX = 16_384
+# A body up to this size is parsed without being split.
+_UNSPLIT_BYTES_MAX = 2 * 2**20
+# Limits of one small request.
+_GROUP_BYTES_MAX = 2 * 2**20
+_GROUP_ITEMS_MAX = 16_384
 _ITEM_BYTES_MAX = 8 * 2**20
-# Resource and scope are repeated in every piece: real ones are a few hundred bytes.
-_AROUND_BYTES_MAX = 256 * 1024
+# Resource and scope are repeated in every small request; real ones take a few hundred bytes.
+_ENVELOPES_BYTES_MAX = 256 * 1024
 ITEMS_MAX = 262_144
-# Resource and scope: what is wrong with their structure is the request's fault. Further down it is that of one metric.
+# The levels of resource and scope. A fault in their structure rejects the request; a fault on a deeper level rejects one metric.
 _SHARED_LEVELS = 2
 
 
 class _ItemTooLarge(ValueError):
-    """An item that no piece has room for."""
+    """An item that is too large for any small request."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
-    """What surrounds items on one level: its field's number, and its content without the fields that lead further down."""
+class _Envelope:
+    """A message around items on one level: its field number, and its content without the fields that lead to items."""
 
     number: int
     content: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
-    """One item's field as bytes, and what is around it on every level above. ``fault`` is why it cannot be taken, where that is known.
+class _Item:
+    """The field of one item as bytes, with the envelopes around it, outermost first. A metric that cannot be split is one item, too.
 
-    A metric that cannot be cut is one unit, too.
+    ``fault`` is the reason why it cannot be converted, if that is known before it is parsed.
     """
 
-    around: tuple[_Around, ...]
-    item: bytes
+    envelopes: tuple[_Envelope, ...]
+    field: bytes
     fault: DecodeError | _ItemTooLarge | None = None
 
 
-def batch_of(
-    content: bytes, *, tenant: str, received_at_ns: int, limits: Limits, on_fault: Callable[[Exception], None], signal: Signal = SPANS
+def convert_body(
+    content: bytes, *, tenant: str, now_ns: int, limits: Limits, on_fault: Callable[[Exception], None], signal: Signal = SPANS
 ) -> Batch:
-    """The rows of a decompressed body. ``on_fault`` hears of what failed inside Legato on an item.
+    """Convert the decompressed body of a request. ``on_fault`` receives each exception of Legato's own code on an item.
 
-    Raises ``BadRequest`` (400) when it is no OTLP request, ``TooLarge`` (413) when it holds more than ``ITEMS_MAX`` items.
+    Raises ``BadRequest`` (400) when the body is not an OTLP request, ``TooLarge`` (413) when it holds more than ``ITEMS_MAX`` items.
     """
-    rows = _Rows(signal, tenant, received_at_ns, limits, on_fault)
-    if len(content) <= _WHOLE_BYTES_MAX and all(content.count(mark) <= signal.marks_max for mark in signal.marks):
+    converter = _Converter(signal, tenant, now_ns, limits, on_fault)
+    if len(content) <= _UNSPLIT_BYTES_MAX and all(content.count(tag) <= signal.tags_max for tag in signal.tags):
         try:
-            return rows.of(content)
+            return converter.convert(content)
         except (MemoryError, OSError, LegatoError):
             raise
         except Exception:
-            pass  # Somewhere in it: the pieces find out where.
-    return Batch.joined(rows.of_units(units) for units in _pieces(content, signal))
+            pass  # Some item is bad. Splitting the body finds it.
+    return Batch.joined(converter.convert_items(items) for items in _groups(content, signal))
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Turns pieces of one request to rows; what the request may still bring of each budget is counted down here."""
+class _Converter:
+    """Converts the small requests of one request. ``limits`` is reduced by what each of them uses."""
 
     signal: Signal
     tenant: str
-    received_at_ns: int
+    now_ns: int
     limits: Limits
     on_fault: Callable[[Exception], None]
 
-    def of(self, content: bytes) -> Batch:
-        """The rows of a small request."""
+    def convert(self, content: bytes) -> Batch:
+        """Parse and convert a small request."""
         request = self.signal.request.FromString(content)
-        batch = self.signal.rows(request, tenant=self.tenant, received_at_ns=self.received_at_ns, limits=self.limits)
+        batch = self.signal.convert(request, tenant=self.tenant, now_ns=self.now_ns, limits=self.limits)
         self.limits = replace(
             self.limits,
             chunks_per_request_max=self.limits.chunks_per_request_max - batch.chunks,
@@ -97,41 +99,42 @@ class _Rows:
         )
         return batch
 
-    def of_units(self, units: Sequence[_Unit]) -> Batch:
-        """The rows of some items; cut in two where it fails, until one item is to blame."""
+    def convert_items(self, items: Sequence[_Item]) -> Batch:
+        """Convert some items; on a failure halve them, until the single item that fails is rejected."""
         try:
-            for unit in units:
-                if unit.fault is not None:
-                    raise unit.fault
-            return self.of(_request(units))
+            for item in items:
+                if item.fault is not None:
+                    raise item.fault
+            return self.convert(_request(items))
         except (MemoryError, OSError, LegatoError):
             raise
         except Exception as error:
-            if len(units) == 1:
-                return self._rejected(units[0], error)
-        half = len(units) // 2
-        return Batch.joined(self.of_units(part) for part in (units[:half], units[half:]))
+            if len(items) == 1:
+                return self._reject(items[0], error)
+        half = len(items) // 2
+        return Batch.joined(self.convert_items(part) for part in (items[:half], items[half:]))
 
-    def _rejected(self, unit: _Unit, error: Exception) -> Batch:
+    def _reject(self, item: _Item, error: Exception) -> Batch:
         if not isinstance(error, (DecodeError, _ItemTooLarge)):
             self.on_fault(error)
-        rejected = rejected_table([_rejection(unit, self.signal, error)], self.tenant, self.received_at_ns)
-        return replace(nothing(), rejected=rejected, points=int(bool(self.signal.name)), spans=int(not self.signal.name))
+        rejected = rejected_table([_rejection(item, self.signal, error)], self.tenant)
+        is_point = bool(self.signal.name_field)
+        return Batch(rejected=rejected, points=int(is_point), spans=int(not is_point))
 
 
-def _rejection(unit: _Unit, signal: Signal, error: Exception) -> Rejection:
-    """The record of an item that cannot be read, or that the code behind fails on: its ids or its metric where they can be found."""
-    content = unit.item[varint(unit.item, 1, len(unit.item))[1] :]
+def _rejection(item: _Item, signal: Signal, error: Exception) -> Rejection:
+    """Return the rejection of an item that failed, with its ids or the name of its metric where they can be read."""
+    content = item.field[read_varint(item.field, 1, len(item.field))[1] :]
     if isinstance(error, DecodeError):
-        reason, detail = "protobuf", f"no valid protobuf, or a text in the {signal.item}, its resource or its scope is not UTF-8"
+        reason, detail = "protobuf", f"not valid protobuf, or a text in the {signal.item}, its resource or its scope is not UTF-8"
     elif isinstance(error, _ItemTooLarge):
-        reason, detail = "size", f"{len(content)} bytes, more than are taken for one {signal.item} or for what is around it"
+        reason, detail = "size", f"{len(content)} bytes; this {signal.item}, or the messages around it, exceed the limit"
     else:
         reason, detail = "internal", f"{type(error).__name__} inside Legato: please report it with this {signal.item}'s emitter"
-    third = unit.around[_SHARED_LEVELS].content if len(unit.around) > _SHARED_LEVELS else content
-    found = _texts(third)
-    if signal.name:
-        detail = f"metric {found.get(signal.name, b'')[:256].decode(errors='replace')!r}: {detail}"
+    third_level = item.envelopes[_SHARED_LEVELS].content if len(item.envelopes) > _SHARED_LEVELS else content
+    found = _first_fields(third_level)
+    if signal.name_field:
+        detail = f"metric {found.get(signal.name_field, b'')[:256].decode(errors='replace')!r}: {detail}"
         found = {}
     return Rejection(
         reason=reason,
@@ -143,110 +146,115 @@ def _rejection(unit: _Unit, signal: Signal, error: Exception) -> Rejection:
         service_name="",
         emitter="",
         otlp_bytes=len(content),
-        # A point has no ids, so what is around it tells it from the same point of another engine.
-        span_sha256=hashlib.sha256(b"".join([*(each.content for each in unit.around if signal.name), content])).digest(),
+        # A point has no ids, so the envelopes distinguish it from the same point of another engine.
+        span_sha256=hashlib.sha256(b"".join([*(each.content for each in item.envelopes if signal.name_field), content])).digest(),
     )
 
 
-def _texts(content: bytes) -> dict[int, bytes]:
-    """The first two fields of a message, where they can be read."""
+def _first_fields(content: bytes) -> dict[int, bytes]:
+    """Return the values of the fields 1 and 2 of a message, as far as they can be read."""
     out: dict[int, bytes] = {}
     try:
-        for number, start, end, _ in fields_of(content, 0, len(content)):
+        for number, start, end, _ in read_fields(content, 0, len(content)):
             if number in (1, 2):
                 out[number] = content[start:end]
     except BadRequest:
-        pass  # What came before the break is all there is to tell.
+        pass  # The fields before the malformed byte are kept.
     return out
 
 
-def _pieces(content: bytes, signal: Signal) -> Iterator[list[_Unit]]:
-    """The body's items in groups that are small enough to parse; a larger item stands alone."""
-    units: list[_Unit] = []
+def _groups(content: bytes, signal: Signal) -> Iterator[list[_Item]]:
+    """Yield the items of a body in groups that are small enough to parse; a larger item forms its own group."""
+    items: list[_Item] = []
     size = 0
-    for unit in _units(content, 0, len(content), (), signal.levels, _Budget(signal.item)):
-        before = units[-1].around if units else ()
-        own = len(unit.item)
-        if unit.around is not before:
-            own += _new_bytes(unit.around, before)
-        if units and (size + own > _PIECE_BYTES_MAX or len(units) == _PIECE_ITEMS_MAX):
-            yield units
-            units, size = [], 0
-            own = len(unit.item) + _new_bytes(unit.around, ())
-        units.append(unit)
-        size += own
-    if units:
-        yield units
+    for item in _items(content, 0, len(content), (), signal.levels, _Budget(signal.item)):
+        before = items[-1].envelopes if items else ()
+        added = len(item.field)
+        if item.envelopes is not before:
+            added += _added_bytes(item.envelopes, before)
+        if items and (size + added > _GROUP_BYTES_MAX or len(items) == _GROUP_ITEMS_MAX):
+            yield items
+            items, size = [], 0
+            added = len(item.field) + _added_bytes(item.envelopes, ())
+        items.append(item)
+        size += added
+    if items:
+        yield items
 
 
-def _new_bytes(around: tuple[_Around, ...], before: tuple[_Around, ...]) -> int:
-    """What a piece grows by for what is around an item, after an item with ``before`` around it."""
-    alike = 0
-    while alike < min(len(around), len(before)) and around[alike] is before[alike]:
-        alike += 1
-    return sum(len(each.content) for each in around[alike:])
+def _added_bytes(envelopes: tuple[_Envelope, ...], before: tuple[_Envelope, ...]) -> int:
+    """Return the bytes that envelopes add to a small request after an item with the envelopes ``before``: those not shared with it."""
+    shared = 0
+    while shared < min(len(envelopes), len(before)) and envelopes[shared] is before[shared]:
+        shared += 1
+    return sum(len(each.content) for each in envelopes[shared:])
 
 
 @dataclass(slots=True)
 class _Budget:
-    """Items, and messages around them, that a request may still hold."""
+    """The number of items and envelopes that a request may still hold."""
 
     item: str
     left: int = ITEMS_MAX
 
-    def take(self) -> None:
-        """One more."""
+    def count(self) -> None:
+        """Count one more. Raises ``TooLarge``."""
         self.left -= 1
         if self.left < 0:
-            raise TooLarge(f"a request of more than {ITEMS_MAX} {self.item}s, scopes and resources: send fewer in one")
+            raise TooLarge(f"a request of more than {ITEMS_MAX} {self.item}s, scopes and resources: send fewer in one request")
 
 
-def _units(
-    content: bytes, start: int, end: int, around: tuple[_Around, ...], levels: Sequence[frozenset[int]], budget: _Budget
-) -> Iterator[_Unit]:
-    """The items within one message, by the field numbers that lead further down."""
-    for number, at, to, field_start in fields_of(content, start, end):
+def _items(
+    content: bytes, start: int, end: int, envelopes: tuple[_Envelope, ...], levels: Sequence[frozenset[int]], budget: _Budget
+) -> Iterator[_Item]:
+    """Yield the items within one message. ``levels`` holds the numbers of the fields to follow, from this message on."""
+    for number, at, to, field_start in read_fields(content, start, end):
         if number not in levels[0]:
             continue
-        budget.take()
+        budget.count()
         if len(levels) == 1:
-            yield _Unit(around, content[field_start:to], None if to - field_start <= _ITEM_BYTES_MAX else _ItemTooLarge())
-        elif len(around) < _SHARED_LEVELS:
-            inner = (*around, _Around(number, _outside(content, at, to, levels[1])))
-            if _new_bytes(inner, ()) > _AROUND_BYTES_MAX:
-                raise TooLarge(f"a resource and scope of {_new_bytes(inner, ())} bytes, at most {_AROUND_BYTES_MAX} are taken")
-            yield from _units(content, at, to, inner, levels[1:], budget)
+            yield _Item(envelopes, content[field_start:to], None if to - field_start <= _ITEM_BYTES_MAX else _ItemTooLarge())
+        elif len(envelopes) < _SHARED_LEVELS:
+            inner = (*envelopes, _Envelope(number, _without(content, at, to, levels[1])))
+            if _added_bytes(inner, ()) > _ENVELOPES_BYTES_MAX:
+                raise TooLarge(f"a resource and scope of {_added_bytes(inner, ())} bytes, at most {_ENVELOPES_BYTES_MAX} are accepted")
+            yield from _items(content, at, to, inner, levels[1:], budget)
         else:
-            yield from _units_of_one(content, (field_start, at, to), number, around, levels, budget)
+            yield from _items_of_metric(content, (field_start, at, to), number, envelopes, levels, budget)
 
 
-def _units_of_one(
-    content: bytes, place: tuple[int, int, int], number: int, around: tuple[_Around, ...], levels: Sequence[frozenset[int]], budget: _Budget
-) -> Iterator[_Unit]:
-    """The points of one metric, or all of it as one unit where it cannot be cut: its neighbours can."""
+def _items_of_metric(
+    content: bytes,
+    place: tuple[int, int, int],
+    number: int,
+    envelopes: tuple[_Envelope, ...],
+    levels: Sequence[frozenset[int]],
+    budget: _Budget,
+) -> Iterator[_Item]:
+    """Yield the points of one metric, or the metric as one item when it cannot be split, so that the other metrics still can."""
     field_start, at, to = place
     try:
-        inner = (*around, _Around(number, _outside(content, at, to, levels[1])))
-        fault = _ItemTooLarge() if _new_bytes(inner, ()) > _AROUND_BYTES_MAX else None
-        units = [] if fault else list(_units(content, at, to, inner, levels[1:], budget))
+        inner = (*envelopes, _Envelope(number, _without(content, at, to, levels[1])))
+        fault = _ItemTooLarge() if _added_bytes(inner, ()) > _ENVELOPES_BYTES_MAX else None
+        items = [] if fault else list(_items(content, at, to, inner, levels[1:], budget))
     except Malformed:
         fault = DecodeError()
-    yield from [_Unit(around, content[field_start:to], fault)] if fault else units
+    yield from [_Item(envelopes, content[field_start:to], fault)] if fault else items
 
 
-def _outside(content: bytes, start: int, end: int, inside: frozenset[int]) -> bytes:
-    """A message's fields but those that lead further down."""
-    return b"".join(content[field_start:to] for found, _, to, field_start in fields_of(content, start, end) if found not in inside)
+def _without(content: bytes, start: int, end: int, numbers: frozenset[int]) -> bytes:
+    """Return the fields of a message except those with these numbers."""
+    return b"".join(content[field_start:to] for found, _, to, field_start in read_fields(content, start, end) if found not in numbers)
 
 
-def _request(units: Iterable[_Unit], level: int = 0) -> bytes:
-    """A request of these items, from one level down. Neighbours within one message stay together."""
+def _request(items: Iterable[_Item], level: int = 0) -> bytes:
+    """Return a request of these items, from this level down. Adjacent items with the same envelope share one message."""
     out = []
-    for _, alike in groupby(units, lambda unit: id(unit.around[level]) if len(unit.around) > level else 0):
+    for _, alike in groupby(items, lambda item: id(item.envelopes[level]) if len(item.envelopes) > level else 0):
         group = list(alike)
-        if len(group[0].around) > level:
-            around = group[0].around[level]
-            out.append(message(around.number, around.content + _request(group, level + 1)))
+        if len(group[0].envelopes) > level:
+            envelope = group[0].envelopes[level]
+            out.append(message(envelope.number, envelope.content + _request(group, level + 1)))
         else:
-            out.extend(unit.item for unit in group)
+            out.extend(item.field for item in group)
     return b"".join(out)

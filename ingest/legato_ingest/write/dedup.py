@@ -1,113 +1,182 @@
-"""Which rows of a group the store has already.
+"""Deduplication: which rows of a commit the store already holds.
 
-One idea: a row's identity is (tenant, trace, span, rev), all of it from the span; that of a step or a sample is its time and what tells
-rows of one moment apart. One query a group asks the store for the minutes that the group touches, by numbers, which ClickHouse looks up
-in a set; the exact comparison is made here.
+A stream row is identified by (tenant, trace, span, rev), which all come from the span, and a rejected item by the key of ``rejected``. An
+engine step, finished request or sample is identified by its time and the columns that distinguish rows of the same time. Each
+lookup restricts columns at the front of the table's sorting key, so that ClickHouse reads few granules. The exact comparison is made here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
+from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
-__all__ = ["BESIDE", "Identity", "Key", "keys_of", "known_keys"]
+__all__ = [
+    "TIMED_TABLES",
+    "RejectionKey",
+    "StreamKey",
+    "TimedTable",
+    "new_rows",
+    "rejection_keys",
+    "rejections_query",
+    "stored_rejections",
+    "stored_streams",
+    "stream_keys",
+]
 
-Key = tuple[str, bytes, bytes, int]
+StreamKey = tuple[str, bytes, bytes, int]
+RejectionKey = tuple[str, str, bytes, bytes, int, bytes]
+T = TypeVar("T")
+
 _MINUTE_NS = 60_000_000_000
-# More stretches of time than this are asked for in one: a backfill of months must not be hundreds of queries.
+# More separate ranges of time than this are queried as one, so that a backfill of months does not cause hundreds of queries.
 _RANGES_MAX = 16
-_COLUMNS = ("tenant", "trace_id", "span_id", "rev")
+_STREAM_KEY = ("tenant", "trace_id", "span_id", "rev")
+_REJECTION_KEY = ("tenant", "reason", "trace_id", "span_id", "rev", "span_sha256")
+_SETTINGS = "SETTINGS max_query_size = 1000000000, max_threads = 1"
 
 
-def keys_of(rows: pa.Table) -> list[Key]:
-    """The identity of each row."""
-    return list(zip(*(rows[name].to_pylist() for name in _COLUMNS), strict=True)) if rows.num_rows else []
+def new_rows(rows: pa.Table, keys: Iterable[T], seen: set[T]) -> pa.Table:
+    """Return the rows with keys that are not in ``seen``, and add all keys to it: of rows with equal keys the first is kept."""
+    mask = []
+    for key in keys:
+        mask.append(key not in seen)
+        seen.add(key)
+    return rows if all(mask) else rows.filter(pa.array(mask, pa.bool_()))
 
 
-def known_keys(store: Store, tables: Sequence[pa.Table]) -> set[Key]:
-    """The identities among these rows' that the store may hold, exactly those that it does hold."""
+def stream_keys(rows: pa.Table) -> list[StreamKey]:
+    """Return the key of each row of ``stream_revs``."""
+    return list(zip(*(rows[name].to_pylist() for name in _STREAM_KEY), strict=True)) if rows.num_rows else []
+
+
+def stored_streams(store: Store, tables: Sequence[pa.Table]) -> set[StreamKey]:
+    """Return the keys of stored streams that may be among these rows: all that are, and others with the same span id and minute.
+
+    One query for each range of minutes that the rows touch. It compares span ids as integers, which ClickHouse looks up in a set.
+    """
     rows = pa.concat_tables([table.select(["tenant", "start_time", "span_id"]) for table in tables])
     if not rows.num_rows:
         return set()
-    starts = rows["start_time"].combine_chunks().cast(pa.int64()).to_numpy()
+    starts = _nanoseconds(rows["start_time"])
     spans = np.frombuffer(b"".join(rows["span_id"].to_pylist()), "<u8")
-    tenants = [str(tenant) for tenant in pc.unique(rows["tenant"]).to_pylist()]
-    found: set[Key] = set()
-    for low, high in _ranges(starts):
+    tenants = quoted_all(str(tenant) for tenant in pc.unique(rows["tenant"]).to_pylist())
+    found: set[StreamKey] = set()
+    for low, high in _minute_ranges(starts):
         inside = spans[(starts >= low) & (starts <= high)]
-        found.update(_ask(store, tenants, low, high, inside))
+        sql = f"""
+            SELECT {", ".join(_STREAM_KEY)} FROM stream_revs
+            WHERE tenant IN ({tenants})
+              AND {between_ns("start_time", low, high)}
+              AND reinterpretAsUInt64(span_id) IN ({",".join(map(str, inside.tolist()))})
+            {_SETTINGS}"""
+        found.update(_decoded(stream_keys(store.select_arrow(sql)), 1))
     return found
 
 
-def _ranges(starts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[int, int]]:
-    """The minutes that these starts touch, neighbours joined: a late stream does not make the query read the time between."""
-    minutes = np.unique(starts // _MINUTE_NS)
-    breaks = np.flatnonzero(np.diff(minutes) > 1) + 1
-    if len(breaks) >= _RANGES_MAX:
-        breaks = breaks[:0]
-    return [(int(run[0]) * _MINUTE_NS, (int(run[-1]) + 1) * _MINUTE_NS - 1) for run in np.split(minutes, breaks)]
+def rejection_keys(rows: pa.Table) -> list[RejectionKey]:
+    """Return the key of each row of ``rejected``."""
+    return list(zip(*(rows[name].to_pylist() for name in _REJECTION_KEY), strict=True)) if rows.num_rows else []
 
 
-def _ask(store: Store, tenants: list[str], low: int, high: int, spans: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[Key]:
-    sql = f"""
-        SELECT tenant, trace_id, span_id, rev FROM stream_revs
-        WHERE tenant IN ({quoted_all(tenants)})
-          AND {between_ns("start_time", low, high)}
-          AND reinterpretAsUInt64(span_id) IN ({",".join(map(str, spans.tolist()))})
-        SETTINGS max_query_size = 1000000000, max_threads = 1"""
-    table = store.select_arrow(sql)
-    columns = [table[name].to_pylist() for name in _COLUMNS]
-    return [(unquoted(tenant), trace, span, rev) for tenant, trace, span, rev in zip(*columns, strict=True)]
+def stored_rejections(store: Store, rows: pa.Table) -> set[RejectionKey]:
+    """Return those keys of these rows of ``rejected`` that the store holds: a request that is sent again has the same bad items."""
+    keys = set(rejection_keys(rows))
+    found: set[RejectionKey] = set()
+    for tenant, reason in sorted({key[:2] for key in keys}):
+        sql = rejections_query([key for key in keys if key[:2] == (tenant, reason)])
+        found.update(_decoded(rejection_keys(store.select_arrow(sql)), 2))
+    return found
+
+
+def rejections_query(keys: Sequence[RejectionKey]) -> str:
+    """Return the query for the stored rows with these keys, which share tenant and reason.
+
+    It restricts the columns of the sorting key themselves and not functions of them. The ids are sent as one hexadecimal string for each
+    column: with 100,000 keys, ClickHouse parses and looks up this form about four times faster than a list of tuples.
+    """
+    tenant, reason, *_ = keys[0]
+    ids = {"trace_id": [key[2] for key in keys], "span_id": [key[3] for key in keys], "span_sha256": [key[5] for key in keys]}
+    values = (
+        f"toFixedString(substring(unhex('{b''.join(column).hex()}'), 1 + {len(column[0])} * number, {len(column[0])}), {len(column[0])})"
+        for column in ids.values()
+    )
+    return f"""
+        SELECT {", ".join(_REJECTION_KEY)} FROM rejected
+        WHERE tenant = {quoted(tenant)} AND reason = {quoted(reason)}
+          AND rev IN ({",".join(map(str, sorted({key[4] for key in keys})))})
+          AND ({", ".join(ids)}) IN (SELECT {", ".join(values)} FROM numbers({len(keys)}))
+        {_SETTINGS}"""
+
+
+def _decoded(keys: Iterable[tuple[Any, ...]], texts: int) -> Iterable[Any]:
+    """Yield keys of a query's result with their first columns as text: ClickHouse returns strings as bytes."""
+    return ((*map(unquoted, key[:texts]), *key[texts:]) for key in keys)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """What tells the rows of a table that came beside the streams from one another: ``columns`` and the time ``recorded_at``.
+class TimedTable:
+    """A table with rows that are identified by ``recorded_at`` and the columns in ``key``.
 
-    ``rows`` is the batch's name for them. ``asked`` are the columns by which the store is asked, those that its sort key begins with.
+    ``rows`` is the name of the rows in a batch. ``prefix`` names columns at the front of the sorting key, which lookups restrict.
     """
 
     table: str
     rows: str
-    columns: tuple[str, ...]
-    asked: tuple[str, ...]
+    key: tuple[str, ...]
+    prefix: tuple[str, ...]
 
     def keys(self, rows: pa.Table) -> list[Any]:
-        """The identity of each row."""
-        columns = [rows[name].to_pylist() for name in self.columns]
-        times = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_pylist()
+        """Return the key of each row."""
+        columns = [rows[name].to_pylist() for name in self.key]
+        times = _nanoseconds(rows["recorded_at"]).tolist()
         return list(zip(*([unquoted(value) for value in column] for column in columns), times, strict=True))
 
-    def known(self, store: Store, rows: pa.Table) -> set[Any]:
-        """The identities that the store holds at these rows' moments, of those that share what is asked."""
-        times = rows["recorded_at"].combine_chunks().cast(pa.int64()).to_numpy()
-        conditions = [f"{name} IN ({_literals(pc.unique(rows[name]))})" for name in self.asked]
+    def stored(self, store: Store, rows: pa.Table) -> set[Any]:
+        """Return the keys of stored rows that may be among these rows: all that are, and others with the same times and prefixes."""
+        times = _nanoseconds(rows["recorded_at"])
+        conditions = [f"{name} IN ({_literals(pc.unique(rows[name]))})" for name in self.prefix]
         moments = ",".join(map(str, np.unique(times).tolist()))
         found: set[Any] = set()
-        for low, high in _ranges(times):
+        for low, high in _minute_ranges(times):
             sql = f"""
-                SELECT {", ".join(self.columns)}, recorded_at FROM {self.table}
+                SELECT {", ".join(self.key)}, recorded_at FROM {self.table}
                 WHERE {" AND ".join(conditions)}
                   AND {between_ns("recorded_at", low, high)}
                   AND toUnixTimestamp64Nano(recorded_at) IN ({moments})
-                SETTINGS max_query_size = 1000000000, max_threads = 1"""
+                {_SETTINGS}"""
             found.update(self.keys(store.select_arrow(sql)))
         return found
 
 
-STEPS = Identity("engine_steps", "steps", ("tenant", "engine_id", "step"), ("tenant", "engine_id"))
-REQUESTS = Identity("engine_requests", "requests", ("tenant", "engine_id", "response_id"), ("tenant", "engine_id"))
-# A series is a hash of all that names it, its engine and host included.
-SAMPLES = Identity("node_samples", "samples", ("tenant", "series"), ("tenant", "metric", "series"))
-BESIDE = (STEPS, REQUESTS, SAMPLES)
+TIMED_TABLES = (
+    TimedTable("engine_steps", "steps", ("tenant", "engine_id", "step"), ("tenant", "engine_id")),
+    TimedTable("engine_requests", "requests", ("tenant", "engine_id", "response_id"), ("tenant", "engine_id")),
+    # A series is a hash of everything that identifies it, including engine and host.
+    TimedTable("node_samples", "samples", ("tenant", "series"), ("tenant", "metric", "series")),
+)
+
+
+def _nanoseconds(times: pa.ChunkedArray) -> NDArray[np.int64]:
+    values: NDArray[np.int64] = times.combine_chunks().cast(pa.int64()).to_numpy()
+    return values
+
+
+def _minute_ranges(times: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the minutes that these times touch, adjacent ones joined, so that one late row does not widen the range for all rows."""
+    minutes = np.unique(times // _MINUTE_NS)
+    breaks = np.flatnonzero(np.diff(minutes) > 1) + 1
+    if len(breaks) >= _RANGES_MAX:
+        breaks = breaks[:0]
+    return [(int(run[0]) * _MINUTE_NS, (int(run[-1]) + 1) * _MINUTE_NS - 1) for run in np.split(minutes, breaks)]
 
 
 def _literals(values: pa.Array) -> str:

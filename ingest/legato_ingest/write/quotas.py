@@ -1,8 +1,8 @@
-"""What one tenant may take of the server: bytes a second, bytes that wait, and names an hour.
+"""Quotas of one tenant: bytes per second, in-flight bytes, and distinct label combinations per hour (the cardinality limit).
 
-One idea: whoever is over a limit is told 429 and when to come back, before anything of the request is kept; the others notice nothing. A
-rate is a balance that fills with time and may be overdrawn by one request, so a body of any size comes through when its time has come.
-What is counted as a name is what multiplies rows of minutes and series: it reads that of rows, and never a request.
+A request over a quota is refused with 429 and a time to retry after, before anything of it is stored; other tenants are not affected. The
+rate is a balance that grows with time and may be overdrawn by one request, so that a body of any size is accepted after a wait. The
+cardinality counts what multiplies rows of the rollups and series of samples; it is taken from converted rows.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import pyarrow as pa
 
 from legato_ingest.definitions import DIMENSIONS
 from legato_ingest.errors import Overloaded
-from legato_ingest.otlp.stream_rows import Batch
+from legato_ingest.otlp.batch import Batch
 
-__all__ = ["TenantLimits", "names_of"]
+__all__ = ["TenantQuotas", "label_hashes"]
 
-# Each combination of these is a row of `stream_minutes` a minute; each series is one that every panel over it carries.
-_STREAM_NAMES = (*DIMENSIONS, "emitter", "engine_id")
+# Each combination of these columns is one row of `stream_minutes` per minute.
+_STREAM_LABELS = (*DIMENSIONS, "emitter", "engine_id")
 
-# So many seconds of its rate a tenant may save up.
+# A tenant can save up its rate over this time.
 _BURST_S = 10.0
 _HOUR_S = 3600.0
-# Longer than this nobody should be told to wait: a limit may be raised meanwhile.
+# The longest Retry-After: a quota may be raised in the meantime.
 _RETRY_AFTER_S_MAX = 60
 
 
-def names_of(batch: Batch) -> set[int]:
-    """Hashes of the names that a request's rows bring: combinations of a stream's names, and series of samples."""
-    return {hash(each) for each in (*_distinct(batch.revs, _STREAM_NAMES), *_distinct(batch.samples, ("series",)))}
+def label_hashes(batch: Batch) -> set[int]:
+    """Return a hash of each distinct combination of stream labels and of each distinct series of samples in a batch."""
+    return {hash(each) for each in (*_distinct(batch.revs, _STREAM_LABELS), *_distinct(batch.samples, ("series",)))}
 
 
 def _distinct(rows: pa.Table, columns: Sequence[str]) -> Iterable[tuple[object, ...]]:
@@ -46,65 +46,70 @@ def _distinct(rows: pa.Table, columns: Sequence[str]) -> Iterable[tuple[object, 
 
 @dataclass(slots=True)
 class _Account:
+    """The use of one tenant: balance of its rate in bytes at the time ``at``, bytes in flight, label hashes of the hour ``hour``."""
+
     balance: float
     at: float
-    waiting: int = 0
+    in_flight: int = 0
     hour: int = -1
-    names: set[int] = field(default_factory=set)
+    labels: set[int] = field(default_factory=set)
 
 
-class TenantLimits:
-    """Limits of each tenant; 0 is none. ``clock`` gives seconds of a monotonic clock. Use from any thread. Raises ``Overloaded``.
+class TenantQuotas:
+    """The quotas, the same for each tenant; 0 disables one. Thread-safe. All methods raise ``Overloaded`` over a quota.
 
-    ``waiting_bytes_max`` bounds bodies that were received and not yet answered, ``names_max`` the distinct names of an hour.
+    ``in_flight_bytes_max`` limits the bodies that were received and not yet answered, ``cardinality_max`` the distinct label combinations
+    of an hour. ``clock`` returns the seconds of a monotonic clock.
     """
 
-    def __init__(self, *, bytes_per_s: int, waiting_bytes_max: int, names_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, bytes_per_s: int, in_flight_bytes_max: int, cardinality_max: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._bytes_per_s = bytes_per_s
-        self._waiting_bytes_max = waiting_bytes_max
-        self._names_max = names_max
+        self._in_flight_bytes_max = in_flight_bytes_max
+        self._cardinality_max = cardinality_max
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
         self._lock = threading.Lock()
 
     @contextmanager
     def request(self, tenant: str) -> Iterator[Callable[[int], None]]:
-        """Around one request: a function that charges bytes of its body as they come. What waits is let go at the end."""
+        """Enter for one request: checks the rate and yields a function that counts bytes of its body as in flight, until exit."""
         own = 0
 
-        def charge(size: int) -> None:
+        def count(size: int) -> None:
             nonlocal own
             with self._lock:
                 account = self._account(tenant)
-                over = self._waiting_bytes_max and account.waiting > own and account.waiting + size > self._waiting_bytes_max
-                if over:
-                    raise Overloaded(f"{account.waiting} bytes of the tenant {tenant} wait already, at most {self._waiting_bytes_max} may")
-                account.waiting += size
+                most = self._in_flight_bytes_max
+                if most and account.in_flight > own and account.in_flight + size > most:
+                    raise Overloaded(f"{account.in_flight} bytes of the tenant {tenant} are in flight, at most {most} are allowed")
+                account.in_flight += size
                 account.balance -= size
                 own += size
 
         self._check_rate(tenant)
         try:
-            yield charge
+            yield count
         finally:
             with self._lock:
-                self._account(tenant).waiting -= own
+                self._account(tenant).in_flight -= own
 
-    def check_names(self, tenant: str, names: Iterable[int]) -> None:
-        """Note the hashes of a request's names; refuse it when the tenant has brought too many in this hour."""
+    def check_cardinality(self, tenant: str, labels: Iterable[int]) -> None:
+        """Add the label hashes of a request to those of the hour. Raises ``Overloaded`` when they exceed the limit; then none is added."""
         with self._lock:
             account, now = self._account(tenant), self._clock()
             if account.hour != now // _HOUR_S:
-                account.hour, account.names = int(now // _HOUR_S), set()
-            both = account.names.union(names)
-            # The first request of an hour passes, however many it brings: it would be refused for ever.
-            if account.names and len(both) > max(self._names_max, len(account.names)):
+                account.hour, account.labels = int(now // _HOUR_S), set()
+            both = account.labels.union(labels)
+            # The first request of an hour is accepted with any number of labels: otherwise it would be refused for ever.
+            if account.labels and len(both) > max(self._cardinality_max, len(account.labels)):
                 raise Overloaded(
-                    f"the tenant {tenant} has brought {len(both)} names in this hour, at most {self._names_max} may be: does a route, a "
-                    "model or a metric's attribute hold an id?",
+                    f"the tenant {tenant} has sent {len(both)} combinations of labels in this hour, at most {self._cardinality_max} are "
+                    "allowed: check whether a route, a model or a metric's attribute holds an id",
                     min(_RETRY_AFTER_S_MAX, math.ceil(_HOUR_S - now % _HOUR_S)),
                 )
-            account.names = both
+            account.labels = both
 
     def _check_rate(self, tenant: str) -> None:
         if not self._bytes_per_s:
@@ -113,10 +118,10 @@ class TenantLimits:
             balance = self._account(tenant).balance
         if balance < 0:
             wait = min(_RETRY_AFTER_S_MAX, math.ceil(-balance / self._bytes_per_s))
-            raise Overloaded(f"the tenant {tenant} sends more than {self._bytes_per_s} bytes a second", wait)
+            raise Overloaded(f"the tenant {tenant} sends more than {self._bytes_per_s} bytes per second", wait)
 
     def _account(self, tenant: str) -> _Account:
-        """The tenant's account as it is now. Tenants come from tokens, so there are as many as somebody made."""
+        """Return the tenant's account with its balance as of now. The number of tenants is bounded, because they come from tokens."""
         now, full = self._clock(), self._bytes_per_s * _BURST_S
         account = self._accounts.setdefault(tenant, _Account(full, now))
         account.balance = min(full, account.balance + (now - account.at) * self._bytes_per_s)

@@ -1,7 +1,7 @@
-"""How rows of `stream_revs` fare against the SLO: good, or bad for a gap, an error or a late start. For the counters of /metrics.
+"""SLO counters: how many of the rows just stored in ``stream_revs`` are good, or bad for a gap, an error or a late start.
 
-One idea: the same partition as the rollup's (`rollup_queries`), made of the rows that were just stored, a column at a time, so that a
-scrape asks no store. It counts ends only: a stream that nobody ended is abandoned later, which only the store can tell.
+The classification is that of the rollups (``rollups/queries.py``), computed column by column from the rows in memory, so that a scrape of
+/metrics needs no query. Only streams that ended are counted: an abandoned stream has no end, and only the store can find it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import pyarrow.compute as pc
 
 from legato_ingest.definitions import ERRORS
 
-__all__ = ["results_of"]
+__all__ = ["count_results"]
 
 _ERRORS = pa.array(ERRORS)
 
 
-def results_of(rows: pa.Table, gap_us: int, first_us: int) -> list[tuple[str, str, str, int]]:
-    """(service, vantage, result, streams) of the rows that end a stream whose timeline is known. The limits are those of the SLO, in µs."""
+def count_results(rows: pa.Table, gap_us: int, first_us: int) -> list[tuple[str, str, str, int]]:
+    """Return (service, vantage, result, number of streams) of the rows that end a stream with a known timeline.
+
+    ``result`` is one of ``SLO_RESULTS``; ``gap_us`` and ``first_us`` are the SLO's limits of gap and first output, in µs.
+    """
     rows = rows.filter(pc.and_(rows["ended"], pc.is_valid(rows["content_chunks"])))
     if not rows.num_rows:
         return []

@@ -8,7 +8,8 @@ from legato_gpu_agent.agent.otlp_spans import request_of
 from legato_gpu_agent.agent.step_buffer import ENGINES_MAX, EXTRAS_MAX, FLUSH_STEPS_MAX, Flush, Pending
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, SchedulerEvent, Step
 from legato_gpu_agent.plugin.protocol import BadDatagram, Datagram
-from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.convert import convert_spans
 
 NOW = 1_700_000_000_000_000_000
 SECOND = 10**9
@@ -80,7 +81,7 @@ def test_finished_requests_go_with_the_steps() -> None:
 
 def stored(flush: Flush) -> tuple[list[tuple[int, int]], list[str]]:
     """What ingest makes of a flush: numbers and times of the steps' rows, and the requests' ids."""
-    found = rows_of(request_of(flush.engine, flush.steps, flush.finished, flush.events), tenant="", received_at_ns=NOW, limits=Limits())
+    found = convert_spans(request_of(flush.engine, flush.steps, flush.finished, flush.events), tenant="", now_ns=NOW, limits=Limits())
     assert found.rejected.num_rows == 0
     steps = [(row["step"], row["recorded_at"].value) for row in found.steps.to_pylist()]
     return steps, [row["response_id"] for row in found.requests.to_pylist()]

@@ -7,11 +7,12 @@ import random
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.batches import received_spans
 from helpers.builders.spans import native_span, request
 from helpers.builders.world import World
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
-from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
 
 __all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "put", "response_id", "steps", "stream", "trace_id"]
@@ -31,9 +32,9 @@ def response_id(number: int) -> str:
     return f"chatcmpl-{number + 1}"
 
 
-def put(store: Store, body: ExportTraceServiceRequest, received_at_ns: int) -> None:
+def put(store: Store, body: ExportTraceServiceRequest, received_ns: int) -> None:
     """Store a body as received at this time."""
-    batch = rows_of(body, tenant="", received_at_ns=received_at_ns, limits=Limits(retention_days=0))
+    batch = received_spans(body, tenant="", now_ns=received_ns, limits=Limits(retention_days=0))
     assert not batch.rejected.num_rows
     for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
         store.insert(table, rows)

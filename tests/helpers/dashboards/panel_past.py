@@ -26,7 +26,8 @@ from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.jobs.self_monitoring import request_of as self_request
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
+from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.convert import convert_points, convert_spans
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
@@ -174,10 +175,10 @@ def _gaps(row: Row) -> list[int]:
 
 def _batches(now_ns: int) -> Iterator[Batch]:
     def spans(body: ExportTraceServiceRequest, tenant: str = "") -> Batch:
-        return rows_of(body, tenant=tenant, received_at_ns=now_ns, limits=Limits())
+        return convert_spans(body, tenant=tenant, now_ns=now_ns, limits=Limits())
 
     def points(body: ExportMetricsServiceRequest, tenant: str = "") -> Batch:
-        return sample_rows_of(body, tenant=tenant, received_at_ns=now_ns, limits=Limits())
+        return convert_points(body, tenant=tenant, now_ns=now_ns, limits=Limits())
 
     for body in _of_the_demo(now_ns):
         yield spans(body)

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from helpers.builders.batches import received_spans
 from helpers.builders.spans import SECOND_NS, native_span, request
 from helpers.servers.serving import served
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.query.app import create_app
 from legato_ingest.settings import Settings
 from legato_ingest.storage import EmbeddedStore, Store
@@ -83,6 +84,6 @@ def streams_in(store: Store, streams: Sequence[Mapping[str, Any]], service: str 
         options = {key: value for key, value in made.items() if key not in ("attributes", "age_s")}
         options.setdefault("start_ns", now - round(made["age_s"] * SECOND_NS))
         native_span(body, made["attributes"], rng=rng, **options)
-    batch = rows_of(body, tenant="", received_at_ns=now, limits=Limits())
+    batch = received_spans(body, tenant="", now_ns=now, limits=Limits())
     assert batch.rejected.num_rows == 0, batch.rejected.to_pylist()
     store.insert("stream_revs", batch.revs)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
@@ -18,8 +19,7 @@ from legato_ingest.attribution.model.gaps import Vantage
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli.queries import BUT_FOR
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.metric_rows import read_samples
-from legato_ingest.otlp.spans import Limits
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 
@@ -66,7 +66,7 @@ def test_steps_that_name_no_request_are_joined_on_one_host(store: Store, boot: s
     body = metrics_request({"legato.engine.id": "e"})
     for at in range(10):
         gauge(body, told, 1, int(WORLD.ends[0]) + at * 1000 * MS, attributes={"legato.boot.id": boot} if boot else {})
-    store.insert("node_samples", read_samples(body, "", RECEIVED_NS, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=RECEIVED_NS, limits=Limits(retention_days=0)).samples)
     worker(store).step()
     assert verdicts(store) == [("host", "strong", [], 200) if named else ("generation", "strong", ["engine"], None)]
 
@@ -177,9 +177,9 @@ def test_without_steps_counters_that_stand_still_rule_causes_out(
     for at in range(-120, 240, gap_s):
         if (value := counted(at)) is not None:
             total(body, "vllm:num_preemptions_total", value, begun + at * 1000 * MS)
-    samples = read_samples(body, "", RECEIVED_NS, Limits(retention_days=0))
-    assert not samples.rejections
-    store.insert("node_samples", samples.table)
+    batch = received_points(body, tenant="", now_ns=RECEIVED_NS, limits=Limits(retention_days=0))
+    assert not batch.rejected.num_rows
+    store.insert("node_samples", batch.samples)
     worker(store).step()
     ((cause, excluded),) = store.select("SELECT cause, excluded FROM verdicts FINAL")
     assert cause == "generation" and ("kv_pressure" in excluded) is ruled_out

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from helpers.builders.batches import received_points
 from helpers.builders.points import metrics_request, total
 from helpers.builders.world import World
 from helpers.builders.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, steps
@@ -22,8 +23,7 @@ from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli.main import app
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.metric_rows import read_samples
-from legato_ingest.otlp.spans import Limits
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 
@@ -172,7 +172,7 @@ def counted(store: Store, engine: str, names: tuple[str, str], values: list[tupl
     for at, pair in enumerate(values):
         for name, value in zip(names, pair, strict=True):
             total(body, name, value, CACHE_BEGUN + 10**9 + at * MINUTE_NS // 2)
-    store.insert("node_samples", read_samples(body, "", CACHE_BEGUN, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=CACHE_BEGUN, limits=Limits(retention_days=0)).samples)
 
 
 def cached_steps(store: Store, engine: str, queued_us: tuple[int, int]) -> None:
@@ -269,7 +269,7 @@ def test_series_of_one_engine_grow_each_for_itself(url: str, store: Store) -> No
         for model, value in (("large", large), ("small", small)):
             for name, count in ((PAGE_DRAFTED, value), (PAGE_KEPT, value // 2)):
                 total(body, name, count, CACHE_BEGUN + 10**9 * (1 + at), attributes={"model_name": model})
-    store.insert("node_samples", read_samples(body, "", CACHE_BEGUN, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=CACHE_BEGUN, limits=Limits(retention_days=0)).samples)
     _, (row,) = speculating(url, "--engine", "two models")
     assert (row["drafted"], row["accepted"]) == (200, 100)
 
@@ -306,7 +306,7 @@ def test_steps_of_another_tenant_do_not_hide_a_page(url: str, store: Store) -> N
     for at, value in enumerate((0, 500)):
         for name in (PAGE_DRAFTED, PAGE_KEPT):
             total(body, name, value, CACHE_BEGUN + 10**9 * (1 + at))
-    store.insert("node_samples", read_samples(body, "other", CACHE_BEGUN, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(body, tenant="other", now_ns=CACHE_BEGUN, limits=Limits(retention_days=0)).samples)
     (by_steps,), (by_page,) = speculating(url, "--engine", "namesake")
     assert by_steps["drafted"] == 200 and (by_page["tenant"], by_page["drafted"]) == ("other", 500)
 

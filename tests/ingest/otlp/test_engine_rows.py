@@ -10,7 +10,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from helpers.builders.spans import any_value, native_span
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of
+from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.convert import convert_spans
 from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
 
@@ -40,7 +41,7 @@ FINISHED = [FinishedRequest(102, "chatcmpl-a", "stop", 1, 20, 300), FinishedRequ
 
 def batch(body: ExportTraceServiceRequest) -> Batch:
     """The rows of a body."""
-    return rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits())
+    return convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
 
 
 def test_steps_arrive_as_they_were_recorded() -> None:

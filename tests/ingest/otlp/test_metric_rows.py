@@ -11,9 +11,10 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from helpers.builders.points import ENGINE, gauge, histogram, metrics_request, point_requests, total
+from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.convert import convert_points
 from legato_ingest.otlp.metric_points import BOUNDS_MAX
 from legato_ingest.otlp.metric_series import ATTRIBUTES_MAX
-from legato_ingest.otlp.stream_rows import Batch, Limits, sample_rows_of
 
 NOW_NS = time.time_ns()
 SECOND_NS = 1_000_000_000
@@ -22,7 +23,7 @@ DAY_NS = 86_400 * SECOND_NS
 
 def rows(body: ExportMetricsServiceRequest, **limits: int) -> Batch:
     """The rows of a body that arrives now."""
-    return sample_rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits(**limits))
+    return convert_points(body, tenant="", now_ns=NOW_NS, limits=Limits(**limits))
 
 
 def only(body: ExportMetricsServiceRequest, **limits: int) -> dict[str, Any]:

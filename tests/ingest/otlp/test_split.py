@@ -17,10 +17,11 @@ from helpers.builders.points import gauge, histogram, metrics_request, total
 from helpers.builders.spans import native_span, request, scope_of
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
 from legato_ingest.otlp import split
+from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.convert import convert_points, convert_spans
 from legato_ingest.otlp.protobuf import message
 from legato_ingest.otlp.signals import POINTS, SPANS, Signal
-from legato_ingest.otlp.split import ITEMS_MAX, batch_of
-from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
+from legato_ingest.otlp.split import ITEMS_MAX, convert_body
 
 NOW_NS = time.time_ns()
 MIB = 2**20
@@ -29,7 +30,7 @@ MIB = 2**20
 def batch(content: bytes, faults: list[Exception] | None = None, limits: Limits | None = None, signal: Signal = SPANS) -> Batch:
     """The rows of a body at a fixed moment."""
     heard = faults.append if faults is not None else lambda error: pytest.fail(f"fault: {error!r}")
-    return batch_of(content, tenant="", received_at_ns=NOW_NS, limits=limits or Limits(), on_fault=heard, signal=signal)
+    return convert_body(content, tenant="", now_ns=NOW_NS, limits=limits or Limits(), on_fault=heard, signal=signal)
 
 
 def body_of(scopes: int, spans: int, seed: int = 1) -> ExportTraceServiceRequest:
@@ -54,18 +55,18 @@ def spoiled(body: ExportTraceServiceRequest, name: str) -> bytes:
 @pytest.mark.parametrize("spans_max", [1, 3, 1000])
 def test_a_body_in_pieces_has_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch, spans_max: int) -> None:
     """Services, refusals and counts are those of the uncut request, in its order."""
-    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(split, "_PIECE_ITEMS_MAX", spans_max)
+    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", spans_max)
     body = body_of(3, 5)
-    whole, cut = rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits()), batch(body.SerializeToString())
+    whole, cut = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()), batch(body.SerializeToString())
     assert cut.revs.equals(whole.revs) and cut.rejected.equals(whole.rejected)
     assert (cut.spans, cut.ignored, cut.chunks) == (whole.spans, whole.ignored, whole.chunks) == (18, 0, 300)
 
 
 def test_the_budget_of_chunks_is_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cutting a request does not multiply what it may declare."""
-    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(split, "_PIECE_ITEMS_MAX", 2)
+    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 2)
     cut = batch(body_of(1, 9).SerializeToString(), limits=Limits(chunks_per_request_max=100))
     assert cut.chunks == 100
     assert sorted(cut.rejected["reason"].to_pylist()) == ["attribute", *["chunk_budget"] * 4]
@@ -100,12 +101,12 @@ def test_a_fault_inside_legato_costs_the_span_that_met_it() -> None:
     def failing(body: ExportTraceServiceRequest, **more: object) -> Batch:
         if any(span.span_id == poison for r in body.resource_spans for s in r.scope_spans for span in s.spans):
             raise IndexError("poison")
-        return rows_of(body, **more)  # type: ignore[arg-type]
+        return convert_spans(body, **more)  # type: ignore[arg-type]
 
     body, faults = request(), list[Exception]()
     for number in range(9):
         native_span(body, span_id=poison if number == 4 else None)
-    cut = batch(body.SerializeToString(), faults, signal=replace(SPANS, rows=failing))
+    cut = batch(body.SerializeToString(), faults, signal=replace(SPANS, convert=failing))
     assert cut.revs.num_rows == 8 and [repr(fault) for fault in faults] == ["IndexError('poison')"]
     (row,) = cut.rejected.to_pylist()
     assert (row["reason"], row["span_id"]) == ("internal", poison) and "IndexError" in row["detail"] and "poison" not in row["detail"]
@@ -119,7 +120,7 @@ def test_trouble_of_the_process_is_no_spans_fault(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        batch(body_of(1, 1).SerializeToString(), signal=replace(SPANS, rows=failing))
+        batch(body_of(1, 1).SerializeToString(), signal=replace(SPANS, convert=failing))
 
 
 def nested(content: bytes) -> bytes:
@@ -211,10 +212,10 @@ def metrics_of(engines: int, metrics: int) -> ExportMetricsServiceRequest:
 @pytest.mark.parametrize("items_max", [1, 3, 1000])
 def test_a_body_of_metrics_in_pieces_has_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch, items_max: int) -> None:
     """Engines, kinds, temporalities, refusals and counts are those of the uncut request, in its order."""
-    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(split, "_PIECE_ITEMS_MAX", items_max)
+    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", items_max)
     body = metrics_of(3, 4)
-    whole = sample_rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits())
+    whole = convert_points(body, tenant="", now_ns=NOW_NS, limits=Limits())
     cut = batch(body.SerializeToString(), signal=POINTS)
     assert cut.samples.combine_chunks().equals(whole.samples.combine_chunks()) and cut.rejected.equals(whole.rejected)
     assert (cut.points, cut.ignored, cut.spans) == (whole.points, whole.ignored, 0) == (51, 0, 0)
@@ -225,8 +226,8 @@ def test_the_budget_of_attributes_is_the_requests(monkeypatch: pytest.MonkeyPatc
     body = metrics_request({"label": "x" * 1000})
     for number in range(100):
         gauge(body, "a", number, NOW_NS - number)
-    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(split, "_PIECE_ITEMS_MAX", 7)
+    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 7)
     cut = batch(body.SerializeToString(), limits=Limits(attribute_bytes_per_request_max=20_500), signal=POINTS)
     assert cut.samples.num_rows == 20 and cut.rejected["reason"].to_pylist() == ["budget"] * 80
 
@@ -240,7 +241,7 @@ def test_a_point_that_is_not_utf8_costs_nobody_else(at: int) -> None:
     assert cut.samples.num_rows == 79 and cut.points == 81
     assert sorted(cut.rejected["reason"].to_pylist()) == ["protobuf", "time"]
     (row,) = [row for row in cut.rejected.to_pylist() if row["reason"] == "protobuf"]
-    assert row["detail"].startswith(f"metric 'gauge-{at:03}': no valid protobuf")
+    assert row["detail"].startswith(f"metric 'gauge-{at:03}': not valid protobuf")
     again = batch(content, signal=POINTS).rejected.to_pylist()
     assert row["span_sha256"] in [each["span_sha256"] for each in again]
 
@@ -249,7 +250,7 @@ def test_a_fault_inside_legato_costs_the_point_that_met_it() -> None:
     """As with spans."""
 
     def failing(body: ExportMetricsServiceRequest, **more: object) -> Batch:
-        out = sample_rows_of(body, **more)  # type: ignore[arg-type]
+        out = convert_points(body, **more)  # type: ignore[arg-type]
         if 3 in out.samples["value"].to_pylist():
             raise IndexError("poison")
         return out
@@ -257,7 +258,7 @@ def test_a_fault_inside_legato_costs_the_point_that_met_it() -> None:
     body, faults = metrics_request(), list[Exception]()
     for number in range(9):
         gauge(body, "a", number, NOW_NS)
-    cut = batch(body.SerializeToString(), faults, signal=replace(POINTS, rows=failing))
+    cut = batch(body.SerializeToString(), faults, signal=replace(POINTS, convert=failing))
     assert cut.samples["value"].to_pylist() == [0, 1, 2, 4, 5, 6, 7, 8] and [repr(fault) for fault in faults] == ["IndexError('poison')"]
     assert cut.rejected["reason"].to_pylist() == ["internal"] and cut.points == 9
 
@@ -270,7 +271,7 @@ def metric_of(content: bytes) -> bytes:
 @pytest.mark.parametrize("reason", ["protobuf", "size"])
 def test_a_metric_that_cannot_be_cut_is_refused_whole(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """Bytes missing at its end, or a name as long as a book in a large body: rejected as one, and the metrics beside it are stored."""
-    monkeypatch.setattr(split, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
     body = metrics_request({})
     for name in ("first", "n" * 300_000, "last"):
         gauge(body, name, 1, NOW_NS)

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.batches import received_spans
 from helpers.builders.spans import SECOND_NS, native_span, request, scope_of
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import steps, stream
@@ -31,7 +32,7 @@ from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.compute import MINUTE_S, _within, compute_minutes, passes
 from legato_ingest.rollups.queries import STREAM_ROLLUPS
 from legato_ingest.rollups.worker import RollupWorker, followed_until_ms, judgements_followed_until_ms
@@ -91,7 +92,7 @@ def committing(store: Store | Double, **more: Any) -> Iterator[Committer]:
 
 def send(committer: Committer, bodies: Iterable[ExportTraceServiceRequest], tenant: str = "") -> None:
     """Hand over all, then wait for all; nothing is refused."""
-    batches = [rows_of(body, tenant=tenant, received_at_ns=time.time_ns(), limits=Limits()) for body in bodies]
+    batches = [received_spans(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits()) for body in bodies]
     for future in [committer.submit(batch) for batch in batches]:
         assert future.result(PATIENCE_S).rejected == 0
 
@@ -259,7 +260,7 @@ def fill(store: Store, seed: int, requests: int = 2) -> None:
     """Streams, verdicts of two judgements, replays and steps of two tenants, whose streams have the same ids."""
     rng = random.Random(seed)
     for _ in range(requests):
-        made = rows_of(streams_of(rng, 40), tenant="", received_at_ns=NOW_NS, limits=Limits())
+        made = received_spans(streams_of(rng, 40), tenant="", now_ns=NOW_NS, limits=Limits())
         assert made.rejected.num_rows == 0
         revs = pa.concat_tables([made.revs, bent(rng, made.revs)])
         revs = pa.concat_tables([revs, bent(rng, revs, OTHER)])
@@ -272,7 +273,7 @@ def fill(store: Store, seed: int, requests: int = 2) -> None:
                 store.insert("replays", replays)
     for tenant in ("", OTHER):
         for engine in ("e1", "e2"):
-            store.insert("engine_steps", rows_of(steps_of(rng, engine, 150), tenant=tenant, received_at_ns=NOW_NS, limits=Limits()).steps)
+            store.insert("engine_steps", received_spans(steps_of(rng, engine, 150), tenant=tenant, now_ns=NOW_NS, limits=Limits()).steps)
 
 
 OTHER = "it's\\ b"
@@ -558,10 +559,10 @@ def scattered(store: Store) -> None:
     body, rng = request(), random.Random(5)
     for start in SCATTERED:
         native_span(body, start_ns=start, rng=rng)
-    made = rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits())
+    made = received_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
     store.insert("stream_revs", made.revs)
     store.insert("verdicts", judgements(rng, made.revs, NOW_NS // 10**6, share=1)[0])
-    store.insert("engine_steps", rows_of(steps_of(rng, "e1", 150), tenant="", received_at_ns=NOW_NS, limits=Limits()).steps)
+    store.insert("engine_steps", received_spans(steps_of(rng, "e1", 150), tenant="", now_ns=NOW_NS, limits=Limits()).steps)
 
 
 class Killed(Exception):
@@ -637,11 +638,11 @@ def test_a_row_on_its_way_in_is_rolled_by_the_next_run(store: Store, after_ms: i
     """Runs that end while an insert is under way, and note how far they came, do not pass it by."""
     double = Double(store)
     with committing(double, after_ms=after_ms) as committer, held(double, "stream_revs") as (begun, go, times):
-        store.insert("stream_revs", rows_of(one("a", 1), tenant="", received_at_ns=NOW_NS, limits=Limits()).revs)
+        store.insert("stream_revs", received_spans(one("a", 1), tenant="", now_ns=NOW_NS, limits=Limits()).revs)
         rolling = roller(store, committer.settled_ms)
         rolling.step()
         body = one("b", 1, span_id=b"another.", start_ns=THEN_NS + HOUR_NS)
-        coming = committer.submit(rows_of(body, tenant="", received_at_ns=NOW_NS, limits=Limits()))
+        coming = committer.submit(received_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()))
         assert begun.wait(PATIENCE_S)
         for _ in range(2):
             judge(store, now_ms(), {"cause": "host"})
@@ -695,7 +696,7 @@ class Void:
 
 
 FUTURE_MS = NOW_NS // 10**6 + 3_600_000
-BATCH = rows_of(one("a", 1), tenant="", received_at_ns=NOW_NS, limits=Limits())
+BATCH = received_spans(one("a", 1), tenant="", now_ns=NOW_NS, limits=Limits())
 
 
 @given(st.lists(st.booleans(), max_size=12), st.sampled_from((0, NOW_NS // 10**6, FUTURE_MS)))
@@ -838,7 +839,7 @@ def test_one_span_with_two_starts_is_two_streams(store: Store) -> None:
     """As in `streams`: a verdict is of the start that it names, in whatever pass the other is computed."""
     starts = [THEN_NS, THEN_NS + MINUTE_NS, THEN_NS + HOUR_NS]
     for rev, start in enumerate(starts, 1):
-        made = rows_of(one("a", rev, start_ns=start, attributes=SLOW), tenant="", received_at_ns=NOW_NS, limits=Limits()).revs
+        made = received_spans(one("a", rev, start_ns=start, attributes=SLOW), tenant="", now_ns=NOW_NS, limits=Limits()).revs
         store.insert("stream_revs", made)
         verdicts, replays = judgements(random.Random(2), made, NOW_NS // 10**6, share=1)
         store.insert("verdicts", verdicts)

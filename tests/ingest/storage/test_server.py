@@ -73,12 +73,13 @@ def test_a_reader_changes_nothing_and_has_limits(store: Store) -> None:
 
 def test_a_tenants_reader_sees_its_rows_alone(store: Store) -> None:
     """By the same filter as on an embedded store, in tables and views."""
+    from helpers.builders.batches import received_spans
     from helpers.builders.spans import native_span, request
-    from legato_ingest.otlp.stream_rows import Limits, rows_of
+    from legato_ingest.otlp.batch import Limits
 
     body = request()
     native_span(body)
-    store.insert("stream_revs", rows_of(body, tenant="shop", received_at_ns=10**18, limits=Limits(retention_days=0)).revs)
+    store.insert("stream_revs", received_spans(body, tenant="shop", now_ns=10**18, limits=Limits(retention_days=0)).revs)
     for table in ("streams", "stream_revs", "default.stream_revs" if "default" in str(store._address) else "stream_revs"):  # type: ignore[attr-defined]
         assert store.query_bytes(f"SELECT DISTINCT tenant FROM {table}", tenant="shop") == b"shop\n"
         assert store.query_bytes(f"SELECT count() FROM {table}", tenant="none") == b"0\n"

@@ -29,7 +29,7 @@ from helpers.dashboards.tables import rejected, streams
 from helpers.servers.serving import served
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Batch
+from legato_ingest.otlp.batch import Batch
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.write import app as otlp_endpoint

@@ -20,7 +20,8 @@ from helpers.builders.spans import SECOND_NS, native_span, request, scope_of, st
 from helpers.dashboards.tables import rejected, requests_of_one_span, streams
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.stream_rows import Batch, Limits, rows_of, sample_rows_of
+from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.convert import convert_points, convert_spans
 from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer, Receipt
 
@@ -61,7 +62,7 @@ def committing(store: Store | Double, *, queue_bytes_max: int = 2**28, chunks_ma
 
 def rows(body: ExportTraceServiceRequest, tenant: str = "") -> Batch:
     """The rows of a request that arrives now."""
-    return rows_of(body, tenant=tenant, received_at_ns=time.time_ns(), limits=Limits())
+    return convert_spans(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits())
 
 
 def send(committer: Committer, *bodies: ExportTraceServiceRequest) -> list[Receipt]:
@@ -399,7 +400,7 @@ def test_a_failure_that_is_not_the_rows_fault_costs_no_row(store: Store) -> None
 
 def samples_of(body: ExportMetricsServiceRequest, tenant: str = "") -> Batch:
     """The rows of a request of metrics that arrives now."""
-    return sample_rows_of(body, tenant=tenant, received_at_ns=time.time_ns(), limits=Limits())
+    return convert_points(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits())
 
 
 def scrapes(count: int = 5, seed: int = 1) -> ExportMetricsServiceRequest:

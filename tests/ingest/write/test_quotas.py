@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
 from legato_ingest.errors import Overloaded
-from legato_ingest.otlp.stream_rows import Limits, rows_of, sample_rows_of
-from legato_ingest.write.quotas import TenantLimits, names_of
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.convert import convert_points, convert_spans
+from legato_ingest.write.quotas import TenantQuotas, label_hashes
 
 
 class Clock:
@@ -23,11 +24,11 @@ class Clock:
         return self.now
 
 
-def limits(clock: Clock, bytes_per_s: int = 0, waiting_bytes_max: int = 0, names_max: int = 0) -> TenantLimits:
-    return TenantLimits(bytes_per_s=bytes_per_s, waiting_bytes_max=waiting_bytes_max, names_max=names_max, clock=clock)
+def limits(clock: Clock, bytes_per_s: int = 0, in_flight_bytes_max: int = 0, cardinality_max: int = 0) -> TenantQuotas:
+    return TenantQuotas(bytes_per_s=bytes_per_s, in_flight_bytes_max=in_flight_bytes_max, cardinality_max=cardinality_max, clock=clock)
 
 
-def send(kept: TenantLimits, size: int, tenant: str = "shop") -> None:
+def send(kept: TenantQuotas, size: int, tenant: str = "shop") -> None:
     """One request from its beginning to its reply."""
     with kept.request(tenant) as charge:
         charge(size)
@@ -81,7 +82,7 @@ def test_over_any_time_a_tenant_gets_its_rate_and_no_more(requests: list[tuple[f
 
 def test_what_waits_of_one_tenant_is_bounded() -> None:
     """Beyond it 429 for this tenant alone, until something of it is answered; a single body of any size is taken."""
-    kept = limits(Clock(), waiting_bytes_max=100)
+    kept = limits(Clock(), in_flight_bytes_max=100)
     with kept.request("shop") as charge:
         charge(60)
         charge(60)
@@ -95,21 +96,21 @@ def test_what_waits_of_one_tenant_is_bounded() -> None:
 def test_names_are_counted_by_the_hour() -> None:
     """What was brought before costs nothing; what is new beyond the limit is 429 until the hour is over."""
     clock = Clock()
-    kept = limits(clock, names_max=3)
-    kept.check_names("shop", {1, 2, 3})
-    kept.check_names("shop", {1, 3})
-    kept.check_names("other", {7, 8, 9})
+    kept = limits(clock, cardinality_max=3)
+    kept.check_cardinality("shop", {1, 2, 3})
+    kept.check_cardinality("shop", {1, 3})
+    kept.check_cardinality("other", {7, 8, 9})
     with pytest.raises(Overloaded) as refused:
-        kept.check_names("shop", {1, 4})
+        kept.check_cardinality("shop", {1, 4})
     assert refused.value.retry_after_s is not None and 1 <= refused.value.retry_after_s <= 60
-    kept.check_names("shop", {2})
+    kept.check_cardinality("shop", {2})
     clock.now += 3600
-    kept.check_names("shop", {4})
+    kept.check_cardinality("shop", {4})
     clock.now += 3600
     # One request with more than all of them would be refused for ever: it passes when the hour is new, and the next does not.
-    kept.check_names("shop", {1, 2, 3, 4, 5})
+    kept.check_cardinality("shop", {1, 2, 3, 4, 5})
     with pytest.raises(Overloaded):
-        kept.check_names("shop", {6})
+        kept.check_cardinality("shop", {6})
 
 
 def test_names_are_what_multiplies_rows() -> None:
@@ -117,9 +118,9 @@ def test_names_are_what_multiplies_rows() -> None:
     body = request()
     for model in ("a", "a", "b"):
         native_span(body, {"gen_ai.request.model": model})
-    assert len(names_of(rows_of(body, tenant="", received_at_ns=2**60, limits=Limits(retention_days=0)))) == 2
+    assert len(label_hashes(convert_spans(body, tenant="", now_ns=2**60, limits=Limits(retention_days=0)))) == 2
     points = metrics_request()
     for at, name in enumerate(("m", "m", "n")):
         gauge(points, name, 1.0, 10**18 + at)
-    samples = sample_rows_of(points, tenant="", received_at_ns=2**60, limits=Limits(retention_days=0))
-    assert samples.samples.num_rows == 3 and len(names_of(samples)) == 2
+    samples = convert_points(points, tenant="", now_ns=2**60, limits=Limits(retention_days=0))
+    assert samples.samples.num_rows == 3 and len(label_hashes(samples)) == 2

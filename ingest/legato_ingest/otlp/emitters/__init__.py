@@ -1,20 +1,24 @@
-"""Adapters: one file a family of emitters, each from its spans to ``StreamFacts``.
+"""The registry of emitter families: one module for each family, which converts its spans to records.
 
-One idea: the families are tried in this order and the first that knows a span takes it. An adapter says in its docstring what its
-family can and cannot know; what it cannot know it leaves out.
+A family is a module with one function, ``convert(span, attributes)``. It returns the record of a span of the family, returns ``None`` for
+any other span, and raises ``AttributeFault`` for an attribute of the wrong type or with an impossible value. The docstring of the module
+states what the family can and cannot know; values that it cannot know keep the record's defaults. To add a family, write its module and add
+it to ``FAMILIES``. What all families with GenAI attributes share is in ``common``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
-from legato_ingest.otlp.emitters import native, semconv
-from legato_ingest.otlp.model import StreamFacts
+from legato_ingest.otlp.emitters import engine, native, semconv
+from legato_ingest.otlp.model import EngineFlush, StreamRecord
 
 __all__ = ["FAMILIES"]
 
-FAMILIES: dict[str, Callable[[Span, Attributes], StreamFacts | None]] = {
-    "native": native.adapt,
-    "semconv": semconv.adapt,
+# The families are tried in this order; the first that returns a record decides.
+FAMILIES: Mapping[str, Callable[[Span, Attributes], StreamRecord | EngineFlush | None]] = {
+    "engine": engine.convert,
+    "native": native.convert,
+    "semconv": semconv.convert,
 }

@@ -1,6 +1,6 @@
-"""What spans of every GenAI family say under the same keys.
+"""The attributes that all families with GenAI spans share: those of the OpenTelemetry semantic conventions.
 
-One idea: the semantic conventions' own attributes are read in one place; a family adds what it alone knows. It decides nothing.
+``genai_record`` reads them in one place; a family adds the values that only it has. The module decides nothing.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
-from legato_ingest.otlp.model import StreamFacts
+from legato_ingest.otlp.model import StreamRecord
 
-__all__ = ["PORT_MAX", "UINT32_MAX", "facts_of"]
+__all__ = ["PORT_MAX", "UINT32_MAX", "genai_record"]
 
 PORT_MAX = 65_535
 UINT32_MAX = 2**32 - 1
 
 
-def facts_of(span: Span, attributes: Attributes, *, emitter: str, vantage: str, outcome: str) -> StreamFacts:
-    """The span's identity and times, and what the semantic conventions name. Raises ``AttributeFault``."""
-    return StreamFacts(
+def genai_record(span: Span, attributes: Attributes, *, emitter: str, vantage: str, outcome: str) -> StreamRecord:
+    """Return a record with the span's ids and times and its attributes by the semantic conventions. Raises ``AttributeFault``."""
+    return StreamRecord(
         trace_id=span.trace_id,
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,

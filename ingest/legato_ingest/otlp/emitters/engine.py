@@ -1,6 +1,7 @@
-"""Spans of Legato's engine agents: schema/STEPS.md.
+"""Spans of Legato's engine agents (schema/STEPS.md).
 
-They say what an engine did in every step, and which requests it finished. They cannot say which requests were in a step.
+They carry every step of an engine with its counts, and the requests that the engine finished. They cannot carry which requests were in a
+step.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from legato_ingest.otlp.attributes import AttributeFault, Attributes
 from legato_ingest.otlp.emitters.common import UINT32_MAX
 from legato_ingest.otlp.model import EngineFlush
 
-__all__ = ["COLUMNS", "STEP_COLUMNS", "adapt"]
+__all__ = ["COLUMNS", "STEP_COLUMNS", "convert"]
 
-# STEPS.md's columns that hold a value plus one, by the table's names; the two before them are `dt` and `number`.
+# The numbers of the packed columns that hold a value plus one (0 is unknown), by the names in `engine_steps`. Columns 1 and 2 are `dt` and
+# `number`.
 STEP_COLUMNS = {
     name: number
     for number, name in enumerate(
@@ -31,23 +33,23 @@ COLUMNS = frozenset((1, 2, *STEP_COLUMNS.values()))
 _STEPS = "legato.engine.steps"
 _FINISHED = "legato.engine.finished."
 FINISHED_MAX = 65_536
-_UINT64_MAX = 2**63 - 1
-# Each array of finished requests, its type, and the most that its values may be.
+_INT64_MAX = 2**63 - 1
+# The arrays of finished requests, each with the largest value allowed; None for an array of strings.
 _ARRAYS: dict[str, int | None] = {
     "response_id": None,
     "reason": None,
-    "step": _UINT64_MAX,
+    "step": _INT64_MAX,
     "preemptions": UINT32_MAX,
     "prompt_tokens": UINT32_MAX,
     "output_tokens": UINT32_MAX,
-    "queued_us": _UINT64_MAX,
-    "prefill_us": _UINT64_MAX,
-    "decode_us": _UINT64_MAX,
+    "queued_us": _INT64_MAX,
+    "prefill_us": _INT64_MAX,
+    "decode_us": _INT64_MAX,
 }
 
 
-def adapt(span: Span, attributes: Attributes) -> EngineFlush | None:
-    """The facts of a flush of engine steps; ``None`` when the span is none. Raises ``AttributeFault``."""
+def convert(span: Span, attributes: Attributes) -> EngineFlush | None:
+    """Return the record of a flush of engine steps; None for any other span. Raises ``AttributeFault``."""
     if _STEPS not in attributes.own:
         return None
     engine_id = attributes.text("legato.engine.id")
@@ -69,7 +71,7 @@ def adapt(span: Span, attributes: Attributes) -> EngineFlush | None:
 
 
 def _finished(attributes: Attributes) -> dict[str, Sequence[Any]]:
-    """The arrays, all of one length; what the emitter leaves out is empty or 0."""
+    """Return the arrays of finished requests, all of one length; an absent array holds empty strings or zeros."""
     found = {
         name: attributes.texts(_FINISHED + name) if most is None else attributes.counts(_FINISHED + name, most)
         for name, most in _ARRAYS.items()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
@@ -16,8 +17,7 @@ from legato_ingest.attribution.load.cpu_wait import CpuWaits, _counter, waits_of
 from legato_ingest.attribution.worker import Worker
 from legato_ingest.cli.verdict_text import grounds
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.metric_rows import read_samples
-from legato_ingest.otlp.spans import Limits
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 
@@ -31,7 +31,7 @@ def sampled(store: Store, name: str, values: dict[int, float], engine_id: str = 
     body = metrics_request({"legato.engine.id": engine_id, "host.name": host} if engine_id else {"host.name": host})
     for at, value in values.items():
         total(body, name, value, START + at, attributes={key.replace("__", "."): text for key, text in attributes.items()})
-    store.insert("node_samples", read_samples(body, "", START, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
 
 
 def waits(store: Store, engine_id: str = "e") -> CpuWaits:
@@ -147,11 +147,11 @@ def test_who_read_the_page_is_not_asked_where_the_processes_are_seen(store: Stor
     sampled(store, CPU, {0: 5, S: 6}, host="monitor", cpu__mode="steal")
     body = metrics_request({"legato.engine.id": "e", "host.name": "monitor"})
     gauge(body, "legato.engine.up", 1.0, START)
-    store.insert("node_samples", read_samples(body, "", START, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     assert evidence(waits(store), 0, S) == {"cpu_wait_us": 100_000, "cpu_wait_of_us": 1_000_000}
     alone = metrics_request({"legato.engine.id": "far", "host.name": "monitor"})
     gauge(alone, "legato.engine.up", 1.0, START)
-    store.insert("node_samples", read_samples(alone, "", START, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(alone, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     assert evidence(waits(store, "far"), 0, S) == {}
     by_page = waits_of(store, "", "far", START - S, START + S, by_page=True)
     assert evidence(by_page, 0, S)["cpu_stolen_us"] == 1_000_000
@@ -168,7 +168,7 @@ def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
     body = metrics_request({"legato.engine.id": "e", "host.name": "node"})
     for at in seconds:
         gauge(body, "legato.engine.up", 1.0, stalled[0] + at * S, attributes={"legato.boot.id": "boot-1"})
-    store.insert("node_samples", read_samples(body, "", START, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     within = [stalled[0] + at * S for at in seconds]
     stolen = {at - START: 8 * min(max(at - stalled[0], 0), 2 * S) / S for at in within}
     sampled(store, CPU, stolen, cpu__mode="steal")

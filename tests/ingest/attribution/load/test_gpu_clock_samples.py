@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from legato_ingest.attribution.load.gpu_clock_samples import GpuClock, clocks_of, lowered
@@ -17,7 +18,7 @@ from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.attribution.model.evidence import errors_of, evidence_of, excluded_of
 from legato_ingest.attribution.model.gaps import gaps_of
 from legato_ingest.attribution.model.step_model import Charges, charge
-from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
 
 GAP_NS = 100 * MS
@@ -171,7 +172,7 @@ def test_samples_are_read_as_they_were_sent(store: Store) -> None:
         total(body, "hw.gpu.throttle.time", [10, 10, 10.5, 0, 0.25, 0.25][second], at, attributes={**of, "reason": "thermal_hardware"})
         total(body, "hw.gpu.throttle.time", second, at, attributes={**of, "reason": "power_cap"})
         total(body, "hw.gpu.throttle.time", 99 * second, at, attributes={**of, "legato.engine.id": "other", "reason": "thermal"})
-    samples = sample_rows_of(body, tenant="", received_at_ns=start_ns, limits=Limits(retention_days=0))
+    samples = received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0))
     store.insert("node_samples", samples.samples)
     (gpu,) = clocks_of(store, "", "127.0.0.1:8000/1", start_ns, start_ns + 10**10)
     assert ((gpu.times_ns - start_ns) // 10**9).tolist() == list(range(6))
@@ -191,7 +192,7 @@ def test_a_gpu_that_engines_share_is_each_one_s(store: Store) -> None:
             total(body, "hw.gpu.throttle.time", second, at, attributes={"hw.id": gpu, "reason": "thermal"})
         for engine in ("a:1", "b:1"):
             gauge(body, "legato.gpu.engine", 1.0, at, attributes={"hw.id": "GPU-1", "legato.engine.id": engine})
-    store.insert("node_samples", sample_rows_of(body, tenant="", received_at_ns=start_ns, limits=Limits(retention_days=0)).samples)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0)).samples)
     for engine, count in (("a:1", 1), ("b:1/2", 1), ("c:1", 0)):
         found = clocks_of(store, "", engine, start_ns, start_ns + 10**10)
         assert [len(gpu.times_ns) for gpu in found] == [3] * count
@@ -203,7 +204,7 @@ def test_a_gpu_that_engines_share_is_each_one_s(store: Store) -> None:
         total(body, "hw.gpu.throttle.time", second, at, attributes={**of, "reason": "thermal"})
         for engine in ("d:1", "e:1"):
             gauge(body, "legato.gpu.engine", 1.0, at, attributes={**of, "legato.engine.id": engine})
-    store.insert("node_samples", sample_rows_of(body, tenant="", received_at_ns=start_ns, limits=Limits(retention_days=0)).samples)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0)).samples)
     for engine in ("d:1", "e:1"):
         assert [len(gpu.times_ns) for gpu in clocks_of(store, "", engine, start_ns, start_ns + 10**10)] == [3]
 
@@ -218,6 +219,6 @@ def test_what_several_nodes_or_no_counter_tell_is_not_told(store: Store) -> None
             gauge(body, "hw.gpu.clock.sm", 300, at, attributes=of)
             if host == "node-2":
                 total(body, "hw.gpu.throttle.time", second, at, attributes={**of, "reason": "thermal"})
-        store.insert("node_samples", sample_rows_of(body, tenant="", received_at_ns=start_ns, limits=Limits(retention_days=0)).samples)
+        store.insert("node_samples", received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0)).samples)
         found = clocks_of(store, "", "127.0.0.1:8000", start_ns, start_ns + 10**10)
         assert [len(gpu.times_ns) for gpu in found] == ([0] if host == "node-1" else [])

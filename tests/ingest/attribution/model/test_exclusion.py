@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.builders.batches import received_points
 from helpers.builders.points import metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.repo.repository import ROOT
@@ -22,8 +23,7 @@ from legato_ingest.attribution.load.streams import Stream
 from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge
 from legato_ingest.attribution.model.exclusion import by_exclusion, excluded_by, still
 from legato_ingest.attribution.model.gaps import gaps_of
-from legato_ingest.otlp.metric_rows import read_samples
-from legato_ingest.otlp.stream_rows import Limits, sample_rows_of
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
 
 PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
@@ -152,7 +152,7 @@ def sampled(store: Store, engine_id: str, kind: str, names: tuple[str, str], boo
         now_ns = START + second * S
         up = Reading("legato.engine.up", "1", 1.0, (("legato.boot.id", boot), ("legato.engine.id", engine_id)))
         samples += [Sample(now_ns, each) for each in [up, *page.read((PAGES / name).read_bytes(), now_ns)]]
-    rows = sample_rows_of(metrics_of("node", samples), tenant="", received_at_ns=START, limits=Limits(retention_days=0))
+    rows = received_points(metrics_of("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
     store.insert("node_samples", rows.samples)
 
 
@@ -185,7 +185,7 @@ def told(store: Store, engine_id: str, texts: tuple[bytes, ...]) -> None:
         up = Reading("legato.engine.up", "1", 1.0, (("legato.boot.id", "boot"), ("legato.engine.id", engine_id)))
         cpu = [Reading("system.cpu.time", "s", second * part, (("cpu.mode", mode),), START) for mode, part in (("idle", 6), ("steal", 2))]
         samples += [Sample(now_ns, each) for each in [up, *cpu, *page.read(text, now_ns)]]
-    rows = sample_rows_of(metrics_of("node", samples), tenant="", received_at_ns=START, limits=Limits(retention_days=0))
+    rows = received_points(metrics_of("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
     store.insert("node_samples", rows.samples)
 
 
@@ -216,7 +216,7 @@ def counted(store: Store, name: str, values: dict[int, float], engine_id: str = 
     body = metrics_request({"legato.engine.id": engine_id, "host.name": "node"})
     for second, value in values.items():
         total(body, name, value, START + second * S, attributes={key.replace("__", "."): text for key, text in attributes.items()})
-    store.insert("node_samples", read_samples(body, "", START, Limits(retention_days=0)).table)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
 
 
 FOREIGN = "vllm:num_preemptions_total"
@@ -264,7 +264,7 @@ def test_ids_may_have_slashes_and_ranks_may_be_asked_for(store: Store, engine_id
 def test_another_s_time_of_cpus_is_left_out(store: Store) -> None:
     """A Collector's hostmetrics beside the agent, or alone: by CPU, by another name of the mode, or without any that was stolen."""
     up = metrics_of("node", [Sample(START, Reading("legato.engine.up", "1", 1.0, (("legato.engine.id", "e"),)))])
-    store.insert("node_samples", sample_rows_of(up, tenant="", received_at_ns=START, limits=Limits(retention_days=0)).samples)
+    store.insert("node_samples", received_points(up, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     counted(store, PREEMPTIONS, {0: 0})
     counted(store, "system.cpu.time", {0: 5, 1: 6}, "", state="idle", cpu="cpu0")
     counted(store, "system.cpu.time", {0: 5, 1: 6}, "", cpu__mode="steal", cpu__logical_number="0")
@@ -288,7 +288,7 @@ def test_the_time_of_the_host_s_cpus_is_read(store: Store) -> None:
     found = of(store, "vllm:1")
     assert found.counters["stolen"].values.tolist() == [0, 2] and found.counters["system.cpu.time"].values.tolist() == [0, 8]
     again = metrics_of("other", [Sample(START, Reading("legato.engine.up", "1", 1.0, (("legato.engine.id", "vllm:1"),)))])
-    store.insert("node_samples", sample_rows_of(again, tenant="", received_at_ns=START, limits=Limits(retention_days=0)).samples)
+    store.insert("node_samples", received_points(again, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     assert "stolen" not in of(store, "vllm:1").counters
 
 

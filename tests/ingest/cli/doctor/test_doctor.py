@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from helpers.builders.batches import received_points, received_spans
 from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
 from helpers.servers import collector as collectors
@@ -28,8 +29,7 @@ from legato_ingest.cli.doctor import data, endpoints
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.metric_rows import read_samples
-from legato_ingest.otlp.stream_rows import Limits, rows_of
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.settings import load
 from legato_ingest.storage import Store, migrate
@@ -86,7 +86,7 @@ def came(store: Store, count: int, age_min: float, vantage: str = "client", *, s
         start_ns = received_ns - made["duration_ns"] + int(start_ahead_s * 1e9)
         values = {**made["attributes"], "legato.stream.vantage": vantage, **({"legato.engine.id": engine_id} if engine_id else {})}
         native_span(body, values, start_ns=start_ns, duration_ns=made["duration_ns"])
-    rows = rows_of(body, tenant="shop", received_at_ns=received_ns, limits=Limits())
+    rows = received_spans(body, tenant="shop", now_ns=received_ns, limits=Limits())
     assert rows.rejected.num_rows == 0
     store.insert("stream_revs", rows.revs)
 
@@ -241,7 +241,7 @@ def agent_told(store: Store, engine_id: str, up: float = 1.0) -> None:
     """An agent read this engine's page just now, or tried to."""
     body = metrics_request({"legato.engine.id": engine_id})
     gauge(body, "legato.engine.up", up, time.time_ns())
-    store.insert("node_samples", read_samples(body, "", time.time_ns(), Limits()).table)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=time.time_ns(), limits=Limits()).samples)
 
 
 def test_an_engine_whose_page_alone_is_read(patient: Patient) -> None:

@@ -1,0 +1,160 @@
+"""The result of converting one OTLP request: rows by table, rejected items, and the limits that a request must keep.
+
+All converters of the room use these types, and the committer receives them. The module converts nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+
+from legato_ingest.columns import (
+    ENGINE_REQUESTS,
+    ENGINE_STEPS,
+    NODE_SAMPLES,
+    REJECTED,
+    STREAM_REVS,
+    STREAM_SOCKETS,
+    Column,
+    Source,
+    Table,
+)
+
+__all__ = ["DAY_NS", "NS_MAX", "Batch", "Builders", "Limits", "Rejection", "build_table", "record_column", "rejected_row", "rejected_table"]
+
+DAY_NS = 86_400_000_000_000
+# The last moment that DateTime64(9) can hold: 2262-04-11.
+NS_MAX = 2**63 - 1
+# A function for each source of a table's columns, which returns the values of one column.
+Builders = Mapping[Source, Callable[[Column], pa.Array]]
+# Bytes that one chunk takes in a row, by which samples are weighed against chunks.
+_CHUNK_BYTES = 16
+# Columns of any table that a row of `rejected` is made from.
+_KEPT = ("tenant", "metric", "trace_id", "span_id", "rev", "service_name", "emitter", "otlp_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on one request. ``retention_days`` is 0 where rows are kept for ever; then no time is out of range."""
+
+    chunks_per_request_max: int = 8_388_608
+    chunks_per_pass_max: int = 262_144
+    attribute_bytes_per_request_max: int = 128 * 2**20
+    retention_days: int = 90
+    future_max_s: int = 86_400
+
+
+@dataclass(slots=True)
+class Rejection:
+    """A span or data point that is not stored, and why. ``detail`` names keys and types, never a value.
+
+    A data point has no ids: its ``trace_id`` and ``span_id`` are empty and ``rev`` is 0. ``span_sha256`` identifies the item, so that a
+    retry is the same row.
+    """
+
+    reason: str
+    detail: str
+    trace_id: bytes
+    span_id: bytes
+    rev: int
+    start_ns: int
+    service_name: str
+    emitter: str
+    otlp_bytes: int
+    span_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one request by table, all with the columns of ``legato_ingest.columns``; without arguments, those of an empty request.
+
+    A request holds either ``spans`` or ``points``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
+    responses nor engine steps, and points flagged as having no value. ``chunks`` counts chunks and engine steps.
+    """
+
+    revs: pa.Table = field(default_factory=lambda: STREAM_REVS.empty)
+    sockets: pa.Table = field(default_factory=lambda: STREAM_SOCKETS.empty)
+    steps: pa.Table = field(default_factory=lambda: ENGINE_STEPS.empty)
+    requests: pa.Table = field(default_factory=lambda: ENGINE_REQUESTS.empty)
+    samples: pa.Table = field(default_factory=lambda: NODE_SAMPLES.empty)
+    rejected: pa.Table = field(default_factory=lambda: REJECTED.empty)
+    spans: int = 0
+    points: int = 0
+    ignored: int = 0
+    chunks: int = 0
+    attribute_bytes: int = 0
+
+    @classmethod
+    def joined(cls, parts: Iterable[Batch]) -> Batch:
+        """Return one batch with the rows and counts of all parts, in their order; an empty batch without parts."""
+        parts = [cls(), *parts]
+        columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))
+        return cls(*(sum(column) if isinstance(column[0], int) else pa.concat_tables(column) for column in columns))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the rows take."""
+        tables = (self.revs, self.sockets, self.steps, self.requests, self.samples, self.rejected)
+        # `Table.nbytes` is slow and adds nothing for an empty table.
+        return int(sum(table.nbytes for table in tables if table.num_rows))
+
+    @property
+    def weight(self) -> int:
+        """The batch's share of an insert, in chunks. Samples weigh as much as the chunks that take the same bytes."""
+        return self.chunks + (int(self.samples.nbytes) // _CHUNK_BYTES if self.points else 0)
+
+
+def build_table(table: Table, rows: int, tenant: str, sources: Builders) -> pa.Table:
+    """Build rows of a declared table. The tenant is the same in all rows, and columns that the committer sets are null."""
+    builders: Builders = {
+        Source.TENANT: lambda column: pa.repeat(pa.scalar(tenant, column.type), rows),
+        Source.COMMITTER: lambda column: pa.nulls(rows, column.type),
+        **sources,
+    }
+    return pa.Table.from_arrays([builders[column.source](column) for column in table.columns], schema=table.schema)
+
+
+def record_column(column: Column, records: Sequence[Any]) -> pa.Array:
+    """Return the values of a column that is a field of records."""
+    return pa.array(list(map(attrgetter(column.key), records)), column.type)
+
+
+def rejected_table(rejections: Sequence[Rejection], tenant: str) -> pa.Table:
+    """Build the rows of ``rejected``."""
+    if not rejections:
+        return REJECTED.empty
+
+    def values(column: Column) -> pa.Array:
+        if column.key in ("trace_id", "span_id"):
+            width = column.type.byte_width
+            return pa.array([getattr(each, column.key)[:width].ljust(width, b"\0") for each in rejections], column.type)
+        return record_column(column, rejections)
+
+    return build_table(REJECTED, len(rejections), tenant, {Source.RECORD: values})
+
+
+def rejected_row(row: pa.Table, detail: str, sha256: bytes) -> pa.Table:
+    """Build the row of ``rejected`` for one converted row that the store refused, from what that row holds.
+
+    ``start_time`` is the row's ``start_time`` for a stream, else its ``recorded_at``; a metric's name stands before ``detail``. Fields that
+    the row's table lacks are empty or 0.
+    """
+    (found,) = row.select([name for name in _KEPT if name in row.column_names]).to_pylist()
+    (start_ns,) = row["start_time" if "trace_id" in found else "recorded_at"].cast(pa.int64()).to_pylist()
+    rejection = Rejection(
+        reason="store_refused",
+        detail=f"metric {found['metric'][:256]!r}: {detail}" if "metric" in found else detail,
+        trace_id=found.get("trace_id", b""),
+        span_id=found.get("span_id", b""),
+        rev=found.get("rev", 0),
+        start_ns=start_ns,
+        service_name=found.get("service_name", ""),
+        emitter=found.get("emitter", ""),
+        otlp_bytes=found.get("otlp_bytes", 0),
+        span_sha256=sha256,
+    )
+    return rejected_table([rejection], found["tenant"])

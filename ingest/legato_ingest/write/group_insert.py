@@ -1,0 +1,170 @@
+"""Insert of the batches of several requests as one group: new rows only, and the receipt of each request.
+
+Rows that the store already holds are left out, so a retry changes nothing. A row that the store refuses is found by halving the insert and
+becomes a row of ``rejected``. Everything runs in the committer's thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.batch import Batch, rejected_row
+from legato_ingest.storage import Store
+from legato_ingest.write.dedup import TIMED_TABLES, new_rows, rejection_keys, stored_rejections, stored_streams, stream_keys
+from legato_ingest.write.slo_counters import count_results
+
+__all__ = ["GroupInsert", "Receipt", "with_received_at"]
+
+REVS, SOCKETS, REJECTED = "stream_revs", "stream_sockets", "rejected"
+# ClickHouse's codes for a value that it cannot store. Only these are the fault of a row.
+_ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
+
+
+@dataclass(slots=True)
+class Receipt:
+    """The result of a request that is stored: the number of ``rejected`` spans or points, and the ``reasons``."""
+
+    rejected: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+
+def with_received_at(rows: pa.Table, received_ms: int) -> pa.Table:
+    """Return the rows with their receive time, in ms since the epoch. The converters leave it null."""
+    place = rows.schema.get_field_index("received_at")
+    column = rows.schema.field(place)
+    times = pa.array(np.full(rows.num_rows, received_ms, np.int64)).cast(column.type)
+    return rows.set_column(place, column, times)
+
+
+class GroupInsert:
+    """Inserts groups of batches. ``gap_us`` and ``first_us`` are the limits of the SLO, by which streams that ended are counted."""
+
+    def __init__(self, store: Store, metrics: Metrics, gap_us: int, first_us: int) -> None:
+        self._store, self._metrics = store, metrics
+        self._gap_us, self._first_us = gap_us, first_us
+
+    def insert(self, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
+        """Insert the rows of all batches with this receive time, and return a receipt for each batch.
+
+        Raises ``StoreUnavailable`` when the store cannot take them now. Then some of them may be stored; a retry finds those as duplicates.
+        """
+        receipts = [_receipt(batch) for batch in batches]
+        new, refused = self._insert_streams(batches, receipts, received_ms)
+        # These rows are not deduplicated: a rev that is sent again replaces its own row, and no query counts the rows.
+        self._store.insert(SOCKETS, pa.concat_tables([batch.sockets for batch in batches]))
+        rejected = [*refused, *self._insert_timed(batches, receipts, received_ms)]
+        self._insert_rejected(pa.concat_tables([*(batch.rejected for batch in batches), *rejected]), received_ms)
+        self._count_outcome(batches, new, len(refused))
+        return receipts
+
+    def _insert_streams(
+        self, batches: Sequence[Batch], receipts: Sequence[Receipt], received_ms: int
+    ) -> tuple[list[pa.Table], list[pa.Table]]:
+        """Insert the new rows of `stream_revs`; return them for each batch, and the rows of `rejected` for those that the store refused."""
+        new = self._new_streams(batches)
+        bad = self._insert_halving(REVS, with_received_at(pa.concat_tables(new), received_ms))
+        if bad:
+            _add_refused(receipts, [stream_keys(batch.revs) for batch in batches], {key for row, _ in bad for key in stream_keys(row)})
+        return new, [_refused(row, stream_keys(row), error) for row, error in bad]
+
+    def _new_streams(self, batches: Sequence[Batch]) -> list[pa.Table]:
+        """Return the rows of each batch that neither the store nor an earlier batch of the group holds."""
+        seen = stored_streams(self._store, [batch.revs for batch in batches])
+        # A rev below the highest stored one counts as stored: the store may have merged it away since it was first sent.
+        highest: dict[tuple[str, bytes, bytes], int] = {}
+        for tenant, trace, span, rev in seen:
+            highest[tenant, trace, span] = max(rev, highest.get((tenant, trace, span), 0))
+        new = []
+        for batch in batches:
+            keys = stream_keys(batch.revs)
+            seen.update(key for key in keys if key[3] <= highest.get(key[:3], -1))
+            new.append(new_rows(batch.revs, keys, seen))
+        return new
+
+    def _insert_timed(self, batches: Sequence[Batch], receipts: Sequence[Receipt], received_ms: int) -> list[pa.Table]:
+        """Insert new steps, finished requests and samples; return the rows of `rejected` for those that the store refused."""
+        refused = []
+        for table in TIMED_TABLES:
+            parts = [getattr(batch, table.rows) for batch in batches]
+            rows = pa.concat_tables(parts)
+            if not rows.num_rows:
+                continue
+            new = with_received_at(new_rows(rows, table.keys(rows), table.stored(self._store, rows)), received_ms)
+            bad = self._insert_halving(table.table, new)
+            if bad:
+                _add_refused(receipts, map(table.keys, parts), {key for row, _ in bad for key in table.keys(row)})
+                refused += [_refused(row, table.keys(row), error) for row, error in bad]
+            self._metrics.count_stored(table.table, new.num_rows - len(bad), rows.num_rows - new.num_rows, len(bad))
+        return refused
+
+    def _insert_rejected(self, rows: pa.Table, received_ms: int) -> None:
+        """Insert the rows of `rejected` that are new: a request that is sent again has the same bad items."""
+        new = new_rows(rows, rejection_keys(rows), stored_rejections(self._store, rows))
+        self._store.insert(REJECTED, with_received_at(new, received_ms))
+
+    def _insert_halving(self, table: str, rows: pa.Table) -> list[tuple[pa.Table, StoreRefused]]:
+        """Insert all rows. Where the store refuses some, halve them until it refuses a single row; return these rows with their errors."""
+        bad: list[tuple[pa.Table, StoreRefused]] = []
+        ranges = [(0, rows.num_rows)]
+        while ranges:
+            start, count = ranges.pop()
+            try:
+                self._store.insert(table, rows.slice(start, count))
+            except StoreRefused as error:
+                self._metrics.errors.labels("insert", str(error.code)).inc()
+                if error.code not in _ROW_CODES:
+                    # Not the fault of a row (a missing table, a wrong column): rejecting rows would acknowledge their loss.
+                    raise StoreUnavailable(f"ClickHouse error {error.code} on an insert", error.code) from error
+                if count == 1:
+                    bad.append((rows.slice(start, 1), error))
+                else:
+                    half = count // 2
+                    ranges += [(start + half, count - half), (start, half)]
+            else:
+                if table == REVS:
+                    # Counted at once: if a later step of the group fails, these rows are duplicates when they are sent again.
+                    self._metrics.count_results(count_results(rows.slice(start, count), self._gap_us, self._first_us))
+        return bad
+
+    def _count_outcome(self, batches: Sequence[Batch], new: Sequence[pa.Table], refused: int) -> None:
+        metrics = self._metrics
+        stored = sum(table.num_rows for table in new)
+        offered = sum(batch.revs.num_rows for batch in batches)
+        metrics.stored_spans.inc(stored - refused)
+        metrics.stored_chunks.inc(sum(batch.chunks for batch in batches) if stored == offered else _chunks_in(new))
+        metrics.duplicate_spans.inc(offered - stored)
+        metrics.rejected_spans.labels("store_refused").inc(refused)
+        for batch in batches:
+            rejected = metrics.rejected_points if batch.points else metrics.rejected_spans
+            for reason in batch.rejected["reason"].to_pylist():
+                rejected.labels(reason).inc()
+
+
+def _receipt(batch: Batch) -> Receipt:
+    return Receipt(batch.rejected.num_rows, sorted(set(batch.rejected["reason"].to_pylist())))
+
+
+def _add_refused(receipts: Sequence[Receipt], sent: Iterable[list[Any]], bad: set[Any]) -> None:
+    """Add the refused rows to the receipt of every request that sent one, including requests with a copy that was not inserted."""
+    for receipt, keys in zip(receipts, sent, strict=True):
+        count = sum(key in bad for key in keys)
+        if count:
+            receipt.rejected += count
+            receipt.reasons.append("store_refused")
+
+
+def _refused(row: pa.Table, keys: Sequence[Any], error: StoreRefused) -> pa.Table:
+    """Return the row of `rejected` for a row that the store refused. It is identified by a hash of the row's key."""
+    return rejected_row(row, f"ClickHouse error {error.code}", hashlib.sha256(repr(keys[0]).encode()).digest())
+
+
+def _chunks_in(tables: Sequence[pa.Table]) -> int:
+    return sum(len(table["dt_us"].combine_chunks().flatten()) for table in tables if table.num_rows)
