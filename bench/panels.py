@@ -38,7 +38,7 @@ from bench.common.machine import describe, quantile  # noqa: E402
 from bench.common.store_fill import fill  # noqa: E402
 from dashboards.sql_fragments import gap_quantile  # noqa: E402
 from helpers.servers.serving import serve_process  # noqa: E402
-from legato_ingest.cli.grafana.dashboard_files import load, questions  # noqa: E402
+from legato_ingest.cli.grafana.dashboard_files import load, queries  # noqa: E402
 from legato_ingest.cli.grafana.macros import Range, with_macros  # noqa: E402
 
 RANGES_S = {"1 h": 3_600, "24 h": 86_400, "30 d": 30 * 86_400}
@@ -86,7 +86,7 @@ def panels(stream: str, span: Range) -> Iterator[tuple[str, str]]:
         for variable in board["templating"].get("list", []):
             if variable["name"] == "stream":
                 variable["current"]["value"] = stream
-        for question in questions(board):
+        for question in queries(board):
             if question.kind == "panel":
                 yield f"{board['title']}: {question.name}", with_macros(question.target["rawSql"], span)
 

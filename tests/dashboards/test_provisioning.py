@@ -87,7 +87,7 @@ def test_the_data_source_is_the_one_that_push_makes() -> None:
     }
     asked = {(query["model"]["datasource"]["type"], query["model"]["datasource"]["uid"], query["datasourceUid"]) for _, query in QUERIES}
     assert asked == {(PLUGIN, UID, UID)} and source["uid"] == UID and source["type"] == PLUGIN
-    targets = (question.target for board in BOARDS.values() for question in dashboard_files.questions(board))
+    targets = (query.target for board in BOARDS.values() for query in dashboard_files.queries(board))
     assert {(target["datasource"]["type"], target["datasource"]["uid"]) for target in targets} == {(PLUGIN, UID)}
 
 

@@ -1,7 +1,7 @@
-"""The commands of `legato dashboards`: `push` puts them into a Grafana, `check` asks it all that they ask.
+"""`legato dashboards`: `push` copies the dashboards to a Grafana, `check` runs their queries through it.
 
-One idea: a line a thing done, as it is done, and exit status 1 when any failed. Credentials come from the environment alone: others on the
-host can see a command's words. They open no store.
+Each result is one line, and the exit status is 1 when any failed. Credentials come from the environment only, because other users of the
+host can see a command's arguments. The commands open no store.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from legato_ingest.cli.durations import seconds_of
+from legato_ingest.cli.format import seconds_of
 
 __all__ = ["register"]
 
-app = typer.Typer(name="dashboards", help="Legato's Grafana dashboards: put them there, see whether they work.", no_args_is_help=True)
+app = typer.Typer(name="dashboards", help="Push Legato's dashboards to a Grafana, and check their queries.", no_args_is_help=True)
 
 _WIDTH_WITHOUT_TERMINAL = 140
-# Rollups are minutes: no panel over time asks for shorter points.
+# Rollups have a resolution of one minute, so no panel needs shorter points.
 _POINT_S_MIN, _POINTS = 60, 1000
 
-UrlOption = Annotated[str, typer.Option(envvar="LEGATO_GRAFANA_URL", help="Where Grafana is, with its sub-path if it has one")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page")]
+UrlOption = Annotated[str, typer.Option(envvar="LEGATO_GRAFANA_URL", help="URL of Grafana, with its sub-path if it has one")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text")]
 _URL = "http://127.0.0.1:3000"
 
 
@@ -40,17 +40,17 @@ def register(parent: typer.Typer) -> None:
 def push(
     url: UrlOption = _URL,
     clickhouse: Annotated[
-        str, typer.Option(help="Where Grafana finds `legato serve`, or a ClickHouse, over HTTP; seen from Grafana's machine")
+        str, typer.Option(help="URL of `legato serve` or a ClickHouse server, as Grafana's host reaches it")
     ] = "http://127.0.0.1:8123",
     as_json: JsonOption = False,
 ) -> None:
-    """Put the folder Legato, the data source and all dashboards into a running Grafana.
+    """Create the folder Legato, the data source and all dashboards in a running Grafana.
 
-    Run it again after an update: what is there is overwritten, edits made in Grafana too; what is the same is left. A data source with the
-    uid `legato` is left as it is. Alert rules are files that Grafana reads: dashboards/README.md.
+    Run it again after an upgrade: it overwrites changed dashboards, including edits made in Grafana. An existing data source with the uid
+    `legato` is not changed. Alert rules are files that Grafana reads: see dashboards/README.md.
 
-    Give a service account's token as LEGATO_GRAFANA_TOKEN (role Editor; Admin while there is no data source), or LEGATO_GRAFANA_USER and
-    LEGATO_GRAFANA_PASSWORD. The data source gets LEGATO_READ_USER and LEGATO_READ_PASSWORD where they are set.
+    Set LEGATO_GRAFANA_TOKEN to a service account's token (role Editor; Admin to create the data source), or set LEGATO_GRAFANA_USER and
+    LEGATO_GRAFANA_PASSWORD. The data source gets LEGATO_READ_USER and LEGATO_READ_PASSWORD if they are set.
 
     Example: legato dashboards push --url https://grafana.example/ --clickhouse http://10.0.0.7:8123
     """
@@ -62,28 +62,28 @@ def push(
     boards = dashboard_files.load(settings.dashboards_dir)
     password = settings.read_password.get_secret_value()
     user = settings.read_user if password or "read_user" in settings.model_fields_set else ""
-    told, done = _console(), []
-    with Grafana(url, credential_of(settings)) as grafana, Console(stderr=True).status("asking Grafana …") as status:
+    console, done = _console(), []
+    with Grafana(url, credential_of(settings)) as grafana, Console(stderr=True).status("querying Grafana …") as status:
         for each in grafana.push(boards, Source(clickhouse, user, password)):
             done.append(each)
             status.update(f"{sum(one.what == 'dashboard' for one in done)} of {len(boards)} dashboards …")
             if not as_json:
-                told.print(f"{each.did:9}  {each.what} {each.name}  {each.error or each.url}".rstrip(), markup=False, soft_wrap=True)
+                console.print(f"{each.did:9}  {each.what} {each.name}  {each.error or each.url}".rstrip(), markup=False, soft_wrap=True)
     _end(sum(each.did == "failed" for each in done), {"did": [asdict(each) for each in done]}, as_json)
 
 
 @app.command()
 def check(
     url: UrlOption = _URL,
-    since: Annotated[str, typer.Option(help="The range to ask for: 90s, 15m, 1h, 7d, 2w, or all")] = "6h",
+    since: Annotated[str, typer.Option(help="Time range of the queries: 90s, 15m, 1h, 7d, 2w, or all")] = "6h",
     as_json: JsonOption = False,
 ) -> None:
-    """Ask Grafana what every panel, annotation and variable asks, each variable at its default: rows, time, errors.
+    """Run the query of every panel, annotation and variable through Grafana, with default variables: rows, time and errors.
 
-    Grafana and its ClickHouse plugin expand the macros and ask the store, so what works here works on the screen. The statements are
-    those of the files (LEGATO_DASHBOARDS_DIR), whatever was pushed. No rows is no error: there may be no such data.
+    Grafana and its ClickHouse plugin expand the macros and query the store, as for a browser. The queries come from the files in
+    LEGATO_DASHBOARDS_DIR, not from the pushed dashboards. A query without rows is no error: there may be no such data.
 
-    Credentials as for `legato dashboards push`; the role Viewer is enough.
+    Credentials as for `legato dashboards push`; the role Viewer is sufficient.
 
     Examples: legato dashboards check; legato dashboards check --since 7d --json | jq '.answers[] | select(.error != "")'
     """
@@ -93,29 +93,29 @@ def check(
     from legato_ingest.settings import load
 
     settings, length_s, now_ms = load(), seconds_of(since), time.time_ns() // 1_000_000
-    questions = [one for board in dashboard_files.load(settings.dashboards_dir) for one in dashboard_files.questions(board)]
+    queries = [one for board in dashboard_files.load(settings.dashboards_dir) for one in dashboard_files.queries(board)]
     from_ms = now_ms - 1000 * length_s if length_s else 0
     span = Range(from_ms, now_ms, 1000 * max(_POINT_S_MIN, (now_ms - from_ms) // 1000 // _POINTS))
-    answers = []
-    with Grafana(url, credential_of(settings)) as grafana, Console(stderr=True).status("asking Grafana …") as status:
+    results = []
+    with Grafana(url, credential_of(settings)) as grafana, Console(stderr=True).status("querying Grafana …") as status:
         grafana.expect_source()
-        for number, question in enumerate(questions, 1):
-            status.update(f"{number} of {len(questions)}: {question.dashboard} · {question.name}")
-            answers.append(grafana.ask(question, span))
-    rows = [_row(answer) for answer in answers]
+        for number, query in enumerate(queries, 1):
+            status.update(f"{number} of {len(queries)}: {query.dashboard} · {query.name}")
+            results.append(grafana.run(query, span))
+    rows = [_row(result) for result in results]
     if not as_json:
         _show(rows)
     _end(sum(bool(row["error"]) for row in rows), {"from_ms": from_ms, "to_ms": now_ms, "answers": rows}, as_json)
 
 
-def _row(answer: Any) -> dict[str, Any]:
-    asked = answer.question
-    named = {"uid": asked.uid, "dashboard": asked.dashboard, "kind": asked.kind, "name": asked.name, "ref": asked.target["refId"]}
-    return {**named, "rows": answer.rows, "seconds": round(answer.seconds, 3), "error": answer.error}
+def _row(result: Any) -> dict[str, Any]:
+    query = result.query
+    named = {"uid": query.uid, "dashboard": query.dashboard, "kind": query.kind, "name": query.name, "ref": query.target["refId"]}
+    return {**named, "rows": result.rows, "seconds": round(result.seconds, 3), "error": result.error}
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
-    console, table = _console(), Table("dashboard", "asked by", "rows", "ms")
+    console, table = _console(), Table("dashboard", "query", "rows", "ms")
     for row in rows:
         name = row["name"] if row["kind"] == "panel" else f"{row['kind']} {row['name']}"
         table.add_row(row["dashboard"], name, "failed" if row["error"] else f"{row['rows']:,}", f"{1000 * row['seconds']:,.0f}")
@@ -124,16 +124,16 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         console.print(f"failed  {row['dashboard']} · {row['kind']} {row['name']}: {row['error']}", markup=False, soft_wrap=True)
     empty = sum(row["rows"] == 0 and not row["error"] for row in rows)
     slowest = max((row["seconds"] for row in rows), default=0.0)
-    console.print(f"{len(rows)} asked, {len(_failed(rows))} failed, {empty} without rows; the slowest took {slowest:.2f} s", markup=False)
+    console.print(f"{len(rows)} queries, {len(_failed(rows))} failed, {empty} without rows; the slowest took {slowest:.2f} s", markup=False)
 
 
 def _failed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["error"]]
 
 
-def _end(failed: int, told: dict[str, Any], as_json: bool) -> None:
+def _end(failed: int, result: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({**told, "failed": failed}))
+        typer.echo(json.dumps({**result, "failed": failed}))
     if failed:
         raise typer.Exit(1)
 

@@ -1,19 +1,20 @@
-"""The SQL of what engines did that makes no gap: drafts that were not kept, prompts that were cached.
+"""The SQL of speculation and prefix cache, which change the speed of a response without a gap.
 
-One idea: both change how fast a response comes and leave no hole in it, so they are told as time beside the stalls: what fell short, and
-what was saved, at the engine's own pace in the same stretch. It runs nothing.
+Both are reported as time next to the stalls: the time lost below the engine's own mean, and the time saved at the engine's own speed in the
+same period. This module runs no query.
 """
 
 from __future__ import annotations
 
 from legato_ingest.cli.queries import since
 
-__all__ = ["PREFIX_CACHE", "SPECULATION", "SPECULATION_BY_PAGE"]
+__all__ = ["PREFIX_CACHE", "SPECULATION", "SPECULATION_SCRAPED"]
 
 
 def _by_minute(own: str, foreign: str, part: str, whole: str) -> str:
-    """Tables in SQL, the last of them ``by_minute``: by how much two counters on an engine's page grew, a row a minute, and how often the
-    ``part`` was read. Their names begin with ``own`` as the agent calls them, else with ``foreign`` as a Collector that scrapes vLLM does.
+    """SQL common table expressions that end with ``by_minute``: the growth of two scraped counters, one row per minute, and how often the
+    counter ``part`` was read. The counters' names start with ``own`` (the agent's names) or, if there are none, with ``foreign`` (the names
+    of a Collector that scrapes vLLM).
     """
     names = ", ".join(f"'{name}'" for each in (part, whole) for name in (f"{own}{each}", f"{foreign}{each}_total"))
     return f"""
@@ -49,11 +50,11 @@ def _by_minute(own: str, foreign: str, part: str, whole: str) -> str:
     )"""
 
 
-# Of steps, those that tell what became of their drafts.
+# Steps that report their drafts.
 _DRAFTING = f"""draft_tokens > 0 AND accepted_tokens IS NOT NULL AND decode_requests > 0 AND interval_us IS NOT NULL
             AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}"""
-# Speculation makes no gap when it fails: a step takes its time and brings fewer tokens. So it is a deficit of rate: by how much the tokens
-# that a request got in a step fell short, over 10 s, of the engine's own mean, and the time that so many tokens take at that mean.
+# Failed speculation makes no gap: a step takes the usual time and yields fewer tokens. The loss is a deficit of rate: the tokens per
+# request and step below the engine's own mean, over 10 s, and the time that these tokens take at that mean.
 SPECULATION = f"""
 WITH
     stretches AS
@@ -82,9 +83,9 @@ ORDER BY lost_us DESC
 LIMIT {{limit:UInt32}}
 """
 
-# The same of engines whose steps tell no drafts, from the counters of their own pages: how much fewer drafted tokens were kept in a minute
-# than at the engine's own mean. How many steps that took, and how long they were, such a page does not say: it stays a count of tokens.
-SPECULATION_BY_PAGE = f"""
+# The same for engines with steps that report no drafts, from their scraped counters: how many fewer drafted tokens were kept in a minute
+# than at the engine's own mean. Scraped metrics have no steps and no step times, so the loss is a number of tokens.
+SPECULATION_SCRAPED = f"""
 WITH{_by_minute("legato.engine.speculation.", "vllm:spec_decode_num_", "accepted_tokens", "draft_tokens")},
     usual AS
     (
@@ -110,11 +111,11 @@ ORDER BY lost_tokens DESC, tenant, engine_id
 LIMIT {{limit:UInt32}}
 """
 
-# Fewer steps with prompts say nothing of what a token of prompt takes.
+# With fewer prefill steps the time per prompt token cannot be estimated.
 _PREFILLS_MIN = 20
-# A prompt token that is found in the cache need not be computed: it saves its request the time that a token of prompt adds to a step, the
-# slope of the engine's own steps over their prompt tokens. Hits are counted when a request leaves the queue. Of those that left it in a
-# minute each is taken to have saved as much; what it had waited before, up to that, the cache gained its reader nothing.
+# A cached prompt token saves its request the time that one prompt token adds to a step: the slope of the step time over the prompt tokens
+# of the engine's own steps. Hits are counted when a request leaves the queue. All requests that leave it in one minute are assumed to
+# save the same time; up to that time, waiting in the queue cancels the gain for the end user.
 PREFIX_CACHE = f"""
 WITH{_by_minute("legato.engine.prefix_cache.", "vllm:prefix_cache_", "hits", "queries")},
     scheduled AS

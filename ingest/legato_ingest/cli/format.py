@@ -1,7 +1,6 @@
-"""Numbers as people read them in a terminal: units, and what nobody knows.
+"""Numbers, texts and time spans of the terminal's views: units, unknown values, harmless texts, and ``--since``.
 
-One idea: a figure is printed with its unit and never more digits than it means; unknown is a dash, never a 0. Texts come from strangers and
-are made harmless here. It computes nothing.
+A number is printed with its unit and with no more digits than are known; an unknown value is a dash, never 0. It computes no statistics.
 """
 
 from __future__ import annotations
@@ -10,15 +9,20 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DASH", "bytes_of", "clean", "count", "duration", "n_of", "ratio", "share", "sparkline"]
+import typer
+
+__all__ = ["DASH", "bytes_of", "clean", "count", "duration", "milliseconds", "n_of", "ratio", "seconds_of", "share", "sparkline"]
 
 DASH = "–"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARK_EDGES_US = (25_000, 50_000, 100_000, 250_000, 400_000, 1_000_000, 2_000_000)
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_SECONDS_MAX = 3_650 * 86_400
 
 
 def clean(value: Any) -> Any:
-    """The same data with every control character in its texts made visible: whoever sends spans does not steer the reader's terminal."""
+    """Return the same data with each control character of its texts replaced by U+FFFD, so that received names cannot steer a terminal."""
     if isinstance(value, str):
         return _CONTROL.sub("\ufffd", value)
     if isinstance(value, dict):
@@ -28,7 +32,7 @@ def clean(value: Any) -> Any:
 
 
 def duration(microseconds: int | float | None) -> str:
-    """``410 µs``, ``23 ms``, ``1.34 s``, ``2 min 5 s``."""
+    """Return ``410 µs``, ``23 ms``, ``1.34 s`` or ``2 min 5 s``."""
     if microseconds is None:
         return DASH
     if microseconds < 1_000:
@@ -43,8 +47,13 @@ def duration(microseconds: int | float | None) -> str:
     return f"{minutes:,} min {seconds} s"
 
 
+def milliseconds(value: float) -> str:
+    """Return a limit as it was set: ``400 ms``, ``1500.5 ms``."""
+    return f"{value:.10g} ms"
+
+
 def share(part: int, whole: int) -> str:
-    """``98.7 %``. Never 100 % while one is missing, never 0 % while there is one."""
+    """Return ``98.7 %``. Never 100 % for less than all, never 0 % for more than none."""
     if not whole:
         return DASH
     percent = 100 * part / whole
@@ -55,29 +64,37 @@ def share(part: int, whole: int) -> str:
 
 
 def count(number: int | None) -> str:
-    """``12,345``."""
+    """Return ``12,345``."""
     return DASH if number is None else f"{number:,}"
 
 
 def n_of(number: int) -> str:
-    """``n=12,345``."""
+    """Return ``n=12,345``."""
     return f"n={number:,}"
 
 
 def ratio(value: float | None) -> str:
-    """``3.4``."""
+    """Return ``3.4``."""
     return DASH if value is None else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def bytes_of(number: int | None) -> str:
-    """``512 B``, ``4.4 kB``."""
+    """Return ``512 B`` or ``4.4 kB``."""
     if number is None:
         return DASH
     return f"{number} B" if number < 1_000 else f"{number / 1e3:.1f} kB" if number < 1_000_000 else f"{number / 1e6:.1f} MB"
 
 
 def sparkline(gaps_us: Sequence[int]) -> str:
-    """One block a gap, by its logarithm: up to 25 ms the lowest, from 2 s on the highest."""
-    return "".join(
-        _BLOCKS[sum(gap >= edge for edge in (25_000, 50_000, 100_000, 250_000, 400_000, 1_000_000, 2_000_000))] for gap in gaps_us
-    )
+    """Return one block per gap on a logarithmic scale: the lowest below 25 ms, the highest from 2 s."""
+    return "".join(_BLOCKS[sum(gap >= edge for edge in _SPARK_EDGES_US)] for gap in gaps_us)
+
+
+def seconds_of(since: str) -> int:
+    """Return the seconds in ``90s``, ``15m``, ``1h``, ``7d`` or ``2w``; 0 for ``all``. Raises ``typer.BadParameter``."""
+    if since == "all":
+        return 0
+    number, unit = since[:-1], since[-1:]
+    if not (number.isascii() and number.isdigit() and unit in _UNITS) or not 0 < int(number) * _UNITS[unit] <= _SECONDS_MAX:
+        raise typer.BadParameter(f"{since!r} is not a time span: write 90s, 15m, 1h, 7d, 2w, or all", param_hint="--since")
+    return int(number) * _UNITS[unit]

@@ -1,7 +1,7 @@
-"""The command `legato`: what can be typed, and nothing else.
+"""The command `legato`: its subcommands and their options.
 
-One idea: each command parses its options, calls one function of another module, and prints. Errors that Legato raises on purpose are
-one line and exit status 1. The store's engine (200 MB) is imported only by the commands that open a store.
+Each subcommand parses its options, calls one function of another module and prints the result. Errors that Legato raises on purpose are
+printed as one line, with exit status 1. Only commands that open a store import the store's engine (200 MB).
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from rich.table import Table
 
 from legato_ingest.cli import dashboards, read, store, tokens
 from legato_ingest.cli.doctor import command
+from legato_ingest.cli.format import seconds_of
 from legato_ingest.errors import LegatoError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="legato",
-    help="What a streamed LLM response felt like, and why.\n\nStart `legato serve`, send it OTLP, then ask `legato report`.",
+    help="Record every chunk of streamed LLM responses, and find the causes of stalls.\n\n"
+    "Start `legato serve`, send it OTLP, then run `legato report`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -45,10 +47,10 @@ def serve(
     otlp_port: Annotated[int | None, typer.Option(help="OTLP port [env: LEGATO_OTLP_PORT, default 4318]")] = None,
     read_port: Annotated[int | None, typer.Option(help="Read port [env: LEGATO_READ_PORT, default 8123]")] = None,
 ) -> None:
-    """Receive OTLP, keep streams in an embedded store, and answer queries, all on loopback.
+    """Receive OTLP, store streams, and answer queries: by default in an embedded store and on loopback.
 
     Point any OTLP/HTTP exporter at http://127.0.0.1:4318. Read with `legato report`, or with any ClickHouse client on port 8123.
-    Settings come from the environment (docs/reference.md); the options here win.
+    Settings are environment variables (docs/reference.md); these options take precedence.
     """
     from legato_ingest.serve import serve as run
     from legato_ingest.settings import load
@@ -57,41 +59,40 @@ def serve(
 
 
 @app.command()
-def attribute(
-    since: Annotated[str, typer.Option(help="Streams that started in the last 90s, 15m, 1h, 7d, 2w, or all")],
+@app.command("attribute", hidden=True)
+def reattribute(
+    since: Annotated[str, typer.Option(help="Streams that started within this time span: 90s, 15m, 1h, 7d, 2w, or all")],
     store: StoreOption = None,
 ) -> None:
-    """Judge stalls again: after a lower threshold was set, or with a version that knows more.
+    """Attribute stalls again, after a threshold was lowered or Legato was upgraded.
 
-    `legato serve` judges every stream by itself, also when evidence comes late: this is for what has been judged. The newest verdict
-    counts. Gaps below a threshold that was raised keep the verdict that they have.
-    Goes through a running `legato serve` when one holds the store, and then by that one's settings.
+    `legato serve` attributes every stream by itself, also when evidence arrives late; this command is for streams that already have
+    verdicts. The newest verdict counts. Gaps below a raised threshold keep their verdicts.
+    If a running `legato serve` holds the store, the command runs inside it, with its settings.
 
-    Example: legato attribute --since 1d
+    Example: legato reattribute --since 1d
     """
     from legato_ingest.cli.admin_client import attribute as run
-    from legato_ingest.cli.durations import seconds_of
     from legato_ingest.settings import load
 
-    with Console(stderr=True).status("judging …"):
+    with Console(stderr=True).status("attributing …"):
         done = run(load(store=store), seconds_of(since))
-    typer.echo(f"{done['streams']:,} stalled streams judged, {done['verdicts']:,} verdicts, {done['seconds']:.1f} s")
+    typer.echo(f"{done['streams']:,} stalled streams attributed, {done['verdicts']:,} verdicts, {done['seconds']:.1f} s")
 
 
 @app.command()
 def rollup(
-    since: Annotated[str, typer.Option(help="Minutes of the last 90s, 15m, 1h, 7d, 2w, or all")],
+    since: Annotated[str, typer.Option(help="Rollups within this time span: 90s, 15m, 1h, 7d, 2w, or all")],
     store: StoreOption = None,
 ) -> None:
-    """Compute minutes again, which dashboards and alerts read: after LEGATO_SLO_GAP_MS or LEGATO_SLO_FIRST_OUTPUT_MS was changed.
+    """Recompute the rollups that dashboards and alerts read, after LEGATO_SLO_GAP_MS or LEGATO_SLO_FIRST_OUTPUT_MS was changed.
 
-    `legato serve` keeps them true by itself, also for late data and new verdicts.
-    Goes through a running `legato serve` when one holds the store, and then by that one's settings.
+    `legato serve` keeps the rollups up to date by itself, also for late data and new verdicts.
+    If a running `legato serve` holds the store, the command runs inside it, with its settings.
 
     Example: legato rollup --since all
     """
     from legato_ingest.cli.admin_client import rollup as run
-    from legato_ingest.cli.durations import seconds_of
     from legato_ingest.settings import load
 
     with Console(stderr=True).status("computing …"):
@@ -101,7 +102,7 @@ def rollup(
 
 @schema_app.command("apply")
 def schema_apply(store: StoreOption = None) -> None:
-    """Apply the files that the store lacks. Goes through a running `legato serve` when one holds the store."""
+    """Apply the missing files. If a running `legato serve` holds the store, the command runs inside it."""
     from legato_ingest.cli.admin_client import schema_apply as run
     from legato_ingest.settings import load
 
@@ -113,7 +114,7 @@ def schema_apply(store: StoreOption = None) -> None:
 
 @schema_app.command("status")
 def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False) -> None:
-    """Show which files are applied."""
+    """Show which schema files are applied."""
     from legato_ingest.cli.admin_client import schema_status as run
     from legato_ingest.settings import load
 
@@ -131,7 +132,7 @@ def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Opti
 
 
 def main() -> None:
-    """Run the command; Legato's own errors are one line."""
+    """Run the command; print errors that Legato raises on purpose as one line."""
     try:
         app()
     except LegatoError as error:

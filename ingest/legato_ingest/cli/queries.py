@@ -11,7 +11,7 @@ from legato_ingest.definitions import CONTENT_KINDS_SQL, GOOD, JUDGED, STALL_MS
 __all__ = [
     "BLAME",
     "BUT_FOR",
-    "CULPRITS",
+    "ENGINE_EVENTS",
     "FINISHED",
     "FIRST_TOKENS",
     "FIND_STREAM",
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def since(time: str) -> str:
-    """The condition on a column of times that ``since_s`` asks for; 0: all."""
+    """Return the SQL condition that a time column is within the last ``since_s`` seconds; 0: no limit."""
     return f"({{since_s:UInt64}} = 0 OR {time} >= now64(9) - toIntervalSecond({{since_s:UInt64}}))"
 
 
@@ -38,9 +38,9 @@ _FILTERS = (
 
 
 def _rank(share: float, column: str) -> str:
-    """The order statistic at rank ⌈share n⌉ of the streams that are over and know it.
+    """The order statistic at rank ⌈share n⌉ over the ended streams with a value.
 
-    quantileExact takes rank ⌊level n⌋ + 1; a level just below the share makes that ⌈share n⌉, for n up to ten million.
+    quantileExact takes rank ⌊level n⌋ + 1; a level just below the share turns this into ⌈share n⌉, for n up to ten million.
     """
     return f"quantileExactIf({share - 1e-9:.9f})({column}, is_over)"
 
@@ -101,7 +101,7 @@ ORDER BY start_time DESC
 LIMIT {{limit:UInt32}}
 """
 
-# Which streams an id may mean: a whole trace id by the index, else the start of one, a span's id or a response's.
+# The streams that an id matches: a full trace id by the index, otherwise the start of a trace id, a span id or a response id.
 FIND_STREAM = """
 SELECT
     lower(hex(trace_id)) AS trace, response_id, (response_id = {given:String} OR lower(hex(span_id)) = {id:String}) AS is_one,
@@ -124,7 +124,7 @@ ORDER BY first_ns DESC
 LIMIT 200
 """
 
-# The newest judgement of each of these traces' stalls.
+# The newest verdict of each stall of these traces.
 VERDICTS = """
 SELECT
     lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, gap_start_us, gap_us, excess_us, cause, confidence, share, parts, engine_id,
@@ -136,14 +136,14 @@ WHERE cause != 'base' AND start_time BETWEEN fromUnixTimestamp64Nano({first_ns:I
 ORDER BY trace, span, gap_start_us
 """
 
-# Which judged stalls a question is about: those of client streams that match. A gap that proved healthy is no stall.
+# The judged stalls of matching client streams. A gap with the cause `base` turned out to be healthy and is no stall.
 _MATCHING = f"""
     {_SINCE}
     AND ({{engine:String}} = '' OR engine_id = {{engine:String}})
     AND (({{model:String}} = '' AND {{service:String}} = '') OR (trace_id, span_id) IN (
         SELECT trace_id, span_id FROM streams WHERE ({{model:String}} != '' OR {{service:String}} != '') AND {_SINCE} AND {_FILTERS}))"""
 _BLAMED = f"cause != 'base' AND {_MATCHING}"
-# By cause: the stalls that it is named for, and how sure; `parts` adds up all that was charged, whatever the name.
+# One row per main cause, with its confidences; `parts` adds up the time charged to every cause.
 BLAME = f"""
 SELECT
     cause, count() AS stalls, uniqExact(trace_id, span_id) AS streams, sum(excess_us) AS excess_us, sumMap(parts) AS parts,
@@ -154,14 +154,14 @@ WHERE {_BLAMED}
 GROUP BY cause
 ORDER BY excess_us DESC
 """
-# The client stalls of 250 ms or more, and how many of them have been judged, whatever was found.
+# The number of client stalls of 250 ms or more, and how many of them have a verdict of any cause.
 JUDGED_STALLS = f"""
 SELECT
     (SELECT sum(stalls_250ms) FROM streams WHERE vantage = 'client' AND outcome != 'running' AND {_SINCE} AND {_FILTERS}) AS stalls,
     (SELECT count() FROM verdicts FINAL WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}) AS judged
 """
-# By cause: what would be left of the stalls without it, and of the time in them, of the streams that could be replayed. The cause '' stands
-# for all of these streams as they were.
+# One row per cause: the stalls that remain without it and their time, over the replayed streams. The row with the cause '' holds the same
+# streams unchanged.
 BUT_FOR = f"""
 WITH
     newest AS
@@ -185,8 +185,8 @@ UNION ALL
 SELECT '', count(), sum(stalls), sum(stalls), sum(stalls), sum(stalled_us), sum(stalled_us), sum(stalled_us)
 FROM (SELECT any(stalls) AS stalls, any(stalled_us) AS stalled_us FROM replayed GROUP BY tenant, start_time, trace_id, span_id)
 """
-# One row an engine event: the stalls of one request's prompt or preemption where the request is known, else of one step.
-CULPRITS = f"""
+# One row per engine event: the stalls of one request's prompt or preemption where the request is known, otherwise of one step.
+ENGINE_EVENTS = f"""
 WITH
     blamed AS
     (
@@ -223,14 +223,14 @@ LEFT JOIN
 ORDER BY excess_us DESC
 """
 
-# What engines told of these responses' requests.
+# The engine's records of the requests of these responses.
 FINISHED = """
 SELECT response_id, engine_id, queued_us, prefill_us, preemptions, prompt_tokens
 FROM engine_requests FINAL
 WHERE has({responses:Array(String)}, response_id)
 """
-# How the time to the first token divides. A client's time less its server's is the way there and back; an engine's own clock says how long
-# the request was queued and how long prefilled, its first step included; what is left of the server's time is the front end's.
+# The parts of the time to the first token. The client's time minus the server's is the network; the engine's clock gives the queue time and
+# the prefill time (first step included); the rest of the server's time is the front end.
 FIRST_TOKENS = f"""
 WITH
     client AS
@@ -274,7 +274,7 @@ FROM split
 """
 
 VANTAGES_MAX = 200
-# All vantages of these traces, and those that share a response with them under another trace. The times let the primary key find them.
+# All vantages of these traces, and vantages of the same responses under other traces. The time range lets the primary key find them.
 VANTAGES = f"""
 SELECT
     lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toUnixTimestamp64Nano(start_time) AS start_ns,

@@ -1,7 +1,7 @@
-"""`legato report`: how streams felt, by model, service and vantage.
+"""`legato report`: goodput, gaps, jitter and first tokens, by model, service and vantage.
 
-One idea: a figure never stands without the number of streams that know it; the query (`queries.REPORT`) gives both, this page gives them
-names and units. It asks once, and judges nothing itself.
+The query (``queries.REPORT``) returns each figure with the number of streams that it is computed from; this module adds names and units. It
+sends one query and judges no stream itself.
 """
 
 from __future__ import annotations
@@ -15,58 +15,59 @@ from rich.table import Table
 from rich.text import Text
 
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.format import clean, count, duration, n_of, ratio, share
+from legato_ingest.cli.format import clean, count, duration, milliseconds, n_of, ratio, share
 from legato_ingest.cli.queries import REPORT
+from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS
 
-__all__ = ["Question", "as_json", "fetch", "nothing", "render"]
+__all__ = ["ReportQuery", "as_json", "fetch", "no_streams", "render"]
 
 _NO_STREAMS = (
-    "no streams yet{where}\n\nHow to get some:\n"
-    "  make demo                         real streams, replayed and recorded here\n"
+    "no streams yet{where}\n\nTo record some:\n"
+    "  make demo                         replays and records real streams on this host\n"
     "  legato.configure()                in your application, then legato.instrument_openai()\n"
     "  OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318\n"
-    "                                    for any application that has OpenTelemetry already"
+    "                                    for any application that already uses OpenTelemetry"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a report is about: since when (0: ever), of whom, and the limits of a good stream."""
+class ReportQuery:
+    """The streams of a report and the limits of a good stream. ``since_s``: seconds before now; 0: no limit. Empty: any."""
 
     since_s: int = 3_600
     model: str = ""
     service: str = ""
     vantage: str = ""
-    gap_ms: int = 400
-    first_ms: int = 2_000
+    gap_ms: float = SLO_GAP_MS
+    first_ms: float = SLO_FIRST_OUTPUT_MS
     groups_max: int = 50
 
     def parameters(self) -> dict[str, str | int]:
-        """As the query binds them."""
+        """The parameters of the SQL."""
         return {
             "since_s": self.since_s,
             "model": self.model,
             "service": self.service,
             "vantage": self.vantage,
-            "gap_us": self.gap_ms * 1_000,
-            "first_us": self.first_ms * 1_000,
+            "gap_us": round(self.gap_ms * 1_000),
+            "first_us": round(self.first_ms * 1_000),
             "limit": self.groups_max + 1,
         }
 
 
-def fetch(reader: Reader, question: Question) -> list[dict[str, Any]]:
-    """One row a group, largest first; one more than ``groups_max`` when there are more. Raises ``ReadError``."""
-    return reader.rows(REPORT, question.parameters())
+def fetch(reader: Reader, query: ReportQuery) -> list[dict[str, Any]]:
+    """Return one row per group, largest first; one more than ``groups_max`` when there are more. Raises ``ReadError``."""
+    return reader.rows(REPORT, query.parameters())
 
 
-def as_json(rows: Sequence[dict[str, Any]], question: Question) -> dict[str, Any]:
-    """The report as data: every figure with its n; what no stream knows is null."""
+def as_json(rows: Sequence[dict[str, Any]], query: ReportQuery) -> dict[str, Any]:
+    """Return the report as data: every figure with its n; null where no stream has a value."""
     return {
-        "since_s": question.since_s,
-        "gap_ms": question.gap_ms,
-        "first_output_ms": question.first_ms,
-        "groups": [_group(row) for row in rows[: question.groups_max]],
-        "more_groups": len(rows) > question.groups_max,
+        "since_s": query.since_s,
+        "gap_ms": _number(query.gap_ms),
+        "first_output_ms": _number(query.first_ms),
+        "groups": [_group(row) for row in rows[: query.groups_max]],
+        "more_groups": len(rows) > query.groups_max,
     }
 
 
@@ -93,20 +94,25 @@ def _ms(microseconds: int | None) -> float | None:
     return None if microseconds is None else microseconds / 1_000
 
 
+def _number(value: float) -> float:
+    """An integer where the limit is one, so that JSON shows 400 and not 400.0."""
+    return int(value) if value == int(value) else value
+
+
 def _p99_label(n: int) -> str:
-    """Up to 100 values have no p99 of their own: the query gives their maximum, and it is called that."""
+    """The query returns the maximum of up to 100 values, and the label says so."""
     return "p99" if n > 100 else "max"
 
 
-def render(rows: Sequence[dict[str, Any]], question: Question) -> RenderableType:
-    """The report as a page for a terminal."""
+def render(rows: Sequence[dict[str, Any]], query: ReportQuery) -> RenderableType:
+    """Return the report for a terminal."""
     if not rows:
-        return nothing(question)
+        return no_streams(query)
     rows = [clean(row) for row in rows]
-    table = Table(title=Text(f"How streams felt{_where(question)}"), title_justify="left", pad_edge=False, show_lines=True)
+    table = Table(title=Text(f"Streams{_where(query)}"), title_justify="left", pad_edge=False, show_lines=True)
     table.add_column("model\nservice · vantage", overflow="fold")
     for name in (
-        f"good at\n{question.gap_ms} ms",
+        f"good at\n{milliseconds(query.gap_ms)}",
         "p99 of\np99 gaps",
         "worst\ngap",
         "jitter\nratio",
@@ -115,14 +121,14 @@ def render(rows: Sequence[dict[str, Any]], question: Question) -> RenderableType
     ):
         table.add_column(name, justify="right")
     table.add_column("streams, by outcome")
-    for row in rows[: question.groups_max]:
+    for row in rows[: query.groups_max]:
         table.add_row(*_cells(row))
-    return Group(table, Text(_legend(rows, question), style="dim"))
+    return Group(table, Text(_legend(rows, query), style="dim"))
 
 
-def nothing(question: Question) -> Text:
-    """What to print when there is nothing to print."""
-    return Text(_NO_STREAMS.format(where=_where(question)))
+def no_streams(query: ReportQuery) -> Text:
+    """Return the text for a store without matching streams: how to record some."""
+    return Text(_NO_STREAMS.format(where=_where(query)))
 
 
 def _cells(row: dict[str, Any]) -> list[RenderableType]:
@@ -142,9 +148,9 @@ def _cells(row: dict[str, Any]) -> list[RenderableType]:
     ]
 
 
-def _where(question: Question) -> str:
-    parts = [] if not question.since_s else [f" in the last {_span(question.since_s)}"]
-    parts += [f", {name} {value}" for name in ("model", "service", "vantage") if (value := getattr(question, name))]
+def _where(query: ReportQuery) -> str:
+    parts = [] if not query.since_s else [f" in the last {_span(query.since_s)}"]
+    parts += [f", {name} {value}" for name in ("model", "service", "vantage") if (value := getattr(query, name))]
     return "".join(parts)
 
 
@@ -156,13 +162,13 @@ def _span(seconds: int) -> str:
     return f"{seconds} seconds"
 
 
-def _legend(rows: Sequence[dict[str, Any]], question: Question) -> str:
+def _legend(rows: Sequence[dict[str, Any]], query: ReportQuery) -> str:
     lines = [
-        f"good: no gap over {question.gap_ms} ms (the open gap before a cancel too), first output within "
-        f"{duration(question.first_ms * 1_000)}, no error at the end.",
-        "n: the streams that know the figure; those that run, and for gaps those without a timeline, are not in it. "
-        "max: up to 100 streams have no p99 of their own.",
+        f"good: no gap above {milliseconds(query.gap_ms)} (including the open gap before a cancel), first output within "
+        f"{duration(query.first_ms * 1_000)}, no error at the end.",
+        "n: streams with a known value; running streams, and for gaps streams without a timeline, are not included. "
+        "max: the maximum is shown instead of the p99 for up to 100 streams.",
     ]
-    if len(rows) > question.groups_max:
-        lines.append(f"Only the {question.groups_max} largest groups are shown: narrow it with --model, --service or --vantage.")
+    if len(rows) > query.groups_max:
+        lines.append(f"Only the {query.groups_max} largest groups are shown: filter with --model, --service or --vantage.")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""The page of `legato slo`: the burn rates that the alert rules see.
+"""`legato slo`: the burn rates that the alert rules see.
 
-One idea: it runs the rules' own statements (`dashboards/alerts/*.sql`), so what it prints is what pages. It judges nothing itself.
+It runs the statements of the alert rules (``dashboards/alerts/*.sql``) and prints their results. It computes no burn rate itself.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from legato_ingest.errors import LegatoError
 
 __all__ = ["RULES", "as_json", "fetch", "render"]
 
-RULES = {"itl_burn": "ITL goodput", "ttft_burn": "first output", "reader_burn": "readers' own stalls"}
+RULES = {"itl_burn": "ITL goodput", "ttft_burn": "first output", "reader_burn": "end users' own stalls"}
 _OBJECTIVE = re.compile(r"^    [\d.]+ AS objective,$", re.MULTILINE)
 Row = dict[str, Any]
 
 
 def fetch(reader: Reader, folder: pathlib.Path, objective: float) -> list[Row]:
-    """A row a rule, service, vantage and severity; those that fire first. Raises ``LegatoError``."""
+    """Return one row per rule, service, vantage and severity, firing rules first. Raises ``LegatoError``."""
     rows: list[Row] = []
     for name in RULES:
         path = folder / "alerts" / f"{name}.sql"
         if not path.is_file():
-            raise LegatoError(f"{path} is not there: set LEGATO_DASHBOARDS_DIR to the repository's dashboards folder")
+            raise LegatoError(f"{path} does not exist: set LEGATO_DASHBOARDS_DIR to the repository's dashboards folder")
         sql, places = _OBJECTIVE.subn(f"    {objective:.6f} AS objective,", path.read_text(encoding="utf-8"))
         if places != 1:
-            raise LegatoError(f"{path} sets the objective in {places} lines, expected 1: build it with `python -m dashboards`")
+            raise LegatoError(f"{path} sets the objective in {places} lines, expected 1: rebuild it with `python -m dashboards`")
         rows += [{"rule": name, **row, "firing": bool(row["firing"])} for row in reader.rows(sql)]
     return sorted(rows, key=lambda row: (not row["firing"], -row["burn_rate"], row["rule"], row["service"], row["vantage"]))
 
 
 def as_json(rows: list[Row]) -> list[Row]:
-    """The rows as they are."""
+    """Return the rows unchanged."""
     return rows
 
 
 def render(rows: list[Row], objective: float) -> RenderableType:
-    """The rows for a terminal."""
+    """Return the rows for a terminal."""
     if not rows:
-        return Text("no streams that are over in the last three days: nothing burns")
-    head = Text(f"{100 * objective:g} % of streams are to be good; {100 * (1 - objective):.4g} % may be bad")
+        return Text("no stream ended in the last three days: no budget burns")
+    head = Text(f"{100 * objective:g} % of streams should be good; {100 * (1 - objective):.4g} % may be bad")
     table = Table("budget", "service · vantage", "severity", box=None, pad_edge=False)
-    for name in ("burn rate", "fires at", "bad", "streams", "readers"):
+    for name in ("burn rate", "fires at", "bad", "streams", "end users"):
         table.add_column(name, justify="right")
     table.add_column("window")
     table.add_column("")
@@ -61,7 +61,7 @@ def render(rows: list[Row], objective: float) -> RenderableType:
         rates = (f"{row['burn_rate']:,.2f}", f"{row['burn_limit']:g}")
         table.add_row(RULES[row["rule"]], where, row["severity"], *rates, *counts, _window(int(row["window_s"])), firing)
     quiet = len({_budget(row) for row in rows} - {_budget(row) for row in burning})
-    return Group(head, Text(""), table, Text(f"\n{quiet} budgets are untouched" if quiet else ""))
+    return Group(head, Text(""), table, Text(f"\n{quiet} budgets have no bad streams" if quiet else ""))
 
 
 def _budget(row: Row) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def _budget(row: Row) -> tuple[str, ...]:
 
 
 def _window(seconds: int) -> str:
-    """``5 min``, ``6 h``, ``3 d``."""
+    """Return ``5 min``, ``6 h`` or ``3 d``."""
     for unit, length in (("d", 86_400), ("h", 3_600)):
         if seconds % length == 0:
             return f"{seconds // length} {unit}"

@@ -1,6 +1,6 @@
-"""`legato backup`, `restore` and `move`: an embedded store's rows to a file, back, and to a ClickHouse server.
+"""`legato backup`, `restore` and `copy`: the rows of an embedded store to a file, back, and to a ClickHouse server.
 
-One idea: each proves what it did by counts and checksums and says so; it does none of it itself.
+Each command verifies its result by counts and checksums and prints them. The work is done in ``storage``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ def register(root: typer.Typer) -> None:
     """Add the commands to ``root``."""
     root.command()(backup)
     root.command()(restore)
-    root.command()(move)
+    root.command()(copy)
+    root.command("move", hidden=True)(copy)
 
 
 def backup(
-    name: Annotated[str, typer.Argument(help="What to call it [default: legato- and the time]", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(help="Name of the backup [default: legato- and the time]", show_default=False)] = "",
     store: StoreOption = None,
 ) -> None:
-    """Back up the embedded store to a file, and prove that it can be restored: it is, beside the store, and counted.
+    """Back up the embedded store to a file, and verify the file: it is restored next to the store and compared.
 
-    Goes through a running `legato serve`, which goes on meanwhile. The file and its manifest lie in the folder STORE.backups: copy both
-    elsewhere. Needs room for the store twice more, for as long as it takes.
+    A running `legato serve` continues meanwhile. The file and its manifest are in the folder STORE.backups: copy both to another host.
+    While it runs, the command needs twice the size of the store as free disk space.
 
     Example: legato backup before-upgrade
     """
@@ -42,14 +43,14 @@ def backup(
 
     with Console(stderr=True).status("backing up, restoring, comparing …"):
         done = run(load(store=store), name)
-    typer.echo(f"{done['file']}: {done['rows']:,} rows of {done['tables']} tables, {done['bytes']:,} bytes; restored once, and the same")
+    typer.echo(f"{done['file']}: {done['rows']:,} rows of {done['tables']} tables, {done['bytes']:,} bytes; restored once, and identical")
 
 
 def restore(
-    file: Annotated[pathlib.Path, typer.Argument(help="The backup's file, with its manifest beside it", show_default=False)],
+    file: Annotated[pathlib.Path, typer.Argument(help="File of the backup, with its manifest in the same folder", show_default=False)],
     store: StoreOption = None,
 ) -> None:
-    """Restore a backup into a store that holds nothing, and compare with what was backed up. `legato serve` must not run on it.
+    """Restore a backup into an empty store, and compare it with the manifest. No `legato serve` may run on this store.
 
     Example: legato restore legato-20261121T120000Z.tzst --store chdb:///var/lib/legato/restored
     """
@@ -58,19 +59,19 @@ def restore(
 
     with Console(stderr=True).status("restoring, comparing …"):
         done = run(file, load(store=store).store_path)
-    typer.echo(f"{done['store']}: {done['rows']:,} rows of {done['tables']} tables, the same as were backed up")
+    typer.echo(f"{done['store']}: {done['rows']:,} rows of {done['tables']} tables, identical to the backup")
 
 
-def move(
+def copy(
     to: Annotated[str, typer.Option(help="clickhouse://USER@HOST:8123/DATABASE, with LEGATO_STORE_PASSWORD", show_default=False)],
     store: StoreOption = None,
 ) -> None:
-    """Copy the embedded store's rows into a ClickHouse server, and compare. `legato serve` must not run on the store.
+    """Copy the rows of the embedded store to a ClickHouse server, and compare both. No `legato serve` may run on the store.
 
-    Applies the schema there. A move that was cut off goes on where it was when it is run again; the source stays as it is. Point `legato
-    serve` at the server afterwards: what it was sent before the move is there, and is not judged anew.
+    The command applies the schema on the server. Run an interrupted copy again to continue it; the source is not changed. Then set
+    LEGATO_STORE of `legato serve` to the server: copied streams are not attributed again.
 
-    Example: legato move --to clickhouse://legato@clickhouse:8123/default
+    Example: legato copy --to clickhouse://legato@clickhouse:8123/default
     """
     from legato_ingest.settings import load
     from legato_ingest.storage import EmbeddedStore, migrate, open_store
@@ -97,7 +98,12 @@ def move(
     wrong = [each for each in moved if not each.same]
     copied, rows = sum(each.copied for each in moved), sum(each.source.rows for each in moved)
     for each in wrong:
-        typer.echo(f"{each.table} {each.partition}: {each.source.rows:,} rows here, {each.target.rows:,} there, and not the same", err=True)
+        typer.echo(
+            f"{each.table} {each.partition}: {each.source.rows:,} rows here, {each.target.rows:,} on the server, with different contents",
+            err=True,
+        )
     if wrong:
-        raise LegatoError(f"{len(wrong)} of {len(moved)} partitions differ: the server has rows of its own there")
-    typer.echo(f"{len(moved)} partitions, {rows:,} rows: counts and checksums are the same on both sides ({copied} were copied now)")
+        raise LegatoError(f"{len(wrong)} of {len(moved)} partitions differ: the server has other rows in them")
+    typer.echo(
+        f"{len(moved)} partitions, {rows:,} rows: counts and checksums are equal on both sides ({copied} partitions were copied now)"
+    )

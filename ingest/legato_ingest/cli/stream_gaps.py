@@ -1,8 +1,7 @@
-"""One stream's chunks as its reader met them: reads, stalls, and what came after each.
+"""The reads and stalls of one stream, derived from a row of ``queries.VANTAGES``.
 
-One idea: everything is derived from the stored timeline, and what the timeline lacks stays None. It agrees with the stored statistics:
-a distance of 250 ms between two content reads always lies between two epochs, so the stalls here are those counted there. It draws
-nothing and asks nothing.
+They agree with the stored statistics: a gap of 250 ms between two content reads always lies between two epochs. Facts that the timeline
+lacks are None. This module queries nothing and renders nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any
 
 from legato_ingest.definitions import CONTENT_KINDS, HOLD_STEP_US, STALL_MS
 
-__all__ = ["STALL_US", "Read", "Stall", "reads_of", "shared_clock", "stalls_of"]
+__all__ = ["STALL_US", "Read", "Stall", "content_reads", "shared_clock", "stalls_of"]
 
 STALL_US = int(STALL_MS * 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Content that arrived together: µs from the stream's start, its first chunk's index, chunks, and bytes (None when unknown)."""
+    """Content chunks that arrived together: µs since the stream's start, index of the first chunk, chunks, bytes (None: unknown)."""
 
     at_us: int
     index: int
@@ -31,9 +30,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A gap of 250 ms or more: when it began, how long it was, what ended it, and how much of it the application held the stream.
+    """A long gap: its start and length, the read that ended it, and the time in it during which the application held a chunk.
 
-    ``chunks`` and ``bytes`` are those of the read that ended it; both None for the open gap, which the stream's end ended.
+    ``chunks`` and ``bytes`` describe the read that ended the gap; both are None for the open gap, which ends with the stream.
     ``held_us`` is None where holds are unknown.
     """
 
@@ -45,12 +44,12 @@ class Stall:
     held_us: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
 
-def reads_of(row: Mapping[str, Any]) -> list[Read]:
-    """The content reads of a row of ``queries.VANTAGES``. Chunks without content are none: a keep-alive does not end a stall."""
+def content_reads(row: Mapping[str, Any]) -> list[Read]:
+    """Return the content reads of a row. Chunks without content are left out: a keep-alive does not end a stall."""
     sizes: Sequence[int] = row["chunk_bytes"]
     reads: list[Read] = []
     for index, (at, kind) in enumerate(zip(accumulate(row["dt_us"]), row["chunk_kind"], strict=True)):
@@ -66,7 +65,7 @@ def reads_of(row: Mapping[str, Any]) -> list[Read]:
 
 
 def stalls_of(row: Mapping[str, Any], reads: Sequence[Read], least_us: int = STALL_US) -> list[Stall]:
-    """The gaps of at least ``least_us`` in order of time, the open gap last."""
+    """Return the gaps of at least ``least_us`` in order of time, the open gap last."""
     holds: Sequence[int] = row["chunk_hold_64us"]
     stalls = [
         Stall(
@@ -87,15 +86,15 @@ def stalls_of(row: Mapping[str, Any], reads: Sequence[Read], least_us: int = STA
 
 
 def _held(holds: Sequence[int], first: int, end: int, length_us: int) -> int | None:
-    """How long the chunks of a gap's first read, and those without content after it, were held. Never more than the gap."""
+    """The hold time of the chunks of the read before a gap, and of later chunks without content. Never more than the gap."""
     return min(sum(holds[first:end]) * HOLD_STEP_US, length_us) if holds else None
 
 
 def shared_clock(rows: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Each row's start in ns on the one monotonic clock that all of them were stamped by, or None when their clocks differ or are unknown.
+    """Return each row's start in ns on the monotonic clock that all rows share, or None when their clocks differ or are unknown.
 
-    ``clock`` is ``boot id:time namespace:anchor``; wall time = anchor + monotonic time. Two processes of one host anchor at different
-    moments, between which the wall clock may have been set: without the anchors the starts are comparable exactly.
+    ``clock`` is ``boot id:time namespace:anchor``; wall time = anchor + monotonic time. Two processes of one host take their anchors at
+    different moments, and the wall clock may be set in between. Without the anchors the starts are exactly comparable.
     """
     clocks = [_clock(row["clock"]) for row in rows]
     if any(clock is None for clock in clocks) or len({clock[0] for clock in clocks if clock}) != 1:

@@ -1,7 +1,7 @@
-"""`legato streams` and `legato stream ID`: the latest streams, and one stream with its vantages under each other.
+"""`legato streams` and `legato stream ID`: a list of the newest streams, and one stream with all its vantages.
 
-One idea: what was stored is drawn as it is, on one time axis when the vantages share a clock and each from its own start when they do
-not; what a vantage cannot know is said in words. It judges nothing and asks only `queries`.
+Stored timelines are drawn on one time axis when the vantages share a clock, otherwise each from its own start; facts that a vantage cannot
+measure are listed. This module renders rows of ``queries``; it sends no query and judges no stream.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from legato_ingest.cli.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
-from legato_ingest.cli.stream_gaps import STALL_US, Read, Stall, reads_of, shared_clock, stalls_of
-from legato_ingest.cli.verdict_text import grounds, why
+from legato_ingest.cli.stream_gaps import STALL_US, Read, Stall, content_reads, shared_clock, stalls_of
+from legato_ingest.cli.verdict_text import evidence_lines, why
 from legato_ingest.definitions import ERRORS
 
 __all__ = ["as_json", "render_list", "render_stream"]
@@ -23,7 +23,7 @@ __all__ = ["as_json", "render_list", "render_stream"]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ARRAYS = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_64us")
 _KINDS = {0: "role", 1: "text", 2: "reasoning", 3: "tool", 4: "usage", 5: "heartbeat", 6: "retract", 7: "done"}
-# From the engine outwards, as the bytes travel.
+# In the direction of the bytes, from the engine to the end user.
 _ORDER = {name: place for place, name in enumerate(("engine", "server", "gateway", "client", "screen"))}
 _STALLS_SHOWN = 40
 
@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
-    """The latest streams, one line each."""
+    """Return the newest streams, one line each."""
     rows = [clean(row) for row in rows]
     table = Table(pad_edge=False, box=None)
     for name in ("stream", "start (UTC)", "model · service", "vantage", "outcome"):
@@ -52,23 +52,23 @@ def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
             count(row["stalls_250ms"]),
             Text.assemble(sparkline(row["spark"]), (sparkline([row["gap_open_us"]]), "red") if row["gap_open_us"] is not None else ""),
         )
-    last = "There are more: see them with --limit. " if more else ""
-    return Group(table, Text(f"{last}Red: not good by the report's rule. Look at one: legato stream {rows[0]['trace'][:12]}", style="dim"))
+    last = "There are more: raise --limit. " if more else ""
+    return Group(table, Text(f"{last}Red: not good by the SLO. To see one stream: legato stream {rows[0]['trace'][:12]}", style="dim"))
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The vantages as data, each with its stalls; the timeline's arrays as they are stored."""
+def as_json(rows: Sequence[Row], stall_us: int = STALL_US) -> list[dict[str, Any]]:
+    """Return the vantages as data, each with its gaps of at least ``stall_us``; timelines as stored."""
     starts = shared_clock(rows)
     out = []
     for index, row in enumerate(rows):
-        stalls = [stall.as_dict() for stall in stalls_of(row, reads_of(row))]
+        stalls = [stall.as_dict() for stall in stalls_of(row, content_reads(row), stall_us)]
         offset = None if starts is None else (starts[index] - min(starts)) // 1_000
         out.append({**row, "offset_us": offset, "stalls": stalls if row["content_chunks"] is not None else None})
     return out
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Streams of a trace one after another, the vantages of each from the engine outwards."""
+    """Return the rows grouped by stream, each stream's vantages from the engine to the end user."""
     first: dict[str, int] = {}
     for row in rows:
         start = int(row["start_ns"])
@@ -78,14 +78,14 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
     )
 
 
-def render_stream(rows: Sequence[Row], width: int = 100) -> RenderableType:
-    """One stream: facts, timelines, stalls."""
+def render_stream(rows: Sequence[Row], width: int = 100, stall_us: int = STALL_US) -> RenderableType:
+    """Return one stream: facts, timelines, and gaps of at least ``stall_us``."""
     rows = ordered([clean(row) for row in rows])
-    reads = [reads_of(row) for row in rows]
-    stalls = [stalls_of(row, read) for row, read in zip(rows, reads, strict=True)]
+    reads = [content_reads(row) for row in rows]
+    stalls = [stalls_of(row, read, stall_us) for row, read in zip(rows, reads, strict=True)]
     parts: list[RenderableType] = [_facts(rows), Text(), *_axis(rows, reads, stalls, max(width - 24, 20)), Text()]
     for row, found in zip(rows, stalls, strict=True):
-        parts.extend(_stalls(row, found))
+        parts.extend(_stalls(row, found, stall_us))
     return Group(*parts)
 
 
@@ -97,24 +97,24 @@ def _facts(rows: Sequence[Row]) -> Table:
     for name, values in _fact_rows(rows):
         if any(value not in ("", DASH) for value in values):
             table.add_row(name, *[Text(value) for value in values])
-    table.add_row("cannot know", *[_unknown(row) for row in rows])
+    table.add_row("not measured", *[_unknown(row) for row in rows])
     return table
 
 
 def _fact_rows(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
-    """Each fact with one value a vantage."""
+    """The facts, each with one value per vantage."""
     yield "vantage", [f"{row['vantage']} · {row['service']}" for row in rows]
     yield "trace", [row["trace"] for row in rows]
     yield "span", [row["span"] for row in rows]
     yield "response", [row["response_id"] for row in rows]
     yield "model", [" → ".join(dict.fromkeys(filter(None, (row["model"], row["response_model"])))) for row in rows]
     yield "start (UTC)", [row["start"] for row in rows]
-    yield "lasted", [duration(int(row["duration_ns"]) / 1_000) for row in rows]
+    yield "duration", [duration(int(row["duration_ns"]) / 1_000) for row in rows]
     yield "outcome", [_outcome(row) for row in rows]
     yield "good", [{1: "yes", 0: "no"}.get(row["good"], DASH) for row in rows]
     yield "chunks", [_chunks(row) for row in rows]
     yield "TTFB / TTFT / TTFO", [" / ".join(duration(row[name]) for name in ("ttfb_us", "ttft_us", "ttfo_us")) for row in rows]
-    yield "of the TTFT, queued / prefilled", [_request(row) for row in rows]
+    yield "queue / prefill time in the TTFT", [_request(row) for row in rows]
     yield "gap p50 / p99 / worst", [_gaps(row) for row in rows]
     yield "jitter ratio", [ratio(row["jitter_ratio"]) for row in rows]
     yield "tokens in / out", [f"{count(row['input_tokens'])} / {count(row['output_tokens'])}" for row in rows]
@@ -142,13 +142,13 @@ def _chunks(row: Row) -> str:
 
 
 def _gaps(row: Row) -> str:
-    """The p99 of up to 100 gaps is their maximum, and is called that."""
+    """The stored p99 of up to 100 gaps is their maximum, and the label says so."""
     label = "p99" if (row["gaps"] or 0) > 100 else "max"
     return f"{duration(row['gap_p50_us'])} / {label} {duration(row['gap_p99_us'])} / {duration(row['gap_max_us'])} (n={count(row['gaps'])})"
 
 
 def _request(row: Row) -> str:
-    """What the engine says of the request before its first token; the rest of the TTFT is the front end's and the way's."""
+    """The engine's times of the request before its first token; the rest of the TTFT is the front end and the network."""
     request = row.get("request")
     return DASH if request is None else f"{duration(int(request['queued_us']))} / {duration(int(request['prefill_us']))}"
 
@@ -159,33 +159,33 @@ def _held(row: Row) -> str:
 
 def _unknown(row: Row) -> str:
     if row["content_chunks"] is None:
-        return "the timeline: its span brought only a summary, so no gap is known"
+        return "the timeline: its span had only a summary, so no gap is known"
     missing = [
-        ("reads and the first byte (watched above the network)", row["transport"] == "iterator"),
+        ("reads and the first byte (recorded above the network)", row["transport"] == "iterator"),
         ("the first byte", row["ttfb_us"] is None and row["transport"] != "iterator"),
         ("bytes of content", not row["chunk_bytes"] and bool(row["dt_us"])),
         ("tokens of each chunk", not row["chunk_tokens"] and bool(row["dt_us"])),
-        ("tokens of the whole", row["output_tokens"] is None),
-        ("how long the application held it", not row["chunk_hold_64us"] and bool(row["dt_us"])),
+        ("tokens of the response", row["output_tokens"] is None),
+        ("time held by the application", not row["chunk_hold_64us"] and bool(row["dt_us"])),
         ("its clock", not row["clock"]),
     ]
-    return "; ".join(name for name, is_missing in missing if is_missing) or "nothing of the above"
+    return "; ".join(name for name, is_missing in missing if is_missing) or "everything was measured"
 
 
 def _axis(rows: Sequence[Row], reads: Sequence[Sequence[Read]], stalls: Sequence[Sequence[Stall]], width: int) -> Iterator[RenderableType]:
-    """Each vantage's chunks over time, all on the same scale."""
+    """Each vantage's chunks over time, all with the same scale."""
     starts = shared_clock(rows) if len(rows) > 1 else None
     offsets = [0] * len(rows) if starts is None else [(start - min(starts)) // 1_000 for start in starts]
     ends = [offset + max(int(row["duration_ns"]) // 1_000, sum(row["dt_us"]), 1) for offset, row in zip(offsets, rows, strict=True)]
     step = max(ends) / width
     if len(rows) > 1:
-        same = "one clock stamped them all: one time axis"
-        yield Text(same if starts else "their clocks differ or are unknown: each is drawn from its own start", style="dim")
+        same = "all vantages have one clock: one time axis"
+        yield Text(same if starts else "the clocks differ or are unknown: each vantage is drawn from its own start", style="dim")
     for row, read, found, offset, end in zip(rows, reads, stalls, offsets, ends, strict=True):
         line = _line(read, found, offset, end, step, width) if row["content_chunks"] is not None else Text("timeline unknown", style="dim")
         yield Text(f"{row['vantage'][:10]:<10} ", style="bold").append_text(line)
     yield Text(" " * 11 + f"{'0':<{width - 10}}{duration(max(ends)):>10}", style="dim")
-    yield Text(" " * 11 + f"one mark: {duration(step)}. Height: chunks in it. · before and between, ─ stall, ╌ open gap", style="dim")
+    yield Text(" " * 11 + f"one mark: {duration(step)}. Height: chunks in this time. · no chunk, ─ stall, ╌ open gap", style="dim")
 
 
 def _line(reads: Sequence[Read], stalls: Sequence[Stall], offset: int, end: int, step: float, width: int) -> Text:
@@ -207,29 +207,30 @@ def _line(reads: Sequence[Read], stalls: Sequence[Stall], offset: int, end: int,
     return line
 
 
-def _stalls(row: Row, stalls: Sequence[Stall]) -> Iterator[RenderableType]:
-    """The list of stalls, or why there is none."""
+def _stalls(row: Row, stalls: Sequence[Stall], stall_us: int) -> Iterator[RenderableType]:
+    """The table of stalls, or the sentence that there are none."""
+    least = duration(stall_us)
     who = f"{row['vantage']} · {row['service']}"
     if row["content_chunks"] is None:
         return
     if not stalls:
-        yield Text(f"{who}: no stall of {STALL_US // 1_000} ms or more", style="dim")
+        yield Text(f"{who}: no stall of {least} or more", style="dim")
         return
-    yield Text(f"{who}: stalls of {STALL_US // 1_000} ms or more", style="bold")
+    yield Text(f"{who}: stalls of {least} or more", style="bold")
     table = Table(pad_edge=False, box=None)
     verdicts = {int(verdict["gap_start_us"]): verdict for verdict in row.get("verdicts", ())}
-    for name in ("at", "for", "of it held", "then came", *(["why"] if verdicts else [])):
-        table.add_column(name, justify="left" if name in ("then came", "why") else "right", no_wrap=name != "why")
+    for name in ("at", "for", "held in it", "followed by", *(["why"] if verdicts else [])):
+        table.add_column(name, justify="left" if name in ("followed by", "why") else "right", no_wrap=name != "why")
     for stall in stalls[:_STALLS_SHOWN]:
         held = "unknown" if stall.held_us is None else duration(stall.held_us)
         cells: list[str | Text] = [duration(stall.start_us), Text(duration(stall.length_us), style="red"), held, Text(_after(row, stall))]
         table.add_row(*cells, *([Text(why(verdicts.get(stall.start_us)))] if verdicts else []))
     yield table
-    told = [verdicts[stall.start_us] for stall in stalls if stall.start_us in verdicts]
-    if told:
-        yield from grounds(max(told, key=lambda verdict: int(verdict["gap_us"])))
+    judged = [verdicts[stall.start_us] for stall in stalls if stall.start_us in verdicts]
+    if judged:
+        yield from evidence_lines(max(judged, key=lambda verdict: int(verdict["gap_us"])))
     if len(stalls) > _STALLS_SHOWN:
-        yield Text(f"and {len(stalls) - _STALLS_SHOWN:,} more: all of them with --json", style="dim")
+        yield Text(f"and {len(stalls) - _STALLS_SHOWN:,} more: --json lists all of them", style="dim")
 
 
 def _after(row: Row, stall: Stall) -> str:

@@ -1,6 +1,7 @@
-"""`legato token`: who may write and read.
+"""`legato token`: add, list and remove tokens for writing and reading.
 
-One idea: these commands change a file and ask no server; a running one notices within a second. A token is printed once, when it is made.
+The commands change a file and contact no server; a running `legato serve` applies the change within 1 s. A token is printed only once, when
+it is added.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ __all__ = ["register"]
 
 app = typer.Typer(
     name="token",
-    help="Tokens: who may write or read, and as which tenant. Kept as hashes in the file of LEGATO_TOKENS_FILE.",
+    help="Manage the tokens for writing and reading, each bound to a tenant. LEGATO_TOKENS_FILE stores their hashes.",
     no_args_is_help=True,
 )
-FileOption = Annotated[pathlib.Path | None, typer.Option("--file", help="The tokens' file [env: LEGATO_TOKENS_FILE]", show_default=False)]
-Name = Annotated[str, typer.Argument(help="What you call it, as in shop-app-2026-11", show_default=False)]
+FileOption = Annotated[
+    pathlib.Path | None, typer.Option("--file", help="File of token hashes [env: LEGATO_TOKENS_FILE]", show_default=False)
+]
+Name = Annotated[str, typer.Argument(help="Name of the token, such as shop-app-2026-11", show_default=False)]
 
 
 def register(root: typer.Typer) -> None:
@@ -38,29 +41,29 @@ def _file(given: pathlib.Path | None) -> pathlib.Path:
 
     path = given or load().tokens_file
     if path is None:
-        raise SettingsError("no file of tokens: set LEGATO_TOKENS_FILE (as for `legato serve`), or give --file")
+        raise SettingsError("no file of tokens: set LEGATO_TOKENS_FILE (as for `legato serve`), or use --file")
     return path
 
 
 @app.command()
 def add(
     name: Name,
-    tenant: Annotated[str, typer.Option(help="Whose rows it writes or reads; `*` reads those of all", show_default=False)],
+    tenant: Annotated[str, typer.Option(help="Tenant that it writes or reads as; `*` reads the rows of all tenants", show_default=False)],
     write: Annotated[bool, typer.Option("--write", help="May write: for emitters and Collectors")] = False,
     read: Annotated[bool, typer.Option("--read", help="May read: for the CLI, Grafana and other clients")] = False,
     file: FileOption = None,
 ) -> None:
-    """Make a token and print it. Only its hash is kept: what is printed is nowhere else.
+    """Create a token and print it. Only its hash is stored, so the token cannot be printed again.
 
-    Several tokens of a tenant are valid at once. To change one: add a new one, give it to its users, then remove the old one. Behind a
-    Collector wait until its queue is empty first: what it sends with a token that is gone is refused for good.
+    Several tokens of a tenant are valid at once. To replace one, add a new token, give it to all users, then remove the old token. With a
+    Collector, first wait until its queue is empty: data that it sends with a removed token is refused and lost.
 
     Example: legato token add shop-app --tenant shop --write
     """
     from legato_ingest.auth import tokens
 
     if write == read:
-        raise SettingsError("say what it may do: --write or --read, one of them")
+        raise SettingsError("set exactly one of --write and --read")
     path = _file(file)
     typer.echo(tokens.add(path, name, tenant, WRITE if write else READ))
     typer.echo(f"{name} may {'write' if write else 'read'} as {tenant}; its hash is in {path}", err=True)
@@ -68,7 +71,7 @@ def add(
 
 @app.command("list")
 def list_(file: FileOption = None) -> None:
-    """Show the tokens by name, without anything that could be used."""
+    """List the tokens by name, without their secrets."""
     from legato_ingest.auth import tokens
 
     table = Table("name", "tenant", "may")
@@ -79,11 +82,11 @@ def list_(file: FileOption = None) -> None:
 
 @app.command()
 def remove(name: Name, file: FileOption = None) -> None:
-    """Take a token away: a running `legato serve` refuses it within a second.
+    """Remove a token: a running `legato serve` refuses it within 1 s.
 
     Example: legato token remove shop-app
     """
     from legato_ingest.auth import tokens
 
     tokens.remove(_file(file), name)
-    typer.echo(f"{name} is gone")
+    typer.echo(f"removed {name}")

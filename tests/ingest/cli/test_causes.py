@@ -1,4 +1,4 @@
-"""`legato blame` and `legato attribute`, typed as people type them, over worlds whose truth is known."""
+"""Tests of `legato blame` and `legato reattribute` on simulated streams with known causes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PREFILL_MS, OWN_MS, RECOMPUTE_MS = 300, 720, 120
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """The world's two streams at server and client with the engine's steps, one stream that only its client saw, one that runs."""
+    """The world's two streams at server and client with the engine's steps, one recorded only by its client, one cancelled."""
     received = int(WORLD.ends[-1]) + 10**9
     with open_store(tmp_path_factory.mktemp("blame") / "store") as opened:
         put(opened, steps(WORLD, 2), received)
@@ -55,19 +55,19 @@ def url(store: Store) -> Iterator[str]:
 
 
 def typed(url: str, *words: str) -> str:
-    """What the command prints."""
+    """The text output of the command."""
     result = CliRunner().invoke(app, ["blame", *words], env={"LEGATO_READ_URL": url, "COLUMNS": "140"})
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def data(url: str, *words: str) -> Any:
-    """Its JSON."""
+    """The JSON output of the command."""
     return json.loads(typed(url, "--json", *words))
 
 
-def test_causes_are_ranked_by_the_time_that_they_took(url: str) -> None:
-    """All that was charged, to the millisecond; names are counted beside it; nothing is left out."""
+def test_causes_are_ranked_by_charged_time(url: str) -> None:
+    """The charged times, the number of stalls by main cause, and the sum over all causes."""
     answer = data(url, "--since", "all")
     causes = {each["cause"]: each for each in answer["causes"]}
     assert [each["cause"] for each in answer["causes"]][:3] == ["kv_pressure", "generation", "scheduling"]
@@ -81,8 +81,8 @@ def test_causes_are_ranked_by_the_time_that_they_took(url: str) -> None:
     assert charged == pytest.approx(answer["excess_us"], abs=10)
 
 
-def test_what_fixing_one_cause_removes_comes_from_replay(url: str) -> None:
-    """Two streams could be replayed; the prompt alone stalled both, the preemption each of them once."""
+def test_the_effect_of_one_fix_is_a_counterfactual(url: str) -> None:
+    """Two streams were replayed: the prompt stalled both, the preemption each of them once."""
     answer = data(url, "--since", "all")
     without = {each["cause"]: each["without"] for each in answer["causes"]}
     assert answer["replayed"]["streams"] == 2 and answer["replayed"]["stalls"] == 4
@@ -91,7 +91,7 @@ def test_what_fixing_one_cause_removes_comes_from_replay(url: str) -> None:
     assert without["generation"] is None
 
 
-def test_engine_events_have_names_and_a_reach(url: str) -> None:
+def test_engine_events_name_requests_and_count_stalls(url: str) -> None:
     """The preemption is one event with its victim's stall and the wait for its recompute; the prompt's step is another."""
     preemption, prompt = data(url, "--since", "all")["events"]
     assert (preemption["cause"], preemption["responses"], preemption["stalls"], preemption["own"]) == ("kv_pressure", ["chatcmpl-1"], 2, 1)
@@ -99,8 +99,8 @@ def test_engine_events_have_names_and_a_reach(url: str) -> None:
     assert (prompt["cause"], prompt["step"], prompt["streams"], prompt["prefill_tokens"]) == ("scheduling", 100, 2, 1500)
 
 
-def test_the_page_says_the_same(url: str) -> None:
-    """With n, with what was missing, and with the stalls that nobody judged."""
+def test_the_text_has_the_same_figures(url: str) -> None:
+    """With n, missing evidence, and stalls without a verdict."""
     page = typed(url, "--since", "all")
     assert "5 stalls, " in page and "1,500 prompt tokens prefilled" in page
     assert "preempted: chatcmpl-1; recompute of 600 tokens" in page
@@ -117,7 +117,7 @@ def test_the_page_says_the_same(url: str) -> None:
         (["--since", "1h"], {"generation"}),
     ],
 )
-def test_a_question_may_be_narrower(url: str, words: list[str], causes: set[str]) -> None:
+def test_filters(url: str, words: list[str], causes: set[str]) -> None:
     """By engine, by service, by time."""
     since = [] if "--since" in words else ["--since", "all"]
     found = {each["cause"] for each in data(url, *since, *words)["causes"] if each["stalls"]}
@@ -125,18 +125,18 @@ def test_a_question_may_be_narrower(url: str, words: list[str], causes: set[str]
 
 
 def test_the_time_to_the_first_token_is_divided(url: str) -> None:
-    """Queue and prefill by the engine's own clock, the way by the difference of client and server, the rest is the front end's."""
+    """Queue and prefill by the engine's clock, network by the difference of client and server, and the rest is the front end."""
     first = data(url, "--since", "all")["first_tokens"]
     assert (first["streams"], first["split_streams"], first["late"]) == (4, 2, 0)
     assert (first["queue_us"], first["prefill_us"]) == (2 * QUEUED_US, 2 * PREFILL_US)
     assert first["transit_us"] == 0 and first["front_end_us"] == 2 * (FIRST_US - QUEUED_US - PREFILL_US)
     assert sum(first[f"{name}_us"] for name in ("queue", "prefill", "front_end", "transit")) == first["ttft_us"]
     page = typed(url, "--since", "all").replace("\n", " ").replace("  ", " ")
-    assert "(n=2): its own prefill 62.5 %, the queue 25.0 %, the front end 12.5 %, the way there and back 0 %" in page
+    assert "(n=2): its own prefill 62.5 %, the queue 25.0 %, the front end 12.5 %, the network 0 %" in page
 
 
 def test_speculation_is_a_deficit_of_rate(url: str, store: Store) -> None:
-    """An engine that keeps three of four drafts, and for ten of forty seconds none: what fell short, in time at its own mean."""
+    """An engine keeps three of four drafts, and none for 10 of 40 s: the loss is a time at its own mean."""
     begun, step_us, requests = 1_795_000_000_000_000_000, 20_000, 4
     made = [
         Step(
@@ -157,7 +157,7 @@ def test_speculation_is_a_deficit_of_rate(url: str, store: Store) -> None:
     missing_tokens = 500 * requests * (mean - 1)
     assert row["lost_us"] == pytest.approx(missing_tokens / mean * step_us, rel=1e-6)
     assert row["generating_us"] == 2000 * requests * step_us
-    assert "spec: 56.2 % of 32,000 drafted tokens kept, 3.2 tokens a step, in the worst 10 s 1.0" in page
+    assert "spec: 56.2 % of 32,000 drafted tokens kept, 3.2 tokens per step, in the worst 10 s 1.0" in page
 
 
 CACHE_HITS, CACHE_QUERIES = "legato.engine.prefix_cache.hits", "legato.engine.prefix_cache.queries"
@@ -167,7 +167,7 @@ CACHE_BEGUN = 1_795_100_000 * 10**9 // MINUTE_NS * MINUTE_NS
 
 
 def counted(store: Store, engine: str, names: tuple[str, str], values: list[tuple[int, int]]) -> None:
-    """Tokens found and looked for, a pair each half minute, as whoever scrapes the engine sends them."""
+    """Cache hits and queries every 30 s, as a scraper of the engine sends them."""
     body = metrics_request({"legato.engine.id": engine, "host.name": "node"})
     for at, pair in enumerate(values):
         for name, value in zip(names, pair, strict=True):
@@ -176,7 +176,7 @@ def counted(store: Store, engine: str, names: tuple[str, str], values: list[tupl
 
 
 def cached_steps(store: Store, engine: str, queued_us: tuple[int, int]) -> None:
-    """Steps of 20 ms and half a millisecond a token of prompt; two requests that came in the first minute and in the second."""
+    """Steps of 20 ms plus 0.5 ms per prompt token; two requests, one in the first and one in the second minute."""
     made = [
         Step(n, CACHE_BEGUN + 50_000_000 * n, interval_us=20_000 + 500 * (n % 7) * 10, prefill_requests=1, prefill_tokens=(n % 7) * 10)
         for n in range(1, 200)
@@ -189,9 +189,10 @@ def cached_steps(store: Store, engine: str, queued_us: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("names", [(CACHE_HITS, CACHE_QUERIES), (FOREIGN_HITS, FOREIGN_QUERIES)], ids=["agent", "collector"])
-def test_what_the_prefix_cache_saved(url: str, store: Store, names: tuple[str, str]) -> None:
-    """400 tokens at half a millisecond in the first minute, whose request waited 150 ms; 1,000 in the second, whose waited 2 s. The engine
-    started anew meanwhile, and a Collector scrapes it, too.
+def test_the_prefix_cache_saves_time(url: str, store: Store, names: tuple[str, str]) -> None:
+    """400 tokens of 0.5 ms in the first minute, with a request that waited 150 ms; 1,000 in the second, with one that waited 2 s.
+
+    The engine restarts in between, and a Collector scrapes it as well.
     """
     engine = f"cache {names[0][:6]}"
     counted(store, engine, names, [(100, 1_000), (500, 2_000), (1_000, 3_000), (500, 1_500)])
@@ -201,16 +202,16 @@ def test_what_the_prefix_cache_saved(url: str, store: Store, names: tuple[str, s
     (row,) = data(url, "--since", "all", "--engine", engine)["prefix_cache"]
     assert (row["cached_tokens"], row["prompt_tokens"], row["requests"]) == (400 + 500 + 500, 1_000 + 1_000 + 1_500, 2)
     assert row["token_us"] == pytest.approx(500) and row["saved_us"] == pytest.approx(700_000)
-    # All that the second minute saved, and of the first what the queue took.
+    # All savings of the second minute, and the queue time of the first.
     assert row["wasted_us"] == pytest.approx(150_000 + 500_000)
     assert row["queue_us"] == 2_150_000 and row["prefill_us"] == 200_000
     page = typed(url, "--since", "all", "--engine", engine).replace("\n", " ").replace("  ", " ")
     assert "40.0 % of 3,500 prompt tokens were cached, which saved 700 ms of prefill at 500 µs a token, 350 ms a request (n=2)" in page
-    assert "about 650 ms of it (92.9 %) they had waited in the queue before" in page
+    assert "the requests had waited about 650 ms of it (92.9 %) in the queue" in page
 
 
-def test_what_one_request_waited_is_not_what_the_others_saved(url: str, store: Store) -> None:
-    """Ten requests saved 50 ms each; one had waited ten seconds, and so only its 50 ms were no gain. Minutes without hits add nothing."""
+def test_the_wait_of_one_request_does_not_reduce_the_savings_of_others(url: str, store: Store) -> None:
+    """Ten requests saved 50 ms each; one had waited 10 s, so only its 50 ms are no gain. Minutes without hits add nothing."""
     counted(store, "one", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (1_000, 2_000), (1_000, 2_000), (1_000, 3_000)])
     cached_steps(store, "one", (10_000_000, 3_000_000))
     ended = [FinishedRequest(11, f"one-{number}", prefill_us=100_000) for number in range(2, 11)]
@@ -220,8 +221,8 @@ def test_what_one_request_waited_is_not_what_the_others_saved(url: str, store: S
     assert row["saved_us"] == pytest.approx(500_000) and row["wasted_us"] == pytest.approx(50_000)
 
 
-def test_what_a_cache_saved_is_unknown_without_steps(url: str, store: Store) -> None:
-    """How much was cached is told all the same; of an engine that cached nothing, nothing is."""
+def test_the_saving_of_a_cache_is_unknown_without_steps(url: str, store: Store) -> None:
+    """The cached share is still reported; an engine without hits is left out."""
     counted(store, "paged", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (300, 1_000)])
     counted(store, "cold", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (0, 1_000)])
     (row,) = data(url, "--since", "all", "--engine", "paged")["prefix_cache"]
@@ -229,45 +230,46 @@ def test_what_a_cache_saved_is_unknown_without_steps(url: str, store: Store) -> 
     both = typed(url, "--since", "all").replace("\n", " ").replace("  ", " ")
     assert "cold: 0 % of 1,000 prompt tokens were cached" in both or "cold: 0.0 % of 1,000 prompt tokens were cached" in both
     page = typed(url, "--since", "all", "--engine", "paged").replace("\n", " ").replace("  ", " ")
-    assert "paged: 30.0 % of 1,000 prompt tokens were cached; what that saved is not known" in page
+    assert "paged: 30.0 % of 1,000 prompt tokens were cached; the time saved is not known" in page
     assert "Prefix cache" not in typed(url, "--since", "all", "--engine", "cold")
 
 
-PAGE_DRAFTED, PAGE_KEPT = "legato.engine.speculation.draft_tokens", "legato.engine.speculation.accepted_tokens"
+OWN_DRAFTED, OWN_KEPT = "legato.engine.speculation.draft_tokens", "legato.engine.speculation.accepted_tokens"
 FOREIGN_DRAFTED, FOREIGN_KEPT = "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
 
 
 def speculating(url: str, *words: str) -> tuple[list[Any], list[Any]]:
-    """What is said of speculation by steps, and by pages."""
+    """The speculation from steps, and from scraped metrics."""
     answer = data(url, "--since", "all", *words)
     return answer["speculation"], answer["speculation_by_page"]
 
 
-@pytest.mark.parametrize("names", [(PAGE_DRAFTED, PAGE_KEPT), (FOREIGN_DRAFTED, FOREIGN_KEPT)], ids=["agent", "collector"])
-def test_speculation_is_told_by_a_page_where_no_steps_are(url: str, store: Store, names: tuple[str, str]) -> None:
-    """800 of 1,000 drafted tokens kept in the first minute, in the second 100 of 1,000, in the third, after the engine started anew, 900 of
-    2,000: the second kept 350 fewer than the mean, 45 %. What counters held before counts for nothing, and of an engine that a Collector
-    scrapes, too, the agent's count.
+@pytest.mark.parametrize("names", [(OWN_DRAFTED, OWN_KEPT), (FOREIGN_DRAFTED, FOREIGN_KEPT)], ids=["agent", "collector"])
+def test_speculation_from_scraped_metrics_without_steps(url: str, store: Store, names: tuple[str, str]) -> None:
+    """800 of 1,000 drafted tokens are kept in minute 1, 100 of 1,000 in minute 2, and 900 of 2,000 in minute 3, after a restart.
+
+    Minute 2 kept 350 fewer than the mean of 45 %. Initial counter values are not counted. If a Collector scrapes the engine as well,
+    the agent's counters are used.
     """
-    engine = f"pages {names[0][:6]}"
+    engine = f"scraped {names[0][:6]}"
     values = [(5_000, 1_000), (6_000, 1_800), (6_500, 1_900), (7_000, 1_900), (1_000, 500), (2_000, 900)]
     counted(store, engine, names, values)
-    if names[0] == PAGE_DRAFTED:
+    if names[0] == OWN_DRAFTED:
         counted(store, engine, (FOREIGN_DRAFTED, FOREIGN_KEPT), [(0, 0), (9_000, 0)])
-    steps_said, (row,) = speculating(url, "--engine", engine)
-    assert steps_said == [] and (row["drafted"], row["accepted"]) == (4_000, 1_800)
+    from_steps, (row,) = speculating(url, "--engine", engine)
+    assert from_steps == [] and (row["drafted"], row["accepted"]) == (4_000, 1_800)
     assert (row["drafted_worst"], row["accepted_worst"]) == (1_000, 100) and row["lost_tokens"] == pytest.approx(350)
     page = typed(url, "--since", "all", "--engine", engine).replace("\n", " ").replace("  ", " ")
-    assert f"{engine}: 45.0 % of 4,000 drafted tokens kept, by its own page, in the worst minute 10.0 % of 1,000" in page
-    assert "below its own mean: 350 tokens fewer; what that took is not known: its steps tell no drafts" in page
+    assert f"{engine}: 45.0 % of 4,000 drafted tokens kept (scraped metrics), in the worst minute 10.0 % of 1,000" in page
+    assert "below its own mean: 350 tokens fewer; the lost time is not known, because its steps report no drafts" in page
 
 
-def test_series_of_one_engine_grow_each_for_itself(url: str, store: Store) -> None:
-    """Two models behind one page: one that counts less than the other did not start anew."""
+def test_each_series_of_an_engine_grows_separately(url: str, store: Store) -> None:
+    """Two models behind one metrics endpoint: the smaller counter is not a restart of the larger one."""
     body = metrics_request({"legato.engine.id": "two models", "host.name": "node"})
     for at, (large, small) in enumerate([(1_000, 10), (1_100, 110)]):
         for model, value in (("large", large), ("small", small)):
-            for name, count in ((PAGE_DRAFTED, value), (PAGE_KEPT, value // 2)):
+            for name, count in ((OWN_DRAFTED, value), (OWN_KEPT, value // 2)):
                 total(body, name, count, CACHE_BEGUN + 10**9 * (1 + at), attributes={"model_name": model})
     store.insert("node_samples", received_points(body, tenant="", now_ns=CACHE_BEGUN, limits=Limits(retention_days=0)).samples)
     _, (row,) = speculating(url, "--engine", "two models")
@@ -275,7 +277,7 @@ def test_series_of_one_engine_grow_each_for_itself(url: str, store: Store) -> No
 
 
 def drafting(store: Store, engine: str, drafts: int | None) -> None:
-    """A hundred steps of this engine that drafted so much, and kept half."""
+    """100 steps of this engine with this number of drafts, half of them kept."""
     kept = None if drafts is None else drafts // 2
     made = [
         Step(n, CACHE_BEGUN + 20_000_000 * n, interval_us=20_000, decode_requests=1, draft_tokens=drafts, accepted_tokens=kept)
@@ -284,60 +286,60 @@ def drafting(store: Store, engine: str, drafts: int | None) -> None:
     put(store, request_of(Engine(engine, 5), made), CACHE_BEGUN + MINUTE_NS)
 
 
-def test_an_engine_that_tells_both_is_told_by_its_steps(url: str, store: Store) -> None:
-    """Never by both: 200 drafted tokens by its steps, and not the page's 9,000; steps that know no drafts leave it to the page."""
+def test_steps_take_precedence_over_scraped_metrics(url: str, store: Store) -> None:
+    """200 drafted tokens from steps, not the 9,000 of the scraped metrics; steps without drafts leave the scraped metrics."""
     for engine, drafts in (("both", 2), ("blind", None)):
         drafting(store, engine, drafts)
-        counted(store, engine, (PAGE_DRAFTED, PAGE_KEPT), [(0, 0), (9_000, 0)])
-    (row,), by_page = speculating(url, "--engine", "both")
-    assert (row["drafted"], row["accepted"], by_page) == (200, 100, [])
+        counted(store, engine, (OWN_DRAFTED, OWN_KEPT), [(0, 0), (9_000, 0)])
+    (row,), scraped = speculating(url, "--engine", "both")
+    assert (row["drafted"], row["accepted"], scraped) == (200, 100, [])
     page = typed(url, "--since", "all", "--engine", "both")
-    assert "50.0 % of 200 drafted tokens kept" in page and "own page" not in page
+    assert "50.0 % of 200 drafted tokens kept" in page and "scraped metrics" not in page
     by_steps, (blind,) = speculating(url, "--engine", "blind")
     assert (by_steps, blind["drafted"], blind["accepted"]) == ([], 9_000, 0)
-    every_step, every_page = speculating(url, "--limit", "100")
-    assert {row["engine_id"] for row in every_step}.isdisjoint(row["engine_id"] for row in every_page)
+    every_step, every_scrape = speculating(url, "--limit", "100")
+    assert {row["engine_id"] for row in every_step}.isdisjoint(row["engine_id"] for row in every_scrape)
 
 
-def test_steps_of_another_tenant_do_not_hide_a_page(url: str, store: Store) -> None:
-    """An engine is one of its tenant's."""
+def test_steps_of_another_tenant_do_not_hide_scraped_metrics(url: str, store: Store) -> None:
+    """An engine belongs to one tenant."""
     drafting(store, "namesake", 2)
     body = metrics_request({"legato.engine.id": "namesake", "host.name": "node"})
     for at, value in enumerate((0, 500)):
-        for name in (PAGE_DRAFTED, PAGE_KEPT):
+        for name in (OWN_DRAFTED, OWN_KEPT):
             total(body, name, value, CACHE_BEGUN + 10**9 * (1 + at))
     store.insert("node_samples", received_points(body, tenant="other", now_ns=CACHE_BEGUN, limits=Limits(retention_days=0)).samples)
-    (by_steps,), (by_page,) = speculating(url, "--engine", "namesake")
-    assert by_steps["drafted"] == 200 and (by_page["tenant"], by_page["drafted"]) == ("other", 500)
+    (by_steps,), (scraped,) = speculating(url, "--engine", "namesake")
+    assert by_steps["drafted"] == 200 and (scraped["tenant"], scraped["drafted"]) == ("other", 500)
 
 
 @pytest.mark.parametrize(
     ("engine", "names", "values"),
     [
         ("neither", (CACHE_QUERIES, CACHE_HITS), [(0, 0), (10, 5)]),
-        ("idle", (PAGE_DRAFTED, PAGE_KEPT), [(700, 300), (700, 300), (700, 300)]),
-        ("seen once", (PAGE_DRAFTED, PAGE_KEPT), [(700, 300)]),
-        ("no word of what was kept", (PAGE_DRAFTED, "legato.engine.speculation.drafts"), [(0, 0), (900, 300)]),
-        ("no word of drafts", ("legato.engine.speculation.drafts", PAGE_KEPT), [(0, 0), (900, 300)]),
+        ("idle", (OWN_DRAFTED, OWN_KEPT), [(700, 300), (700, 300), (700, 300)]),
+        ("seen once", (OWN_DRAFTED, OWN_KEPT), [(700, 300)]),
+        ("without accepted tokens", (OWN_DRAFTED, "legato.engine.speculation.drafts"), [(0, 0), (900, 300)]),
+        ("without drafts", ("legato.engine.speculation.drafts", OWN_KEPT), [(0, 0), (900, 300)]),
     ],
 )
-def test_nothing_is_said_of_speculation_that_nobody_counted(
+def test_uncounted_speculation_is_left_out(
     url: str, store: Store, engine: str, names: tuple[str, str], values: list[tuple[int, int]]
 ) -> None:
-    """Neither a 0 nor a heading."""
+    """No 0 and no heading."""
     drafting(store, engine, None)
     counted(store, engine, names, values)
     assert speculating(url, "--engine", engine) == ([], [])
     assert "Speculation" not in typed(url, "--since", "all", "--engine", engine)
 
 
-def test_nothing_to_blame_is_said_in_words(url: str) -> None:
+def test_no_stalls_is_a_sentence(url: str) -> None:
     """No table of zeros."""
-    assert "no stall was judged" in typed(url, "--engine", "nobody's", "--service", "nobody's")
+    assert "no stall was judged" in typed(url, "--engine", "nothing", "--service", "nothing")
 
 
-def test_attribute_goes_through_whoever_holds_the_store(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """While serve runs, by its door; after it, by opening the store; the newest verdict counts either way."""
+def test_reattribute_runs_in_the_process_that_holds_the_store(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """While `legato serve` runs, through its admin socket, else by opening the store; the old name of the command works as well."""
     folder = tmp_path_factory.mktemp("attribute")
     with serve_process(folder / "store", LEGATO_RETENTION_DAYS="0") as served:
         for body in (steps(WORLD, 1), span_of(WORLD, "server"), span_of(WORLD, "client")):
@@ -346,9 +348,9 @@ def test_attribute_goes_through_whoever_holds_the_store(tmp_path_factory: pytest
             )
             assert reply.status_code == 200
         environ = served.environ
-        first = legato("attribute", "--since", "all", environ=environ)
-        assert first.returncode == 0 and first.stdout.startswith("1 stalled streams judged, 2 verdicts")
+        first = legato("reattribute", "--since", "all", environ=environ)
+        assert first.returncode == 0 and first.stdout.startswith("1 stalled streams attributed, 2 verdicts")
     time.sleep(0.1)
     again = legato("attribute", "--since", "all", environ=environ)
-    assert again.returncode == 0 and again.stdout.startswith("1 stalled streams judged, 2 verdicts"), again.stderr
+    assert again.returncode == 0 and again.stdout.startswith("1 stalled streams attributed, 2 verdicts"), again.stderr
     assert legato("attribute", "--since", "yesterday", environ=environ).returncode == 2

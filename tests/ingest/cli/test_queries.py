@@ -12,7 +12,7 @@ import pytest
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.queries import STREAMS
-from legato_ingest.cli.report import Question, as_json, fetch
+from legato_ingest.cli.report import ReportQuery, as_json, fetch
 from legato_ingest.storage import Store
 
 CANCEL = {"legato.stream.outcome": "client_cancel"}
@@ -88,10 +88,10 @@ def reader(store: Store) -> Iterator[Reader]:
 def test_the_rule(reader: Reader, name: str) -> None:
     """Good, bad or not judged, the same in the list and in the report."""
     expected = CASES[name][1]
-    question = Question(model=name, service="cases")
-    (listed,) = reader.rows(STREAMS, {**question.parameters(), "outcome": "", "stalled": 0})
+    query = ReportQuery(model=name, service="cases")
+    (listed,) = reader.rows(STREAMS, {**query.parameters(), "outcome": "", "stalled": 0})
     assert listed["good"] == expected
-    (group,) = as_json(fetch(reader, question), question)["groups"]
+    (group,) = as_json(fetch(reader, query), query)["groups"]
     assert (group["goodput"]["n"], group["goodput"]["good"]) == ({1: (1, 1), 0: (1, 0), None: (0, 0)}[expected])
     assert group["goodput"]["value"] == expected
 
@@ -104,8 +104,8 @@ def test_the_limits_are_the_askers(reader: Reader) -> None:
         ("late", 400, 2_001, 1),
         ("steady", 400, 399, 0),
     ):
-        question = Question(model=name, service="cases", gap_ms=gap_ms, first_ms=first_ms)
-        assert as_json(fetch(reader, question), question)["groups"][0]["goodput"]["good"] == good
+        query = ReportQuery(model=name, service="cases", gap_ms=gap_ms, first_ms=first_ms)
+        assert as_json(fetch(reader, query), query)["groups"][0]["goodput"]["good"] == good
 
 
 def rank(values: Sequence[Any], share: float) -> Any:
@@ -156,8 +156,8 @@ def test_the_figures_are_those_of_plain_python(reader: Reader, store: Store) -> 
         "stalls_250ms, excess_250ms_us"
     ).split(", ")
     rows = [dict(zip(columns, row, strict=True)) for row in store.select(f"SELECT {', '.join(columns)} FROM streams")]
-    question = Question(since_s=0, groups_max=100)
-    report = as_json(fetch(reader, question), question)
+    query = ReportQuery(since_s=0, groups_max=100)
+    report = as_json(fetch(reader, query), query)
     assert len(report["groups"]) == len(CASES) + 3 and not report["more_groups"]
     compared = 0
     for group in report["groups"]:
@@ -185,8 +185,8 @@ def test_rank_is_the_order_statistic(reader: Reader) -> None:
 
 def test_nobody_knows(reader: Reader) -> None:
     """A group of summaries alone: every gap figure is null with n = 0, never 0; what the summary says is there."""
-    question = Question(model="only a summary")
-    (group,) = as_json(fetch(reader, question), question)["groups"]
+    query = ReportQuery(model="only a summary")
+    (group,) = as_json(fetch(reader, query), query)["groups"]
     assert group["streams"] == 1 and group["goodput"] == {"value": None, "good": 0, "n": 0}
     for name in ("gap_p99_of_p99_ms", "gap_max_ms", "jitter_ratio_p50", "stalls_250ms", "excess_250ms_ms"):
         assert (group[name]["value"], group[name]["n"]) == (None, 0)
@@ -194,8 +194,8 @@ def test_nobody_knows(reader: Reader) -> None:
 
 def test_since_and_filters(reader: Reader) -> None:
     """The last hour leaves out what began before; each filter keeps its own."""
-    services = {since: {g["service"] for g in fetch(reader, Question(since_s=since))} for since in (3_600, 10_000, 0)}
+    services = {since: {g["service"] for g in fetch(reader, ReportQuery(since_s=since))} for since in (3_600, 10_000, 0)}
     assert services == {3_600: {"cases", "many"}, 10_000: {"cases", "many", "old"}, 0: {"cases", "many", "old"}}
-    assert {g["vantage"] for g in fetch(reader, Question(vantage="server"))} == {"server"}
-    assert fetch(reader, Question(model="' OR 1 = 1 --")) == []
-    assert len(fetch(reader, Question(groups_max=3))) == 4
+    assert {g["vantage"] for g in fetch(reader, ReportQuery(vantage="server"))} == {"server"}
+    assert fetch(reader, ReportQuery(model="' OR 1 = 1 --")) == []
+    assert len(fetch(reader, ReportQuery(groups_max=3))) == 4

@@ -1,4 +1,4 @@
-"""`legato report`, `streams` and `stream`, typed as people type them, over a real endpoint."""
+"""Tests of the reading commands over a real endpoint."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from helpers.builders.spans import SECOND_NS
 from helpers.servers.ports import free_port
 from helpers.servers.reading import open_store, reading, stream, streams_in
+from legato_ingest.cli.client import Reader, SloLimits
 from legato_ingest.cli.read import register
 from legato_ingest.errors import LegatoError
 from legato_ingest.storage import Store
@@ -57,28 +58,28 @@ def url(store: Store) -> Iterator[str]:
 
 
 def legato(url: str, *words: str) -> Result:
-    """Type a command."""
+    """Run a command."""
     app = typer.Typer()
     register(app)
     return CliRunner().invoke(app, words, env={"LEGATO_READ_URL": url, "COLUMNS": "120"})
 
 
 def data(url: str, *words: str) -> Any:
-    """Its JSON."""
+    """The JSON output of a command."""
     result = legato(url, *words, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def refusal(url: str, *words: str) -> str:
-    """The one line that `main` prints."""
+    """The error that `main` prints in one line."""
     result = legato(url, *words)
     assert isinstance(result.exception, LegatoError)
     return str(result.exception)
 
 
 def test_report(url: str) -> None:
-    """A page and the same as data."""
+    """The text and the JSON have the same contents."""
     page = legato(url, "report")
     assert page.exit_code == 0 and "shop · client" in page.stdout and "1 client_cancel" in page.stdout
     groups = {(g["service"], g["vantage"]): g for g in data(url, "report")["groups"]}
@@ -86,6 +87,34 @@ def test_report(url: str) -> None:
     assert data(url, "report", "--gap-ms", "1000")["groups"][0]["goodput"]["value"] == 1
     assert {g["vantage"] for g in data(url, "report", "--vantage", "server", "--since", "all")["groups"]} == {"server"}
     assert "no streams yet" in legato(url, "report", "--model", "none").stdout
+
+
+def test_the_limits_are_the_servers_unless_an_option_sets_them(store: Store) -> None:
+    """A server with another SLO and every view agree; options take precedence; a lower stall threshold lists shorter gaps."""
+    with reading(store, slo_gap_ms=700, slo_first_output_ms=300.5, stall_ms=15) as url:
+        found, given = data(url, "report"), data(url, "report", "--first-ms", "2000")
+        assert (found["gap_ms"], found["first_output_ms"]) == (700, 300.5) and not any(each["goodput"]["good"] for each in found["groups"])
+        assert (given["gap_ms"], given["first_output_ms"]) == (700, 2000)
+        goodput = {(each["service"], each["vantage"]): each["goodput"]["value"] for each in given["groups"]}
+        assert goodput["shop", "client"] == 0.5 and goodput["api", "server"] == 1
+        assert {row["good"] for row in data(url, "streams")} == {0} and {row["good"] for row in data(url, "stream", "4bf92f35")} == {0}
+        assert data(url, "blame")["first_tokens"]["late"] == 5
+        assert (
+            len(data(url, "stream", "chatcmpl-1")[0]["stalls"]) > 50
+            and "stalls of 15 ms or more" in legato(url, "stream", "chatcmpl-1").stdout
+        )
+        text = " ".join(legato(url, "report").stdout.split())
+        assert "good: no gap above 700 ms" in text and "first output within 300 ms" in text
+
+
+def test_a_server_without_slo_gives_the_defaults(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older `legato serve`: a note on standard error, and none when both limits are options."""
+    monkeypatch.setattr(Reader, "slo", lambda self: SloLimits())
+    with reading(store, slo_gap_ms=700) as url:
+        result = legato(url, "report", "--json")
+        assert json.loads(result.stdout)["gap_ms"] == 400
+        assert "does not report its SLO (an older version): using the defaults, 400 ms and 2000 ms" in result.stderr
+        assert legato(url, "report", "--gap-ms", "300", "--first-ms", "900").stderr == ""
 
 
 def test_streams(url: str) -> None:
@@ -96,7 +125,7 @@ def test_streams(url: str) -> None:
     page = legato(url, "streams", "--limit", "2").stdout
     assert "4bf92f3577b3" in page and "There are more" in page
     assert "no stream matches" in legato(url, "streams", "--outcome", "timeout").stdout
-    assert "no streams yet" in legato(url, "streams", "--service", "nobody").stdout
+    assert "no streams yet" in legato(url, "streams", "--service", "nothing").stdout
     (row,) = data(url, "streams", "--stalled", "--vantage", "client", "--limit", "1")
     assert row["good"] == 0 and max(row["spark"]) == 600_000 and len(row["spark"]) == 16
 
@@ -111,27 +140,27 @@ def test_a_stream_by_any_of_its_ids(url: str, given: str) -> None:
     assert {row["vantage"]: row["offset_us"] for row in rows} == {"client": 0, "server": 1_000}
 
 
-def test_a_streams_page(url: str) -> None:
-    """Its vantages under each other."""
+def test_the_view_of_a_stream(url: str) -> None:
+    """All its vantages in one view."""
     page = legato(url, "stream", "4bf92f35").stdout
-    assert page.index("server · api") < page.index("client · shop") and "one clock stamped them all" in page
+    assert page.index("server · api") < page.index("client · shop") and "all vantages have one clock" in page
     assert "api: no stall of 250 ms or more" in page and "600 ms" in page
 
 
-def test_the_response_joins_what_the_trace_does_not(url: str) -> None:
+def test_the_response_id_joins_vantages_of_two_traces(url: str) -> None:
     """A gateway that did not pass the trace context on."""
     for given in ("resp_X", "07070707", "08080808"):
         assert {row["vantage"] for row in data(url, "stream", given)} == {"client", "server"}
 
 
 def test_one_call_of_an_agents_trace(url: str) -> None:
-    """Named by its response it stands alone; named by its trace all do."""
+    """A response id selects one stream, a trace id selects all streams of the trace."""
     assert [row["response_id"] for row in data(url, "stream", "call-2")] == ["call-2"]
     assert {row["response_id"] for row in data(url, "stream", "aaaaaaaa0000")} == {"call-1", "call-2"}
 
 
-def test_ids_that_mean_none_or_several(url: str) -> None:
-    """What to do next."""
+def test_ids_of_no_or_several_streams(url: str) -> None:
+    """The error names the next step."""
     assert "no stream has the id 'nothing'" in refusal(url, "stream", "nothing") and "`legato streams` lists" in refusal(
         url, "stream", "0" * 32
     )
@@ -142,14 +171,14 @@ def test_ids_that_mean_none_or_several(url: str) -> None:
 
 
 def test_bad_options(url: str) -> None:
-    """Usage errors have status 2 and say what is expected."""
+    """Usage errors have status 2 and name the expected form."""
     for since in ("x", "5", "5y", "-1h", "0s", "1e3s", "٣h", "99999999d"):
         result = legato(url, "report", "--since", since)
         assert result.exit_code == 2 and "write 90s, 15m" in " ".join(result.output.replace("│", "").split())
     assert legato(url, "stream").exit_code == 2 and legato(url, "report", "--gap-ms", "0").exit_code == 2
 
 
-def test_nobody_listens() -> None:
+def test_no_server() -> None:
     """One line and status 1, from the real command."""
     port = free_port()
     command = [sys.executable, "-m", "legato_ingest", "report", "--url", f"http://127.0.0.1:{port}"]
@@ -159,7 +188,7 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("command", ["report", "streams", "stream"])
-def test_help_teaches(command: str) -> None:
-    """Each help has an example to copy."""
+def test_help_has_examples(command: str) -> None:
+    """Each help text has examples."""
     text = legato("", command, "--help").stdout
     assert "Examples" in text and f"legato {command}" in text

@@ -1,4 +1,4 @@
-"""The page of `legato report`: every figure beside its n, dashes for what nobody knows, words where there is nothing."""
+"""Tests of the view of `legato report`: every figure with its n, dashes for unknown values, a hint for an empty store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from legato_ingest.cli.report import Question, as_json, render
+from legato_ingest.cli.report import ReportQuery, as_json, render
 
 
 def row(**more: Any) -> dict[str, Any]:
@@ -26,14 +26,14 @@ UNKNOWN = row(
 )  # fmt: skip
 
 
-def page(rows: list[dict[str, Any]], question: Question | None = None, width: int = 130) -> str:
-    """The page as text."""
+def page(rows: list[dict[str, Any]], query: ReportQuery | None = None, width: int = 130) -> str:
+    """The view as text."""
     out = io.StringIO()
-    Console(width=width, file=out).print(render(rows, question or Question()))
+    Console(width=width, file=out).print(render(rows, query or ReportQuery()))
     return out.getvalue()
 
 
-def test_every_figure_stands_with_its_n() -> None:
+def test_every_figure_has_its_n() -> None:
     """Goodput never rounds to 100 %, units fit, outcomes by size."""
     text = page([row()])
     for part in (
@@ -55,10 +55,10 @@ def test_every_figure_stands_with_its_n() -> None:
 
 
 def test_up_to_a_hundred_streams_have_a_maximum_and_no_p99() -> None:
-    """The label says what the number is, on the page and in the data."""
+    """The label names the statistic, in text and JSON."""
     few, many = row(gap_n=100), row(gap_n=101)
     assert "max 612 ms" in page([few]) and "max 612 ms" not in page([many])
-    labels = [group["gap_p99_of_p99_ms"]["label"] for group in as_json([few, many], Question())["groups"]]
+    labels = [group["gap_p99_of_p99_ms"]["label"] for group in as_json([few, many], ReportQuery())["groups"]]
     assert labels == ["max", "p99"]
 
 
@@ -66,27 +66,27 @@ def test_unknown_is_a_dash_and_null() -> None:
     """Never 0, and never without its n."""
     text = page([UNKNOWN])
     assert text.count("n=0") >= 5 and "0 %" not in text and "0 ms\n" not in text
-    (group,) = as_json([UNKNOWN], Question())["groups"]
+    (group,) = as_json([UNKNOWN], ReportQuery())["groups"]
     assert group["stalls_250ms"] == {"value": None, "streams": 0, "n": 0} and group["excess_250ms_ms"]["value"] is None
 
 
-def test_an_empty_store_says_how_to_fill_it() -> None:
-    """With what was asked for."""
-    text = page([], Question(since_s=7 * 86_400, model="m", vantage="client"))
+def test_an_empty_store_gives_a_hint() -> None:
+    """The hint repeats the filters."""
+    text = page([], ReportQuery(since_s=7 * 86_400, model="m", vantage="client"))
     assert "no streams yet in the last 7 days, model m, vantage client" in text and "make demo" in text
-    assert "no streams yet\n" in page([], Question(since_s=0))
-    assert as_json([], Question())["groups"] == []
+    assert "no streams yet\n" in page([], ReportQuery(since_s=0))
+    assert as_json([], ReportQuery())["groups"] == []
 
 
-def test_too_many_groups_are_cut_and_said() -> None:
-    """The largest are shown."""
+def test_too_many_groups_are_cut() -> None:
+    """The largest groups are shown, and a note."""
     rows = [row(model=f"model-{n}") for n in range(4)]
-    text = page(rows, Question(groups_max=3))
+    text = page(rows, ReportQuery(groups_max=3))
     assert "model-2" in text and "model-3" not in text and "Only the 3 largest groups" in text
-    assert as_json(rows, Question(groups_max=3))["more_groups"] is True
+    assert as_json(rows, ReportQuery(groups_max=3))["more_groups"] is True
 
 
 def test_markup_in_names_is_text() -> None:
-    """Names come from whoever sent spans: they are printed, not obeyed."""
+    """Markup and escapes in received names are printed as text."""
     text = page([row(model="[red]x[/]\x1b[2J", service="[link=http://evil]s[/link]", outcomes={"[bold]o": 1})], width=160)
     assert "[red]x[/]" in text and "[link=http://evil]s[/link]" in text and "\x1b" not in text and "[bold]o" in text

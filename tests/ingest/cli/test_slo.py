@@ -1,4 +1,4 @@
-"""`legato slo` says what the alert rules see, by their own statements."""
+"""Tests of `legato slo`: the results of the alert rules' own statements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DASHBOARDS = pathlib.Path(__file__).resolve().parents[3] / "dashboards"
 
 
 def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m") -> None:
-    """A minute just now with so many bad streams, each of a reader of its own."""
+    """A rollup of the last minute with this number of bad streams, each of a different end user."""
     now_s = int(time.time()) - 60
     row = {
         "service_name": pa.array([service]),
@@ -36,15 +36,15 @@ def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m") -> N
 
 
 def page(rows: list[dict[str, object]], objective: float = 0.99) -> str:
-    """As it is printed."""
+    """The printed text."""
     console = Console(width=140)
     with console.capture() as capture:
         console.print(render(rows, objective), markup=False)
     return capture.get()
 
 
-def test_a_burning_service_stands_first(store: Store) -> None:
-    """Its rate, limit, counts and window, and that the rule fires; a budget that nobody touched is counted, not listed."""
+def test_a_burning_service_is_first(store: Store) -> None:
+    """Its rate, limit, counts and window, and that the rule fires; a budget without bad streams is counted, not listed."""
     minute(store, 200, 100)
     minute(store, 200, 0, service="calm")
     with reading(store) as url:
@@ -54,11 +54,11 @@ def test_a_burning_service_stands_first(store: Store) -> None:
     assert (int(first["bad"]), int(first["streams"]), int(first["clients"])) == (100, 200, 100)
     shown = page(rows)
     assert "ITL goodput" in shown and "fires" in shown and "50.00" in shown and "6 h" in shown and "calm" not in shown
-    assert "\x1b" not in shown and "s�[31m" in shown and "budgets are untouched" in shown
+    assert "\x1b" not in shown and "s�[31m" in shown and "budgets have no bad streams" in shown
     assert json.loads(json.dumps(rows)) == rows
 
 
-def test_the_objective_can_be_asked_otherwise(store: Store) -> None:
+def test_the_objective_is_an_option(store: Store) -> None:
     """Half of the streams bad is one budget when half may be bad."""
     minute(store, 200, 100)
     with reading(store) as url:
@@ -66,15 +66,15 @@ def test_the_objective_can_be_asked_otherwise(store: Store) -> None:
     assert max(row["burn_rate"] for row in rows) == 1 and not [row for row in rows if row["firing"] and row["severity"] == "page"]
 
 
-def test_an_empty_store_burns_nothing(store: Store) -> None:
-    """And says so."""
+def test_an_empty_store_has_no_burn_rates(store: Store) -> None:
+    """The text states it."""
     with reading(store) as url:
         rows = fetch(Reader(url), DASHBOARDS, 0.99)
-    assert rows == [] and "nothing burns" in page(rows)
+    assert rows == [] and "no budget burns" in page(rows)
 
 
-def test_rules_that_are_not_there_are_missed(store: Store, tmp_path: pathlib.Path) -> None:
-    """Another folder, or a file without an objective: told what was expected."""
+def test_missing_rules_are_an_error(store: Store, tmp_path: pathlib.Path) -> None:
+    """Another folder, or a file without an objective: the error names what was expected."""
     with reading(store) as url:
         with pytest.raises(LegatoError, match="LEGATO_DASHBOARDS_DIR"):
             fetch(Reader(url), tmp_path, 0.99)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato_ingest.cli.stream_gaps import Read, Stall, reads_of, shared_clock, stalls_of
+from legato_ingest.cli.stream_gaps import Read, Stall, content_reads, shared_clock, stalls_of
 
 
 def row(dts_ms: list[float], **more: Any) -> dict[str, Any]:
@@ -27,38 +27,38 @@ def row(dts_ms: list[float], **more: Any) -> dict[str, Any]:
 def test_chunks_that_came_together_are_one_read() -> None:
     """Their bytes add up; chunks without content are none, though they take time."""
     made = row([100, 0, 50, 50, 0], chunk_kind=[0, 1, 1, 5, 2])
-    assert reads_of(made) == [Read(100_000, 1, 1, 3), Read(150_000, 2, 1, 3), Read(200_000, 4, 1, 3)]
-    assert reads_of(row([100, 0, 0])) == [Read(100_000, 0, 3, 9)]
-    assert reads_of(row([100, 0], chunk_bytes=[])) == [Read(100_000, 0, 2, None)]
-    assert reads_of(row([])) == []
+    assert content_reads(made) == [Read(100_000, 1, 1, 3), Read(150_000, 2, 1, 3), Read(200_000, 4, 1, 3)]
+    assert content_reads(row([100, 0, 0])) == [Read(100_000, 0, 3, 9)]
+    assert content_reads(row([100, 0], chunk_bytes=[])) == [Read(100_000, 0, 2, None)]
+    assert content_reads(row([])) == []
 
 
 def test_a_stall_says_what_came_after_it() -> None:
     """When, how long, chunks and bytes of the read that ended it."""
     made = row([100, 249.999, 250, 0, 20])
-    assert stalls_of(made, reads_of(made)) == [Stall(349_999, 250_000, False, 2, 6, None)]
+    assert stalls_of(made, content_reads(made)) == [Stall(349_999, 250_000, False, 2, 6, None)]
 
 
 def test_a_keep_alive_does_not_end_a_stall() -> None:
     """The wait goes from content to content."""
     made = row([100, 200, 200], chunk_kind=[1, 5, 1])
-    assert stalls_of(made, reads_of(made)) == [Stall(100_000, 400_000, False, 1, 3, None)]
+    assert stalls_of(made, content_reads(made)) == [Stall(100_000, 400_000, False, 1, 3, None)]
 
 
 def test_the_open_gap_is_the_last_stall() -> None:
     """Nothing came after it."""
     made = row([100, 20], gap_open_us=900_000)
-    assert stalls_of(made, reads_of(made)) == [Stall(120_000, 900_000, True, None, None, None)]
+    assert stalls_of(made, content_reads(made)) == [Stall(120_000, 900_000, True, None, None, None)]
     short = row([100, 20], gap_open_us=249_999)
-    assert stalls_of(short, reads_of(short)) == []
+    assert stalls_of(short, content_reads(short)) == []
 
 
 def test_holds_are_those_of_the_chunks_before_the_stall_ended() -> None:
     """The first read's chunks and what came without content; never more than the gap."""
     made = row([100, 0, 200, 200, 20], chunk_kind=[1, 1, 5, 1, 1], chunk_hold_64us=[100, 200, 300, 9_999, 1])
-    assert stalls_of(made, reads_of(made)) == [Stall(100_000, 400_000, False, 1, 3, 600 * 64)]
+    assert stalls_of(made, content_reads(made)) == [Stall(100_000, 400_000, False, 1, 3, 600 * 64)]
     long = row([100, 300], chunk_hold_64us=[1_000_000, 0])
-    assert stalls_of(long, reads_of(long))[0].held_us == 300_000
+    assert stalls_of(long, content_reads(long))[0].held_us == 300_000
 
 
 @given(st.lists(st.integers(0, 2_000_000), max_size=40), st.data())
@@ -66,7 +66,7 @@ def test_stalls_and_reads_add_up(dts: list[int], data: st.DataObject) -> None:
     """Every chunk of content is in one read, times ascend, and each stall lies between two of them."""
     kinds = data.draw(st.lists(st.integers(0, 7), min_size=len(dts), max_size=len(dts)))
     made = {**row([]), "dt_us": dts, "chunk_kind": kinds, "chunk_bytes": [2] * len(dts)}
-    reads = reads_of(made)
+    reads = content_reads(made)
     assert sum(read.chunks for read in reads) == sum(kind in (1, 2, 3) for kind in kinds)
     assert all(a.at_us < b.at_us for a, b in zip(reads, reads[1:], strict=False))
     distances = [b.at_us - a.at_us for a, b in zip(reads, reads[1:], strict=False)]

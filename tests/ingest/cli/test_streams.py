@@ -109,7 +109,7 @@ def test_one_stream_at_one_vantage() -> None:
         and line_of(page, "1.20 s").split() == "1.20 s 600 ms unknown 1 chunk, 4 B".split()
     )
     drawn = line_of(page, "client  ")
-    assert "─" * 10 in drawn and drawn[11] == "·" and "clock" not in page.split("client  ")[0].split("cannot know")[0]
+    assert "─" * 10 in drawn and drawn[11] == "·" and "clock" not in page.split("client  ")[0].split("not measured")[0]
 
 
 def test_the_drawing_is_to_scale() -> None:
@@ -124,7 +124,7 @@ def test_vantages_of_one_clock_share_the_axis() -> None:
     client = row(clock="boot:4026:0")
     server = row("server", clock=f"boot:4026:{-200_000_000}", start_ns=100 * SECOND_NS + 100_000_000)
     page = text(render_stream([client, server], 124), 124)
-    assert "one clock stamped them all: one time axis" in page
+    assert "all vantages have one clock: one time axis" in page
     above, below = line_of(page, "server ")[11:], line_of(page, "client  ")[11:]
     shift = above.index("─") - below.index("─")
     assert abs(shift - 100 * 300 / 2_900) <= 1 and page.index("server ") < page.index("client  ")
@@ -134,18 +134,18 @@ def test_vantages_of_one_clock_share_the_axis() -> None:
 def test_vantages_of_different_clocks_start_at_their_own_zero() -> None:
     """And the page says so."""
     page = text(render_stream([row(clock="a:1:0"), row("server", clock="b:1:0", start_ns=200 * SECOND_NS)], 124), 124)
-    assert "their clocks differ or are unknown: each is drawn from its own start" in page
+    assert "the clocks differ or are unknown: each vantage is drawn from its own start" in page
     assert line_of(page, "server ")[11:].index("─") == line_of(page, "client  ")[11:].index("─")
     assert [out["offset_us"] for out in as_json([row(), row()])] == [None, None]
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unmeasured_facts_are_listed() -> None:
     """By vantage, in words."""
-    assert "tokens of each chunk; how long the application held it; its clock" in " ".join(text(render_stream([row()], 200), 200).split())
+    assert "tokens of each chunk; time held by the application; its clock" in " ".join(text(render_stream([row()], 200), 200).split())
     page = text(render_stream([row(transport="iterator", ttfb_us=None, clock="a:1:0", chunk_bytes=[])], 200), 200)
-    assert "reads and the first byte (watched above the network); bytes of content" in page and "bytes unknown" in page
+    assert "reads and the first byte (recorded above the network); bytes of content" in page and "bytes unknown" in page
     summary = text(render_stream([row(**SUMMARY)], 200), 200)
-    assert "its span brought only a summary, so no gap is known" in summary and "timeline unknown" in summary and "stalls of" not in summary
+    assert "its span had only a summary, so no gap is known" in summary and "timeline unknown" in summary and "stalls of" not in summary
     assert as_json([row(**SUMMARY)])[0]["stalls"] is None
 
 
@@ -165,7 +165,7 @@ def test_holds_stand_beside_the_stall() -> None:
 def test_many_stalls_are_cut() -> None:
     """The rest is a command away."""
     page = text(render_stream([row(dts_ms=(300,) * 60)]))
-    assert "and 19 more: all of them with --json" in page and len(as_json([row(dts_ms=(300,) * 60)])[0]["stalls"]) == 59
+    assert "and 19 more: --json lists all of them" in page and len(as_json([row(dts_ms=(300,) * 60)])[0]["stalls"]) == 59
 
 
 def test_no_stall_is_said() -> None:
@@ -202,7 +202,7 @@ def test_the_list() -> None:
 
 
 def test_markup_in_names_is_text() -> None:
-    """Whoever sends spans does not write the page."""
+    """Markup and escapes in received names are printed as text."""
     evil: dict[str, Any] = {
         "model": "[red]m[/]\x1b[2J",
         "service": "[b]s",
@@ -216,8 +216,8 @@ def test_markup_in_names_is_text() -> None:
     assert "[red]m[/]" in text(render_list([row(spark=[], **evil)]), 200)
 
 
-def test_why_stands_beside_the_stall() -> None:
-    """Its parts, largest first, small ones left out; how sure, over which steps, without what."""
+def test_the_verdict_is_next_to_the_stall() -> None:
+    """Its parts, largest first, without small ones; confidence, engine steps, missing evidence."""
     verdict = {
         "gap_start_us": "1200000", "gap_us": "600000", "parts": {"base": 20_000_000, "scheduling": 480_000_000, "connection": 100_000_000},
         "cause": "scheduling", "confidence": "likely", "step_first": "41", "step_last": "43", "missing": ["server"],
@@ -227,9 +227,9 @@ def test_why_stands_beside_the_stall() -> None:
     }  # fmt: skip
     page = text(render_stream([row(verdicts=[verdict])], 200), 200)
     assert "scheduling 480 ms, connection 100 ms · likely · steps 41 to 43 · prompt of chatcmpl-7 and 1 more · without server" in page
-    assert "it is base 20.000 ms, scheduling 480.000 ms, connection 100.000 ms; each within 1.2 ms" in page
-    assert "because the server sent the next chunk after 510 ms; data lay unread in the client's socket" in page
-    assert "and not host: its steps took what their work explains" in page
+    assert "parts: base 20.000 ms, scheduling 480.000 ms, connection 100.000 ms; each within 1.2 ms" in page
+    assert "evidence: the server sent the next chunk after 510 ms; data lay unread in the client's socket" in page
+    assert "excluded: host: its steps took what their work explains" in page
     shown = render_stream([row(verdicts=[{**verdict, "culprit_responses": ["x\x1b[2J\x1b]0;own"]}])], 200)
     assert "\x1b[2J" not in text(shown, 200) and "prompt of x\ufffd[2J" in text(shown, 200)
     assert "why" not in text(render_stream([row(verdicts=[])], 200), 200)

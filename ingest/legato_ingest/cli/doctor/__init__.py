@@ -1,4 +1,4 @@
-"""`legato doctor`: checks of a set-up from outside, each with what was found and what to do.
+"""`legato doctor`: checks of an installation from outside, each with a finding and what to do about it.
 
 ``findings`` defines a check and runs checks; ``endpoints`` and ``data`` hold the checks; ``command`` prints them. The server never
 imports this room.

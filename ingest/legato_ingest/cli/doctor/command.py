@@ -1,6 +1,6 @@
 """`legato doctor`: the command.
 
-One idea: findings are printed as they come, the worst last in colour and first in the exit status; it judges nothing itself.
+It runs the checks of ``endpoints`` and ``data`` and prints each finding at once; the exit status is 1 when there is a fault.
 """
 
 from __future__ import annotations
@@ -31,15 +31,20 @@ def _counted(count: int, what: str) -> str:
 
 
 def doctor(
-    otlp: Annotated[str, typer.Option(envvar="LEGATO_ENDPOINT", help="Where emitters send: `legato serve`'s OTLP door")] = "",
+    otlp: Annotated[
+        str, typer.Option(envvar="LEGATO_ENDPOINT", help="URL of the OTLP endpoint of `legato serve`, to which emitters send")
+    ] = "",
     url: UrlOption = "",
-    collector: Annotated[str, typer.Option(envvar="LEGATO_COLLECTOR_METRICS_URL", help="A Collector's: http://HOST:8888/metrics")] = "",
+    collector: Annotated[
+        str, typer.Option(envvar="LEGATO_COLLECTOR_METRICS_URL", help="URL of a Collector's metrics: http://HOST:8888/metrics")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is wrong with this set-up, and what to do.
+    """Check this installation, and print what to do about each fault.
 
-    Asks the doors as an emitter (LEGATO_TOKEN) and as a reader (LEGATO_READ_PASSWORD) would, and reads the files that the settings
-    of `legato serve` name: run it where `serve` runs, with its settings. Changes nothing. The exit status is 1 when there is a fault.
+    The command queries the endpoints as an emitter (LEGATO_TOKEN) and as a reader (LEGATO_READ_PASSWORD), and reads the files in the
+    settings of `legato serve`: run it on the same host, with the same settings. It changes nothing. The exit status is 1 if there is any
+    fault.
 
     Example: legato doctor --collector http://127.0.0.1:8888/metrics
     """
@@ -69,5 +74,5 @@ def doctor(
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
     else:
         warnings = sum(finding.state == "warning" for finding in findings)
-        console.print(f"{_counted(faults, 'fault')}, {_counted(warnings, 'warning')}, of {len(findings)} checks")
+        console.print(f"{_counted(faults, 'fault')}, {_counted(warnings, 'warning')}, {len(findings)} checks")
     raise typer.Exit(1 if faults else 0)

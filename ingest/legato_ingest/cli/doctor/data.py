@@ -1,27 +1,26 @@
-"""What `legato doctor` learns from what came in: what stopped, what is missing beside it, what was refused, and whether Legato keeps up.
+"""Checks of the received data: silent vantages, engines without steps, wrong clocks, rejections, and whether `legato serve` keeps up.
 
-One idea: each check is one question to the read door about the last day, whose rows are the findings' evidence. They are a guess at what is
-wrong, as nobody knows what should have come; so a finding says what was there before and is not now.
+Each check is one query of the read endpoint about the last day at most. The data that should have arrived is not known, so a finding
+compares the present with the past.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import httpx
 
+from legato_ingest.cli.doctor.endpoints import samples_in
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 from legato_ingest.definitions import server_of
 
 __all__ = ["CHECKS"]
 
 _SHOWN_MAX = 3
-# Of fewer streams nobody misses a cause.
+# Engines with fewer streams are not reported.
 _STREAMS_MIN = 5
 _LAG_S_WARNED, _LAG_S_MAX = 60.0, 600.0
-_SAMPLE = re.compile(r"^(legato_\w+)(\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
-# Vantages that told of twenty streams or more in the hour before, and of none in the last ten minutes.
+# Vantages with 20 streams or more in the hour before, and none in the last 10 minutes.
 _STOPPED = """
 SELECT service_name AS service, vantage, toUInt32(countIf(received_at < now() - INTERVAL 10 MINUTE)) AS before,
        toUInt32(dateDiff('minute', max(received_at), now())) AS silent_min
@@ -31,12 +30,12 @@ GROUP BY service, vantage
 HAVING before >= 20 AND countIf(received_at >= now() - INTERVAL 10 MINUTE) = 0
 ORDER BY before DESC"""
 _GOING_ON = "SELECT count() AS streams FROM stream_revs WHERE received_at > now() - INTERVAL 10 MINUTE"
-# Of each engine that streams name or an agent tells of: how many streams, and what is told.
+# For each engine in streams or in an agent's data: the number of streams, and whether steps or scraped metrics arrive.
 _ENGINES = """
-SELECT engine_id, toUInt32(sum(seen)) AS streams, max(told = 'steps') AS steps, max(told = 'page') AS page
+SELECT engine_id, toUInt32(sum(seen)) AS streams, max(source = 'steps') AS steps, max(source = 'metrics') AS metrics
 FROM
 (
-    SELECT engine_id, 'streams' AS told, uniqExact(trace_id) AS seen
+    SELECT engine_id, 'streams' AS source, uniqExact(trace_id) AS seen
     FROM stream_revs
     WHERE received_at > now() - INTERVAL 1 HOUR AND vantage IN ('server', 'engine') AND engine_id != ''
     GROUP BY engine_id
@@ -45,7 +44,7 @@ FROM
     FROM engine_steps
     WHERE received_at > now() - INTERVAL 1 HOUR
     UNION ALL
-    SELECT DISTINCT engine_id, 'page', 0
+    SELECT DISTINCT engine_id, 'metrics', 0
     FROM node_samples
     WHERE recorded_at > now() - INTERVAL 1 HOUR AND metric = 'legato.engine.up' AND value > 0 AND engine_id != ''
 )
@@ -68,89 +67,103 @@ ORDER BY spans DESC"""
 
 
 def vantages(setup: Setup) -> Finding:
-    """Whether a vantage that told of streams has fallen silent while others go on."""
+    """Check whether a vantage has stopped sending while others continue."""
     name = "vantages"
     stopped = setup.reader.rows(_STOPPED)
     (now,) = setup.reader.rows(_GOING_ON)
     if not stopped:
-        return well(name, f"none has fallen silent; n={now['streams']:,} in the last 10 minutes")
+        return well(name, f"none has stopped sending; n={now['streams']:,} in the last 10 minutes")
     shown = _shown(f"{row['vantage']} of {row['service'] or '(no name)'} ({row['before']:,} in the hour before)" for row in stopped)
     if not now["streams"]:
-        return warning(name, f"nothing has come for 10 minutes, before it: {shown}", "no traffic, or no way here? See the Collector")
-    return fault(name, f"silent for 10 minutes, while others go on: {shown}", "is its SDK configured, its token good, its release new?")
+        return warning(
+            name,
+            f"no streams for 10 minutes; in the hour before: {shown}",
+            "no traffic, or no network path to the endpoint? See the Collector",
+        )
+    return fault(
+        name, f"silent for 10 minutes, while others continue: {shown}", "check its SDK configuration, its token, and its last release"
+    )
 
 
 def engines(setup: Setup) -> Finding:
-    """Whether an engine that serves streams tells of its steps, or at least has its page read."""
+    """Check whether every engine that serves streams reports its steps, or at least has its metrics scraped."""
     name = "engine steps"
     rows = setup.reader.rows(_ENGINES)
-    # A rank tells of its server, too.
-    stepping, read = ({own for row in rows if row[told] for own in _names(row)} for told in ("steps", "page"))
+    # A rank's steps count for its server as well.
+    stepping, scraped = ({own for row in rows if row[source] for own in _names(row)} for source in ("steps", "metrics"))
     without = [row for row in rows if row["streams"] >= _STREAMS_MIN and row["engine_id"] not in stepping]
-    unread = [row for row in without if row["engine_id"] not in read]
+    unscraped = [row for row in without if row["engine_id"] not in scraped]
     if not without:
-        return well(name, "no engine that serves streams is without them")
-    shown = _shown(f"{row['engine_id']} ({row['streams']:,} streams)" for row in unread or without)
-    if not unread:
-        todo = "where it can tell them: the plugin (vLLM), LEGATO_FORWARD_PASSES, LEGATO_ITERATIONS"
-        return warning(name, f"by their pages alone, which name few causes: {shown}", todo)
-    found = f"streams in the last hour, and no step: {shown}"
+        return well(name, "every engine that serves streams reports them")
+    shown = _shown(f"{row['engine_id']} ({row['streams']:,} streams)" for row in unscraped or without)
+    if not unscraped:
+        todo = "use the plugin (vLLM), LEGATO_FORWARD_PASSES or LEGATO_ITERATIONS where the engine supports it"
+        return warning(name, f"only scraped metrics, which identify few causes: {shown}", todo)
+    found = f"streams in the last hour, but no steps: {shown}"
     named = {row["engine_id"] for row in rows if row["streams"]}
     if nameless := [row["engine_id"] for row in rows if named.isdisjoint(_names(row))]:
-        found += f"; told of, and named by no stream: {_shown(nameless)}"
+        found += f"; engines with data, but without streams: {_shown(nameless)}"
         return fault(
-            name, found, "if they are the same, give each one LEGATO_ENGINE_ID, for its server and in the agent's LEGATO_ENGINES=ID=URL"
+            name,
+            found,
+            "if these are the same engines, set LEGATO_ENGINE_ID for each server and use it in the agent's LEGATO_ENGINES=ID=URL",
         )
-    todo = "does `legato-gpu-agent` run beside it, with its LEGATO_ENGINE_PIPE and LEGATO_ENGINE_ID? Without steps no stall has a cause"
+    todo = "run `legato-gpu-agent` on its host with the same LEGATO_ENGINE_PIPE and LEGATO_ENGINE_ID: without steps no stall has a cause"
     return fault(name, found, todo)
 
 
 def emitters_clocks(setup: Setup) -> Finding:
-    """Whether streams come from the future, or from long ago."""
+    """Check whether streams end in the future, or long before they are received."""
     name = "emitters' clocks"
     off = setup.reader.rows(_CLOCKS)
     if not off:
-        return well(name, "streams end shortly before they come in")
+        return well(name, "streams end shortly before they are received")
     shown = _shown(f"{row['service'] or '(no name)'} by {abs(int(row['ahead_s'])):,} s (n={row['streams']:,})" for row in off)
     late = all(int(row["ahead_s"]) < 0 for row in off)
-    found = f"streams end long before they come in: {shown}" if late else f"streams end after they come in: {shown}"
-    return fault(name, found, "set that host's clock by NTP" + (", or see what held them up (a Collector's backlog)" if late else ""))
+    found = f"streams end long before they are received: {shown}" if late else f"streams end after they are received: {shown}"
+    return fault(name, found, "set that host's clock by NTP" + (", or find the delay (a Collector's backlog)" if late else ""))
 
 
 def rejections(setup: Setup) -> Finding:
-    """What was refused in the last day, and why."""
+    """Report the spans that were rejected in the last day, by reason."""
     name = "rejected"
     rows = setup.reader.rows(_REJECTED)
     if not rows:
-        return well(name, "nothing in the last day")
+        return well(name, "none in the last day")
     shown = _shown(f"{row['spans']:,} {row['reason']} ({row['service'] or 'no name'}: {row['example']})" for row in rows)
-    return warning(name, f"in the last day: {shown}", "docs/operating.md says what each reason means; the table `rejected` has all of them")
+    return warning(name, f"in the last day: {shown}", "docs/operating.md explains each reason; the table `rejected` has all rows")
 
 
 def keeping_up(setup: Setup) -> Finding:
-    """Whether attribution and rollups keep up, and what failed."""
+    """Check whether attribution and rollups keep up, and report failures."""
     name = "keeping up"
     try:
         reply = setup.get(f"{setup.otlp_url}/metrics")
     except httpx.TransportError as error:
-        return fault(name, f"its metrics do not come ({type(error).__name__})", "see the log of `legato serve`")
+        return fault(name, f"its metrics cannot be read ({type(error).__name__})", "see the log of `legato serve`")
     if reply.status_code == 401:
-        return skipped(name, "its metrics are an operator's: LEGATO_READ_PASSWORD must be a token of all tenants")
+        return skipped(name, "its metrics need a token of all tenants in LEGATO_READ_PASSWORD")
     samples: dict[str, float] = {}
     errors: dict[str, float] = {}
-    for sample, labels, value in _SAMPLE.findall(reply.text):
-        samples[sample] = max(samples.get(sample, 0.0), float(value))
-        if sample == "legato_errors_total" and float(value):
-            errors[labels] = float(value)
+    for sample, labels, value in samples_in(reply.text):
+        samples[sample] = max(samples.get(sample, 0.0), value)
+        if sample == "legato_errors_total" and value:
+            errors[", ".join(f"{label} {text}" for label, text in labels)] = value
     lag_s = max(samples.get("legato_attribution_lag_seconds", 0.0), samples.get("legato_rollup_lag_seconds", 0.0))
     if lag_s > _LAG_S_MAX:
-        return fault(name, f"verdicts or minutes are {lag_s:,.0f} s behind", "see its log: a slow server, or too few cores")
+        return fault(
+            name,
+            f"verdicts or rollups are {lag_s:,.0f} s behind",
+            "see the log of `legato serve`: a slow ClickHouse server, or too few cores",
+        )
     if errors:
         shown = _shown(f"{count:,.0f} × {labels}" for labels, count in sorted(errors.items(), key=lambda each: -each[1]))
-        return warning(name, f"since its start: {shown}", "its log says what each was; what it could not store, senders sent again")
+        return warning(
+            name, f"errors since its start: {shown}", "see the log of `legato serve`; senders retry data that could not be stored"
+        )
     if lag_s > _LAG_S_WARNED:
-        return warning(name, f"verdicts or minutes are {lag_s:,.0f} s behind", "ask again in a minute")
-    return well(name, f"verdicts and minutes are {lag_s:,.0f} s behind")
+        return warning(name, f"verdicts or rollups are {lag_s:,.0f} s behind", "check again in a minute")
+    return well(name, f"verdicts and rollups are {lag_s:,.0f} s behind")
 
 
 def _names(row: dict[str, Any]) -> tuple[str, str]:
@@ -164,9 +177,9 @@ def _shown(items: Any) -> str:
 
 
 CHECKS = (
-    Check("vantages", vantages, "read door"),
-    Check("engine steps", engines, "read door"),
-    Check("emitters' clocks", emitters_clocks, "read door"),
-    Check("rejected", rejections, "read door"),
-    Check("keeping up", keeping_up, "OTLP door"),
+    Check("vantages", vantages, "read endpoint"),
+    Check("engine steps", engines, "read endpoint"),
+    Check("emitters' clocks", emitters_clocks, "read endpoint"),
+    Check("rejected", rejections, "read endpoint"),
+    Check("keeping up", keeping_up, "OTLP endpoint"),
 )

@@ -1,17 +1,18 @@
-"""What `legato doctor` learns at the doors and from files: is anybody there, does it take tokens, what time is it, is there room.
+"""Checks of the endpoints and of files: reachability, tokens, certificate, schema, clock, disk, and the Collector.
 
-One idea: the first check of a door notes whether it is open; those that need it say so in a word instead of failing again. Nothing is sent
-but an empty request, which changes nothing.
+The first check of an endpoint records whether it answers; checks that need the endpoint are skipped if it does not. The only request to the
+OTLP endpoint is empty and changes nothing.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from legato_ingest.auth import tls
 from legato_ingest.auth.tokens import READ, WRITE, load
@@ -19,40 +20,47 @@ from legato_ingest.cli.client import ReadError
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 from legato_ingest.errors import LegatoError
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "samples_in"]
+
+Sample = tuple[str, tuple[tuple[str, str], ...], float]
 
 _PROTOBUF = {"Content-Type": "application/x-protobuf"}
 _CLOCK_S_WARNED, _CLOCK_S_MAX = 2.0, 30.0
 _FREE_SHARE_MIN, _FREE_BYTES_MIN = 0.1, 2**30
 _BACKLOG_SHARE = 0.5
-_SAMPLE = re.compile(r"^(\w+)(\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 
 
-def otlp_door(setup: Setup) -> Finding:
-    """Whether the OTLP port answers, and the store behind it."""
-    name, url = "OTLP door", setup.otlp_url
+def otlp_endpoint(setup: Setup) -> Finding:
+    """Check that the OTLP endpoint answers, and the store behind it."""
+    name, url = "OTLP endpoint", setup.otlp_url
     try:
         reply = setup.get(f"{url}/readyz")
     except httpx.TransportError as error:
-        return fault(name, f"nobody answers at {url} ({_cause(error)})", "start `legato serve`, or name it: --otlp, LEGATO_ENDPOINT")
+        return fault(name, f"no answer at {url} ({_cause(error)})", "start `legato serve`, or set its URL: --otlp, LEGATO_ENDPOINT")
     if reply.status_code == 503:
-        return fault(name, f"{url} answers, and its store does not", "see its log: disk, memory, or the ClickHouse server")
+        return fault(
+            name, f"{url} answers, but its store does not", "see the log of `legato serve`: disk, memory, or the ClickHouse server"
+        )
     if reply.status_code != 200 or reply.text.strip() != "ready":
-        return fault(name, f"{url} answers (status {reply.status_code}), but not as Legato's OTLP door", "another program's port? --otlp")
+        return fault(
+            name,
+            f"{url} answers (status {reply.status_code}), but not as Legato's OTLP endpoint",
+            "another program has this port? --otlp sets the URL",
+        )
     setup.answers.add(name)
     return well(name, f"{url} is ready")
 
 
-def read_door(setup: Setup) -> Finding:
-    """Whether the read port answers this reader."""
-    name = "read door"
+def read_endpoint(setup: Setup) -> Finding:
+    """Check that the read endpoint answers this reader."""
+    name = "read endpoint"
     try:
         setup.reader.rows("SELECT 1 AS one")
     except ReadError as error:
         todo = (
             "a reader's token goes into LEGATO_READ_PASSWORD"
             if "user and a password" in str(error)
-            else "--url or LEGATO_READ_URL say where it is"
+            else "--url or LEGATO_READ_URL set its address"
         )
         return fault(name, str(error), todo)
     setup.answers.add(name)
@@ -60,132 +68,145 @@ def read_door(setup: Setup) -> Finding:
 
 
 def write_token(setup: Setup) -> Finding:
-    """Whether what an emitter would send is taken from it."""
+    """Check that an emitter's request is accepted."""
     name = "write token"
     reply = setup.post(f"{setup.otlp_url}/v1/traces", b"", _PROTOBUF)
     if reply.status_code == 401 and not setup.token:
-        return fault(name, "a token is wanted, and none is set", "`legato token add NAME --tenant TENANT --write`; LEGATO_TOKEN")
+        return fault(name, "a token is needed, and none is set", "`legato token add NAME --tenant TENANT --write`; LEGATO_TOKEN")
     if reply.status_code == 401:
-        return fault(name, "LEGATO_TOKEN is not one that may write here", "`legato token list` shows those that may; add one")
+        return fault(name, "LEGATO_TOKEN may not write here", "`legato token list` shows the tokens that may; add one")
     if reply.status_code != 200:
         return fault(name, f"an empty request got {reply.status_code}", "see the log of `legato serve`")
-    return well(name, "an emitter's request is taken" if setup.token else "no token is wanted")
+    return well(name, "an emitter's request is accepted" if setup.token else "no token is needed")
 
 
 def tokens_file(setup: Setup) -> Finding:
-    """Whether the file of tokens can be used, and who could."""
+    """Check that the tokens' file can be used, and that some token may write and some may read."""
     name, path = "tokens' file", setup.settings.tokens_file
     if path is None:
-        return skipped(name, "LEGATO_TOKENS_FILE is not set: whoever reaches the doors may pass them")
+        return skipped(name, "LEGATO_TOKENS_FILE is not set: every request that reaches the endpoints is allowed")
     try:
         tokens = load(path)
     except LegatoError as error:
-        return fault(name, str(error), "a running server keeps the tokens that it read before: mend the file before it is started again")
+        return fault(name, str(error), "a running server keeps the tokens that it read before: repair the file before the next start")
     writers, readers = (sum(token.may == may for token in tokens) for may in (WRITE, READ))
     if path.stat().st_mode & 0o022:
-        return warning(name, f"others may write {path}", f"chmod go-w {path}")
+        return warning(name, f"other users of the host may write {path}", f"chmod go-w {path}")
     if not writers or not readers:
         which = "write" if not writers else "read"
-        return warning(name, f"no token of {path} may {which}", f"`legato token add NAME --tenant TENANT --{which}`")
+        return warning(name, f"no token in {path} may {which}", f"`legato token add NAME --tenant TENANT --{which}`")
     return well(name, f"{writers} may write, {readers} may read")
 
 
 def certificate(setup: Setup) -> Finding:
-    """Whether the certificate is good, and for how long."""
+    """Check that the certificate is valid, and for how long."""
     name, path = "certificate", setup.settings.tls_cert_file
     if path is None:
-        return skipped(name, "LEGATO_TLS_CERT_FILE is not set: the doors speak plain HTTP")
+        return skipped(name, "LEGATO_TLS_CERT_FILE is not set: the endpoints use plain HTTP")
     try:
         tls.check(path, setup.settings.tls_key_file)
     except LegatoError as error:
         return fault(name, str(error), "renew it, then restart `legato serve`")
     left = tls.expires_at(path) - datetime.now(UTC)
     if left < timedelta(days=14):
-        return warning(name, f"{path} is good for {left.days} days", "renew it, then restart `legato serve`")
-    return well(name, f"{path} is good for {left.days} days")
+        return warning(name, f"{path} is valid for {left.days} days", "renew it, then restart `legato serve`")
+    return well(name, f"{path} is valid for {left.days} days")
 
 
 def schema(setup: Setup) -> Finding:
-    """Whether the store's schema is this program's."""
+    """Check that the store's schema is the one of this version."""
     from legato_ingest.storage import migrate
 
     name = "schema"
     known = {int(row["number"]): row["sha256"] for row in setup.reader.rows("SELECT number, sha256 FROM schema_migrations FINAL")}
     if not known:
-        return skipped(name, "this reader may not see it: ask as an operator")
+        return skipped(name, "this reader may not see it: use a token of all tenants")
     files = {file.number: file.sha256 for file in migrate.load(setup.settings.schema_dir)}
     if max(known) > max(files):
         return fault(
             name,
-            f"the store is at {max(known)}, this program knows {max(files)}",
-            "use the newer program: an older `legato serve` will not start",
+            f"the store has schema {max(known)}, this version has {max(files)}",
+            "use the newer version: an older `legato serve` does not start",
         )
     if missing := sorted(set(files) - set(known)):
         return fault(
             name, f"the store lacks {len(missing)} files, from {missing[0]:04}", "`legato schema apply`, or restart `legato serve`"
         )
     if changed := [number for number in files if files[number] != known[number]]:
-        return fault(name, f"file {changed[0]:04} is not the one that was applied", "restore it: a change is a new file")
+        return fault(name, f"file {changed[0]:04} is not the one that was applied", "restore the file: schema changes need a new file")
     return well(name, f"current, at {max(known)}")
 
 
 def clock(setup: Setup) -> Finding:
-    """How far this host's clock and the store's are apart."""
+    """Check the difference between this host's clock and the store's."""
     name = "clock"
     before = time.time()
     (row,) = setup.reader.rows("SELECT toUnixTimestamp64Milli(now64(3)) AS ms")
     apart_s = int(row["ms"]) / 1000 - (before + time.time()) / 2
-    found = f"this host and the store are {abs(apart_s):,.1f} s apart" if abs(apart_s) >= 0.1 else "this host and the store agree"
+    found = f"this host and the store differ by {abs(apart_s):,.1f} s" if abs(apart_s) >= 0.1 else "this host and the store agree"
     if abs(apart_s) > _CLOCK_S_MAX:
-        return fault(name, found, "set both by NTP: streams would lie at the wrong time, and engine steps beside the wrong streams")
+        return fault(
+            name, found, "set both by NTP: otherwise streams have the wrong time, and engine steps are matched to the wrong streams"
+        )
     return warning(name, found, "set both by NTP") if abs(apart_s) > _CLOCK_S_WARNED else well(name, found)
 
 
 def disk(setup: Setup) -> Finding:
-    """Whether an embedded store has room to grow."""
+    """Check that an embedded store has enough free disk space."""
     name = "disk"
     if setup.settings.server is not None:
-        return skipped(name, "the store is a server's")
+        return skipped(name, "the store is a ClickHouse server")
     folder = setup.settings.store_path
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     usage = shutil.disk_usage(folder)
     found = f"{usage.free / 2**30:,.1f} GiB free at {setup.settings.store_path} ({usage.free / usage.total:.0%})"
     if usage.free < _FREE_BYTES_MIN / 4:
-        return fault(name, found, "make room: a full disk is a 503 to every emitter. LEGATO_RETENTION_DAYS keeps less")
+        return fault(name, found, "free disk space, or lower LEGATO_RETENTION_DAYS: on a full disk every emitter gets 503")
     if usage.free < max(_FREE_BYTES_MIN, _FREE_SHARE_MIN * usage.total):
-        return warning(name, found, "make room, or keep less (LEGATO_RETENTION_DAYS)")
+        return warning(name, found, "free disk space, or lower LEGATO_RETENTION_DAYS")
     return well(name, found)
 
 
 def collector(setup: Setup) -> Finding:
-    """Whether the Collector is there, keeps up, and has dropped nothing."""
+    """Check that the Collector answers, keeps up, and has dropped nothing."""
     name, url = "Collector", setup.collector_metrics_url
     if not url:
-        return skipped(name, "not named: --collector http://HOST:8888/metrics")
+        return skipped(name, "not set: --collector http://HOST:8888/metrics")
     try:
-        page = setup.get(url).text
+        text = setup.get(url).text
     except httpx.TransportError as error:
-        return fault(name, f"nobody answers at {url} ({_cause(error)})", "start it, or name its metrics port: --collector")
-    samples = [(name, labels, float(value)) for name, labels, value in _SAMPLE.findall(page)]
+        return fault(name, f"no answer at {url} ({_cause(error)})", "start it, or set the URL of its metrics: --collector")
+    samples = samples_in(text)
     if not any(sample.startswith("otelcol_process_uptime") for sample, _, _ in samples):
-        return fault(name, f"{url} is not a Collector's metrics page", "it is `/metrics` on port 8888, unless set otherwise")
+        return fault(name, f"{url} does not return a Collector's metrics", "the default is `/metrics` on port 8888")
     if dropped := _sum(samples, "otelcol_exporter_send_failed_"):
-        todo = "see its log for `Dropping data`: a token that was removed too early (401), or a request that the ingest refuses"
-        return fault(name, f"it has dropped {dropped:,.0f} spans or points that it had acknowledged", todo)
-    # Each signal of an exporter has a queue of its own.
-    rooms = {labels: value for sample, labels, value in samples if sample == "otelcol_exporter_queue_capacity"}
+        todo = "see its log for `Dropping data`: a token was removed too early (401), or `legato serve` refuses the request"
+        return fault(name, f"it has dropped {dropped:,.0f} acknowledged spans or points", todo)
+    # Each signal of an exporter has its own queue.
+    capacities = {labels: value for sample, labels, value in samples if sample == "otelcol_exporter_queue_capacity"}
     sizes = {labels: value for sample, labels, value in samples if sample == "otelcol_exporter_queue_size"}
-    fullest = max((sizes.get(labels, 0.0) / room for labels, room in rooms.items() if room), default=0.0)
-    found = f"its fullest queue is at {fullest:.0%}"
+    fullest = max((sizes.get(labels, 0.0) / capacity for labels, capacity in capacities.items() if capacity), default=0.0)
+    found = f"its fullest queue is {fullest:.0%} full"
     if fullest > _BACKLOG_SHARE:
-        return fault(name, found, "the ingest does not keep up, or is away: see the other findings")
+        return fault(name, found, "`legato serve` does not keep up or does not answer: see the other findings")
     if refused := _sum(samples, "otelcol_exporter_enqueue_failed_"):
-        return warning(name, f"{found}; {refused:,.0f} were refused as it was full", "clients sent them again, or lost them")
+        return warning(
+            name, f"{found}; {refused:,.0f} spans or points were refused because it was full", "clients sent them again, or lost them"
+        )
     return well(name, found)
 
 
-def _sum(samples: list[tuple[str, str, float]], beginning: str) -> float:
+def samples_in(text: str) -> list[Sample]:
+    """Return (name, labels, value) of each sample of a text in Prometheus' format; an empty list for any other text."""
+    try:
+        families = list(text_string_to_metric_families(text))
+    except ValueError:
+        return []
+    return [(sample.name, tuple(sorted(sample.labels.items())), sample.value) for family in families for sample in family.samples]
+
+
+def _sum(samples: Sequence[Sample], beginning: str) -> float:
     return sum(value for sample, _, value in samples if sample.startswith(beginning))
 
 
@@ -194,13 +215,13 @@ def _cause(error: Exception) -> str:
 
 
 CHECKS = (
-    Check("OTLP door", otlp_door),
-    Check("read door", read_door),
-    Check("write token", write_token, "OTLP door"),
+    Check("OTLP endpoint", otlp_endpoint),
+    Check("read endpoint", read_endpoint),
+    Check("write token", write_token, "OTLP endpoint"),
     Check("tokens' file", tokens_file),
     Check("certificate", certificate),
-    Check("schema", schema, "read door"),
-    Check("clock", clock, "read door"),
+    Check("schema", schema, "read endpoint"),
+    Check("clock", clock, "read endpoint"),
     Check("disk", disk),
     Check("Collector", collector),
 )

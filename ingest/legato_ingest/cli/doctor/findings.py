@@ -1,8 +1,8 @@
-"""`legato doctor`: what is wrong with a set-up, and what to do.
+"""Checks and their findings.
 
-One idea: it stands where a stranger stands. It asks the doors that emitters and readers ask, with the tokens that they would give, and
-reads the files that the settings name; it opens no store and changes nothing. Each check ends in one finding: well, a warning, a fault, or
-not looked at and why. A check that fails in a way that nobody thought of is a fault too, and the others go on.
+A check uses the endpoints and the tokens of emitters and readers, and the files in the settings; it opens no store and changes nothing.
+Each check returns one finding: well, a warning, a fault, or skipped with the reason. An unexpected exception in a check is a fault as well,
+and the other checks run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, and what to do about it (nothing where all is well)."""
+    """The result of a check, and what to do about it (empty where all is well)."""
 
     check: str
     state: State
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Setup:
-    """What is examined: settings, and where the doors are. ``token`` writes, ``read_token`` reads (or is the readers' password)."""
+    """The installation to check: settings, URLs and tokens. ``token`` writes; ``read_token`` reads, or is the readers' password."""
 
     settings: Settings
     otlp_url: str
@@ -44,65 +44,65 @@ class Setup:
     token: str = ""
     read_token: str = ""
     answers: set[str] = field(default_factory=set)
-    """What earlier checks learnt, so that a door that is shut is told once and not by everybody who would go through it."""
+    """The endpoints that answered earlier checks: checks that need another endpoint are skipped, so that its fault is reported once."""
 
     @property
     def reader(self) -> Reader:
-        """The read door."""
+        """The client of the read endpoint."""
         return Reader(self.read_url, self.settings.read_user, self.read_token)
 
     def get(self, url: str) -> httpx.Response:
-        """A page of the OTLP door, with the reader's token, or of a Collector, whom it is none of. Raises ``httpx.TransportError``."""
+        """GET a URL; the reader's token is sent to the OTLP endpoint only, not to a Collector. Raises ``httpx.TransportError``."""
         own = url.startswith(f"{self.otlp_url}/")
         return httpx.get(url, headers=bearer(self.read_token) if own else {}, timeout=_TIMEOUT_S)
 
     def post(self, url: str, content: bytes, headers: dict[str, str]) -> httpx.Response:
-        """Something for the OTLP door. Raises ``httpx.TransportError``."""
+        """POST to the OTLP endpoint with the write token. Raises ``httpx.TransportError``."""
         return httpx.post(url, content=content, headers={**headers, **bearer(self.token)}, timeout=_TIMEOUT_S)
 
 
 class Check(NamedTuple):
-    """What looks at one thing. ``needs``: the door (of ``Setup.answers``) without which there is nothing to look at."""
+    """One check. ``needs``: the endpoint (in ``Setup.answers``) without which the check is skipped."""
 
     name: str
-    look: Callable[[Setup], Finding]
+    run: Callable[[Setup], Finding]
     needs: str = ""
 
 
 def bearer(token: str) -> dict[str, str]:
-    """The header that gives a token, where there is one."""
+    """Return the header with a token; empty without one."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def well(check: str, found: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding without anything to do."""
     return Finding(check, "well", found)
 
 
 def warning(check: str, found: str, todo: str) -> Finding:
-    """It works, and will not for long, or not for everybody."""
+    """Return a finding that works now, but not for long or not for all."""
     return Finding(check, "warning", found, todo)
 
 
 def fault(check: str, found: str, todo: str) -> Finding:
-    """Something is lost, refused or wrong because of it."""
+    """Return a finding that causes lost, refused or wrong data."""
     return Finding(check, "fault", found, todo)
 
 
 def skipped(check: str, found: str) -> Finding:
-    """It could not be looked at, or there is nothing to look at."""
+    """Return the finding of a check that could not run or had nothing to check."""
     return Finding(check, "skipped", found)
 
 
 def examine(setup: Setup, checks: Sequence[Check]) -> Iterator[Finding]:
-    """Each check's finding, as it comes."""
+    """Run the checks, and yield each finding at once."""
     for check in checks:
         if check.needs and check.needs not in setup.answers:
             yield skipped(check.name, f"the {check.needs} does not answer")
             continue
         try:
-            yield check.look(setup)
+            yield check.run(setup)
         except LegatoError as error:
-            yield fault(check.name, str(error), "mend that, and ask again")
+            yield fault(check.name, str(error), "repair this, then run `legato doctor` again")
         except Exception as error:
             yield fault(check.name, f"the check itself failed ({type(error).__name__})", "please report this")

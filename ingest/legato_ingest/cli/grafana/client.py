@@ -1,8 +1,8 @@
-"""Puts the dashboards into a running Grafana, and asks it what they ask.
+"""Push dashboards to a running Grafana, and run their queries through it.
 
-One idea: Grafana is asked over its HTTP API by `grafana_client`, one thing at a time, and each answer is told as it comes: what was done,
-how many rows there are, or in one sentence why not. A second push changes nothing; nobody else's dashboard or data source is touched. It
-installs no alert rules: Grafana reads those from files (`dashboards/README.md`). Source: Grafana's HTTP API, 11.6 to 13.
+It uses Grafana's HTTP API (11.6 to 13) through ``grafana_client``, one request at a time, and yields each result at once. A second push
+changes nothing; dashboards and data sources of others are never changed. It installs no alert rules: Grafana reads them from files
+(dashboards/README.md).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from legato_ingest.cli.grafana.dashboard_files import Json, Question
+from legato_ingest.cli.grafana.dashboard_files import DashboardQuery, Json
 from legato_ingest.cli.grafana.macros import Range
 from legato_ingest.errors import LegatoError
 from legato_ingest.settings import Settings
 
-__all__ = ["DEFAULT_URL", "Answer", "Credential", "Done", "Grafana", "GrafanaError", "Source", "Unreachable", "credential_of"]
+__all__ = ["DEFAULT_URL", "Credential", "DashboardQueryResult", "Done", "Grafana", "GrafanaError", "Source", "Unreachable", "credential_of"]
 
 DEFAULT_URL = "http://127.0.0.1:3000"
 UID, TITLE, PLUGIN = "legato", "Legato", "grafana-clickhouse-datasource"
@@ -27,13 +27,13 @@ Credential = str | tuple[str, str] | None
 _TIMEOUT_S = 70.0
 _QUERY_TIMEOUT_S = 60
 _POINTS_MAX = 1000
-_WORDS_MAX = 400
+_TEXT_MAX = 400
 _NOT_FOUND = 404
 _LACKS_PLUGIN = re.compile(r"find .*plugin|plugin .*(not |unavailable)", re.IGNORECASE)
 
 
 class GrafanaError(LegatoError):
-    """What Grafana would not do. ``status`` is its reply's, 0 where there was none; ``reply`` the body."""
+    """Grafana refused or failed. ``status``: of its reply, 0 without a reply; ``reply``: the body."""
 
     def __init__(self, message: str, status: int = 0, reply: Any = None) -> None:
         super().__init__(message)
@@ -41,19 +41,19 @@ class GrafanaError(LegatoError):
 
 
 class Unreachable(GrafanaError):
-    """No Grafana answers, or it does not know who asks: no other request will fare better."""
+    """No Grafana answers, or it rejects the credentials: further requests would fail as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where Grafana finds the store: a ClickHouse-HTTP endpoint as Grafana's machine sees it."""
+    """The data source: a ClickHouse HTTP endpoint, with the URL that Grafana's host uses."""
 
     url: str
     user: str = ""
     password: str = ""
 
     def as_json(self) -> Json:
-        """The data source as the API takes it. Raises ``GrafanaError``."""
+        """Return the data source in the form of the API. Raises ``GrafanaError``."""
         parts = _address(self.url, "--clickhouse", "http://127.0.0.1:8123")
         secure = parts.scheme == "https"
         options: Json = {
@@ -75,7 +75,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was done to one thing: ``created``, ``updated``, ``unchanged``, ``kept``, ``works`` or ``failed``, and then why."""
+    """The result for one object: ``created``, ``updated``, ``unchanged``, ``kept``, ``works``, or ``failed`` with an error."""
 
     what: str
     name: str
@@ -85,21 +85,21 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What Grafana answered to a question: so many rows in so many seconds, or an error."""
+class DashboardQueryResult:
+    """The result of a query through Grafana: number of rows and seconds, or an error."""
 
-    question: Question
+    query: DashboardQuery
     rows: int = 0
     seconds: float = 0.0
     error: str = ""
 
 
 def credential_of(settings: Settings) -> Credential:
-    """A token, or user and password, or nobody. Raises ``GrafanaError``."""
+    """Return the token, or user and password, or None. Raises ``GrafanaError``."""
     token, password = (secret.get_secret_value().strip() for secret in (settings.grafana_token, settings.grafana_password))
     if not (token.isascii() and token.isprintable()):
         raise GrafanaError(
-            "LEGATO_GRAFANA_TOKEN has characters that no token has: set it to a service account's token as Grafana showed it"
+            "LEGATO_GRAFANA_TOKEN has characters that no token has: set it to the service account's token exactly as Grafana displayed it"
         )
     if token:
         return token
@@ -109,7 +109,7 @@ def credential_of(settings: Settings) -> Credential:
 
 
 class Grafana:
-    """A Grafana at ``url``; one that waits ``timeout_s`` for each answer. Raises ``GrafanaError``, and no message holds the credential."""
+    """A client of the Grafana at ``url``, with a time-out per request. Raises ``GrafanaError``; no message contains the credential."""
 
     def __init__(self, url: str, credential: Credential = None, timeout_s: float = _TIMEOUT_S) -> None:
         parts = _address(url, "--url", DEFAULT_URL)
@@ -126,7 +126,7 @@ class Grafana:
         self._api.client.s.close()
 
     def push(self, boards: Sequence[Json], source: Source) -> Iterator[Done]:
-        """Put the folder, the data source and these dashboards there, and tell of each. Raises ``GrafanaError`` where none can follow."""
+        """Create or update folder, data source and dashboards; yield each result. Raises ``GrafanaError`` if the rest would fail too."""
         described = source.as_json()
         folder, done = self._folder()
         yield done
@@ -140,51 +140,53 @@ class Grafana:
                 yield Done("dashboard", board["title"], "failed", error=str(error))
 
     def expect_source(self) -> None:
-        """Raises ``GrafanaError`` unless the data source is there and can ask the store."""
+        """Raise ``GrafanaError`` unless the data source exists and reaches the store."""
         if self._found(lambda api: api.datasource.get_datasource_by_uid(UID)) is None:
-            raise GrafanaError(f"{self._where} has no data source with the uid {UID}: `legato dashboards push` makes it")
+            raise GrafanaError(f"{self._where} has no data source with the uid {UID}: `legato dashboards push` creates it")
         self._health()
 
-    def ask(self, question: Question, span: Range) -> Answer:
-        """Ask what a panel asks, for a range of time. Raises ``Unreachable``; any other failure is the answer's."""
-        if question.error:
-            return Answer(question, error=question.error)
-        query = {**question.target, "intervalMs": span.interval_ms, "maxDataPoints": _POINTS_MAX}
-        body = {"queries": [query], "from": str(span.from_ms), "to": str(span.to_ms)}
+    def run(self, query: DashboardQuery, span: Range) -> DashboardQueryResult:
+        """Run a query for a time range. Raises ``Unreachable``; every other failure is in the result."""
+        if query.error:
+            return DashboardQueryResult(query, error=query.error)
+        target = {**query.target, "intervalMs": span.interval_ms, "maxDataPoints": _POINTS_MAX}
+        body = {"queries": [target], "from": str(span.from_ms), "to": str(span.to_ms)}
         started = time.perf_counter()
         try:
-            reply, error = self._asked(lambda api: api.client.POST("/ds/query", json=body)), ""
+            reply, error = self._call(lambda api: api.client.POST("/ds/query", json=body)), ""
         except Unreachable:
             raise
         except GrafanaError as failed:
             reply, error = failed.reply, str(failed)
         seconds = time.perf_counter() - started
         results = reply.get("results") if isinstance(reply, dict) else None
-        result = results.get(query["refId"]) if isinstance(results, dict) else None
+        result = results.get(target["refId"]) if isinstance(results, dict) else None
         if not isinstance(result, dict):
-            return Answer(question, 0, seconds, error or f"{self._where} answered without a result for {query['refId']}")
+            return DashboardQueryResult(query, 0, seconds, error or f"{self._where} answered without a result for {target['refId']}")
         error = _line(result["error"]) if result.get("error") else error
-        return Answer(question, 0 if error else sum(map(_length, result.get("frames") or ())), seconds, error)
+        return DashboardQueryResult(query, 0 if error else sum(map(_length, result.get("frames") or ())), seconds, error)
 
     def _folder(self) -> tuple[str, Done]:
-        """The folder's uid, and what was done. One that Grafana made for the alert rules has our title, and a uid of its own."""
-        there = self._found(lambda api: api.folder.get_folder(UID))
-        if there is None:
-            named = (each for each in self._asked(lambda api: api.folder.get_all_folders(), list) if each.get("title") == TITLE)
-            there = next(named, None)
-        did = "kept" if there else "created"
-        there = there or self._asked(lambda api: api.folder.create_folder(TITLE, uid=UID))
-        return str(there.get("uid", UID)), Done("folder", str(there.get("title", TITLE)), did, self._link(there))
+        """The folder's uid, and the result. A folder that Grafana created for the alert rules has this title and another uid."""
+        existing = self._found(lambda api: api.folder.get_folder(UID))
+        if existing is None:
+            named = (each for each in self._call(lambda api: api.folder.get_all_folders(), list) if each.get("title") == TITLE)
+            existing = next(named, None)
+        did = "kept" if existing else "created"
+        existing = existing or self._call(lambda api: api.folder.create_folder(TITLE, uid=UID))
+        return str(existing.get("uid", UID)), Done("folder", str(existing.get("title", TITLE)), did, self._link(existing))
 
     def _source(self, described: Json) -> Iterator[Done]:
         try:
-            there = self._found(lambda api: api.datasource.get_datasource_by_uid(UID))
-            if there is None:
-                self._asked(lambda api: api.datasource.create_datasource(described))
-            elif there.get("type") != PLUGIN:
-                raise GrafanaError(f"the data source with the uid {UID} is a {there.get('type')}, expected {PLUGIN}: give it another uid")
-            name = TITLE if there is None else str(there.get("name"))
-            yield Done("data source", name, "created" if there is None else "kept", f"{self._where}/connections/datasources/edit/{UID}")
+            existing = self._found(lambda api: api.datasource.get_datasource_by_uid(UID))
+            if existing is None:
+                self._call(lambda api: api.datasource.create_datasource(described))
+            elif existing.get("type") != PLUGIN:
+                raise GrafanaError(
+                    f"the data source with the uid {UID} is a {existing.get('type')}, expected {PLUGIN}: change its uid in Grafana"
+                )
+            name = TITLE if existing is None else str(existing.get("name"))
+            yield Done("data source", name, "created" if existing is None else "kept", f"{self._where}/connections/datasources/edit/{UID}")
             self._health()
             yield Done("data source", name, "works")
         except Unreachable:
@@ -194,7 +196,7 @@ class Grafana:
 
     def _health(self) -> None:
         try:
-            health = self._asked(lambda api: api.datasource.health(UID))
+            health = self._call(lambda api: api.datasource.health(UID))
             error = "" if health.get("status") == "OK" else _line(health.get("message", health))
         except Unreachable:
             raise
@@ -206,47 +208,49 @@ class Grafana:
             raise GrafanaError(f"the data source {UID} does not work: {error}; is `legato serve` running where its address says?")
 
     def _board(self, board: Json, folder: str) -> Done:
-        there = self._found(lambda api: api.dashboard.get_dashboard(board["uid"]))
-        stored, meta = (there.get("dashboard") or {}, there.get("meta") or {}) if there else ({}, {})
-        if there and "legato" not in (stored.get("tags") or ()):
+        existing = self._found(lambda api: api.dashboard.get_dashboard(board["uid"]))
+        stored, meta = (existing.get("dashboard") or {}, existing.get("meta") or {}) if existing else ({}, {})
+        if existing and "legato" not in (stored.get("tags") or ()):
             raise GrafanaError(
-                f"its uid is another dashboard's there ({stored.get('title')!r}, without the tag legato): give that one another"
+                f"another dashboard has this uid ({stored.get('title')!r}, without the tag legato): change its uid in Grafana"
             )
-        if there and meta.get("folderUid") == folder and _content(stored) == _content(board):
+        if existing and meta.get("folderUid") == folder and _content(stored) == _content(board):
             return Done("dashboard", board["title"], "unchanged", self._link(meta))
         if meta.get("provisioned"):
-            raise GrafanaError("Grafana reads it from a file, which is another version: update that file, or take its provider away")
+            raise GrafanaError("Grafana provisions this dashboard from a file of another version: update the file, or remove its provider")
         body = {"dashboard": {**board, "id": None}, "folderUid": folder, "overwrite": True, "message": "legato dashboards push"}
-        saved = self._asked(lambda api: api.dashboard.update_dashboard(body))
-        return Done("dashboard", board["title"], "updated" if there else "created", self._link(saved))
+        saved = self._call(lambda api: api.dashboard.update_dashboard(body))
+        return Done("dashboard", board["title"], "updated" if existing else "created", self._link(saved))
 
     def _link(self, reply: Json) -> str:
-        """Grafana's own links begin at the root, with its sub-path where it has one."""
+        """Grafana returns links relative to the root, including its sub-path."""
         return self._origin + str(reply.get("url") or "/")
 
     def _found(self, call: Callable[[Any], Any]) -> Json | None:
         try:
-            found: Json = self._asked(call)
+            found: Json = self._call(call)
         except GrafanaError as error:
             if error.status == _NOT_FOUND:
                 return None
             raise
         return found
 
-    def _asked(self, call: Callable[[Any], Any], kind: type = dict) -> Any:
-        """The reply to a call, of this kind. Raises ``GrafanaError``."""
+    def _call(self, call: Callable[[Any], Any], kind: type = dict) -> Any:
+        """Return the reply to a call if it has this type. Raises ``GrafanaError``."""
         errors = self._library.client
         try:
             reply = call(self._api)
         except errors.GrafanaTimeoutError:
-            raise GrafanaError(f"{self._where} did not answer within {self._timeout_s:g} s: ask for less (--since 15m), or again") from None
+            raise GrafanaError(
+                f"{self._where} did not answer within {self._timeout_s:g} s: retry, or query a shorter time range (--since 15m)"
+            ) from None
         except errors.GrafanaException as error:
             raise self._refusal(error.status_code, error.response) from None
         except errors.JSONDecodeError:
             raise self._foreign("") from None
         except OSError as error:
             reason = f"no Grafana at {self._where} ({type(error).__name__})"
-            raise Unreachable(f"{reason}: start it, or say where it is with --url or LEGATO_GRAFANA_URL") from None
+            raise Unreachable(f"{reason}: start it, or set its address with --url or LEGATO_GRAFANA_URL") from None
         if not isinstance(reply, kind):
             raise self._foreign("")
         return reply
@@ -254,24 +258,24 @@ class Grafana:
     def _refusal(self, status: int, reply: Any) -> GrafanaError:
         message = _line(reply.get("message") or reply.get("error") or reply) if isinstance(reply, dict) else _line(reply)
         if status == 401:
-            found = "does not know this token or user" if self._is_known else "wants to know who asks"
+            found = "rejects this token or user" if self._is_known else "needs credentials"
             wanted = "set LEGATO_GRAFANA_TOKEN to a service account's token, or LEGATO_GRAFANA_USER and LEGATO_GRAFANA_PASSWORD"
             return Unreachable(f"{self._where} {found}: {wanted}", status)
         if status == 403:
-            needed = "pushing needs the role Editor, and Admin once, for the data source; checking needs Viewer"
+            needed = "push needs the role Editor (Admin to create the data source), check needs Viewer"
             return GrafanaError(f"{self._where} does not allow that ({message}): {needed}", status, reply)
         if status == 406:
             return GrafanaError(
-                f"it is kept there in a newer form than the classic one ({message}): delete it there, and push again", status
+                f"Grafana stores it in a newer format than the classic one ({message}): delete it in Grafana, and push again", status
             )
         if not isinstance(reply, dict):
             return self._foreign(f" (status {status})", status)
         return GrafanaError(f"Grafana answered {status}: {message}", status, reply)
 
     def _foreign(self, status: str, code: int = 0) -> GrafanaError:
-        # A page is no Grafana's "not found": else another server would be asked to create things.
+        # A web page is not Grafana's "not found": otherwise another server would receive requests to create objects.
         kind = GrafanaError if code >= 500 else Unreachable
-        return kind(f"{self._where} answers with a page{status}, not as Grafana's API: is it Grafana's, with its sub-path?")
+        return kind(f"{self._where} answers with a web page{status}, not with Grafana's API: is this Grafana's URL, with its sub-path?")
 
 
 def _library() -> Any:
@@ -279,27 +283,29 @@ def _library() -> Any:
         import grafana_client
         import grafana_client.client
     except ImportError:
-        raise GrafanaError("grafana-client is not installed, which asks Grafana: pip install 'legato-ingest[grafana]'") from None
+        raise GrafanaError("the package grafana-client is missing: pip install 'legato-ingest[grafana]'") from None
     return grafana_client
 
 
 def _address(url: str, option: str, example: str) -> Any:
-    """The parts of a URL. Raises ``GrafanaError``, whose message never repeats a URL with a secret in it."""
+    """The parts of a URL. Raises ``GrafanaError``; the message never contains a URL with a secret."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
-        raise GrafanaError(f"{option} is no URL, expected something like {example}") from None
+        raise GrafanaError(f"{option} is not a URL, expected something like {example}") from None
     if "@" in url:
         where = "LEGATO_GRAFANA_TOKEN" if option == "--url" else "LEGATO_READ_USER and LEGATO_READ_PASSWORD"
-        raise GrafanaError(f"{option} holds a user or a password, which others can see: leave them out, and set {where}")
+        raise GrafanaError(
+            f"{option} contains a user or a password, which other users of the host can see: remove them, and set {where} instead"
+        )
     if not known or parts.query or parts.fragment:
         raise GrafanaError(f"{option} is {url!r}, expected something like {example}")
     return parts
 
 
 def _content(board: Json) -> Json:
-    """A dashboard without what Grafana counts itself."""
+    """A dashboard without the fields that Grafana assigns."""
     return {name: value for name, value in board.items() if name not in ("id", "version")}
 
 
@@ -308,7 +314,7 @@ def _length(frame: Any) -> int:
     return len(values[0])
 
 
-def _line(words: Any) -> str:
-    """Somebody else's words in one short line."""
-    line = " ".join(str(words).split())
-    return line if len(line) <= _WORDS_MAX else line[: _WORDS_MAX - 2] + " …"
+def _line(text: Any) -> str:
+    """A received text as one line of at most 400 characters."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= _TEXT_MAX else line[: _TEXT_MAX - 2] + " …"

@@ -1,7 +1,7 @@
-"""Legato's dashboards as they lie in a folder: what each file holds, and all that it asks of the store.
+"""Read Legato's dashboards from a folder, and list their queries.
 
-One idea: a dashboard is data. Its panels, annotations and variables are statements that can be asked one by one, with every variable at its
-default. It reads files, and talks to no Grafana. Source: Grafana's classic dashboard model (schemaVersion 42).
+A dashboard is data: its panels, annotations and variables are queries that can run one by one, with every variable at its default. This
+module reads files and sends nothing to Grafana. Source: Grafana's classic dashboard model (schemaVersion 42).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from legato_ingest.cli.grafana.macros import MacroError, with_variables
 from legato_ingest.errors import LegatoError
 
-__all__ = ["Question", "load", "questions"]
+__all__ = ["DashboardQuery", "Json", "load", "queries"]
 
 Json = dict[str, Any]
 _SCHEMA_MAX = 42
@@ -24,8 +24,8 @@ _TABLE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One statement of a dashboard. ``target``: as the plugin takes it, variables filled in; ``error``: why they could not be."""
+class DashboardQuery:
+    """One query of a dashboard. ``target``: in the plugin's form, with variables expanded; ``error``: why they could not be expanded."""
 
     uid: str
     dashboard: str
@@ -36,7 +36,7 @@ class Question:
 
 
 def load(folder: pathlib.Path) -> list[Json]:
-    """The dashboards of a folder (`legato-*.json`), by their files' names. Raises ``LegatoError``."""
+    """Return the dashboards of a folder (`legato-*.json`), ordered by file name. Raises ``LegatoError``."""
     boards = [_board(path) for path in sorted(folder.glob("legato-*.json"))]
     if not boards:
         raise LegatoError(
@@ -45,7 +45,7 @@ def load(folder: pathlib.Path) -> list[Json]:
     uids = [board["uid"] for board in boards]
     twice = sorted({uid for uid in uids if uids.count(uid) > 1})
     if twice:
-        raise LegatoError(f"several dashboards in {folder} have the uid {twice[0]}, expected one each: remove the copy")
+        raise LegatoError(f"several dashboards in {folder} have the uid {twice[0]}, expected different uids: remove the copy")
     return boards
 
 
@@ -53,26 +53,30 @@ def _board(path: pathlib.Path) -> Json:
     try:
         board = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise LegatoError(f"{path} cannot be read as JSON ({error}): `python -m dashboards` writes it anew") from None
+        raise LegatoError(f"{path} cannot be read as JSON ({error}): rebuild it with `python -m dashboards`") from None
     if not isinstance(board, dict) or "spec" in board or not isinstance(board.get("panels"), list):
-        raise LegatoError(f"{path} is no classic dashboard (an object with panels), which Grafana 11.6 to 13 all take: export it as such")
+        raise LegatoError(
+            f"{path} is not a classic dashboard (an object with panels), the format of Grafana 11.6 to 13: export it in this format"
+        )
     uid, title, version = board.get("uid"), board.get("title"), board.get("schemaVersion")
     if not isinstance(uid, str) or not 0 < len(uid) <= _UID_CHARACTERS_MAX or not isinstance(title, str) or not title:
-        raise LegatoError(f"{path} needs a title and a uid of at most {_UID_CHARACTERS_MAX} characters, and has {uid!r} and {title!r}")
+        raise LegatoError(f"{path} needs a title and a uid of at most {_UID_CHARACTERS_MAX} characters, but has {uid!r} and {title!r}")
     if not isinstance(version, int) or version > _SCHEMA_MAX:
-        raise LegatoError(f"{path} has schemaVersion {version!r}, expected at most {_SCHEMA_MAX}: it is of a newer Legato; update this one")
+        raise LegatoError(
+            f"{path} has schemaVersion {version!r}, expected at most {_SCHEMA_MAX}: the file is from a newer Legato; upgrade this one"
+        )
     return board
 
 
-def questions(board: Json) -> Iterator[Question]:
-    """All that a dashboard asks: variables, annotations, panels (those in rows too)."""
+def queries(board: Json) -> Iterator[DashboardQuery]:
+    """Yield all queries of a dashboard: variables, annotations, panels (including panels in rows)."""
     chosen = _defaults(board)
     for kind, name, target in _targets(board):
         try:
             filled, error = with_variables(target["rawSql"], chosen), ""
         except MacroError as failed:
             filled, error = target["rawSql"], str(failed)
-        yield Question(board["uid"], board["title"], kind, name, {**target, "rawSql": filled}, error)
+        yield DashboardQuery(board["uid"], board["title"], kind, name, {**target, "rawSql": filled}, error)
 
 
 def _targets(board: Json) -> Iterator[tuple[str, str, Json]]:
@@ -93,7 +97,7 @@ def _targets(board: Json) -> Iterator[tuple[str, str, Json]]:
 def _panels(panels: Sequence[Json]) -> Iterator[Json]:
     for panel in panels:
         yield panel
-        # Those of a row that is folded.
+        # The panels of a collapsed row.
         yield from _panels(panel.get("panels") or ())
 
 
@@ -102,7 +106,7 @@ def _listed(board: Json, name: str) -> Sequence[Json]:
 
 
 def _defaults(board: Json) -> dict[str, str | list[str]]:
-    """What each variable stands at when the dashboard is opened; one that says nothing stands at "All"."""
+    """The value of each variable when the dashboard is opened; a variable without a value is at "All"."""
     made: dict[str, str | list[str]] = {}
     for variable in _listed(board, "templating"):
         value = (variable.get("current") or {}).get("value", variable.get("query") if variable.get("type") == "textbox" else None)

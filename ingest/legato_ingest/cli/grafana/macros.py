@@ -1,7 +1,7 @@
-"""Expands what Grafana and its ClickHouse plugin put into a panel's SQL: variables and macros, so that the same text runs without them.
+"""Expand the variables and macros of a panel's SQL in the same way as Grafana and its ClickHouse plugin, so that it runs without them.
 
-One idea: a panel has one statement. Grafana expands it with the plugin, tests and `legato slo` with this module, to the same words (the
-plugin's forms are those of grafana-clickhouse-datasource 4.20). Only the macros that Legato's panels use are known; any other is an error.
+The expanded text equals that of grafana-clickhouse-datasource 4.20. Only the macros that Legato's panels use are supported; any other macro
+is an error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _UNESCAPED = "-_.~"
 
 
 class MacroError(LegatoError):
-    """The SQL has a variable or a macro that nobody can fill in."""
+    """The SQL has a variable or a macro that cannot be expanded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a panel shows: from and to in ms since the epoch, and the length of one point in ms."""
+    """The time range of a panel: from and to in ms since the epoch, and the interval of its points in ms."""
 
     from_ms: int
     to_ms: int
@@ -37,20 +37,22 @@ class Range:
 
 
 def expand(sql: str, span: Range, values: Values | None = None) -> str:
-    """The statement with its variables, then its macros, filled in. Raises ``MacroError``."""
+    """Return the statement with its variables, then its macros, expanded. Raises ``MacroError``."""
     return with_macros(with_variables(sql, values), span)
 
 
 def with_variables(sql: str, values: Values | None = None) -> str:
-    """The statement with its variables filled in, as Grafana's front end does it. Raises ``MacroError``.
+    """Return the statement with its variables expanded, as Grafana's front end does it. Raises ``MacroError``.
 
-    A variable that ``values`` lacks stands at "All". Only the format ``queryparam`` is taken: all others can be broken out of.
+    A variable that ``values`` lacks is at "All". Only the format ``queryparam`` is accepted: a value can break out of all other formats.
     """
 
     def filled(match: re.Match[str]) -> str:
         name, form = match.groups()
         if form != "queryparam":
-            raise MacroError(f"the variable {name} has the format {form}, expected queryparam: no other keeps a value a value")
+            raise MacroError(
+                f"the variable {name} has the format {form}, expected queryparam: with other formats a value can change the statement"
+            )
         given = (values or {}).get(name, _ALL)
         return "&".join(f"var-{name}={_encoded(value)}" for value in ([given] if isinstance(given, str) else given))
 
@@ -58,7 +60,7 @@ def with_variables(sql: str, values: Values | None = None) -> str:
 
 
 def with_macros(sql: str, span: Range) -> str:
-    """The statement with its macros filled in, as the plugin's back end does it. Raises ``MacroError``."""
+    """Return the statement with its macros expanded, as the plugin's back end does it. Raises ``MacroError``."""
 
     def filled(match: re.Match[str]) -> str:
         name, _, argument = match.groups()
@@ -68,7 +70,7 @@ def with_macros(sql: str, span: Range) -> str:
 
 
 def _encoded(value: str) -> str:
-    """As Grafana encodes a value; the word for all values stays, as in its URLs."""
+    """A value in Grafana's encoding; the value for "All" is not encoded, as in Grafana's URLs."""
     return value if value == _ALL else quote(value, safe=_UNESCAPED)
 
 
@@ -88,5 +90,5 @@ def _macro(name: str, argument: str, span: Range) -> str:
         "interval_ms": str(span.interval_ms),
     }
     if name not in known:
-        raise MacroError(f"$__{name} is no macro that Legato's panels use: expected one of {', '.join(sorted(known))}")
+        raise MacroError(f"$__{name} is not a macro of Legato's panels: expected one of {', '.join(sorted(known))}")
     return known[name]

@@ -15,7 +15,7 @@ from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
 from legato_ingest.attribution.load.cpu_wait import CpuWaits, _counter, waits_of
 from legato_ingest.attribution.worker import Worker
-from legato_ingest.cli.verdict_text import grounds
+from legato_ingest.cli.verdict_text import evidence_lines
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.settings import load
@@ -180,4 +180,4 @@ def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
 
 def words(verdict: dict[str, Any]) -> str:
     """All that `legato stream` says of it."""
-    return "\n".join(line.plain for line in grounds(verdict))
+    return "\n".join(line.plain for line in evidence_lines(verdict))

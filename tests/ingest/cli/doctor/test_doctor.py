@@ -96,7 +96,7 @@ def test_a_set_up_that_is_well_has_no_fault_and_no_warning(patient: Patient) -> 
     for _ in range(2):
         states = {name: finding.state for name, finding in patient.findings().items()}
         assert set(states.values()) <= {"well", "skipped"}, patient.findings()
-        assert states["OTLP door"] == states["read door"] == states["write token"] == states["schema"] == states["disk"] == "well"
+        assert states["OTLP endpoint"] == states["read endpoint"] == states["write token"] == states["schema"] == states["disk"] == "well"
         came(patient.store, 30, 1.0)
         came(patient.store, 30, 30.0)
 
@@ -105,32 +105,32 @@ def test_nobody_at_the_ports(patient: Patient) -> None:
     """Neither door answers: both are said, and what needs them is not failed over again."""
     nobody = f"http://127.0.0.1:{free_port()}"
     gone = replace(patient.setup, otlp_url=nobody, read_url=nobody)
-    assert patient.faults(gone) == {"OTLP door", "read door"}
-    assert "start `legato serve`" in patient.findings(gone)["OTLP door"].todo
+    assert patient.faults(gone) == {"OTLP endpoint", "read endpoint"}
+    assert "start `legato serve`" in patient.findings(gone)["OTLP endpoint"].todo
 
 
 def test_another_program_on_the_port(patient: Patient) -> None:
     """It answers, but not as Legato."""
     other = FastAPI()
     with served(other) as url:
-        assert patient.faults(replace(patient.setup, otlp_url=url, read_url=url)) == {"OTLP door", "read door"}
+        assert patient.faults(replace(patient.setup, otlp_url=url, read_url=url)) == {"OTLP endpoint", "read endpoint"}
 
 
 def test_a_store_that_does_not_answer(patient: Patient) -> None:
     """The door is there, and says that it is not ready."""
     committer = Committer(patient.store, patient.metrics, queue_bytes_max=2**20, chunks_max=10**5)
     with served(otlp_endpoint.create_app(load(), committer, patient.metrics, lambda: False)) as url:
-        found = patient.findings(replace(patient.setup, otlp_url=url))["OTLP door"]
+        found = patient.findings(replace(patient.setup, otlp_url=url))["OTLP endpoint"]
     committer.close()
     assert found.state == "fault" and "its store does not" in found.found
 
 
-@pytest.mark.parametrize(("token", "said"), [("", "none is set"), ("wrong", "not one that may write")])
+@pytest.mark.parametrize(("token", "said"), [("", "none is set"), ("wrong", "may not write here")])
 def test_a_token_that_is_missing_or_wrong(patient: Patient, token: str, said: str) -> None:
     """For writing, in words that hold no token."""
     found = patient.findings(replace(patient.setup, token=token))["write token"]
     assert found.state == "fault" and said in found.found and "legato token" in found.todo
-    readers = patient.findings(replace(patient.setup, read_token=token))["read door"]
+    readers = patient.findings(replace(patient.setup, read_token=token))["read endpoint"]
     assert readers.state == "fault" and "LEGATO_READ_PASSWORD" in readers.todo
     assert not token or token not in readers.found + found.found
 
@@ -172,7 +172,7 @@ def test_a_schema_behind_ahead_of_or_other_than_the_program(patient: Patient) ->
     last.write_text(f"{text} ")
     assert "not the one that was applied" in patient.findings(setup)["schema"].found
     last.unlink()
-    assert f"this program knows {newest - 1}" in patient.findings(setup)["schema"].found
+    assert f"this version has {newest - 1}" in patient.findings(setup)["schema"].found
     assert patient.faults(setup) == {"schema"}
 
 
@@ -181,7 +181,7 @@ def test_a_clock_an_hour_off(patient: Patient, monkeypatch: pytest.MonkeyPatch) 
     real = time.time
     monkeypatch.setattr("legato_ingest.cli.doctor.endpoints.time.time", lambda: real() - HOUR_S)
     found = patient.findings()["clock"]
-    assert found.state == "fault" and "3,600.0 s apart" in found.found
+    assert found.state == "fault" and "differ by 3,600.0 s" in found.found
 
 
 def test_a_disk_that_is_nearly_full(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,10 +251,10 @@ def test_an_engine_whose_page_alone_is_read(patient: Patient) -> None:
     assert patient.findings()["engine steps"].state == "fault"
     agent_told(patient.store, "10.0.0.1:8000/1")
     found = patient.findings()["engine steps"]
-    assert found.state == "warning" and "pages alone" in found.found and "10.0.0.1:8000 (10 streams)" in found.found
+    assert found.state == "warning" and "only scraped metrics" in found.found and "10.0.0.1:8000 (10 streams)" in found.found
     came(patient.store, 10, 5.0, "server", engine_id="pool/1")
     found = patient.findings()["engine steps"]
-    assert found.state == "fault" and "pool/1 (10 streams)" in found.found and "named by no stream" not in found.found
+    assert found.state == "fault" and "pool/1 (10 streams)" in found.found and "without streams" not in found.found
     agent_told(patient.store, "pool/1")
     assert patient.findings()["engine steps"].state == "warning"
 
@@ -264,10 +264,10 @@ def test_an_engine_that_goes_by_two_names(patient: Patient) -> None:
     came(patient.store, 10, 5.0, "server", engine_id="10.0.0.1:8000")
     agent_told(patient.store, "127.0.0.1:8000")
     found = patient.findings()["engine steps"]
-    assert found.state == "fault" and "named by no stream: 127.0.0.1:8000" in found.found and "LEGATO_ENGINE_ID" in found.todo
+    assert found.state == "fault" and "without streams: 127.0.0.1:8000" in found.found and "LEGATO_ENGINE_ID" in found.todo
 
 
-@pytest.mark.parametrize(("ahead_s", "said"), [(HOUR_S, "end after they come in"), (-2 * HOUR_S, "long before they come in")])
+@pytest.mark.parametrize(("ahead_s", "said"), [(HOUR_S, "end after they are received"), (-2 * HOUR_S, "long before they are received")])
 def test_an_emitter_whose_clock_is_off(patient: Patient, ahead_s: float, said: str) -> None:
     """An hour ahead, or behind."""
     came(patient.store, 10, 5.0, start_ahead_s=ahead_s)
@@ -301,7 +301,7 @@ def test_a_tenants_reader_is_told_what_it_may_not_see(patient: Patient) -> None:
     path = patient.setup.settings.tokens_file
     assert path is not None
     own = tokens.add(path, "r", "shop", READ)
-    until(lambda: patient.findings(replace(patient.setup, read_token=own))["read door"].state == "well")
+    until(lambda: patient.findings(replace(patient.setup, read_token=own))["read endpoint"].state == "well")
     found = patient.findings(replace(patient.setup, read_token=own))
     assert found["schema"].state == found["keeping up"].state == "skipped"
 
@@ -312,7 +312,7 @@ def test_a_check_that_fails_is_a_finding(patient: Patient) -> None:
     def broken(_: Setup) -> Finding:
         raise ZeroDivisionError
 
-    found = list(examine(patient.setup, (Check("broken", broken), Check("OTLP door", endpoints.otlp_door))))
+    found = list(examine(patient.setup, (Check("broken", broken), Check("OTLP endpoint", endpoints.otlp_endpoint))))
     assert [each.state for each in found] == ["fault", "well"]
 
 
@@ -329,7 +329,7 @@ def test_the_command(patient: Patient) -> None:
     }
     page, as_json = legato("doctor", environ=environ), legato("doctor", "--json", environ=environ)
     assert (page.returncode, as_json.returncode) == (0, 0), page.stdout
-    assert "0 faults, 0 warnings, of 14 checks" in page.stdout
+    assert "0 faults, 0 warnings, 14 checks" in page.stdout
     assert [each["check"] for each in json.loads(as_json.stdout)] == list(patient.findings())
     wrong = legato("doctor", environ={**environ, "LEGATO_TOKEN": "wrong-token"})
     assert wrong.returncode == 1 and "✗ write token" in wrong.stdout and "→ `legato token list`" in wrong.stdout

@@ -274,12 +274,12 @@ def test_nothing_is_checked_before_there_is_a_data_source(double: GrafanaDouble)
 
 def test_an_answer_without_a_result_is_an_error(double: GrafanaDouble) -> None:
     """A proxy in between may answer anything."""
-    question = next(dashboard_files.questions(BOARDS[0]))
+    query = next(dashboard_files.queries(BOARDS[0]))
     double.refused["POST /api/ds/query"] = (200, "all is well")
     with Grafana(double.url, TOKEN) as grafana:
-        assert "without a result" in grafana.ask(question, SPAN).error
+        assert "without a result" in grafana.run(query, SPAN).error
         double.refused["POST /api/ds/query"] = (503, "no healthy upstream")
-        assert "503: no healthy upstream" in grafana.ask(question, SPAN).error
+        assert "503: no healthy upstream" in grafana.run(query, SPAN).error
 
 
 # Who does not answer, and who should not be asked.
@@ -306,7 +306,7 @@ def test_one_slow_panel_is_that_panels_fault(double: GrafanaDouble) -> None:
     """The others are still asked."""
     double.stuck = threading.Event()
     with Grafana(double.url, TOKEN, timeout_s=0.2) as grafana:
-        answer = grafana.ask(next(dashboard_files.questions(BOARDS[0])), SPAN)
+        answer = grafana.run(next(dashboard_files.queries(BOARDS[0])), SPAN)
     double.stuck.set()
     assert "did not answer within" in answer.error
 
