@@ -1,4 +1,4 @@
-"""`legato dashboards`, with the real client, against a double of Grafana's HTTP API that asks a real store."""
+"""Tests of `legato dashboards` with the real client and a double of Grafana's HTTP API that queries a real store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPAN = Range(0, 60_000)
 
 @pytest.fixture(scope="module", params=["empty", "filled"])
 def store_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The read endpoint of a store that has nothing, and of one with streams and their minutes."""
+    """The read endpoint of an empty store, and of one with streams and rollups."""
     with open_store(tmp_path_factory.mktemp("grafana") / "store") as store, reading(store) as url:
         if request.param == "filled":
             server = {"legato.stream.vantage": "server"}
@@ -49,13 +49,13 @@ def store_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def double() -> Iterator[GrafanaDouble]:
-    """A Grafana that has nothing yet."""
+    """An empty Grafana."""
     with grafana_double() as made:
         yield made
 
 
 def legato(*words: str, **environ: str) -> Result:
-    """Type a command of `legato dashboards`."""
+    """Run a command of `legato dashboards`."""
     app = typer.Typer()
     register(app)
     given = {"LEGATO_GRAFANA_TOKEN": TOKEN, "LEGATO_GRAFANA_USER": "", "LEGATO_GRAFANA_PASSWORD": "", "LEGATO_READ_PASSWORD": ""}
@@ -63,7 +63,7 @@ def legato(*words: str, **environ: str) -> Result:
 
 
 def refusal(*words: str, **environ: str) -> str:
-    """The one line that `main` prints."""
+    """The error that `main` prints in one line."""
     result = legato(*words, **environ)
     assert isinstance(result.exception, LegatoError), result.output
     assert "\n" not in str(result.exception) and TOKEN not in str(result.exception)
@@ -71,16 +71,16 @@ def refusal(*words: str, **environ: str) -> str:
 
 
 def pushed(double: GrafanaDouble, clickhouse: str = "http://127.0.0.1:1", *words: str, **environ: str) -> tuple[int, list[Any]]:
-    """The status, and what was done."""
+    """The exit status and the results."""
     result = legato("push", "--url", double.url, "--clickhouse", clickhouse, "--json", *words, **environ)
     assert result.stdout.count("\n") == 1, result.output
-    told = json.loads(result.stdout)
-    assert bool(told["failed"]) is bool(result.exit_code)
-    return result.exit_code, told["did"]
+    report = json.loads(result.stdout)
+    assert bool(report["failed"]) is bool(result.exit_code)
+    return result.exit_code, report["did"]
 
 
 def did(done: list[Any], what: str = "dashboard") -> list[str]:
-    """What was done to each thing of a kind."""
+    """The result of each object of a kind."""
     return [each["did"] for each in done if each["what"] == what]
 
 
@@ -88,7 +88,7 @@ def did(done: list[Any], what: str = "dashboard") -> list[str]:
 
 
 def test_a_push_puts_everything_there_and_a_second_one_changes_nothing(double: GrafanaDouble, store_url: str) -> None:
-    """Folder, data source and every dashboard, with links that lead there; then all is as it should be, and nothing is written."""
+    """Folder, data source and every dashboard, with links; a second push writes nothing."""
     status, done = pushed(double, store_url)
     assert status == 0 and did(done, "folder") == ["created"] and did(done, "data source") == ["created", "works"]
     assert did(done) == ["created"] * len(BOARDS) and list(double.folders) == ["legato"]
@@ -102,7 +102,7 @@ def test_a_push_puts_everything_there_and_a_second_one_changes_nothing(double: G
 
 
 def test_an_edit_is_overwritten(double: GrafanaDouble) -> None:
-    """What somebody changed there, or moved elsewhere, is put right; the rest stays."""
+    """Edited or moved dashboards are restored; the others are unchanged."""
     pushed(double)
     first, second = list(double.boards)[:2]
     double.boards[first]["dashboard"]["title"] = "mine"
@@ -112,8 +112,8 @@ def test_an_edit_is_overwritten(double: GrafanaDouble) -> None:
     assert double.boards[first]["dashboard"]["title"] != "mine" and double.boards[second]["meta"]["folderUid"] == "legato"
 
 
-def test_a_page_says_a_line_a_thing(double: GrafanaDouble, store_url: str) -> None:
-    """What was done, to what, and where it is now."""
+def test_one_line_per_object(double: GrafanaDouble, store_url: str) -> None:
+    """Result, object and link."""
     result = legato("push", "--url", double.url, "--clickhouse", store_url)
     lines = result.stdout.splitlines()
     assert result.exit_code == 0 and len(lines) == 3 + len(BOARDS)
@@ -121,7 +121,7 @@ def test_a_page_says_a_line_a_thing(double: GrafanaDouble, store_url: str) -> No
     assert all(line.startswith("created    dashboard Legato · ") and f"{double.url}/d/legato-" in line for line in lines[3:])
 
 
-def test_the_data_source_is_made_from_an_address_and_the_environment(double: GrafanaDouble) -> None:
+def test_the_data_source_comes_from_the_option_and_the_environment(double: GrafanaDouble) -> None:
     """Host, port and TLS from --clickhouse; user and password from the environment, and only when there is a password."""
     described = Source("https://store.example/ch").as_json()
     expected = {"host": "store.example", "port": 8443, "protocol": "http", "secure": True, "path": "/ch", "username": ""}
@@ -132,8 +132,8 @@ def test_the_data_source_is_made_from_an_address_and_the_environment(double: Gra
     assert made["jsonData"]["port"] == 8123 and "a long password" not in json.dumps(done)
 
 
-def test_a_data_source_that_is_there_is_left(double: GrafanaDouble, store_url: str) -> None:
-    """Whoever set it up knows better, as long as it is ClickHouse's."""
+def test_an_existing_data_source_is_not_changed(double: GrafanaDouble, store_url: str) -> None:
+    """If it is a ClickHouse data source; another type is an error."""
     host, port = store_url.removeprefix("http://").split(":")
     options = {"host": host, "port": int(port), "protocol": "http", "secure": False}
     mine = {"uid": "legato", "name": "Ours", "type": PLUGIN, "jsonData": options}
@@ -146,7 +146,7 @@ def test_a_data_source_that_is_there_is_left(double: GrafanaDouble, store_url: s
 
 
 def test_the_folder_of_provisioned_alert_rules_is_used(double: GrafanaDouble) -> None:
-    """Grafana makes a folder Legato for the rules, under a uid of its own: there are not two of them afterwards."""
+    """Grafana creates a folder Legato for the rules, with another uid: no second folder is created."""
     double.folders["af2x"] = {"uid": "af2x", "title": "Legato", "url": "/dashboards/f/af2x/legato"}
     _, done = pushed(double)
     assert did(done, "folder") == ["kept"] and list(double.folders) == ["af2x"]
@@ -154,7 +154,7 @@ def test_the_folder_of_provisioned_alert_rules_is_used(double: GrafanaDouble) ->
 
 
 def test_grafana_under_a_sub_path_and_a_user_with_a_password() -> None:
-    """An address with a path works with and without a slash; a user will do instead of a token."""
+    """A URL with a path works with and without a slash at the end, and a user instead of a token."""
     with grafana_double(prefix="/graphs") as double:
         user = {"LEGATO_GRAFANA_TOKEN": "", "LEGATO_GRAFANA_USER": USER[0], "LEGATO_GRAFANA_PASSWORD": USER[1]}
         _, done = pushed(double, **user)
@@ -163,8 +163,8 @@ def test_grafana_under_a_sub_path_and_a_user_with_a_password() -> None:
         assert did(pushed(double, **user)[1]) == ["unchanged"] * len(BOARDS)
 
 
-def test_one_that_fails_does_not_keep_the_others_away(double: GrafanaDouble) -> None:
-    """Another's dashboard, one that Grafana reads from a file and one in a newer form are left; each is listed, and the status is 1."""
+def test_one_failure_does_not_stop_the_others(double: GrafanaDouble) -> None:
+    """A dashboard of others, a provisioned one and one in a newer format are not changed; each is listed, and the status is 1."""
     first, second, third = (board["uid"] for board in BOARDS[:3])
     double.boards[first] = {"dashboard": {"uid": first, "title": "Sales", "tags": ["money"], "version": 3}, "meta": {}}
     double.boards[second] = {"dashboard": {"uid": second, "title": "x", "tags": ["legato"], "version": 1}, "meta": {"provisioned": True}}
@@ -172,32 +172,36 @@ def test_one_that_fails_does_not_keep_the_others_away(double: GrafanaDouble) -> 
     status, done = pushed(double)
     errors = [each["error"] for each in done if each["what"] == "dashboard"]
     assert status == 1 and did(done) == ["failed"] * 3 + ["created"] * (len(BOARDS) - 3)
-    assert "another dashboard's there ('Sales'" in errors[0] and "reads it from a file" in errors[1] and "newer form" in errors[2]
+    assert (
+        "another dashboard has this uid ('Sales'" in errors[0]
+        and "provisions this dashboard from a file" in errors[1]
+        and "newer format" in errors[2]
+    )
     assert double.boards[first]["dashboard"]["title"] == "Sales"
     page = legato("push", "--url", double.url)
     assert page.exit_code == 1 and sum(line.startswith("failed ") for line in page.stdout.splitlines()) == 4
 
 
-def test_a_refused_write_is_told(double: GrafanaDouble) -> None:
-    """An Editor may not make data sources: that is said, with the role, and the dashboards come all the same."""
+def test_a_refused_write_is_reported(double: GrafanaDouble) -> None:
+    """An Editor may not create data sources: the error names the role, and the dashboards are pushed."""
     double.refused["POST /api/datasources"] = (403, "You'll need additional permissions: datasources:create")
     status, done = pushed(double)
-    assert status == 1 and did(done, "data source") == ["failed"] and "Admin once" in done[1]["error"] and "created" in did(done)
+    assert status == 1 and did(done, "data source") == ["failed"] and "Admin to create" in done[1]["error"] and "created" in did(done)
     double.sources["other"] = {"uid": "other", "name": "Legato"}
     double.refused.clear()
     assert "409" in pushed(double)[1][1]["error"]
 
 
 def test_a_missing_plugin_is_named(double: GrafanaDouble) -> None:
-    """The data source's health tells; push says what to install, and check asks nothing else."""
+    """From the data source's health check: push names the command to install it, and check sends no query."""
     double.has_plugin = False
     status, done = pushed(double)
     assert status == 1 and did(done, "data source") == ["created", "failed"] and f"plugins install {PLUGIN}" in done[2]["error"]
     assert f"plugins install {PLUGIN}" in refusal("check", "--url", double.url) and double.queries == []
 
 
-def test_a_store_that_is_down_is_told(double: GrafanaDouble) -> None:
-    """Grafana is there and `legato serve` is not."""
+def test_a_store_that_is_down_is_reported(double: GrafanaDouble) -> None:
+    """Grafana answers and `legato serve` does not."""
     status, done = pushed(double, f"http://127.0.0.1:{free_port()}")
     assert status == 1 and "connection refused" in done[2]["error"] and "`legato serve`" in done[2]["error"]
 
@@ -206,35 +210,35 @@ def test_a_store_that_is_down_is_told(double: GrafanaDouble) -> None:
 
 
 def test_every_panel_works_through_grafana(double: GrafanaDouble, store_url: str) -> None:
-    """Every panel, annotation and variable of every dashboard is asked, with variables at their defaults, and none fails."""
+    """Every query of every dashboard runs with default variables, and none fails."""
     pushed(double, store_url)
     result = legato("check", "--url", double.url, "--json")
-    told = json.loads(result.stdout)
-    assert result.exit_code == 0 and told["failed"] == 0, [row for row in told["answers"] if row["error"]]
-    asked = {(row["uid"], row["kind"], row["name"]) for row in told["answers"]}
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and report["failed"] == 0, [row for row in report["answers"] if row["error"]]
+    asked = {(row["uid"], row["kind"], row["name"]) for row in report["answers"]}
     panels = {(one["uid"], "panel", panel["title"]) for one in BOARDS for panel in one["panels"] if panel.get("targets")}
-    assert panels < asked and {kind for _, kind, _ in asked} == {"panel", "annotation", "variable"} and len(told["answers"]) == len(asked)
-    assert told["to_ms"] - told["from_ms"] == 6 * 3_600_000
+    assert panels < asked and {kind for _, kind, _ in asked} == {"panel", "annotation", "variable"} and len(report["answers"]) == len(asked)
+    assert report["to_ms"] - report["from_ms"] == 6 * 3_600_000
     sent = [query for body in double.queries for query in body["queries"]]
     assert not [query for query in sent if "${" in query["rawSql"]] and any("$__timeFilter(" in query["rawSql"] for query in sent)
-    rows = {row["name"]: row["rows"] for row in told["answers"] if row["uid"] == "legato-streams"}
+    rows = {row["name"]: row["rows"] for row in report["answers"] if row["uid"] == "legato-streams"}
     is_filled = rows["service"] > 0
     assert rows["service"] == (2 if is_filled else 0)
 
 
-def test_the_checks_page(double: GrafanaDouble, store_url: str, tmp_path: pathlib.Path) -> None:
-    """A row a question, and how many failed."""
+def test_the_text_of_check(double: GrafanaDouble, store_url: str, tmp_path: pathlib.Path) -> None:
+    """One row per query, and the number of failures."""
     pushed(double, store_url)
     shutil.copy(FOLDER / "legato-stream.json", tmp_path)
     result = legato("check", "--url", double.url, "--since", "15m", LEGATO_DASHBOARDS_DIR=str(tmp_path))
     lines = result.stdout.splitlines()
-    assert result.exit_code == 0 and "asked by" in lines[1] and any("Stalls, verdicts and evidence" in line for line in lines)
-    assert lines[-1].startswith(f"{len(double.queries)} asked, 0 failed, ")
+    assert result.exit_code == 0 and "query" in lines[1] and any("Stalls, verdicts and evidence" in line for line in lines)
+    assert lines[-1].startswith(f"{len(double.queries)} queries, 0 failed, ")
 
 
 @contextmanager
 def edited(tmp_path: pathlib.Path, sql: str) -> Iterator[dict[str, str]]:
-    """A folder with one small dashboard that asks this, as the environment names it."""
+    """A folder with one small dashboard with this query, and the setting that names it."""
     source = {"type": PLUGIN, "uid": "legato"}
     target = {"refId": "A", "datasource": source, "rawSql": sql, "format": 1}
     panels = [{"id": 1, "type": "row", "title": "folded", "panels": [{"id": 2, "type": "table", "title": "Mine", "targets": [target]}]}]
@@ -249,31 +253,31 @@ def edited(tmp_path: pathlib.Path, sql: str) -> Iterator[dict[str, str]]:
     ("sql", "words"),
     [
         ("SELECT nonsense", "nonsense"),
-        ("SELECT $__timeGroup(now(), 5m)", "$__timeGroup is no macro"),
+        ("SELECT $__timeGroup(now(), 5m)", "$__timeGroup is not a macro"),
         ("SELECT '${n}'", "has the format None, expected queryparam"),
         ("SELECT '${n:queryparam}' AS x", ""),
     ],
 )
 def test_a_panel_that_fails_is_named(double: GrafanaDouble, store_url: str, tmp_path: pathlib.Path, sql: str, words: str) -> None:
-    """With its dashboard, its name and what was wrong; the status is 1. What is hidden is not asked."""
+    """With its dashboard, its name and the error; the status is 1. Hidden queries do not run."""
     pushed(double, store_url)
     with edited(tmp_path, sql) as environ:
         result = legato("check", "--url", double.url, **environ)
     if words:
-        assert result.exit_code == 1 and "1 asked, 1 failed" in result.stdout
+        assert result.exit_code == 1 and "1 queries, 1 failed" in result.stdout
         (line,) = (line for line in result.stdout.splitlines() if line.startswith("failed "))
         assert line.startswith("failed  Mine · panel Mine: ") and words in line
     else:
         assert result.exit_code == 0 and double.queries[0]["queries"][0]["rawSql"] == "SELECT 'var-n=it%27s%20100%25' AS x"
 
 
-def test_nothing_is_checked_before_there_is_a_data_source(double: GrafanaDouble) -> None:
-    """One line, not one a panel."""
-    assert "`legato dashboards push` makes it" in refusal("check", "--url", double.url)
+def test_nothing_is_checked_without_a_data_source(double: GrafanaDouble) -> None:
+    """One error, not one per panel."""
+    assert "`legato dashboards push` creates it" in refusal("check", "--url", double.url)
 
 
 def test_an_answer_without_a_result_is_an_error(double: GrafanaDouble) -> None:
-    """A proxy in between may answer anything."""
+    """A proxy may return any reply."""
     query = next(dashboard_files.queries(BOARDS[0]))
     double.refused["POST /api/ds/query"] = (200, "all is well")
     with Grafana(double.url, TOKEN) as grafana:
@@ -282,28 +286,28 @@ def test_an_answer_without_a_result_is_an_error(double: GrafanaDouble) -> None:
         assert "503: no healthy upstream" in grafana.run(query, SPAN).error
 
 
-# Who does not answer, and who should not be asked.
+# Missing and wrong servers.
 
 
 def test_no_grafana() -> None:
-    """Nobody listens."""
+    """No server on the port."""
     url = f"http://127.0.0.1:{free_port()}"
     for command in ("push", "check"):
         assert f"no Grafana at {url}" in refusal(command, "--url", url)
 
 
 def test_a_grafana_that_does_not_answer() -> None:
-    """It accepts, and says nothing: that ends, with what to do."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        door.listen()
-        with Grafana(f"http://127.0.0.1:{door.getsockname()[1]}", TOKEN, timeout_s=0.2) as grafana:
+    """It accepts the connection and sends no reply: a time-out with the next step."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with Grafana(f"http://127.0.0.1:{listener.getsockname()[1]}", TOKEN, timeout_s=0.2) as grafana:
             with pytest.raises(GrafanaError, match=r"did not answer within 0\.2 s"):
                 grafana.expect_source()
 
 
-def test_one_slow_panel_is_that_panels_fault(double: GrafanaDouble) -> None:
-    """The others are still asked."""
+def test_one_slow_panel_is_one_failure(double: GrafanaDouble) -> None:
+    """The time-out is in the result of its query."""
     double.stuck = threading.Event()
     with Grafana(double.url, TOKEN, timeout_s=0.2) as grafana:
         answer = grafana.run(next(dashboard_files.queries(BOARDS[0])), SPAN)
@@ -312,42 +316,42 @@ def test_one_slow_panel_is_that_panels_fault(double: GrafanaDouble) -> None:
 
 
 def test_a_wrong_token_and_none(double: GrafanaDouble) -> None:
-    """Both say what to set, and never what was set."""
+    """Both errors name the setting, and never its value."""
     wrong = refusal("push", "--url", double.url, LEGATO_GRAFANA_TOKEN="glsa_wrong")
-    assert "does not know this token" in wrong and "LEGATO_GRAFANA_TOKEN" in wrong and "glsa_wrong" not in wrong
-    assert "wants to know who asks" in refusal("check", "--url", double.url, LEGATO_GRAFANA_TOKEN="")
+    assert "rejects this token" in wrong and "LEGATO_GRAFANA_TOKEN" in wrong and "glsa_wrong" not in wrong
+    assert "needs credentials" in refusal("check", "--url", double.url, LEGATO_GRAFANA_TOKEN="")
     assert double.writes == []
 
 
 @pytest.mark.parametrize("status", ["200", "404", "502"])
-def test_something_that_is_no_grafana(double: GrafanaDouble, status: str) -> None:
+def test_another_server(double: GrafanaDouble, status: str) -> None:
     """A login page, another server's "not found", a proxy's error: nothing is written there."""
     double.page = status
     for command in ("push", "check"):
-        assert "answers with a page" in refusal(command, "--url", double.url)
+        assert "answers with a web page" in refusal(command, "--url", double.url)
     assert double.writes == []
 
 
 @pytest.mark.parametrize(
     ("option", "url", "words"),
     [
-        ("--url", "http://admin:hunter2@127.0.0.1:3000", "holds a user or a password"),
+        ("--url", "http://admin:hunter2@127.0.0.1:3000", "contains a user or a password"),
         ("--url", "127.0.0.1:3000", "expected something like http://127.0.0.1:3000"),
         ("--url", "ftp://127.0.0.1", "expected something like"),
         ("--url", "http://", "expected something like"),
-        ("--url", "http://h:notaport", "is no URL"),
+        ("--url", "http://h:notaport", "is not a URL"),
         ("--url", "http://h/?orgId=2", "expected something like"),
         ("--clickhouse", "http://legato:hunter2@h:8123", "LEGATO_READ_PASSWORD"),
         ("--clickhouse", "native://h:9000", "expected something like http://127.0.0.1:8123"),
     ],
 )
-def test_addresses_that_are_none(double: GrafanaDouble, option: str, url: str, words: str) -> None:
-    """Each is refused before anything is asked; a password in one is not repeated."""
+def test_invalid_urls(double: GrafanaDouble, option: str, url: str, words: str) -> None:
+    """Each is rejected before any request; a password in the URL is not printed."""
     refused = refusal("push", *(("--url", double.url) if option == "--clickhouse" else ()), option, url)
     assert words in refused and "hunter2" not in refused and double.writes == []
 
 
-def test_half_a_credential_is_none() -> None:
+def test_incomplete_credentials() -> None:
     """A user without a password, a token with a character that no header takes."""
     for given in ({"grafana_user": "admin"}, {"grafana_password": "x"}, {"grafana_token": "glsa_ü"}, {"grafana_token": "a\nb"}):
         with pytest.raises(GrafanaError, match="LEGATO_GRAFANA_"):
@@ -356,8 +360,8 @@ def test_half_a_credential_is_none() -> None:
 
 
 def test_a_password_of_any_characters_is_sent(double: GrafanaDouble) -> None:
-    """One that is not ASCII is a wrong password, not a failure of ours."""
-    with Grafana(double.url, ("admin", "größe €")) as grafana, pytest.raises(Unreachable, match="does not know"):
+    """A password that is not ASCII is a wrong password, not a failure of the client."""
+    with Grafana(double.url, ("admin", "größe €")) as grafana, pytest.raises(Unreachable, match="rejects this"):
         grafana.expect_source()
 
 
@@ -365,22 +369,22 @@ def test_a_password_of_any_characters_is_sent(double: GrafanaDouble) -> None:
     ("text", "words"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "is no classic dashboard"),
-        ('{"apiVersion": "dashboard.grafana.app/v2", "kind": "Dashboard", "spec": {}}', "is no classic dashboard"),
-        ('{"uid": "x", "title": "X", "schemaVersion": 43, "panels": []}', "of a newer Legato"),
+        ("[]", "is not a classic dashboard"),
+        ('{"apiVersion": "dashboard.grafana.app/v2", "kind": "Dashboard", "spec": {}}', "is not a classic dashboard"),
+        ('{"uid": "x", "title": "X", "schemaVersion": 43, "panels": []}', "from a newer Legato"),
         ('{"title": "X", "schemaVersion": 42, "panels": []}', "needs a title and a uid"),
         (json.dumps({"uid": "x" * 41, "title": "X", "schemaVersion": 42, "panels": []}), "at most 40"),
     ],
 )
-def test_files_that_are_no_dashboards(tmp_path: pathlib.Path, text: str, words: str) -> None:
-    """The file is named, and nothing is asked."""
+def test_invalid_dashboard_files(tmp_path: pathlib.Path, text: str, words: str) -> None:
+    """The error names the file."""
     (tmp_path / "legato-x.json").write_text(text, encoding="utf-8")
     refused = refusal("push", LEGATO_DASHBOARDS_DIR=str(tmp_path))
     assert words in refused and "legato-x.json" in refused
 
 
 def test_a_folder_without_dashboards_or_with_one_twice(tmp_path: pathlib.Path) -> None:
-    """Says which setting names the folder."""
+    """The error names the setting of the folder, or the uid."""
     assert "LEGATO_DASHBOARDS_DIR" in refusal("check", LEGATO_DASHBOARDS_DIR=str(tmp_path / "nowhere"))
     for name in ("legato-a.json", "legato-b.json"):
         (tmp_path / name).write_text('{"uid": "x", "title": "X", "schemaVersion": 42, "panels": []}', encoding="utf-8")
@@ -388,7 +392,7 @@ def test_a_folder_without_dashboards_or_with_one_twice(tmp_path: pathlib.Path) -
 
 
 def test_without_the_client_the_extra_is_named() -> None:
-    """Who installed Legato without `[grafana]` is told so, by the real command."""
+    """Without `[grafana]` the real command names the package to install."""
     script = (
         "import sys; sys.modules['grafana_client'] = None; sys.argv = ['legato', 'dashboards', 'push'];"
         "from legato_ingest.cli.main import main; main()"

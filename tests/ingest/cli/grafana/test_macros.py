@@ -1,4 +1,4 @@
-"""Grafana's variables and the macros of its ClickHouse plugin: filled in to the plugin's own words, and a value stays a value."""
+"""Tests of Grafana's variables and macros: the text equals the plugin's, and a value cannot change the statement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dashboards.sql_fragments import chosen, chosen_number, chosen_text, filters
 from legato_ingest.cli.grafana.macros import MacroError, Range, expand
 from legato_ingest.storage import Store
 
-# The range and the interval for which the plugin's own words were written down.
+# The range and the interval of the recorded texts of the plugin.
 SPAN = Range(1_767_225_600_000, 1_767_229_200_000, 15_000)
 MEASURED = {
     "$__timeFilter(t)": "t >= toDateTime(1767225600) AND t <= toDateTime(1767229200)",
@@ -45,20 +45,20 @@ def answer(shared_store: Store) -> Asked:
 
 
 @pytest.mark.parametrize(("macro", "words"), MEASURED.items())
-def test_a_macro_becomes_the_plugins_words(macro: str, words: str) -> None:
-    """Alone, beside others and more than once."""
+def test_a_macro_expands_as_in_the_plugin(macro: str, words: str) -> None:
+    """Alone, next to others and more than once."""
     assert expand(macro, SPAN) == words
     assert expand(f"({macro}) + {macro}, $__interval_s", SPAN) == f"({words}) + {words}, 15"
 
 
-def test_an_argument_is_what_stands_in_the_parentheses() -> None:
-    """A column by its full name, without the blanks around it; a macro without arguments leaves parentheses behind it alone."""
+def test_arguments() -> None:
+    """Full column names, without surrounding blanks; parentheses after a macro without arguments are kept."""
     assert expand("$__timeFilter( a.start_time )", SPAN).startswith("a.start_time >= ")
     assert expand("$__timeInterval(minute) AS time", SPAN) == "toStartOfInterval(toDateTime(minute), INTERVAL 15 second) AS time"
 
 
-def test_the_words_run(shared_store: Store) -> None:
-    """On the engine, over a range in whole seconds: both ends are in it."""
+def test_the_expanded_macros_run(shared_store: Store) -> None:
+    """On the engine, over a range in whole seconds: both ends are included."""
     times = "SELECT toDateTime(arrayJoin([1767225599, 1767225600, 1767229200, 1767229201]), 'UTC') AS t"
     rows = shared_store.select(expand(f"SELECT toUnixTimestamp($__timeInterval(t)) FROM ({times}) WHERE $__timeFilter(t)", SPAN))
     assert [row[0] for row in rows] == [1_767_225_600, 1_767_229_200]
@@ -69,12 +69,12 @@ def test_the_words_run(shared_store: Store) -> None:
 
 @pytest.mark.parametrize("interval_ms", [0, 1, 999, 1000, 1999])
 def test_a_point_is_a_second_or_longer(interval_ms: int) -> None:
-    """The plugin's seconds are whole; none at all would be no interval."""
+    """The plugin rounds down to seconds, and never to 0."""
     assert expand("$__interval_s", Range(0, 1, interval_ms)) == "1"
 
 
-def test_milliseconds_are_cut_from_a_range_in_seconds() -> None:
-    """As the plugin cuts them."""
+def test_a_range_in_seconds_is_rounded_down() -> None:
+    """As in the plugin."""
     assert expand("$__fromTime $__toTime", Range(1_999, 2_999)) == "toDateTime(1) toDateTime(2)"
 
 
@@ -82,8 +82,8 @@ def test_milliseconds_are_cut_from_a_range_in_seconds() -> None:
     "macro", ["$__timeFrom(t)", "$__timeGroup(t, 5m)", "$__conditionalAll(a, $v)", "$__unknown", "$__interval", "$__dt(a, b)"]
 )
 def test_a_macro_that_panels_do_not_use_is_refused(macro: str) -> None:
-    """By its name, with those that are known."""
-    with pytest.raises(MacroError, match=r"\$__\w+ is no macro that Legato's panels use: expected one of .*timeFilter"):
+    """The error names it and the known macros."""
+    with pytest.raises(MacroError, match=r"\$__\w+ is not a macro of Legato's panels: expected one of .*timeFilter"):
         expand(f"SELECT {macro}", SPAN)
 
 
@@ -92,7 +92,7 @@ def test_a_macro_that_panels_do_not_use_is_refused(macro: str) -> None:
 
 @pytest.mark.parametrize("form", [":raw", ":csv", ":sqlstring", ":singlequote", ":json", ""])
 def test_a_format_that_can_be_broken_out_of_is_refused(form: str) -> None:
-    """Only one keeps quotes and backslashes alike."""
+    """Only one format escapes quotes and backslashes."""
     with pytest.raises(MacroError, match="expected queryparam"):
         expand(f"SELECT '${{v{form}}}'", SPAN, {"v": "x"})
 
