@@ -1,4 +1,8 @@
-"""A real server that speaks OpenAI's server-sent events, on a port of its own: what it does is chosen by the model's name."""
+"""An HTTP server with OpenAI's streaming API on a free port. The requested model name selects its behaviour.
+
+Models: `burst` sends all words in one write, `hang` pauses 20 s, `cut` ends without a finish reason, `break` drops the connection,
+`abort` finishes with `abort`, `fail` answers 500; any other name gives a normal response.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ seen_headers: list[dict[str, str]] = []
 
 
 def frame(choice: dict[str, Any] | None, **more: Any) -> str:
-    """One chat completion chunk as an event."""
+    """One chat completion chunk as a server-sent event."""
     body = {
         "id": "chatcmpl-test",
         "object": "chat.completion.chunk",
@@ -32,12 +36,12 @@ def frame(choice: dict[str, Any] | None, **more: Any) -> str:
 
 
 def delta(content: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    """A choice."""
+    """One entry of a chunk's `choices`."""
     return {"index": 0, "delta": content, "logprobs": None, "finish_reason": finish}
 
 
 async def chat(model: str) -> AsyncIterator[str]:
-    """The events of one answer."""
+    """The events of one chat completion."""
     yield frame(delta({"role": "assistant", "content": ""}))
     await asyncio.sleep(0.02)
     if model == "burst":
@@ -50,7 +54,7 @@ async def chat(model: str) -> AsyncIterator[str]:
     if model == "cut":
         return
     if model == "break":
-        raise ConnectionError("the engine is gone")
+        raise ConnectionError("the engine closed the connection")
     if model == "abort":
         yield frame(delta({}, "abort"))
     else:
@@ -60,7 +64,7 @@ async def chat(model: str) -> AsyncIterator[str]:
 
 
 async def responses() -> AsyncIterator[str]:
-    """The events of the Responses API."""
+    """The events of one response of the Responses API."""
     usage = {
         "input_tokens": 7,
         "output_tokens": 5,
@@ -80,7 +84,7 @@ async def responses() -> AsyncIterator[str]:
 
 
 def create_app() -> FastAPI:
-    """The server."""
+    """The application with the two endpoints."""
     app = FastAPI()
 
     @app.post("/v1/chat/completions")
@@ -104,6 +108,6 @@ def create_app() -> FastAPI:
 
 @contextlib.contextmanager
 def completions_server(app: Any = None) -> Iterator[str]:
-    """Serve on a free port; yields the base URL."""
+    """Serve ``app``, or the default application, on a free port and yield the base URL."""
     with served(app or create_app()) as url:
         yield f"{url}/v1"

@@ -1,4 +1,4 @@
-"""Builds OTLP metrics requests by hand, point by point, as any emitter could."""
+"""Build OTLP metrics requests point by point, in the forms that any emitter may send."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _keyed(attributes: Mapping[str, Any] | None) -> list[KeyValue]:
 
 
 def metrics_request(resource: Mapping[str, Any] | None = None, scope: str = "test") -> ExportMetricsServiceRequest:
-    """An empty request with one resource and one scope, of an engine on a host unless said otherwise."""
+    """An empty request with one resource and one scope. The default resource is an engine on a host."""
     out = ExportMetricsServiceRequest()
     resource_metrics = out.resource_metrics.add()
     resource_metrics.resource.attributes.extend(_keyed(ENGINE if resource is None else resource))
@@ -30,13 +30,13 @@ def metrics_request(resource: Mapping[str, Any] | None = None, scope: str = "tes
 
 
 def gauge(body: ExportMetricsServiceRequest, name: str, value: float | int | None, time_ns: int, **more: Any) -> Any:
-    """Add a gauge with one point and return the point; ``attributes`` and the point's other fields are in ``more``."""
+    """Add a gauge with one point and return the point. ``more`` takes ``unit``, ``attributes`` and other fields of the point."""
     metric = body.resource_metrics[0].scope_metrics[0].metrics.add(name=name, unit=more.pop("unit", "1"))
     return _number(metric.gauge, value, time_ns, **more)
 
 
 def total(body: ExportMetricsServiceRequest, name: str, value: float | int | None, time_ns: int, **more: Any) -> Any:
-    """Add a sum with one point and return the point: cumulative and monotonic unless said otherwise."""
+    """Add a sum with one point, cumulative and monotonic by default, and return the point."""
     metric = body.resource_metrics[0].scope_metrics[0].metrics.add(name=name, unit=more.pop("unit", "s"))
     metric.sum.aggregation_temporality = more.pop("temporality", CUMULATIVE)
     metric.sum.is_monotonic = more.pop("monotonic", True)
@@ -66,7 +66,7 @@ def histogram(
 
 
 def point_requests(body: ExportMetricsServiceRequest) -> list[ExportMetricsServiceRequest]:
-    """The same points, each in a request of its own."""
+    """The same points, each in a separate request."""
     out = []
     for r, resource_metrics in enumerate(body.resource_metrics):
         for s, scope_metrics in enumerate(resource_metrics.scope_metrics):

@@ -1,4 +1,4 @@
-"""Servers of bytes: each connection is answered by a script, rightly or wrongly, over a real socket on loopback."""
+"""TCP servers on loopback in which a script answers each connection with arbitrary, also malformed, bytes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Script = Callable[[socket.socket], object]
 
 
 def answer(body: bytes = PAGE, status: str = "200 OK", *headers: str) -> bytes:
-    """With its length."""
+    """An HTTP/1.1 response with a Content-Length."""
     return "\r\n".join([f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]).encode() + body
 
 
 def chunked(*pieces: bytes) -> bytes:
-    """All of it but the last, empty chunk."""
+    """A response with chunked transfer encoding, without the empty chunk that ends it."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
 
 
 def asked(connection: socket.socket) -> bytes:
-    """One request; empty when the client has gone."""
+    """Read one request without a body; empty if the client closed the connection."""
     data = b""
     while not data.endswith(b"\r\n\r\n"):
         more = connection.recv(65_536)
@@ -40,7 +40,7 @@ def asked(connection: socket.socket) -> bytes:
 
 
 def say(*answers: bytes) -> Script:
-    """One answer a request, then the end of the connection."""
+    """A script that sends one of the answers for each request and then closes the connection."""
 
     def script(connection: socket.socket) -> None:
         for each in answers:
@@ -51,7 +51,7 @@ def say(*answers: bytes) -> Script:
 
 
 def always(each: bytes = answer()) -> Script:
-    """The same answer to every request, on one connection for as long as the client likes."""
+    """A script that answers every request of a connection in the same way until the client closes it."""
 
     def script(connection: socket.socket) -> None:
         while asked(connection):
@@ -61,7 +61,7 @@ def always(each: bytes = answer()) -> Script:
 
 
 def drip(head: bytes, pieces: Iterator[bytes], pause_s: float = 0.01) -> Script:
-    """The head at once, then piece by piece for as long as somebody listens."""
+    """A script that sends the head at once and then one piece every ``pause_s`` seconds until the client closes the connection."""
 
     def script(connection: socket.socket) -> None:
         asked(connection)
@@ -74,13 +74,13 @@ def drip(head: bytes, pieces: Iterator[bytes], pause_s: float = 0.01) -> Script:
 
 
 def silent(connection: socket.socket) -> None:
-    """Listens, and answers nothing."""
+    """A script that reads requests and answers none."""
     while asked(connection):
         pass
 
 
 def bound(port: int = 0) -> socket.socket:
-    """A socket at a port of its own, where nobody listens yet."""
+    """A socket that is bound to the port (by default a free one) and does not listen yet."""
     door = socket.socket()
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     door.bind(("127.0.0.1", port))
@@ -88,7 +88,7 @@ def bound(port: int = 0) -> socket.socket:
 
 
 class Server:
-    """Serves each connection by the next script, and the last script for all that come after; as a context, from when it is entered."""
+    """A server that runs the next script for each connection; the last script serves all later ones. It listens inside its context."""
 
     def __init__(self, *scripts: Script, context: ssl.SSLContext | None = None, door: socket.socket | None = None) -> None:
         self._scripts, self._context, self.connections = scripts, context, 0
@@ -117,8 +117,8 @@ class Server:
                 self._threads[-1].start()
 
     def _serve(self, connection: socket.socket, script: Script) -> None:
-        """What goes wrong here is the client going away."""
+        """Run the script on one connection. Errors are ignored: they occur when the client closes the connection."""
         connection.settimeout(_PATIENCE_S)
         with contextlib.suppress(OSError), connection:
-            with self._context.wrap_socket(connection, server_side=True) if self._context else connection as talk:
-                script(talk)
+            with self._context.wrap_socket(connection, server_side=True) if self._context else connection as stream:
+                script(stream)

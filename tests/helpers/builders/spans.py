@@ -1,4 +1,4 @@
-"""Builds OTLP requests by hand, span by span, as any emitter could: tests and benches send them, the packages never see this."""
+"""Build OTLP trace requests span by span, in the forms that any emitter may send. Only tests and benchmarks use this module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND_NS = 1_000_000_000
 
 
 def any_value(value: Any) -> AnyValue:
-    """An attribute's value of the type that Python's has."""
+    """Convert a Python value to the OTLP value of the matching type."""
     if isinstance(value, bool):
         return AnyValue(bool_value=value)
     if isinstance(value, int):
@@ -36,7 +36,7 @@ def any_value(value: Any) -> AnyValue:
 
 
 def request(resource: Mapping[str, Any] | None = None, scope: Mapping[str, Any] | None = None) -> ExportTraceServiceRequest:
-    """An empty request with one resource and one scope, ``service.name`` = ``test`` unless said otherwise."""
+    """An empty request with one resource and one scope. The default ``service.name`` is ``test``."""
     out = ExportTraceServiceRequest()
     resource_spans = out.resource_spans.add()
     for key, value in {"service.name": "test", **(resource or {})}.items():
@@ -55,7 +55,7 @@ def scope_of(body: ExportTraceServiceRequest) -> ScopeSpans:
 
 
 def steady_timeline(chunks: int = 20, dt_us: int = 25_000, first_us: int = 400_000, size: int = 4) -> bytes:
-    """A role frame, text at a steady pace, and the end."""
+    """A packed timeline: a role chunk, text chunks every ``dt_us`` microseconds, and the end."""
     times = [first_us + i * dt_us for i in range(chunks)]
     kinds = [0, *[1] * (chunks - 2), 7] if chunks > 2 else [1] * chunks
     return pack(times, [size if kind == 1 else 0 for kind in kinds], None, kinds)
@@ -73,7 +73,10 @@ def native_span(
     drop: Sequence[str] = (),
     rng: random.Random | None = None,
 ) -> Span:
-    """Add a span of Legato's own to the request: complete, at a client, steady, unless ``attributes`` say otherwise."""
+    """Add a span as Legato's SDK sends it to the request and return it: a complete, steady stream at a client.
+
+    ``attributes`` override the defaults; the keys in ``drop`` are left out.
+    """
     rng = rng or random.Random()
     start = start_ns if start_ns is not None else time.time_ns() - 60 * SECOND_NS
     span: Span = scope_of(body).spans.add(

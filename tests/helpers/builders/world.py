@@ -1,4 +1,7 @@
-"""A small world for attribution: an engine that steps, streams that get a token a step, a front end, a path, and faults to order."""
+"""A simulated deployment for attribution tests: an engine, its front end, a network path and streams, with faults on request.
+
+The engine runs steps, and each stream gets one token per step.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,16 @@ BASE_NS, TOKEN_NS, REQUEST_NS = 20 * MS, 200_000, 5 * MS
 
 @dataclass
 class World:
-    """``steps`` steps of 20 ms, ``streams`` of them running. Faults by step number; all in ns.
+    """``steps`` steps of about 20 ms with ``streams`` running streams. Faults are keyed by step number; all times are in ns.
 
-    ``busy``: in a step so many requests more than the streams, each of which makes it longer. ``prefill``: tokens of somebody's prompt in
-    a step. ``slow``: what a step took longer for no reason of its own. ``throttled``: by what a GPU's clock was divided in a step, which
-    then takes as many times longer. ``frozen``: (step, ns): the front end stops after that step for so long. ``preempted``: (first, last):
-    stream 0 gets nothing in these steps, its recompute is in the last. ``held``: (step, ns): the path keeps what is sent to stream 0 from
-    that step on for so long. ``speed`` divides all times.
+    - ``busy``: additional requests in a step; each makes the step 5 ms longer.
+    - ``prefill``: prompt tokens of another request in a step; each makes the step 0.2 ms longer.
+    - ``slow``: additional duration of a step, without a recorded reason.
+    - ``throttled``: the factor by which the GPU's clock is divided in a step; the step takes longer by the same factor.
+    - ``frozen``: (step, ns), the front end stops for this time after the step.
+    - ``preempted``: (first, last), stream 0 gets no token in these steps and is recomputed in the last one.
+    - ``held``: (step, ns), the network path delays the data of stream 0 from this step on for this time.
+    - ``speed`` divides all times.
     """
 
     steps: int = 400
@@ -63,7 +69,7 @@ class World:
         self.took = took // self.speed
 
     def records(self) -> Steps:
-        """What the plugin tells of the steps."""
+        """The steps as the engine plugin records them."""
         count = self.steps
         running = np.full(count, float(self.streams))
         waiting, decode = np.zeros(count), np.full(count, float(self.streams))
@@ -95,9 +101,9 @@ class World:
         )
 
     def gpu(self, every_ns: int = 100 * MS, soft: bool = False, usual_mhz: float = 1980.0, idle: bool = False) -> GpuClock:
-        """What sampling a GPU so often told: the driver's time with lowered clocks, of hard reasons or of ``soft`` ones, and the clock.
+        """Samples of a GPU every ``every_ns``: the driver's throttling time counters and the clock in MHz.
 
-        ``idle``: the same of a GPU that nothing was wrong with.
+        The throttling has hard reasons, or ``soft`` ones. With ``idle`` the GPU was never throttled.
         """
         times = np.arange(self.ends[0] - 2 * every_ns, self.ends[-1] + 3 * every_ns, every_ns)
         low = np.zeros(self.steps) if idle else np.array([self.throttled.get(step, 0.0) for step in range(self.steps)])
@@ -111,7 +117,7 @@ class World:
         return GpuClock(times, none if soft else counted, counted if soft else none, mhz)
 
     def server(self, stream: int) -> Vantage:
-        """When the stream's tokens were sent: one a step, soon after the front end was awake."""
+        """The times at which the stream's tokens were sent: one per step, shortly after the front end ran."""
         sent = self.recorded + 200_000 // self.speed + 1000 * stream
         if stream == 0 and self.preempted:
             first, last = self.preempted
@@ -119,7 +125,7 @@ class World:
         return Vantage(sent, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def client(self, stream: int, offset_ns: int = 0, drift_ppm: float = 0.0) -> Vantage:
-        """When they arrived, by a clock of the client's own."""
+        """The times at which the tokens arrived, by a client clock with the given offset and drift."""
         arrived = self.server(stream).times_ns + 300_000 // self.speed
         if stream == 0 and self.held:
             step, length = self.held

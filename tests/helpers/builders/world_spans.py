@@ -1,4 +1,4 @@
-"""A world (`helpers.builders.world`) as the spans that its engine, server and clients send, stored through the ordinary ingest."""
+"""OTLP requests that the engine, server and clients of a simulated deployment (`helpers.builders.world`) send, and their storage."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from legato_ingest.storage import Store
 __all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "put", "response_id", "steps", "stream", "trace_id"]
 
 ENGINE = "e"
-# How long before its first token each request came, was queued and was prefilled.
+# Time to the first token of each request, and the parts of that time in the queue and in prefill.
 FIRST_US, QUEUED_US, PREFILL_US = 400_000, 100_000, 250_000
 
 
 def trace_id(number: int) -> bytes:
-    """The trace of the world's stream ``number``."""
+    """The trace id of the world's stream ``number``."""
     return bytes([7 + number]) * 16
 
 
 def response_id(number: int) -> str:
-    """Its response."""
+    """The response id of the world's stream ``number``."""
     return f"chatcmpl-{number + 1}"
 
 
 def put(store: Store, body: ExportTraceServiceRequest, received_ns: int) -> None:
-    """Store a body as received at this time."""
+    """Convert a request body as the ingest does and store its rows with this receive time."""
     batch = received_spans(body, tenant="", now_ns=received_ns, limits=Limits(retention_days=0))
     assert not batch.rejected.num_rows
     for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
@@ -41,7 +41,7 @@ def put(store: Store, body: ExportTraceServiceRequest, received_ns: int) -> None
 
 
 def stream(world: World, vantage: str, number: int = 0, clock: str = "") -> ExportTraceServiceRequest:
-    """One of the world's streams as its server or its client saw it, by a clock that is named or not."""
+    """The span of one of the world's streams at the server or the client. ``clock`` is the optional clock id."""
     seen = world.server(number) if vantage == "server" else world.client(number)
     body = request()
     start = int(seen.times_ns[0]) // 1000 * 1000 - 1000 * FIRST_US
@@ -59,7 +59,7 @@ def stream(world: World, vantage: str, number: int = 0, clock: str = "") -> Expo
 
 
 def steps(world: World, streams: int = 1, *, engine_id: str = ENGINE, epoch_ns: int = 5) -> ExportTraceServiceRequest:
-    """The engine's steps, the ends of the first ``streams`` streams among them."""
+    """A request with the engine's steps and the finished requests of the first ``streams`` streams."""
     records = world.records()
     made = [
         Step(

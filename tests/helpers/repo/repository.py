@@ -1,4 +1,4 @@
-"""What the tests of the repository itself look at: its files, their syntax trees, its documents' commands."""
+"""The repository's files and their syntax trees, for the tests of the repository itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def files() -> tuple[pathlib.Path, ...]:
 
 
 def text_files() -> Iterator[tuple[pathlib.Path, str]]:
-    """Files that are text, with it."""
+    """Yield each UTF-8 file with its text."""
     for path in files():
         try:
             yield path, path.read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def code_lines(path: pathlib.Path, function: ast.FunctionDef | ast.AsyncFunction
 
 
 def public(path: pathlib.Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """A module's public functions and classes, and those classes' public methods."""
+    """A module's public functions and classes, and the public methods of these classes."""
     for node in tree(path).body:
         if isinstance(node, _DEFINITIONS) and not node.name.startswith("_") and not _is_overload(node):
             yield node
@@ -75,7 +75,7 @@ def _is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) ->
 
 
 def imports(path: pathlib.Path, *, at_import_only: bool = False) -> set[str]:
-    """The full names of the modules that a module imports; ``at_import_only`` leaves out what functions and TYPE_CHECKING import."""
+    """The full names of imported modules and members. ``at_import_only`` leaves out imports in functions and under TYPE_CHECKING."""
     found: set[str] = set()
     waiting: list[ast.AST] = [tree(path)]
     while waiting:

@@ -1,4 +1,4 @@
-"""The numbered files of the schema, as tests look at them."""
+"""The numbered SQL files of schema/, for tests: all files, and those that create an object by its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FILES = sorted((pathlib.Path(__file__).resolve().parents[3] / "schema").glob("*.
 
 
 def altered(file: pathlib.Path) -> str:
-    """The table that a file adds columns to; empty for one that makes something."""
+    """The table that a file alters; empty if the file creates an object."""
     match = re.search(r"^ALTER TABLE (\w+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     return match.group(1) if match else ""
 

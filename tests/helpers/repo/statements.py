@@ -1,4 +1,4 @@
-"""Statements that the read endpoint must run, and those that it must never run: every escape found or thought of."""
+"""SQL statements that the read endpoint must run (`READS`), and attempts to escape its guard that it must reject (`ESCAPES`)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ READS = [
     "EXPLAIN SYNTAX SELECT 1",
     "EXPLAIN ESTIMATE SELECT count() FROM streams",
 ]
-# {out} is a path that nothing may create, {secret} a file that nothing may read.
+# {out} is a path that no statement may create, {secret} a file that no statement may read.
 ESCAPES = [
     "SELECT 1 INTO OUTFILE '{out}'",
     "SELECT 1 INTO/**/OUTFILE '{out}'",

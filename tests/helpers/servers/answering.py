@@ -1,7 +1,4 @@
-"""A small HTTP server for the time of a test.
-
-One idea: what it answers is the handler's business; that it listens on loopback, and is gone afterwards, is this one's.
-"""
+"""HTTP servers on loopback that run for the duration of a context and answer with a given handler or function."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ __all__ = ["answering", "answering_get"]
 
 @contextmanager
 def answering(handler: type[http.server.BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
-    """Its URL, while it runs."""
+    """Run a server with this request handler and yield its URL. Port 0 is a free port."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -29,7 +26,7 @@ def answering(handler: type[http.server.BaseHTTPRequestHandler], port: int = 0) 
 
 @contextmanager
 def answering_get(answer: Callable[[str], bytes | int]) -> Iterator[str]:
-    """The URL of one that asks ``answer`` what each path says, bytes or a status, while it runs."""
+    """Run a server that answers GET with ``answer(path)``, a body or a status code, and yield its URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -41,12 +38,12 @@ def answering_get(answer: Callable[[str], bytes | int]) -> Iterator[str]:
             content = b"" if isinstance(body, int) else body
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            # Whoever finds the page too long hangs up.
+            # The client closes the connection when the body exceeds its limit.
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Not here."""
+            """Log nothing."""
 
     with answering(Handler) as url:
         yield url

@@ -1,4 +1,4 @@
-"""Certificates for tests, of an authority that is made on the spot."""
+"""TLS certificates for tests, issued by a new authority."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["issued"]
 
 
 def issued(folder: pathlib.Path, days: float = 90) -> tuple[pathlib.Path, pathlib.Path, trustme.CA]:
-    """A certificate of 127.0.0.1 and its key, and who issued it."""
+    """Write a certificate for 127.0.0.1, valid for ``days`` more, and its key; return both paths and the authority."""
     authority = trustme.CA()
     until = datetime.now(UTC) + timedelta(days=days)
     one = authority.issue_cert("127.0.0.1", not_before=until - timedelta(days=200), not_after=until)

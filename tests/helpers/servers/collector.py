@@ -1,7 +1,7 @@
-"""The real Collector for tests and benches: the binary of `make collector`, with the configurations of `collector/`, on ports of its own.
+"""The OpenTelemetry Collector for tests and benchmarks: the binary of `make collector` with configurations of `collector/`.
 
-One idea: it is started, killed and started again like any process. It is ready when its health check answers, and it is only then that a
-kill is a crash under load (one that hits its start is another thing, and counted apart).
+Each instance has its own free ports and can be started, killed and started again. It is ready when its health check answers; only a kill
+after that is a crash under load. A kill during the start is a different case, which benchmarks count separately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? ([0-9.e+-]+)$", re.MULTILINE)
 
 
 def missing() -> str:
-    """Why there is no Collector to be had here, or nothing. Builds it where it can: the first time that takes three minutes."""
+    """Build the Collector if necessary (about 3 minutes). Return why that is impossible, or an empty text."""
     if BINARY.exists():
         return ""
     if shutil.which("go") is None:
@@ -44,7 +44,7 @@ def _command(configs: Sequence[str]) -> list[str]:
 
 
 def validate(configs: Sequence[str], settings: Mapping[str, str]) -> str:
-    """What the Collector has against these configurations; empty when it takes them."""
+    """The Collector's error for these configurations; empty if it accepts them."""
     binary, *arguments = _command(configs)
     environ = {**os.environ, **settings}
     done = subprocess.run([binary, "validate", *arguments], env=environ, capture_output=True, text=True, check=False)
@@ -52,7 +52,10 @@ def validate(configs: Sequence[str], settings: Mapping[str, str]) -> str:
 
 
 class Collector:
-    """A Collector with these configurations and settings (``LEGATO_*``), its queue and log in ``folder``. ``prefix`` runs it."""
+    """A Collector with these configurations and settings (``LEGATO_*``). Its queue and log are in ``folder``.
+
+    ``prefix`` is a command line that runs the Collector, for example on a small disk.
+    """
 
     def __init__(self, folder: pathlib.Path, configs: Sequence[str], prefix: Sequence[str] = (), **settings: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,12 +73,12 @@ class Collector:
         self.process: subprocess.Popen[bytes]
 
     def spawn(self, **settings: str) -> None:
-        """Start the process and wait for nothing."""
+        """Start the process without waiting until it is ready."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, env={**self._environ, **settings}, stdout=log, stderr=log)
 
     def start(self, **settings: str) -> None:
-        """Start it, with other settings if any are given, and wait until it is ready."""
+        """Start the process with additional settings and wait up to 60 s until it is ready."""
         self.spawn(**settings)
         until = time.monotonic() + _READY_S_MAX
         while time.monotonic() < until:
@@ -92,19 +95,19 @@ class Collector:
         self.process.wait()
 
     def stop(self) -> int:
-        """End it as a supervisor would; its exit status."""
+        """Stop the process with SIGTERM and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
     def metric(self, name: str) -> float:
-        """The sum of one of its own metrics over all label values; 0 where it has none yet."""
-        page = httpx.get(self.metrics_url).text
-        return sum(float(value) for found, value in _SAMPLE.findall(page) if found == name)
+        """The sum of one of the Collector's metrics over all label values; 0 if it has none yet."""
+        text = httpx.get(self.metrics_url).text
+        return sum(float(value) for found, value in _SAMPLE.findall(text) if found == name)
 
 
 @contextlib.contextmanager
 def run(folder: pathlib.Path, *configs: str, prefix: Sequence[str] = (), **settings: str) -> Iterator[Collector]:
-    """A Collector that is ready; stopped at the end."""
+    """Run a Collector, yield it when it is ready, and stop it at the end."""
     collector = Collector(folder, configs, prefix, **settings)
     collector.start()
     try:

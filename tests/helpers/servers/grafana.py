@@ -1,7 +1,7 @@
-"""A double of Grafana's HTTP API: as much of it as `legato dashboards` asks, with a real store behind its data source.
+"""A test double of the part of Grafana's HTTP API that `legato dashboards` uses, with a real store behind its data source.
 
-One idea: it answers in Grafana's words and keeps what it is told, so that the real client talks to it; its ClickHouse plugin is
-`with_macros` and a question to a real read endpoint. Tests run where no Grafana is: what it says is taken from Grafana's sources.
+It answers with Grafana's status codes and messages, which are taken from Grafana's sources, and keeps the objects that a client creates.
+Its ClickHouse plugin expands macros with `with_macros` and queries a real read endpoint. So tests need no Grafana.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _PATIENCE_S = 60
 
 @dataclass
 class GrafanaDouble:
-    """What it keeps, and how it misbehaves."""
+    """The objects and requests that the double keeps, and its injected faults."""
 
     folders: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Any] = field(default_factory=dict)
     boards: dict[str, Any] = field(default_factory=dict)
     writes: list[str] = field(default_factory=list)
     queries: list[Any] = field(default_factory=list)
-    # Misbehaviour.
+    # Injected faults: no plugin, paths with a fixed error, and an HTML page instead of JSON ("404" or another status).
     has_plugin: bool = True
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)
     page: str = ""
-    # What a request may wait for, and the word that one does.
+    # If set, every request waits for this event.
     stuck: threading.Event | None = None
     url: str = ""
     prefix: str = ""
 
     def path_of(self, board: Any) -> str:
-        """Where a dashboard is, from the server's root."""
+        """The URL path of a dashboard."""
         return f"{self.prefix}/d/{board['uid']}/{board['title'].lower().replace(' ', '-')}"
 
 
 @contextlib.contextmanager
 def grafana_double(**given: Any) -> Iterator[GrafanaDouble]:
-    """A double that is served."""
+    """Run a double and yield it."""
     double = GrafanaDouble(**given)
     with served(_app(double)) as url:
         double.url = url + double.prefix
@@ -64,7 +64,7 @@ def _message(status: int, message: str) -> JSONResponse:
     return JSONResponse({"message": message}, status)
 
 
-def _known(request: Request) -> bool:
+def _authorized(request: Request) -> bool:
     basic = base64.b64encode(":".join(USER).encode()).decode()
     return request.headers.get("authorization") in (f"Bearer {TOKEN}", f"Basic {basic}")
 
@@ -73,13 +73,13 @@ def _app(double: GrafanaDouble) -> FastAPI:
     app = FastAPI(openapi_url=None)
 
     @app.middleware("http")
-    async def before(request: Request, call_next: Any) -> Response:
+    async def intercept(request: Request, call_next: Any) -> Response:
         path = f"{request.method} {request.url.path.removeprefix(double.prefix)}"
         if double.stuck is not None:
             await anyio.to_thread.run_sync(double.stuck.wait, _PATIENCE_S)
         if double.page:
             return HTMLResponse("<!DOCTYPE html><html>nothing to see</html>", 404 if double.page == "404" else int(double.page))
-        if not _known(request):
+        if not _authorized(request):
             return _message(401, "Invalid API key" if "authorization" in request.headers else "Unauthorized")
         if path in double.refused:
             return _message(*double.refused[path])
@@ -137,7 +137,7 @@ def _sources(app: FastAPI, double: GrafanaDouble) -> None:
     async def health(uid: str) -> Any:
         if not double.has_plugin:
             return _message(500, "Unable to find datasource plugin")
-        reply = await _asked(_where(double.sources[uid]), "SELECT 1")
+        reply = await _queried(_where(double.sources[uid]), "SELECT 1")
         if isinstance(reply, str):
             return JSONResponse({"status": "ERROR", "message": reply}, 400)
         return {"status": "OK", "message": "Data source is working"}
@@ -152,12 +152,12 @@ def _boards(app: FastAPI, double: GrafanaDouble) -> None:
     async def save(request: Request) -> Any:
         body = await request.json()
         board = body["dashboard"]
-        there = double.boards.get(board["uid"])
-        if there and there["meta"].get("provisioned"):
+        existing = double.boards.get(board["uid"])
+        if existing and existing["meta"].get("provisioned"):
             return _message(400, "Cannot save provisioned dashboard")
-        if there and not body.get("overwrite"):
+        if existing and not body.get("overwrite"):
             return JSONResponse({"message": "The dashboard has been changed by someone else", "status": "version-mismatch"}, 412)
-        version = 1 + (there["dashboard"]["version"] if there else 0)
+        version = 1 + (existing["dashboard"]["version"] if existing else 0)
         meta = {"url": double.path_of(board), "folderUid": body["folderUid"], "provisioned": False}
         double.boards[board["uid"]] = {"dashboard": {**board, "id": len(double.boards) + 1, "version": version}, "meta": meta}
         return {"uid": board["uid"], "url": meta["url"], "status": "success", "version": version}
@@ -169,8 +169,8 @@ def _where(source: Any) -> str:
     return f"http://{options['host']}:{options['port']}"
 
 
-async def _asked(url: str, sql: str) -> Any:
-    """The reply of the store, or the words of its error."""
+async def _queried(url: str, sql: str) -> Any:
+    """The JSON result of a query at the read endpoint, or the error text of the plugin."""
     try:
         async with httpx.AsyncClient(timeout=_PATIENCE_S) as client:
             reply = await client.post(url, params={"default_format": "JSONCompact"}, content=sql.encode())
@@ -180,7 +180,7 @@ async def _asked(url: str, sql: str) -> Any:
 
 
 async def _result(double: GrafanaDouble, query: Any, body: Any) -> Any:
-    """What the plugin's back end makes of a query: frames, or an error."""
+    """The result of a query as the plugin's back end returns it: frames or an error."""
     source = double.sources.get(query["datasource"]["uid"])
     if source is None or query["datasource"]["type"] != PLUGIN:
         return {"error": "data source not found", "status": 404}
@@ -188,12 +188,12 @@ async def _result(double: GrafanaDouble, query: Any, body: Any) -> Any:
         sql = with_macros(query["rawSql"], Range(int(body["from"]), int(body["to"]), query["intervalMs"]))
     except MacroError as error:
         return {"error": str(error), "status": 400}
-    reply = await _asked(_where(source), sql)
+    reply = await _queried(_where(source), sql)
     if isinstance(reply, str):
         return {"error": reply, "status": 400}
     columns = [list(column) for column in zip(*reply["data"], strict=True)]
     if query["format"] == 0 and columns and columns[0] != sorted(columns[0]):
         return {"error": "input data must be wide series but got type not: rows do not ascend in time", "status": 400}
-    # A result without rows has no fields at all.
+    # The plugin returns no fields for a result without rows.
     fields = [{"name": column["name"]} for column in reply["meta"]] if columns else []
     return {"status": 200, "frames": [{"schema": {"refId": query["refId"], "fields": fields}, "data": {"values": columns}}]}

@@ -1,7 +1,7 @@
-"""An engine's ZMQ publisher on this machine, and what can be reached from an object.
+"""An engine's ZMQ publisher on this machine, and the objects that are reachable from an object.
 
-One idea: a publisher drops what it sends before anybody listens, so this one is told when somebody does (XPUB speaks PUB's protocol), and
-no test has to guess.
+A PUB socket drops messages that it sends before a subscriber is connected. This publisher uses XPUB, which speaks the same protocol and
+receives the subscriptions, so a test can wait for its subscriber instead of sleeping.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WAIT_MS = 20_000
 
 
 class Publisher:
-    """Publishes at ``endpoint``, which may leave the port open; to be closed."""
+    """A publisher at ``endpoint``; the port `*` is a free one. The owner must close it."""
 
     def __init__(self, endpoint: str = "tcp://127.0.0.1:*") -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -37,28 +37,28 @@ class Publisher:
         self.close()
 
     def wait(self) -> None:
-        """Until somebody subscribed to everything, who had not before."""
+        """Wait up to 20 s for a new subscription to all topics."""
         while True:
-            assert self._socket.poll(_WAIT_MS), "nobody subscribed"
+            assert self._socket.poll(_WAIT_MS), f"no subscription within {_WAIT_MS} ms"
             if self._socket.recv() == b"\x01":
                 return
 
     def send(self, *frames: bytes) -> None:
-        """One message of these frames."""
+        """Send one message with these frames."""
         self._socket.send_multipart(frames)
 
     def publish(self, number: int, payload: bytes, topic: bytes = b"") -> None:
-        """One message as engines number them."""
+        """Send one message in the engines' format: topic, 8-byte big-endian number, payload."""
         self.send(topic, number.to_bytes(8, "big"), payload)
 
     def close(self) -> None:
-        """Vanish."""
+        """Close the socket without sending pending messages."""
         self._socket.close()
         self._context.term()
 
 
 def reachable(root: object) -> Iterator[object]:
-    """All that an object holds, however deep; no code and no types."""
+    """Yield all objects that are reachable from ``root``, except functions, modules and types."""
     seen, left = set[int](), [root]
     while left:
         each = left.pop()

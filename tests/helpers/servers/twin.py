@@ -1,9 +1,9 @@
-"""A ClickHouse server for tests where none can be had: the engine of chDB behind ClickHouse's HTTP interface, with writing.
+"""A replacement for a ClickHouse server in tests: chDB's engine behind ClickHouse's HTTP interface, with writing.
 
     twin.py FOLDER PORT
 
-One idea: it is the engine that a server has, so tables, SQL and errors are the real ones, and the real clickhouse-connect talks to it. It
-is no server: no users, no clusters, nobody's limits, one process on one folder. It lives under tests/ alone.
+chDB has the same engine as a server, so tables, SQL and errors are ClickHouse's, and clickhouse-connect works with the twin unchanged. The
+twin has no users, no clusters and no limits of users, and is one process on one folder. Only tests use it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INSERT_AND_DATA = re.compile(rb"(?P<statement>\s*INSERT\s+INTO\s[^\n]+?\sFORMAT
 _FORMAT = re.compile(r"\sFORMAT\s+(\w+)\s*;?\s*$", re.IGNORECASE)
 _RESULT = re.compile(r"\s*(SELECT|WITH|SHOW|DESCRIBE|EXISTS|EXPLAIN)\b", re.IGNORECASE)
 _CODE = re.compile(r"Code: (\d+)")
-# Of the URL's parameters these are no settings; of the settings these are the transport's, or a server's alone.
+# URL parameters that are not settings, and settings that belong to the transport or need a real server.
 _NO_SETTINGS = re.compile(
     r"query|database|query_id|session_.*|param_.*|client_protocol_version|default_format|user|password|compress|decompress|"
     r"http_.*|enable_http_compression|send_progress.*|wait_end_of_query|buffer_size|role|cancel_http_readonly.*|date_time_input_format"
@@ -42,7 +42,7 @@ _NO_SETTINGS = re.compile(
 
 
 class _Encoded:
-    """A parameter's value as its client wrote it for the wire."""
+    """A query parameter's value, encoded as the client sent it."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -52,7 +52,7 @@ class _Encoded:
 
 
 class _Engine:
-    """Handles of one embedded store, each told the settings that some request came with."""
+    """Handles of one embedded store, pooled by the settings of the requests."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
@@ -61,7 +61,7 @@ class _Engine:
 
     @contextlib.contextmanager
     def handle(self, settings: Mapping[str, str]) -> Iterator[Client]:
-        """A handle with these settings; a new one after a failure, as what a failed query had written stays on its handle."""
+        """Yield a handle with these settings. After a failure the handle is closed, as it keeps the partial output of the failed query."""
         key = frozenset(settings.items())
         with self._lock:
             idle = self._idle.setdefault(key, [])
@@ -79,7 +79,7 @@ class _Engine:
             idle.append(client)
 
     def run(self, sql: str, data: bytes, settings: Mapping[str, str], parameters: Mapping[str, Any]) -> bytes:
-        """The result of a statement in the format that it names."""
+        """Run a statement and return its result in the format that the statement names (default TabSeparated)."""
         insert = _INSERT.fullmatch(sql)
         with self.handle(settings) as client:
             if insert and data:
@@ -113,11 +113,11 @@ def create_app(folder: pathlib.Path) -> FastAPI:
         given, body = dict(request.query_params.items()), await request.body()
         kind = request.headers.get("content-type", "")
         if kind.startswith("multipart/form-data"):
-            # What was too long for a URL.
+            # clickhouse-connect sends parameters as a form if they are too long for a URL.
             given, body = {**given, **_form(kind, body)}, b""
         sql = given.get("query", "")
         if not sql:
-            # The statement, and what it inserts after its line.
+            # The body is a statement; for an INSERT the rows follow after its line.
             insert = _INSERT_AND_DATA.match(body)
             sql, body = (insert["statement"].decode(), body[insert.end() :]) if insert else (body.decode(), b"")
         settings = {name: value for name, value in given.items() if not _NO_SETTINGS.fullmatch(name)}
@@ -136,7 +136,7 @@ def create_app(folder: pathlib.Path) -> FastAPI:
 
 
 def main() -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal ends the process."""
     folder, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
     os.environ.setdefault("TZ", "UTC")
     uvicorn.run(create_app(folder), host=os.environ.get("TWIN_HOST", "127.0.0.1"), port=port, log_level="warning", access_log=False)

@@ -1,4 +1,4 @@
-"""Waiting for what other processes do."""
+"""Wait for conditions that other processes or threads fulfil."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["eventually", "until"]
 
 
 def eventually(condition: Callable[[], object], seconds: float = 20) -> bool:
-    """Whether it holds before so long."""
+    """Whether the condition becomes true within ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -19,5 +19,5 @@ def eventually(condition: Callable[[], object], seconds: float = 20) -> bool:
 
 
 def until(condition: Callable[[], object], seconds: float = 30) -> None:
-    """Wait for it; fails when it does not come within so long."""
-    assert eventually(condition, seconds), f"not within {seconds} s"
+    """Wait until the condition is true. Fail after ``seconds``."""
+    assert eventually(condition, seconds), f"the condition was not true within {seconds} s"
