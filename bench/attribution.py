@@ -229,8 +229,10 @@ def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
 
 def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
     """The judgement's own speed: a hundred thousand gaps over an hour of steps, the median of some runs."""
-    from legato_ingest.attribution.model.charge import Gaps, judge
-    from legato_ingest.attribution.model.step_model import Steps, charge
+    from legato_ingest.attribution.model.charge import charge
+    from legato_ingest.attribution.model.gaps import Gaps
+    from legato_ingest.attribution.model.step_model import charge_steps
+    from legato_ingest.attribution.model.steps import Steps
 
     rng, count, total = np.random.default_rng(1), 100_000, 180_000
     interval = rng.normal(20e6, 1e6, total)
@@ -249,8 +251,8 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
         server_end_ns=start + gap - 10**6,
         has_server=yes,
         server_error_ns=none,
-        shift_ns=none,
-        shift_error_ns=none,
+        clock_offset_ns=none,
+        clock_offset_error_ns=none,
         hold_ns=none,
         hold_known=~yes,
         buffered=~yes,
@@ -263,7 +265,7 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
-        judge(gaps, charge(steps))
+        charge(gaps, charge_steps(steps))
         seconds.append(time.perf_counter() - started)
     return count / sorted(seconds)[repeats // 2], count
 

@@ -22,7 +22,7 @@ from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import rows_in
 from helpers.servers.reading import open_store
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.jobs.self_monitoring import SelfMonitor
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
@@ -81,7 +81,7 @@ def incident(shared: Store) -> Incident:
     """The demo's past with a KV incident that goes on until now, judged and rolled up."""
     made = placements(NOW_NS, "kv")
     send(shared, made)
-    Worker(shared, load(attribute_settle_s=0), Metrics()).again(0)
+    AttributionWorker(shared, load(attribute_settle_s=0), Metrics()).again(0)
     RollupWorker(shared, load(), Metrics()).step()
     begin_s = min(each.begin_ns for each in made if each.name == "kv") // SECOND_NS
     (freezing,) = (rule.sql for rule in RULES if rule.name == "itl_burn")

@@ -1,5 +1,6 @@
-"""Attribution: every stall charged to its cause, exactly and with evidence (DESIGN: attribution).
+"""Attribution: every stall is charged to its causes, in nanoseconds that add up, with the evidence for it.
 
-One idea: pure functions over arrays. A gap is compared at the same chunk at every vantage, so no clock is compared with another; what the
-engine took is a sum of its steps. Nothing here reads a store or a clock: `worker` does.
+`worker.AttributionWorker` runs it in the background; `run.attribute` is one run, which loads evidence (`load/`), judges it (`model/`, pure
+functions) and writes the rows of `verdicts` and `replays`.
+The package may import root modules, `storage` (only `load/`, `run` and `worker`) and `timeline`.
 """

@@ -1,25 +1,27 @@
-"""From judged gaps to rows of `replays`: each stalled stream replayed without each cause that took part in its stalls.
+"""Rows of `replays` from a judgement: each stalled stream without each cause that took part in its stalls.
 
-One idea: only where the server's sends and the engine's steps are known is there something to replay; other streams have no row, and
-readers say of how many. It judges nothing.
+A stream has rows only if the sends of its server and the steps of its engine are known. The module is pure and judges nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.charge import CAUSES
-from legato_ingest.attribution.model.counterfactual import DELAYS, ENGINE, Delay, replay
-from legato_ingest.attribution.verdict_rows import Judged
+from legato_ingest.attribution.model.counterfactual import Delay, counterfactual
+from legato_ingest.attribution.model.judge import Judgement
+from legato_ingest.causes import DELAYS, REPLAYABLE, index_of
 
-__all__ = ["replay_rows"]
+__all__ = ["counterfactual_rows"]
 
-# A cause took part in a stall with this share of what was beyond its base.
-_PART = 0.1
+Ints = NDArray[np.int64]
+
+# A cause took part in a stall if it has this share of the excess or more.
+_PART_MIN = 0.1
 _SCHEMA = pa.schema(
     [
         ("tenant", pa.string()),
@@ -39,34 +41,28 @@ _SCHEMA = pa.schema(
 )
 
 
-def replay_rows(judged: Judged, worth: Sequence[int], stall_ns: int, judged_at_ns: int) -> pa.Table:
-    """The rows of the streams that the gaps ``worth`` telling are of."""
-    by_stream: dict[int, list[int]] = {}
-    for row in worth:
-        by_stream.setdefault(int(judged.owners[row]), []).append(row)
-    rows = [row for owner, own in by_stream.items() for row in _of_stream(judged, owner, own, stall_ns, judged_at_ns)]
+def counterfactual_rows(judgement: Judgement, stall_ns: int, judged_at_ns: int) -> pa.Table:
+    """Return the rows of all streams with a stall. Gaps of at least ``stall_ns`` are counted."""
+    stalls: dict[int, list[int]] = {}
+    for row in judgement.stalls.tolist():
+        stalls.setdefault(int(judgement.owners[row]), []).append(row)
+    rows = [each for owner, own in stalls.items() for each in _of_stream(judgement, owner, np.array(own), stall_ns, judged_at_ns)]
     return pa.Table.from_pylist(rows, _SCHEMA)
 
 
-def _of_stream(judged: Judged, owner: int, own: list[int], stall_ns: int, judged_at_ns: int) -> Iterator[dict[str, Any]]:
-    stream, engine = judged.streams[owner], judged.engine
-    if engine is None or stream.server is None or engine.shift_ns is None:
+def _of_stream(judgement: Judgement, owner: int, stalls: Ints, stall_ns: int, judged_at_ns: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one stream; ``stalls``: the indices of its stalls."""
+    stream, engine = judgement.streams[owner], judgement.engine
+    if engine is None or stream.server is None or engine.offset_ns is None:
         return
-    beyond = np.maximum(judged.verdicts.excess_ns[own], 1)
-    took_part = {name: judged.verdicts.parts[own, CAUSES.index(name)] >= _PART * beyond for name in (*ENGINE, *DELAYS)}
-    gaps = judged.gaps
-    delays = [
-        Delay(name, int(gaps.start_ns[row]), int(gaps.end_ns[row]))
-        for name in DELAYS
-        for row, took in zip(own, took_part[name], strict=True)
-        if took
-    ]
-    causes = [name for name, took in took_part.items() if took.any()]
-    result = replay(stream.client, stream.server, engine.shift_ns + engine.shift_error_ns, engine.charges, causes, delays, stall_ns)
+    took_part = _took_part(judgement, stalls)
+    causes = [name for name, rows in took_part.items() if len(rows)]
+    delays = [Delay(name, int(judgement.gaps.start_ns[row]), int(judgement.gaps.end_ns[row])) for name in DELAYS for row in took_part[name]]
+    offset = engine.offset_ns + engine.offset_error_ns
+    result = counterfactual(stream.client, stream.server, offset, engine.steps, causes, delays, stall_ns)
     if result is None:
         return
-    stalls, stalled_ns, left = result
-    for each in left:
+    for each in result.remaining:
         yield {
             "tenant": stream.tenant,
             "start_time": stream.start_ns,
@@ -75,10 +71,17 @@ def _of_stream(judged: Judged, owner: int, own: list[int], stall_ns: int, judged
             "cause": each.cause,
             "judged_at": judged_at_ns // 1_000_000,
             "engine_id": stream.engine_id,
-            "stalls": stalls,
+            "stalls": result.stalls,
             "stalls_min": each.stalls_min,
             "stalls_max": each.stalls_max,
-            "stalled_us": stalled_ns // 1000,
+            "stalled_us": result.stalled_ns // 1000,
             "stalled_min_us": each.stalled_min_ns // 1000,
             "stalled_max_us": each.stalled_max_ns // 1000,
         }
+
+
+def _took_part(judgement: Judgement, stalls: Ints) -> dict[str, Ints]:
+    """Return, for each replayable cause, the stalls in which it took part."""
+    excess = np.maximum(judgement.verdicts.excess_ns[stalls], 1)
+    parts = judgement.verdicts.parts[stalls]
+    return {name: stalls[parts[:, index_of(name)] >= _PART_MIN * excess] for name in REPLAYABLE}

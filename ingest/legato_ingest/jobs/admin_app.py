@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.errors import LegatoError
 from legato_ingest.jobs.admin_commands import apply_schema, back_up, schema_state
 from legato_ingest.rollups.worker import RollupWorker
@@ -44,7 +44,7 @@ def listen(store_path: pathlib.Path) -> socket.socket:
     return listener
 
 
-def create_app(settings: Settings, store: Store, worker: Worker, rollups: RollupWorker) -> FastAPI:
+def create_app(settings: Settings, store: Store, worker: AttributionWorker, rollups: RollupWorker) -> FastAPI:
     """Return the app that serves the admin socket."""
     app = FastAPI(title="Legato admin", docs_url=None, redoc_url=None, openapi_url=None)
     backing_up = threading.Lock()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
@@ -32,7 +32,7 @@ def schema_state(settings: Settings, store: Store) -> dict[str, Any]:
 def attribute_again(settings: Settings, store: Store, since_s: int) -> dict[str, Any]:
     """Judge again the streams that started in the last ``since_s`` seconds (0: all). Migrates the store first."""
     migrate.apply(store, migrate.load(settings.schema_dir))
-    done = dict(Worker(store, settings, Metrics()).again(since_s))
+    done = dict(AttributionWorker(store, settings, Metrics()).again(since_s))
     if settings.server is not None:
         # The rollup worker of a server's store follows its own verdicts and would miss these.
         RollupWorker(store, settings, Metrics()).again(since_s)

@@ -11,7 +11,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.chunking.worker import ChunkingWorker
 from legato_ingest.jobs.leases import Lease
 from legato_ingest.jobs.self_monitoring import SelfMonitor
@@ -50,7 +50,7 @@ class Workers:
             lease = self._lease = Lease(self._handles[1], "work", instance, metrics)
             received_ms, my_turn = self._heartbeat.settled_ms, lambda: lease.held
         judged_ms = judgements_followed_until_ms(store)
-        self.attribution = Worker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn)
+        self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn)
         self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
         self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
 

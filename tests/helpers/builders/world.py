@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from legato_ingest.attribution.load.gpu_clock_samples import GpuClock
-from legato_ingest.attribution.model.gaps import Vantage
-from legato_ingest.attribution.model.step_model import Steps
+from legato_ingest.attribution.model.gpu_throttle import GpuClock
+from legato_ingest.attribution.model.steps import Steps
+from legato_ingest.attribution.model.vantage import Vantage
 
 __all__ = ["MS", "World"]
 

@@ -23,7 +23,7 @@ from helpers.dashboards.minutes import rows_in
 from helpers.dashboards.panels import DIMENSIONS, Past, Row
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.jobs.self_monitoring import request_of as self_request
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
@@ -86,7 +86,7 @@ def fill(store: Store) -> Past:
     store.insert("chunking_changes", _changes(now_ns))
     roller = RollupWorker(store, load(), metrics)
     roller.step()
-    worker = Worker(store, load(attribute_settle_s=0), metrics)
+    worker = AttributionWorker(store, load(attribute_settle_s=0), metrics)
     for _ in range(2):
         worker.again(0)
         roller.step()

@@ -15,8 +15,8 @@ from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
 from legato_gpu_agent.agent.otlp_spans import Engine, request_of
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
-from legato_ingest.attribution.model.gaps import Vantage
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.model.vantage import Vantage
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.cli.queries import BUT_FOR
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
@@ -27,9 +27,9 @@ WORLD = World(slow={200: 600 * MS})
 RECEIVED_NS = int(WORLD.ends[-1]) + 10**9
 
 
-def worker(store: Store) -> Worker:
+def worker(store: Store) -> AttributionWorker:
     """A worker that is told when to sweep."""
-    return Worker(store, load(attribute_settle_s=0), Metrics())
+    return AttributionWorker(store, load(attribute_settle_s=0), Metrics())
 
 
 def verdicts(store: Store) -> list[Any]:
@@ -105,7 +105,7 @@ def test_a_stop_leaves_the_rest_for_the_next_start(store: Store) -> None:
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     stopped = worker(store)
-    stopped._background.closing.set()
+    stopped._task.closing.set()
     assert stopped.step().streams == 0
     assert worker(store).step().verdicts == 1
 
@@ -192,7 +192,7 @@ def test_one_event_stalls_many_and_has_a_name(store: Store) -> None:
     for number in (0, 1):
         for vantage in ("server", "client"):
             put(store, stream(world, vantage, number), RECEIVED_NS)
-    judge = Worker(store, load(attribute_settle_s=0, stall_ms=100), Metrics())
+    judge = AttributionWorker(store, load(attribute_settle_s=0, stall_ms=100), Metrics())
     judge.step()
     rows = store.select("SELECT culprit_responses, has(evidence, 'preempted_step'), culprit_step FROM verdicts FINAL ORDER BY trace_id")
     assert [tuple(row) for row in rows] == [(["chatcmpl-1"], 1, 200), (["chatcmpl-1"], 0, 230)]
@@ -232,7 +232,7 @@ def test_streams_that_cannot_be_judged_are_left_out_and_counted(store: Store, mo
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     metrics = Metrics()
-    judge = Worker(store, load(attribute_settle_s=0), metrics)
+    judge = AttributionWorker(store, load(attribute_settle_s=0), metrics)
     with monkeypatch.context() as broken:
         broken.setattr("legato_ingest.attribution.run.judge", lambda *_: 1 / 0)
         judge.step()

@@ -20,7 +20,7 @@ from helpers.servers.reading import open_store, reading, stream, streams_in
 from helpers.servers.serving import legato, serve_process
 from legato_gpu_agent.agent.otlp_spans import Engine, request_of
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.cli.main import app
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
                 put(opened, span_of(WORLD, vantage, number), received)
         cut = stream((20,) * 30, end_ms=900, attributes={"legato.stream.outcome": "client_cancel"})
         streams_in(opened, [stream((20,) * 20 + (700,) + (20,) * 40), cut], "alone")
-        Worker(opened, load(attribute_settle_s=0, stall_ms=100), Metrics()).again(0)
+        AttributionWorker(opened, load(attribute_settle_s=0, stall_ms=100), Metrics()).again(0)
         yield opened
 
 

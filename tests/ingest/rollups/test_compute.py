@@ -30,7 +30,7 @@ from helpers.dashboards.minutes import ALIVE, KEYS, differences, expected, rows_
 from helpers.dashboards.tables import requests_of_one_span
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.compute import MINUTE_S, _within, compute_minutes, passes
@@ -329,7 +329,7 @@ def pieces(bodies: Iterable[ExportTraceServiceRequest]) -> list[ExportTraceServi
 
 def attribute(store: Store) -> None:
     """Judge what has not been judged."""
-    Worker(store, load(attribute_settle_s=0), Metrics()).step()
+    AttributionWorker(store, load(attribute_settle_s=0), Metrics()).step()
 
 
 def forget(store: Store, *tables: str) -> None:
@@ -372,7 +372,7 @@ def test_a_snapshot_that_is_sent_again_after_its_end_is_no_news(store: Store) ->
     before, end = one("a", 1, due_s=60.0), one("a", 2, attributes=SLOW, duration_ns=9 * SECOND_NS)
     with committing(store) as committer:
         send(committer, [before, end])
-        judging = Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        judging = AttributionWorker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
         rolling = roller(store, committer.settled_ms, judging.judged_ms)
         assert judging.step().verdicts == 1 and rolling.step().minutes == 1
         store.command("OPTIMIZE TABLE stream_revs FINAL")
@@ -538,7 +538,7 @@ def test_judged_by_the_worker_is_rolled_by_the_roller(store: Store) -> None:
     """The two as `legato serve` wires them: the verdict of a sweep is in the minutes after the next run."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        judging = AttributionWorker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
         rolling = roller(store, committer.settled_ms, judging.judged_ms)
         rolling.step()
         assert not stored(store, "stall_minutes")
@@ -659,7 +659,7 @@ def test_a_verdict_on_its_way_in_is_rolled_by_the_next_run(store: Store) -> None
     double = Double(store)
     with committing(store) as committer, held(double, "verdicts") as (begun, go, times):
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = Worker(cast(Store, double), load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        judging = AttributionWorker(cast(Store, double), load(attribute_settle_s=0), Metrics(), committer.settled_ms)
         rolling = roller(store, committer.settled_ms, judging.judged_ms)
         rolling.step()
         with ThreadPoolExecutor(1) as thread:
@@ -727,7 +727,7 @@ def test_no_row_is_received_before_a_promise(asked: list[bool], after_ms: int) -
 @settings(max_examples=40, deadline=None)
 def test_no_verdict_is_judged_before_a_promise(asked: list[bool], after_ms: int) -> None:
     """The same of verdicts: the time of a judgement is later than all that was promised before it, and than what is while it is written."""
-    judging = Worker(cast(Store, Void()), load(), Metrics(), after_ms=after_ms)
+    judging = AttributionWorker(cast(Store, Void()), load(), Metrics(), after_ms=after_ms)
     promises = [after_ms]
 
     def ask() -> int:
@@ -781,7 +781,7 @@ def test_verdicts_that_come_after_the_clock_was_set_back_are_rolled_at_once(stor
     """Likewise."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms, FUTURE_MS)
+        judging = AttributionWorker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms, FUTURE_MS)
         rolling = roller(store, committer.settled_ms, judging.judged_ms)
         rolling.step()
         assert judging.step().verdicts == 1
@@ -794,7 +794,7 @@ def test_verdicts_of_a_worker_that_was_started_anew_are_later_than_what_was_roll
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
         roller(store, committer.settled_ms, lambda: FUTURE_MS).step()
         after_ms = judgements_followed_until_ms(store)
-        assert Worker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms, after_ms).step().verdicts == 1
+        assert AttributionWorker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms, after_ms).step().verdicts == 1
     ((judged_ms,),) = store.select("SELECT toUnixTimestamp64Milli(max(judged_at)) FROM verdicts")
     assert judged_ms > FUTURE_MS
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from helpers.servers.reading import stream, streams_in
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
@@ -84,7 +84,7 @@ def test_a_timeline_goes_before_its_stream_and_changes_nothing_else(store: Store
     held = stream((20.0,) * 10 + (700.0,) + (20.0,) * 8, holds_ms=(0.0,) * 10 + (690.0,) + (0.0,) * 9, age_s=40 * DAY_S)
     streams_in(store, [held])
     streams_in(store, [stream(age_s=100.0)], seed=8)
-    worker, roller = Worker(store, settings, Metrics()), RollupWorker(store, settings, Metrics())
+    worker, roller = AttributionWorker(store, settings, Metrics()), RollupWorker(store, settings, Metrics())
     worker.again(0)
     roller.again(0)
     told = "SELECT start_time, cause, gap_us FROM verdicts FINAL ORDER BY start_time"

@@ -1,7 +1,7 @@
-"""What was scraped of engines around some streams, read from the store.
+"""Load what was scraped of engines around some streams.
 
-One idea: a counter is as many series as there are ranks, labels and scrapers, and each began when it did; so it is how far all of them
-moved that counts, and where one of them is not known, nothing is. It judges nothing.
+A counter consists of as many series as there are ranks, labels and scrapers, and each series has its own begin. So the growth of all series
+is added up, and where one of them is not known, the sum is not known either.
 """
 
 from __future__ import annotations
@@ -12,184 +12,150 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.streams import Stream
-from legato_ingest.attribution.model.counters import grown, server_of
+from legato_ingest.attribution.load.engine_ids import is_one_of
+from legato_ingest.attribution.model.counters import grown
+from legato_ingest.attribution.model.scraped import (
+    AROUND_NS,
+    CPU_TIME,
+    CPU_WAIT,
+    PREEMPTIONS,
+    PROMPT_TOKENS,
+    SCRAPE_DISTANCE_NS_MAX,
+    STOLEN,
+    EngineKey,
+    MetricCounter,
+    ScrapedMetrics,
+)
+from legato_ingest.attribution.model.vantage import Stream
+from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
-__all__ = [
-    "APART_NS_MAX",
-    "AROUND_NS",
-    "CPU",
-    "OF_ALL_CPUS",
-    "PREEMPTIONS",
-    "PROMPTS",
-    "STOLEN",
-    "UP",
-    "WAITED",
-    "Counter",
-    "Key",
-    "Scraped",
-    "boots_of",
-    "scraped_of",
-]
+__all__ = ["OF_ALL_CPUS", "UP", "boots_of", "scraped_metrics"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Key = tuple[str, str]
-"""Tenant and engine."""
-AROUND_NS = 60_000_000_000
-"""How long before and after a gap anything is looked for, at most."""
-APART_NS_MAX = 30_000_000_000
-"""Two scrapes further apart than this say nothing of what was between them."""
-# On one clock: a prompt is counted when its last piece is computed, so long after the gap at most.
-_AFTER_NS = 3_000_000_000
-PROMPTS, PREEMPTIONS = "legato.engine.tokens.prompt", "legato.engine.preemptions"
-WAITED = "legato.process.run_queue.wait_time"
-"""How long the engine's threads were ready to run and had no CPU, by the kernel."""
-STOLEN, CPU = "stolen", "system.cpu.time"
-"""Time of all CPUs of the host: what was stolen of it, and all of it."""
+
 OF_ALL_CPUS = "attributes['cpu.logical_number'] = '' AND attributes['cpu'] = ''"
-"""As the agent tells it, in SQL; a Collector tells each CPU, by newer names or older, and the two together would count everything twice."""
-UP, _ITL = "legato.engine.up", "legato.engine.itl"
-# What the agent says with the boot of its host: that it read a page or iterations, how many passes it heard.
-_BOOT_TOLD = (UP, "legato.agent.forward_passes")
-# Pages that came under their own names, by a Collector that scraped them.
-_FOREIGN = {PROMPTS: "vllm:prompt_tokens_total", PREEMPTIONS: "vllm:num_preemptions_total"}
+"""The condition for samples of all CPUs together, as the agent sends them. A Collector sends samples of each CPU, under newer attribute
+names or older ones; to add both up would count everything twice."""
+UP, _INTERVALS = "legato.engine.up", "legato.engine.itl"
+# The metrics that the agent sends with the boot of its host: whether it could scrape the engine, and how many forward passes it received.
+_WITH_BOOT = (UP, "legato.agent.forward_passes")
+# The names of the same counters if a Collector scraped the engine.
+_FOREIGN = {PROMPT_TOKENS: "vllm:prompt_tokens_total", PREEMPTIONS: "vllm:num_preemptions_total"}
 _COUNTERS = """
 SELECT tenant, engine_id, metric, series, attributes['engine'] AS rank, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
 WHERE {inside} AND {which} AND metric IN ({metrics}) AND value IS NOT NULL AND attributes['legato.engine.page'] != 'first'
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
-_HOSTS = """
+_HOSTS = f"""
 SELECT tenant, engine_id, any(host) AS node
 FROM node_samples
-WHERE {inside} AND {which} AND metric = '{up}'
+WHERE {{inside}} AND {{which}} AND metric = '{UP}'
 GROUP BY tenant, engine_id
 HAVING uniqExact(host) = 1"""
 _CPU_TIMES = f"""
 SELECT tenant, host, toUnixTimestamp64Nano(recorded_at) AS at_ns,
     ifNull(sumIf(value, attributes['cpu.mode'] = 'steal'), 0) AS stolen, ifNull(sum(value), 0) AS passed
 FROM node_samples FINAL
-WHERE {{inside}} AND (tenant, host) IN ({{hosts}}) AND metric = '{CPU}' AND value IS NOT NULL
+WHERE {{inside}} AND (tenant, host) IN ({{hosts}}) AND metric = '{CPU_TIME}' AND value IS NOT NULL
     AND attributes['cpu.mode'] != '' AND {OF_ALL_CPUS}
 GROUP BY tenant, host, recorded_at
 HAVING countIf(attributes['cpu.mode'] = 'steal') > 0
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
-# One observation a request and step; where an engine divides it by the tokens that came, a long one may look short.
-_INTERVALS = """
+# Only histograms with one observation per request and step: an engine that divides the time by the number of tokens makes a long time
+# short.
+_LONGEST = f"""
 SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns,
     arrayLast((bound, count) -> count > 0, arrayConcat(bounds, [1e9]), bucket_counts) AS longest_s
 FROM node_samples FINAL
-WHERE {inside} AND {which} AND metric = '{itl}' AND attributes['legato.engine.per'] = 'step'
+WHERE {{inside}} AND {{which}} AND metric = '{_INTERVALS}' AND attributes['legato.engine.per'] = 'step'
     AND temporality = 'delta' AND length(bucket_counts) = length(bounds) + 1 AND count > 0
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
-_BOOTS = """
+_BOOTS = f"""
 SELECT DISTINCT tenant, engine_id, attributes['legato.boot.id'] AS boot
 FROM node_samples
-WHERE {inside} AND {which} AND metric IN ({told}) AND boot != ''"""
-
-
-@dataclass(frozen=True, slots=True)
-class Counter:
-    """One counter of one engine by the scraper's clock, ascending in time: how far all of its series have moved since the first."""
-
-    times_ns: Ints
-    values: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Scraped:
-    """What was scraped of one engine: counters by signal; when its page was read; and of each reading that had any, what its longest time
-    between tokens was at most (ns). ``intervals``: whether its page tells those times at all. ``boots``: on which hosts it was read.
-    ``ranks``: whether several behind one server were told under this id, added up here.
-    """
-
-    counters: Mapping[str, Counter]
-    seen_ns: Ints
-    long_at_ns: Ints
-    longest_ns: Ints
-    intervals: bool
-    boots: frozenset[str] = frozenset()
-    ranks: bool = False
-
-    def around(self, same_clock: Bools) -> tuple[Ints, Ints]:
-        """How long before and after each gap to look: two scrapes and a little more where the clock is the server's, else a minute."""
-        apart = int(np.median(np.diff(self.seen_ns))) if len(self.seen_ns) > 1 else AROUND_NS
-        near = min(2 * apart, AROUND_NS)
-        return np.where(same_clock, near, AROUND_NS), np.where(same_clock, min(near + _AFTER_NS, AROUND_NS), AROUND_NS)
+WHERE {{inside}} AND {{which}} AND metric IN {_WITH_BOOT} AND boot != ''"""
 
 
 @dataclass(slots=True)
 class _Series:
-    """One series: whose it is (engine's id and rank), its times and values."""
+    """One series: its engine id and rank, its times and values."""
 
-    whose: tuple[str, str]
+    rank: tuple[str, str]
     times: list[int]
     values: list[float]
 
 
-def scraped_of(store: Store, streams: Sequence[Stream]) -> dict[Key, Scraped]:
-    """What was scraped of these streams' engines around them, by tenant and engine; of engines that are known."""
+def scraped_metrics(store: Store, streams: Sequence[Stream]) -> dict[EngineKey, ScrapedMetrics]:
+    """Return what was scraped around these streams of the engines that are named in them."""
     engines = {(stream.tenant, stream.engine_id) for stream in streams if stream.engine_id}
     if not engines:
         return {}
-    low, high = min(stream.start_ns for stream in streams), max(_end(stream) for stream in streams)
+    low, high = min(stream.start_ns for stream in streams), max(_end_ns(stream) for stream in streams)
     window = (low - 2 * AROUND_NS, high + 2 * AROUND_NS)
-    where = {"inside": between_ns("recorded_at", *window), "which": _of(engines, with_ranks=True)}
-    rows, longest = _rows(store, engines, where), _longest_of(store, engines, where)
-    boots, stolen = boots_of(store, engines, *window), _stolen_of(store, engines, *window)
-    return {key: _scraped(own, longest.get(key, []), boots[key], stolen.get(key, {})) for key, own in rows.items()}
+    where = {"inside": between_ns("recorded_at", *window), "which": is_one_of(engines, with_ranks=True)}
+    series, longest = _series_of(store, engines, where), _longest_of(store, engines, where)
+    boots, cpu = boots_of(store, engines, *window), _cpu_times_of(store, engines, *window)
+    return {key: _metrics(own, longest.get(key, []), boots[key], cpu.get(key, {})) for key, own in series.items()}
 
 
-def _rows(store: Store, engines: Collection[Key], where: Mapping[str, str]) -> dict[Key, dict[str, list[_Series]]]:
-    """Series by engine and counter."""
-    metrics = quoted_all((PREEMPTIONS, PROMPTS, *_FOREIGN.values(), UP, WAITED))
+def boots_of(store: Store, keys: Collection[EngineKey], low_ns: int, high_ns: int) -> dict[EngineKey, frozenset[str]]:
+    """Return the boots of the hosts on which an agent observed each of these engines between these times."""
+    out: dict[EngineKey, set[str]] = {key: set() for key in keys}
+    for tenant, engine, boot in store.select(_BOOTS.format(inside=between_ns("recorded_at", low_ns, high_ns), which=is_one_of(keys))):
+        out[str(unquoted(tenant)), str(unquoted(engine))].add(str(unquoted(boot)))
+    return {key: frozenset(boots) for key, boots in out.items()}
+
+
+def _series_of(store: Store, engines: Collection[EngineKey], where: Mapping[str, str]) -> dict[EngineKey, dict[str, list[_Series]]]:
+    """Return the series of the counters by engine and metric."""
+    metrics = quoted_all((*_FOREIGN, *_FOREIGN.values(), UP, CPU_WAIT))
     table = store.select_arrow(_COUNTERS.format(metrics=metrics, **where))
-    found: dict[tuple[Key, str, int], _Series] = {}
+    found: dict[tuple[EngineKey, str, int], _Series] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "metric", "series", "rank", "at_ns", "value"))
     for tenant, engine, metric, series, rank, at_ns, value in zip(*columns, strict=True):
-        for key in _whose(unquoted(tenant), unquoted(engine), engines):
-            whose = (unquoted(engine), unquoted(rank))
-            each = found.setdefault((key, unquoted(metric), series), _Series(whose, [], []))
+        for key in _engines_of_sample(unquoted(tenant), unquoted(engine), engines):
+            each = found.setdefault((key, unquoted(metric), series), _Series((unquoted(engine), unquoted(rank)), [], []))
             each.times.append(int(at_ns))
             each.values.append(float(value))
-    out: dict[Key, dict[str, list[_Series]]] = {}
+    out: dict[EngineKey, dict[str, list[_Series]]] = {}
     for (key, metric, _), own in found.items():
         out.setdefault(key, {}).setdefault(metric, []).append(own)
     return out
 
 
-def _longest_of(store: Store, engines: Collection[Key], where: Mapping[str, str]) -> dict[Key, list[tuple[int, float]]]:
-    """When each engine told times between tokens, and the longest (s)."""
-    table = store.select_arrow(_INTERVALS.format(itl=_ITL, **where))
-    out: dict[Key, list[tuple[int, float]]] = {}
+def _longest_of(store: Store, engines: Collection[EngineKey], where: Mapping[str, str]) -> dict[EngineKey, list[tuple[int, float]]]:
+    """Return, for each scrape with times between tokens, its time (ns) and the upper bound of the longest of them (s)."""
+    table = store.select_arrow(_LONGEST.format(**where))
+    out: dict[EngineKey, list[tuple[int, float]]] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "at_ns", "longest_s"))
     for tenant, engine, at_ns, seconds in zip(*columns, strict=True):
-        for key in _whose(unquoted(tenant), unquoted(engine), engines):
+        for key in _engines_of_sample(unquoted(tenant), unquoted(engine), engines):
             out.setdefault(key, []).append((int(at_ns), float(seconds)))
     return out
 
 
-def _whose(tenant: str, engine: str, engines: Collection[Key]) -> Iterable[Key]:
-    """The engines that a sample is of: its own, and of a rank its server's."""
+def _engines_of_sample(tenant: str, engine: str, engines: Collection[EngineKey]) -> Iterable[EngineKey]:
+    """Return the engines that a sample belongs to: the engine itself and, for a rank, its server."""
     return [key for key in dict.fromkeys(((tenant, engine), (tenant, server_of(engine)))) if key in engines]
 
 
-def _stolen_of(store: Store, engines: Collection[Key], low_ns: int, high_ns: int) -> dict[Key, dict[str, Counter]]:
-    """Time of all CPUs where each engine's page was read; of engines that were read on several hosts nothing."""
+def _cpu_times_of(store: Store, engines: Collection[EngineKey], low_ns: int, high_ns: int) -> dict[EngineKey, dict[str, MetricCounter]]:
+    """Return the time of all CPUs of the host where each engine was scraped. Engines that were scraped on several hosts are left out."""
     inside = between_ns("recorded_at", low_ns, high_ns)
-    found = store.select(_HOSTS.format(inside=inside, which=_of(engines), up=UP))
+    found = store.select(_HOSTS.format(inside=inside, which=is_one_of(engines)))
     hosts = {(str(unquoted(tenant)), str(unquoted(engine))): str(unquoted(host)) for tenant, engine, host in found}
     if not hosts:
         return {}
     wanted = ", ".join(f"({quoted(tenant)}, {quoted(host)})" for tenant, host in sorted({(key[0], host) for key, host in hosts.items()}))
     table = store.select_arrow(_CPU_TIMES.format(inside=inside, hosts=wanted))
-    rows: dict[Key, list[tuple[int, float, float]]] = {}
+    rows: dict[EngineKey, list[tuple[int, float, float]]] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "host", "at_ns", "stolen", "passed"))
     for tenant, host, at_ns, stolen, passed in zip(*columns, strict=True):
         rows.setdefault((unquoted(tenant), unquoted(host)), []).append((int(at_ns), float(stolen), float(passed)))
@@ -197,78 +163,68 @@ def _stolen_of(store: Store, engines: Collection[Key], low_ns: int, high_ns: int
     for key, host in hosts.items():
         if own := rows.get((key[0], host)):
             times = np.array([at for at, _, _ in own], np.int64)
-            both = np.array([each[1:] for each in own], np.float64)
-            out[key] = {STOLEN: Counter(times, both[:, 0]), CPU: Counter(times, both[:, 1])}
+            values = np.array([each[1:] for each in own], np.float64)
+            out[key] = {STOLEN: MetricCounter(times, values[:, 0]), CPU_TIME: MetricCounter(times, values[:, 1])}
     return out
 
 
-def boots_of(store: Store, keys: Collection[Key], low_ns: int, high_ns: int) -> dict[Key, frozenset[str]]:
-    """On which boots of which hosts each of these engines was read between these times, as the agent told them."""
-    where = {"inside": between_ns("recorded_at", low_ns, high_ns), "which": _of(keys), "told": quoted_all(_BOOT_TOLD)}
-    out: dict[Key, set[str]] = {key: set() for key in keys}
-    for tenant, engine, boot in store.select(_BOOTS.format(**where)):
-        out[str(unquoted(tenant)), str(unquoted(engine))].add(str(unquoted(boot)))
-    return {key: frozenset(boots) for key, boots in out.items()}
+def _metrics(
+    series: Mapping[str, Sequence[_Series]],
+    longest: Sequence[tuple[int, float]],
+    boots: frozenset[str],
+    cpu: Mapping[str, MetricCounter],
+) -> ScrapedMetrics:
+    """Convert the series of one engine."""
+    counters, has_ranks = dict(cpu), False
+    for name in (PREEMPTIONS, PROMPT_TOKENS):
+        # A Collector may scrape the same endpoint as the agent: one of the two is enough.
+        if own := series.get(name) or series.get(_FOREIGN[name]):
+            counters[name] = _changes(own)
+            has_ranks |= len({each.rank for each in own}) > 1
+    if own := series.get(CPU_WAIT):
+        counters[CPU_WAIT] = _changes(own, only_growth=True)
+    return ScrapedMetrics(
+        counters=counters,
+        scraped_ns=np.unique(np.array([at for each in series.get(UP, ()) for at in each.times], np.int64)),
+        interval_at_ns=np.array([at for at, _ in longest], np.int64),
+        interval_ns_max=(1e9 * np.array([seconds for _, seconds in longest])).astype(np.int64),
+        has_intervals=bool(longest),
+        boots=boots,
+        has_ranks=has_ranks,
+    )
 
 
-def _of(keys: Collection[Key], with_ranks: bool = False) -> str:
-    """The samples of these engines, in SQL."""
-    own = "(tenant, engine_id) IN (" + ", ".join(f"({quoted(tenant)}, {quoted(engine)})" for tenant, engine in sorted(keys)) + ")"
-    if not with_ranks:
-        return own
-    ranks = [f"(tenant = {quoted(tenant)} AND startsWith(engine_id, {quoted(engine + '/')}))" for tenant, engine in sorted(keys)]
-    return f"({' OR '.join((own, *ranks))})"
+def _changes(series: Sequence[_Series], only_growth: bool = False) -> MetricCounter:
+    """Add up by how much several series changed.
 
-
-def _scraped(
-    rows: Mapping[str, Sequence[_Series]], longest: Sequence[tuple[int, float]], boots: frozenset[str], stolen: Mapping[str, Counter]
-) -> Scraped:
-    counters, ranks = dict(stolen), False
-    for name in (PREEMPTIONS, PROMPTS):
-        # A Collector may scrape the same page: one of the two is enough.
-        if own := rows.get(name) or rows.get(_FOREIGN[name]):
-            counters[name] = _moved(own)
-            ranks |= len({each.whose for each in own}) > 1
-    if own := rows.get(WAITED):
-        counters[WAITED] = _moved(own, only_up=True)
-    seen = np.unique(np.array([at for each in rows.get(UP, ()) for at in each.times], np.int64))
-    at_ns = np.array([at for at, _ in longest], np.int64)
-    longest_ns = (1e9 * np.array([seconds for _, seconds in longest])).astype(np.int64)
-    return Scraped(counters, seen, at_ns, longest_ns, bool(longest), boots, ranks)
-
-
-def _moved(series: Sequence[_Series], only_up: bool = False) -> Counter:
-    """How far they moved, added up: down is a restart, which is a move, too, unless only growth counts. One that appears late has moved by
-    all that it has.
-
-    Known where each of them is: while one is not scraped nobody knows of the sum.
+    A fall is a restart, which is a change, too, unless ``only_growth`` counts. A series that begins later has changed by its first value.
+    The sum is known at the moments at which every series is known.
     """
     first = min(each.times[0] for each in series)
     all_times = [np.array(each.times, np.int64) for each in series]
-    moves = []
+    changes = []
     for each in series:
         values = np.array(each.values, np.float64)
-        steps = np.diff(grown(values), prepend=0.0) if only_up else np.abs(np.diff(values, prepend=values[0]))
-        if each.times[0] > first and not only_up:
-            steps[0] = abs(values[0])
-        moves.append(steps)
+        own = np.diff(grown(values), prepend=0.0) if only_growth else np.abs(np.diff(values, prepend=values[0]))
+        if each.times[0] > first and not only_growth:
+            own[0] = abs(values[0])
+        changes.append(own)
     times, places = np.unique(np.concatenate(all_times), return_inverse=True)
-    total = np.asarray(np.cumsum(np.bincount(places, np.concatenate(moves), len(times))), np.float64)
+    total = np.asarray(np.cumsum(np.bincount(places, np.concatenate(changes), len(times))), np.float64)
     known = np.ones(len(times), np.bool_)
-    for own in all_times:
-        known &= ~_between(times, own)
-    return Counter(times[known], total[known])
+    for own_times in all_times:
+        known &= ~_in_hole(times, own_times)
+    return MetricCounter(times[known], total[known])
 
 
-def _between(times: Ints, own: Ints) -> Bools:
-    """Which of these moments are in a hole of one series, or after its last sample by as much."""
+def _in_hole(times: Ints, own: Ints) -> Bools:
+    """Return which of these moments are in a hole of a series with samples at ``own``, or long after its last sample."""
     ends = np.append(own, times[-1] + 1)
-    wide = np.flatnonzero(np.diff(ends) > APART_NS_MAX)
     out = np.zeros(len(times), np.bool_)
-    for hole in wide:
+    for hole in np.flatnonzero(np.diff(ends) > SCRAPE_DISTANCE_NS_MAX):
         out |= (times > ends[hole]) & (times < ends[hole + 1])
     return out
 
 
-def _end(stream: Stream) -> int:
+def _end_ns(stream: Stream) -> int:
     return int(stream.client.times_ns[-1]) if len(stream.client.times_ns) else stream.start_ns

@@ -1,8 +1,8 @@
-"""Stalls that several streams had at the same moment, for those that no stream alone can explain.
+"""Corroboration: a cause taken from simultaneous stalls of other streams.
 
-One idea: one step stalls every stream of an engine from the same moment to the same moment; what happens on one stream's way does not. So
-where the client alone was not enough, others that stalled with it lend it their word. It overrules nobody, and compares only times of one
-clock.
+One engine step stalls all streams of the engine from the same moment to the same moment; an event on one stream's network path does not. So
+a gap that the client alone cannot explain takes the side from other streams that stalled at the same moment. Verdicts with a cause do not
+change, and only times of one clock are compared.
 """
 
 from __future__ import annotations
@@ -12,45 +12,52 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts
+from legato_ingest.attribution.model.gaps import Gaps
+from legato_ingest.attribution.model.verdicts import Verdicts
+from legato_ingest.causes import index_of
 from legato_ingest.timeline.ragged import Segments
 
-__all__ = ["lend_words"]
+__all__ = ["corroborate"]
 
 Ints = NDArray[np.int64]
-_UNKNOWN, _GENERATION, _DELIVERY = (CAUSES.index(name) for name in ("unknown", "generation", "delivery"))
-# Two gaps are one event when both begin and both end within this share of the gap; and so many must agree for one that does not.
-_TOGETHER_SHARE, _AGREE = 0.05, 4
+_UNKNOWN, _GENERATION, _DELIVERY = index_of("unknown"), index_of("generation"), index_of("delivery")
+# Two gaps are simultaneous if their begins and their ends differ by at most this share of the gap.
+_SIMULTANEOUS_SHARE = 0.05
+# So many streams must agree for each one that does not.
+_AGREEING = 4
 
 
-def lend_words(gaps: Gaps, verdicts: Verdicts, owners: Ints, clocks: Ints) -> Verdicts:
-    """The verdicts, with a word for each ``unknown`` gap that other streams had too and know. ``owners`` and ``clocks``: an entry a gap."""
-    alone = ~gaps.has_server
-    asking = np.flatnonzero(alone & (verdicts.cause == _UNKNOWN))
-    knowing = np.flatnonzero(alone & ((verdicts.cause == _GENERATION) | (verdicts.cause == _DELIVERY)))
-    if not len(asking) or not len(knowing):
+def corroborate(gaps: Gaps, verdicts: Verdicts, owners: Ints, clocks: Ints) -> Verdicts:
+    """Return the verdicts, in which an ``unknown`` gap takes the side of simultaneous gaps of other streams if four in five agree.
+
+    ``owners``: the index of each gap's stream. ``clocks``: a number for the clock of each gap's times.
+    """
+    client_only = ~gaps.has_server
+    unknown = np.flatnonzero(client_only & (verdicts.cause == _UNKNOWN))
+    known = np.flatnonzero(client_only & ((verdicts.cause == _GENERATION) | (verdicts.cause == _DELIVERY)))
+    if not len(unknown) or not len(known):
         return verdicts
-    asked, other = _pairs(gaps, asking, knowing)
-    length = gaps.end_ns[asked] - gaps.start_ns[asked]
-    together = np.abs(gaps.start_ns[other] - gaps.start_ns[asked]) <= _TOGETHER_SHARE * length
-    together &= (owners[other] != owners[asked]) & (clocks[other] == clocks[asked])
-    asked, other = asked[together], other[together]
-    made = np.bincount(asked[verdicts.cause[other] == _GENERATION], minlength=len(owners))
-    kept = np.bincount(asked[verdicts.cause[other] == _DELIVERY], minlength=len(owners))
-    cause, parts, coincident = verdicts.cause.copy(), verdicts.parts.copy(), verdicts.coincident.copy()
-    for said, of_others, against in ((_GENERATION, made, kept), (_DELIVERY, kept, made)):
-        rows = asking[(of_others[asking] > 0) & (of_others[asking] >= _AGREE * against[asking])]
-        cause[rows], coincident[rows] = said, of_others[rows]
-        parts[rows, said], parts[rows, _UNKNOWN] = parts[rows, _UNKNOWN], 0
-    return replace(verdicts, cause=cause, parts=parts, coincident=coincident)
+    row, other = _ending_together(gaps, unknown, known)
+    length = gaps.length_ns[row]
+    together = np.abs(gaps.start_ns[other] - gaps.start_ns[row]) <= _SIMULTANEOUS_SHARE * length
+    together &= (owners[other] != owners[row]) & (clocks[other] == clocks[row])
+    row, other = row[together], other[together]
+    generated = np.bincount(row[verdicts.cause[other] == _GENERATION], minlength=len(owners))
+    delivered = np.bincount(row[verdicts.cause[other] == _DELIVERY], minlength=len(owners))
+    cause, parts, corroborated_by = verdicts.cause.copy(), verdicts.parts.copy(), verdicts.corroborated_by.copy()
+    for side, votes, against in ((_GENERATION, generated, delivered), (_DELIVERY, delivered, generated)):
+        rows = unknown[(votes[unknown] > 0) & (votes[unknown] >= _AGREEING * against[unknown])]
+        cause[rows], corroborated_by[rows] = side, votes[rows]
+        parts[rows, side], parts[rows, _UNKNOWN] = parts[rows, _UNKNOWN], 0
+    return replace(verdicts, cause=cause, parts=parts, corroborated_by=corroborated_by)
 
 
-def _pairs(gaps: Gaps, asking: Ints, knowing: Ints) -> tuple[Ints, Ints]:
-    """All pairs of a gap that asks and one that knows which end at the same moment."""
-    knowing = knowing[np.argsort(gaps.end_ns[knowing], kind="stable")]
-    ends = gaps.end_ns[knowing]
-    near = (_TOGETHER_SHARE * (gaps.end_ns[asking] - gaps.start_ns[asking])).astype(np.int64)
-    first = np.searchsorted(ends, gaps.end_ns[asking] - near, "left")
-    found = Segments.of_lengths(np.searchsorted(ends, gaps.end_ns[asking] + near, "right") - first)
-    owners = found.owners()
-    return asking[owners], knowing[first[owners] + found.ranks()]
+def _ending_together(gaps: Gaps, unknown: Ints, known: Ints) -> tuple[Ints, Ints]:
+    """Return all pairs of an unknown gap and a known one that end at the same moment."""
+    known = known[np.argsort(gaps.end_ns[known], kind="stable")]
+    ends = gaps.end_ns[known]
+    near = (_SIMULTANEOUS_SHARE * gaps.length_ns[unknown]).astype(np.int64)
+    first = np.searchsorted(ends, gaps.end_ns[unknown] - near, "left")
+    pairs = Segments.of_lengths(np.searchsorted(ends, gaps.end_ns[unknown] + near, "right") - first)
+    owners = pairs.owners()
+    return unknown[owners], known[first[owners] + pairs.ranks()]

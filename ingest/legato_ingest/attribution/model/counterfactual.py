@@ -1,10 +1,12 @@
-"""What would be left of a stream's stalls had one cause not been: the stream is replayed without it.
+"""Counterfactuals: what would be left of a stream's stalls without one cause. All other traffic stays as it was.
 
-One idea: a chunk leaves the engine with its step, and whatever follows can only delay it, in order (a FIFO: chunk j comes at
-``max(came[j - 1], made[j] + delay[j])``). Without an engine's cause all later steps end earlier, and a stream that was not preempted is in
-the steps that it missed; without a delay that delay is gone, and what it hid shows. What a delay would have done to a chunk that came
-earlier nobody knows: it may belong to the chunk (a buffer of so many bytes) or to the moment (an outage), so both are replayed and the
-answer is an interval. Counting labels would overstate it. All other traffic is held as it was.
+A chunk leaves the engine with its step. After that it can only be delayed, and chunks stay in order: a chunk arrives when the chunk before
+it has arrived and its own delay after its step is over, whichever is later. Without a cause of the engine's core all later steps end
+earlier, and a stream that was not preempted takes part in the steps that it missed. Without a delay, what the delay hid becomes visible.
+
+How a delay would have affected a chunk that arrives earlier is unknown: it may belong to the chunk (a buffer of a given size) or to the
+moment (an outage). Both are computed, and the result is an interval. To subtract the stalls with the cause's name would overstate the
+effect, because one delay may hide other stalls.
 """
 
 from __future__ import annotations
@@ -15,19 +17,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.charge import judge
-from legato_ingest.attribution.model.gaps import Vantage, gaps_of, places_of, steps_of
-from legato_ingest.attribution.model.step_model import Charges
+from legato_ingest.attribution.model.charge import charge
+from legato_ingest.attribution.model.gaps import gaps_of
+from legato_ingest.attribution.model.matching import server_chunks, steps_of_chunks
+from legato_ingest.attribution.model.steps import ChargedSteps
+from legato_ingest.attribution.model.vantage import Vantage
+from legato_ingest.causes import CORE
 
-__all__ = ["DELAYS", "ENGINE", "Delay", "Left", "replay"]
+__all__ = ["Counterfactual", "Delay", "Remaining", "counterfactual"]
 
 Ints = NDArray[np.int64]
-# Causes that make steps longer or keep a stream out of them, and causes that delay a chunk that was made.
-ENGINE = ("scheduling", "kv_pressure", "gpu_clock", "host")
-DELAYS = ("front_end", "coalescing", "connection", "slow_reader", "consumer")
-# The way that the soonest tenth of a stream's chunks took is the usual one: a chunk may wait, but cannot come before it was made.
-_USUAL = 0.1
-# What the fit leaves over of a step counts as the host's from this share of a usual step on: below, it is the fit's own error.
+
+# The usual time from the end of a step to the client is that of the fastest tenth of the stream's chunks.
+_USUAL_SHARE = 0.1
+# Time of a step that the model does not explain counts as the host's from this share of a median step; below, it is the error of the fit.
 _HOST_SHARE = 0.5
 
 
@@ -41,8 +44,8 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """Without ``cause``: how many stalls would be left, and how much time in them, at least and at most."""
+class Remaining:
+    """The stalls that would be left without ``cause``, and the time in them, at least and at most."""
 
     cause: str
     stalls_min: int
@@ -51,90 +54,108 @@ class Left:
     stalled_max_ns: int
 
 
-def replay(
-    client: Vantage, server: Vantage, shift_ns: int, steps: Charges, causes: Sequence[str], delays: Sequence[Delay], stall_ns: int
-) -> tuple[int, int, list[Left]] | None:
-    """The stream's gaps of ``stall_ns`` or more, the time in them, and for each of the ``causes`` what would be left without it.
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """A stream's stalls as they were, the time in them (ns), and what would be left without each cause."""
 
-    ``None`` where the stream cannot be laid over the steps chunk by chunk: then nobody knows.
+    stalls: int
+    stalled_ns: int
+    remaining: Sequence[Remaining]
+
+
+def counterfactual(
+    client: Vantage,
+    server: Vantage,
+    clock_offset_ns: int,
+    steps: ChargedSteps,
+    causes: Sequence[str],
+    delays: Sequence[Delay],
+    stall_ns: int,
+) -> Counterfactual | None:
+    """Return the stream's gaps of ``stall_ns`` or more, and what would be left of them without each of the ``causes``.
+
+    ``delays``: the stream's stalls after the engine. ``None`` if the stream cannot be aligned with the steps chunk by chunk.
     """
-    path = _path(client, server, shift_ns, steps)
+    path = _path(client, server, clock_offset_ns, steps)
     if path is None:
         return None
-    out = []
-    for cause in causes:
-        if cause in ENGINE:
-            removed = path.removed(steps, cause)
-            others, by_chunk = delays, client.times_ns - removed
-        else:
-            removed = np.zeros(len(client.times_ns), np.int64)
-            others = [delay for delay in delays if delay.cause != cause]
-            by_chunk = client.times_ns - path.delayed([delay for delay in delays if delay.cause == cause])
-        ways = (by_chunk, _through(path.made_ns - removed + path.usual_ns, others))
-        (stalls, stalled), (others_stalls, others_stalled) = (_stalls(way, stall_ns) for way in ways)
-        counts, times = sorted((stalls, others_stalls)), sorted((stalled, others_stalled))
-        out.append(Left(cause, *counts, *times))
-    return *_stalls(client.times_ns, stall_ns), out
+    remaining = [_without(cause, path, steps, delays, stall_ns) for cause in causes]
+    return Counterfactual(*_stalls(path.arrived_ns, stall_ns), remaining)
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """One stream's chunks: when each came, the end of its step (by the server's clock) and that step's place.
+    """The chunks of one stream: when each arrived, the end of its step by the server's clock, and the index of the step.
 
-    ``usual_ns``: from a step's end to the client when nothing is amiss. ``late_ns``: by how much each chunk came later than that.
-    ``missed``: steps that the stream was kept out of just before each chunk.
+    ``usual_ns``: the time from the end of a step to the client without a delay. ``late_ns``: how much later than that each chunk arrived.
+    ``missed``: the number of steps just before each chunk in which the stream was preempted.
     """
 
-    came_ns: Ints
-    made_ns: Ints
-    place: Ints
+    arrived_ns: Ints
+    produced_ns: Ints
+    step: Ints
     missed: Ints
     late_ns: Ints
     usual_ns: int
 
-    def removed(self, steps: Charges, cause: str) -> Ints:
-        """By how much earlier each chunk's step would have ended without a cause of the engine's, since the first chunk's."""
-        longer = getattr(steps, cause)
+    def removed_ns(self, steps: ChargedSteps, cause: str) -> Ints:
+        """Return how much earlier each chunk's step would have ended without a cause of the core, relative to the first chunk's step."""
+        longer = steps.parts.of(cause)
         if cause == "host":
-            longer = np.where(longer >= _HOST_SHARE * steps.usual_ns, longer, 0)
+            longer = np.where(longer >= _HOST_SHARE * steps.median_ns, longer, 0)
         ends = steps.end_ns - np.cumsum(longer)
-        place = self.place - np.cumsum(self.missed) if cause == "kv_pressure" else self.place
-        return np.asarray((self.made_ns - self.made_ns[0]) - (ends[place] - ends[place[0]]))
+        step = self.step - np.cumsum(self.missed) if cause == "kv_pressure" else self.step
+        return np.asarray((self.produced_ns - self.produced_ns[0]) - (ends[step] - ends[step[0]]))
 
-    def delayed(self, delays: Sequence[Delay]) -> Ints:
-        """By how much each chunk came later for these delays: a delay is over when the stream has caught up."""
+    def delayed_ns(self, delays: Sequence[Delay]) -> Ints:
+        """Return how much later each chunk arrived because of these delays. A delay is over when the stream has caught up."""
         out = np.zeros(len(self.late_ns), np.int64)
         for delay in delays:
-            first = int(np.searchsorted(self.came_ns, delay.end_ns))
-            kept = np.clip(delay.end_ns - (self.made_ns[first:] + self.usual_ns), 0, self.late_ns[first:])
+            first = int(np.searchsorted(self.arrived_ns, delay.end_ns))
+            kept = np.clip(delay.end_ns - (self.produced_ns[first:] + self.usual_ns), 0, self.late_ns[first:])
             out[first:] = np.maximum(out[first:], np.minimum.accumulate(kept))
         return out
 
 
-def _path(client: Vantage, server: Vantage, shift_ns: int, steps: Charges) -> _Path | None:
+def _path(client: Vantage, server: Vantage, clock_offset_ns: int, steps: ChargedSteps) -> _Path | None:
+    """Align every chunk of the stream with its step; ``None`` if that is not possible."""
     count = len(client.times_ns)
     if count < 2 or not steps.fitted:
         return None
-    at = places_of(client, server, np.arange(count))
-    if (at < 0).any():
+    at_server = server_chunks(client, server, np.arange(count))
+    if (at_server < 0).any():
         return None
     none = np.zeros(0, np.int64)
-    sends = Vantage(server.times_ns[at], none, none)
-    place = steps_of(sends.times_ns + shift_ns, steps.end_ns)
-    if place[0] < 0 or not steps.linked[place[0] + 1 : place[-1] + 1].all():
+    sends = Vantage(server.times_ns[at_server], none, none)
+    step = steps_of_chunks(sends.times_ns + clock_offset_ns, steps.end_ns)
+    if step[0] < 0 or not steps.linked[step[0] + 1 : step[-1] + 1].all():
         return None
-    verdicts = judge(gaps_of(sends, sends, shift_ns, 1), steps)
-    apart = np.flatnonzero(np.diff(sends.times_ns) > 0) + 1
+    verdicts = charge(gaps_of(sends, sends, clock_offset_ns, 1), steps)
+    after_gap = np.flatnonzero(np.diff(sends.times_ns) > 0) + 1
     missed = np.zeros(count, np.int64)
-    missed[apart] = np.where(verdicts.preempted >= 0, np.maximum(np.diff(place)[apart - 1] - 1, 0), 0)
-    made = steps.end_ns[place] - shift_ns
-    late = client.times_ns - made
-    usual = int(np.quantile(late, _USUAL))
-    return _Path(client.times_ns, made, place, missed, np.maximum(late - usual, 0), usual)
+    missed[after_gap] = np.where(verdicts.preempted >= 0, np.maximum(np.diff(step)[after_gap - 1] - 1, 0), 0)
+    produced = steps.end_ns[step] - clock_offset_ns
+    late = client.times_ns - produced
+    usual = int(np.quantile(late, _USUAL_SHARE))
+    return _Path(client.times_ns, produced, step, missed, np.maximum(late - usual, 0), usual)
 
 
-def _through(arrival_ns: Ints, delays: Sequence[Delay]) -> Ints:
-    """When chunks that would have come then came, if these delays kept whatever came meanwhile."""
+def _without(cause: str, path: _Path, steps: ChargedSteps, delays: Sequence[Delay], stall_ns: int) -> Remaining:
+    """Remove one cause: each delay that stays belongs to its chunks in one result, to its moment in the other."""
+    if cause in CORE:
+        removed = path.removed_ns(steps, cause)
+        staying, by_chunk = delays, path.arrived_ns - removed
+    else:
+        removed = np.zeros(len(path.arrived_ns), np.int64)
+        staying = [delay for delay in delays if delay.cause != cause]
+        by_chunk = path.arrived_ns - path.delayed_ns([delay for delay in delays if delay.cause == cause])
+    by_moment = _delayed(path.produced_ns - removed + path.usual_ns, staying)
+    (stalls, stalled), (other_stalls, other_stalled) = _stalls(by_chunk, stall_ns), _stalls(by_moment, stall_ns)
+    return Remaining(cause, *sorted((stalls, other_stalls)), *sorted((stalled, other_stalled)))
+
+
+def _delayed(arrival_ns: Ints, delays: Sequence[Delay]) -> Ints:
+    """Return when chunks with these arrivals arrive if the delays keep everything that would arrive during them."""
     out = arrival_ns.copy()
     for delay in sorted(delays, key=lambda each: each.start_ns):
         out = np.where((out > delay.start_ns) & (out < delay.end_ns), delay.end_ns, out)
@@ -142,7 +163,7 @@ def _through(arrival_ns: Ints, delays: Sequence[Delay]) -> Ints:
 
 
 def _stalls(times_ns: Ints, stall_ns: int) -> tuple[int, int]:
-    """How many gaps of this length or more, and the ns in them."""
+    """Return the number of gaps of at least this length, and the ns in them."""
     gaps = np.diff(np.maximum.accumulate(times_ns))
     stalls = gaps[gaps >= stall_ns]
     return len(stalls), int(stalls.sum())

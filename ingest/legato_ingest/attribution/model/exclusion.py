@@ -1,162 +1,81 @@
-"""What an engine's own figures rule out, where its steps were not recorded but its page was scraped.
+"""Causes that the records of the vantages and of the engine's steps exclude.
 
-One idea: a counter that did not move around a gap rules out what it counts, and a histogram of times between tokens that has none as long
-as half the gap rules the engine's core out; one that did says nothing of this stream. Around is a minute, as clocks may disagree; where
-page and server are of one host's clock it is some seconds, as a prompt is counted when its last piece is computed and a preemption when its
-victim resumes. So scrapes name a cause only where they have ruled out the engine's others, and are never sure. Of several ranks behind one
-server nobody knows whose a stream is: what stood still in all of them is ruled out, and what moved in one of them says nothing.
+A cause is excluded only by an observation, never because a vantage is missing. The sentences are in `legato_ingest.causes`; this module
+says when each observation holds. `metric_exclusion` has the observations in scraped metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.scraped_metrics import (
-    APART_NS_MAX,
-    AROUND_NS,
-    CPU,
-    PREEMPTIONS,
-    PROMPTS,
-    STOLEN,
-    WAITED,
-    Counter,
-    Scraped,
-)
-from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts
-from legato_ingest.attribution.model.counters import grown
+from legato_ingest.attribution.model.charge import ALL_BEHIND_MIN, NONE_BEHIND_MAX
+from legato_ingest.attribution.model.evidence import HOLD_ERROR_NS
+from legato_ingest.attribution.model.gaps import Gaps
+from legato_ingest.attribution.model.steps import ChargedSteps
+from legato_ingest.attribution.model.verdicts import Verdicts
+from legato_ingest.causes import Rule, excluded_when, index_of
 
-__all__ = ["MOVED", "by_exclusion", "excluded_by", "still"]
+__all__ = ["excluded_by_records"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-# The engine's core is out of the question when it made no interval longer than this share of the gap.
-_HALF = 0.5
-# Readings further apart than so many times the usual: one is missing.
-_MISSED = 2.5
-# They waited for the host when it was so much more of the gap than of the time around it: an engine on few CPUs always waits a little.
-# From less on, it is not said to have been another.
-_WAITED_MORE, _WAITED_SOME = 0.6, 0.4
-# What a counter that stands still rules out, and why.
-_RULED_OUT = {
-    PREEMPTIONS: ("kv_pressure", "its engine counted no preemption around it"),
-    PROMPTS: ("scheduling", "its engine counted no prompt around it"),
-}
-MOVED = ("scheduling", "kv_pressure", "host", "busy")
-"""Causes that something counts; ``busy``: the host may have had a part."""
-_CORE = ("scheduling", "kv_pressure", "gpu_clock", "host")
-_MADE_NONE = "its engine made no time between tokens half as long around it"
-_GENERATION, _FRONT_END, _KV, _SCHEDULING, _HOST = (
-    CAUSES.index(name) for name in ("generation", "front_end", "kv_pressure", "scheduling", "host")
-)
+_ON_PATH = [index_of(name) for name in excluded_when("delivered at once")]
+_GENERATION = index_of("generation")
 
 
-def still(counter: Counter, low_ns: Ints, high_ns: Ints) -> Bools:
-    """Whether the counter stood still in each of these stretches, with scrapes all the while."""
-    return _covered(counter.times_ns, low_ns, high_ns, np.diff(counter.values) != 0)
+def excluded_by_records(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: ChargedSteps | None) -> list[dict[str, str]]:
+    """Return, for each gap, the excluded causes with the reason. A cause with a part of the gap beyond ``error_ns`` is never excluded."""
+    out: list[dict[str, str]] = [{} for _ in gaps.start_ns]
+    observations = {**_of_steps(gaps, verdicts, error_ns, steps), **_of_delivery(gaps, verdicts, error_ns)}
+    for rule, holds in observations.items():
+        for cause, sentence in excluded_when(rule).items():
+            for row in np.flatnonzero(holds & (np.abs(verdicts.parts[:, index_of(cause)]) <= error_ns)):
+                out[row].setdefault(cause, sentence)
+    return out
 
 
-def _covered(times_ns: Ints, low_ns: Ints, high_ns: Ints, changed: Bools) -> Bools:
-    """Whether scrapes surround each stretch, none too far from the next, and nothing ``changed`` between two of them."""
-    if len(times_ns) < 2:
-        return np.zeros(len(low_ns), np.bool_)
-    doubts = np.concatenate([[0], np.cumsum(changed | (np.diff(times_ns) > APART_NS_MAX))])
-    before = np.searchsorted(times_ns, low_ns, "right") - 1
-    after = np.searchsorted(times_ns, high_ns, "left")
-    inside = (before >= 0) & (after < len(times_ns))
-    low, high = np.maximum(before, 0), np.minimum(after, len(times_ns) - 1)
-    return np.asarray(inside & (doubts[high] == doubts[low]))
+def _of_steps(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: ChargedSteps | None) -> dict[Rule, Bools]:
+    """Return the observations about the engine and its front end, in the order in which their sentences take precedence."""
+    has_steps = verdicts.aligned & (verdicts.step_first >= 0)
+    # A preempted stream was in none of its steps, so their contents exclude nothing.
+    took_part = has_steps & (verdicts.preempted < 0)
+    if steps is None or not len(steps.number):
+        no_prefill = no_recompute = no_throttling = np.zeros(len(took_part), np.bool_)
+    else:
+        throttling = steps.throttling
+        lowered = throttling.hard_ns + throttling.soft_ns > 0
+        no_prefill = _none_in_steps(steps.prefill_tokens > 0, verdicts)
+        no_recompute = _none_in_steps(steps.preempted | (steps.limits.recompute_share > 0), verdicts)
+        no_throttling = _none_in_steps(~throttling.known | lowered, verdicts)
+    return {
+        "server on time": gaps.has_server & ~verdicts.aligned & (verdicts.parts[:, _GENERATION] <= error_ns),
+        "no prefill": took_part & no_prefill,
+        "no recompute": took_part & no_recompute,
+        "no throttling": took_part & no_throttling,
+        "duration explained": took_part,
+        "sent at once": has_steps,
+    }
 
 
-def _longest(scraped: Scraped, low_ns: Ints, high_ns: Ints) -> tuple[Bools, Ints]:
-    """Whether the engine's times between tokens are known throughout each of these stretches, and what the longest was at most (ns)."""
-    longest = np.zeros(len(low_ns), np.int64)
-    if not scraped.intervals or not len(scraped.seen_ns):
-        return np.zeros(len(low_ns), np.bool_), longest
-    # A reading that is missing may have been lost with what it brought: counters make up for it, what came between two readings is gone.
-    apart = np.diff(scraped.seen_ns)
-    known = _covered(scraped.seen_ns, low_ns, high_ns, apart > _MISSED * np.median(apart) if len(apart) else apart > 0)
-    first = np.searchsorted(scraped.long_at_ns, low_ns, "left")
-    # What was observed until the end of a stretch is told by the next scrape.
-    told_ns = scraped.seen_ns[np.minimum(np.searchsorted(scraped.seen_ns, high_ns, "left"), len(scraped.seen_ns) - 1)]
-    last = np.searchsorted(scraped.long_at_ns, told_ns, "right")
-    for row in np.flatnonzero(known & (last > first)):
-        longest[row] = scraped.longest_ns[first[row] : last[row]].max()
-    return known, longest
+def _of_delivery(gaps: Gaps, verdicts: Verdicts, error_ns: Ints) -> dict[Rule, Bools]:
+    """Return the observations about the network path and the client."""
+    client_only = ~gaps.has_server
+    on_path = np.asarray(verdicts.parts[:, _ON_PATH].sum(axis=1))
+    return {
+        "delivered at once": gaps.has_server & (gaps.server_error_ns == 0) & (on_path <= error_ns),
+        "separate reads": gaps.has_server & ~gaps.buffered,
+        "socket empty": gaps.socket_known & ~gaps.unread,
+        "socket unread": gaps.unread,
+        "buffered": gaps.has_server & gaps.buffered,
+        "no hold": gaps.hold_known & (gaps.hold_ns <= HOLD_ERROR_NS),
+        "none behind": client_only & (gaps.caught_up <= NONE_BEHIND_MAX),
+        "all behind": client_only & (gaps.caught_up >= ALL_BEHIND_MIN),
+    }
 
 
-def excluded_by(scraped: Scraped, start_ns: Ints, end_ns: Ints, same_clock: Bools) -> tuple[list[dict[str, str]], dict[str, Bools]]:
-    """By cause, why it is out of the question for each of these gaps; and by cause, whether what counts it did move around the gap, and the
-    engine made a time between tokens as long. Of engines of several nodes under one id nothing is said, and of ranks not what moved.
-    """
-    before, after = scraped.around(same_clock)
-    low, high = start_ns - before, end_ns + after
-    out: list[dict[str, str]] = [{} for _ in start_ns]
-    moved = {cause: np.zeros(len(start_ns), np.bool_) for cause in MOVED}
-    if len(scraped.boots) > 1:
-        return out, moved
-    known, longest = _longest(scraped, low, high)
-    gap = end_ns - start_ns
-    for name, (cause, why) in _RULED_OUT.items():
-        counter = scraped.counters.get(name)
-        if counter is None:
-            continue
-        stood = still(counter, low, high)
-        covered = _covered(counter.times_ns, low, high, np.zeros(max(len(counter.times_ns) - 1, 0), np.bool_))
-        if not scraped.ranks:
-            moved[cause] = covered & ~stood & (~known | (longest >= gap))
-        for row in np.flatnonzero(stood):
-            out[row][cause] = why
-    for row in np.flatnonzero(known & (longest <= _HALF * gap)):
-        out[row].update(dict.fromkeys(_CORE, _MADE_NONE))
-    waited = _more(scraped.counters.get(WAITED), None, start_ns, end_ns)
-    stolen = _more(scraped.counters.get(STOLEN), scraped.counters.get(CPU), start_ns, end_ns)
-    more = np.maximum(waited, stolen)
-    if not scraped.ranks:
-        moved["host"], moved["busy"] = same_clock & (more >= _WAITED_MORE), same_clock & (more >= _WAITED_SOME)
-    return out, moved
-
-
-def _more(counter: Counter | None, whole: Counter | None, start_ns: Ints, end_ns: Ints) -> NDArray[np.float64]:
-    """How much more ``counter`` (seconds) had of each gap than of the minute before and after it; 0 where nobody knows.
-
-    Of the time that passed, or of what ``whole`` counted at the same moments.
-    """
-    if counter is None or len(counter.times_ns) < 2:
-        return np.zeros(len(start_ns))
-    counted, passed = grown(counter.values), grown(whole.values) if whole is not None else (counter.times_ns - counter.times_ns[0]) / 1e9
-
-    def share(low_ns: Ints, high_ns: Ints) -> NDArray[np.float64]:
-        part, all_ = (np.interp(high_ns, counter.times_ns, each) - np.interp(low_ns, counter.times_ns, each) for each in (counted, passed))
-        return np.asarray(part / np.maximum(all_, 1e-9))
-
-    covered = _covered(counter.times_ns, start_ns, end_ns, np.zeros(len(counter.times_ns) - 1, np.bool_))
-    return np.where(covered, share(start_ns, end_ns) - share(start_ns - AROUND_NS, end_ns + AROUND_NS), 0.0)
-
-
-def by_exclusion(gaps: Gaps, verdicts: Verdicts, excluded: Sequence[Mapping[str, str]], moved: Mapping[str, Bools]) -> Verdicts:
-    """Give what the server waited for its engine a name, where the scrapes leave one.
-
-    With the core out of the question it was the front end; where its threads waited for a CPU as they seldom do, the host; with prompts out
-    and preemptions counted, a preemption; with preemptions out and prompts counted, a prompt. Of gaps that the server saw too and no step
-    explains.
-    """
-    open_ = gaps.has_server & ~verdicts.laid & (verdicts.cause == _GENERATION)
-    core = np.array([all(cause in each for cause in _CORE) for each in excluded], np.bool_)
-    out = {cause: np.array([cause in each for each in excluded], np.bool_) for cause in ("scheduling", "kv_pressure")}
-    named = (
-        (_FRONT_END, core),
-        (_HOST, ~core & moved["host"]),
-        (_KV, ~core & ~moved["busy"] & out["scheduling"] & moved["kv_pressure"]),
-        (_SCHEDULING, ~core & ~moved["busy"] & out["kv_pressure"] & moved["scheduling"]),
-    )
-    cause, parts = verdicts.cause.copy(), verdicts.parts.copy()
-    for name, which in named:
-        rows = np.flatnonzero(open_ & which)
-        cause[rows] = name
-        parts[rows, name] += parts[rows, _GENERATION]
-        parts[rows, _GENERATION] = 0
-    return replace(verdicts, cause=cause, parts=parts)
+def _none_in_steps(marked: Bools, verdicts: Verdicts) -> Bools:
+    """Return whether no step that a gap is aligned with is marked."""
+    first, last = np.maximum(verdicts.step_first, 0), np.maximum(verdicts.step_last, 0) + 1
+    count = np.concatenate([[0], np.cumsum(marked)])
+    return np.asarray(count[last] == count[first])

@@ -1,152 +1,109 @@
-"""From the vantages of streams to gaps: which two chunks bound a gap, and when they were seen at the server.
+"""Gaps of streams: which two chunks bound each gap, when they were at the server, and what the client's record shows about it.
 
-One idea: a chunk is the same chunk at both ends by its place among the content chunks, or, where the ends cut the content differently, by
-the byte at which it begins. Nothing is matched by time. It judges nothing.
+The module charges no time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.charge import Gaps
+from legato_ingest.attribution.model.matching import server_chunks
+from legato_ingest.attribution.model.vantage import Vantage
 
-__all__ = ["Sockets", "Vantage", "gaps_of", "made_by", "places_of", "steps_of"]
+__all__ = ["Gaps", "gaps_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-# Kinds of chunks that carry content (schema/TIMELINE.md): text, reasoning, tool.
-_CONTENT = (1, 2, 3)
-_HOLD_STEP_NS = 64_000
-# A stream whose chunks nearly all came in releases of several, three releases or more, came through a buffer.
+Bools = NDArray[np.bool_]
+
+# A stream passed through a buffer if this share of its chunks or more arrived in releases of several, and it had this many releases.
 _BUFFERED_SHARE, _RELEASES_MIN = 0.75, 3
-# What comes within this share of a gap after it came right behind it. A gap in which fewer chunks are missing tells nothing.
+# Chunks within this share of a gap after its end count as right behind it. A gap with fewer missing chunks, or with fewer chunks left in
+# the stream, allows no conclusion.
 _BEHIND_SHARE, _MISSING_MIN, _LEFT_MIN = 0.15, 1, 4
 
-# A chunk may seem to come before its step's record by this share of a usual step: the soonest delivery is known no better.
-_EARLY_SHARE = 0.35
-
-
-# Data lay unread when it had arrived this long before the read, as a share of the gap, and by more than the kernel's clock is coarse.
-_IDLE_SHARE, _IDLE_MS_MIN = 0.02, 4
-
 
 @dataclass(frozen=True, slots=True)
-class Sockets:
-    """What the socket held just before some reads: ``at`` are chunk places, the rest as in TIMELINE.md (plus one; 0 unknown)."""
+class Gaps:
+    """Gaps between reads of content, one entry each. Client times are by the client's clock, server times by the server's.
 
-    at: Ints
-    queued_bytes: Ints
-    window_bytes: Ints
-    idle_ms: Ints
-
-    def unread(self, dt_us: Ints) -> Ints:
-        """The places where data had waited for the reader: more of it than the window had left, or for a while.
-
-        After a loss all of it comes at once, so the last of it has only just come, and the window is as wide as ever.
-        """
-        at = self.at[self.at < len(dt_us)]
-        queued, window, idle = (values[: len(at)] for values in (self.queued_bytes, self.window_bytes, self.idle_ms))
-        filled = (window > 0) & (queued > window)
-        waited = 1000 * (idle - 1) > np.maximum(_IDLE_SHARE * dt_us[at], 1000 * _IDLE_MS_MIN)
-        return np.asarray(at[filled | waited])
-
-
-@dataclass(frozen=True, slots=True)
-class Vantage:
-    """One stream as one vantage saw it: the content chunks alone. Times in ns since the epoch by that vantage's clock.
-
-    ``sizes`` are bytes of content, empty when unknown; ``holds_ns`` likewise. ``unread``: places of chunks before whose read the socket
-    held data that nobody had read, of those (``sampled``) where it was looked at.
+    ``has_server``: the two chunks were seen at the server, or their times there were concluded from the engine's steps within
+    ``server_error_ns``. ``clock_offset_ns``: the clock of the engine's records minus the server's clock; the true offset is up to
+    ``clock_offset_error_ns`` larger. ``hold_ns``: how long the application held the chunks before the gap (0 unless ``hold_known``).
+    ``buffered``: the stream arrived in the releases of a buffer. ``unread``: the socket held unread data before the read that ended the gap
+    (False unless ``socket_known``). ``usual_ns``: the stream's median gap at the server. ``pace_ns``: its median time per chunk at the
+    client. ``caught_up``: the share of the missing chunks that arrived right behind the gap (NaN: unknown).
     """
 
-    times_ns: Ints
-    sizes: Ints
-    holds_ns: Ints
-    unread: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    sampled: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    start_ns: Ints
+    end_ns: Ints
+    server_start_ns: Ints
+    server_end_ns: Ints
+    has_server: Bools
+    server_error_ns: Ints
+    clock_offset_ns: Ints
+    clock_offset_error_ns: Ints
+    hold_ns: Ints
+    hold_known: Bools
+    buffered: Bools
+    unread: Bools
+    socket_known: Bools
+    usual_ns: Ints
+    pace_ns: Ints
+    caught_up: Floats
+
+    def at(self, rows: Ints) -> Gaps:
+        """Return these gaps only."""
+        return Gaps(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @property
+    def length_ns(self) -> Ints:
+        """The length of each gap at the client."""
+        return self.end_ns - self.start_ns
 
     @classmethod
-    def of(cls, start_ns: int, dt_us: Ints, kinds: Ints, sizes: Ints, holds: Ints, sockets: Sockets | None = None) -> Vantage:
-        """From a row's arrays, all chunks included; ``holds`` in steps of 64 µs."""
-        content = np.isin(kinds, _CONTENT)
-        times = start_ns + 1000 * np.cumsum(dt_us)
-        held = _held(_HOLD_STEP_NS * holds, content) if len(holds) else holds
-        nothing = np.zeros(0, np.int64)
-        unread, sampled = (sockets.unread(dt_us), sockets.at[sockets.at < len(dt_us)]) if sockets is not None else (nothing, nothing)
-        rank = np.cumsum(content) - 1
-        return cls(
-            times[content],
-            sizes[content] if len(sizes) else sizes,
-            held,
-            rank[unread[content[unread]]],
-            rank[sampled[content[sampled]]],
-        )
-
-
-def _held(holds_ns: Ints, content: NDArray[np.bool_]) -> Ints:
-    """How long the application held each content chunk and what came behind it without content."""
-    places = np.flatnonzero(content)
-    return np.add.reduceat(holds_ns, places) if len(places) else holds_ns[:0]
-
-
-def made_by(client: Vantage, recorded_ns: Ints, shift_ns: int, last_step: int) -> Vantage:
-    """When a stream's chunks were handed on, by the records of the engine's steps: for a server that was not recorded.
-
-    ``last_step``: the place of the step that ended the request (-1: unknown). ``shift_ns`` is the records' clock minus the client's, the
-    soonest delivery taken for none.
-    """
-    recorded = np.maximum.accumulate(recorded_ns)
-    early = int(_EARLY_SHARE * np.median(np.diff(recorded))) if len(recorded) > 1 else 0
-    steps = steps_of(client.times_ns + shift_ns + early, recorded, last_step)
-    return Vantage(recorded[np.maximum(steps, 0)], client.sizes, client.holds_ns)
-
-
-def steps_of(times_ns: Ints, ready_ns: Ints, last_step: int = -1) -> Ints:
-    """The places of the steps that made chunks which were there at these times (both of one clock; ``ready_ns`` ascending); below 0: none.
-
-    Each is of the latest step that was ready, no two of one step, the last of ``last_step``. So chunks that were kept and came together are
-    of the steps before, one each.
-    """
-    latest = np.searchsorted(ready_ns, times_ns, "right") - 1
-    if last_step >= 0:
-        latest = np.minimum(latest, last_step)
-    ranks = np.arange(len(latest))
-    return np.asarray(np.minimum.accumulate((latest - ranks)[::-1])[::-1] + ranks)
+    def joined(cls, several: Sequence[Gaps]) -> Gaps:
+        """Concatenate gaps."""
+        return cls(*(np.concatenate([getattr(each, field.name) for each in several]) for field in fields(cls)))
 
 
 def gaps_of(
-    client: Vantage, server: Vantage | None, shift_ns: int, gap_ns_min: int, server_error_ns: int = 0, shift_error_ns: int = 0
+    client: Vantage,
+    server: Vantage | None,
+    clock_offset_ns: int,
+    gap_ns_min: int,
+    server_error_ns: int = 0,
+    clock_offset_error_ns: int = 0,
 ) -> Gaps:
-    """The client's gaps of at least ``gap_ns_min`` between reads of content, in order.
+    """Return the client's gaps of at least ``gap_ns_min`` between reads of content, in order.
 
-    ``server_error_ns``: how far the server's times may be off where they were not recorded but concluded (``made_by``). ``shift_error_ns``:
-    by how much ``shift_ns`` may be more.
+    ``server_error_ns``: the possible error of the server's times if they were concluded (``matching.server_from_steps``) and not recorded.
     """
     times = client.times_ns
     new_read = np.flatnonzero(np.diff(times) > 0) + 1
-    gap_ns = times[new_read] - times[new_read - 1]
-    after = new_read[gap_ns >= gap_ns_min]
-    before = after - 1
-    count, pace = len(after), _pace(times)
-    places = places_of(client, server, after)
-    seen = places > 0
-    at = np.where(seen, places, 1) if server is not None and len(server.times_ns) > 1 else np.ones(count, np.int64)
-    sends = server.times_ns if server is not None and len(server.times_ns) > 1 else np.zeros(2, np.int64)
+    after = new_read[times[new_read] - times[new_read - 1] >= gap_ns_min]
+    count, pace = len(after), _pace_ns(times)
+    at_server = server_chunks(client, server, after)
+    has_server = at_server > 0
+    has_sends = server is not None and len(server.times_ns) > 1
+    at = np.where(has_server, at_server, 1) if has_sends else np.ones(count, np.int64)
+    sends = server.times_ns if server is not None and has_sends else np.zeros(2, np.int64)
     return Gaps(
-        start_ns=times[before],
+        start_ns=times[after - 1],
         end_ns=times[after],
         server_start_ns=sends[at - 1],
         server_end_ns=sends[at],
-        has_server=seen,
+        has_server=has_server,
         server_error_ns=np.full(count, server_error_ns, np.int64),
-        shift_ns=np.full(count, shift_ns, np.int64),
-        shift_error_ns=np.full(count, shift_error_ns, np.int64),
-        hold_ns=_holds(client, after),
+        clock_offset_ns=np.full(count, clock_offset_ns, np.int64),
+        clock_offset_error_ns=np.full(count, clock_offset_error_ns, np.int64),
+        hold_ns=_holds_ns(client, after),
         hold_known=np.full(count, len(client.holds_ns) > 0),
-        buffered=np.full(count, _buffered(times)),
+        buffered=np.full(count, _is_buffered(times)),
         unread=np.isin(after, client.unread),
         socket_known=np.isin(after, client.sampled),
         usual_ns=np.full(count, int(np.median(np.diff(sends))) if len(sends) > 2 else 0, np.int64),
@@ -155,8 +112,8 @@ def gaps_of(
     )
 
 
-def _holds(client: Vantage, after: Ints) -> Ints:
-    """How long the application held the reads before these chunks: all chunks of a read were handed to it one after another."""
+def _holds_ns(client: Vantage, after: Ints) -> Ints:
+    """Return how long the application held the reads before these chunks: it received all chunks of a read one after another."""
     if not len(client.holds_ns):
         return np.zeros(len(after), np.int64)
     until = np.concatenate([[0], np.cumsum(client.holds_ns)])
@@ -164,17 +121,18 @@ def _holds(client: Vantage, after: Ints) -> Ints:
     return np.asarray(until[after] - until[first])
 
 
-def _pace(times: Ints) -> int:
-    """The usual time a chunk, ns: of the reads' times since the read before, each over the chunks that it brought, the median."""
+def _pace_ns(times: Ints) -> int:
+    """Return the median time per chunk: for each read the time since the read before, divided by the number of its chunks."""
     reads, counts = np.unique(times, return_counts=True)
     return int(np.median(np.diff(reads) / counts[1:])) if len(reads) > 1 else 0
 
 
 def _caught_up(times: Ints, after: Ints, pace_ns: int) -> Floats:
-    """For the gaps before these chunks, how much of what a steady stream would have brought meanwhile came right behind; NaN: no telling.
+    """Return, for the gap before each of these chunks, the share of the missing chunks that arrived right behind it; NaN if unknown.
 
-    About 1 when the chunks existed and were kept somewhere, about 0 when they were yet to be made (the token index as a clock of the
-    server's). A share of the gap counts as right behind, less what would have come in it anyway.
+    Missing are the chunks that a steady stream would have delivered during the gap. The share is about 1 if the chunks existed and were
+    kept somewhere, and about 0 if they did not exist yet. Chunks that a steady stream would have delivered right behind the gap in any case
+    are subtracted.
     """
     gap = (times[after] - times[after - 1]).astype(np.float64)
     if not pace_ns or not len(after):
@@ -182,38 +140,19 @@ def _caught_up(times: Ints, after: Ints, pace_ns: int) -> Floats:
     window = _BEHIND_SHARE * gap + 2 * pace_ns
     together = np.searchsorted(times, times[after], "right") - after - 1
     behind = np.searchsorted(times, times[after] + window.astype(np.int64), "right") - after - 1 - together
-    came = together + behind
+    arrived = together + behind
     left = len(times) - after - 1
-    missing = np.minimum(gap / pace_ns - 1, left)
+    missing = np.maximum(np.minimum(gap / pace_ns - 1, left), 1)
     steady = np.minimum(window / pace_ns, left)
-    share = (together + np.maximum(behind - steady, 0)) / np.maximum(missing, 1)
-    whole = came / np.maximum(missing, 1)
-    # The stream's end came right behind: then all that was left came at once, or it is too little to tell.
-    share = np.where(came == left, whole, share)
-    unsure = (gap < (_MISSING_MIN + 1) * pace_ns) | (left < _LEFT_MIN) & (together < left) | (left == 0)
-    return np.where(unsure, np.nan, share)
+    share = (together + np.maximum(behind - steady, 0)) / missing
+    # If all remaining chunks arrived right behind the gap, nothing is subtracted: the end of the stream limits what could arrive.
+    share = np.where(arrived == left, arrived / missing, share)
+    is_unsure = (gap < (_MISSING_MIN + 1) * pace_ns) | (left < _LEFT_MIN) & (together < left) | (left == 0)
+    return np.where(is_unsure, np.nan, share)
 
 
-def places_of(client: Vantage, server: Vantage | None, after: Ints) -> Ints:
-    """For client chunks, by their places, their places at the server; -1 where nobody can say."""
-    unknown = np.full(len(after), -1, np.int64)
-    if server is None or not len(server.times_ns):
-        return unknown
-    ours, theirs = len(client.times_ns), len(server.times_ns)
-    if ours == theirs or (ours < theirs and not len(client.sizes)):
-        return np.where(after < theirs, after, -1)
-    if len(client.sizes) and len(server.sizes):
-        begins = np.cumsum(client.sizes)[after] - client.sizes[after]
-        ends = np.cumsum(server.sizes)
-        if ours > theirs and ends[-1] != client.sizes.sum():
-            return unknown
-        places = np.searchsorted(ends, begins, "right")
-        return np.where(places < theirs, places, -1)
-    return unknown
-
-
-def _buffered(times: Ints) -> bool:
-    """Whether nearly all of a stream's chunks came several at a time."""
+def _is_buffered(times: Ints) -> bool:
+    """Return whether nearly all of the stream's chunks arrived in releases of several."""
     if len(times) < 2:
         return False
     _, counts = np.unique(times, return_counts=True)

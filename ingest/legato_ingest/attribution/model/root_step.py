@@ -1,8 +1,8 @@
-"""The engine event behind each stall: which step, and whose request.
+"""The root-cause step of each stall, and the requests whose prompt or recompute it was.
 
-One idea: a stall's parts are sums over steps, so the step with the most of the named cause is the event, and one event stalls many streams.
-A prompt's last step is where its own first token comes from, and a victim's stall ends with its recompute: so the steps name the requests,
-where those were recorded. It counts no stall and asks no store.
+A stall's parts are sums over steps, so the step with the largest part of the named cause is the event behind the stall. One event stalls
+many streams. The last step of a prompt gives the request its first token, and a preempted stream's stall ends with its recompute, so these
+steps identify the requests, if the requests were recorded.
 """
 
 from __future__ import annotations
@@ -13,71 +13,96 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.charge import CAUSES, Verdicts
-from legato_ingest.attribution.model.step_model import Charges
+from legato_ingest.attribution.model.steps import ChargedSteps
+from legato_ingest.attribution.model.verdicts import Verdicts
+from legato_ingest.causes import CORE, index_of
 from legato_ingest.timeline.ragged import Segments
 
-__all__ = ["Culprits", "culprits_of", "prompts_of"]
+__all__ = ["RootSteps", "prompts_in_steps", "responses_of", "root_steps"]
 
 Ints = NDArray[np.int64]
-_SCHEDULING, _KV, _CLOCK, _HOST, _FRONT_END = (
-    CAUSES.index(name) for name in ("scheduling", "kv_pressure", "gpu_clock", "host", "front_end")
-)
+_SCHEDULING, _KV_PRESSURE, _FRONT_END = index_of("scheduling"), index_of("kv_pressure"), index_of("front_end")
 
 
 @dataclass(frozen=True, slots=True)
-class Culprits:
-    """One entry a gap. ``step``: the step to blame, by its place in the steps (-1: none is). ``ns``: what it took of the gap."""
+class RootSteps:
+    """One entry a gap. ``step``: the index of the root-cause step (-1: none). ``ns``: the part of the gap that the cause took in it."""
 
     step: Ints
     ns: Ints
 
 
-def culprits_of(steps: Charges | None, verdicts: Verdicts) -> Culprits:
-    """The step to blame for each gap: for a prompt, another's recompute, the clock and the host the one that took most; for a stream that
-    was preempted itself the step in which it was; for the front end the last that had ended when it stopped.
+def root_steps(steps: ChargedSteps | None, verdicts: Verdicts) -> RootSteps:
+    """Return the step that caused each gap.
+
+    It is the longest step for prefill, recompute, throttling and host causes; the step of the preemption for a preempted stream; the last
+    step before the pause for the front end.
     """
     count = len(verdicts.cause)
     step, took = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     if steps is None:
-        return Culprits(step, took)
-    robbed = (verdicts.cause == _KV) & (verdicts.preempted >= 0)
+        return RootSteps(step, took)
+    evicted = (verdicts.cause == _KV_PRESSURE) & (verdicts.preempted >= 0)
     front = (verdicts.cause == _FRONT_END) & (verdicts.step_last >= 0)
-    columns = ((_SCHEDULING, steps.scheduling), (_KV, steps.kv_pressure), (_CLOCK, steps.gpu_clock), (_HOST, steps.host))
-    for cause, column in columns:
-        at = np.flatnonzero((verdicts.cause == cause) & (verdicts.step_first >= 0) & ~robbed)
-        step[at], took[at] = _most(column, verdicts.step_first[at], verdicts.step_last[at])
-    for which, place, cause in ((robbed, verdicts.preempted, _KV), (front, verdicts.step_last, _FRONT_END)):
-        step[which] = place[which]
+    for name in CORE:
+        rows = np.flatnonzero((verdicts.cause == index_of(name)) & (verdicts.step_first >= 0) & ~evicted)
+        step[rows], took[rows] = _largest(steps.parts.of(name), verdicts.step_first[rows], verdicts.step_last[rows])
+    for which, index, cause in ((evicted, verdicts.preempted, _KV_PRESSURE), (front, verdicts.step_last, _FRONT_END)):
+        step[which] = index[which]
         took[which] = verdicts.parts[which, cause]
-    return Culprits(step, took)
+    return RootSteps(step, took)
 
 
-def _most(values: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """The place and value of the most in each of these stretches, ends included."""
+def _largest(values: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Return the index and the value of the largest value from each ``first`` to its ``last``, both included."""
     if not len(first):
         return first, first
     stretches = Segments.of_lengths(last - first + 1)
     owners = stretches.owners()
-    places = first[owners] + stretches.ranks()
-    most = stretches.maxima(values[places])
-    hit = np.flatnonzero(values[places] == most[owners])
-    return places[hit[np.searchsorted(hit, stretches.starts)]], most
+    at = first[owners] + stretches.ranks()
+    largest = stretches.maxima(values[at])
+    hits = np.flatnonzero(values[at] == largest[owners])
+    return at[hits[np.searchsorted(hits, stretches.starts)]], largest
 
 
-def prompts_of(steps: Charges, culprits: Sequence[int], first_tokens: Mapping[str, int]) -> dict[int, list[str]]:
-    """For steps blamed for a prompt, the requests whose prompt that was.
+def prompts_in_steps(steps: ChargedSteps, roots: Sequence[int], first_tokens: Mapping[str, int]) -> dict[int, list[str]]:
+    """Return, for root-cause steps of ``scheduling``, the requests that were prefilled in them.
 
-    ``first_tokens``: by request, the place of the step that gave it its first token. A prompt that takes several steps is in all of them up
-    to that one. Steps of which nobody's first token followed at once are left out.
+    ``first_tokens``: by response id, the index of the step that gave the request its first token. A prompt that takes several steps is in
+    all of them up to that step. A step without a first token directly after its prompt is left out.
     """
     order = sorted(first_tokens.items(), key=lambda item: item[1])
-    at = np.array([place for _, place in order], np.int64)
+    at = np.array([step for _, step in order], np.int64)
     without = np.concatenate([[0], np.cumsum(steps.prefill_tokens == 0)])
     out: dict[int, list[str]] = {}
-    for step in set(culprits):
-        low = int(np.searchsorted(at, step))
-        if low == len(at) or without[at[low] + 1] > without[step]:
+    for root in set(roots):
+        low = int(np.searchsorted(at, root))
+        if low == len(at) or without[at[low] + 1] > without[root]:
             continue
-        out[step] = [name for name, place in order[low:] if place == at[low]]
+        out[root] = [name for name, step in order[low:] if step == at[low]]
+    return out
+
+
+def responses_of(
+    rows: Ints, roots: Ints, verdicts: Verdicts, own: Sequence[str], steps: ChargedSteps, first_tokens: Mapping[str, int]
+) -> list[list[str]]:
+    """Return, for each of the gaps ``rows``, the response ids behind its root-cause step (``roots``, an entry a row).
+
+    They are the requests that were prefilled in it, or those that were recomputed; for a preempted stream the stream itself. ``own``: the
+    response id of each gap's stream, an entry a gap.
+    """
+    is_prefill = (verdicts.cause[rows] == _SCHEDULING) & (roots >= 0)
+    prompts = prompts_in_steps(steps, roots[is_prefill].tolist(), first_tokens)
+    recomputed: dict[int, list[str]] = {}
+    for row in np.flatnonzero(verdicts.preempted >= 0).tolist():
+        recomputed.setdefault(int(verdicts.step_last[row]), []).append(own[row])
+    out: list[list[str]] = []
+    for row, root in zip(rows.tolist(), roots.tolist(), strict=True):
+        cause = verdicts.cause[row]
+        if cause == _SCHEDULING:
+            out.append(prompts.get(root, []))
+        elif cause == _KV_PRESSURE and verdicts.preempted[row] >= 0:
+            out.append([own[row]] if own[row] else [])
+        else:
+            out.append(recomputed.get(root, []) if cause == _KV_PRESSURE else [])
     return out

@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
-from legato_ingest.attribution.load.cpu_wait import CpuWaits, _counter, waits_of
-from legato_ingest.attribution.worker import Worker
+from legato_ingest.attribution.load.cpu_wait import cpu_samples
+from legato_ingest.attribution.model.cpu_wait import CpuSamples, cpu_waits_around
+from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.cli.verdict_text import evidence_lines
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
@@ -34,14 +33,15 @@ def sampled(store: Store, name: str, values: dict[int, float], engine_id: str = 
     store.insert("node_samples", received_points(body, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
 
 
-def waits(store: Store, engine_id: str = "e") -> CpuWaits:
-    """What is known of an engine over the hour."""
-    return waits_of(store, "", engine_id, START - 3_600 * S, START + 3_600 * S)
+def waits(store: Store, engine_id: str = "e", by_scrapes: bool = False) -> CpuSamples:
+    """The samples of an engine over two hours, on its host."""
+    low, high = START - 3_600 * S, START + 3_600 * S
+    return cpu_samples(store, ("", engine_id), low, high, by_scrapes).on_one_host(low, high)
 
 
-def evidence(found: CpuWaits, start: int, end: int) -> dict[str, int]:
-    """Of one stretch, ns since ``START``."""
-    return found.evidence(np.array([START + start]), np.array([START + end]))[0]
+def evidence(found: CpuSamples, start: int, end: int) -> dict[str, int]:
+    """The evidence about one stretch, ns since ``START``."""
+    return cpu_waits_around(found, np.array([START + start]), np.array([START + end]))[0]
 
 
 def test_what_grew_around_a_stall_is_told(store: Store) -> None:
@@ -98,7 +98,7 @@ def test_of_two_nodes_nothing_is_said(store: Store) -> None:
     for host in ("a", "b"):
         sampled(store, WAIT, {0: 1.0, 9 * S: 1.5}, "e", host)
     assert evidence(waits(store), S, 2 * S) == {}
-    assert evidence(CpuWaits(), S, 2 * S) == {}
+    assert evidence(CpuSamples(), S, 2 * S) == {}
 
 
 def test_a_process_that_was_not_sampled_then_is_not_counted(store: Store) -> None:
@@ -107,15 +107,6 @@ def test_a_process_that_was_not_sampled_then_is_not_counted(store: Store) -> Non
     sampled(store, WAIT, {second * S: 1.0 + 0.1 * second for second in range(60)}, "e", role="often")
     sampled(store, WAIT, {second * S: 1e300 * second for second in range(60)}, "e", role="broken")
     assert evidence(waits(store), 10_200 * MS, 10_800 * MS) == {"cpu_wait_us": 100_000, "cpu_wait_of_us": 1_000_000}
-
-
-@given(st.lists(st.tuples(st.integers(0, 30 * S), st.floats()), max_size=8), st.integers(0, 30 * S), st.integers(0, 5 * S))
-def test_it_never_counts_backwards(seen: list[tuple[int, float]], start: int, lasted: int) -> None:
-    """Whatever a counter does."""
-    at = np.array(sorted({time for time, _ in seen}), np.int64)
-    counter = _counter(at, np.array([value for _, value in seen][: len(at)]))
-    found = CpuWaits([counter] if counter else []).evidence(np.array([start]), np.array([start + lasted]))[0]
-    assert not found or (found["cpu_wait_us"] >= 0 and found["cpu_wait_of_us"] >= lasted // 1000)
 
 
 HOT, LONG = World(slow={200: 600 * MS}), World(prefill={n: 2_500 for n in range(40, 400, 60)})
@@ -130,14 +121,14 @@ def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: 
     # Half a second of the wait is in the long step.
     ends = {int(at) - START: 0.5 * (at >= world.ends[200]) for at in np.arange(world.ends[0] - S, world.ends[-1] + 2 * S, 250 * MS)}
     sampled(store, WAIT, ends, "e")
-    assert Worker(store, load(attribute_settle_s=0), Metrics()).step().verdicts >= 1
+    assert AttributionWorker(store, load(attribute_settle_s=0), Metrics()).step().verdicts >= 1
     table = store.select_arrow(
         "SELECT cause, evidence, parts, gap_us, error_us, excluded FROM verdicts FINAL WHERE cause != 'base' LIMIT 1"
     )
     (row,) = table.to_pylist()
     verdict = {**row, "evidence": {key.decode(): value for key, value in row["evidence"]}, "excluded": {}, "parts": {}}
     assert row["cause"] == cause.encode()
-    assert ("the engine's threads were ready without a CPU for 500 ms in total in the" in words(verdict)) == told
+    assert ("the engine's threads, all together, were ready and had no CPU for 500 ms in the" in words(verdict)) == told
     assert not told or 500_000 <= verdict["evidence"]["cpu_wait_of_us"] <= 1_300_000
 
 
@@ -153,8 +144,7 @@ def test_who_read_the_page_is_not_asked_where_the_processes_are_seen(store: Stor
     gauge(alone, "legato.engine.up", 1.0, START)
     store.insert("node_samples", received_points(alone, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     assert evidence(waits(store, "far"), 0, S) == {}
-    by_page = waits_of(store, "", "far", START - S, START + S, by_page=True)
-    assert evidence(by_page, 0, S)["cpu_stolen_us"] == 1_000_000
+    assert evidence(waits(store, "far", by_scrapes=True), 0, S)["cpu_stolen_us"] == 1_000_000
 
 
 def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
@@ -173,7 +163,7 @@ def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
     stolen = {at - START: 8 * min(max(at - stalled[0], 0), 2 * S) / S for at in within}
     sampled(store, CPU, stolen, cpu__mode="steal")
     sampled(store, CPU, {at - START: 8 * (at - within[0]) / S - stolen[at - START] for at in within}, cpu__mode="idle")
-    assert Worker(store, load(attribute_settle_s=0), Metrics()).step().verdicts >= 1
+    assert AttributionWorker(store, load(attribute_settle_s=0), Metrics()).step().verdicts >= 1
     ((cause, confidence, evidence),) = store.select("SELECT cause, confidence, evidence FROM verdicts FINAL WHERE cause != 'base'")
     assert (cause, confidence) == ("host", "possible") and evidence["cpu_stolen_us"] >= 15_000_000
 
@@ -181,3 +171,13 @@ def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
 def words(verdict: dict[str, Any]) -> str:
     """All that `legato stream` says of it."""
     return "\n".join(line.plain for line in evidence_lines(verdict))
+
+
+def test_without_samples_there_are_none(store: Store) -> None:
+    """An engine that was never sampled, and one that was scraped on a host without counters."""
+    assert waits(store) == CpuSamples()
+    body = metrics_request({"legato.engine.id": "e", "host.name": "monitor"})
+    gauge(body, "legato.engine.up", 1.0, START)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
+    found = waits(store, by_scrapes=True)
+    assert (list(found.waits), list(found.stolen)) == ([], [])

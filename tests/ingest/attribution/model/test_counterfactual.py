@@ -1,4 +1,4 @@
-"""But-for, against worlds in which the cause was really taken away and all else run again with the same seed."""
+"""Counterfactuals against worlds without the cause, run again with the same seed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.builders.attribution import charged_steps, ints, vantage
 from helpers.builders.world import MS, World
-from legato_ingest.attribution.model.charge import CAUSES, judge
-from legato_ingest.attribution.model.counterfactual import DELAYS, ENGINE, Delay, Left, replay
-from legato_ingest.attribution.model.gaps import Vantage, gaps_of
-from legato_ingest.attribution.model.root_step import prompts_of
-from legato_ingest.attribution.model.step_model import charge
+from legato_ingest.attribution.model.charge import charge
+from legato_ingest.attribution.model.counterfactual import Delay, Remaining, counterfactual
+from legato_ingest.attribution.model.gaps import gaps_of
+from legato_ingest.attribution.model.step_model import charge_steps
+from legato_ingest.attribution.model.vantage import Vantage
+from legato_ingest.causes import CORE, DELAYS, REPLAYABLE
 
 STALL_NS = 100 * MS
 PROMPTS = {step: 1500 for step in range(40, 400, 60)}
 
 
-def replayed(world: World, stream: int = 0) -> tuple[int, int, dict[str, Left]]:
+def replayed(world: World, stream: int = 0) -> tuple[int, int, dict[str, Remaining]]:
     """The stream's stalls, the time in them, and what would be left without each cause."""
-    client, server, steps = world.client(stream), world.server(stream), charge(world.records())
+    client, server, steps = world.client(stream), world.server(stream), charge_steps(world.records())
     gaps = gaps_of(client, server, 0, STALL_NS)
-    verdicts = judge(gaps, steps)
+    verdicts = charge(gaps, steps)
     delays = [
-        Delay(CAUSES[cause], int(start), int(end))
-        for cause, start, end in zip(verdicts.cause, gaps.start_ns, gaps.end_ns, strict=True)
-        if CAUSES[cause] in DELAYS
+        Delay(cause, int(start), int(end))
+        for cause, start, end in zip(verdicts.names(), gaps.start_ns, gaps.end_ns, strict=True)
+        if cause in DELAYS
     ]
-    result = replay(client, server, 0, steps, [*ENGINE, *DELAYS], delays, STALL_NS)
+    result = counterfactual(client, server, 0, steps, REPLAYABLE, delays, STALL_NS)
     assert result is not None
-    stalls, stalled, left = result
-    return stalls, stalled, {each.cause: each for each in left}
+    return result.stalls, result.stalled_ns, {each.cause: each for each in result.remaining}
 
 
 def stalls_of(times: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[int, int]:
@@ -61,7 +62,7 @@ WORLDS: dict[str, tuple[World, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("stream", [0, 1])
 @pytest.mark.parametrize("speed", [1, 3])
-def test_the_replay_is_what_really_happens(name: str, stream: int, speed: int) -> None:
+def test_it_is_what_really_happens_without_the_cause(name: str, stream: int, speed: int) -> None:
     """The number of stalls left, and the time in them to a few ms a stall."""
     world, cause, without = WORLDS[name]
     world = replace(world, speed=speed)
@@ -82,22 +83,22 @@ def test_counting_labels_would_overstate_it() -> None:
     assert stalls_of(replace(world, held=None).client(0).times_ns)[0] == 2
 
 
-def test_what_cannot_be_laid_over_the_steps_is_not_replayed() -> None:
+def test_a_stream_that_cannot_be_aligned_has_none() -> None:
     """Steps are missing, chunks cannot be matched, or there is no engine to speak of."""
     world = World(prefill=PROMPTS)
-    client, server, steps = world.client(0), world.server(0), charge(world.records())
+    client, server, steps = world.client(0), world.server(0), charge_steps(world.records())
     records = world.records()
     kept = np.r_[0:195, 205:400]
-    holed = charge(type(records)(**{name: getattr(records, name)[kept] for name in records.__dataclass_fields__}))
+    holed = charge_steps(type(records)(**{name: getattr(records, name)[kept] for name in records.__dataclass_fields__}))
     short = Vantage(server.times_ns[:300], server.sizes, server.holds_ns)
     nothing = Vantage(*[np.zeros(0, np.int64)] * 3)
     for seen, sent, known in ((client, server, holed), (client, short, steps), (nothing, server, steps), (client, nothing, steps)):
-        assert replay(seen, sent, 0, known, ["scheduling"], [], STALL_NS) is None
+        assert counterfactual(seen, sent, 0, known, ["scheduling"], [], STALL_NS) is None
 
 
 @given(st.integers(0, 10**6), st.integers(20, 370), st.integers(50, 900), st.integers(20, 350), st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_taking_an_engines_cause_away_never_adds_time(seed: int, step: int, held_ms: int, frozen: int, preempted: bool) -> None:
+def test_removing_a_cause_of_the_core_never_adds_time(seed: int, step: int, held_ms: int, frozen: int, preempted: bool) -> None:
     """Whatever overlaps: the time in stalls shrinks or stays when steps end earlier and nothing delays what comes from them."""
     gone = (frozen, frozen + 20) if preempted else None
     world = World(seed=seed, prefill={step: 1200, (step + 30) % 400: 700}, slow={seed % 390: 200 * MS}, preempted=gone)
@@ -109,8 +110,34 @@ def test_taking_an_engines_cause_away_never_adds_time(seed: int, step: int, held
         assert 0 <= each.stalls_min <= each.stalls_max and 0 <= each.stalled_min_ns <= each.stalled_max_ns
 
 
-def test_a_prompt_is_named_by_its_first_token() -> None:
-    """A prompt of three steps is in all of them; a step whose prompt's first token nobody saw is nobody's."""
-    steps = charge(World(prefill={40: 500, 41: 500, 42: 100, 80: 900}).records())
-    assert prompts_of(steps, [40, 42, 80], {"a": 42, "b": 42, "c": 90, "d": 10}) == {40: ["a", "b"], 42: ["a", "b"]}
-    assert prompts_of(steps, [], {}) == {} and prompts_of(steps, [40], {}) == {}
+@pytest.mark.parametrize("cause", CORE)
+def test_without_a_cause_of_the_core_the_step_is_shorter(cause: str) -> None:
+    """A step of 10 ms that took 300 longer: without the cause no stall is left, without another one all of it is."""
+    steps = charged_steps(*[{"base": 10}] * 2, {"base": 10, cause: 300}, *[{"base": 10}] * 3)
+    sent = vantage(10, 20, 330, 340, 350, 360)
+    result = counterfactual(sent, sent, 0, steps, CORE, [], STALL_NS)
+    assert result is not None and (result.stalls, result.stalled_ns) == (1, 310 * MS)
+    for each in result.remaining:
+        left = (0, 0, 0, 0) if each.cause == cause else (1, 1, 310 * MS, 310 * MS)
+        assert (each.stalls_min, each.stalls_max, each.stalled_min_ns, each.stalled_max_ns) == left
+
+
+@pytest.mark.parametrize("cause", DELAYS)
+def test_without_a_delay_chunks_arrive_with_their_steps(cause: str) -> None:
+    """The chunks of steps 3 to 6 arrived together, 300 ms late; without another delay nothing changes."""
+    steps = charged_steps(*[{"base": 10}] * 40)
+    sent = vantage(*range(10, 410, 10))
+    arrived = Vantage(np.maximum(sent.times_ns, np.where(np.arange(40) >= 3, ints(340)[0], 0)), sent.sizes, sent.holds_ns)
+    delay = Delay(cause, int(ints(30)[0]), int(ints(340)[0]))
+    result = counterfactual(arrived, sent, 0, steps, DELAYS, [delay], STALL_NS)
+    assert result is not None and (result.stalls, result.stalled_ns) == (1, 310 * MS)
+    for each in result.remaining:
+        assert (each.stalls_min, each.stalls_max) == ((0, 0) if each.cause == cause else (1, 1))
+
+
+def test_noise_of_the_fit_is_not_the_hosts() -> None:
+    """Half a millisecond in each of a hundred steps adds up to 50 ms, and is no cause."""
+    steps = charged_steps(*[{"base": 10, "host": 0.5}] * 100)
+    sent = Vantage(steps.end_ns, ints(), ints())
+    result = counterfactual(sent, sent, 0, steps, ["host"], [], int(ints(10.2)[0]))
+    assert result is not None and result.remaining[0].stalls_min == result.stalls == 99

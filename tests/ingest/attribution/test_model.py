@@ -1,4 +1,4 @@
-"""Attribution over worlds whose truth is known: each cause by its name, every part adds up, and no clock's offset changes a verdict."""
+"""The model over worlds of a known truth: each cause is named, parts add up, and no clock's offset changes a verdict."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.builders.world import MS, World
-from legato_ingest.attribution.model.charge import CAUSES, Gaps, Verdicts, judge
-from legato_ingest.attribution.model.clock_offset import shift_of
-from legato_ingest.attribution.model.corroborate import lend_words
-from legato_ingest.attribution.model.gaps import Sockets, Vantage, gaps_of, made_by
-from legato_ingest.attribution.model.step_model import charge
+from legato_ingest.attribution.model.charge import charge
+from legato_ingest.attribution.model.clock_offset import clock_offset
+from legato_ingest.attribution.model.corroborate import corroborate
+from legato_ingest.attribution.model.gaps import Gaps, gaps_of
+from legato_ingest.attribution.model.matching import server_from_steps
+from legato_ingest.attribution.model.step_model import charge_steps
+from legato_ingest.attribution.model.vantage import SocketSamples, Vantage
+from legato_ingest.attribution.model.verdicts import Verdicts
+from legato_ingest.causes import index_of
 
 GAP_NS = 100 * MS
 
@@ -26,19 +30,19 @@ def judged(
     """The verdicts of one stream of a world."""
     client = world.client(stream, offset_ns, drift_ppm)
     gaps = gaps_of(client, world.server(stream) if server else None, 0, GAP_NS // world.speed)
-    verdicts = judge(gaps, charge(world.records()) if engine else None)
+    verdicts = charge(gaps, charge_steps(world.records()) if engine else None)
     assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
     return verdicts
 
 
 def causes(verdicts: Verdicts) -> list[str]:
     """The names of the causes."""
-    return [CAUSES[cause] if cause >= 0 else "mixed" for cause in verdicts.cause]
+    return verdicts.names()
 
 
 def part(verdicts: Verdicts, name: str, row: int = 0) -> float:
     """One part of a verdict in ms."""
-    return float(verdicts.parts[row, CAUSES.index(name)]) / MS
+    return float(verdicts.parts[row, index_of(name)]) / MS
 
 
 WORLDS = {
@@ -90,11 +94,11 @@ def test_the_engines_clock_is_found_by_its_finished_requests() -> None:
     world = World()
     sends = np.array([world.server(stream).times_ns[-1 - stream] for stream in range(4)])
     records = np.array([world.recorded[-1 - stream] for stream in range(4)]) + 3_600_000 * MS
-    shift = shift_of(sends, records)
+    shift = clock_offset(sends, records)
     assert shift is not None and abs(shift[0] - 3_600_000 * MS) < MS // 2 and shift[1] is None
-    assert shift_of(sends[:0], records[:0]) is None
+    assert clock_offset(sends[:0], records[:0]) is None
     apart = np.arange(200) * 1_000
-    assert shift_of(apart, 2 * apart) == (180_000, 18_000)
+    assert clock_offset(apart, 2 * apart) == (180_000, 18_000)
 
 
 @pytest.mark.parametrize("cause", WORLDS)
@@ -102,9 +106,9 @@ def test_the_engines_clock_is_found_by_its_finished_requests() -> None:
 def test_an_offset_that_is_off_within_its_error_changes_no_verdict(cause: str, short_ms: float) -> None:
     """A chunk seems to be sent before its step was over: it was made by it all the same, and no front end slept for the whole step."""
     world, off_ns = WORLDS[cause], int(short_ms * MS)
-    client, server, steps = world.client(0), world.server(0), charge(world.records())
-    right = judge(gaps_of(client, server, 0, GAP_NS), steps)
-    off = judge(gaps_of(client, server, -off_ns, GAP_NS, shift_error_ns=off_ns), steps)
+    client, server, steps = world.client(0), world.server(0), charge_steps(world.records())
+    right = charge(gaps_of(client, server, 0, GAP_NS), steps)
+    off = charge(gaps_of(client, server, -off_ns, GAP_NS, clock_offset_error_ns=off_ns), steps)
     assert causes(off) == causes(right) and (off.parts.sum(axis=1) == right.parts.sum(axis=1)).all()
     assert np.abs(off.parts - right.parts).max() <= off_ns + MS
 
@@ -112,12 +116,12 @@ def test_an_offset_that_is_off_within_its_error_changes_no_verdict(cause: str, s
 def test_a_chunk_that_is_sent_late_keeps_its_step() -> None:
     """Nearer to the step that made it than to the next: that the next preempted somebody is none of its business."""
     world = World(slow={200: 600 * MS}, preempted=(201, 230))
-    steps, client = charge(world.records()), world.client(1)
+    steps, client = charge_steps(world.records()), world.client(1)
     times = world.server(1).times_ns.copy()
     times[200] = steps.end_ns[200] + 14 * MS
     late = Vantage(times, client.sizes, client.holds_ns)
     for error_ms in (0, 7):
-        verdicts = judge(gaps_of(late, late, 0, GAP_NS, shift_error_ns=error_ms * MS), steps)
+        verdicts = charge(gaps_of(late, late, 0, GAP_NS, clock_offset_error_ns=error_ms * MS), steps)
         assert causes(verdicts)[0] == "host" and part(verdicts, "front_end") == pytest.approx(14, abs=1)
 
 
@@ -136,7 +140,7 @@ def test_the_client_alone_abstains_where_the_stream_ends() -> None:
     """A gap before the last chunk: whether more would have come right behind, nobody knows."""
     times = World().server(0).times_ns.copy()
     times[-1] += 400 * MS
-    verdicts = judge(gaps_of(Vantage(times, np.zeros(0, np.int64), np.zeros(0, np.int64)), None, 0, GAP_NS), None)
+    verdicts = charge(gaps_of(Vantage(times, np.zeros(0, np.int64), np.zeros(0, np.int64)), None, 0, GAP_NS), None)
     assert causes(verdicts) == ["unknown"]
 
 
@@ -148,16 +152,16 @@ def _alone(streams: list[tuple[int, ...]]) -> tuple[Gaps, Verdicts, np.ndarray[A
         times[after:] += gap_ms * MS
         each.append(gaps_of(Vantage(times, np.zeros(0, np.int64), np.zeros(0, np.int64)), None, 0, GAP_NS))
     gaps = Gaps.joined(each)
-    return gaps, judge(gaps, None), np.repeat(np.arange(len(each)), [len(one.start_ns) for one in each])
+    return gaps, charge(gaps, None), np.repeat(np.arange(len(each)), [len(one.start_ns) for one in each])
 
 
-def test_streams_that_stall_together_lend_each_other_their_word() -> None:
+def test_an_unknown_gap_takes_the_side_of_simultaneous_ones() -> None:
     """A gap before a stream's last chunk says nothing by itself; others had the same and went on evenly: it was made late."""
     gaps, verdicts, owners = _alone([(50, 400, 51), (50, 400, 200), (50, 403, 200)])
     assert causes(verdicts) == ["unknown", "generation", "generation"]
-    told = lend_words(gaps, verdicts, owners, np.zeros(3, np.int64))
-    assert causes(told) == ["generation"] * 3 and told.coincident.tolist() == [2, 0, 0]
-    assert (told.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all() and part(told, "unknown") == 0
+    found = corroborate(gaps, verdicts, owners, np.zeros(3, np.int64))
+    assert causes(found) == ["generation"] * 3 and found.corroborated_by.tolist() == [2, 0, 0]
+    assert (found.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all() and part(found, "unknown") == 0
 
 
 @pytest.mark.parametrize(
@@ -170,18 +174,18 @@ def test_streams_that_stall_together_lend_each_other_their_word() -> None:
         [],
     ],
 )
-def test_what_is_no_coincidence_lends_nothing(others: list[tuple[int, int, int]]) -> None:
+def test_gaps_that_are_not_simultaneous_corroborate_nothing(others: list[tuple[int, int, int]]) -> None:
     """Both ends must agree, and somebody must know."""
     gaps, verdicts, owners = _alone([(50, 400, 51), *others])
-    assert causes(lend_words(gaps, verdicts, owners, np.zeros(len(owners), np.int64)))[0] == "unknown"
+    assert causes(corroborate(gaps, verdicts, owners, np.zeros(len(owners), np.int64)))[0] == "unknown"
 
 
-def test_a_coincidence_of_two_clocks_is_none() -> None:
+def test_gaps_by_two_clocks_are_not_simultaneous() -> None:
     """Times of different clocks say nothing about a moment; and nobody who knows is overruled."""
     gaps, verdicts, owners = _alone([(50, 400, 51), (50, 400, 200)])
-    assert causes(lend_words(gaps, verdicts, owners, np.array([0, 1]))) == ["unknown", "generation"]
-    contrary = replace(verdicts, cause=np.array([CAUSES.index("delivery"), CAUSES.index("generation")]))
-    assert causes(lend_words(gaps, contrary, owners, np.zeros(2, np.int64))) == ["delivery", "generation"]
+    assert causes(corroborate(gaps, verdicts, owners, np.array([0, 1]))) == ["unknown", "generation"]
+    contrary = replace(verdicts, cause=np.array([index_of("delivery"), index_of("generation")]))
+    assert causes(corroborate(gaps, contrary, owners, np.zeros(2, np.int64))) == ["delivery", "generation"]
 
 
 def test_missing_records_are_no_evidence() -> None:
@@ -191,16 +195,16 @@ def test_missing_records_are_no_evidence() -> None:
     kept = np.r_[0:195, 205:400]
     holed = type(records)(**{name: getattr(records, name)[kept] for name in records.__dataclass_fields__})
     gaps = gaps_of(world.client(0), world.server(0), 0, GAP_NS)
-    assert causes(judge(gaps, charge(holed))) == ["generation"]
+    assert causes(charge(gaps, charge_steps(holed))) == ["generation"]
 
 
-def test_a_buffer_is_told_from_an_outage() -> None:
+def test_a_buffer_is_distinguished_from_an_outage() -> None:
     """One releases all the time, the other once."""
     world = World()
     server = world.server(0)
     released = -(-(server.times_ns - server.times_ns[0]) // (250 * MS)) * 250 * MS + server.times_ns[0]
     gaps = gaps_of(Vantage(released, server.sizes, server.holds_ns), server, 0, GAP_NS)
-    verdicts = judge(gaps, charge(world.records()))
+    verdicts = charge(gaps, charge_steps(world.records()))
     assert len(verdicts.cause) > 20 and set(causes(verdicts)) == {"coalescing"}
 
 
@@ -214,18 +218,18 @@ def test_the_applications_hold_is_its_own() -> None:
         times[i] = max(int(sent), free)
         free = times[i] + slept[i]
     for seen in (server, None):
-        verdicts = judge(gaps_of(Vantage(times, server.sizes, slept), seen, 0, 400 * MS), None)
+        verdicts = charge(gaps_of(Vantage(times, server.sizes, slept), seen, 0, 400 * MS), None)
         assert len(verdicts.cause) and set(causes(verdicts)) == {"consumer"}
 
 
-def test_the_holds_of_a_read_add_up() -> None:
+def test_the_holds_of_a_read_add_up_to_consumer() -> None:
     """An application that sleeps after each chunk: ten of them came in one read, so the next read is ten sleeps late."""
     dt_us = np.array([0, 500_000, *[0] * 9, 5_000_000, 20_000])
     kinds = np.ones(13, np.int64)
     kinds[5] = 0
     seen = Vantage.of(0, dt_us, kinds, np.zeros(0, np.int64), np.full(13, 500_000 // 64))
     assert len(seen.times_ns) == 12
-    verdicts = judge(gaps_of(seen, None, 0, GAP_NS), None)
+    verdicts = charge(gaps_of(seen, None, 0, GAP_NS), None)
     assert causes(verdicts) == ["consumer", "consumer"]
     assert part(verdicts, "consumer", 1) == pytest.approx(5_000, abs=1)
 
@@ -247,9 +251,9 @@ def test_parts_always_add_up(seed: int, merge: int, at: int, server: bool, engin
     times = world.client(0).times_ns
     merged = times[np.minimum((np.arange(len(times)) // merge + 1) * merge - 1, len(times) - 1)]
     gaps = gaps_of(Vantage(merged, np.zeros(0, np.int64), np.zeros(0, np.int64)), world.server(0) if server else None, at * MS, 50 * MS)
-    verdicts = judge(gaps, charge(world.records()) if engine else None)
+    verdicts = charge(gaps, charge_steps(world.records()) if engine else None)
     assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
-    way = [CAUSES.index(name) for name in ("coalescing", "connection")]
+    way = [index_of(name) for name in ("coalescing", "connection")]
     assert (np.delete(verdicts.parts, way, axis=1) >= 0).all()
 
 
@@ -258,8 +262,8 @@ def test_no_streams_and_no_steps_are_no_error() -> None:
     nothing = Vantage(*[np.zeros(0, np.int64)] * 3)
     records = World().records()
     empty = type(records)(**{name: getattr(records, name)[:0] for name in records.__dataclass_fields__})
-    assert len(judge(gaps_of(nothing, nothing, 0, GAP_NS), charge(empty)).cause) == 0
-    assert causes(judge(gaps_of(World(slow={9: 200 * MS}).client(1), World().server(1), 0, GAP_NS), charge(empty))) == ["connection"]
+    assert len(charge(gaps_of(nothing, nothing, 0, GAP_NS), charge_steps(empty)).cause) == 0
+    assert causes(charge(gaps_of(World(slow={9: 200 * MS}).client(1), World().server(1), 0, GAP_NS), charge_steps(empty))) == ["connection"]
 
 
 @pytest.mark.parametrize("cause", WORLDS)
@@ -267,20 +271,20 @@ def test_no_streams_and_no_steps_are_no_error() -> None:
 def test_tokens_are_matched_to_steps_without_a_server(cause: str, hours: int) -> None:
     """Each cause by its name still, from the client's times and the engine's records, whatever the client's clock says."""
     world = WORLDS[cause]
-    client, charges = world.client(0, hours * 3_600_000 * MS), charge(world.records())
+    client, charges = world.client(0, hours * 3_600_000 * MS), charge_steps(world.records())
     recorded = charges.end_ns + charges.late_ns
     shift = int(recorded[-1] - client.times_ns[-1])
-    made = made_by(client, recorded, shift, len(recorded) - 1)
+    made = server_from_steps(client, recorded, shift, len(recorded) - 1)
     gaps = gaps_of(client, made, 0, GAP_NS)
-    verdicts = judge(gaps, charges)
+    verdicts = charge(gaps, charges)
     assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
     assert len(verdicts.cause) >= 1 and set(causes(verdicts)) == {cause}
 
 
-def test_a_slow_reader_is_told_from_a_loss() -> None:
+def test_a_slow_reader_is_distinguished_from_a_loss() -> None:
     """By what the socket held just before the read: data that had lain there, or data that had only just come."""
     dt_us = np.full(10, 500_000)
-    sockets = Sockets(
+    sockets = SocketSamples(
         *(np.array(each) for each in ([2, 4, 6, 8, 99], [9_001, 801, 2_001, 0, 5], [2_001, 60_001, 0, 0, 1], [1, 1, 401, 0, 1]))
     )
     assert sockets.unread(dt_us).tolist() == [2, 6]
@@ -288,4 +292,4 @@ def test_a_slow_reader_is_told_from_a_loss() -> None:
     client = world.client(0)
     for places, cause in (([200], "slow_reader"), ([], "connection")):
         seen = Vantage(client.times_ns, client.sizes, client.holds_ns, np.array(places, np.int64))
-        assert causes(judge(gaps_of(seen, world.server(0), 0, GAP_NS), charge(world.records()))) == [cause]
+        assert causes(charge(gaps_of(seen, world.server(0), 0, GAP_NS), charge_steps(world.records()))) == [cause]

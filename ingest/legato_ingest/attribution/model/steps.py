@@ -1,0 +1,110 @@
+"""The steps of one engine: as recorded, and charged to causes. `step_model` computes the second from the first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato_ingest.attribution.model.gpu_throttle import Throttling
+from legato_ingest.causes import STEP_PARTS
+
+__all__ = ["ChargedSteps", "Limits", "StepParts", "Steps", "split_durations"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The recorded steps of one engine in order, one entry a step. Unknown values are NaN.
+
+    ``recorded_ns``: when the front end wrote the record, by its clock. ``interval_ns``: the duration by the engine's clock. ``finished``:
+    the number of requests that ended in the step.
+    """
+
+    number: Ints
+    recorded_ns: Ints
+    interval_ns: Floats
+    running: Floats
+    waiting: Floats
+    prefill_requests: Floats
+    prefill_tokens: Floats
+    decode_requests: Floats
+    decode_tokens: Floats
+    draft_tokens: Floats
+    finished: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """The parts of durations of steps in ns, one entry a step. They add up to the duration exactly. The fields are ``STEP_PARTS``."""
+
+    base: Ints
+    scheduling: Ints
+    kv_pressure: Ints
+    gpu_clock: Ints
+    host: Ints
+
+    def of(self, cause: str) -> Ints:
+        """Return the part of one cause of ``STEP_PARTS``."""
+        assert cause in STEP_PARTS
+        part: Ints = getattr(self, cause)
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that may be charged of each step, in ns: as base, as work (prefill and recompute), and to throttling.
+
+    ``recompute_share``: the share of the work that is recompute.
+    """
+
+    base_ns: Floats
+    work_ns: Floats
+    throttling_ns: Floats
+    recompute_share: Floats
+
+    def at(self, steps: Ints) -> Limits:
+        """Return the limits of these steps."""
+        return Limits(self.base_ns[steps], self.work_ns[steps], self.throttling_ns[steps], self.recompute_share[steps])
+
+
+@dataclass(frozen=True, slots=True)
+class ChargedSteps:
+    """The steps of an engine with their ends and parts, one entry a step.
+
+    ``end_ns``: the end by the clock of the records; ``late_ns``: how long after its end the step was recorded. ``duration_ns``: the sum of
+    ``parts``; ``median_ns``: its median. ``preempted``: a request was preempted in the step. ``linked``: the previous step was recorded,
+    too, and the engine was busy between them. ``complete``: ``linked``, and the record has the duration and the work, so the parts are
+    facts. ``fitted``: there were enough steps for the model; ``work_steps``: the number of steps with work that the model rests on.
+    ``throttling``: the state of the GPUs in each step; ``usual_mhz``: the clock in the steps that the model rests on (NaN: unknown).
+    """
+
+    number: Ints
+    recorded_ns: Ints
+    end_ns: Ints
+    late_ns: Ints
+    duration_ns: Ints
+    median_ns: int
+    parts: StepParts
+    limits: Limits
+    prefill_tokens: Floats
+    preempted: Bools
+    linked: Bools
+    complete: Bools
+    fitted: bool
+    work_steps: int
+    throttling: Throttling
+    usual_mhz: float
+
+
+def split_durations(duration_ns: Ints, limits: Limits) -> StepParts:
+    """Split durations of steps (or of their last parts) into whole ns that add up exactly."""
+    base = np.minimum(duration_ns, limits.base_ns.astype(np.int64))
+    work = np.minimum(duration_ns - base, limits.work_ns.astype(np.int64))
+    throttled = np.minimum(duration_ns - base - work, limits.throttling_ns.astype(np.int64))
+    recompute = (work * limits.recompute_share).astype(np.int64)
+    return StepParts(base, work - recompute, recompute, throttled, duration_ns - base - work - throttled)

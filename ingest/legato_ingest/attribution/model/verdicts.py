@@ -1,0 +1,49 @@
+"""The result of charging gaps: a verdict on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato_ingest.causes import MIXED, PARTS
+
+__all__ = ["NO_CAUSE", "Verdicts"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NO_CAUSE = -1
+"""In ``Verdicts.cause``: no cause has half of the time beyond the healthy step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Verdicts on gaps, one entry a gap.
+
+    ``parts`` (gaps x ``causes.PARTS``, ns) add up to the gap exactly. ``excess_ns``: the gap without its healthy part. ``cause``: the index
+    in ``causes.PARTS`` of the cause with the largest part of the excess, or ``NO_CAUSE``; ``share``: the share of that part.
+
+    ``aligned``: the server's part of the gap is aligned with the engine's steps. ``step_first``, ``step_last``: the indices of these steps
+    (-1: none). ``preempted``: the index of the step in which the stream itself was preempted (-1: it was not). ``corroborated_by``: the
+    number of other streams' simultaneous stalls from which the cause was taken.
+    """
+
+    parts: Ints
+    excess_ns: Ints
+    cause: Ints
+    share: NDArray[np.float64]
+    aligned: Bools
+    step_first: Ints
+    step_last: Ints
+    preempted: Ints
+    corroborated_by: Ints
+
+    def at(self, rows: Ints) -> Verdicts:
+        """Return the verdicts on these gaps only."""
+        return Verdicts(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def names(self) -> list[str]:
+        """Return the name of each verdict's cause."""
+        return [MIXED if cause == NO_CAUSE else PARTS[cause] for cause in self.cause]

@@ -1,0 +1,185 @@
+"""Scraped metrics read from a store: as the agent and Collectors send them, with the series of several ranks added up."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from helpers.builders.batches import received_points
+from helpers.builders.points import metrics_request, total
+from helpers.builders.world import MS, World
+from helpers.repo.repository import ROOT
+from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
+from legato_gpu_agent.collectors.exposition import Page
+from legato_gpu_agent.collectors.measurement import Reading
+from legato_gpu_agent.engines.registry import ENGINES
+from legato_ingest.attribution.load.scraped_metrics import scraped_metrics
+from legato_ingest.attribution.model.metric_exclusion import is_still
+from legato_ingest.attribution.model.scraped import PREEMPTIONS, PROMPT_TOKENS, ScrapedMetrics
+from legato_ingest.attribution.model.vantage import Stream
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.storage import Store
+
+PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
+S = 1000 * MS
+START = 10**15
+
+
+def sampled(store: Store, engine_id: str, kind: str, names: tuple[str, str], boot: str) -> None:
+    """Two pages of an engine, a second apart, as the agent sends them."""
+    page, samples = Page(ENGINES[kind], engine_id), []
+    for second, name in enumerate(names):
+        now_ns = START + second * S
+        up = Reading("legato.engine.up", "1", 1.0, (("legato.boot.id", boot), ("legato.engine.id", engine_id)))
+        samples += [Sample(now_ns, each) for each in [up, *page.read((PAGES / name).read_bytes(), now_ns)]]
+    rows = received_points(metrics_of("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
+    store.insert("node_samples", rows.samples)
+
+
+def test_pages_are_read_as_the_agent_sent_them(store: Store) -> None:
+    """Counters, hosts, and times between tokens of engines whose observations are of a step; others' are not taken for that."""
+    sampled(store, "vllm:1", "vllm", ("vllm_0.32.txt", "vllm_0.32_later.txt"), "boot-a")
+    sampled(store, "sglang:1", "sglang", ("sglang_0.5.txt", "sglang_0.5_later.txt"), "boot-b")
+    client = World().client(0)
+    streams = [Stream("", START, bytes(16), bytes(8), client, None, engine, "", "") for engine in ("vllm:1", "sglang:1", "other:1")]
+    found = scraped_metrics(store, streams)
+    assert set(found) == {("", "vllm:1"), ("", "sglang:1")}
+    vllm, sglang = found["", "vllm:1"], found["", "sglang:1"]
+    assert vllm.boots == {"boot-a"} and vllm.scraped_ns.tolist() == [START, START + S]
+    assert vllm.counters[PROMPT_TOKENS].values.tolist() == [0, 300] and vllm.counters[PREEMPTIONS].values.tolist() == [0, 1]
+    later = (PAGES / "vllm_0.32_later.txt").read_text(encoding="utf-8")
+    assert vllm.has_intervals and vllm.interval_ns_max.tolist() == [longest(later)]
+    assert not sglang.has_intervals and sglang.counters[PREEMPTIONS].values.tolist() == [0, 1]
+
+
+RANKED = b'engine="0"'
+
+
+def told(store: Store, engine_id: str, texts: tuple[bytes, ...]) -> None:
+    """Pages a second apart, as the agent sends them, and the CPUs of its host."""
+    page, samples = Page(ENGINES["vllm"], engine_id), []
+    for second, text in enumerate(texts):
+        now_ns = START + second * S
+        up = Reading("legato.engine.up", "1", 1.0, (("legato.boot.id", "boot"), ("legato.engine.id", engine_id)))
+        cpu = [Reading("system.cpu.time", "s", second * part, (("cpu.mode", mode),), START) for mode, part in (("idle", 6), ("steal", 2))]
+        samples += [Sample(now_ns, each) for each in [up, *cpu, *page.read(text, now_ns)]]
+    rows = received_points(metrics_of("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
+    store.insert("node_samples", rows.samples)
+
+
+def of(store: Store, engine_id: str) -> ScrapedMetrics:
+    """What is known of an engine that one stream names."""
+    return scraped_metrics(store, [Stream("", START, bytes(16), bytes(8), World().client(0), None, engine_id, "", "")])["", engine_id]
+
+
+def test_ranks_behind_one_server_are_added_up(store: Store) -> None:
+    """The server's stream does not say which rank made it: a preemption in any of them is one, and the longest time is of all."""
+    before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
+    both = tuple(text.replace(RANKED, b'engine="1"') + b"".join(_lines(before)) for text in (before, after))
+    told(store, "vllm:1", both)
+    found = of(store, "vllm:1")
+    assert found.has_ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 1]
+    assert found.interval_ns_max.tolist() == [longest(after.decode())]
+    # A page that tells one rank alone, which is not the first.
+    told(store, "vllm:2", tuple(text.replace(RANKED, b'engine="3"') for text in (before, after)))
+    alone = of(store, "vllm:2")
+    assert not alone.has_ranks and alone.counters[PREEMPTIONS].values.tolist() == [0, 1]
+    # And one whose id begins alike is another engine.
+    told(store, "vllm:11", (before, after))
+    assert of(store, "vllm:1").counters[PREEMPTIONS].values.tolist() == [0, 1] and not of(store, "vllm:11").has_ranks
+
+
+def counted(store: Store, name: str, values: dict[int, float], engine_id: str = "e", **attributes: str) -> None:
+    """A counter at these seconds, as somebody else's Collector sends it."""
+    body = metrics_request({"legato.engine.id": engine_id, "host.name": "node"})
+    for second, value in values.items():
+        total(body, name, value, START + second * S, attributes={key.replace("__", "."): text for key, text in attributes.items()})
+    store.insert("node_samples", received_points(body, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
+
+
+FOREIGN = "vllm:num_preemptions_total"
+
+
+def test_ranks_that_a_collector_scraped_are_ranks(store: Store) -> None:
+    """Under their own names and one id: what one of them counts is told, and that they are several."""
+    for rank, after in (("0", 7), ("1", 8)):
+        counted(store, FOREIGN, {0: 7, 1: 7, 2: after}, engine=rank)
+    found = of(store, "e")
+    assert found.has_ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 0, 1]
+
+
+def test_a_rank_that_begins_anew_hides_nothing(store: Store) -> None:
+    """One counts a preemption in the same second in which the other goes back to zero; and one that appears has counted what it has."""
+    counted(store, FOREIGN, {0: 0, 1: 1, 2: 1}, engine="0")
+    counted(store, FOREIGN, {0: 1, 1: 0, 2: 0}, engine="1")
+    counted(store, FOREIGN, {2: 4}, engine="2")
+    assert of(store, "e").counters[PREEMPTIONS].values.tolist() == [0, 2, 6]
+
+
+def test_while_one_rank_is_not_scraped_nothing_is_known(store: Store) -> None:
+    """Its preemption would be seen when it is there again, which may be long after the gap."""
+    counted(store, FOREIGN, {second: 0 for second in range(120)}, engine="0")
+    counted(store, FOREIGN, {second: 0 for second in range(80) if not 20 < second < 60}, engine="1")
+    found = of(store, "e").counters[PREEMPTIONS]
+    at = (found.times_ns - START) // S
+    assert at.tolist() == [*range(21), *range(60, 80)]
+    low = np.array([10, 30, 70, 90]) * S + START
+    assert is_still(found, low, low + 5 * S).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("engine_id", ["team/llama", "vllm:1", "vllm:1/1"])
+def test_ids_may_have_slashes_and_ranks_may_be_asked_for(store: Store, engine_id: str) -> None:
+    """A number behind the last slash is a rank, which is told of by itself and with its server, whoever else is asked for."""
+    for rank, after in (("", 7), ("/1", 8), ("/canary", 9)):
+        counted(store, PREEMPTIONS, {0: 7, 1: after}, engine_id + rank)
+    streams = [Stream("", START, bytes(16), bytes(8), World().client(0), None, engine_id + rank, "", "") for rank in ("", "/1")]
+    for asked in (streams, streams[:1]):
+        found = scraped_metrics(store, asked)["", engine_id]
+        assert found.has_ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 1]
+    assert not scraped_metrics(store, streams)["", engine_id + "/1"].has_ranks
+
+
+def test_another_s_time_of_cpus_is_left_out(store: Store) -> None:
+    """A Collector's hostmetrics beside the agent, or alone: by CPU, by another name of the mode, or without any that was stolen."""
+    up = metrics_of("node", [Sample(START, Reading("legato.engine.up", "1", 1.0, (("legato.engine.id", "e"),)))])
+    store.insert("node_samples", received_points(up, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
+    counted(store, PREEMPTIONS, {0: 0})
+    counted(store, "system.cpu.time", {0: 5, 1: 6}, "", state="idle", cpu="cpu0")
+    counted(store, "system.cpu.time", {0: 5, 1: 6}, "", cpu__mode="steal", cpu__logical_number="0")
+    assert "stolen" not in of(store, "e").counters
+    counted(store, "system.cpu.time", {0: 9, 1: 10}, "", cpu__mode="idle")
+    assert "stolen" not in of(store, "e").counters
+    counted(store, "system.cpu.time", {0: 1, 1: 2}, "", cpu__mode="steal")
+    found = of(store, "e").counters
+    assert found["stolen"].values.tolist() == [1, 2] and found["system.cpu.time"].values.tolist() == [10, 12]
+
+
+def _lines(page: bytes) -> list[bytes]:
+    """The first rank's lines."""
+    return [line + b"\n" for line in page.splitlines() if RANKED in line]
+
+
+def test_the_time_of_the_host_s_cpus_is_read(store: Store) -> None:
+    """All of it, and what was stolen; of an engine whose page was read on two hosts nothing."""
+    before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
+    told(store, "vllm:1", (before, after))
+    found = of(store, "vllm:1")
+    assert found.counters["stolen"].values.tolist() == [0, 2] and found.counters["system.cpu.time"].values.tolist() == [0, 8]
+    again = metrics_of("other", [Sample(START, Reading("legato.engine.up", "1", 1.0, (("legato.engine.id", "vllm:1"),)))])
+    store.insert("node_samples", received_points(again, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
+    assert "stolen" not in of(store, "vllm:1").counters
+
+
+def longest(later: str) -> int:
+    """The upper bound (ns) of the last bucket of times between tokens that grew between the two pages, by plain Python."""
+    earlier = (pathlib.Path(PAGES) / "vllm_0.32.txt").read_text(encoding="utf-8")
+
+    def buckets(text: str) -> list[tuple[float, float]]:
+        lines = [line for line in text.splitlines() if line.startswith("vllm:inter_token_latency_seconds_bucket")]
+        return [(float(line.split('le="')[1].split('"')[0]), float(line.rpartition(" ")[2])) for line in lines]
+
+    grown = [(bound, after - before) for (bound, after), (_, before) in zip(buckets(later), buckets(earlier), strict=True)]
+    steps = [(bound, more - below) for (bound, more), below in zip(grown, [0.0, *[more for _, more in grown]], strict=False)]
+    return int(1e9 * max(bound for bound, count in steps if count > 0))

@@ -1,0 +1,61 @@
+"""An engine from its records: the error of its offset, the steps of first tokens, and of requests that ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.builders.attribution import MS, ints, steps, vantage
+from legato_ingest.attribution.model.engine import Engine, EngineRecords, steps_of_requests
+from legato_ingest.attribution.model.vantage import Stream
+
+RECORDS = EngineRecords(steps([20.0] * 30, [20.0 * n for n in range(1, 31)]))
+
+
+@pytest.mark.parametrize(
+    ("offset", "error_ns"),
+    [(None, 7 * MS), ((5, None), 7 * MS), ((5, 2 * MS), 2 * MS), ((5, 9 * MS), 7 * MS)],
+    ids=["none", "error unknown", "error known", "error too large"],
+)
+def test_the_error_of_the_offset_is_at_most_a_third_of_a_step(offset: tuple[int, int | None] | None, error_ns: int) -> None:
+    """35 % of 20 ms."""
+    engine = Engine.of(replace(RECORDS, server_offset=offset))
+    assert (engine.offset_ns, engine.offset_error_ns) == (offset and offset[0], error_ns)
+
+
+def test_the_error_of_the_offset_is_at_most_ten_milliseconds() -> None:
+    """However long the steps."""
+    slow = EngineRecords(steps([90.0] * 30, [90.0 * n for n in range(1, 31)]))
+    assert Engine.of(slow).offset_error_ns == 10 * MS
+
+
+def test_a_first_token_is_of_the_last_step_that_was_over() -> None:
+    """By the server's clock, which is an hour behind the records'; what came before the first step is of none."""
+    hour = 3_600_000 * MS
+    times = {"a": int(ints(41)[0]) - hour, "b": int(ints(40)[0]) - hour, "c": int(ints(19)[0]) - hour}
+    records = replace(RECORDS, server_offset=(hour, None), first_token_ns=times)
+    assert Engine.of(records).first_token == {"a": 1, "b": 1}
+    assert Engine.of(replace(records, server_offset=None)).first_token == {}
+
+
+def test_a_stream_is_covered_where_its_clock_is_known() -> None:
+    """The server's or, without a server, the client's."""
+    stream = Stream("", 0, b"", b"", vantage(1), vantage(0), "e", "r", "mine")
+    alone = replace(stream, server=None)
+    for records, covered in (
+        (RECORDS, (False, False)),
+        (replace(RECORDS, server_offset=(0, None)), (True, False)),
+        (replace(RECORDS, client_offsets={"mine": 0, "other": 0}), (False, True)),
+        (replace(RECORDS, client_offsets={"other": 0}), (False, False)),
+    ):
+        assert (records.covers(stream), records.covers(alone)) == covered
+
+
+def test_requests_ended_in_the_step_of_their_own_time() -> None:
+    """The engine was restarted and counts from one again: of two steps with a number the nearer record is taken."""
+    number, recorded = np.array([1, 2, 3, 1, 2]), ints(10, 20, 30, 1000, 1010)
+    found = steps_of_requests(np.array([2, 2, 3, 9]), ints(25, 1005, 2000, 10), number, recorded)
+    assert found.tolist() == [1, 4, 2, -1]
+    assert steps_of_requests(np.zeros(0, np.int64), ints(), number, recorded).tolist() == []

@@ -1,0 +1,130 @@
+"""Recorded steps charged: their true ends, the fit, and what is left of each for the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.builders.attribution import MS, ints, steps
+from legato_ingest.attribution.model.gpu_throttle import GpuClock
+from legato_ingest.attribution.model.step_model import charge_steps, step_ends
+from legato_ingest.attribution.model.steps import ChargedSteps
+from legato_ingest.causes import STEP_PARTS
+
+# Forty steps of 20 ms, of which those at 5, 10, … take 30 ms more for 100 tokens of prefill.
+COUNT = 40
+PREFILL = [100.0 if n and n % 5 == 0 else 0.0 for n in range(COUNT)]
+
+
+def run(longer_ms: dict[int, float], gpus: list[GpuClock] | None = None, **columns: Any) -> ChargedSteps:
+    """The forty steps, some of which took longer, recorded at once."""
+    took = [20.0 + 0.3 * PREFILL[n] + longer_ms.get(n, 0.0) for n in range(COUNT)]
+    charged = charge_steps(steps(took, list(np.cumsum(took)), **{"prefill_tokens": PREFILL, **columns}), gpus or [])
+    assert (np.sum([charged.parts.of(name) for name in STEP_PARTS], axis=0) == charged.duration_ns).all()
+    return charged
+
+
+def parts_of(charged: ChargedSteps, step: int) -> dict[str, float]:
+    """One step's parts in ms, without those under 10 µs."""
+    parts = {name: float(charged.parts.of(name)[step]) / MS for name in STEP_PARTS}
+    return {name: round(value, 2) for name, value in parts.items() if value >= 0.01}
+
+
+def test_ends_are_exact_though_records_are_late() -> None:
+    """Steps of 10 ms, of which the third was recorded at once: it gives the constant for all."""
+    recorded = [14.0, 27.0, 30.0, 95.0, 95.0]
+    assert (step_ends(steps([np.nan, 10, 10, 10, 10], recorded)) / MS).tolist() == [10, 20, 30, 40, 50]
+    charged = charge_steps(steps([np.nan, 10, 10, 10, 10], recorded))
+    assert (charged.late_ns / MS).tolist() == [4, 7, 0, 55, 45]
+
+
+def test_a_missing_duration_or_number_begins_a_new_run() -> None:
+    """Each run has its own constant; ends never go back."""
+    assert (step_ends(steps([np.nan, 10, np.nan, 10], [10, 20, 55, 60])) / MS).tolist() == [10, 20, 50, 60]
+    assert (step_ends(steps([10, 10, 10], [10, 20, 90], number=[1, 2, 7])) / MS).tolist() == [10, 20, 90]
+    assert len(step_ends(steps([], []))) == 0
+
+
+def test_prefill_is_scheduling() -> None:
+    """30 ms of the step for its 100 tokens; the others are base."""
+    charged = run({})
+    assert charged.fitted and charged.work_steps == 7
+    assert parts_of(charged, 10) == {"base": 20, "scheduling": 30} and parts_of(charged, 11) == {"base": 20}
+
+
+def test_what_the_work_does_not_explain_is_the_hosts() -> None:
+    """A step without prefill; and one with, where half more than the fit and 5 ms are still work."""
+    charged = run({13: 100, 20: 100})
+    assert parts_of(charged, 13) == {"base": 20, "host": 100}
+    assert parts_of(charged, 20) == {"base": 20, "scheduling": 50, "host": 80}
+
+
+def test_recompute_is_kv_pressure_and_drafts_are_not() -> None:
+    """The engine counts recomputed tokens as decoded: 100 more than its requests. Rejected drafts are as many, and are no work."""
+    decode = [4.0 + PREFILL[n] for n in range(COUNT)]
+    plain: dict[str, Any] = {"prefill_tokens": [0.0] * COUNT, "decode_tokens": decode}
+    charged = run({}, **plain)
+    assert parts_of(charged, 10) == {"base": 20, "kv_pressure": 30}
+    speculated = run({}, **plain, draft_tokens=PREFILL)
+    assert parts_of(speculated, 10) == {"base": 20, "host": 30}
+
+
+def test_prefill_and_recompute_share_the_work() -> None:
+    """Half of the tokens each."""
+    halves = [tokens / 2 for tokens in PREFILL]
+    charged = run({}, prefill_tokens=halves, decode_tokens=[4.0 + half for half in halves])
+    assert parts_of(charged, 10) == {"base": 20, "scheduling": 15, "kv_pressure": 15}
+
+
+def test_a_throttled_gpu_takes_the_blame_of_the_host() -> None:
+    """As far as the driver counted: 60 of the 100 ms that the step took longer."""
+    at = sum(20.0 + 0.3 * PREFILL[n] for n in range(13))
+    times = ints(-100, at - 5, at + 125, at + 1000, at + 3000)
+    gpu = GpuClock(times, np.array([0.0, 0, 60, 60, 60]) * MS, np.zeros(5), np.full(5, 1980.0))
+    charged = run({13: 100}, [gpu])
+    assert parts_of(charged, 13) == {"base": 20, "gpu_clock": 60, "host": 40} and charged.usual_mhz == 1980
+
+
+@pytest.mark.parametrize(("finished", "waits", "preempted"), [(0.0, 1.0, True), (1.0, 1.0, False), (0.0, 0.0, False)])
+def test_a_preemption_is_a_request_that_stopped_running_and_waits(finished: float, waits: float, preempted: bool) -> None:
+    """Running falls by one at step 2: unless a request ended, or nobody waits more than before."""
+    charged = charge_steps(
+        steps([10] * 4, [10, 20, 30, 40], running=[4, 4, 3, 3], waiting=[0, 0, waits, waits], finished=[0, 0, finished, 0])
+    )
+    assert charged.preempted.tolist() == [False, False, preempted, False]
+
+
+def test_steps_are_linked_while_the_engine_is_busy() -> None:
+    """Not after a missing number, and not after a step that left the engine idle. Complete are those with a duration and a load."""
+    charged = charge_steps(
+        steps(
+            [10, 10, 10, 10, np.nan],
+            [10, 20, 50, 60, 70],
+            number=[0, 1, 4, 5, 6],
+            running=[4, 4, 0, 4, 4],
+            decode_requests=[4, 4, 4, 4, 4],
+        )
+    )
+    assert charged.linked.tolist() == [False, True, False, False, True]
+    assert charged.complete.tolist() == [False, True, False, False, False]
+
+
+def test_too_few_steps_fit_nothing() -> None:
+    """All of a step is then the host's, and charge() does not use it."""
+    charged = charge_steps(steps([10] * 15, list(range(10, 160, 10))))
+    assert not charged.fitted and charged.parts.host.sum() == charged.duration_ns.sum()
+    assert charge_steps(steps([], [])).median_ns == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 900), st.integers(0, 200), st.integers(0, 500)), min_size=1, max_size=60))
+def test_parts_add_up_whatever_was_recorded(rows: list[tuple[int, int, int]]) -> None:
+    """Durations, prefills and late records at random: no part is negative, and a step's add up to its duration."""
+    took, tokens, late = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    charged = charge_steps(steps(list(took), list(np.cumsum(took) + late), prefill_tokens=list(tokens)))
+    parts = np.stack([charged.parts.of(name) for name in STEP_PARTS])
+    assert (parts >= 0).all() and (parts.sum(axis=0) == charged.duration_ns).all()
+    assert (np.diff(charged.end_ns) >= 0).all() and (charged.late_ns >= 0).all()

@@ -1,0 +1,73 @@
+"""Rows of `verdicts` from judgements, without a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.builders.attribution import steps, vantage
+from legato_ingest.attribution.counterfactual_rows import counterfactual_rows
+from legato_ingest.attribution.model.engine import EngineRecords
+from legato_ingest.attribution.model.judge import Evidence, Judgement, Thresholds, judge
+from legato_ingest.attribution.model.vantage import Stream
+from legato_ingest.attribution.verdict_rows import verdict_rows
+
+TOOK = [20.0 + 300.0 * (n == 30) for n in range(60)]
+ENDS = list(np.cumsum(TOOK))
+THRESHOLDS = Thresholds(100.0, 50.0)
+JUDGED_AT_NS = 1_800_000_000_123_000_000
+
+
+def judgement(*, server: bool = True, engine: bool = True, **evidence: Any) -> Judgement:
+    """Of one stream with one long step, which took 300 ms longer than usual."""
+    sent, received = (vantage(*(end + more for end in ENDS)) for more in (1, 2))
+    stream = Stream("t", 1_000, b"t" * 16, b"s" * 8, received, sent if server else None, "e", "r", "clock")
+    records = EngineRecords(steps(TOOK, ENDS), server_offset=(0, None), client_offsets={"clock": 0}, last_step={"r": 59})
+    return judge(Evidence([stream], engine=records if engine else None, **evidence), THRESHOLDS)
+
+
+def test_a_row_has_the_verdict_and_what_it_rests_on() -> None:
+    """Of an aligned stall. The front end has 1 ms, which is less than the error of the clock's offset, so it is excluded."""
+    (row,) = verdict_rows(judgement(), JUDGED_AT_NS).to_pylist()
+    assert (row["tenant"], row["trace_id"], row["span_id"], row["engine_id"]) == ("t", b"t" * 16, b"s" * 8, "e")
+    assert (row["gap_start_us"], row["gap_us"], row["cause"], row["confidence"]) == (601_999, 320_000, "host", "strong")
+    assert sum(dict(row["parts"]).values()) == 320_000_000 and dict(row["parts"]).keys() == {"base", "host", "front_end"}
+    assert row["excess_us"] == pytest.approx(300_000, abs=2) and row["share"] == pytest.approx(299 / 300, abs=1e-3)
+    assert (row["step_first"], row["step_last"], row["culprit_step"], row["missing"]) == (30, 30, 30, [])
+    assert row["culprit_at"].value == round(1e6 * ENDS[30]) and row["culprit_us"] == pytest.approx(300_000, abs=2)
+    assert dict(row["evidence"]) == {"server_gap_us": 320_000, "record_late_us": 0}
+    assert dict(row["excluded"]).keys() == {"scheduling", "kv_pressure", "front_end", "coalescing", "connection", "slow_reader"}
+    assert row["judged_at"].timestamp() == pytest.approx(JUDGED_AT_NS / 1e9, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("server", "engine", "missing", "confidence"),
+    [
+        (True, False, ["engine"], "strong"),
+        (False, True, ["server"], "likely"),
+        (False, False, ["server", "engine"], "likely"),
+    ],
+)
+def test_missing_vantages_are_listed(server: bool, engine: bool, missing: list[str], confidence: str) -> None:
+    """The steps are null without an engine."""
+    (row,) = verdict_rows(judgement(server=server, engine=engine), JUDGED_AT_NS).to_pylist()
+    assert row["missing"] == missing and row["confidence"] == confidence
+    assert (row["step_first"] is None) == (row["culprit_step"] is None) == (not engine)
+
+
+def test_a_withdrawn_stall_is_a_healthy_step() -> None:
+    """Its excess is below the threshold, and the store has it as a stall."""
+    stored = frozenset((("t", b"t" * 16, b"s" * 8, 601_999),))
+    found = judgement(stored_stalls=stored)
+    high = judge(Evidence(found.streams, stored_stalls=stored), Thresholds(100.0, 900.0))
+    (row,) = verdict_rows(high, JUDGED_AT_NS).to_pylist()
+    assert row["cause"] == "base" and not counterfactual_rows(high, 100, JUDGED_AT_NS).num_rows
+
+
+def test_without_stalls_there_are_no_rows() -> None:
+    """With the types of the table all the same, so tables of several groups can be joined."""
+    nothing = judge(Evidence(judgement().streams), Thresholds(100.0, 900.0))
+    empty, full = verdict_rows(nothing, JUDGED_AT_NS), verdict_rows(judgement(), JUDGED_AT_NS)
+    assert empty.num_rows == 0 and empty.schema == full.schema
