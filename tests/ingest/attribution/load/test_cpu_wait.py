@@ -128,7 +128,7 @@ def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: 
     (row,) = table.to_pylist()
     verdict = {**row, "evidence": {key.decode(): value for key, value in row["evidence"]}, "excluded": {}, "parts": {}}
     assert row["cause"] == cause.encode()
-    assert ("the engine's threads, all together, were ready and had no CPU for 500 ms in the" in words(verdict)) == told
+    assert ("the engine's threads were ready without a CPU for 500 ms in total in the" in words(verdict)) == told
     assert not told or 500_000 <= verdict["evidence"]["cpu_wait_of_us"] <= 1_300_000
 
 
