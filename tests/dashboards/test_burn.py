@@ -32,7 +32,7 @@ from helpers.dashboards.burning import (
     upper,
 )  # fmt: skip
 from helpers.servers.reading import open_store
-from legato_ingest.attribution.model.charge import CAUSES as STALL_CAUSES
+from legato_ingest.causes import PARTS as STALL_CAUSES
 from legato_ingest.storage import Store
 
 NOW_S = int(time.time())
