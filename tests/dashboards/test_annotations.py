@@ -1,4 +1,4 @@
-"""What stands over every dashboard: marks at releases and breaches, and the values that can be chosen."""
+"""Annotations and variables of the dashboards: marks at releases and SLO breaches, and the values of the variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKED = [name for name in BOARDS if name not in ("nodes", "stream", "self")]
 
 
 def releases(past: Past, view: View) -> list[Row]:
-    """The first minute of each, where that is later than the first two of the range."""
+    """The first minute of each release, if it is later than the first two minutes of the range."""
     rows = [row for row in shown(past.streams, view) if row["service_version"]]
     made = []
     for (service, release), group in by(rows, lambda row: (row["service_name"], row["service_version"])).items():
@@ -24,7 +24,7 @@ def releases(past: Past, view: View) -> list[Row]:
 
 
 def breaches(past: Past, view: View) -> list[Row]:
-    """Five minutes of a service at a vantage with three bad streams or more, a fifth of the judged."""
+    """Intervals of 5 minutes of a service at a vantage in which at least 3 streams and at least a fifth of the judged ones are bad."""
     rows = [row for row in shown(past.streams, view) if row["is_judged"]]
     made = []
     for (at, service, vantage), group in by(rows, lambda row: (row["minute"] // 300 * 300, row["service_name"], row["vantage"])).items():
@@ -43,10 +43,10 @@ def breaches(past: Past, view: View) -> list[Row]:
 
 
 @pytest.mark.parametrize(("mark", "expected"), [("Releases", releases), ("SLO breaches", breaches)])
-def test_marks_are_where_the_streams_say(asked: Asked, mark: str, expected: Any) -> None:
-    """On every dashboard that has marks, by time; of the same moment in any order."""
+def test_annotations_match_the_streams(asked: Asked, mark: str, expected: Any) -> None:
+    """Annotations are the same on every dashboard that has them, ordered by time; those with the same time may be in any order."""
     (sql,) = {statements(name)[f"annotation {mark}"] for name in MARKED}
-    told = 0
+    compared = 0
     for view in views(asked.past):
         answer = asked.sql(sql, view)
         times = [row[0] for row in answer.rows]
@@ -54,24 +54,24 @@ def test_marks_are_where_the_streams_say(asked: Asked, mark: str, expected: Any)
         should = sorted(expected(asked.past, view), key=lambda row: tuple(row.values()))
         assert len(should) < 100
         same(type(answer)(200, "", answer.columns, tuple(sorted(answer.rows))), should, f"{mark}, {view.name}")
-        told += len(should)
-    assert told
+        compared += len(should)
+    assert compared
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_the_values_of_a_variable_are_all_there_are(asked: Asked, name: str) -> None:
-    """Every name in the range, once, ascending; an empty one has a name too."""
+def test_a_variable_lists_every_value_in_the_range(asked: Asked, name: str) -> None:
+    """Every value in the range is listed once, in ascending order; an empty value is listed as `(none)`."""
     columns = {"stream": {}, "self": {}, "nodes": ENGINE}.get(name, DIMENSIONS)
     variables = {title: sql for title, sql in statements(name).items() if title.startswith("variable ")}
     assert list(variables) == [f"variable {variable}" for variable in columns]
     rows = asked.past.steps if name == "nodes" else asked.past.streams
-    # Engines are known by their pages, too.
-    told = ("legato.engine.up", "vllm:num_requests_running")
-    paged = [row for row in asked.past.samples if row["metric"] in told] if name == "nodes" else []
+    # Engines are also known from scraped metrics.
+    metrics = ("legato.engine.up", "vllm:num_requests_running")
+    scraped = [row for row in asked.past.samples if row["metric"] in metrics] if name == "nodes" else []
     for view in views(asked.past)[:3]:
         for variable, column in columns.items():
             names = {row[column] or "(none)" for row in rows if view.has_minute(row["minute"])}
-            read = [row for row in paged if view.has_ns(row["recorded_at"]) and view.has_minute(row["recorded_at"] // 10**9 // 60 * 60)]
+            read = [row for row in scraped if view.has_ns(row["recorded_at"]) and view.has_minute(row["recorded_at"] // 10**9 // 60 * 60)]
             names |= {row[column] or "(none)" for row in read}
             expected = [{"name": each} for each in sorted(names, key=str.encode)]
             same(asked.sql(variables[f"variable {variable}"], view), expected, f"{variable}, {view.name}")
@@ -79,5 +79,5 @@ def test_the_values_of_a_variable_are_all_there_are(asked: Asked, name: str) -> 
 
 @pytest.mark.parametrize("name", ["nodes", "stream", "self"])
 def test_other_dashboards_have_no_marks(name: str) -> None:
-    """Marks are filtered by variables that these have not."""
+    """Annotations are filtered by variables that these dashboards do not have."""
     assert not any(title.startswith("annotation ") for title in statements(name))

@@ -1,4 +1,4 @@
-"""Jitter attribution: each panel says what a loop over the verdicts and replays of the shown streams finds."""
+"""The dashboard `attribution`: each panel equals a loop over the verdicts and counterfactuals of the shown streams."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _us(rows: list[Row], name: str = "excess_us") -> int:
 
 
 def judged(past: Past, view: View) -> list[Row]:
-    """Verdicts beside the clients' long gaps."""
+    """The number of verdicts next to the number of the clients' long gaps."""
     felt = [row for row in shown(past.streams, view) if row["vantage"] == "client"]
     gaps = sum(gap >= 250_000 for row in felt for gap in row["all_gaps"])
     return [{"judged": len(_stalls(past, view)), "of client stalls": gaps}]
 
 
 def charged(past: Past, view: View) -> list[Row]:
-    """Beyond healthy steps."""
+    """Stalled time in excess of healthy steps."""
     rows = _stalls(past, view)
     return [{"beyond healthy steps": _us(rows) / 1e6, "n": len(rows)}]
 
@@ -43,13 +43,13 @@ def _share_of_time(causes: tuple[str, ...]) -> Callable[[Past, View], list[Row]]
 
 
 def a_vantage_missing(past: Past, view: View) -> list[Row]:
-    """Of all stalls."""
+    """The share of stalls with a missing vantage."""
     rows = _stalls(past, view)
     return [{"of stalls": ratio(sum(bool(row["missing"]) for row in rows), len(rows)), "n": len(rows)}]
 
 
 def time_by_cause(past: Past, view: View) -> list[Row]:
-    """Every part of every stall."""
+    """The time of every part of every stall, by cause."""
     parts: dict[tuple[int, str], int] = defaultdict(int)
     for row in _stalls(past, view):
         for cause, ns in dict(row["parts"]).items():
@@ -59,7 +59,7 @@ def time_by_cause(past: Past, view: View) -> list[Row]:
 
 
 def stalls_by_cause(past: Past, view: View) -> list[Row]:
-    """Each for what it was named after."""
+    """The number of stalls by the cause of their verdict."""
     return grouped(
         _stalls(past, view),
         lambda row: (view.point(row["minute"]), row["cause"]),
@@ -68,7 +68,7 @@ def stalls_by_cause(past: Past, view: View) -> list[Row]:
 
 
 def causes(past: Past, view: View) -> list[Row]:
-    """By how sure they are."""
+    """One row per cause, with the number of stalls by confidence."""
 
     def made(cause: str, rows: list[Row]) -> Row:
         sure = Counter(row["confidence"] for row in rows)
@@ -86,7 +86,7 @@ def causes(past: Past, view: View) -> list[Row]:
 
 
 def but_for(past: Past, view: View) -> list[Row]:
-    """What would be left of all replayed streams' stalls, and what of their time would be saved."""
+    """The stalls that would be left without one cause, and the share of stalled time that would be saved."""
     rows = shown(past.left, view)
     as_they_were = [
         group[0] for group in by(rows, lambda row: (row["tenant"], row["start_time"], row["trace_id"], row["span_id"])).values()
@@ -108,8 +108,8 @@ def but_for(past: Past, view: View) -> list[Row]:
     return sorted(grouped(rows, lambda row: row["cause"], made), key=lambda row: (-(row["time saved at most"] or 0), row["cause"]))
 
 
-def not_seen(past: Past, view: View) -> list[Row]:
-    """Vantages that verdicts lacked."""
+def missing_vantages(past: Past, view: View) -> list[Row]:
+    """The number of verdicts that lacked each vantage."""
     rows = _stalls(past, view)
     counts = Counter(name for row in rows for name in row["missing"])
     return [
@@ -119,7 +119,7 @@ def not_seen(past: Past, view: View) -> list[Row]:
 
 
 def engines(past: Past, view: View) -> list[Row]:
-    """By engine, service and model, with the cause that has most of the time."""
+    """One row per engine, service and model, with the cause that has most stalled time."""
 
     def made(key: Any, rows: list[Row]) -> Row:
         time_of = {cause: _us(group) for cause, group in by(rows, lambda row: row["cause"]).items()}
@@ -144,25 +144,25 @@ EXPECTED = {
     "Stalls by cause": stalls_by_cause,
     "Causes and confidence": causes,
     "Counterfactual: without one cause": but_for,
-    "Missing vantages": not_seen,
+    "Missing vantages": missing_vantages,
     "By engine": engines,
 }
-APART = {"Root-cause events", "Longest stalls"}
+SEPARATE = {"Root-cause events", "Longest stalls"}
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_says_what_the_verdicts_say(asked: Asked, title: str) -> None:
-    """All rows and columns, in every view."""
+def test_a_panel_matches_the_verdicts(asked: Asked, title: str) -> None:
+    """The panel returns the expected rows and columns in every view."""
     check(asked, BOARD, title, EXPECTED[title])
 
 
 def test_every_panel_is_expected() -> None:
-    """A new panel needs its expectation here."""
-    assert EXPECTED.keys() | APART == panels(BOARD).keys()
+    """Every panel of the dashboard has an expectation in this module."""
+    assert EXPECTED.keys() | SEPARATE == panels(BOARD).keys()
 
 
 def _of_worst_minutes(past: Past, view: View) -> list[Row]:
-    """The stalls of the sixty minutes with the most stalled time; of equal ones the newest."""
+    """The stalls of the 60 minutes with the most stalled time; among equal minutes the newest are taken."""
     rows = _stalls(past, view)
     ranked = sorted(((_us(group), minute) for minute, group in by(rows, lambda row: row["minute"]).items()), reverse=True)
     worst = {minute for _, minute in ranked[:60]}
@@ -183,15 +183,15 @@ def _longest(row: Row) -> Row:
 
 
 def test_the_longest_stalls(asked: Asked) -> None:
-    """A hundred at most, each with its verdict's words."""
+    """At most 100 stalls, each with its verdict."""
     for view in views(asked.past):
         rows = _of_worst_minutes(asked.past, view)
         rows.sort(key=lambda row: (-row["excess_us"], row["trace_id"].hex(), row["gap_start_us"]))
         same(asked.panel(BOARD, "Longest stalls", view), [_longest(row) for row in rows[:100]], view.name)
 
 
-def test_the_culprits(asked: Asked) -> None:
-    """Each event with all that it hit: those with responses by these, others by their time; one of those that it hit hardest."""
+def test_root_cause_events(asked: Asked) -> None:
+    """Each event with the number of affected streams and one of the most affected. Events are identified by responses, else by time."""
 
     def event(row: Row) -> Any:
         return (

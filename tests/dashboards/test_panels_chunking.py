@@ -1,4 +1,4 @@
-"""Chunking and contract: each panel says what a loop over the streams, and over the detector's findings, finds."""
+"""The dashboard `chunking`: each panel equals a loop over the streams or over the detector's findings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _sender(row: Row) -> str:
     return row["provider"] or "(none)"
 
 
-def _told(rows: list[Row]) -> list[Row]:
+def _with_tokens(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["output_tokens"] is not None and (row["content_chunks"] or 0) > 0]
 
 
 def _per_chunk(rows: list[Row]) -> float | None:
-    told = _told(rows)
-    return ratio(sum(row["output_tokens"] for row in told), sum(row["content_chunks"] for row in told))
+    counted = _with_tokens(rows)
+    return ratio(sum(row["output_tokens"] for row in counted), sum(row["content_chunks"] for row in counted))
 
 
 def _several(rows: list[Row]) -> float | None:
@@ -40,7 +40,7 @@ def _envelope(rows: list[Row]) -> float | None:
 
 
 def _rate(rows: list[Row]) -> float | None:
-    """The geometric mean of tokens a second after the first token."""
+    """The geometric mean of the tokens per second after the first token."""
     logs = []
     for row in rows:
         if row["is_over"] and (row["output_tokens"] or 0) > 1 and row["ttft_us"] is not None:
@@ -56,7 +56,7 @@ def _lump(rows: list[Row]) -> float | None:
 
 
 def _curve(figure: Any, name: str) -> Any:
-    """A curve a provider, without the points of which nothing is known."""
+    """One curve per provider, without points that have no known value."""
 
     def expected(past: Past, view: View) -> list[Row]:
         groups = by(shown(past.streams, view), lambda row: (view.point(row["minute"]), _sender(row)))
@@ -67,7 +67,7 @@ def _curve(figure: Any, name: str) -> Any:
 
 
 def rates(past: Past, view: View) -> list[Row]:
-    """Where both are known."""
+    """Token rate and chunk rate, at points where both are known."""
     made = []
     for (at, sender), rows in by(shown(past.streams, view), lambda row: (view.point(row["minute"]), _sender(row))).items():
         rate, per_chunk = _rate(rows), _per_chunk(rows)
@@ -77,7 +77,7 @@ def rates(past: Past, view: View) -> list[Row]:
 
 
 def froze(past: Past, view: View) -> list[Row]:
-    """In the points in which a provider was as fast as bought."""
+    """The share of streams with a long gap, at points where the provider delivered the purchased rate."""
     made = []
     for (at, sender), rows in by(shown(past.streams, view), lambda row: (view.point(row["minute"]), _sender(row))).items():
         judged = [row for row in rows if row["is_judged"]]
@@ -93,7 +93,7 @@ def _monday(row: Row) -> str:
 
 
 def weeks(past: Past, view: View) -> list[Row]:
-    """The newest first."""
+    """One row per week, provider and model, the newest week first."""
 
     def made(key: Any, rows: list[Row]) -> Row:
         judged = [row for row in rows if row["is_judged"]]
@@ -113,7 +113,7 @@ def weeks(past: Past, view: View) -> list[Row]:
 
 
 def changes(past: Past, view: View) -> list[Row]:
-    """What was found last, newest change first. A change has no release and no transport to choose."""
+    """The detector's current findings, the newest change first. A finding has no release and no transport to filter by."""
     columns = {name: column for name, column in DIMENSIONS.items() if name not in ("release", "transport")}
     rows = [row for row in past.changes if row["found"] and view.has_minute(row["changed_at"]) and view.shows(row, columns)]
     rows.sort(key=lambda row: (-row["changed_at"], row["service_name"], row["model"], row["vantage"]))
@@ -152,11 +152,11 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_says_what_the_streams_say(asked: Asked, title: str) -> None:
-    """All rows and columns, in every view."""
+def test_a_panel_matches_the_streams(asked: Asked, title: str) -> None:
+    """The panel returns the expected rows and columns in every view."""
     check(asked, BOARD, title, EXPECTED[title], SETTINGS)
 
 
 def test_every_panel_is_expected() -> None:
-    """A new panel needs its expectation here."""
+    """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() == panels(BOARD).keys()

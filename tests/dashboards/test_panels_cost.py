@@ -1,4 +1,4 @@
-"""Trace cost per chunk: each panel says what a loop over the streams finds, at the prices of the text boxes."""
+"""The dashboard `cost`: each panel equals a loop over the streams, at the prices in the text boxes."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ def _cost(rows: list[Row], at_rest: float) -> float:
 
 
 def received(past: Past, view: View, at_rest: float) -> list[Row]:
-    """All attributes included."""
+    """Received bytes per chunk, including all attributes."""
     rows = shown(past.streams, view)
     return [{"bytes per chunk": ratio(_bytes(rows), _chunks(rows)), "n chunks": _chunks(rows)}]
 
 
 def rests(past: Past, view: View, at_rest: float) -> list[Row]:
-    """Of the whole store, whatever is chosen."""
+    """Stored bytes per chunk of the whole store; the variables do not filter it."""
     return [{"bytes per chunk": at_rest, "n chunks": _chunks(past.streams)}]
 
 
 def money(past: Past, view: View, at_rest: float) -> list[Row]:
-    """A million chunks."""
+    """The cost of a million chunks."""
     rows = shown(past.streams, view)
     cost = ratio(_cost(rows, at_rest), _chunks(rows))
     return [{"per million chunks": None if cost is None else 1e6 * cost, "n chunks": _chunks(rows)}]
 
 
-def other_ways(past: Past, view: View, at_rest: float) -> list[Row]:
-    """So many times more bytes."""
+def other_encodings(past: Past, view: View, at_rest: float) -> list[Row]:
+    """The size of other encodings as a multiple of the received bytes."""
     rows = shown(past.streams, view)
     each = ratio(_bytes(rows), _chunks(rows))
     return [{"span events": each and EVENT / each, "one span per chunk": each and SPAN / each, "n chunks": _chunks(rows)}]
 
 
 def bytes_by_service(past: Past, view: View, at_rest: float) -> list[Row]:
-    """Stacked."""
+    """Received bytes per service and point."""
     return grouped(
         shown(past.streams, view),
         lambda row: (view.point(row["minute"]), row["service_name"]),
@@ -64,7 +64,7 @@ def bytes_by_service(past: Past, view: View, at_rest: float) -> list[Row]:
 
 
 def bytes_a_chunk(past: Past, view: View, at_rest: float) -> list[Row]:
-    """Where there are chunks."""
+    """Received bytes per chunk, at points with chunks."""
     made = []
     for (at, service), rows in by(shown(past.streams, view), lambda row: (view.point(row["minute"]), row["service_name"])).items():
         if _chunks(rows):
@@ -72,7 +72,7 @@ def bytes_a_chunk(past: Past, view: View, at_rest: float) -> list[Row]:
     return made
 
 
-def _told(rows: list[Row]) -> list[Row]:
+def _with_tokens(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["output_tokens"] is not None and (row["content_chunks"] or 0) > 0]
 
 
@@ -81,9 +81,9 @@ def _factors(rows: list[Row]) -> tuple[int, int, int]:
 
 
 def why(past: Past, view: View, at_rest: float) -> list[Row]:
-    """This range against the one before it, by the logarithmic mean of the two bills: the parts add up to the difference."""
+    """The change from the previous range to this one, split by the logarithmic mean of both sums; the parts add up to the difference."""
     low, high = view.span.from_ms // 1000, view.span.to_ms // 1000
-    chosen = [row for row in _told(past.streams) if view.shows(row)]
+    chosen = [row for row in _with_tokens(past.streams) if view.shows(row)]
     now = by((row for row in chosen if view.has_minute(row["minute"])), lambda row: row["service_name"])
     before = by((row for row in chosen if low - (high - low) <= row["minute"] < low), lambda row: row["service_name"])
     made = []
@@ -109,7 +109,7 @@ def why(past: Past, view: View, at_rest: float) -> list[Row]:
 
 
 def by_emitter(past: Past, view: View, at_rest: float) -> list[Row]:
-    """Most bytes first."""
+    """One row per service and emitter, most bytes first."""
 
     def made(key: Any, rows: list[Row]) -> Row:
         chunks, cost = _chunks(rows), _cost(rows, at_rest)
@@ -135,7 +135,7 @@ def by_emitter(past: Past, view: View, at_rest: float) -> list[Row]:
 
 
 def unread(past: Past, view: View, at_rest: float) -> list[Row]:
-    """Most cancelled first."""
+    """One row per service, most cancelled streams first."""
 
     def made(service: str, rows: list[Row]) -> Row:
         ends = Counter(row["outcome"] for row in rows)
@@ -157,7 +157,7 @@ EXPECTED = {
     "Received": received,
     "At rest": rests,
     "Cost": money,
-    "Compared with other encodings": other_ways,
+    "Compared with other encodings": other_encodings,
     "Bytes received by service": bytes_by_service,
     "Bytes received per chunk": bytes_a_chunk,
     "Why the cost changed": why,
@@ -168,7 +168,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def at_rest(asked: Asked) -> Iterator[float]:
-    """Bytes on disk a chunk, which do not change meanwhile."""
+    """Bytes on disk per chunk; the value is constant during the tests."""
     yield _on_disk(asked) / _chunks(asked.past.streams)
 
 
@@ -178,12 +178,12 @@ def _on_disk(asked: Asked) -> int:
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_says_what_the_streams_say(asked: Asked, at_rest: float, title: str) -> None:
-    """All rows and columns, in every view."""
+def test_a_panel_matches_the_streams(asked: Asked, at_rest: float, title: str) -> None:
+    """The panel returns the expected rows and columns in every view."""
     check(asked, BOARD, title, partial(EXPECTED[title], at_rest=at_rest), SETTINGS)
     assert _on_disk(asked) / _chunks(asked.past.streams) == at_rest
 
 
 def test_every_panel_is_expected() -> None:
-    """A new panel needs its expectation here."""
+    """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() == panels(BOARD).keys()

@@ -1,4 +1,4 @@
-"""ITL distributions: each panel says what a loop over all gaps of all streams finds."""
+"""The dashboard `itl`: each panel equals a loop over all gaps of all streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _s(us: float | None) -> float | None:
 
 
 def heatmap(past: Past, view: View) -> list[Row]:
-    """Thirty half-doublings in every interval, what is shorter in the first and what is longer in the last."""
+    """Thirty buckets of half a doubling in every interval; shorter gaps are in the first bucket, longer ones in the last."""
     made = []
     for at, rows in _by_point(past, view):
         counts = Counter(min(max(math.floor(math.log2(max(gap, 1)) * 2), 20), 49) for gap in _pooled(rows))
@@ -49,15 +49,15 @@ def _by_point(past: Past, view: View) -> list[tuple[int, list[Row]]]:
 
 
 def of_streams(past: Past, view: View) -> list[Row]:
-    """Streams by their p99 gap, four bars a doubling."""
+    """The number of streams by their p99 gap, with four bars per doubling."""
 
     def made(bar: int, rows: list[Row]) -> Row:
-        whose = Counter(row["vantage"] for row in rows)
-        others = len(rows) - whose["client"] - whose["server"]
+        counts = Counter(row["vantage"] for row in rows)
+        others = len(rows) - counts["client"] - counts["server"]
         return {
             "p99 gap up to": round(2 ** ((bar + 1) / 4) / 1e6, 6),
-            "client": whose["client"],
-            "server": whose["server"],
+            "client": counts["client"],
+            "server": counts["server"],
             "others": others,
         }
 
@@ -65,7 +65,7 @@ def of_streams(past: Past, view: View) -> list[Row]:
 
 
 def vantages(past: Past, view: View) -> list[Row]:
-    """Quantiles of pooled gaps."""
+    """Quantiles of the pooled gaps of all streams, by model and vantage."""
 
     def made(key: Any, rows: list[Row]) -> Row:
         gaps = _pooled(rows)
@@ -90,7 +90,7 @@ def _at_vantages(past: Past, view: View, made: Any) -> list[Row]:
 
 
 def weighted(past: Past, view: View) -> list[Row]:
-    """By time spent in gaps."""
+    """Quantiles of gaps, weighted by the time spent in them."""
 
     def made(rows: list[Row]) -> Row:
         gaps = _pooled(rows)
@@ -103,14 +103,14 @@ def weighted(past: Past, view: View) -> list[Row]:
 
 
 def p99_of_p99(past: Past, view: View) -> list[Row]:
-    """Over streams."""
+    """The p99 and the median over streams of the streams' p99 gaps."""
     return _at_vantages(
         past, view, lambda rows: {"p99 of p99": _s(quantile(_p99s(rows), 0.99)), "median p99": _s(quantile(_p99s(rows), 0.5))}
     )
 
 
 def stall_rate(past: Past, view: View) -> list[Row]:
-    """A thousand streams' long gaps."""
+    """Gaps of at least 250 ms and 400 ms per 1,000 streams."""
 
     def made(rows: list[Row]) -> Row:
         gaps = _pooled(rows)
@@ -120,7 +120,7 @@ def stall_rate(past: Past, view: View) -> list[Row]:
 
 
 def models(past: Past, view: View) -> list[Row]:
-    """One row a model, release and vantage."""
+    """One row per model, release and vantage."""
 
     def made(key: Any, rows: list[Row]) -> Row:
         gaps = _pooled(rows)
@@ -151,11 +151,11 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_says_what_the_gaps_say(asked: Asked, title: str) -> None:
-    """All rows and columns, in every view."""
+def test_a_panel_matches_the_gaps(asked: Asked, title: str) -> None:
+    """The panel returns the expected rows and columns in every view."""
     check(asked, BOARD, title, EXPECTED[title])
 
 
 def test_every_panel_is_expected() -> None:
-    """A new panel needs its expectation here."""
+    """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() == panels(BOARD).keys()

@@ -1,4 +1,4 @@
-"""Serving nodes: each panel says what a loop over the engines' steps and the nodes' samples finds."""
+"""The dashboard `nodes`: each panel equals a loop over the engines' steps and the nodes' samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _by_engine(rows: list[Row], view: View, made: Any) -> list[Row]:
 
 
 def kv(past: Past, view: View) -> list[Row]:
-    """Of the steps that know it."""
+    """KV cache usage over the steps with a known value."""
 
     def made(rows: list[Row]) -> Row:
         used = [row["kv_used_ppm"] for row in rows]
@@ -42,7 +42,7 @@ def kv(past: Past, view: View) -> list[Row]:
 
 
 def preemptions(past: Past, view: View) -> list[Row]:
-    """A minute is the shortest point that there is."""
+    """The rate per minute; a point has at least 60 s."""
     return _by_engine(
         shown(past.steps, view, ENGINE), view, lambda rows: {"preempted per minute": 60 * _sum(rows, "preempted") / max(60, view.point_s)}
     )
@@ -52,7 +52,7 @@ WORK = ("prefill_tokens", "decode_tokens", "decode_requests")
 
 
 def work(past: Past, view: View) -> list[Row]:
-    """Tokens over the steps whose work is known."""
+    """Tokens per step over the steps with known tokens and requests."""
 
     def made(rows: list[Row]) -> Row:
         return {f"{kind} tokens per step": _sum(rows, f"{kind}_tokens") / len(rows) for kind in ("prefill", "decode")}
@@ -65,7 +65,7 @@ def _intervals(rows: list[Row]) -> tuple[list[Any], list[Any]]:
 
 
 def step_time(past: Past, view: View) -> list[Row]:
-    """All steps, and those without a prefill."""
+    """Step times of all steps and of steps without a prefill."""
 
     def made(rows: list[Row]) -> Row:
         every, pure = _intervals(rows)
@@ -79,7 +79,7 @@ def step_time(past: Past, view: View) -> list[Row]:
 
 
 def queue(past: Past, view: View) -> list[Row]:
-    """In the minutes in which some step knew how many ran."""
+    """Running and waiting requests, in minutes with a known number of running requests."""
     steps = shown(past.steps, view, ENGINE)
     minutes = {(row["tenant"], row["engine_id"], row["minute"]) for row in _known(steps, "running")}
     rows = [row for row in steps if (row["tenant"], row["engine_id"], row["minute"]) in minutes]
@@ -93,7 +93,7 @@ def queue(past: Past, view: View) -> list[Row]:
 
 
 def speculation(past: Past, view: View) -> list[Row]:
-    """In the minutes that drafted."""
+    """Accepted drafts, in minutes with draft tokens."""
     steps = shown(past.steps, view, ENGINE)
     drafted = by(steps, lambda row: (row["tenant"], row["engine_id"], row["minute"]))
     minutes = {key for key, rows in drafted.items() if _sum(_known(rows, "draft_tokens", "accepted_tokens"), "draft_tokens") > 0}
@@ -110,7 +110,7 @@ def speculation(past: Past, view: View) -> list[Row]:
 
 
 def stalls(past: Past, view: View) -> list[Row]:
-    """Of engines that are known."""
+    """Stalls charged to known engines."""
     rows = [row for row in shown(past.stalls, view, ENGINE) if row["engine_id"]]
     return grouped(
         rows,
@@ -125,7 +125,7 @@ def _samples(past: Past, view: View, *metrics: str) -> list[Row]:
 
 
 def _grown(rows: list[Row]) -> list[Row]:
-    """Each sample with what its counter has grown by since the one before it in the range; a fall is a restart from 0."""
+    """Each sample with the growth of its counter since the previous sample in the range. A decrease is a restart from 0."""
     out = []
     for series in by(rows, lambda row: (row["tenant"], row["series"])).values():
         before = None
@@ -148,7 +148,7 @@ PREFIX_CACHE = [name for of in ("hits", "queries") for name in (f"legato.engine.
 
 
 def prefix_cache(past: Past, view: View) -> list[Row]:
-    """Hits over queries, where there were any."""
+    """Hits divided by queries, at points with queries."""
     rows = _grown(_samples(past, view, *PREFIX_CACHE))
     made = []
     for (at, engine), group in by(rows, lambda row: (_point(view, row), row["engine_id"])).items():
@@ -169,7 +169,7 @@ def _of(rows: list[Row], *metrics: str) -> list[Row]:
     return [row for row in rows if row["metric"] in metrics]
 
 
-PAGED_KV = ("legato.engine.kv_cache.utilization", "vllm:kv_cache_usage_perc")
+SCRAPED_KV = ("legato.engine.kv_cache.utilization", "vllm:kv_cache_usage_perc")
 RUNNING, WAITING = (
     tuple(f"{stem}{state}" for stem in ("legato.engine.requests.", "vllm:num_requests_")) for state in ("running", "waiting")
 )
@@ -177,33 +177,33 @@ TOKENS = ("legato.engine.tokens.generated", "vllm:generation_tokens_total")
 PREEMPTED = ("legato.engine.preemptions", "vllm:num_preemptions_total")
 
 
-def page_kv(past: Past, view: View) -> list[Row]:
-    """By either name."""
+def scraped_kv(past: Past, view: View) -> list[Row]:
+    """Scraped KV cache usage, under the agent's or the Collector's metric name."""
 
     def made(rows: list[Row]) -> Row:
         return {"KV max": max(row["value"] for row in rows), "KV mean": _mean(rows)}
 
-    return _per_engine(view, _samples(past, view, *PAGED_KV), made)
+    return _per_engine(view, _samples(past, view, *SCRAPED_KV), made)
 
 
-def page_queue(past: Past, view: View) -> list[Row]:
-    """Where it was told how many ran."""
+def scraped_queue(past: Past, view: View) -> list[Row]:
+    """Scraped running and waiting requests, at points with a number of running requests."""
     rows = _samples(past, view, *RUNNING, *WAITING)
-    told = {(_point(view, row), row["engine_id"]) for row in _of(rows, *RUNNING)}
+    known = {(_point(view, row), row["engine_id"]) for row in _of(rows, *RUNNING)}
 
     def made(group: list[Row]) -> Row:
         waiting = max((row["value"] for row in _of(group, *WAITING)), default=None)
         return {"running, mean": _mean(_of(group, *RUNNING)), "waiting, max": waiting}
 
-    return _per_engine(view, [row for row in rows if (_point(view, row), row["engine_id"]) in told], made)
+    return _per_engine(view, [row for row in rows if (_point(view, row), row["engine_id"]) in known], made)
 
 
-def page_tokens(past: Past, view: View) -> list[Row]:
-    """A minute is the shortest point that there is."""
+def scraped_tokens(past: Past, view: View) -> list[Row]:
+    """The rate per minute; a point has at least 60 s."""
     length_s = max(60, view.point_s)
 
     def made(group: list[Row]) -> Row:
-        # By the agent's name where it tells, else by a Collector's: never both.
+        # The agent's metric if there is one, otherwise the Collector's; never both.
         tokens, preempted = (sum(row["grown"] for row in _of(group, own) or _of(group, other)) for own, other in (TOKENS, PREEMPTED))
         return {"tokens per second": tokens / length_s, "preempted per minute": 60 * preempted / length_s}
 
@@ -215,8 +215,8 @@ ACCEPTED = ("legato.engine.speculation.accepted_tokens", "vllm:spec_decode_num_a
 LENGTH = "legato.engine.speculation.accept_length"
 
 
-def page_speculation(past: Past, view: View) -> list[Row]:
-    """Where drafts grew, or a length is known."""
+def scraped_speculation(past: Past, view: View) -> list[Row]:
+    """Scraped speculation figures, at points with new drafts or a known accept length."""
 
     def made(group: list[Row]) -> Row:
         drafted, accepted = (sum(row["grown"] for row in _of(group, own) or _of(group, other)) for own, other in (DRAFTED, ACCEPTED))
@@ -230,8 +230,8 @@ def page_speculation(past: Past, view: View) -> list[Row]:
 WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.time", "first token": "legato.engine.ttft"}
 
 
-def page_waits(past: Past, view: View) -> list[Row]:
-    """Of histograms of what came since the reading before."""
+def scraped_waits(past: Past, view: View) -> list[Row]:
+    """Mean waiting times from delta histograms."""
     rows = [row for row in past.samples if row["metric"] in WAITS.values() and row["temporality"] == "delta" and row["count"]]
     rows = [row for row in rows if row["sum"] is not None and view.has_ns(row["recorded_at"]) and view.shows(row, ENGINE)]
 
@@ -243,7 +243,7 @@ def page_waits(past: Past, view: View) -> list[Row]:
 
 
 def ttft(past: Past, view: View) -> list[Row]:
-    """Of the servers' streams; the tenant alone filters them, as streams of servers without engines count too."""
+    """TTFT of the servers' streams. Only the tenant filters them, so servers without engines count, too."""
     rows = [row for row in shown(past.streams, view, TENANT) if row["vantage"] == "server"]
 
     def made(at: int, group: list[Row]) -> Row:
@@ -258,7 +258,7 @@ def _mean(rows: list[Row]) -> float:
 
 
 def gpu_clocks(past: Past, view: View) -> list[Row]:
-    """A curve a GPU and clock."""
+    """One curve per GPU and clock."""
     rows = _samples(past, view, "hw.gpu.clock.sm", "hw.gpu.clock.memory")
 
     def key(row: Row) -> Any:
@@ -269,7 +269,7 @@ def gpu_clocks(past: Past, view: View) -> list[Row]:
 
 
 def throttling(past: Past, view: View) -> list[Row]:
-    """Seconds of each reason over the seconds of a point."""
+    """The share of time with throttling, by GPU and reason."""
     rows = _grown(_samples(past, view, "hw.gpu.throttle.time"))
 
     def key(row: Row) -> Any:
@@ -282,7 +282,7 @@ def throttling(past: Past, view: View) -> list[Row]:
 
 
 def power(past: Past, view: View) -> list[Row]:
-    """Under either of its names."""
+    """GPU power, under either of its two metric names."""
     rows = _samples(past, view, "hw.gpu.power", "hw.power")
 
     def key(row: Row) -> Any:
@@ -292,7 +292,7 @@ def power(past: Past, view: View) -> list[Row]:
 
 
 def host_cpu(past: Past, view: View) -> list[Row]:
-    """What is not idle, whichever of two names the mode has."""
+    """The share of CPU time that is not idle, with either attribute name for the mode."""
     rows = _samples(past, view, "system.cpu.utilization")
     idle = [row for row in rows if "idle" in (row["attributes"].get("cpu.mode"), row["attributes"].get("state"))]
     return grouped(
@@ -303,7 +303,7 @@ def host_cpu(past: Past, view: View) -> list[Row]:
 
 
 def engines(past: Past, view: View) -> list[Row]:
-    """One row an engine."""
+    """One row per engine."""
 
     def made(engine: str, rows: list[Row]) -> Row:
         every, pure = _intervals(rows)
@@ -332,11 +332,11 @@ EXPECTED = {
     "Running and waiting": queue,
     "Stalls charged to each engine": stalls,
     "Speculation": speculation,
-    "KV cache used, scraped": page_kv,
-    "Running and waiting, scraped": page_queue,
-    "Tokens and preemptions, scraped": page_tokens,
-    "Speculation, scraped": page_speculation,
-    "First token by phase, scraped": page_waits,
+    "KV cache used, scraped": scraped_kv,
+    "Running and waiting, scraped": scraped_queue,
+    "Tokens and preemptions, scraped": scraped_tokens,
+    "Speculation, scraped": scraped_speculation,
+    "First token by phase, scraped": scraped_waits,
     "Prefix-cache hits": prefix_cache,
     "TTFT at the servers": ttft,
     "GPU clocks": gpu_clocks,
@@ -348,11 +348,11 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_says_what_steps_and_samples_say(asked: Asked, title: str) -> None:
-    """All rows and columns, in every view."""
+def test_a_panel_matches_steps_and_samples(asked: Asked, title: str) -> None:
+    """The panel returns the expected rows and columns in every view."""
     check(asked, BOARD, title, EXPECTED[title])
 
 
 def test_every_panel_is_expected() -> None:
-    """A new panel needs its expectation here."""
+    """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() == panels(BOARD).keys()

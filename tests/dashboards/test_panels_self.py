@@ -1,4 +1,4 @@
-"""Legato itself: each panel says what its own samples, the refused spans and the engine's list of parts say."""
+"""The dashboard `self`: each panel equals a loop over self-monitoring samples, rejected spans or ClickHouse's list of parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _gauge(metric: str, named: Callable[[Row], str], value: str = "value", what:
 
 
 def _rates(metrics: str, named: Callable[[Row], str]) -> Any:
-    """What counters grew by a minute; a fall is a restart from 0, the first sample of a range says nothing."""
+    """The growth of counters per minute. A decrease is a restart from 0; the first sample of a range gives no growth."""
 
     def expected(past: Past, view: View) -> list[Row]:
         grown: dict[tuple[int, str], float] = {}
@@ -57,36 +57,36 @@ def _label(*names: str) -> Callable[[Row], str]:
 
 
 def stored(past: Past, view: View) -> list[Row]:
-    """Of all vantages and tenants; nothing where there is nothing."""
+    """Streams and chunks of all vantages and tenants; no row if there are no streams."""
     rows = [row for row in past.streams if view.has_minute(row["minute"])]
     return [{"streams": len(rows), "n chunks": sum(row["chunks"] or 0 for row in rows)}] if rows else []
 
 
-def _refused(past: Past, view: View) -> list[Row]:
+def _rejected(past: Past, view: View) -> list[Row]:
     return [row for row in past.rejected if view.has_ns(row["received_at"] * 10**6)]
 
 
 def rejected(past: Past, view: View) -> list[Row]:
-    """Each once, however often it was sent."""
-    rows = _refused(past, view)
+    """Rejected spans, each counted once even if it was sent several times."""
+    rows = _rejected(past, view)
     return [{"rejected": len(rows), "n reasons": len({row["reason"] for row in rows})}]
 
 
 def reasons(past: Past, view: View) -> list[Row]:
-    """By reason, most first."""
+    """Rejected spans by reason, the most frequent first."""
 
     def made(key: Any, rows: list[Row]) -> Row:
         named = dict(zip(("reason", "detail", "emitter", "service"), key, strict=True))
         return {**named, "n": len(rows), "newest": max(row["received_at"] for row in rows) * 10**6}
 
     made_rows = grouped(
-        _refused(past, view), lambda row: (row["reason"], row["detail"], row["emitter"] or "(none)", row["service_name"]), made
+        _rejected(past, view), lambda row: (row["reason"], row["detail"], row["emitter"] or "(none)", row["service_name"]), made
     )
     return sorted(made_rows, key=lambda row: (-row["n"], row["reason"], row["detail"], row["emitter"], row["service"]))
 
 
 def from_end_to_row(past: Past, view: View) -> list[Row]:
-    """Of the ended streams that came in the last hour of the range, the values at ⌊p n⌋."""
+    """The delay of ended streams received in the last hour of the range: the values at rank ⌊p n⌋."""
     low = max(view.span.from_ms, view.span.to_ms - HOUR_MS)
     rows = [row for row in past.revs if row["ended"] and low <= row["received_at"] <= view.span.to_ms]
 
@@ -98,7 +98,7 @@ def from_end_to_row(past: Past, view: View) -> list[Row]:
 
 
 def collector(past: Past, view: View) -> list[Row]:
-    """Where the capacity is known."""
+    """The used share of each Collector queue, at points where the capacity is known."""
     rows = _samples(past, view, "otelcol_exporter_queue_size", "otelcol_exporter_queue_capacity")
     made = []
     for (at, exporter), group in by(rows, lambda row: (_point(view, row), f"{row['host']} · {row['attributes']['exporter']}")).items():
@@ -136,27 +136,27 @@ EXPECTED = {
     "Store size": _gauge("legato_store_bytes", _label("table")),
     "Rejected by reason": reasons,
 }
-APART = {"Newest rollup", "Store", "Tables"}
+SEPARATE = {"Newest rollup", "Store", "Tables"}
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_says_what_legato_said_of_itself(asked: Asked, title: str) -> None:
-    """All rows and columns, in every view."""
+def test_a_panel_matches_the_self_monitoring(asked: Asked, title: str) -> None:
+    """The panel returns the expected rows and columns in every view."""
     check(asked, BOARD, title, EXPECTED[title])
 
 
 def test_every_panel_is_expected() -> None:
-    """A new panel needs its expectation here."""
-    assert EXPECTED.keys() | APART == panels(BOARD).keys()
+    """Every panel of the dashboard has an expectation in this module."""
+    assert EXPECTED.keys() | SEPARATE == panels(BOARD).keys()
 
 
 def test_the_newest_rollup(asked: Asked) -> None:
-    """How long ago it ran, and how many minutes all runs of the range computed."""
+    """The time since the newest rollup run, and the number of minutes that all runs in the range computed."""
     (view, *_) = views(asked.past)
     newest_s = max(row["ran_at"] for row in asked.past.rollup_runs) / 1000
     before_s = time.time() - newest_s
     ((ago, minutes),) = asked.panel(BOARD, "Newest rollup", view).rows
-    # Whole seconds, counted by the clock's ticks.
+    # The panel shows whole seconds.
     assert before_s - 1 <= ago <= time.time() - newest_s + 1
     assert minutes == sum(row["minutes"] for row in asked.past.rollup_runs)
     future = asked.past.view("", -1, 60)
@@ -164,7 +164,7 @@ def test_the_newest_rollup(asked: Asked) -> None:
 
 
 def test_the_store_is_the_sum_of_its_parts(asked: Asked) -> None:
-    """In all, and by table, the largest first."""
+    """The size of the store and of each table, the largest first."""
     names = ("table", "rows", "bytes_on_disk", "min_time")
     listed = asked.store.select(f"SELECT {', '.join(names)} FROM system.parts WHERE active AND database = currentDatabase()")
     parts = [dict(zip(names, row, strict=True)) for row in listed]

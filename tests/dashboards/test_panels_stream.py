@@ -1,4 +1,4 @@
-"""One stream: each panel says what the rows of that stream, its engine's steps and its verdicts say."""
+"""The dashboard `stream`: each panel equals a loop over the rows of one stream, its engine's steps and its verdicts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _s(us: float | None, per_s: float = 1e6) -> float | None:
 
 
 def _mine(past: Past, asked_for: str) -> list[Row]:
-    """The rows of a trace id or of a response's id, at most twenty, the earliest first."""
+    """The rows with this trace id or response id, at most 20, the earliest first."""
     name = asked_for.strip(" ")
     rows = [row for row in past.streams if row["trace_id"].hex() == name.lower() or (name and row["response_id"] == name)]
     return sorted(rows, key=lambda row: row["start_time"])[:20]
 
 
 def vantages(past: Past, mine: list[Row]) -> list[Row]:
-    """From the screen to the engine."""
+    """One row per vantage, from the screen to the engine."""
     made = []
     for row in sorted(mine, key=lambda row: (PLACES.index(row["vantage"]), row["start_time"])):
         made.append(
@@ -59,7 +59,7 @@ def vantages(past: Past, mine: list[Row]) -> list[Row]:
 
 
 def arrivals(past: Past, mine: list[Row]) -> list[Row]:
-    """Running sums of bytes, or of chunks where no sizes are known."""
+    """Cumulative bytes per vantage, or cumulative chunks if the sizes are unknown."""
     made = []
     for row in mine:
         sizes = row["chunk_bytes"] or [1] * len(row["dt_us"])
@@ -69,7 +69,7 @@ def arrivals(past: Past, mine: list[Row]) -> list[Row]:
 
 
 def gaps(past: Past, mine: list[Row]) -> list[Row]:
-    """Chunks with content, each with the time since the one before."""
+    """Chunks with content, each with the time since the previous one."""
     made = []
     for row in mine:
         ats = [at for at, kind in zip(accumulate(row["dt_us"]), row["chunk_kind"], strict=True) if kind in (1, 2, 3)]
@@ -94,7 +94,7 @@ def _steps(past: Past, mine: list[Row]) -> list[Row]:
 
 
 def steps(past: Past, mine: list[Row]) -> list[Row]:
-    """While the stream ran."""
+    """The engine's steps while the stream ran."""
     return [
         {
             "time": row["recorded_at"],
@@ -107,7 +107,7 @@ def steps(past: Past, mine: list[Row]) -> list[Row]:
 
 
 def load(past: Past, mine: list[Row]) -> list[Row]:
-    """What was in these steps."""
+    """The load of the engine in these steps."""
     return [
         {
             "time": row["recorded_at"],
@@ -122,20 +122,20 @@ def load(past: Past, mine: list[Row]) -> list[Row]:
     ]
 
 
-def _whose(row: Row) -> Any:
+def _key(row: Row) -> Any:
     return row["start_time"], row["trace_id"], row["span_id"]
 
 
 def _ms(ns: int) -> str:
-    """As the engine writes a number with one decimal: whole ones without."""
+    """Format ns as ms with one decimal as ClickHouse does, without the decimal if it is 0."""
     rounded = float(np.rint(ns / 1e6 * 10) / 10)
     return f"{name} ms" if (name := f"{rounded:.1f}".removesuffix(".0")) != "-0" else "-0 ms"
 
 
 def verdicts(past: Past, mine: list[Row]) -> list[Row]:
-    """In words."""
-    own = {_whose(row) for row in mine}
-    rows = [row for row in past.verdicts if row["cause"] != "base" and _whose(row) in own]
+    """The verdicts of the stream's stalls, with maps and lists as text."""
+    own = {_key(row) for row in mine}
+    rows = [row for row in past.verdicts if row["cause"] != "base" and _key(row) in own]
     made = [
         {
             "gap start": row["start_time"] + 1000 * row["gap_start_us"],
@@ -158,11 +158,11 @@ def verdicts(past: Past, mine: list[Row]) -> list[Row]:
 
 
 def but_for(past: Past, mine: list[Row]) -> list[Row]:
-    """Of the newest judgement."""
-    own = {_whose(row) for row in mine}
-    clients = {_whose(row) for row in mine if row["vantage"] == "client"}
-    newest = max((row["judged_at"] for row in past.verdicts if _whose(row) in clients), default=0)
-    rows = [row for row in past.replays if _whose(row) in own and row["judged_at"] == newest]
+    """The counterfactuals of the newest attribution run."""
+    own = {_key(row) for row in mine}
+    clients = {_key(row) for row in mine if row["vantage"] == "client"}
+    newest = max((row["judged_at"] for row in past.verdicts if _key(row) in clients), default=0)
+    rows = [row for row in past.replays if _key(row) in own and row["judged_at"] == newest]
     made = [
         {
             "cause": row["cause"],
@@ -178,8 +178,8 @@ def but_for(past: Past, mine: list[Row]) -> list[Row]:
     return sorted(made, key=lambda row: row["cause"])
 
 
-def beside(past: Past, mine: list[Row]) -> list[Row]:
-    """Others of the same engine, silent while this one ran."""
+def simultaneous(past: Past, mine: list[Row]) -> list[Row]:
+    """Stalls of other streams on the same engine while this stream ran."""
     if not mine:
         return []
     engines, traces, (low, high) = {row["engine_id"] for row in mine} - {""}, {row["trace_id"] for row in mine}, _span(mine)
@@ -209,12 +209,12 @@ EXPECTED: dict[str, Expected] = {
     "Engine load": load,
     "Stalls, verdicts and evidence": verdicts,
     "Counterfactual: without one cause": but_for,
-    "Simultaneous stalls on the engine": beside,
+    "Simultaneous stalls on the engine": simultaneous,
 }
 
 
 def _asked_for(past: Past) -> dict[str, str]:
-    """Streams to look at, by what is said of them."""
+    """Values of the dashboard's variable `stream`, valid and invalid, by a short description."""
     worst = max((row for row in past.stalls if row["cause"] == "kv_pressure"), key=lambda row: row["gap_us"])
     (served,) = [row for row in past.streams if row["trace_id"] == worst["trace_id"] and row["vantage"] == "server"]
     mobile = next(row for row in past.stalls if row["cause"] == "coalescing")
@@ -223,7 +223,7 @@ def _asked_for(past: Past) -> dict[str, str]:
         "a preempted one": worst["trace_id"].hex(),
         "typed by hand": f"  {worst['trace_id'].hex().upper()} ",
         "by its response": served["response_id"],
-        "held up": mobile["trace_id"].hex(),
+        "delayed": mobile["trace_id"].hex(),
         "without sizes": alone["trace_id"].hex(),
         "without a timeline": next(row for row in past.streams if not row["dt_us"])["trace_id"].hex(),
         "abandoned": next(row for row in past.streams if row["outcome"] == "abandoned")["trace_id"].hex(),
@@ -238,27 +238,27 @@ def _asked_for(past: Past) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_says_what_the_stream_was(asked: Asked, title: str) -> None:
-    """All rows and columns of streams of every kind; of what is not there, or was never an id, no rows."""
-    told = 0
+def test_a_panel_matches_the_stream(asked: Asked, title: str) -> None:
+    """The panel returns the expected rows and columns for streams of every kind, and no rows for unknown or invalid ids."""
+    compared = 0
     for name, wanted in _asked_for(asked.past).items():
         view = View(name, asked.past.view("", 4, 60).span, {"stream": wanted})
         mine = _mine(asked.past, wanted)
         answer = asked.panel(BOARD, title, view)
         expected = EXPECTED[title](asked.past, mine)
         if title in ("Bytes at each vantage", "Gaps"):
-            # Points of the same moment stand in any order.
+            # Points with the same time may be in any order.
             times = [row[0] for row in answer.rows]
             assert times == sorted(times), name
             answer = type(answer)(200, "", answer.columns, tuple(sorted(answer.rows)))
             expected = sorted(expected, key=lambda row: tuple(row.values()))
         same(answer, expected, f"{title}, {name}")
-        told += len(expected)
-    assert told
+        compared += len(expected)
+    assert compared
 
 
 def test_an_id_finds_all_vantages(asked: Asked) -> None:
-    """However it is written, a trace's id and a response's id find the same client and server."""
+    """A trace id in any notation and a response id find the same client and server rows."""
     names = _asked_for(asked.past)
     found = [len(_mine(asked.past, names[name])) for name in ("a preempted one", "typed by hand", "by its response")]
     assert found == [2, 2, 2]
@@ -266,5 +266,5 @@ def test_an_id_finds_all_vantages(asked: Asked) -> None:
 
 
 def test_every_panel_is_expected() -> None:
-    """A new panel needs its expectation here."""
+    """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() == panels(BOARD).keys()

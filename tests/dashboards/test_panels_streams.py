@@ -1,4 +1,4 @@
-"""Streams: each panel says what a loop over the raw streams finds."""
+"""The dashboard `streams`: each panel equals a loop over the raw streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _scaled(value: float | None, by: float) -> float | None:
     return None if value is None else value / by
 
 
-def _over(rows: list[Row]) -> list[Row]:
+def _ended(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["is_over"]]
 
 
@@ -37,7 +37,7 @@ def _seconds(values: list[Any], level: float) -> float | None:
 
 
 def _jitter(rows: list[Row]) -> float | None:
-    permille = [row["jitter_ratio"] * 1000 for row in _over(rows) if row["jitter_ratio"] is not None]
+    permille = [row["jitter_ratio"] * 1000 for row in _ended(rows) if row["jitter_ratio"] is not None]
     return _scaled(quantile(permille, 0.5), 1000)
 
 
@@ -46,44 +46,44 @@ def _number(title: str, value: float | None, n: int) -> list[Row]:
 
 
 def goodput(past: Past, view: View) -> list[Row]:
-    """Share of the judged without a long gap, an error or a late start."""
+    """The share of judged streams without a long gap, an error or a late start."""
     rows = shown(past.streams, view)
     return _number("goodput", ratio(_good(rows), _judged(rows)), _judged(rows))
 
 
 def gap_p99_p99(past: Past, view: View) -> list[Row]:
-    """Over the streams that are over and have a gap."""
+    """The p99 over ended streams with gaps of their p99 gap."""
     values = _timed(shown(past.streams, view), "gap_p99_us")
     return _number("p99", _seconds(values, 0.99), len(values))
 
 
 def gap_max_p99(past: Past, view: View) -> list[Row]:
-    """Likewise."""
+    """The p99 over ended streams with gaps of their longest gap."""
     values = _timed(shown(past.streams, view), "gap_max_us")
     return _number("p99", _seconds(values, 0.99), len(values))
 
 
 def jitter(past: Past, view: View) -> list[Row]:
-    """Over the streams with enough gaps."""
+    """The median jitter ratio of streams with enough gaps."""
     rows = shown(past.streams, view)
-    return _number("median", _jitter(rows), sum(row["jitter_ratio"] is not None for row in _over(rows)))
+    return _number("median", _jitter(rows), sum(row["jitter_ratio"] is not None for row in _ended(rows)))
 
 
 def ttft_p95(past: Past, view: View) -> list[Row]:
-    """Over the streams that had a first token."""
-    values = [row["ttft_us"] for row in _over(shown(past.streams, view)) if row["ttft_us"] is not None]
+    """The p95 of TTFT over streams with a first token."""
+    values = [row["ttft_us"] for row in _ended(shown(past.streams, view)) if row["ttft_us"] is not None]
     return _number("p95", _seconds(values, 0.95), len(values))
 
 
 def disconnects(past: Past, view: View) -> list[Row]:
-    """Of all that are over."""
-    rows = _over(shown(past.streams, view))
+    """The share of ended streams that were cancelled or abandoned."""
+    rows = _ended(shown(past.streams, view))
     left = sum(row["outcome"] in ("client_cancel", "abandoned") for row in rows)
     return _number("disconnected", ratio(left, len(rows)), len(rows))
 
 
 def goodput_over_time(past: Past, view: View) -> list[Row]:
-    """A curve a service and vantage."""
+    """One goodput curve per service and vantage."""
     rows = [row for row in shown(past.streams, view) if row["is_judged"]]
 
     def made(key: Any, group: list[Row]) -> Row:
@@ -93,7 +93,7 @@ def goodput_over_time(past: Past, view: View) -> list[Row]:
 
 
 def longest_gaps(past: Past, view: View) -> list[Row]:
-    """Quantiles over streams."""
+    """Quantiles over streams of the longest gap and the p99 gap."""
 
     def made(at: int, rows: list[Row]) -> Row:
         longest, p99 = _timed(rows, "gap_max_us"), _timed(rows, "gap_p99_us")
@@ -108,20 +108,20 @@ def longest_gaps(past: Past, view: View) -> list[Row]:
 
 
 def firsts(past: Past, view: View) -> list[Row]:
-    """Three firsts, two quantiles each."""
+    """p50 and p95 of TTFB, TTFT and TTFO."""
 
     def made(at: int, rows: list[Row]) -> Row:
         out: Row = {"time": at}
         for level in (0.5, 0.95):
             for name in ("ttfb", "ttft", "ttfo"):
-                out[f"{name.upper()} p{round(level * 100)}"] = _seconds([row[f"{name}_us"] for row in _over(rows)], level)
+                out[f"{name.upper()} p{round(level * 100)}"] = _seconds([row[f"{name}_us"] for row in _ended(rows)], level)
         return out
 
     return grouped(shown(past.streams, view), lambda row: view.point(row["minute"]), made)
 
 
 def outcomes(past: Past, view: View) -> list[Row]:
-    """How many of each."""
+    """The number of streams by outcome."""
     rows = shown(past.streams, view)
     return grouped(
         rows,
@@ -131,7 +131,7 @@ def outcomes(past: Past, view: View) -> list[Row]:
 
 
 def not_good(past: Past, view: View) -> list[Row]:
-    """By their first reason."""
+    """Bad streams by their first reason."""
 
     def made(at: int, rows: list[Row]) -> Row:
         why = Counter(row["bad"] for row in rows)
@@ -141,17 +141,17 @@ def not_good(past: Past, view: View) -> list[Row]:
 
 
 DIMENSIONS = ("service_name", "service_version", "model", "provider", "route", "vantage", "transport")
-CALLED = {"service_name": "service", "service_version": "release"}
+COLUMN_TITLES = {"service_name": "service", "service_version": "release"}
 
 
 def by_service(past: Past, view: View) -> list[Row]:
-    """One row a combination, busiest first."""
+    """One row per combination of dimensions, the one with most streams first."""
 
     def made(key: Any, rows: list[Row]) -> Row:
-        gaps, p99, first = _timed(rows, "gap_max_us"), _timed(rows, "gap_p99_us"), [row["ttft_us"] for row in _over(rows)]
-        over = _over(rows)
+        gaps, p99, first = _timed(rows, "gap_max_us"), _timed(rows, "gap_p99_us"), [row["ttft_us"] for row in _ended(rows)]
+        over = _ended(rows)
         return {
-            **dict(zip((CALLED.get(name, name) for name in DIMENSIONS), key, strict=True)),
+            **dict(zip((COLUMN_TITLES.get(name, name) for name in DIMENSIONS), key, strict=True)),
             "n": len(rows),
             "goodput": ratio(_good(rows), _judged(rows)),
             "p99 of p99 gap": _seconds(p99, 0.99),
@@ -183,18 +183,18 @@ EXPECTED = {
     "Bad streams by reason": not_good,
     "By service, release, model, provider, route, vantage, transport": by_service,
 }
-APART = {"Worst streams"}
+SEPARATE = {"Worst streams"}
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_says_what_the_streams_say(asked: Asked, title: str) -> None:
-    """All rows and columns, in every view."""
+def test_a_panel_matches_the_streams(asked: Asked, title: str) -> None:
+    """The panel returns the expected rows and columns in every view."""
     check(asked, BOARD, title, EXPECTED[title])
 
 
 def test_every_panel_is_expected() -> None:
-    """A new panel needs its expectation here."""
-    assert EXPECTED.keys() | APART == panels(BOARD).keys()
+    """Every panel of the dashboard has an expectation in this module."""
+    assert EXPECTED.keys() | SEPARATE == panels(BOARD).keys()
 
 
 def _worst(row: Row) -> Row:
@@ -215,7 +215,7 @@ def _worst(row: Row) -> Row:
 
 
 def test_the_worst_streams_are_the_worst(asked: Asked) -> None:
-    """The fifty longest silences of streams that are over, each with its stream's own figures; of equal ones any."""
+    """The 50 ended streams with the longest gaps, each with its figures; among equal ones any may be listed."""
     for view in views(asked.past):
         rows = [row for row in shown(asked.past.streams, view) if view.has_ns(row["start_time"]) and row["gap_max_us"]]
         rows = [row for row in rows if row["outcome"] != "running"]
@@ -228,8 +228,8 @@ def test_the_worst_streams_are_the_worst(asked: Asked) -> None:
         assert ordered == sorted(ordered)
 
 
-def test_the_busiest_view_has_all_of_it(asked: Asked) -> None:
-    """The views show streams of every ending, timed and not, judged and not: else little would have been compared."""
+def test_the_widest_view_has_streams_of_every_kind(asked: Asked) -> None:
+    """The widest view has streams with every outcome, with and without gaps, judged and not, so the comparisons cover them."""
     rows = shown(asked.past.streams, views(asked.past)[0])
     assert len({row["outcome"] for row in rows}) == 7
     assert {row["bad"] for row in rows} == {"", "gap", "error", "late"}

@@ -1,7 +1,7 @@
-"""Minutes of made-up services as the rollup writes them, and what the burn rules should say of them, in plain Python.
+"""Generate 1-minute rollups of invented services, and compute in plain Python what the burn-rate rules should return for them.
 
-One idea: it shares no SQL with what it checks: `expected` walks over the minutes of one service and counts, with the figures of the
-workbook's table and Wilson's formula written down once more. A service is named by what happens to it, so that thousands are asked at once.
+The module shares no SQL with the rules. `expected` aggregates the minutes of one service, with the windows of the SRE workbook's table and
+Wilson's formula written out again. Each test case is a service with its own name, so one query evaluates thousands of cases.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CLIENTS = ("bad_service_clients", "bad_connection_clients", "bad_reader_clients
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: its SQL, whose streams it charges, when a failed connection is charged, and its windows in minutes."""
+    """A rule: its SQL, the side that it charges, when it charges a failed connection, and its windows (minutes)."""
 
     sql: str
     own: str
@@ -67,7 +67,7 @@ RULES = {
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """A row of `stream_minutes`: ``ago_min`` minutes before the present one, and its bad streams by client (0: not known)."""
+    """A row of `stream_minutes`, ``ago_min`` minutes before the current one, with its bad streams by client (0: unknown)."""
 
     service: str
     ago_min: int
@@ -88,25 +88,25 @@ class Minute:
 
 @dataclass(frozen=True, slots=True)
 class Maps:
-    """A column of maps: how many entries each row has, then all keys and values."""
+    """A column of maps: the number of entries of each row, and all keys and values."""
 
     lengths: NDArray[np.int64]
     clients: NDArray[np.uint64]
     streams: NDArray[np.uint32]
 
     def array(self) -> pa.Array:
-        """As Arrow has it."""
+        """The column as an Arrow map array."""
         offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
         return pa.MapArray.from_arrays(pa.array(offsets), pa.array(self.clients), pa.array(self.streams))
 
     def sums(self) -> NDArray[np.int64]:
-        """The streams of each row."""
+        """The number of streams of each row."""
         ends: NDArray[Any] = np.concatenate([[0], np.cumsum(self.streams)])[np.concatenate([[0], np.cumsum(self.lengths)])]
         return ends[1:].astype(np.int64) - ends[:-1].astype(np.int64)
 
 
 def table(at_s: int, service: pa.Array, ago_min: NDArray[Any], judged: NDArray[Any], bad: Mapping[str, Maps], **more: pa.Array) -> pa.Table:
-    """Rows of `stream_minutes` as the roller makes them, as of ``at_s`` (unix s); ``more`` are other columns of the key."""
+    """Rows of `stream_minutes` as the rollup worker writes them at ``at_s`` (unix s). ``more`` are other columns of the key."""
     none = Maps(np.zeros(len(judged), np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32))
     maps = {name: bad.get(name, none) for name in _CLIENTS}
     late = maps["bad_late_clients"].sums()
@@ -125,7 +125,7 @@ def table(at_s: int, service: pa.Array, ago_min: NDArray[Any], judged: NDArray[A
 
 
 def insert(store: Store, at_s: int, minutes: Sequence[Minute]) -> None:
-    """Write these minutes, as of ``at_s``."""
+    """Insert these minutes relative to ``at_s`` (unix s)."""
     names = {name: name.removesuffix("_clients").removeprefix("bad_") for name in _CLIENTS}
     bad = {name: _maps([minute.bad(side) for minute in minutes]) for name, side in names.items()}
     texts = {name: pa.array([getattr(minute, name) for minute in minutes], pa.string()) for name in ("vantage", "tenant", "model")}
@@ -140,23 +140,23 @@ def _maps(rows: Sequence[Mapping[int, int]]) -> Maps:
 
 
 def ask(store: Store, sql: str, at_s: int | None = None) -> list[Row]:
-    """The rows of a rule, all of them, with the clock at ``at_s``; at the engine's own without."""
+    """All rows of a rule, with the clock at ``at_s`` (unix s) or else the engine's clock."""
     assert sql.count("now() AS at,") == 1 and sql.endswith("LIMIT 1000\n")
     if at_s is not None:
         sql = sql.replace("now() AS at,", f"toDateTime({at_s}, 'UTC') AS at,")
     return rows_in(store, sql.removesuffix("LIMIT 1000\n"))
 
 
-# What services may do.
+# Services.
 
 
 def of(*clients: int, streams: int = 2) -> dict[int, int]:
-    """So many bad streams of each of these clients."""
+    """A map with ``streams`` bad streams for each of these clients."""
     return dict.fromkeys(clients, streams)
 
 
 def made_up(rng: random.Random, service: str) -> list[Minute]:
-    """A service of any kind: quiet or busy, with few clients or many, known or not, in a past, a present and a future of five minutes."""
+    """A random service: quiet or busy, with few or many, known or unknown clients, and minutes up to 5 minutes in the future."""
     busy, bad = rng.choice((1, 3, 30, 400)), rng.choice((0.0, 0.01, 0.06, 0.15, 0.5))
     clients = [0, *(rng.randrange(1, 2**64) for _ in range(rng.choice((1, 2, 40))))]
     span_min: int = rng.choice((5, 30, 60, 360, 1500, 4330))
@@ -176,7 +176,7 @@ def made_up(rng: random.Random, service: str) -> list[Minute]:
 
 
 def shared_out(rng: random.Random, streams: int, clients: Sequence[int]) -> dict[int, int]:
-    """So many streams by client."""
+    """Distribute the streams over the clients at random."""
     found: dict[int, int] = defaultdict(int)
     for _ in range(streams):
         found[rng.choice(clients)] += 1
@@ -184,7 +184,7 @@ def shared_out(rng: random.Random, streams: int, clients: Sequence[int]) -> dict
 
 
 def incident(rng: np.random.Generator, service: str, per_hour: int, share: float) -> Iterator[Minute]:
-    """Six good hours, then one in which this share of streams is bad, by readers who are not known."""
+    """Six good hours, then one hour in which this share of streams is bad, with unknown clients."""
     for ago in range(0, 360, 5):
         yield Minute(service, ago, int(rng.poisson(per_hour / 12)))
     for after in range(1, 60):
@@ -192,27 +192,27 @@ def incident(rng: np.random.Generator, service: str, per_hour: int, share: float
             yield Minute(service, -after, streams, of(0, streams=bad) if (bad := int(rng.binomial(streams, share))) else {})
 
 
-# The rules once more.
+# The rules in Python.
 
 
 def least(k: int, n: int) -> float:
-    """Wilson's lower bound, one-sided, 99 %, of the share of which ``k`` of ``n`` were seen."""
+    """Wilson's one-sided 99 % lower bound of a share, given ``k`` of ``n`` observations."""
     z, p = 2.3263478740408408, k / n
     return (p + z * z / (2 * n) - z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))) / (1 + z * z / n)
 
 
 def burns(k: int, n: int, clients: int, limit: float) -> bool:
-    """Whether a long window burns ``limit`` times too fast, beyond doubt."""
+    """Whether a long window burns at least ``limit`` times too fast, with statistical confidence."""
     return n > 0 and k >= 3 and clients >= 2 and k / n >= limit * ALLOWED - 1e-9 and least(k, n) > ALLOWED
 
 
 def enough(limit: float) -> int:
-    """So many streams show three bad ones with 90 %, when they burn ``limit`` times too fast."""
+    """The number of streams that contain three bad ones with 90 % probability at a burn rate of ``limit``."""
     return math.ceil(5.32 / (limit * ALLOWED))
 
 
 def expected(rule: Rule, minutes: Iterable[Minute]) -> dict[str, Row]:
-    """What a rule says of one service at one vantage, by severity."""
+    """The expected row of a rule for one service at one vantage, by severity."""
     kept = [minute for minute in minutes if 0 <= minute.ago_min < 3 * 1440 and minute.judged]
     windows = [*rule.windows, *_counted(rule, kept)] if kept else []
     looks: dict[str, list[Row]] = {}
@@ -230,7 +230,7 @@ def _worst_first(look: Row) -> tuple[float, ...]:
 
 
 def _counted(rule: Rule, kept: Sequence[Minute]) -> list[tuple[str, float, int, int]]:
-    """The window of the last so many streams, where the last hour has too few for a page."""
+    """The window with the last 37 streams, if the last hour has too few for a page."""
     pages = any(severity == "page" for severity, *_ in rule.windows)
     if not pages or sum(minute.judged for minute in kept if minute.ago_min < 60) >= enough(14.4):
         return []
@@ -254,20 +254,20 @@ def _look(rule: Rule, kept: Sequence[Minute], severity: str, limit: float, long_
 
 
 def _hits(minutes: Sequence[Minute], sides: Sequence[str]) -> tuple[int, int]:
-    """Bad streams, one a known client in five minutes and every one of those who are not known; and how many clients that makes."""
-    known, strangers = set(), 0
+    """The counted bad streams and the clients: a known client counts once in 5 minutes, every stream of an unknown client counts."""
+    known, unknown = set(), 0
     for minute in minutes:
         for side in sides:
             for client, streams in minute.bad(side).items():
                 if client:
                     known.add((minute.ago_min // 5, client))
                 else:
-                    strangers += streams
-    return len(known) + strangers, len({client for _, client in known}) + strangers
+                    unknown += streams
+    return len(known) + unknown, len({client for _, client in known}) + unknown
 
 
 def upper(events: int, trials: int, confidence: float = 0.95) -> float:
-    """The largest share under which ``events`` or fewer of ``trials`` have this much against them (Clopper and Pearson, 1934)."""
+    """The upper confidence bound of a share, given ``events`` of ``trials`` (Clopper and Pearson, 1934)."""
     low, high = events / trials, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -277,7 +277,7 @@ def upper(events: int, trials: int, confidence: float = 0.95) -> float:
 
 
 def at_least(k: int, n: int, p: float) -> float:
-    """The probability of ``k`` or more of ``n`` at a share of ``p``, for what is rare."""
+    """The probability of ``k`` or more events in ``n`` trials with the share ``p``, accurate for rare events."""
     total = 0.0
     for each in range(k, n + 1):
         term = math.exp(_log_binomial(each, n, p))

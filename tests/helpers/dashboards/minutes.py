@@ -1,7 +1,7 @@
-"""What the tables of minutes should hold, worked out row by row in plain Python from what the store holds of streams, stalls and steps.
+"""The expected content of the 1-minute and 1-hour rollups, computed in plain Python from the raw rows of a store.
 
-One idea: it shares no SQL with what it checks. It reads raw rows of `streams`, `verdicts`, `replays` and `engine_steps` and counts them in
-loops that anybody can follow. The hash of a client alone is the store's own word. It writes nothing.
+The module shares no SQL with the rollups that it checks. It reads raw rows of `streams`, `verdicts`, `replays` and `engine_steps` and
+aggregates them in simple loops. Only the hash of a client is computed by the store. The module writes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 Key = tuple[Any, ...]
 Minutes = dict[Key, Row]
 
-# The figure of each table that is 0 in a row that stands for nothing.
+# The column of each table that is 0 in a row that counts nothing.
 ALIVE = {"stream_minutes": "streams", "stall_minutes": "stalls", "but_for_minutes": "streams", "engine_minutes": "steps"}
 HOURS = {"stream_hours": "stream_minutes", "stall_hours": "stall_minutes", "but_for_hours": "but_for_minutes"}
 ALIVE |= {hours: ALIVE[minutes] for hours, minutes in HOURS.items()}
@@ -40,7 +40,7 @@ OVERDUE_NS = 30 * 10**9
 
 
 def rows_in(store: Store, sql: str) -> list[Row]:
-    """The rows of a query: times as whole numbers of their unit, strings as text, ids as bytes, maps as dictionaries."""
+    """The rows of a query: times as integers in the unit of their column, strings as text, ids as bytes, maps as dictionaries."""
     table = store.select_arrow(sql)
     columns = {}
     for field in table.schema:
@@ -62,7 +62,7 @@ def _plain(value: Any) -> Any:
 
 
 def expected(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> dict[str, Minutes]:
-    """All four tables by their keys, without the time at which they were computed. The SLO's limits are in µs."""
+    """The expected rows of all seven tables by key, without the time of computation. The SLO's limits are in µs."""
     streams, verdicts = rows_in(store, "SELECT * FROM streams"), rows_in(store, "SELECT * FROM verdicts FINAL")
     replays, steps = rows_in(store, "SELECT * FROM replays FINAL"), rows_in(store, "SELECT * FROM engine_steps FINAL")
     hashes = {
@@ -77,7 +77,7 @@ def expected(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> 
         "but_for_minutes": _but_for_minutes(streams, verdicts, replays),
         "engine_minutes": _engine_minutes(steps),
     }
-    # An hour is a long minute: the same sums over its streams.
+    # The 1-hour rollups are the same sums over the streams of an hour.
     for row in streams:
         row["minute"] = row["minute"] // 3_600 * 3_600
     return {
@@ -89,29 +89,29 @@ def expected(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> 
 
 
 def stored(store: Store, table: str) -> Minutes:
-    """What a reader sees of a table by its keys, without the time at which it was computed."""
+    """The stored rows of a table by key, without the time of computation and without rows that count nothing."""
     rows = rows_in(store, f"SELECT * EXCEPT (rolled_at) FROM {table} FINAL WHERE {ALIVE[table]} > 0")
     return {_key(row, KEYS[table]): {name: value or 0 for name, value in row.items() if name not in KEYS[table]} for row in rows}
 
 
 def differences(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> list[str]:
-    """Where the store's minutes are not what they should be: none, one line each."""
+    """One line for each difference between the stored and the expected rollups; empty if there are none."""
     out = []
     for table, should in expected(store, gap_us, first_us).items():
         found = stored(store, table)
         out += [f"{table} {key}: missing" for key in should.keys() - found.keys()]
-        out += [f"{table} {key}: nothing stands behind it" for key in found.keys() - should.keys()]
+        out += [f"{table} {key}: not expected" for key in found.keys() - should.keys()]
         for key in should.keys() & found.keys():
-            # When an hour's streams are due is nobody's question.
+            # The column `due_at` is not maintained in the 1-hour rollups.
             names = (should[key].keys() | found[key].keys()) - ({"due_at"} if table in HOURS else set())
             pairs = ((name, should[key].get(name), found[key].get(name)) for name in sorted(names))
             out += [f"{table} {key} {name}: {was!r}, expected {ought!r}" for name, ought, was in pairs if not _same(ought, was)]
-        out += [f"{table}: {row} is not all zeros" for row in _ghosts(store, table) if any(row.values())]
+        out += [f"{table}: {row} is not all zeros" for row in _empty_rows(store, table) if any(row.values())]
     return out
 
 
-def _ghosts(store: Store, table: str) -> list[Row]:
-    """The rows that stand for nothing: all their figures should be nothing too."""
+def _empty_rows(store: Store, table: str) -> list[Row]:
+    """The rows that count nothing; all their columns should be 0 or empty."""
     return rows_in(store, f"SELECT * EXCEPT ({', '.join(KEYS[table])}, rolled_at) FROM {table} FINAL WHERE {ALIVE[table]} = 0")
 
 
@@ -140,17 +140,17 @@ def _most(rows: Iterable[Row], name: str) -> int:
     return max((row[name] for row in rows if row[name] is not None), default=0)
 
 
-def _knowing(rows: Iterable[Row], *names: str) -> list[Row]:
+def _with_values(rows: Iterable[Row], *names: str) -> list[Row]:
     return [row for row in rows if all(row[name] is not None for name in names)]
 
 
 def _counts(values: Iterable[Any]) -> Any:
-    """How often each value comes; 0 where there is none, as for a map that is empty."""
+    """The number of each value; 0 instead of an empty map."""
     return dict(Counter(values)) or 0
 
 
 def _buckets(values: Iterable[float | None]) -> Any:
-    """A bucket is a sixteenth of a doubling; below 1 there is but one."""
+    """Counts by bucket. There are 16 buckets per doubling, and one bucket for all values below 1."""
     return _counts(math.floor(math.log2(max(value, 1)) * 16) for value in values if value is not None)
 
 
@@ -166,8 +166,8 @@ def _stream_minutes(streams: list[Row], verdicts: list[Row], gap_us: int, first_
     causes: dict[Key, dict[str, int]] = defaultdict(dict)
     for verdict in verdicts:
         if verdict["gap_us"] > gap_us:
-            told = causes[_stream_of(verdict)]
-            told[verdict["cause"]] = max(told.get(verdict["cause"], 0), verdict["gap_us"])
+            longest = causes[_stream_of(verdict)]
+            longest[verdict["cause"]] = max(longest.get(verdict["cause"], 0), verdict["gap_us"])
     for row in streams:
         _judge(row, causes.get(_stream_of(row), {}), gap_us, first_us)
     return {key: _figures(rows) for key, rows in _grouped(streams, KEYS["stream_minutes"]).items()}
@@ -178,16 +178,16 @@ def _stream_of(row: Row) -> Key:
 
 
 def _judge(row: Row, causes: dict[str, int], gap_us: int, first_us: int) -> None:
-    """Whether the stream is good, and if not, whose fault that is. ``causes``: of judged gaps, with the longest of each."""
+    """Add to the row whether the stream is good and which side is charged. ``causes``: the longest judged gap (µs) of each cause."""
     first = next(us for us in (row["ttfo_us"], row["ttft_us"], row["duration_ns"] // 1000) if us is not None)
     row["is_over"] = row["outcome"] != "running"
     row["is_judged"] = row["is_over"] and row["content_chunks"] is not None
     row["is_late"], row["is_error"] = first > first_us, row["outcome"] in ERRORS
     row["over_gap"] = row["gap_max_us"] is not None and row["gap_max_us"] > gap_us
     row["is_bad"] = row["is_judged"] and (row["over_gap"] or row["is_error"] or row["is_late"])
-    # An error, a wait that never ended, and a longest gap that nobody judged are not the reader's.
-    untold = row["is_error"] or (row["gap_open_us"] or 0) > gap_us or (row["gap_max_us"] or 0) > max(causes.values(), default=0) + 1_000
-    if untold or causes.keys() - READERS - {"connection"}:
+    # An error, a long open gap, and a longest gap without a verdict are not charged to the end user.
+    is_service = row["is_error"] or (row["gap_open_us"] or 0) > gap_us or (row["gap_max_us"] or 0) > max(causes.values(), default=0) + 1_000
+    if is_service or causes.keys() - READERS - {"connection"}:
         row["side"] = "service"
     else:
         row["side"] = "connection" if "connection" in causes else "reader"
@@ -197,12 +197,12 @@ def _judge(row: Row, causes: dict[str, int], gap_us: int, first_us: int) -> None
 
 
 def _figures(rows: list[Row]) -> Row:
-    return {**_of_all(rows), **_of_the_judged(rows), **_of_what_is_over(rows), **_of_tokens(rows)}
+    return {**_of_all(rows), **_of_judged(rows), **_of_ended(rows), **_of_tokens(rows)}
 
 
 def _of_all(rows: list[Row]) -> Row:
     due = [(row["start_time"] + 1000 * row["next_due_us"] + OVERDUE_NS) // 10**6 for row in rows if not row["is_over"]]
-    enveloped = _knowing(rows, "wire_bytes", "content_bytes")
+    enveloped = _with_values(rows, "wire_bytes", "content_bytes")
     return {
         "due_at": min(due, default=0),
         "streams": len(rows),
@@ -214,7 +214,7 @@ def _of_all(rows: list[Row]) -> Row:
     }
 
 
-def _of_the_judged(rows: list[Row]) -> Row:
+def _of_judged(rows: list[Row]) -> Row:
     bad = [row for row in rows if row["is_bad"]]
     over = [row for row in bad if row["over_gap"]]
     return {
@@ -230,10 +230,10 @@ def _of_the_judged(rows: list[Row]) -> Row:
     }
 
 
-def _of_what_is_over(rows: list[Row]) -> Row:
+def _of_ended(rows: list[Row]) -> Row:
     over = [row for row in rows if row["is_over"]]
-    timed = _knowing(over, "gap_max_us")
-    heads, shares = _knowing(over, "head_burst"), _knowing(over, "multi_token_share")
+    timed = _with_values(over, "gap_max_us")
+    heads, shares = _with_values(over, "head_burst"), _with_values(over, "multi_token_share")
     return {
         "timed_streams": len(timed),
         "gaps": _sum(timed, "gaps"),
@@ -242,38 +242,38 @@ def _of_what_is_over(rows: list[Row]) -> Row:
         "gap_buckets": _added(dict(zip(row["gap_bucket"], row["gap_bucket_count"], strict=True)) for row in timed),
         "gap_p99_buckets": _buckets(row["gap_p99_us"] for row in timed),
         "gap_max_buckets": _buckets(row["gap_max_us"] for row in timed),
-        "jitter_permille_buckets": _buckets(row["jitter_ratio"] * 1000 for row in _knowing(over, "jitter_ratio")),
+        "jitter_permille_buckets": _buckets(row["jitter_ratio"] * 1000 for row in _with_values(over, "jitter_ratio")),
         **{f"{name}_buckets": _buckets(row[f"{name}_us"] for row in over) for name in ("ttfb", "ttft", "ttfo")},
-        "stalled_streams": sum(row["stalls_250ms"] > 0 for row in _knowing(over, "stalls_250ms")),
+        "stalled_streams": sum(row["stalls_250ms"] > 0 for row in _with_values(over, "stalls_250ms")),
         **{name: _sum(over, name) for name in ("stalls_250ms", "stalls_400ms", "excess_250ms_us")},
         "share_streams": len(shares),
         "multi_token_share_sum": float(_sum(shares, "multi_token_share")),
-        "log_rate_streams": len(_knowing(rows, "log_rate")),
-        "log_rate_sum": math.fsum(row["log_rate"] for row in _knowing(rows, "log_rate")),
-        "log_rate_sq_sum": math.fsum(row["log_rate"] ** 2 for row in _knowing(rows, "log_rate")),
+        "log_rate_streams": len(_with_values(rows, "log_rate")),
+        "log_rate_sum": math.fsum(row["log_rate"] for row in _with_values(rows, "log_rate")),
+        "log_rate_sq_sum": math.fsum(row["log_rate"] ** 2 for row in _with_values(rows, "log_rate")),
         "head_streams": len(heads),
         "head_bursts": sum(row["head_burst"] > 3 for row in heads),
     }
 
 
 def _of_tokens(rows: list[Row]) -> Row:
-    told = [row for row in _knowing(rows, "output_tokens", "content_chunks") if row["content_chunks"] > 0]
+    counted = [row for row in _with_values(rows, "output_tokens", "content_chunks") if row["content_chunks"] > 0]
     return {
-        "token_streams": len(told),
-        "tokens": _sum(told, "output_tokens"),
-        "token_chunks": _sum(told, "content_chunks"),
-        "token_otlp_bytes": _sum(told, "otlp_bytes"),
+        "token_streams": len(counted),
+        "tokens": _sum(counted, "output_tokens"),
+        "token_chunks": _sum(counted, "content_chunks"),
+        "token_otlp_bytes": _sum(counted, "otlp_bytes"),
     }
 
 
-def _with_whose(rows: Iterable[Row], streams: Iterable[Row]) -> list[Row]:
-    """Those rows whose stream is there, with what panels filter it by."""
-    whose = {_stream_of(stream): {name: stream[name] for name in (*DIMENSIONS, "minute")} for stream in streams}
-    return [{**row, **whose[_stream_of(row)]} for row in rows if _stream_of(row) in whose]
+def _with_dimensions(rows: Iterable[Row], streams: Iterable[Row]) -> list[Row]:
+    """The rows that have a stream, with the stream's minute and dimensions."""
+    dimensions = {_stream_of(stream): {name: stream[name] for name in (*DIMENSIONS, "minute")} for stream in streams}
+    return [{**row, **dimensions[_stream_of(row)]} for row in rows if _stream_of(row) in dimensions]
 
 
 def _stall_minutes(streams: list[Row], verdicts: list[Row]) -> Minutes:
-    stalls = _with_whose((verdict for verdict in verdicts if verdict["cause"] != "base"), streams)
+    stalls = _with_dimensions((verdict for verdict in verdicts if verdict["cause"] != "base"), streams)
     return {
         key: {
             "stalls": len(rows),
@@ -291,9 +291,9 @@ def _but_for_minutes(streams: list[Row], verdicts: list[Row], replays: list[Row]
     for verdict in verdicts:
         if verdict["cause"] != "base":
             newest[_stream_of(verdict)] = max(newest.get(_stream_of(verdict), 0), verdict["judged_at"])
-    of_newest = _with_whose((replay for replay in replays if newest.get(_stream_of(replay)) == replay["judged_at"]), streams)
-    as_they_were = {_stream_of(row): {**row, "cause": "", **_unchanged(row)} for row in of_newest}
-    rows = [*of_newest, *as_they_were.values()]
+    of_newest = _with_dimensions((replay for replay in replays if newest.get(_stream_of(replay)) == replay["judged_at"]), streams)
+    unchanged = {_stream_of(row): {**row, "cause": "", **_unchanged(row)} for row in of_newest}
+    rows = [*of_newest, *unchanged.values()]
     return {
         key: {"streams": len(group), **{name: _sum(group, name) for name in _LEFT}}
         for key, group in _grouped(rows, KEYS["but_for_minutes"]).items()
@@ -314,15 +314,18 @@ def _engine_minutes(steps: list[Row]) -> Minutes:
 
 
 def _of_steps(rows: list[Row]) -> Row:
-    work, drafts = _knowing(rows, "prefill_tokens", "decode_tokens", "decode_requests"), _knowing(rows, "draft_tokens", "accepted_tokens")
+    work, drafts = (
+        _with_values(rows, "prefill_tokens", "decode_tokens", "decode_requests"),
+        _with_values(rows, "draft_tokens", "accepted_tokens"),
+    )
     pure = [row for row in rows if row["prefill_tokens"] == 0]
     return {
         "steps": len(rows),
-        "interval_steps": len(_knowing(rows, "interval_us")),
+        "interval_steps": len(_with_values(rows, "interval_us")),
         "interval_sum_us": _sum(rows, "interval_us"),
         "interval_buckets": _buckets(row["interval_us"] for row in rows),
         "decode_interval_buckets": _buckets(row["interval_us"] for row in pure),
-        "running_steps": len(_knowing(rows, "running")),
+        "running_steps": len(_with_values(rows, "running")),
         "running_sum": _sum(rows, "running"),
         "running_max": _most(rows, "running"),
         "waiting_sum": _sum(rows, "waiting"),
@@ -333,7 +336,7 @@ def _of_steps(rows: list[Row]) -> Row:
         **{name: _sum(drafts, name) for name in ("draft_tokens", "accepted_tokens")},
         "preempting_steps": sum((row["preempted"] or 0) > 0 for row in rows),
         "preempted": _sum(rows, "preempted"),
-        "kv_steps": len(_knowing(rows, "kv_used_ppm")),
+        "kv_steps": len(_with_values(rows, "kv_used_ppm")),
         "kv_used_sum_ppm": _sum(rows, "kv_used_ppm"),
         "kv_used_max_ppm": _most(rows, "kv_used_ppm"),
     }

@@ -1,7 +1,7 @@
-"""A store that dashboards have something to show from: the demo's past in part, and all that the demo lacks.
+"""Fill a store for the tests of the dashboards: a part of the demo's past, and the cases that the demo lacks.
 
-One idea: everything goes in by the ordinary code, as OTLP through `rows` and a real `Committer`, is judged by the real worker and summed
-by the real roller; then every raw table is fetched once. Only the detector's findings are rows made here. It expects nothing.
+All data takes the normal path: OTLP requests are converted and committed, judged by the attribution worker and rolled up by the rollup
+worker. Then every raw table is read once. Only the findings of the chunking detector are inserted as rows. The module checks nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MINUTE_NS, HOUR_NS = 60 * SECOND_NS, 3_600 * SECOND_NS
 TENANT = "acme's"
 RUNNING = bytes(range(16))
 _PATIENCE_S = 60
-# Names that would end a literal, a statement, a URL's value or a page, if anybody let them.
+# Names that end a literal, a statement, a value in a URL or an HTML page unless they are escaped.
 NASTY = (
     "it's",
     'say "hi"',
@@ -72,8 +72,8 @@ _CONTENT = (1, 2, 3)
 
 
 def fill(store: Store) -> Past:
-    """Fill a store that has the schema and nothing else."""
-    # A full minute, so that what falls into one minute does not depend on when the tests run.
+    """Fill a store that has the schema and no rows, and return its content."""
+    # A full minute, so that the grouping into minutes does not depend on the time of the test run.
     now_ns = time.time_ns() // MINUTE_NS * MINUTE_NS
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**28, chunks_max=10**6)
@@ -97,32 +97,32 @@ def fill(store: Store) -> Past:
 
 
 def _newest(replays: list[Row], stalls: list[Row]) -> Iterator[Row]:
-    """The replays that were made with the newest judgement of their stream."""
+    """The replays of the newest attribution run of each stream."""
     newest: dict[tuple[Any, ...], int] = {}
     for stall in stalls:
-        newest[_whose(stall)] = max(newest.get(_whose(stall), 0), stall["judged_at"])
-    return (row for row in replays if newest.get(_whose(row)) == row["judged_at"])
+        newest[_stream_of(stall)] = max(newest.get(_stream_of(stall), 0), stall["judged_at"])
+    return (row for row in replays if newest.get(_stream_of(row)) == row["judged_at"])
 
 
-def _whose(row: Row) -> tuple[Any, ...]:
+def _stream_of(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("tenant", "start_time", "trace_id", "span_id"))
 
 
 def _of_streams(rows: Iterable[Row], streams: list[Row]) -> list[Row]:
-    """The rows with what panels filter their streams by; those without a stream left out."""
-    known = {_whose(stream): {name: stream[name] for name in DIMENSIONS.values()} for stream in streams}
-    return [{**row, **known[_whose(row)]} for row in rows if _whose(row) in known]
+    """The rows that have a stream, with the dimensions of the stream that panels filter."""
+    known = {_stream_of(stream): {name: stream[name] for name in DIMENSIONS.values()} for stream in streams}
+    return [{**row, **known[_stream_of(row)]} for row in rows if _stream_of(row) in known]
 
 
 def _put_twice(store: Store) -> None:
-    """Rows as a crash between an insert and its acknowledgement would leave them: read with FINAL, they count once."""
+    """Insert some rows again, as after a crash between insert and acknowledgement. Queries with FINAL count them once."""
     for table in ("engine_steps", "node_samples", "rejected"):
         rows = store.select_arrow(f"SELECT * FROM {table} ORDER BY ALL LIMIT 500")
         store.insert(table, rows)
 
 
 def _with_minutes(rows: list[Row]) -> list[Row]:
-    """The minute that each row belongs to, unix s, and what is asked of streams again and again."""
+    """Add to each row its minute (unix s), and to streams the derived figures that many expectations need."""
     for row in rows:
         at_ns = row["start_time"] if "start_time" in row and "metric" not in row else row.get("recorded_at")
         row["minute"] = None if at_ns is None else at_ns // MINUTE_NS * 60
@@ -132,7 +132,7 @@ def _with_minutes(rows: list[Row]) -> list[Row]:
 
 
 def _judged(row: Row) -> Row:
-    """Whether a stream was good, and if not, why; its gaps."""
+    """Whether a stream was good, the reason if it was not, and all its gaps (µs)."""
     is_over = row["outcome"] != "running"
     first = next(us for us in (row["ttfo_us"], row["ttft_us"], row["duration_ns"] // 1000) if us is not None)
     reasons = {
@@ -152,7 +152,7 @@ def _judged(row: Row) -> Row:
 
 
 def _gaps(row: Row) -> list[int]:
-    """Every gap of a stream, µs: between what lies within 5 ms of its first read, and from the last read to an end that was none."""
+    """Every gap of a stream in µs: between epochs (reads within 5 ms of the first), and the open gap before an incomplete end."""
     at, epoch, last = 0, None, 0
     gaps = []
     for dt, kind in zip(row["dt_us"], row["chunk_kind"], strict=True):
@@ -170,7 +170,7 @@ def _gaps(row: Row) -> list[int]:
     return gaps
 
 
-# What is sent.
+# The requests.
 
 
 def _batches(now_ns: int) -> Iterator[Batch]:
@@ -186,20 +186,20 @@ def _batches(now_ns: int) -> Iterator[Batch]:
         yield spans(_streams(now_ns, tenant), tenant)
         yield spans(_speculation(now_ns, "spec-0" if tenant else "spec-1"), tenant)
     yield spans(_mute(now_ns))
-    # The end comes after its snapshot: two revs of one stream.
+    # A snapshot, then the end: two revs of one stream.
     for rev in _snapshots(now_ns):
         yield spans(rev)
     for name in NASTY:
         yield spans(_named(now_ns, name))
-    yield spans(_refused(now_ns))
-    nodes = (_node(now_ns, "node-1", "shop-gpu-0"), _node(now_ns, "", "shop-gpu-1"), _paged(now_ns), _host_alone(now_ns))
-    for batch in (*nodes, *_itself(now_ns)):
+    yield spans(_rejected(now_ns))
+    nodes = (_node(now_ns, "node-1", "shop-gpu-0"), _node(now_ns, "", "shop-gpu-1"), _scraped_only(now_ns), _host_alone(now_ns))
+    for batch in (*nodes, *_self_monitoring(now_ns)):
         yield points(batch)
     yield points(_node(now_ns, "node-2", "spec-0"), TENANT)
 
 
 def _of_the_demo(now_ns: int) -> Iterator[ExportTraceServiceRequest]:
-    """Both incidents, a fourth of three hours of calm, and ten hours of two weeks in which a provider changes its chunks."""
+    """Both incidents, a quarter of the last 3 calm hours, and a sample of the two weeks in which a provider changes its chunking."""
     every = placements(now_ns, "net")
     calm = [each for each in every if each.service == "shop" and each.name == "calm" and now_ns - each.begin_ns < 3 * HOUR_NS]
     made = [
@@ -212,7 +212,7 @@ def _of_the_demo(now_ns: int) -> Iterator[ExportTraceServiceRequest]:
 
 
 def _streams(now_ns: int, tenant: str) -> ExportTraceServiceRequest:
-    """Streams of every ending, vantage and transport over three hours; some without a timeline, sizes, tokens or an envelope."""
+    """Streams with every outcome, vantage and transport over 3 hours; some lack a timeline, sizes, tokens or wire bytes."""
     rng = random.Random(f"streams {tenant}")
     body = request({"service.name": "voice" if tenant else "chat", "service.version": "0.9"})
     for _ in range(150):
@@ -242,13 +242,13 @@ def _streams(now_ns: int, tenant: str) -> ExportTraceServiceRequest:
 
 
 def _snapshots(now_ns: int) -> Iterator[ExportTraceServiceRequest]:
-    """A stream that runs, one that is abandoned, and one that ended after its snapshot, with another model."""
+    """A running stream, an abandoned one, and one that ended after its snapshot with another model."""
     start = now_ns - 20 * MINUTE_NS
     for number, due_s in enumerate((86_400.0, 10.0, 10.0)):
         body = request({"service.name": "chat", "service.version": "1.0"})
         trace_id, span_id = bytes((each + number) % 256 for each in RUNNING), bytes([number + 1]) * 8
-        said: dict[str, Any] = {"outcome": "running", "span_id": span_id.hex(), "rev": 1, "next_due": due_s}
-        attributes: dict[str, Any] = {f"legato.stream.{key}": value for key, value in said.items()}
+        snapshot: dict[str, Any] = {"outcome": "running", "span_id": span_id.hex(), "rev": 1, "next_due": due_s}
+        attributes: dict[str, Any] = {f"legato.stream.{key}": value for key, value in snapshot.items()}
         attributes |= {"legato.stream.timeline": pack([10_000, 3_000_000], [3, 3], [1, 1], [1, 1]), "gen_ai.request.model": "tiny"}
         native_span(body, attributes, trace_id=trace_id, start_ns=start, name="legato.stream.snapshot", duration_ns=4 * SECOND_NS)
         yield body
@@ -263,7 +263,7 @@ def _snapshots(now_ns: int) -> Iterator[ExportTraceServiceRequest]:
 
 
 def _named(now_ns: int, name: str) -> ExportTraceServiceRequest:
-    """Two streams of a service and a model of this name."""
+    """Two streams with this name as service and as model."""
     body, rng = request({"service.name": name, "service.version": "1"}), random.Random(name)
     for number in range(2):
         native_span(body, {"gen_ai.request.model": name}, start_ns=now_ns - (40 + number) * MINUTE_NS, rng=rng)
@@ -271,7 +271,7 @@ def _named(now_ns: int, name: str) -> ExportTraceServiceRequest:
 
 
 def _speculation(now_ns: int, engine: str) -> ExportTraceServiceRequest:
-    """An engine that drafts, and knows little of some steps."""
+    """Steps of an engine with speculative decoding; one value in ten is unknown."""
     rng = random.Random(engine)
 
     def known(*values: int) -> int | None:
@@ -302,12 +302,12 @@ def _speculation(now_ns: int, engine: str) -> ExportTraceServiceRequest:
 
 
 def _mute(now_ns: int) -> ExportTraceServiceRequest:
-    """An engine that knows nothing of its steps but that they were."""
+    """Steps of an engine without any figures."""
     return request_of(Engine("mute-0", 5), [Step(number, now_ns - (50 - number) * MINUTE_NS) for number in range(20)], [])
 
 
-def _refused(now_ns: int) -> ExportTraceServiceRequest:
-    """Spans that cannot be stored: no identity, no time, attributes of other types; one nameless emitter."""
+def _rejected(now_ns: int) -> ExportTraceServiceRequest:
+    """Spans that are rejected: no identity, an undecodable timeline, an attribute of a wrong type; one emitter has no name."""
     body, rng = request({"service.name": "broken"}), random.Random(9)
     for number in range(3):
         native_span(body, trace_id=bytes(16), start_ns=now_ns - number * MINUTE_NS, rng=rng)
@@ -320,7 +320,7 @@ def _refused(now_ns: int) -> ExportTraceServiceRequest:
 
 
 def _node(now_ns: int, host: str, engine: str) -> ExportMetricsServiceRequest:
-    """A GPU node with its engine's counters, a sample every ten minutes; counters restart once."""
+    """Samples of a GPU node and its engine every 10 minutes; the counters restart once."""
     body = metrics_request({"legato.engine.id": engine, **({"host.name": host} if host else {})})
     rng = random.Random(f"{host}{engine}")
     counters: dict[tuple[str, str], float] = {}
@@ -334,10 +334,10 @@ def _node(now_ns: int, host: str, engine: str) -> ExportMetricsServiceRequest:
             for reason in ("sw_power_cap", "hw_thermal_slowdown"):
                 _count(body, counters, ("hw.gpu.throttle.time", f"{gpu} {reason}"), rng.uniform(0, 60), at, {**own, "reason": reason})
         for which, step in (("queries", rng.randrange(300, 900)), ("hits", rng.randrange(300))):
-            # By the agent's name, and by that of a Collector which scrapes.
+            # With the agent's metric name, or the name that a scraping Collector reports.
             name = f"legato.engine.prefix_cache.{which}" if host else f"vllm:prefix_cache_{which}_total"
             _count(body, counters, (name, ""), step, at, {"model_name": "demo-7b"})
-        _page(body, counters, rng, at, bool(host))
+        _scraped(body, counters, rng, at, bool(host))
         if number == 9:
             counters.clear()
     gauge(body, "hw.gpu.clock.sm", float("nan"), now_ns, attributes={"hw.id": "0"})
@@ -347,8 +347,8 @@ def _node(now_ns: int, host: str, engine: str) -> ExportMetricsServiceRequest:
 _COUNTED = (("legato.engine.tokens.generated", "legato.engine.preemptions"), ("vllm:generation_tokens_total", "vllm:num_preemptions_total"))
 
 
-def _page(body: Any, counters: dict[tuple[str, str], float], rng: random.Random, at: int, by_agent: bool) -> None:
-    """An engine's page, by the agent's names or by those of a Collector which scrapes; the agent alone makes deltas of histograms."""
+def _scraped(body: Any, counters: dict[tuple[str, str], float], rng: random.Random, at: int, by_agent: bool) -> None:
+    """Scraped metrics of an engine, with the names of the agent or of a Collector. Only the agent reports delta histograms."""
     own = {"model_name": "demo-7b"}
     stems = (
         ("legato.engine.kv_cache.utilization", "legato.engine.requests.")
@@ -361,7 +361,7 @@ def _page(body: Any, counters: dict[tuple[str, str], float], rng: random.Random,
     for state in ("running", "waiting"):
         if rng.random() < 0.8:
             gauge(body, stems[1] + state, rng.randrange(30), at, attributes=own)
-    # A Collector may scrape what the agent reads.
+    # A Collector may scrape an engine that the agent scrapes, too.
     for tokens, preempted in _COUNTED[0 if by_agent else 1 :]:
         _count(body, counters, (tokens, ""), rng.randrange(9_000), at, own)
         _count(body, counters, (preempted, ""), rng.randrange(3), at, own)
@@ -381,7 +381,7 @@ def _count(
 
 
 def _host_alone(now_ns: int) -> ExportMetricsServiceRequest:
-    """A host without an engine: its processors under both names that agents give a mode, and a Collector's queues."""
+    """A host without an engine: CPU utilization with both attribute names for the mode, and the queues of a Collector."""
     body, rng = metrics_request({"host.name": "node-3"}), random.Random(3)
     for number in range(12):
         at = now_ns - 2 * HOUR_NS + number * 10 * MINUTE_NS
@@ -398,8 +398,8 @@ def _host_alone(now_ns: int) -> ExportMetricsServiceRequest:
     return body
 
 
-def _paged(now_ns: int) -> ExportMetricsServiceRequest:
-    """An engine that is known by its page alone: it drafts for a while, starts anew, and a Collector scrapes it, too, where it did not."""
+def _scraped_only(now_ns: int) -> ExportMetricsServiceRequest:
+    """An engine with scraped metrics only: it uses speculative decoding, restarts, and is scraped by a Collector, too."""
     body = metrics_request({"legato.engine.id": "paged-0", "host.name": "node-4"})
     for number, (drafted, accepted, length) in enumerate(
         [(900, 400, 0.0), (1_200, 600, 2.5), (1_200, 600, 0.0), (300, 90, 1.9), (500, 90, 0)]
@@ -414,8 +414,8 @@ def _paged(now_ns: int) -> ExportMetricsServiceRequest:
     return body
 
 
-def _itself(now_ns: int) -> Iterator[ExportMetricsServiceRequest]:
-    """Legato's own metrics every ten minutes of two hours, with a restart between."""
+def _self_monitoring(now_ns: int) -> Iterator[ExportMetricsServiceRequest]:
+    """Legato's self-monitoring samples every 10 minutes over 2 hours, with a restart after the first hour."""
     rng = random.Random(4)
     for life in range(2):
         metrics = Metrics()
@@ -426,7 +426,7 @@ def _itself(now_ns: int) -> Iterator[ExportMetricsServiceRequest]:
 
 
 def _work(metrics: Metrics, rng: random.Random) -> None:
-    """Some of everything."""
+    """Increase every kind of metric."""
     metrics.count_received(rng.randrange(900), 0, rng.randrange(9))
     metrics.count_received(0, rng.randrange(1, 900), rng.randrange(9))
     metrics.count_stored("node_samples", rng.randrange(900), rng.randrange(9), 1)
@@ -444,7 +444,7 @@ def _work(metrics: Metrics, rng: random.Random) -> None:
 
 
 def _changes(now_ns: int) -> pa.Table:
-    """Findings of the detector: found, found again with other figures, and one that was none in the end."""
+    """Rows of the chunking detector: a change, the same change with newer figures, and a withdrawn one."""
     rows = []
     for day, found, detected in ((5, True, 1), (5, True, 2), (9, True, 1), (9, False, 2), (1, True, 1)):
         changed_s = now_ns // 10**9 // 60 * 60 - day * 86_400

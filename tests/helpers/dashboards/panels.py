@@ -1,7 +1,7 @@
-"""Dashboards as tests ask them: their panels, the views that they are asked for, the answers, and figures worked out by hand.
+"""Query the panels of the dashboards in tests and compare the answers with expected rows.
 
-One idea: it shares no SQL with the panels. They come out of the built dashboard, are expanded as Grafana would, and asked over HTTP; what
-they should say is counted in plain loops over the raw rows of one store. It holds no panel's expectation.
+The SQL of the panels is taken from the built dashboards, expanded as Grafana does it, and sent to the read endpoint. The expected rows are
+computed in plain loops over the raw rows of one store, without SQL. The expectations of the single panels are in the test modules.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 Row = dict[str, Any]
 ALL = "$__all"
 BOARDS = ("streams", "itl", "attribution", "nodes", "chunking", "cost", "stream", "self")
-# What each variable filters by.
+# The column that each variable filters.
 DIMENSIONS = {
     "tenant": "tenant",
     "service": "service_name",
@@ -67,23 +67,23 @@ DIMENSIONS = {
 ENGINE = {"tenant": "tenant", "engine": "engine_id"}
 
 
-# What is asked.
+# Dashboards and views.
 
 
 @lru_cache(maxsize=16)
 def dashboard(name: str) -> Any:
-    """A dashboard as Grafana reads it, by the name of its module."""
+    """The JSON of a dashboard, by the name of its module."""
     return json.loads(json.dumps(getattr(boards, name).board().build(), cls=JSONEncoder))
 
 
 def panels_in(name: str) -> list[Any]:
-    """All panels of a dashboard, those in rows too, headings left out."""
+    """All panels of a dashboard, also those inside rows, without the rows' headings."""
     nested = ([panel, *panel.get("panels", ())] for panel in dashboard(name)["panels"])
     return [panel for group in nested for panel in group if panel["type"] != "row"]
 
 
 def panels(name: str) -> dict[str, str]:
-    """The SQL of every panel that asks something, by its title."""
+    """The SQL of every panel that has a query, by its title."""
     asking = [panel for panel in panels_in(name) if panel.get("targets")]
     assert all(len(panel["targets"]) == 1 for panel in asking)
     made = {panel["title"]: panel["targets"][0]["rawSql"] for panel in asking}
@@ -92,7 +92,7 @@ def panels(name: str) -> dict[str, str]:
 
 
 def statements(name: str) -> dict[str, str]:
-    """All that a dashboard asks: its panels, its annotations and its variables, by what they are called."""
+    """The SQL of a dashboard's panels, annotations and variables, by their names."""
     built = dashboard(name)
     marks = built.get("annotations", {}).get("list", ())
     made = {f"annotation {mark['name']}": mark["target"]["rawSql"] for mark in marks if mark.get("target", {}).get("rawSql")}
@@ -104,43 +104,43 @@ def statements(name: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class View:
-    """What somebody looks at: a range, the length of a point, and what is chosen; a variable that is not named stands at "All"."""
+    """A view of a dashboard: time range, interval of a point, and values of the variables (default "All")."""
 
     name: str
     span: Range
     values: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
 
     def chosen(self, variable: str) -> list[str]:
-        """The chosen values of a variable."""
+        """The selected values of a variable."""
         given = self.values.get(variable, ALL)
         return [given] if isinstance(given, str) else list(given)
 
     def shows(self, row: Row, columns: Mapping[str, str] = DIMENSIONS) -> bool:
-        """Whether the variables let a row through."""
+        """Whether the row matches the selected values of all variables."""
         pairs = ((self.chosen(variable), row[column] or "(none)") for variable, column in columns.items())
         return all("" in chosen or ALL in chosen or value in chosen for chosen, value in pairs)
 
     def has_minute(self, minute_s: int) -> bool:
-        """Whether a minute lies in the range, in whole seconds as the plugin cuts it."""
+        """Whether a minute (unix s) lies in the range. The plugin truncates the range to seconds."""
         return self.span.from_ms // 1000 <= minute_s <= self.span.to_ms // 1000
 
     def has_ns(self, at_ns: int) -> bool:
-        """Whether a moment lies in the range."""
+        """Whether a time (unix ns) lies in the range."""
         return self.span.from_ms * 10**6 <= at_ns <= self.span.to_ms * 10**6
 
     @property
     def point_s(self) -> int:
-        """The length of a point."""
+        """The interval of a point in s."""
         return max(1, self.span.interval_ms // 1000)
 
     def point(self, at_s: int) -> int:
-        """The beginning of the point that a moment belongs to, unix s."""
+        """The start (unix s) of the point that contains a time (unix s)."""
         return at_s // self.point_s * self.point_s
 
 
 @dataclass(frozen=True)
 class Past:
-    """What the store holds: every raw table, whole, as rows; and when it was made."""
+    """The content of a filled store: all rows of every raw table, and the time of filling."""
 
     now_ns: int
     tenant: str
@@ -153,13 +153,13 @@ class Past:
             raise AttributeError(name) from None
 
     def view(self, name: str, hours: float, point_s: int, values: Mapping[str, str | Sequence[str]] | None = None) -> View:
-        """The last hours and a while on, as filling takes its time; the beginning is no full minute."""
+        """The last hours and the next 10 minutes, because filling takes time. The start is not a full minute."""
         from_ms = self.now_ns // 10**6 - round(hours * 3_600_000) + 17_123
         return View(name, Range(from_ms, self.now_ns // 10**6 + 600_000, point_s * 1000), values or {})
 
 
 def views(past: Past, board: str = "") -> list[View]:
-    """Ranges of weeks and of hours, points of a minute and more, and every variable: one value, several, none, one that nobody has."""
+    """Views for a board: ranges of hours and weeks, several intervals, and variables with one, several and missing values."""
     ranges = [past.view("weeks", 15 * 24, 3600), past.view("hours", 3.3, 60), past.view("recent", 1.5, 600)]
     tenants = past.view("tenants", 4, 600, {"tenant": past.tenant, "release": ["0.9", "1.0"], "transport": ["http/2", "iterator"]})
     if board == "nodes":
@@ -171,16 +171,16 @@ def views(past: Past, board: str = "") -> list[View]:
         tenants,
         past.view("services", 4, 300, {"service": ["shop", "mobile"], "vantage": "client"}),
         past.view("models", 4, 300, {"model": "demo-7b", "provider": "vllm", "route": ["/v1/mobile", "(none)"]}),
-        past.view("nameless", 4, 3600, {"provider": "(none)", "tenant": "(none)", "service": ["nobody", ""]}),
+        past.view("nameless", 4, 3600, {"provider": "(none)", "tenant": "(none)", "service": ["no-such-service", ""]}),
     ]
 
 
-# What is answered.
+# Answers.
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A status with its message, or columns and rows: times in unix s (of a DateTime) or ns (of a DateTime64)."""
+    """A status with an error message, or columns and rows. Times are in unix s (DateTime) or ns (DateTime64)."""
 
     status: int
     message: str = ""
@@ -188,7 +188,7 @@ class Answer:
     rows: tuple[tuple[Any, ...], ...] = ()
 
     def as_rows(self) -> list[Row]:
-        """The rows by their columns' names."""
+        """The rows as dictionaries by column name."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
@@ -220,7 +220,7 @@ class Asked:
         return answer
 
     def panel(self, board: str, title: str, view: View) -> Answer:
-        """The answer to a panel."""
+        """The answer to a panel's query."""
         return self.sql(panels(board)[title], view)
 
 
@@ -244,7 +244,7 @@ def _cell(kind: str, cell: Any) -> Any:
 
 
 def same(answer: Answer, expected: Sequence[Row], where: str = "") -> None:
-    """All columns and all rows of an answer, in order, are the expected ones; floats within 1e-9."""
+    """Assert that an answer has exactly the expected columns and rows, in order; floats within 1e-9."""
     found = answer.as_rows()
     if expected:
         assert list(answer.columns) == list(expected[0]), where
@@ -255,19 +255,22 @@ def same(answer: Answer, expected: Sequence[Row], where: str = "") -> None:
 
 
 def check(asked: Asked, board: str, title: str, expected: Expected, settings: Mapping[str, str] | None = None) -> None:
-    """A panel says what is expected of it in every view; in one at least it says something. ``settings``: what stands in text boxes."""
-    told = False
+    """Assert that a panel gives the expected rows in every view, and that one view at least is not empty.
+
+    ``settings`` are the values of text boxes.
+    """
+    compared = False
     for view in views(asked.past, board):
         view = replace(view, values={**view.values, **(settings or {})})
         answer = asked.panel(board, title, view)
         should = expected(asked.past, view)
         same(answer, should, f"{title}, {view.name}")
-        told |= any(value not in (None, 0) for row in should for value in row.values())
-    assert told, f"{title}: no view shows anything, so nothing was compared"
+        compared |= any(value not in (None, 0) for row in should for value in row.values())
+    assert compared, f"{title}: no view shows anything, so nothing was compared"
 
 
 def shown(rows: Iterable[Row], view: View, columns: Mapping[str, str] = DIMENSIONS) -> list[Row]:
-    """The rows of the view's minutes that its variables let through."""
+    """The rows in the view's range that match its variables."""
     return [row for row in rows if view.has_minute(row["minute"]) and view.shows(row, columns)]
 
 
@@ -279,15 +282,15 @@ def _close(found: Any, should: Any) -> bool:
 
 
 def none(answer: Answer) -> bool:
-    """Whether an answer says nothing: no rows, or rows of NULL and 0 only."""
+    """Whether an answer is empty: no rows, or only NULL and 0."""
     return all(cell in (None, 0) for row in answer.rows for cell in row)
 
 
-# What should be answered.
+# Expected figures.
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Any, list[Row]]:
-    """The rows of each key, by ascending key."""
+    """Group rows by key, with ascending keys."""
     groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
@@ -295,22 +298,22 @@ def by(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Any, list[Ro
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Hashable], made: Callable[[Any, list[Row]], Row]) -> list[Row]:
-    """A row a key, by ascending key."""
+    """One row for each key, with ascending keys."""
     return [made(name, group) for name, group in by(rows, key).items()]
 
 
 def ratio(above: float, below: float) -> float | None:
-    """A quotient, or None where there is nothing to divide by."""
+    """The quotient, or None if the divisor is 0."""
     return above / below if below else None
 
 
 def quantile(values: Iterable[float | None], level: float) -> float | None:
-    """The middle of the bucket (16 a doubling) that holds the value at rank ⌈level n⌉; it is within 2.3 % of that value."""
+    """The middle of the bucket (16 per doubling) of the value at rank ⌈level n⌉, which is within 2.3 % of the value."""
     return _order_statistic(values, level, 16, 0.023)
 
 
 def gap_quantile(values: Iterable[float | None], level: float) -> float | None:
-    """Likewise, of gaps (4 a doubling): within 9.1 %."""
+    """The middle of the bucket (4 per doubling) of the gap at rank ⌈level n⌉, which is within 9.1 % of the gap."""
     return _order_statistic(values, level, 4, 0.091)
 
 
@@ -325,7 +328,10 @@ def _order_statistic(values: Iterable[float | None], level: float, per_doubling:
 
 
 def weighted_quantile(gaps: Sequence[float], level: float) -> float | None:
-    """The middle of the first bucket (4 a doubling) up to which gaps hold this share of all time; each counts as its bucket's middle."""
+    """The time-weighted quantile of gaps: the middle of the first bucket (4 per doubling) up to which gaps fill ``level`` of all time.
+
+    Each gap counts as the middle of its bucket.
+    """
     counts = Counter(_bucket(gap, 4) for gap in gaps)
     total = math.fsum(count * _middle(bucket, 4) for bucket, count in counts.items())
     seen = 0.0

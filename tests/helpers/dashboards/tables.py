@@ -1,4 +1,4 @@
-"""Whole tables, to be compared row by row."""
+"""Read complete tables, for comparison row by row."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["rejected", "requests_of_one_span", "streams"]
 
 
 def streams(store: Store, where: str = "1") -> list[dict[str, Any]]:
-    """The view `streams` as users read it, in order, without the time of receipt."""
+    """The rows of the view `streams` in key order, without the receive time."""
     return _rows(store, f"SELECT * EXCEPT (received_at) FROM streams WHERE {where} ORDER BY tenant, start_time, trace_id, span_id")
 
 
 def rejected(store: Store, where: str = "1") -> list[dict[str, Any]]:
-    """The table `rejected`, in order, without the time of receipt."""
+    """The rows of the table `rejected`, sorted, without the receive time."""
     return _rows(store, f"SELECT * EXCEPT (received_at) FROM rejected FINAL WHERE {where} ORDER BY ALL")
 
 
@@ -30,14 +30,14 @@ def _rows(store: Store, sql: str) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> Any:
-    """The engine gives strings as bytes here."""
+    """Decode strings, which the engine returns as bytes."""
     if isinstance(value, list):
         return [_text(item) for item in value]
     return value.decode() if isinstance(value, bytes) else value
 
 
 def requests_of_one_span(body: ExportTraceServiceRequest) -> list[ExportTraceServiceRequest]:
-    """The same spans, each in a request of its own."""
+    """The same spans, each in a separate request."""
     out = []
     for span in scope_of(body).spans:
         one = ExportTraceServiceRequest()
