@@ -1,4 +1,4 @@
-"""The burn rules keep quiet when they should and speak when they must: false pages and detections are counted, and each guard is tried."""
+"""The burn-rate rules: rates of false pages and of detections on thousands of services, and a test of each guard."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ def store(shared: Store, outcomes: Mapping[str, Outcome]) -> Store:
     return shared
 
 
-# Thousands of services, each with traffic of its own.
+# Thousands of services, each with separate traffic.
 
 BUDGET = (5, 10, 20, 50, 100, 500, 1_000, 5_000, 10_000)
-# Streams, share that is bad, minutes over which they are spread and in how many parts, services.
+# Number of streams, bad share, minutes that they cover, parts of that time, number of services.
 Group = tuple[int, float, int, int, int]
 GROUPS: dict[str, Group] = {f"budget {n} 1 h": (n, ALLOWED, 60, 12 if n < 100 else 6, 3_000) for n in BUDGET}
 GROUPS |= {f"budget {n} 6 h": (n, ALLOWED, 360, 24, 3_000) for n in (20, 100)}
 GROUPS |= {f"30 % {n}": (n, 0.3, 60, 12 if n < 500 else 6, 1_000) for n in (10, 20, 37, 100, 1_000)}
 GROUPS |= {f"14.4 % {n}": (n, 0.144, 60, 12 if n < 500 else 6, 1_000) for n in (37, 100, 1_000)}
-# Each reader has twenty streams in five minutes, and all of them are bad or none is.
+# Each end user has 20 streams in 5 minutes, and either all or none of them are bad.
 CLUSTERS: dict[str, Group] = {f"clusters {n}": (n // 20, ALLOWED, 60, 12, 1_000) for n in (100, 400)}
-# The largest chance of a page on budget, at 100 streams; worked out below.
+# The largest probability of a page on budget, at 100 streams; computed below.
 WORST = 0.000535
 
 
 def simulated(rng: np.random.Generator, name: str, group: Group, size: int) -> pa.Table:
-    """Services with so many readers each, thrown over the time by chance; a reader has ``size`` streams, bad together with this chance."""
+    """Minutes of services with end users at random times. Each has ``size`` streams, which are all bad with the group's bad share."""
     n, share, spread_min, parts, services = group
     readers = rng.multinomial(n, [1 / parts] * parts, size=services)
     bad = rng.binomial(readers, share)
@@ -86,7 +86,7 @@ def simulated(rng: np.random.Generator, name: str, group: Group, size: int) -> p
 
 @pytest.fixture(scope="module")
 def outcomes(shared: Store) -> dict[str, Outcome]:
-    """Of each group: services, those that page, those that raise a ticket, and those that would page if streams were counted naively."""
+    """For each group the number of services, of pages, of tickets, and of pages that a rule without guards would raise."""
     rng = np.random.default_rng(7)
     for groups, size in ((GROUPS, 1), (CLUSTERS, 20)):
         for name, group in groups.items():
@@ -105,17 +105,17 @@ def outcomes(shared: Store) -> dict[str, Outcome]:
 
 @pytest.mark.parametrize("name", [name for name in GROUPS if name.startswith("budget")])
 def test_a_service_on_budget_hardly_ever_pages(outcomes: Mapping[str, Outcome], name: str) -> None:
-    """On budget exactly, 3,000 looks have no page: 1 in 1,000 at most, with 95 % confidence. At 100 streams it is what was worked out."""
+    """Exactly on budget, at most 1 of 1,000 evaluations pages (95 % confidence). At 100 streams the rate is the computed one."""
     services, pages, _, naive = outcomes[name]
     if GROUPS[name][0] == 100:
         assert at_least(pages, services, WORST) > 0.01, (pages, services)
     else:
         assert upper(pages, services) <= FALSE_PAGES_MAX, (pages, services)
-    assert GROUPS[name][0] > 50 or naive > services / 100, "a rate without guards would page"
+    assert GROUPS[name][0] > 50 or naive > services / 100, "a rate without guards was expected to page"
 
 
 def test_no_number_of_streams_pages_by_chance() -> None:
-    """Worked out for each number of streams up to 10,000: the worst is 100, where 5.3 looks in 10,000 page."""
+    """The computed probability for each number of streams up to 10,000: the largest is at 100, with 5.3 pages in 10,000 evaluations."""
     chances = {}
     for n in range(enough(14.4), 10_001):
         limits = [limit for limit in (14.4, 6.0) if n >= enough(limit)]
@@ -127,14 +127,15 @@ def test_no_number_of_streams_pages_by_chance() -> None:
 
 
 @pytest.mark.parametrize("name", list(CLUSTERS))
-def test_a_reader_with_bad_luck_does_not_page(outcomes: Mapping[str, Outcome], name: str) -> None:
-    """On budget, with bad streams that come twenty at a time: a naive rate pages in more than 1 % of the looks, this one in none."""
+def test_clusters_of_one_end_user_do_not_page(outcomes: Mapping[str, Outcome], name: str) -> None:
+    """On budget with bad streams in groups of 20: a rate without guards pages in more than 1 % of the evaluations, the rule in none."""
     services, pages, tickets, naive = outcomes[name]
     assert (pages, tickets) == (0, 0) and naive > services / 100
 
 
-# Chances of a page, and of a page or a ticket. Three or more bad ones of 10 at 30 % have .617, which is a ticket. Of 37 at 14.4 %, six are
-# a page (.451) when one of them came in the last five minutes, three (.911) a ticket; what is not seen now may be at the next look.
+# Probabilities of a page, and of a page or a ticket. With 10 streams at 30 %, three or more are bad with probability 0.617, which is a
+# ticket. With 37 streams at 14.4 %, six bad ones (0.451) are a page if one of them is from the last 5 minutes, and three (0.911) are a
+# ticket. A missed burn may be detected at the next evaluation.
 DETECTED = {
     "30 % 10": (0.0, 0.617),
     "30 % 20": (0.0, 0.965),
@@ -148,8 +149,8 @@ DETECTED = {
 
 
 @pytest.mark.parametrize("name", list(DETECTED))
-def test_what_burns_is_seen(outcomes: Mapping[str, Outcome], name: str) -> None:
-    """By a page, or by a page or a ticket, with the chances that the algorithm promises; too few streams are a ticket."""
+def test_burns_are_detected(outcomes: Mapping[str, Outcome], name: str) -> None:
+    """Pages and tickets have the probabilities that the algorithm implies; too few streams give a ticket."""
     services, pages, tickets, _ = outcomes[name]
     for seen, chance in zip((pages, pages + tickets), DETECTED[name], strict=True):
         assert abs(seen / services - chance) <= 4 * (chance * (1 - chance) / services) ** 0.5 + 0.01, (seen, services)
@@ -160,8 +161,8 @@ def test_what_burns_is_seen(outcomes: Mapping[str, Outcome], name: str) -> None:
 
 @pytest.mark.parametrize("name", list(RULES))
 @pytest.mark.parametrize("second", [0, 59])
-def test_the_sql_says_what_plain_python_says(store: Store, name: str, second: int) -> None:
-    """Of each of 400 services of any kind, severity by severity and figure by figure, at the first and the last second of a minute."""
+def test_the_sql_equals_plain_python(store: Store, name: str, second: int) -> None:
+    """All figures of 400 random services by severity, evaluated in the first and in the last second of a minute."""
     rng, at_s = random.Random(f"{name} {second}"), NOW_S // 60 * 60 + second
     services = {f"s{number}": made_up(rng, f"s{number}") for number in range(400)}
     insert(store, at_s, [minute for minutes in services.values() for minute in minutes])
@@ -179,51 +180,51 @@ def test_the_sql_says_what_plain_python_says(store: Store, name: str, second: in
     assert 20 < firing < 600
 
 
-def test_wilsons_bound_is_the_one_of_the_book() -> None:
-    """LB solves (p̂ - p)² = z² p (1 - p) / n, and is nowhere above the share that was seen."""
+def test_wilsons_bound_solves_its_equation() -> None:
+    """The lower bound p solves (p̂ - p)² = z² p (1 - p) / n and is below the observed share p̂."""
     for k, n in ((3, 10), (6, 100), (53, 370), (1, 1), (9_999, 10_000)):
         bound = least(k, n)
         assert (k / n - bound) ** 2 == pytest.approx(2.3263478740408408**2 * bound * (1 - bound) / n) and bound < k / n
 
 
-# One thing at a time.
+# Single cases.
 
 
 def firing(store: Store, sql: str = ITL, at_s: int | None = NOW_S) -> set[tuple[str, str]]:
-    """The services that fire, with their severity."""
+    """The services that fire, with severity."""
     return {(row["service"], row["severity"]) for row in ask(store, sql, at_s) if row["firing"]}
 
 
 def hour(name: str, judged: int = 20, every_min: int = 5, until_min: int = 60, **bad: Any) -> list[Minute]:
-    """A minute of streams each five minutes; ``bad`` are clients by side, for all minutes or by the minute's age."""
+    """One minute with streams every 5 minutes. ``bad`` maps sides to clients, or to functions of the minute's age."""
 
     def at(ago: int) -> dict[str, Any]:
-        return {f"{side}_bad": said(ago) if callable(said) else said for side, said in bad.items()}
+        return {f"{side}_bad": clients(ago) if callable(clients) else clients for side, clients in bad.items()}
 
     return [Minute(name, ago, judged, **at(ago)) for ago in range(0, until_min, every_min)]
 
 
 def new(ago: int) -> dict[int, int]:
-    """Five bad streams of five clients who are not met again."""
+    """Five bad streams of five clients that occur in no other minute."""
     return of(*range(100 * ago + 1, 100 * ago + 6), streams=1)
 
 
-def test_nothing_is_said_of_nothing(store: Store) -> None:
-    """An empty store has no rows, nor has one in which nothing could be judged."""
+def test_empty_stores_give_no_rows(store: Store) -> None:
+    """The rules return no rows for an empty store and for one without judged streams."""
     insert(store, NOW_S, [Minute("running", 1, 0)])
     assert [ask(store, rule.sql) for rule in RULES.values()] == [[], [], []]
 
 
-def test_the_engines_own_clock_is_the_one_that_counts(store: Store) -> None:
-    """As it is run every minute: what burns now pages, what lies in the future is not looked at."""
+def test_rules_use_the_engines_clock(store: Store) -> None:
+    """The unchanged rule pages for a current burn and ignores minutes in the future."""
     insert(store, int(time.time()), hour("now", service=new))
     insert(store, int(time.time()) + 7_200, hour("later", service=new))
     rows = store.select(ITL)
     assert [row[1:5] for row in rows if row[4]] == [("now", "client", "page", 1)] and {row[1] for row in rows} == {"now"}
 
 
-def test_one_reader_is_not_an_incident(store: Store) -> None:
-    """Bad streams of one reader, however many, never fire; those of two count, each reader once in five minutes."""
+def test_one_end_user_is_not_an_incident(store: Store) -> None:
+    """Bad streams of one end user never fire. With two end users the rule fires; each counts once in 5 minutes."""
     insert(store, NOW_S, hour("one, at once", service=lambda ago: of(7, streams=20) if ago == 0 else {}))
     insert(store, NOW_S, hour("one, all hour", service=of(7, streams=9)))
     insert(store, NOW_S, hour("two, all hour", judged=10, service=of(7, 8, streams=5)))
@@ -233,36 +234,36 @@ def test_one_reader_is_not_an_incident(store: Store) -> None:
     assert counted == {"one, at once": (1, 1), "one, all hour": (12, 1), "two, all hour": (24, 2), "two, at once": (2, 2)}
 
 
-def test_a_reader_of_two_models_is_one_reader(store: Store) -> None:
-    """Rows of one service that differ in model, route or version are added up before anybody is counted."""
+def test_an_end_user_of_two_models_counts_once(store: Store) -> None:
+    """Rows of one service that differ in model, route or version are merged before clients are counted."""
     insert(store, NOW_S, [Minute("s", ago, 10, of(7), model=model) for ago in range(0, 60, 5) for model in ("a", "b")])
     assert {(row["bad"], row["clients"], row["firing"]) for row in ask(store, ITL, NOW_S)} == {(12, 1, 0)}
 
 
-def test_readers_who_are_not_known_count_each(store: Store) -> None:
-    """Their streams cannot be told apart by reader, so each is one; three of them are enough, where one reader's never are."""
+def test_streams_of_unknown_clients_count_each(store: Store) -> None:
+    """Each stream without a known client counts as a separate client, so three are enough to fire; those of one known client are not."""
     insert(store, NOW_S, hour("not known", service=of(0, streams=4)))
     insert(store, NOW_S, hour("known", service=of(7, streams=4)))
     assert firing(store) == {("not known", "page")}
 
 
 def test_late_starts_burn_their_own_budget(store: Store) -> None:
-    """A service that starts late pages for that, and for nothing else; one that freezes does not page for late starts."""
+    """Late starts fire only the rule for late starts, and long gaps do not fire it."""
     insert(store, NOW_S, [*hour("late", late=new), *hour("frozen", service=new), *hour("both", service=new, late=new)])
     assert firing(store) == {("frozen", "page"), ("both", "page")}
     assert firing(store, TTFT) == {("late", "page"), ("both", "page")}
     assert firing(store, END_USERS) == set()
 
 
-def test_readers_who_stall_themselves_do_not_page(store: Store) -> None:
-    """They burn a budget of their own, which is a ticket at most."""
+def test_stalls_charged_to_end_users_do_not_page(store: Store) -> None:
+    """Stalls charged to end users burn a separate budget, which gives at most a ticket."""
     insert(store, NOW_S, hour("readers", reader=new))
     assert firing(store) == firing(store, TTFT) == set()
     assert firing(store, END_USERS) == {("readers", "ticket")}
 
 
-def test_a_connection_of_one_reader_is_the_readers_and_of_two_the_services(store: Store) -> None:
-    """Of one it counts to the readers, and alone is no alarm; when it fails two, or two who are not known, it is the path they share."""
+def test_connections_are_charged_by_the_number_of_clients(store: Store) -> None:
+    """Connection stalls of one client count for the end users. Those of two clients, or of unknown ones, count for the shared path."""
     for name, clients in {"one": of(7), "two": of(7, 8), "not known": of(0)}.items():
         insert(store, NOW_S, hour(name, connection=clients))
     assert firing(store) == {("two", "page"), ("not known", "page")} and firing(store, END_USERS) == set()
@@ -273,8 +274,8 @@ def test_a_connection_of_one_reader_is_the_readers_and_of_two_the_services(store
 
 
 @pytest.mark.parametrize(("name", "sides"), [("itl", ("service", "connection")), ("readers", ("reader", "connection"))])
-def test_a_reader_who_is_hit_in_two_ways_is_one_reader(store: Store, name: str, sides: tuple[str, str]) -> None:
-    """Also in the same five minutes: one bad stream, one client."""
+def test_a_client_with_two_kinds_of_bad_streams_counts_once(store: Store, name: str, sides: tuple[str, str]) -> None:
+    """Two bad streams of a client on different sides in the same 5 minutes count as one bad stream and one client."""
     insert(store, NOW_S, hour("s", 5, 5, 60, **dict.fromkeys(sides, of(7))))
     assert {(row["bad"], row["clients"], row["firing"]) for row in ask(store, RULES[name].sql, NOW_S)} == {(12, 1, 0)}
     both = {"itl": of(7, 8), "readers": of(7)}[name]
@@ -282,8 +283,8 @@ def test_a_reader_who_is_hit_in_two_ways_is_one_reader(store: Store, name: str, 
     assert {(row["bad"], row["clients"]) for row in ask(store, RULES[name].sql, NOW_S) if row["service"] == "t"} == {(24, 2)}
 
 
-def test_a_page_takes_the_place_of_its_ticket(store: Store) -> None:
-    """Of the same tenant, service and vantage: another's ticket stays."""
+def test_a_page_replaces_its_ticket(store: Store) -> None:
+    """A page suppresses the ticket of the same tenant, service and vantage; other tickets stay."""
     insert(store, NOW_S, hour("s", service=new))
     quiet = [Minute("s", ago, 2, of(ago + 1, streams=1), vantage="server") for ago in range(0, 60, 10)]
     insert(store, NOW_S, [*quiet, Minute("s", 3, 500, vantage="server", tenant="other")])
@@ -296,8 +297,8 @@ def test_a_page_takes_the_place_of_its_ticket(store: Store) -> None:
     assert ticket["burn_rate"] > 20 and not ticket["firing"]
 
 
-def test_what_is_over_does_not_page(store: Store) -> None:
-    """The long window still burns, the short one has recovered: with many streams by its rate, with few by not one bad."""
+def test_recovered_services_do_not_page(store: Store) -> None:
+    """The long window still burns, the short one has recovered: its rate is low with many streams, or no stream is bad with few."""
     insert(store, NOW_S, hour("busy", judged=50, service=lambda ago: new(ago) | new(ago + 1) if ago > 30 else of(ago + 1, streams=1)))
     insert(store, NOW_S, hour("quiet", judged=5, service=lambda ago: new(ago) if ago > 30 else {}))
     assert {severity for _, severity in firing(store)} == {"ticket"}
@@ -309,8 +310,10 @@ SLOW = [(0.2, 1, 6, "page", 14.4), (0.08, 6, 6, "page", 6.0), (0.02, 72, 72, "ti
 
 
 @pytest.mark.parametrize(("share", "bad_hours", "hours", "severity", "limit"), SLOW)
-def test_slow_burns_are_seen_by_longer_windows(store: Store, share: float, bad_hours: int, hours: int, severity: str, limit: float) -> None:
-    """Fast ones within the hour, 8 times too fast over six hours, twice over three days as a ticket; none of them by another window."""
+def test_slow_burns_are_detected_by_longer_windows(
+    store: Store, share: float, bad_hours: int, hours: int, severity: str, limit: float
+) -> None:
+    """20 times too fast: the 1-hour window; 8 times: the 6-hour window; twice: a ticket from the 3-day window. No other window fires."""
     first, bad = 60 * bad_hours, round(50 * share)
     clients = {ago: of(*range(1 + 100 * ago, 1 + 100 * ago + bad), streams=1) for ago in range(first)}
     insert(store, NOW_S, hour("s", 50, 5, 60 * hours, service=lambda ago: clients.get(ago, {})))
@@ -319,7 +322,7 @@ def test_slow_burns_are_seen_by_longer_windows(store: Store, share: float, bad_h
 
 
 def test_too_few_streams_for_a_page_are_counted_back_to_37(store: Store) -> None:
-    """The last 37 streams, however old up to a day, may be a ticket: a few good ones now do not hide them."""
+    """The last 37 streams within a day can give a ticket, also if the newest few are good."""
     for name, ago in (("today", 700), ("yesterday", 1_500)):
         insert(store, NOW_S, [Minute(name, ago, 40, of(*range(1, 13), streams=1)), Minute(name, 2, 4)])
     assert firing(store) == {("today", "ticket")}
@@ -327,7 +330,7 @@ def test_too_few_streams_for_a_page_are_counted_back_to_37(store: Store) -> None
     assert (row["streams"], row["bad"], row["burn_limit"], row["window_s"]) == (44, 12, 14.4, 42_300)
 
 
-# When.
+# Delay of pages.
 
 WAITS = {(600, 1.0): (8, 12), (600, 0.5): (16, 22), (600, 0.3): (26, 34), (60, 1.0): (6, 12), (60, 0.5): (12, 24), (60, 0.3): (22, 42)}
 TWINS = 15
@@ -335,7 +338,7 @@ LONGEST_MIN = 60
 
 
 def test_how_long_it_takes_to_page(store: Store) -> None:
-    """Medians of 15 services each: 14.4 % of an hour's streams must be bad, which takes 8.6 minutes when all fail, 29 when 30 % do."""
+    """Medians over 15 services. 14.4 % of an hour's streams must be bad: 8.6 minutes if all fail, 29 minutes if 30 % fail."""
     rng = np.random.default_rng(5)
     for rate, share in WAITS:
         insert(store, NOW_S, [minute for twin in range(TWINS) for minute in incident(rng, f"{rate} {share} {twin}", rate, share)])
@@ -352,29 +355,29 @@ def test_how_long_it_takes_to_page(store: Store) -> None:
 # Causes.
 
 
-def stalled(store: Store, service: str, said: Mapping[str, int], ago_min: int = 10, vantage: str = "client") -> None:
-    """Stalled time (s) by cause."""
-    n = len(said)
+def stalled(store: Store, service: str, seconds_by_cause: Mapping[str, int], ago_min: int = 10, vantage: str = "client") -> None:
+    """Insert stalled time (s) by cause."""
+    n = len(seconds_by_cause)
     columns = {
         "minute": pa.array([(NOW_S // 60 - ago_min) * 60] * n, pa.timestamp("s", "UTC")),
         "vantage": pa.array([vantage] * n),
         "service_name": pa.array([service] * n),
-        "cause": pa.array(list(said)),
+        "cause": pa.array(list(seconds_by_cause)),
         "confidence": pa.array(["likely"] * n),
         "rolled_at": pa.array([NOW_S * 1000] * n, pa.timestamp("ms", "UTC")),
         "stalls": pa.array([3] * n, pa.uint32()),
-        "excess_us": pa.array([seconds * 10**6 for seconds in said.values()], pa.uint64()),
+        "excess_us": pa.array([seconds * 10**6 for seconds in seconds_by_cause.values()], pa.uint64()),
     }
     store.insert("stall_minutes", pa.table(columns))
 
 
 def cause_of(store: Store, sql: str) -> dict[str, tuple[str, float]]:
-    """The cause and its share that each service's rows name."""
+    """The cause and its share in each service's row."""
     return {row["service"]: (["", *CAUSES][row["cause_number"]], row["cause_share"]) for row in ask(store, sql, NOW_S)}
 
 
 def test_the_likely_cause_is_the_one_with_most_stalled_time(store: Store) -> None:
-    """Of the last hour, at the same vantage; a rule names none that another budget is charged for; without a judgement there is none."""
+    """The cause is from the last hour and the same vantage. Causes of another budget are left out; without verdicts there is none."""
     insert(store, NOW_S, [minute for name in ("kv", "readers", "old", "elsewhere") for minute in hour(name, service=new, reader=new)])
     stalled(store, "kv", {"kv_pressure": 30, "scheduling": 10})
     stalled(store, "kv", {"kv_pressure": 30}, ago_min=40)
@@ -388,5 +391,5 @@ def test_the_likely_cause_is_the_one_with_most_stalled_time(store: Store) -> Non
 
 
 def test_every_cause_that_attribution_names_has_a_number() -> None:
-    """A rule carries numbers: a cause that is not in the list would be told as not known."""
+    """Rules carry causes as numbers. A cause that is missing in the list would be reported as unknown."""
     assert len(CAUSES) == len(set(CAUSES)) and {*STALL_CAUSES, "mixed", "unknown"} <= set(CAUSES)

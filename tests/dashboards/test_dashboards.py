@@ -1,4 +1,4 @@
-"""The dashboards as files and as a whole: what the code builds, what each panel must have, and what nobody can make them do."""
+"""The dashboards' files, the required properties of each panel, and the escaping of variables in their SQL."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from legato_ingest.cli.grafana.macros import Range
 
 STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}"
 FILTERED = {name: ENGINE if name == "nodes" else DIMENSIONS for name in BOARDS if name not in ("stream", "self")}
-# What no variable, or not every one, can filter: the whole store's size, streams by the engines that served them, changes by release.
+# Panels that some variables cannot filter: the size of the whole store, TTFT by engine, and findings by release or transport.
 UNFILTERED = {
     *(("cost", "At rest", variable) for variable in DIMENSIONS),
     ("nodes", "TTFT at the servers", "engine"),
     ("chunking", "Changes in chunking", "release"),
     ("chunking", "Changes in chunking", "transport"),
 }
-# Columns of floats that are plain numbers.
+# Columns of floats without a unit.
 PLAIN = {
     "jitter ratio",
     "tokens per chunk",
@@ -47,8 +47,8 @@ ASKING = [pytest.param(name, title, id=f"{name}: {title}") for name in BOARDS fo
 # As files.
 
 
-def test_what_is_committed_is_what_is_built() -> None:
-    """Every file is the code's; there is no other."""
+def test_committed_files_are_the_built_ones() -> None:
+    """Every JSON file equals the output of the code, and there are no others."""
     made = files()
     assert {path.name: path.read_text(encoding="utf-8") == text for path, text in made.items()} == {path.name: True for path in made}
     folder = pathlib.Path(boards.__file__).parents[1]
@@ -56,15 +56,15 @@ def test_what_is_committed_is_what_is_built() -> None:
 
 
 def test_all_dashboards_are_tested() -> None:
-    """Each has a module of its panels' expectations, and stands in the list that the tests go through."""
+    """Each dashboard has a module with its panels' expectations and is in the list `BOARDS`."""
     known = {board.__module__.rpartition(".")[2] for board in boards.BOARDS}
     here = {path.stem.removeprefix("test_panels_") for path in pathlib.Path(__file__).parent.glob("test_panels_*.py")}
     assert set(BOARDS) == known == here
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_dashboard_is_one_that_grafana_takes(name: str) -> None:
-    """Classic, with a name and a number of its own for itself and every panel."""
+def test_a_dashboard_is_valid_for_grafana(name: str) -> None:
+    """Classic schema, unique uid, unique panel ids, and panels that do not overlap."""
     built = dashboard(name)
     assert built["schemaVersion"] == 42 and built["uid"].startswith("legato-") and "legato" in built["tags"]
     assert len({dashboard(other)["uid"] for other in BOARDS}) == len(BOARDS)
@@ -75,12 +75,12 @@ def test_a_dashboard_is_one_that_grafana_takes(name: str) -> None:
     areas = {
         (x, y) for place in places for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])
     }
-    assert len(areas) == sum(place["w"] * place["h"] for place in places), "two panels lie over one another"
+    assert len(areas) == sum(place["w"] * place["h"] for place in places), "two panels overlap"
 
 
 @pytest.mark.parametrize(("name", "panel"), ALL_PANELS)
-def test_a_panel_says_what_it_is(name: str, panel: Any) -> None:
-    """What it means, in what unit, and what it shows when there is nothing."""
+def test_a_panel_has_a_description_and_a_unit(name: str, panel: Any) -> None:
+    """Every panel has a description, a unit, and a text for missing data."""
     if panel["type"] == "text":
         assert len(panel["options"]["content"]) >= 20
         return
@@ -93,7 +93,7 @@ def test_a_panel_says_what_it_is(name: str, panel: Any) -> None:
 
 @pytest.mark.parametrize(("name", "title"), ASKING)
 def test_columns_have_units_and_links(asked: Asked, name: str, title: str) -> None:
-    """Overrides name columns that are there; a table's fractions have a unit; streams are whole ids that link to their stream."""
+    """Float columns of tables have a unit, streams are complete ids with a link, and links name existing dashboards."""
     panel = _panel(name, title)
     view = asked.past.view("", 15 * 24, 3600, {"stream": _stalled(asked), "price_kept": "1"})
     answer = asked.panel(name, title, view)
@@ -114,7 +114,7 @@ def test_columns_have_units_and_links(asked: Asked, name: str, title: str) -> No
 
 @pytest.mark.parametrize(("name", "title"), ASKING)
 def test_series_ascend(asked: Asked, name: str, title: str) -> None:
-    """What is read as curves has its time first, ascending: else the plugin makes it a table, or an error."""
+    """Time series have an ascending time as first column. Otherwise the plugin returns a table or an error."""
     panel = _panel(name, title)
     target = panel["targets"][0]
     assert (target["format"] == 1) == (panel["type"] in ("stat", "table"))
@@ -131,7 +131,7 @@ def _panel(name: str, title: str) -> Any:
 
 
 def _stalled(asked: Asked) -> str:
-    """The id of a stream that its engine preempted."""
+    """The trace id of a stream that was stalled by a preemption."""
     stalled: bytes = next(row["trace_id"] for row in asked.past.stalls if row["cause"] == "kv_pressure")
     return stalled.hex()
 
@@ -140,8 +140,8 @@ def _stalled(asked: Asked) -> str:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_statements_keep_to_what_the_plugin_takes(name: str) -> None:
-    """No macro in a comment, no SETTINGS and no FORMAT, and every variable in the one form that keeps a value a value."""
+def test_statements_are_valid_for_the_plugin(name: str) -> None:
+    """No macro in a comment, no SETTINGS, no FORMAT, and every variable in the form `:queryparam`, which escapes values."""
     for title, sql in statements(name).items():
         comments = re.findall(r"--[^\n]*|/\*.*?\*/", sql, re.DOTALL)
         assert not any("$__" in comment for comment in comments), title
@@ -152,14 +152,14 @@ def test_statements_keep_to_what_the_plugin_takes(name: str) -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_timelines_are_read_for_one_stream_alone(name: str) -> None:
-    """Sizes and times of chunks can tell what was said: panels over many streams never touch them."""
+    """Sizes and times of chunks can reveal the content of a stream, so panels over many streams do not read them."""
     reading = {title for title, sql in statements(name).items() if CHUNKS.search(sql)}
     assert reading == ({"Bytes at each vantage", "Gaps"} if name == "stream" else set())
 
 
 @pytest.mark.parametrize("name", FILTERED)
 def test_a_dashboard_has_its_variables(name: str) -> None:
-    """All of them, each with several values, and each in every panel's SQL but where it cannot filter."""
+    """A dashboard has all its variables with multiple selection, and each panel's SQL uses them except where they cannot filter."""
     variables = [each for each in dashboard(name)["templating"]["list"] if each["type"] == "query"]
     assert [each["name"] for each in variables] == list(FILTERED[name])
     assert all(each["multi"] and each["includeAll"] for each in variables)
@@ -168,13 +168,13 @@ def test_a_dashboard_has_its_variables(name: str) -> None:
         assert lacking == {variable for board, panel, variable in UNFILTERED if (board, panel) == (name, title)}, title
 
 
-# As somebody asks.
+# Variables and ranges.
 
 
 @pytest.mark.parametrize("variable", [*DIMENSIONS, "engine"])
 def test_every_variable_filters_every_panel(asked: Asked, variable: str) -> None:
-    """A value that nobody has leaves nothing of any panel."""
-    view = asked.past.view("", 15 * 24, 3600, {variable: "nobody at all"})
+    """A value without any stream empties every panel that the variable filters."""
+    view = asked.past.view("", 15 * 24, 3600, {variable: "no such value"})
     shown = []
     for name in (name for name, columns in FILTERED.items() if variable in columns):
         shown += [(name, title) for title in panels(name) if not none(asked.panel(name, title, view))]
@@ -183,9 +183,9 @@ def test_every_variable_filters_every_panel(asked: Asked, variable: str) -> None
 
 @pytest.mark.parametrize("name", FILTERED)
 def test_one_value_shows_less_than_all(asked: Asked, name: str) -> None:
-    """A service, or an engine, that is chosen changes what every panel says that its rows are in, and a wrong one nothing else's."""
+    """A selected service or engine changes the answer of every panel that its variable filters, and of no other panel."""
     chosen = {"engine": "mobile-gpu-0"} if name == "nodes" else {"service": ["mobile"]}
-    # A range that has another before it, and settings: else costs would be 0 either way.
+    # The cost panels need data in the previous range and prices; otherwise they are 0 in both views.
     every = asked.past.view("", 2.95 if name == "cost" else 15 * 24, 3600, {"price_kept": "1", "event_bytes": "85"})
     some = View("", every.span, {**every.values, **chosen})
     same = {title for title in panels(name) if asked.panel(name, title, every).rows == asked.panel(name, title, some).rows}
@@ -200,7 +200,7 @@ def _services(asked: Asked, names: list[str]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("value", NASTY)
 def test_a_name_is_found_whatever_is_in_it(asked: Asked, value: str) -> None:
-    """As a service and as a model, alone and beside another, and as it is: quotes, SQL, percent signs, markup."""
+    """Names with quotes, SQL, percent signs or markup are found unchanged as service and model, alone and with others."""
     assert _services(asked, [value]) == [(value, value, 2)]
     assert sorted(_services(asked, [value, NASTY[0], NASTY[-1]])) == sorted({(name, name, 2) for name in (value, NASTY[0], NASTY[-1])})
     view = asked.past.view("", 4, 60, {"model": value})
@@ -211,8 +211,8 @@ def test_a_name_is_found_whatever_is_in_it(asked: Asked, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", INJECTIONS)
-def test_nobody_breaks_out_of_a_value(asked: Asked, value: str) -> None:
-    """SQL in every variable and text box at once gives nothing, or an error of that panel; what is asked then is what it was."""
+def test_values_cannot_inject_sql(asked: Asked, value: str) -> None:
+    """SQL in all variables and text boxes gives no rows or a client error, and later answers do not change."""
     before = asked.panel("streams", "Goodput", asked.past.view("", 4, 60))
     for name in (*FILTERED, "stream"):
         names = [each["name"] for each in dashboard(name).get("templating", {}).get("list", ())]
@@ -237,7 +237,7 @@ def _ranges(now_ms: int) -> dict[str, Range]:
 
 @pytest.mark.parametrize("kind", _ranges(0))
 def test_any_range_is_answered(asked: Asked, kind: str) -> None:
-    """With rows, without, or with an error that says whose it is."""
+    """Every range gives status 200 or a client error (4xx), never a server error."""
     view = View(kind, _ranges(asked.past.now_ns // 10**6)[kind], {"stream": _stalled(asked)})
     for name in BOARDS:
         for title, sql in panels(name).items():

@@ -1,4 +1,4 @@
-"""A store that nobody has sent anything to: every panel answers, and claims nothing."""
+"""An empty store: every panel answers without an error and shows no data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from helpers.servers.reading import reading
 from legato_ingest.storage import EmbeddedStore, migrate
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
-# The schema's own table is in the store from the beginning.
+# Panels that show the table `schema_migrations`, which always has rows.
 NEVER_EMPTY = {("self", "Store"), ("self", "Tables")}
 
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
-    """The read endpoint over a store with the schema alone."""
+    """The read endpoint over a store that has only the schema."""
     store = EmbeddedStore(tmp_path_factory.mktemp("empty") / "store", {"max_execution_time": 20})
     try:
         migrate.apply(store, migrate.load(SCHEMA))
@@ -32,8 +32,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
 
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("stream", ["", "f" * 32])
-def test_nothing_is_said_of_nothing(empty: Asked, name: str, stream: str) -> None:
-    """No error, and no rows, or rows of NULL and 0."""
+def test_panels_are_empty(empty: Asked, name: str, stream: str) -> None:
+    """No panel fails; each has no rows, or rows with NULL and 0 only."""
     values = {"stream": stream, "tokens_per_s": "20", "price_received": "1", "price_kept": "1", "months_kept": "1"}
     for hours, point_s in ((6, 60), (15 * 24, 3600)):
         view = empty.past.view("", hours, point_s, {**values, "event_bytes": "85", "span_bytes": "106"})
@@ -42,7 +42,7 @@ def test_nothing_is_said_of_nothing(empty: Asked, name: str, stream: str) -> Non
             assert none(answer) or (name, title) in NEVER_EMPTY, (title, answer)
 
 
-def test_only_the_schema_is_in_it(empty: Asked) -> None:
-    """What the two panels that are never empty show."""
+def test_the_store_has_only_its_schema_table(empty: Asked) -> None:
+    """The panel of tables lists only `schema_migrations`."""
     rows = empty.panel("self", "Tables", empty.past.view("", 6, 60)).as_rows()
     assert [row["table"] for row in rows] == ["schema_migrations"]

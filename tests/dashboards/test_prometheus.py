@@ -1,4 +1,4 @@
-"""The same alerts for Prometheus: its own tool takes the rules and tests them, and the counters that they need are what the store holds."""
+"""The alerts for Prometheus: promtool accepts and tests the rules, and the counters that the rules need equal the stored rollups."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def store(shared: Store) -> Store:
     return shared
 
 
-class Double:
-    """A store that can be told to fail or refuse an insert; all else is the real one's."""
+class FailingStore:
+    """A wrapper of a store that can fail or reject an insert on request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -62,7 +62,7 @@ class Double:
         self.refuses = b""
 
     def insert(self, table: str, rows: pa.Table) -> None:
-        """As the store's, unless it was told otherwise."""
+        """Insert the rows, or raise an injected error."""
         if table in self.fails:
             raise self.fails.pop(table)
         if table == "stream_revs" and self.refuses in rows["span_id"].to_pylist():
@@ -74,8 +74,8 @@ class Double:
 
 
 @contextmanager
-def committing(store: Store | Double, **more: Any) -> Iterator[tuple[Committer, Metrics]]:
-    """A committer that is closed at the end, and what it counts."""
+def committing(store: Store | FailingStore, **more: Any) -> Iterator[tuple[Committer, Metrics]]:
+    """Yield a committer and its metrics; close the committer at the end."""
     metrics = Metrics()
     committer = Committer(cast(Store, store), metrics, queue_bytes_max=2**28, chunks_max=10**6, **more)
     try:
@@ -85,14 +85,14 @@ def committing(store: Store | Double, **more: Any) -> Iterator[tuple[Committer, 
 
 
 def send(committer: Committer, *bodies: ExportTraceServiceRequest) -> None:
-    """Hand over all, then wait for all."""
+    """Submit all requests, then wait for all commits."""
     batches = [convert_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits()) for body in bodies]
     for future in [committer.submit(batch) for batch in batches]:
         future.result(PATIENCE_S)
 
 
 def streams_of(seed: int, count: int = 200) -> ExportTraceServiceRequest:
-    """Streams of every ending, pace and start, some at the very limits; with snapshots, and streams without a timeline."""
+    """Streams with every outcome, some with gaps and starts exactly at the limits, some snapshots, some without a timeline."""
     rng = random.Random(seed)
     body, begin_ns = request({"service.name": rng.choice(("shop", "it's \\ 1", ""))}), time.time_ns() - 600 * SECOND_NS
     for _ in range(count):
@@ -117,7 +117,7 @@ def streams_of(seed: int, count: int = 200) -> ExportTraceServiceRequest:
 
 
 def counted(metrics: Metrics) -> Counter[tuple[str, str, str]]:
-    """What the counters say, by service, vantage and result."""
+    """The counters of streams by service, vantage and result."""
     found: Counter[tuple[str, str, str]] = Counter()
     for family in metrics.registry.collect():
         for sample in family.samples:
@@ -127,7 +127,7 @@ def counted(metrics: Metrics) -> Counter[tuple[str, str, str]]:
 
 
 def rolled(store: Store, **settings: Any) -> Counter[tuple[str, str, str]]:
-    """What the minutes say, likewise."""
+    """The streams in the 1-minute rollups by service, vantage and result."""
     RollupWorker(store, load(**settings), Metrics()).again(0)
     columns = "sum(good), sum(bad_gap), sum(bad_error), sum(bad_late)"
     rows = store.select(f"SELECT service_name, vantage, {columns} FROM stream_minutes FINAL GROUP BY service_name, vantage")
@@ -139,8 +139,8 @@ def rolled(store: Store, **settings: Any) -> Counter[tuple[str, str, str]]:
 # The counters.
 
 
-def test_the_counters_are_the_sums_of_the_minutes(store: Store) -> None:
-    """By service, vantage and result, for the same requests: also sent again, in other pieces, in the same insert, and by a later end."""
+def test_the_counters_equal_the_rollups(store: Store) -> None:
+    """Counters and rollups are equal, also for requests that are sent again, overlap, or are in the same insert batch."""
     with committing(store) as (committer, metrics):
         bodies = [streams_of(seed) for seed in range(5)]
         send(committer, *bodies)
@@ -155,29 +155,29 @@ def test_the_counters_are_the_sums_of_the_minutes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("failing", ["stream_revs", "stream_sockets", "rejected"])
-def test_a_request_that_failed_and_came_again_counts_once(store: Store, failing: str) -> None:
-    """Wherever in the commit it failed: before the rows of streams were in the store, or after."""
-    double, body = Double(store), streams_of(3)
+def test_a_retried_request_counts_once(store: Store, failing: str) -> None:
+    """The first commit fails before or after the rows of streams were inserted; the retry counts each stream once."""
+    failing_store, body = FailingStore(store), streams_of(3)
     native_span(body, {"legato.stream.timeline": b""})
-    with committing(double) as (committer, metrics):
-        double.fails[failing] = StoreUnavailable("Code: 243. no space left")
+    with committing(failing_store) as (committer, metrics):
+        failing_store.fails[failing] = StoreUnavailable("Code: 243. no space left")
         with pytest.raises(StoreUnavailable):
             send(committer, body)
         send(committer, body)
         assert counted(metrics) == rolled(store) != Counter()
 
 
-def test_a_row_that_the_store_refuses_does_not_count(store: Store) -> None:
-    """Its neighbours do, each once, though they were inserted by halves."""
-    double, body = Double(store), streams_of(4)
-    double.refuses = scope_of(body).spans[7].span_id
-    with committing(double) as (committer, metrics):
+def test_a_row_that_the_store_rejects_does_not_count(store: Store) -> None:
+    """The other rows of the batch count once, although the batch is bisected to find the rejected row."""
+    failing_store, body = FailingStore(store), streams_of(4)
+    failing_store.refuses = scope_of(body).spans[7].span_id
+    with committing(failing_store) as (committer, metrics):
         send(committer, body)
         assert counted(metrics) == rolled(store) != Counter()
 
 
-def test_the_limits_are_those_of_the_settings(store: Store) -> None:
-    """Other limits make other streams bad, here as in the minutes."""
+def test_the_counters_use_the_configured_limits(store: Store) -> None:
+    """Other SLO limits change the counters and the rollups in the same way."""
     with committing(store) as (committer, metrics):
         send(committer, streams_of(5))
         usual = counted(metrics)
@@ -187,8 +187,8 @@ def test_the_limits_are_those_of_the_settings(store: Store) -> None:
         assert counted(metrics) == rolled(store, slo_gap_ms=90.0, slo_first_output_ms=300.0) != usual
 
 
-def test_all_results_are_there_from_the_first_stream(store: Store) -> None:
-    """A series that began with its first bad stream would show no increase there."""
+def test_all_results_exist_from_the_first_stream(store: Store) -> None:
+    """All series start at 0. A series that appeared with its first bad stream would show no increase for it."""
     with committing(store) as (committer, metrics):
         body = request({"service.name": "shop"})
         native_span(body)
@@ -197,8 +197,8 @@ def test_all_results_are_there_from_the_first_stream(store: Store) -> None:
         assert values == {"good": 1, "gap": 0, "error": 0, "late": 0}
 
 
-def test_services_are_bounded(store: Store) -> None:
-    """Names come from outside: those after the first 200 share one, and the first keep theirs."""
+def test_the_number_of_services_is_limited(store: Store) -> None:
+    """Clients choose the service names, so names after the first 200 share the label `(other)`."""
 
     def of(number: int) -> ExportTraceServiceRequest:
         body = request({"service.name": f"s{number}"})
@@ -212,11 +212,11 @@ def test_services_are_bounded(store: Store) -> None:
     assert len(found) == 201 and found[("(other)", "client", "good")] == 11 and found[("s0", "client", "good")] == 2
 
 
-# What Prometheus' own tool says.
+# Checks with promtool.
 
 
 def promtool(*arguments: str, given: str | None = None, status: int = 0) -> str:
-    """What it prints, after it has ended with this status."""
+    """Run promtool, assert its exit status and return its output."""
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
@@ -225,8 +225,8 @@ def promtool(*arguments: str, given: str | None = None, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_rules_are_rules() -> None:
-    """`promtool check rules` takes all of them."""
+def test_promtool_accepts_the_rules() -> None:
+    """`promtool check rules` accepts all 29 rules."""
     assert "29 rules found" in promtool("check", "rules", str(ALERTS / "prometheus.yml"))
 
 
@@ -236,8 +236,8 @@ def test_the_rules_fire_when_they_should() -> None:
 
 
 @pytest.fixture
-def page(store: Store) -> Iterator[str]:
-    """/metrics of the real app after some work."""
+def metrics_text(store: Store) -> Iterator[str]:
+    """The text of /metrics of the OTLP app after some requests."""
     with committing(store) as (committer, metrics), served(app.create_app(load(), committer, metrics, lambda: True)) as url:
         for body in (streams_of(1).SerializeToString(), b"\xff"):
             httpx.post(f"{url}/v1/traces", content=body, headers=PROTOBUF, timeout=PATIENCE_S)
@@ -245,23 +245,23 @@ def page(store: Store) -> Iterator[str]:
         yield httpx.get(f"{url}/metrics").text
 
 
-def test_the_page_of_metrics_is_one(page: str) -> None:
-    """`promtool check metrics` finds nothing wrong with names, types and help, but that it takes minutes that are counted for a unit."""
-    found = promtool("check", "metrics", given=page, status=3)
+def test_the_metrics_text_is_valid(metrics_text: str) -> None:
+    """`promtool check metrics` accepts all names, types and help texts, except `minutes` in a name, which it takes for a unit."""
+    found = promtool("check", "metrics", given=metrics_text, status=3)
     assert {line for line in found.splitlines() if not line.startswith("legato_rolled_minutes_")} == set()
 
 
-def test_the_rules_ask_for_metrics_that_are_there(page: str) -> None:
-    """Each metric of Legato's in the rules is on the page, with the labels that they select and group by."""
+def test_the_rules_use_existing_metrics(metrics_text: str) -> None:
+    """Each Legato metric in the rules is in /metrics, with the labels that the rules use."""
     text = re.sub(r"#.*", "", (ALERTS / "prometheus.yml").read_text(encoding="utf-8"))
     names = set(re.findall(r"\blegato_\w+", text))
-    assert len(names) >= 6 and {name for name in names if not re.search(rf"^{name}[ {{]", page, re.MULTILINE)} == set()
-    assert re.search(r'^legato_streams_total\{result="gap",service="[^"]*",vantage="client"\}', page, re.MULTILINE)
-    assert re.search(r'^legato_errors_total\{stage="commit",type="OSError"\}', page, re.MULTILINE)
+    assert len(names) >= 6 and {name for name in names if not re.search(rf"^{name}[ {{]", metrics_text, re.MULTILINE)} == set()
+    assert re.search(r'^legato_streams_total\{result="gap",service="[^"]*",vantage="client"\}', metrics_text, re.MULTILINE)
+    assert re.search(r'^legato_errors_total\{stage="commit",type="OSError"\}', metrics_text, re.MULTILINE)
 
 
 def test_legato_serve_counts_by_its_settings(tmp_path: pathlib.Path) -> None:
-    """The running command: a stream with gaps of 25 ms is bad where LEGATO_SLO_GAP_MS is 20."""
+    """With LEGATO_SLO_GAP_MS=20, `legato serve` counts a stream with gaps of 25 ms as bad, and counts a repeated one once."""
     body = request({"service.name": "shop"})
     native_span(body, {"legato.stream.timeline": steady_timeline(20, 25_000)})
     with serve_process(tmp_path / "store", LEGATO_SLO_GAP_MS="20") as server:

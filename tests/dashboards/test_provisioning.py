@@ -1,7 +1,7 @@
-"""The files that Grafana reads at its start: they say what it must be told, lead to what is there, and their SQL runs.
+"""Grafana's provisioning files: they have the mandatory fields, refer to existing objects, and their SQL runs.
 
-Source of what is mandatory, and of what Grafana fills in from its environment: its provisioning's types (`rules_types.go`,
-`contact_point_types.go`, `values.go`) of 11.6 to 13.
+The mandatory fields and the interpolation of environment variables are from the types of Grafana's provisioning (`rules_types.go`,
+`contact_point_types.go`, `values.go`) in versions 11.6 to 13.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FILES = sorted(path for path in (FOLDER / "provisioning").rglob("*") if path.is_
 BOARDS = {board["uid"]: board for board in dashboard_files.load(FOLDER)}
 DURATION = re.compile(r"\d+(ms|[smhdwy])")
 VARIABLE = re.compile(r"\$(\w+)")
-# What Grafana may be given in its environment. It reads one that is not set as nothing.
+# The environment variables of the files. Grafana replaces an unset variable by an empty text.
 ENVIRONMENT = {"LEGATO_READ_PASSWORD", "LEGATO_ALERT_WEBHOOK"}
 
 
 def _read(name: str) -> Any:
-    """A file of provisioning, as Grafana reads it. JSON is YAML."""
+    """Parse a provisioning file. Grafana parses JSON as YAML, too."""
     return yaml.safe_load((FOLDER / "provisioning" / name).read_text(encoding="utf-8"))
 
 
@@ -55,8 +55,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_file_is_one_that_grafana_reads(path: pathlib.Path) -> None:
-    """Version 1, in the folder of its kind, with one list of things and nothing else."""
+def test_each_file_is_valid_for_grafana(path: pathlib.Path) -> None:
+    """Each file has version 1, is in the folder of its kind, and has one list of objects."""
     kinds = {"datasources": {"datasources"}, "dashboards": {"providers"}, "alerting": {"groups", "contactPoints", "policies"}}
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     (kind,) = content.keys() - {"apiVersion"}
@@ -65,7 +65,7 @@ def test_a_file_is_one_that_grafana_reads(path: pathlib.Path) -> None:
 
 
 def test_there_is_a_file_of_each_kind() -> None:
-    """Nothing is missing that the README says is there."""
+    """All files that the README lists exist."""
     assert {f"{path.parent.name}/{path.name}" for path in FILES} == {
         "alerting/contactpoints.yaml",
         "alerting/policies.yaml",
@@ -76,7 +76,10 @@ def test_there_is_a_file_of_each_kind() -> None:
 
 
 def test_the_data_source_is_the_one_that_push_makes() -> None:
-    """Both ways lead to the same; every panel and every rule asks it. Host and port stand in the file, as nothing is no port."""
+    """The provisioned data source equals the one of `legato dashboards push`, and every panel and rule uses it.
+
+    Host and port are literals in the file, because an unset variable would leave an empty port.
+    """
     (source,) = _read("datasources/legato.yaml")["datasources"]
     made = Source("http://127.0.0.1:8123", "legato").as_json()
     assert source == {
@@ -92,14 +95,14 @@ def test_the_data_source_is_the_one_that_push_makes() -> None:
 
 
 def test_the_dashboards_come_from_a_folder() -> None:
-    """A provider has a name, a type and an absolute path; rules and dashboards are in one folder, that Grafana finds by its title alone."""
+    """The provider has a name, a type and an absolute path. Rules and dashboards share one folder, which Grafana finds by its title."""
     (provider,) = _read("dashboards/legato.yaml")["providers"]
     assert provider["type"] == "file" and provider["name"] and pathlib.PurePosixPath(provider["options"]["path"]).is_absolute()
     assert {provider["folder"]} == {group["folder"] for group in GROUPS} and "folderUid" not in provider
 
 
-def test_a_rule_has_what_grafana_wants() -> None:
-    """Mandatory fields, states that there are, and a condition over its own data."""
+def test_a_rule_has_the_mandatory_fields() -> None:
+    """Rules have the mandatory fields, valid states, and a condition that refers to their queries."""
     for group in GROUPS:
         assert group["name"] and group["folder"] and DURATION.fullmatch(group["interval"]) and group["rules"]
     for rule in RULES:
@@ -109,7 +112,7 @@ def test_a_rule_has_what_grafana_wants() -> None:
         assert rule["execErrState"] in ("Error", "Alerting", "OK", "KeepLast"), rule["uid"]
         assert DURATION.fullmatch(rule["for"]) and set(rule["labels"]) >= {"product"} and rule["labels"]["product"] == "legato"
         assert all(isinstance(value, str) for part in ("labels", "annotations") for value in rule[part].values())
-        # A link to a panel needs both, and Grafana refuses one without the other.
+        # Grafana rejects a rule with only one of the two fields of a panel link.
         assert ("dashboardUid" in rule) is ("panelId" in rule)
         for query in rule["data"]:
             assert query["model"]["refId"] == query["refId"] and query["datasourceUid"] in (UID, "__expr__")
@@ -119,7 +122,7 @@ def test_a_rule_has_what_grafana_wants() -> None:
 
 
 def test_uids_are_unique_and_short() -> None:
-    """Of dashboards, rules and receivers: at most 40 characters, which Grafana takes; titles of rules are unique in their folder."""
+    """Uids of dashboards, rules and receivers have at most 40 characters, Grafana's limit. Titles of rules are unique."""
     for uids in (list(BOARDS), [rule["uid"] for rule in RULES], [receiver["uid"] for receiver in POINT["receivers"]]):
         assert len(uids) == len(set(uids)) and all(re.fullmatch(r"[A-Za-z0-9_-]{1,40}", uid) for uid in uids)
     titles = [rule["title"] for rule in RULES]
@@ -127,7 +130,7 @@ def test_uids_are_unique_and_short() -> None:
 
 
 def test_a_rule_leads_to_a_dashboard() -> None:
-    """Its link is a dashboard's, and sets variables that this one has."""
+    """Each rule links to an existing dashboard and sets only variables that this dashboard has."""
     for rule in RULES:
         link = re.fullmatch(r"/d/([\w-]+)/[\w-]+(?:\?(.*))?", rule["annotations"]["dashboard"])
         assert link and link.group(1) in BOARDS, rule["uid"]
@@ -135,8 +138,8 @@ def test_a_rule_leads_to_a_dashboard() -> None:
         assert set(re.findall(r"var-(\w+)=", link.group(2) or "")) <= names, rule["uid"]
 
 
-def test_grafana_fills_in_what_we_mean_and_nothing_else() -> None:
-    """A dollar sign is read as a variable of the environment in titles, labels and settings; in annotations only with braces."""
+def test_grafana_interpolates_only_the_intended_variables() -> None:
+    """Grafana interpolates environment variables in titles, labels and settings, and in annotations only with braces."""
     for group in GROUPS:
         interpolated = [group["name"], group["folder"], group["interval"]]
         for rule in group["rules"]:
@@ -147,36 +150,36 @@ def test_grafana_fills_in_what_we_mean_and_nothing_else() -> None:
     others = [_read(f"{path.parent.name}/{path.name}") for path in FILES if path.suffix == ".yaml"]
     dollars = [text for content in others for text in _strings(content) if "$" in text]
     assert {name for text in dollars for name in VARIABLE.findall(text)} == ENVIRONMENT
-    # The whole value is the variable: one that is not set leaves no half of an address.
+    # A variable is the complete value, so an unset variable does not leave a partial address.
     assert all(VARIABLE.fullmatch(text) for text in dollars)
 
 
-def test_a_rules_words_use_its_own_queries_and_labels() -> None:
-    """Every `$values.x` is a query of the rule, every `$labels.x` a text column of its SQL: Grafana prints what it lacks as nothing."""
+def test_annotations_use_existing_queries_and_labels() -> None:
+    """Every `$values.x` is a query of the rule and every `$labels.x` a text column of its SQL. Grafana prints others as empty text."""
     for rule in RULES:
-        words = " ".join(rule["annotations"].values())
+        text = " ".join(rule["annotations"].values())
         refs = {query["refId"] for query in rule["data"]}
         sql = rule["data"][0]["model"]["rawSql"].split("FROM", 1)[0]
-        assert set(re.findall(r"\$values\.(\w+)", words)) <= refs, rule["uid"]
-        assert set(re.findall(r"\$labels\.(\w+)", words)) <= set(re.findall(r"::String AS (\w+)", sql)), rule["uid"]
+        assert set(re.findall(r"\$values\.(\w+)", text)) <= refs, rule["uid"]
+        assert set(re.findall(r"\$labels\.(\w+)", text)) <= set(re.findall(r"::String AS (\w+)", sql)), rule["uid"]
 
 
-def test_a_contact_point_has_what_grafana_wants() -> None:
-    """A name, and receivers with uid, type and settings."""
+def test_the_contact_point_has_the_mandatory_fields() -> None:
+    """The contact point has a name, and receivers with uid, type and settings."""
     assert POINT["name"] == "legato"
     for receiver in POINT["receivers"]:
         assert receiver["uid"] and receiver["type"] == "webhook" and receiver["settings"]["url"] == "$LEGATO_ALERT_WEBHOOK"
         assert receiver["disableResolveMessage"] is False
 
 
-def test_pages_are_told_sooner_and_more_often_than_tickets() -> None:
-    """Every severity that a rule can have has a route of its own, to the contact point that there is; one incident is one message."""
+def test_pages_are_sent_sooner_and_more_often_than_tickets() -> None:
+    """Every severity has a separate route to the contact point. Alerts are grouped, so one incident sends one message."""
     routes = {
         value: route for route in POLICY["routes"] for label, sign, value in route["object_matchers"] if (label, sign) == ("severity", "=")
     }
-    said = {rule["labels"].get("severity") for rule in RULES} - {None}
-    said |= {word for _, query in QUERIES for word in re.findall(r"'(page|ticket)'", query["model"]["rawSql"])}
-    assert set(routes) == said == {"page", "ticket"}
+    severities = {rule["labels"].get("severity") for rule in RULES} - {None}
+    severities |= {word for _, query in QUERIES for word in re.findall(r"'(page|ticket)'", query["model"]["rawSql"])}
+    assert set(routes) == severities == {"page", "ticket"}
     for route in (POLICY, *POLICY["routes"]):
         assert route["receiver"] == POINT["name"] and route["group_by"] == ["alertname", "service"]
         assert all(DURATION.fullmatch(route[name]) for name in ("group_wait", "group_interval", "repeat_interval"))
@@ -192,8 +195,8 @@ def _seconds(duration: str) -> int:
 # The rules' SQL.
 
 
-def test_a_rules_sql_has_nothing_that_the_front_end_fills_in() -> None:
-    """No variable, no macro, no format: what evaluates rules has no dashboard, and an older plugin expands comments too."""
+def test_the_rules_sql_has_no_variables_or_macros() -> None:
+    """No variable, macro or FORMAT: rules are evaluated without a dashboard, and older plugins also expand macros in comments."""
     for rule, query in QUERIES:
         sql = query["model"]["rawSql"]
         assert not [word for word in ("${", "$__", "[[") if word in sql] and not re.search(r"\bFORMAT\b", sql), rule["uid"]
@@ -202,7 +205,7 @@ def test_a_rules_sql_has_nothing_that_the_front_end_fills_in() -> None:
 
 @pytest.fixture(scope="module", params=["empty", "filled"])
 def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """Who asks the read endpoint of a store that has nothing, and of one with streams that freeze."""
+    """A client of the read endpoint over an empty store, and over one with streams that freeze."""
     with open_store(tmp_path_factory.mktemp("rules") / "store") as store, reading(store) as url:
         if request.param == "filled":
             frozen = [stream((20,) * 30 + (900,) + (20,) * 30, age_s=120 + 30 * n) for n in range(60)]
@@ -213,13 +216,13 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_query_of_every_rule_runs(reader: Reader) -> None:
-    """Each gives text columns and one number, which is a table that Grafana takes for one value a combination of labels."""
+    """Each query returns text columns and one number, which Grafana reads as one value per combination of labels."""
     filled = bool(reader.rows("SELECT 1 FROM stream_minutes LIMIT 1"))
     fires: dict[str, int] = {}
     for rule, query in QUERIES:
         rows = reader.rows(query["model"]["rawSql"])
         labels = [tuple(value for name, value in row.items() if name != query["refId"]) for row in rows]
-        assert len(labels) == len(set(labels)), f"{rule['uid']} {query['refId']} says one combination of labels twice"
+        assert len(labels) == len(set(labels)), f"{rule['uid']} {query['refId']} returns one combination of labels twice"
         for row in rows:
             numbers = [name for name, value in row.items() if not isinstance(value, str)]
             assert numbers == [query["refId"]], f"{rule['uid']} {query['refId']}: {row}"
@@ -228,8 +231,8 @@ def test_every_query_of_every_rule_runs(reader: Reader) -> None:
     assert (fires["legato-itl-burn"] > 0) is filled and (fires["legato-ttft-burn"] > 0) is False
 
 
-def test_the_files_beside_the_rules_are_the_same_sql() -> None:
-    """What `legato slo` reads is what Grafana evaluates."""
+def test_the_sql_files_equal_the_rules() -> None:
+    """The SQL that `legato slo` reads is the SQL that Grafana evaluates."""
     for rule in RULES:
         name = rule["uid"].removeprefix("legato-").replace("-", "_")
         text = (FOLDER / "alerts" / f"{name}.sql").read_text(encoding="utf-8")
@@ -237,7 +240,7 @@ def test_the_files_beside_the_rules_are_the_same_sql() -> None:
         assert all(statement in query["model"]["rawSql"] for owner, query in QUERIES if owner is rule), rule["uid"]
 
 
-def test_rules_are_json_that_people_can_compare() -> None:
-    """The file is what `json` writes, so that a change shows as the lines that changed."""
+def test_the_rules_file_has_the_canonical_format() -> None:
+    """The file is formatted by `json.dumps`, so that a diff shows only the changed lines."""
     text = (FOLDER / "provisioning" / "alerting" / "rules.json").read_text(encoding="utf-8")
     assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"

@@ -130,7 +130,7 @@ def test_without_the_incident_nobody_is_paged(store: Store) -> None:
 
 
 def preempt(store: Store, engine: str, minutes: Sequence[int], preempted: int = 3) -> None:
-    """Two steps in each of the last 90 minutes, one of which preempts in these; rolled up."""
+    """Insert and roll up two steps in each of the last 90 minutes; one of them preempts requests in ``minutes``."""
     begin_ns = NOW_NS // MINUTE_NS * MINUTE_NS
     steps = list[Step]()
     for ago in range(89, -1, -1):
@@ -142,7 +142,7 @@ def preempt(store: Store, engine: str, minutes: Sequence[int], preempted: int = 
 
 
 def test_an_engine_that_preempts_half_of_the_hour_fires(store: Store) -> None:
-    """In 30 of the last 60 minutes; not in 29, however many requests, nor when it was an hour ago; it resolves when it stops."""
+    """Preemptions in 30 of the last 60 minutes fire; 29 minutes, or minutes before that hour, do not. The alert resolves afterwards."""
     preempt(store, "storm", range(0, 62, 2))
     preempt(store, "burst", range(0, 58, 2), 500)
     preempt(store, "earlier", range(61, 90))
@@ -161,7 +161,7 @@ def test_an_engine_that_preempts_half_of_the_hour_fires(store: Store) -> None:
 def finding(
     store: Store, service: str, *, changed_h: float, alarmed_h: float, found: bool = True, detected: int = 1, after: float = 0.9
 ) -> None:
-    """What the detector found, so many hours ago."""
+    """Insert a finding of the chunking detector; times are in hours before now."""
     moments = {"changed_at": changed_h, "alarmed_at": alarmed_h}
     columns: dict[str, pa.Array] = {name: pa.array([NOW_S - round(3600 * ago)], pa.timestamp("s", "UTC")) for name, ago in moments.items()}
     columns |= {name: pa.array([text]) for name, text in {"service_name": service, "vantage": "client", "model": "large-2"}.items()}
@@ -171,7 +171,7 @@ def finding(
 
 
 def test_a_change_of_chunking_fires_for_a_day(store: Store) -> None:
-    """From when the detector was sure, with its newest figures; one that was withdrawn, or that a later one has followed, does not fire."""
+    """A finding fires for 24 hours after its alarm, with its newest figures. Withdrawn and older findings do not fire."""
     finding(store, "today", changed_h=9, alarmed_h=2, after=0.5)
     finding(store, "today", changed_h=9, alarmed_h=2, detected=2, after=0.97)
     finding(store, "yesterday", changed_h=30, alarmed_h=25)
@@ -185,11 +185,11 @@ def test_a_change_of_chunking_fires_for_a_day(store: Store) -> None:
     assert firing(store, CHUNKING, "service", at_s=NOW_S + 23 * 3600) == set()
 
 
-# Legato itself, and Collectors.
+# Self-monitoring and Collectors.
 
 
 def sample(store: Store, ago_s: float, values: Mapping[str, float], host: str = "a") -> None:
-    """Samples as an agent sends them, by OTLP; a name that ends in ``_total`` is a counter, and may have attributes after a space."""
+    """Insert OTLP samples as an agent sends them. A name with the suffix ``_total`` is a counter; attributes follow after a space."""
     body = metrics_request({"host.name": host})
     for name, value in values.items():
         metric, *attributes = name.split()
@@ -199,7 +199,7 @@ def sample(store: Store, ago_s: float, values: Mapping[str, float], host: str = 
 
 
 def insert(store: Store, body: ExportMetricsServiceRequest) -> None:
-    """The rows of a request of metrics."""
+    """Convert a metrics request and insert its rows."""
     batch = received_points(body, tenant="", now_ns=NOW_NS, limits=Limits())
     assert not batch.rejected.num_rows
     store.insert("node_samples", batch.samples)
@@ -212,7 +212,7 @@ HEALTHY = {
     "legato_queue_bytes_max": 100,
     "legato_errors_total stage=commit type=OSError": 7,
 }
-ILL = {
+UNHEALTHY = {
     "rollups behind, s": {"legato_rollup_lag_seconds": 121},
     "attribution behind, s": {"legato_attribution_lag_seconds": 601},
     "queue in use": {"legato_queue_bytes": 51},
@@ -220,24 +220,24 @@ ILL = {
 }
 
 
-@pytest.mark.parametrize("what", list(ILL))
-def test_legato_that_is_behind_fires_and_resolves(store: Store, what: str) -> None:
-    """At its limits it is healthy, beyond one it fires for that alone and on its host alone; with the next healthy samples it resolves."""
+@pytest.mark.parametrize("what", list(UNHEALTHY))
+def test_each_exceeded_limit_fires_and_resolves(store: Store, what: str) -> None:
+    """Values at the limits are healthy. A value beyond one limit fires for this limit and host only, and resolves afterwards."""
     for host in ("a", "b"):
         sample(store, 2_000, HEALTHY, host)
         sample(store, 60, HEALTHY, host)
     assert firing(store, INGEST, "host", "what") == set() and len(ask(store, INGEST)) == 10
-    sample(store, 30, {**HEALTHY, **ILL[what]})
+    sample(store, 30, {**HEALTHY, **UNHEALTHY[what]})
     assert firing(store, INGEST, "host", "what") == {("a", what)}
-    # A counter does not go back: it is ten minutes without another failure that heal.
-    healed = {**HEALTHY, **ILL[what]} if what == "failures in 10 minutes" else HEALTHY
-    sample(store, -690, healed)
+    # A counter does not decrease: the alert resolves after 10 minutes without another failure.
+    recovered = {**HEALTHY, **UNHEALTHY[what]} if what == "failures in 10 minutes" else HEALTHY
+    sample(store, -690, recovered)
     sample(store, -690, HEALTHY, "b")
     assert firing(store, INGEST, "host", "what", at_s=NOW_S + 700) == set()
 
 
-def test_legato_that_says_nothing_fires(store: Store) -> None:
-    """After five minutes without a sample, until one comes; a host that never said anything of Legato is not missed."""
+def test_missing_samples_fire(store: Store) -> None:
+    """A host fires after 5 minutes without a sample, until the next one. A host without any sample of Legato does not fire."""
     for ago_s in (2_000, 290):
         sample(store, ago_s, HEALTHY)
     sample(store, 7_000, {"system.cpu.utilization": 0.5}, "node")
@@ -253,7 +253,7 @@ def test_legato_that_says_nothing_fires(store: Store) -> None:
 def test_failures_are_counted_from_the_first_and_over_restarts(
     store: Store, before: Sequence[float], after: Sequence[float], failures: float
 ) -> None:
-    """A counter that appears with its first failure has failed once; one that fell began again at 0."""
+    """A counter that appears with the value 1 counts one failure; a decrease is a restart from 0."""
     name = "legato_errors_total stage=rollup type=OSError"
     for place, value in enumerate(before):
         sample(store, 900 + 60 * (len(before) - place), {name: value})
@@ -263,8 +263,8 @@ def test_failures_are_counted_from_the_first_and_over_restarts(
     assert (row["value"], row["firing"]) == (failures, int(failures > 0))
 
 
-def test_what_legato_samples_of_itself_is_what_the_rule_reads(store: Store) -> None:
-    """The real sampler: its metrics have the names and the host that the rule asks for, and a healthy Legato is silent."""
+def test_the_rule_reads_the_self_monitoring_metrics(store: Store) -> None:
+    """Self-monitoring writes the metric names and the host that the rule reads, and only the injected failure fires."""
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**28, chunks_max=10**6)
     try:
@@ -280,11 +280,11 @@ def test_what_legato_samples_of_itself_is_what_the_rule_reads(store: Store) -> N
 
 
 def test_a_collector_that_backs_up_fires_and_resolves(store: Store) -> None:
-    """When its queue is more than half full, by exporter; one whose capacity is not known, or that was not heard of lately, does not."""
+    """An exporter fires if its queue is more than half full. Queues with unknown capacity or without recent samples do not fire."""
     queues = {"otelcol_exporter_queue_size exporter=otlp": 501, "otelcol_exporter_queue_capacity exporter=otlp": 1000}
     half = {"otelcol_exporter_queue_size exporter=debug": 500, "otelcol_exporter_queue_capacity exporter=debug": 1000}
     sample(store, 60, {**queues, **half, "otelcol_exporter_queue_size exporter=other": 900})
-    sample(store, 700, queues, "gone")
+    sample(store, 700, queues, "removed")
     assert firing(store, COLLECTOR, "host", "exporter", "in_use") == {("a", "otlp", 0.501)}
     assert {row["exporter"] for row in ask(store, COLLECTOR)} == {"otlp", "debug"}
     sample(store, 30, {"otelcol_exporter_queue_size exporter=otlp": 20})
