@@ -1,6 +1,6 @@
 """The errors that ingest raises on purpose.
 
-One idea: each says what was found, what was expected and what to do next, and carries no more than the caller needs to answer.
+A message states what was found, what was expected and what to do next. An error carries no more than its handler needs for a reply.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ __all__ = [
 
 
 class LegatoError(Exception):
-    """Any error that Legato raises on purpose. Its message is for people."""
+    """Base class of all errors that Legato raises on purpose. Its message is written for people."""
 
 
 class SettingsError(LegatoError):
-    """A setting that cannot be used."""
+    """A setting or a file that a setting names is invalid."""
 
 
 class Locked(LegatoError):
-    """Another process holds the store."""
+    """Another process has the store open."""
 
 
 class SchemaError(LegatoError):
-    """The store's schema and the files of this version cannot go together."""
+    """The schema of the store does not match the migration files of this version."""
 
 
 class StoreError(LegatoError):
-    """What the store answered. ``code`` is ClickHouse's (0 when the driver failed before it)."""
+    """An error of the store. ``code`` is ClickHouse's error code; 0 when the driver failed before ClickHouse answered."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -45,15 +45,15 @@ class StoreError(LegatoError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot do it now; the same request may succeed later (503)."""
+    """The store cannot run the statement now; a retry may succeed (503)."""
 
 
 class StoreRefused(StoreError):
-    """The store will never take this; the same request fails again."""
+    """The store refuses the statement or its data; a retry fails again."""
 
 
 class Overloaded(LegatoError):
-    """More waits, or comes, than the bounds allow; nothing of this request was taken (429). ``retry_after_s``: where it is known."""
+    """A queue or quota is full and nothing of the request was stored (429). ``retry_after_s`` is None when the time is unknown."""
 
     def __init__(self, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class Overloaded(LegatoError):
 
 
 class BadRequest(LegatoError):
-    """A request that will never be right (400, or ``status``)."""
+    """A request that is invalid and must not be retried (400, or ``status``)."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -69,14 +69,14 @@ class BadRequest(LegatoError):
 
 
 class Denied(BadRequest):
-    """Nobody who may do this asked it (401)."""
+    """A request without credentials that permit it (401)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 401)
 
 
 class TooLarge(BadRequest):
-    """A body over the limit, before or after decompression (413)."""
+    """A request over a limit: bytes of its body before or after decompression, or number of items (413)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 413)

@@ -22,7 +22,7 @@ import legato
 from helpers.builders.completions import completions_server, delta, frame
 from legato._loop import running_loop_lag
 from legato._socket import socket_probe
-from legato_ingest.timeline.codec import columns_of, read_head
+from legato_ingest.timeline.codec import decode_columns, read_head
 
 Spans = Callable[[], list[ReadableSpan]]
 QUEUED, IDLE = 10, 12
@@ -58,7 +58,7 @@ def probed(span: ReadableSpan) -> list[tuple[int, int, int]]:
     """Return, for each chunk with a probe: µs since the chunk before, bytes in the receive queue, ms since data last arrived."""
     blob = (span.attributes or {})["legato.stream.timeline"]
     assert isinstance(blob, bytes)
-    _, columns, bad = columns_of([blob], [read_head(blob)], frozenset((1, QUEUED, IDLE)))
+    _, columns, bad = decode_columns([blob], [read_head(blob)], frozenset((1, QUEUED, IDLE)))
     assert not bad
     rows = zip(*(columns[name].tolist() for name in (1, QUEUED, IDLE)), strict=True)
     return [(dt, queued - 1, idle - 1) for dt, queued, idle in rows if queued and idle]

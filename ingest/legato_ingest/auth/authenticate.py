@@ -39,7 +39,7 @@ class Gate:
         given = token_in(request.headers.get("authorization", ""))
         if given is None:
             raise Denied(f"no token: {_HOW}")
-        token = self.tokens.holder(given, WRITE)
+        token = self.tokens.find(given, WRITE)
         if token is None:
             raise Denied("this token may not write here: `legato token list` shows the tokens that may")
         return token.tenant
@@ -53,7 +53,7 @@ class Gate:
             raise Denied(why)
         given = token_in(request.headers.get("authorization", ""), request.headers.get("x-clickhouse-key", ""))
         # The token is tried first: it grants less than the password, in case one text was configured as both.
-        token = self.tokens.holder(given, READ) if self.tokens is not None and given is not None else None
+        token = self.tokens.find(given, READ) if self.tokens is not None and given is not None else None
         if token is not None:
             return token.tenant
         if self._password and not why:

@@ -1,11 +1,11 @@
-"""Who may write or read, and as which tenant: the tokens of a file.
+"""The token file: which tokens may write or read, and as which tenant.
 
-One idea: a file holds a token's SHA-256, its tenant and what it may do, never the token; so whoever reads the file can use none of them.
-Several of one tenant are valid at once, which makes a rotation: add the new one, hand it out, take the old one away. The file is read again
-when it has changed, and one that cannot be read leaves the tokens that were read before in force. It knows no HTTP but a header's text.
+The file holds the SHA-256 of each token with its tenant and its permission, never the token itself, so the file does not grant access. A
+tenant can have several valid tokens, which permits rotation: add the new token, distribute it, remove the old one. The file is read again
+when it changes; while it cannot be read, the tokens read last stay valid.
 
-A token is 256 random bits, so a plain hash keeps it: what makes passwords need a slow one is that people choose them (NIST SP 800-63B
-§5.1.1.2 asks it of memorised secrets alone).
+A token has 256 random bits, so a fast hash protects it. Slow hashes are needed for passwords, because people choose them (NIST SP 800-63B
+§5.1.1.2 demands them for memorised secrets only).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ READ, WRITE = "read", "write"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = frozenset(("name", "tenant", "may", "sha256"))
-# A stat a request is nothing, but a file that is being written is read half: a second is soon enough.
-_LOOK_EVERY_S = 1.0
+# The least time between two checks of the file for changes.
+_CHECK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One line of the file: what the bearer of the token with this hash may do (``read`` or ``write``), and as which tenant."""
+    """One entry of the file: the hash of a token, its permission ``may`` (``read`` or ``write``) and its tenant."""
 
     name: str
     tenant: str
@@ -46,25 +46,25 @@ class Token:
 
 
 def new_token() -> str:
-    """A token that nobody has: 256 random bits, with a beginning by which scanners of leaked secrets find it."""
+    """Return a new token: 256 random bits with a prefix by which scanners for leaked secrets recognise it."""
     return f"legato_{secrets.token_urlsafe(32)}"
 
 
 def load(path: pathlib.Path) -> tuple[Token, ...]:
-    """The tokens of a file. Raises ``SettingsError``, which says where it is wrong and holds none of the file's text."""
+    """Return the tokens of a file. Raises ``SettingsError`` with the place of the fault and without any text of the file."""
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(f"LEGATO_TOKENS_FILE: {path}: {error.strerror}; make it with `legato token add`") from None
+        raise SettingsError(f"LEGATO_TOKENS_FILE: {path}: {error.strerror}; create it with `legato token add`") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        raise SettingsError(f"LEGATO_TOKENS_FILE: {path} is no TOML; `legato token add` writes it") from None
+        raise SettingsError(f"LEGATO_TOKENS_FILE: {path} is not valid TOML; create it with `legato token add`") from None
     entries = read.pop("token", [])
     if read or not isinstance(entries, list):
-        raise SettingsError(f"LEGATO_TOKENS_FILE: {path} has more than [[token]] tables; `legato token add` writes it")
+        raise SettingsError(f"LEGATO_TOKENS_FILE: {path} must hold [[token]] tables and nothing else; create it with `legato token add`")
     tokens = tuple(_token(path, number, entry) for number, entry in enumerate(entries, 1))
     for kind, values in (("name", [token.name for token in tokens]), ("sha256", [token.sha256 for token in tokens])):
         if len(set(values)) < len(values):
-            raise SettingsError(f"LEGATO_TOKENS_FILE: {path} has one {kind} twice")
+            raise SettingsError(f"LEGATO_TOKENS_FILE: {path} has the same {kind} twice")
     return tokens
 
 
@@ -86,26 +86,26 @@ def _problem(token: Token) -> str:
     if token.may not in (READ, WRITE):
         return "`may` must be `read` or `write`"
     if not _NAME.fullmatch(token.tenant) and (token.tenant, token.may) != (ALL_TENANTS, READ):
-        return "its tenant must be 1 to 64 letters, digits, `_`, `.` or `-`, or of a reader `*` for all"
+        return "its tenant must be 1 to 64 letters, digits, `_`, `.` or `-`; a token that may read can have `*` for all tenants"
     if not _DIGEST.fullmatch(token.sha256):
         return "sha256 must be 64 hexadecimal digits"
     return ""
 
 
 class Tokens:
-    """The tokens of a file as it is now. Use from any thread. Raises ``SettingsError`` when the file cannot be used at the start."""
+    """The tokens of a file, kept up to date. Thread-safe. The constructor raises ``SettingsError`` when the file cannot be used."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._seen = _state(path)
+        self._loaded = _state(path)
         self._tokens: Sequence[Token] = load(path)
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         self.fault = ""
-        """Why the file as it is now cannot be used; empty when it can."""
+        """The reason why the present file cannot be used; empty when it can."""
 
-    def holder(self, given: bytes, may: str) -> Token | None:
-        """Whose token this is, when it may do that. The time that it takes tells nothing: every hash is compared, to its end."""
+    def find(self, given: bytes, may: str) -> Token | None:
+        """Return the entry of a token with this permission; None without one. The time does not depend on which hashes match."""
         digest = hashlib.sha256(given).hexdigest()
         found = None
         for token in self.all():
@@ -114,19 +114,19 @@ class Tokens:
         return found
 
     def all(self) -> Sequence[Token]:
-        """The tokens in force."""
+        """Return the valid tokens."""
         with self._lock:
-            if time.monotonic() - self._looked >= _LOOK_EVERY_S:
-                self._look()
+            if time.monotonic() - self._checked >= _CHECK_EVERY_S:
+                self._reload()
             return self._tokens
 
-    def _look(self) -> None:
-        self._looked = time.monotonic()
+    def _reload(self) -> None:
+        self._checked = time.monotonic()
         state = _state(self._path)
-        if state == self._seen and not self.fault:
+        if state == self._loaded and not self.fault:
             return
         try:
-            self._tokens, self._seen, self.fault = load(self._path), state, ""
+            self._tokens, self._loaded, self.fault = load(self._path), state, ""
         except SettingsError as error:
             self.fault = str(error)
 
@@ -140,42 +140,42 @@ def _state(path: pathlib.Path) -> tuple[int, int, int] | None:
 
 
 def add(path: pathlib.Path, name: str, tenant: str, may: str) -> str:
-    """Make a token and write its hash to the file; the token, which is nowhere else. Raises ``LegatoError``."""
-    known = load(path) if path.exists() else ()
+    """Create a token, write its hash to the file and return the token, which is stored nowhere. Raises ``LegatoError``."""
+    present = load(path) if path.exists() else ()
     secret = new_token()
     token = Token(name, tenant, may, hashlib.sha256(secret.encode()).hexdigest())
     if problem := _problem(token):
         raise LegatoError(f"{name!r} for the tenant {tenant!r}: {problem}")
-    if any(other.name == name for other in known):
-        raise LegatoError(f"{path} has a token {name} already: give another name, or take that one away with `legato token remove {name}`")
-    _write(path, (*known, token))
+    if any(other.name == name for other in present):
+        raise LegatoError(f"{path} already has a token {name}: choose another name, or remove that token with `legato token remove {name}`")
+    _write(path, (*present, token))
     return secret
 
 
 def remove(path: pathlib.Path, name: str) -> None:
-    """Take a token away. Raises ``LegatoError`` when there is none of this name."""
-    known = load(path)
-    kept = tuple(token for token in known if token.name != name)
-    if len(kept) == len(known):
-        raise LegatoError(f"{path} has no token {name}: `legato token list` shows those that it has")
+    """Remove a token from the file. Raises ``LegatoError`` when no token has this name."""
+    present = load(path)
+    kept = tuple(token for token in present if token.name != name)
+    if len(kept) == len(present):
+        raise LegatoError(f"{path} has no token {name}: `legato token list` shows its tokens")
     _write(path, kept)
 
 
 def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
-    """Beside the file and over it: whoever reads sees the old or the new one, whole. Who may read it stays as it was."""
+    """Replace the file atomically by way of a temporary file next to it. The file mode is kept; that of a new file is 0600."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    lines = ["# Written by `legato token`. Hashes alone: a token that was lost is replaced, not found."]
+    lines = ["# Written by `legato token`. Holds hashes only: a lost token cannot be recovered, only replaced."]
     for token in tokens:
         lines += ["", "[[token]]", *(f'{key} = "{getattr(token, key)}"' for key in ("name", "tenant", "may", "sha256"))]
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as stream:
             stream.write("\n".join(lines) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
             os.fchmod(stream.fileno(), mode)
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except OSError as error:
         raise LegatoError(f"cannot write {path} ({error.strerror})") from None

@@ -17,7 +17,7 @@ from legato_ingest.otlp.batch import Builders, build_table, record_column
 from legato_ingest.otlp.emitters.engine import COLUMNS, STEP_COLUMNS
 from legato_ingest.otlp.model import EngineFlush
 from legato_ingest.otlp.spans import Flush
-from legato_ingest.timeline.codec import columns_of
+from legato_ingest.timeline.codec import decode_columns
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["engine_tables"]
@@ -32,7 +32,7 @@ def engine_tables(flushes: Sequence[Flush], tenant: str) -> tuple[pa.Table, pa.T
     Rows of undecodable flushes are meaningless: the caller has to leave these flushes out and call again.
     """
     records = [flush.record for flush in flushes]
-    rows, columns, bad = columns_of([record.timeline or b"" for record in records], [flush.head for flush in flushes], COLUMNS)
+    rows, columns, bad = decode_columns([record.timeline or b"" for record in records], [flush.head for flush in flushes], COLUMNS)
     return _steps(records, tenant, rows, columns), _requests(records, tenant), bad
 
 

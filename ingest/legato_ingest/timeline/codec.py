@@ -1,8 +1,8 @@
-"""Decodes packed timelines (schema/TIMELINE.md), all those of a request in one vector pass.
+"""Decoder of packed timelines (schema/TIMELINE.md), for all timelines of a request at once.
 
-One idea: Python touches each column's few header bytes, numpy touches the chunks. Columns of equal width are laid end to end and
-unpacked together; nothing is allocated for chunks before the sum of what the headers declare is known, so that a caller can hold
-it against a budget. It knows nothing of spans, statistics or the store.
+Python reads the few header bytes of each column; numpy decodes the chunks. Columns of equal width are concatenated and unpacked together.
+No memory is allocated for chunks before all heads are read, so that a caller can compare the declared number of chunks with a budget. The
+module is independent of spans, statistics and the store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "TimelineError",
     "TimelineHead",
     "Timelines",
-    "columns_of",
+    "decode_columns",
     "decode",
     "read_head",
 ]
@@ -48,12 +48,12 @@ _VALUE_END = 1 << 32
 
 
 class TimelineError(ValueError):
-    """A timeline that breaks schema/TIMELINE.md. Its message is the reason named there."""
+    """A timeline that violates schema/TIMELINE.md. The message is the reason that the specification names."""
 
 
 @dataclass(slots=True)
 class ColumnHead:
-    """Where one column lies in its timeline's bytes; checked against the bytes' length."""
+    """The head of one column and the positions of its parts in the timeline, checked against the length of the timeline."""
 
     width: int
     base: int
@@ -64,7 +64,7 @@ class ColumnHead:
 
 @dataclass(slots=True)
 class TimelineHead:
-    """One timeline's declared number of chunks and its known columns, by id."""
+    """The declared number of chunks of one timeline, and the heads of its known columns by id."""
 
     chunks: int
     columns: dict[int, ColumnHead]
@@ -72,11 +72,11 @@ class TimelineHead:
 
 @dataclass(slots=True)
 class Timelines:
-    """The chunks of many streams, end to end.
+    """The chunks of many streams, concatenated.
 
-    ``streams`` says where each stream's chunks lie. ``dt_us``, ``sizes`` (bytes), ``tokens`` and ``holds`` (64 µs steps) are uint32,
-    ``kinds`` uint8, all one entry a chunk. ``sockets``: the columns of the socket by id, as packed; empty when no stream has any.
-    ``has_*`` (one entry a stream) say which columns the stream had; where it had none, the values are 0.
+    ``streams`` holds the position of the chunks of each stream. ``dt_us``, ``sizes`` (bytes), ``tokens`` and ``holds`` (64 µs steps) are
+    uint32 and ``kinds`` is uint8, each with one entry per chunk. ``sockets`` holds the packed socket columns by id; empty when no stream
+    has any. ``has_*`` (one entry per stream) is True where the stream has the column; elsewhere the values are 0.
     """
 
     streams: Segments
@@ -92,10 +92,7 @@ class Timelines:
 
 
 def read_head(blob: bytes, known: frozenset[int] = KNOWN) -> TimelineHead:
-    """Read and check all that can be checked without touching chunks, of the columns in ``known``.
-
-    Raises ``TimelineError`` with the specification's reason.
-    """
+    """Read and check the head of a timeline and of its columns in ``known``, without decoding chunks. Raises ``TimelineError``."""
     size = len(blob)
     if size < _HEAD.size:
         raise TimelineError("truncated")
@@ -141,12 +138,12 @@ def _read_column(blob: bytes, at: int, length: int, chunks: int) -> ColumnHead:
 
 
 def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timelines, dict[int, str]]:
-    """Decode timelines whose heads ``read_head`` accepted; also the reasons of those that prove bad now, by index.
+    """Decode timelines with heads from ``read_head``. Returns them, and the reasons for timelines that cannot be decoded by index.
 
-    A bad one keeps its place with chunks that mean nothing: the caller drops it. Time is linear in the chunks declared.
+    The chunks of such a timeline are meaningless: the caller has to drop it. Time is linear in the number of declared chunks.
     """
     socket = any(not SOCKET.isdisjoint(head.columns) for head in heads)
-    streams, out, bad = columns_of(blobs, heads, KNOWN if socket else _ALWAYS)
+    streams, out, bad = decode_columns(blobs, heads, KNOWN if socket else _ALWAYS)
 
     def has(name: int) -> NDArray[np.bool_]:
         return np.fromiter((name in head.columns for head in heads), np.bool_, len(heads))
@@ -160,10 +157,13 @@ def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timel
     return timelines, bad
 
 
-def columns_of(
+def decode_columns(
     blobs: Sequence[bytes], heads: Sequence[TimelineHead], names: frozenset[int]
 ) -> tuple[Segments, dict[int, NDArray[np.uint32]], dict[int, str]]:
-    """Where each blob's rows lie, the named columns of all blobs end to end (zeros where a blob lacks one), and what proves bad now."""
+    """Decode the named columns of all blobs, with zeros where a blob lacks a column.
+
+    Returns the position of each blob's rows, the columns by id, and the reasons for undecodable blobs by index.
+    """
     rows = Segments.of_lengths(np.fromiter((head.chunks for head in heads), np.int64, len(heads)))
     bad: dict[int, str] = {}
     return rows, {name: _decode_column(name, blobs, heads, rows, bad) for name in sorted(names)}, bad
@@ -172,7 +172,7 @@ def columns_of(
 def _decode_column(
     name: int, blobs: Sequence[bytes], heads: Sequence[TimelineHead], streams: Segments, bad: dict[int, str]
 ) -> NDArray[np.uint32]:
-    """One column of every stream, end to end: zeros where a stream lacks it."""
+    """Return one column of all streams, concatenated; 0 where a stream lacks it. Adds the reasons of undecodable streams to ``bad``."""
     values = np.zeros(streams.total, np.uint32)
     by_width: dict[int, list[int]] = {}
     patched: list[int] = []
@@ -206,7 +206,7 @@ def _unpack_width(
     streams: Segments,
     values: NDArray[np.uint32],
 ) -> None:
-    """Unpack the columns of one width and put them where their streams lie."""
+    """Unpack the columns of one width into ``values``, at the positions of their streams."""
     packed = b"".join([blobs[i][c.packed_at : c.positions_at] for i, c in zip(members, columns, strict=True)])
     if width >= 8:
         flat = np.frombuffer(packed, np.dtype(f"<u{width // 8}"))
@@ -217,8 +217,8 @@ def _unpack_width(
         flat = ((raw[:, None] >> shifts) & np.uint8((1 << width) - 1)).reshape(-1)
         lanes = 8 // width
         slots = -(-streams.lengths[members] // lanes) * lanes
-    whole = len(members) == len(streams.lengths)
-    if whole and flat.size == streams.total:
+    complete = len(members) == len(streams.lengths)
+    if complete and flat.size == streams.total:
         values[:] = flat
         return
     lengths = streams.lengths[members]
@@ -235,7 +235,7 @@ def _patch(
     values: NDArray[np.uint32],
     bad: dict[int, str],
 ) -> None:
-    """Put the exceptions of one column's streams in place."""
+    """Write the exceptions of one column into ``values``. Adds the reasons of undecodable streams to ``bad``."""
     counts = np.fromiter((c.exceptions for c in columns), np.int64, len(columns))
     where = [blobs[i][c.positions_at : c.positions_at + 2 * c.exceptions] for i, c in zip(members, columns, strict=True)]
     what = [

@@ -1,8 +1,8 @@
-"""From chunks to reads to epochs to gaps: what counts as a moment in which something appeared.
+"""Reads, epochs and gaps of streams, from the chunks of their timelines.
 
-One idea: chunks with content and the same time are one **read**; reads within 5 ms of the first of them are one **epoch**; a **gap**
-is the time from an epoch's last read to the next epoch's first, so that every gap is a true distance of two reads. It computes no
-statistic.
+Chunks with content and the same time form one **read**. Reads less than 5 ms after the first of them form one **epoch**. A **gap** is the
+time from the last read of an epoch to the first read of the next, so every gap is the distance of two reads. The module computes no
+statistics.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from legato_ingest.definitions import REASONING, TEXT, TOOL
 from legato_ingest.timeline.codec import Timelines
 from legato_ingest.timeline.ragged import Segments
 
-__all__ = ["EPOCH_US", "Reads", "gaps_between_epochs", "reads_of"]
+__all__ = ["EPOCH_US", "Reads", "gaps_between_epochs", "find_reads"]
 
-# The larger of 5 ms and twice the timer's resolution, which is 1 µs here.
+# The larger of 5 ms and twice the resolution of the timer, which is 1 µs here.
 EPOCH_US = 5_000
 
 
 @dataclass(slots=True)
 class Reads:
-    """The content reads of many streams, end to end: µs from the stream's start, bytes of content, bytes of text in each."""
+    """The reads of many streams, concatenated: time in µs from the start of the stream, bytes of content, bytes of text of each read."""
 
     streams: Segments
     times_us: NDArray[np.int64]
@@ -34,8 +34,8 @@ class Reads:
     content_chunks: NDArray[np.int64]
 
 
-def reads_of(timelines: Timelines) -> Reads:
-    """The reads of a batch of timelines. Chunks without content (role, usage, heartbeat, retract, done) are no reads."""
+def find_reads(timelines: Timelines) -> Reads:
+    """Return the reads of timelines. Chunks without content (role, usage, heartbeat, retract, done) are not reads."""
     chunks = timelines.streams
     times = chunks.cumulate(timelines.dt_us)
     is_text = timelines.kinds == TEXT
@@ -60,7 +60,7 @@ def reads_of(timelines: Timelines) -> Reads:
 
 
 def gaps_between_epochs(reads: Reads) -> tuple[Segments, NDArray[np.int64]]:
-    """Each stream's gaps in µs, in order of time, its open gap not among them: one fewer than it has epochs."""
+    """Return the gaps of each stream in µs, in order of time and without its open gap: one fewer than it has epochs."""
     times, streams = reads.times_us, reads.streams
     starts = _epoch_starts(times, streams)
     if starts.all():
@@ -76,10 +76,10 @@ def gaps_between_epochs(reads: Reads) -> tuple[Segments, NDArray[np.int64]]:
 
 
 def _epoch_starts(times: NDArray[np.int64], streams: Segments) -> NDArray[np.bool_]:
-    """Which reads begin an epoch: the first of a stream, and each that comes 5 ms or more after the first of the epoch before.
+    """Return which reads begin an epoch: the first of a stream, and each read at least 5 ms after the first read of its previous epoch.
 
-    A read 5 ms or more after its predecessor always begins one. Between such reads lie runs; only a run that lasts 5 ms or more
-    needs a walk, and all such runs are walked together.
+    A read at least 5 ms after the read before it always begins an epoch. Such reads divide a stream into runs; only runs of at least 5 ms
+    have to be walked, and all of these are walked together.
     """
     starts = np.ones(len(times), np.bool_)
     starts[1:] = times[1:] - times[:-1] >= EPOCH_US
@@ -102,10 +102,10 @@ def _walk(
     spans: NDArray[np.int64],
     starts: NDArray[np.bool_],
 ) -> None:
-    """Mark the epochs inside long runs: from each epoch's first read jump to the first read 5 ms later or more."""
+    """Mark the epochs inside long runs: jump from the first read of each epoch to the first read at least 5 ms later."""
     inside = Segments.of_lengths(lengths)
     where = np.repeat(runs, lengths) + inside.ranks()
-    # Runs laid out on one ascending axis, far enough apart that no jump crosses into the next but at its first read.
+    # All runs are placed on one ascending axis, so far apart that a jump beyond a run lands on the first read of the next.
     shift = np.cumsum(spans + EPOCH_US) - (spans + EPOCH_US)
     axis = times[where] - np.repeat(times[runs] - shift, lengths)
     jump = np.searchsorted(axis, axis + EPOCH_US)

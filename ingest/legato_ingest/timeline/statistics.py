@@ -1,12 +1,11 @@
-"""What a stream felt like, in numbers, for a whole batch of streams at once.
+"""The statistics of streams, computed from their timelines for a batch of streams at once.
 
-One idea: every statistic is an operation on segments (``segments.py``), so a batch costs a fixed number of numpy passes and time
-linear in its chunks (one sort of the gaps apart). Reads, not chunks, are the sample: chunks with the same time are one read, so no
-figure here changes when a chunk is split or simultaneous ones are merged, but for ``tokens_per_chunk`` and ``multi_token_share``,
-which describe the chunking itself. It knows nothing of spans or rows.
+Every statistic is an operation on segments (``ragged.py``), so a batch takes a fixed number of numpy passes, and time linear in its chunks
+except for one sort of the gaps. The sample consists of reads and not of chunks: no statistic changes when a chunk is split or when
+simultaneous chunks are merged, except ``tokens_per_chunk`` and ``multi_token_share``, which describe the chunking itself.
 
-Monotone: TTFT, TTFO, the end, and starvation from the request's start (``ttfo + starved``) never improve when a byte is delayed.
-Gap figures may: delaying the chunks before a long gap shortens that gap.
+TTFT, TTFO, the end, and starvation from the start of the request (``ttfo + starved``) are monotone: they never improve when a byte is
+delayed. Gap statistics are not: delaying the chunks before a long gap shortens that gap.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from legato_ingest.definitions import HOLD_STEP_US
 from legato_ingest.timeline.codec import Timelines
 from legato_ingest.timeline.ragged import Segments
-from legato_ingest.timeline.reads import EPOCH_US, Reads, gaps_between_epochs, reads_of
+from legato_ingest.timeline.reads import EPOCH_US, Reads, find_reads, gaps_between_epochs
 
 __all__ = [
     "BUCKETS_PER_DOUBLING",
@@ -36,9 +35,9 @@ __all__ = [
 
 THRESHOLDS_MS = (100, 250, 400, 1000, 2000)
 READING_RATES_WPS = (2, 4, 6, 8)
-# A word is 6 bytes of UTF-8: 4.6 letters in English (Brysbaert 2019), a space, and the punctuation's and markup's share.
+# A word takes 6 bytes of UTF-8: 4.6 letters in English (Brysbaert 2019), a space, and a share of punctuation and markup.
 BYTES_PER_WORD = 6
-# A jitter ratio or a head burst of fewer epochs would describe chance.
+# With fewer epochs, a jitter ratio or a head burst would be dominated by chance.
 EPOCHS_MIN = 8
 EDGE_US = 200_000
 BUCKETS_PER_DOUBLING = 4
@@ -49,10 +48,10 @@ Column = NDArray[Any]
 
 @dataclass(slots=True)
 class Statistics:
-    """One entry a stream and column; ``known[name]`` is False where the value means nothing (NULL in the store).
+    """The statistics of a batch: one entry per stream and column. Where ``known[name]`` is False the value is unknown (NULL in the store).
 
-    ``columns`` has the names and units of ``stream_revs``. ``top`` and ``histogram`` are arrays a stream: segments, then their values
-    (``gap_top_us``; ``gap_bucket`` and ``gap_bucket_count``).
+    ``columns`` has the names and units of ``stream_revs``. ``top`` and ``histogram`` hold one array per stream, as segments and their
+    values (``gap_top_us``; ``gap_bucket`` and ``gap_bucket_count``).
     """
 
     columns: Mapping[str, Column]
@@ -64,12 +63,12 @@ class Statistics:
 def describe(
     timelines: Timelines, durations_us: NDArray[np.int64], open_ended: NDArray[np.bool_], output_tokens: NDArray[np.float64]
 ) -> Statistics:
-    """Describe each stream of a batch.
+    """Compute the statistics of each stream of a batch.
 
-    ``durations_us``: from the stream's start to its end. ``open_ended``: the stream ended by a cancel, an error or a time-out, so the
-    time since its last content is a gap too. ``output_tokens``: as the response reported them, NaN where it did not.
+    ``durations_us`` is the time from the start of the stream to its end. ``open_ended`` is True for a stream that ended with a cancel, an
+    error or a time-out; the time since its last content is a gap, too. ``output_tokens`` is the reported number, NaN where unknown.
     """
-    reads = reads_of(timelines)
+    reads = find_reads(timelines)
     has_content = reads.streams.lengths > 0
     last = reads.streams.lasts(reads.times_us)
     open_us = np.where(open_ended & has_content, np.maximum(durations_us - last, 0), 0)
@@ -101,7 +100,7 @@ Part = tuple[dict[str, Column], dict[str, NDArray[np.bool_]]]
 def _sorted_with_open(
     closed: Segments, gaps: NDArray[np.int64], open_us: NDArray[np.int64], is_open: NDArray[np.bool_]
 ) -> tuple[Segments, NDArray[np.int64]]:
-    """Each stream's gaps ascending, its open gap among them."""
+    """Return the gaps of each stream in ascending order, including its open gap."""
     streams = Segments.of_lengths(closed.lengths + is_open)
     values = np.empty(streams.total, np.int64)
     if is_open.any():
@@ -115,7 +114,7 @@ def _sorted_with_open(
 
 
 def _first_times(timelines: Timelines, reads: Reads) -> Part:
-    """TTFT: the first content of any kind. TTFO: the first visible text. Both from the stream's start."""
+    """Return TTFT (first content of any kind) and TTFO (first visible text) from the stream's start; chunks and bytes of content."""
     content = reads.streams.lengths > 0
     text = Segments.of_lengths(reads.streams.sums(reads.has_text))
     columns = {
@@ -129,10 +128,10 @@ def _first_times(timelines: Timelines, reads: Reads) -> Part:
 
 
 def _quantiles(streams: Segments, ordered: NDArray[np.int64]) -> Part:
-    """Order statistics at rank ⌈p n⌉, the maximum, and the time-weighted median.
+    """Return sum, maximum, order statistics at rank ⌈p n⌉ (Hyndman & Fan 1996, type 1), and the time-weighted median of the gaps.
 
-    The time-weighted median is the smallest gap such that gaps up to it hold half of the time spent in gaps: gaps of 0 have no
-    weight (reference: algorithms of time-weighted quantiles; Hyndman & Fan 1996 type 1 for the plain ones).
+    The time-weighted median is the smallest gap such that the gaps up to it make up half of the total time in gaps. Gaps of 0 have no
+    weight.
     """
     some = streams.lengths > 0
     columns: dict[str, Column] = {"gap_sum_us": streams.sums(ordered), "gap_max_us": streams.lasts(ordered)}
@@ -146,7 +145,7 @@ def _quantiles(streams: Segments, ordered: NDArray[np.int64]) -> Part:
 
 
 def _pick(streams: Segments, values: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each stream's value at this place; 0 for a stream without any."""
+    """Return the value of each stream at this place; 0 for a stream without values."""
     out = np.zeros(len(streams.lengths), np.int64)
     at = np.minimum(rank, streams.lengths - 1)
     out[streams.filled] = values[(streams.starts + at)[streams.filled]]
@@ -154,7 +153,7 @@ def _pick(streams: Segments, values: NDArray[np.int64], rank: NDArray[np.int64])
 
 
 def _exceedances(streams: Segments, ordered: NDArray[np.int64]) -> Part:
-    """How many gaps reach each threshold, and Σ(gap − threshold) over them: exact, additive, unbiased at any n."""
+    """Return the number of gaps that reach each threshold, and Σ(gap − threshold) over them. Both are exact and additive over streams."""
     columns: dict[str, Column] = {}
     count = len(streams.lengths)
     long = np.flatnonzero(ordered >= THRESHOLDS_MS[0] * 1000)
@@ -169,9 +168,9 @@ def _exceedances(streams: Segments, ordered: NDArray[np.int64]) -> Part:
 
 
 def _chunking(timelines: Timelines, reads: Reads, output_tokens: NDArray[np.float64]) -> Part:
-    """Tokens a content chunk, and the share of content chunks with more than one token.
+    """Return the mean number of tokens per content chunk, and the share of content chunks with more than one token.
 
-    Where the timeline has no tokens the mean comes from the reported total, and the share is unknown.
+    Without tokens in the timeline, the mean is computed from the reported total and the share is unknown.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         total = np.where(timelines.has_tokens, timelines.streams.sums(timelines.tokens), output_tokens)
@@ -183,10 +182,11 @@ def _chunking(timelines: Timelines, reads: Reads, output_tokens: NDArray[np.floa
 
 
 def _edges(reads: Reads, has_sizes: NDArray[np.bool_]) -> Part:
-    """Head burst and tail flush: bytes in the first (last) 200 ms of content, over what the stream's middle rate brings in 200 ms.
+    """Return head burst and tail flush: the bytes in the first (last) 200 ms of content over the bytes of 200 ms at the middle rate.
 
-    The middle rate is the slope between the reads that complete 20 % and 80 % of the bytes: two order statistics instead of a
-    Theil–Sen fit, so that the time stays linear. About 1 for a steady stream; far above, the head (tail) came in a lump.
+    The middle rate is the slope between the reads that complete 20 % and 80 % of the bytes. These are two order statistics instead of a
+    Theil–Sen fit, so that the time stays linear. The ratio is about 1 for a steady stream, and far above 1 if the head (tail) was
+    delivered at once.
     """
     streams, times, sizes = reads.streams, reads.times_us, reads.sizes
     running = streams.cumulate(sizes)
@@ -207,7 +207,7 @@ def _edges(reads: Reads, has_sizes: NDArray[np.bool_]) -> Part:
 
 
 def _spread(closed: Segments, gaps: NDArray[np.int64]) -> Part:
-    """Burstiness A_n of Kim & Jo (Phys. Rev. E 94, 032311, 2016) over n gaps: −1 regular, 0 Poisson, 1 one lump."""
+    """Return the burstiness A_n of Kim & Jo (Phys. Rev. E 94, 032311, 2016) over n gaps: −1 regular, 0 Poisson, 1 a single burst."""
     n = closed.lengths.astype(np.float64)
     values = gaps.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -220,16 +220,17 @@ def _spread(closed: Segments, gaps: NDArray[np.int64]) -> Part:
 
 
 def _starvation(reads: Reads, has_sizes: NDArray[np.bool_]) -> Part:
-    """Seconds that a reader at r words/s waits for text after the first: max over reads of [V − V₁ − (bytes before) / (6 r)]⁺.
+    """Return how long an end user who reads r words/s waits for text after the first text.
 
-    Lindley's recursion in closed form. A prebuffer of D would leave (starved − D)⁺. Only text is read; a word is 6 bytes.
+    It is the maximum over reads of [V − V₁ − (bytes before) / (6 r)]⁺, which is Lindley's recursion in closed form. With a prebuffer of D,
+    (starved − D)⁺ would remain. Only text counts; a word is 6 bytes.
     """
     streams = reads.streams
     text = Segments.of_lengths(streams.sums(reads.has_text))
     first = text.firsts(reads.times_us[reads.has_text])
     before = streams.cumulate(reads.text_sizes) - reads.text_sizes
     since = reads.times_us - np.repeat(first, streams.lengths)
-    # ⌊⌊x / a⌋ / b⌋ = ⌊x / (a b)⌋: one slow division for all rates.
+    # ⌊⌊x / a⌋ / b⌋ = ⌊x / (a b)⌋, so one slow division serves all rates.
     at_one_word = before * 1_000_000 // BYTES_PER_WORD
     shown = reads.text_sizes > 0
     if not shown.all():
@@ -242,7 +243,7 @@ def _starvation(reads: Reads, has_sizes: NDArray[np.bool_]) -> Part:
 
 
 def _holds(timelines: Timelines) -> Part:
-    """How long the application held chunks: in total, and at most. In steps of 64 µs."""
+    """Return the sum and the maximum of the holds (the consumer's time of each chunk), in steps of 64 µs."""
     streams, holds = timelines.streams, timelines.holds
     columns: dict[str, Column] = {
         "hold_sum_us": streams.sums(holds) * HOLD_STEP_US,
@@ -252,20 +253,20 @@ def _holds(timelines: Timelines) -> Part:
 
 
 def _jitter(columns: dict[str, Column], known: dict[str, NDArray[np.bool_]], closed: NDArray[np.int64]) -> None:
-    """p99 gap over the time-weighted median gap; the denominator is at least the timer's resolution, 1 µs."""
+    """Add the jitter ratio: p99 gap over the time-weighted median gap. The denominator is at least the resolution of the timer, 1 µs."""
     columns["jitter_ratio"] = columns["gap_p99_us"] / np.maximum(columns["gap_twq50_us"], 1)
     known["jitter_ratio"] = closed >= EPOCHS_MIN - 1
 
 
 def _top(streams: Segments, ordered: NDArray[np.int64]) -> tuple[Segments, Column]:
-    """The five longest gaps of each stream, longest first."""
+    """Return the five longest gaps of each stream, longest first."""
     lengths = np.minimum(streams.lengths, TOP)
     top = Segments.of_lengths(lengths)
     return top, ordered[np.repeat(streams.ends - 1, lengths) - top.ranks()]
 
 
 def _histogram(streams: Segments, ordered: NDArray[np.int64]) -> tuple[Segments, Column, Column]:
-    """Sparse log buckets: bucket b holds gaps in [2^(b/4), 2^((b+1)/4)) µs; gaps under 1 µs are in bucket 0."""
+    """Return sparse logarithmic histograms: bucket b counts gaps in [2^(b/4), 2^((b+1)/4)) µs; gaps under 1 µs are in bucket 0."""
     bucket = np.floor(np.log2(np.maximum(ordered, 1)) * BUCKETS_PER_DOUBLING).astype(np.uint8)
     owners = streams.owners()
     change = np.ones(len(bucket), np.bool_)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legato._timeline import pack as pack_of_the_sdk
 from legato_gpu_agent.agent.pack import pack
-from legato_ingest.timeline.codec import columns_of, read_head
+from legato_ingest.timeline.codec import decode_columns, read_head
 
 VALUES = st.lists(st.one_of(st.integers(0, 20), st.integers(0, 2**32 - 1)), max_size=300)
 
@@ -21,14 +21,14 @@ def test_what_is_packed_is_read(values: list[int], number: int) -> None:
     zeros = np.zeros(len(values), np.int64)
     known = frozenset((1, number))
     blob = pack({1: zeros, number: np.array(values, np.int64)}, len(values))
-    _, columns, bad = columns_of([blob], [read_head(blob, known)], known)
+    _, columns, bad = decode_columns([blob], [read_head(blob, known)], known)
     assert not bad and columns[number].tolist() == values
 
 
 def test_values_out_of_range_are_the_nearest() -> None:
     """A counter that overflows says the most that it can."""
     blob = pack({1: np.array([-5, 2**40, 7])}, 3)
-    _, columns, _ = columns_of([blob], [read_head(blob)], frozenset((1,)))
+    _, columns, _ = decode_columns([blob], [read_head(blob)], frozenset((1,)))
     assert columns[1].tolist() == [0, 2**32 - 1, 7]
 
 

@@ -1,4 +1,4 @@
-"""TLS at both doors, and what is wrong with a certificate is said before a door opens."""
+"""TLS certificates: their checks at the start, and both endpoints over TLS."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.errors import SettingsError
 
 
-def test_a_good_pair_is_taken(tmp_path: pathlib.Path) -> None:
-    """And neither is no TLS."""
+def test_a_valid_pair_is_accepted(tmp_path: pathlib.Path) -> None:
+    """So is none at all, which means no TLS."""
     certificate, key, _ = issued(tmp_path)
     tls.check(certificate, key)
     tls.check(None, None)
 
 
-def test_one_that_ends_soon_is_told(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It serves, with a warning that says when."""
+def test_a_certificate_that_expires_soon_is_reported(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is accepted, with a warning that contains the date."""
     certificate, key, _ = issued(tmp_path, days=3)
     tls.check(certificate, key)
     assert "expires on" in caplog.text
 
 
-def test_what_cannot_serve_is_refused_in_one_line(tmp_path: pathlib.Path) -> None:
-    """Expired, not there, no certificate, another's key, one without the other."""
+def test_an_unusable_pair_is_refused_in_one_line(tmp_path: pathlib.Path) -> None:
+    """Expired, missing, not a certificate, with the key of another one, or one file without the other."""
     certificate, key, _ = issued(tmp_path)
     (tmp_path / "old").mkdir()
     (tmp_path / "other").mkdir()
     old, old_key, _ = issued(tmp_path / "old", days=-1)
     _, other_key, _ = issued(tmp_path / "other")
-    for pair, said in (
+    for pair, message in (
         ((old, old_key), "expired on"),
         ((tmp_path / "none", key), "No such file"),
-        ((key, key), "no certificate"),
-        ((certificate, other_key), "do not go together"),
-        ((certificate, None), "go together"),
-        ((None, key), "go together"),
+        ((key, key), "not a PEM file with a certificate"),
+        ((certificate, other_key), "do not match"),
+        ((certificate, None), "only one of"),
+        ((None, key), "only one of"),
     ):
-        with pytest.raises(SettingsError, match=said) as error:
+        with pytest.raises(SettingsError, match=message) as error:
             tls.check(*pair)
         assert "\n" not in str(error.value) and "PRIVATE" not in str(error.value)
 
 
-def test_both_doors_speak_tls_and_take_tokens(tmp_path: pathlib.Path) -> None:
-    """`legato serve` with a certificate: HTTPS with tokens works on both doors, plain HTTP on none; the CLI reads through it."""
+def test_both_endpoints_serve_tls_and_accept_tokens(tmp_path: pathlib.Path) -> None:
+    """`legato serve` with a certificate: HTTPS with tokens works at both endpoints, plain HTTP at neither; the CLI reads over HTTPS."""
     certificate, key, authority = issued(tmp_path)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     write = tokens.add(tmp_path / "tokens.toml", "w", "shop", WRITE)
@@ -71,8 +71,8 @@ def test_both_doors_speak_tls_and_take_tokens(tmp_path: pathlib.Path) -> None:
             assert client.get(f"https://127.0.0.1:{otlp}/readyz").status_code == 200
             headers = {"content-type": "application/x-protobuf", "authorization": f"Bearer {write}"}
             assert client.post(f"https://127.0.0.1:{otlp}/v1/traces", headers=headers).status_code == 200
-            asked = client.post(f"https://127.0.0.1:{reading}/", content="SELECT 1", headers={"authorization": f"Bearer {read}"})
-            assert asked.text == "1\n"
+            answer = client.post(f"https://127.0.0.1:{reading}/", content="SELECT 1", headers={"authorization": f"Bearer {read}"})
+            assert answer.text == "1\n"
         for port in (otlp, reading):
             with pytest.raises(httpx.TransportError):
                 httpx.get(f"http://127.0.0.1:{port}/")
@@ -82,7 +82,7 @@ def test_both_doors_speak_tls_and_take_tokens(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"LEGATO_HOST": "0.0.0.0"}, "no token may write"),
         ({"LEGATO_HOST": "0.0.0.0", "LEGATO_TOKENS_FILE": "readers"}, "no token may write"),
@@ -93,11 +93,11 @@ def test_both_doors_speak_tls_and_take_tokens(tmp_path: pathlib.Path) -> None:
         ({"LEGATO_TOKENS_FILE": "readers", "LEGATO_READ_PASSWORD": "its own"}, "is one of the tokens"),
     ],
 )
-def test_a_door_opens_to_others_only_where_they_must_say_who_they_are(tmp_path: pathlib.Path, settings: dict[str, str], said: str) -> None:
-    """`legato serve` refuses to start, in one line that says what to do."""
+def test_remote_hosts_are_served_only_with_authentication(tmp_path: pathlib.Path, settings: dict[str, str], message: str) -> None:
+    """Without it, `legato serve` refuses to start with one line that states what to do."""
     own = tokens.add(tmp_path / "readers", "r", "shop", READ)
     settings = {key: own if value == "its own" else value for key, value in settings.items()}
     tokens.add(tmp_path / "writers", "w", "shop", WRITE)
     given = {key: str(tmp_path / value) if key == "LEGATO_TOKENS_FILE" else value for key, value in settings.items()}
     failed = legato("serve", environ={"LEGATO_STORE": f"chdb://{tmp_path}/store", **given})
-    assert failed.returncode == 1 and said in failed.stderr and failed.stderr.count("\n") == 1, failed.stderr
+    assert failed.returncode == 1 and message in failed.stderr and failed.stderr.count("\n") == 1, failed.stderr

@@ -1,4 +1,4 @@
-"""The statistics of a stream: each held against its definition in plain Python, and the properties that users rely on."""
+"""Statistics of streams: each compared with its definition in plain Python, and the properties that users rely on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTENT = (TEXT, REASONING, TOOL)
 
 @dataclass
 class Sample:
-    """One stream: (µs from the start, bytes, tokens, kind) a chunk."""
+    """One stream: (µs from the start, bytes, tokens, kind) of each chunk."""
 
     chunks: list[tuple[int, int, int, int]]
     end_us: int = 0
@@ -30,13 +30,13 @@ class Sample:
     holds_us: list[int] | None = field(default=None)
 
     def packed(self) -> bytes:
-        """The stream's timeline."""
+        """Return the packed timeline of the stream."""
         times, sizes, tokens, kinds = (list(column) for column in zip(*self.chunks, strict=True)) if self.chunks else ([], [], [], [])
         return pack(times, sizes, tokens, kinds, self.holds_us)
 
 
 def timelines_of(samples: list[Sample]) -> Timelines:
-    """The samples decoded by the reader."""
+    """Return the decoded timelines of the samples."""
     blobs = [sample.packed() for sample in samples]
     timelines, bad = decode(blobs, [read_head(blob) for blob in blobs])
     assert not bad
@@ -44,7 +44,7 @@ def timelines_of(samples: list[Sample]) -> Timelines:
 
 
 def describe_all(samples: list[Sample]) -> Statistics:
-    """The statistics of the samples, all in one batch."""
+    """Return the statistics of all samples, computed in one batch."""
     return describe(
         timelines_of(samples),
         np.array([sample.end_us for sample in samples], np.int64),
@@ -54,19 +54,19 @@ def describe_all(samples: list[Sample]) -> Statistics:
 
 
 def figure(statistics: Statistics, name: str, i: int = 0) -> Any:
-    """One figure of one stream; ``None`` where it is unknown."""
+    """Return one statistic of one stream; ``None`` where it is unknown."""
     known = statistics.known.get(name)
     return None if known is not None and not known[i] else statistics.columns[name][i].item()
 
 
 def describe_one(sample: Sample) -> dict[str, Any]:
-    """All figures of one stream."""
+    """Return all statistics of one stream."""
     statistics = describe_all([sample])
     return {name: figure(statistics, name) for name in statistics.columns}
 
 
 def epochs_of(sample: Sample) -> list[tuple[int, int]]:
-    """(first, last) time of each epoch, as the definition says."""
+    """Return the (first, last) time of each epoch by its definition."""
     times = sorted({time for time, _, _, kind in sample.chunks if kind in CONTENT})
     epochs: list[tuple[int, int]] = []
     for time in times:
@@ -78,7 +78,7 @@ def epochs_of(sample: Sample) -> list[tuple[int, int]]:
 
 
 def gaps_of(sample: Sample) -> list[int]:
-    """The gaps, the open one included."""
+    """Return the gaps, including the open gap."""
     epochs = epochs_of(sample)
     gaps = [after[0] - before[1] for before, after in zip(epochs, epochs[1:], strict=False)]
     if sample.open_ended and epochs:
@@ -87,7 +87,7 @@ def gaps_of(sample: Sample) -> list[int]:
 
 
 def starved_us(sample: Sample, rate: int) -> int:
-    """What a reader waits for after the first text, simulated read by read."""
+    """Return the time that an end user waits after the first text, simulated read by read."""
     texts: dict[int, int] = {}
     for time, size, _, kind in sample.chunks:
         if kind == TEXT:
@@ -111,7 +111,7 @@ chunk = st.tuples(
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    """A stream of up to 60 chunks."""
+    """Draw a stream of up to 60 chunks."""
     time, chunks = 0, []
     for dt, size, tokens, kind in draw(st.lists(chunk, max_size=60)):
         time += dt
@@ -121,8 +121,8 @@ def samples(draw: st.DrawFn) -> Sample:
 
 @given(st.lists(samples(), min_size=1, max_size=6))
 @settings(deadline=None)
-def test_every_figure_is_its_definition(batch: list[Sample]) -> None:
-    """In any batch each stream's figures are those of the plain definitions."""
+def test_every_statistic_equals_its_definition(batch: list[Sample]) -> None:
+    """In any batch, the statistics of each stream equal those of the plain definitions."""
     statistics = describe_all(batch)
     tops, top = statistics.top
     for i, sample in enumerate(batch):
@@ -155,7 +155,7 @@ def test_every_figure_is_its_definition(batch: list[Sample]) -> None:
 @given(st.lists(samples(), min_size=1, max_size=4))
 @settings(deadline=None)
 def test_the_histogram_counts_every_gap_once(batch: list[Sample]) -> None:
-    """Bucket b holds the gaps in [2^(b/4), 2^((b+1)/4)) µs."""
+    """Bucket b counts the gaps in [2^(b/4), 2^((b+1)/4)) µs."""
     streams, buckets, counts = describe_all(batch).histogram
     for i, sample in enumerate(batch):
         at = slice(streams.starts[i], streams.ends[i])
@@ -177,8 +177,8 @@ PERCEPTUAL = [
 
 @given(samples(), st.data())
 @settings(deadline=None)
-def test_splitting_or_merging_at_one_instant_changes_nothing_perceptual(sample: Sample, data: st.DataObject) -> None:
-    """A chunk split in two that arrive together is the same stream to its reader."""
+def test_splitting_a_chunk_changes_no_perceptual_statistic(sample: Sample, data: st.DataObject) -> None:
+    """Two halves of a chunk that arrive together are the same to the end user."""
     contents = [i for i, c in enumerate(sample.chunks) if c[3] in CONTENT]
     if not contents:
         return
@@ -194,12 +194,12 @@ def test_splitting_or_merging_at_one_instant_changes_nothing_perceptual(sample: 
 @given(samples(), st.data())
 @settings(deadline=None)
 def test_delaying_a_byte_never_improves_what_is_measured_from_the_request(sample: Sample, data: st.DataObject) -> None:
-    """TTFT, TTFO, the end, and starvation from the request's start never fall when chunks from some point on come later."""
+    """TTFT, TTFO and starvation from the start of the request never decrease when all chunks from some point on arrive later."""
     if not sample.chunks:
         return
     at = data.draw(st.integers(0, len(sample.chunks) - 1))
     delay = data.draw(st.integers(1, 500_000))
-    # Only the delayed chunk must move; those after it move as far as order demands.
+    # The delayed chunk moves, and later chunks only as far as the order demands.
     moved = [(max(time, sample.chunks[at][0] + delay) if i >= at else time, *rest) for i, (time, *rest) in enumerate(sample.chunks)]
     later = Sample([(t, s, k, c) for t, s, k, c in moved], max(sample.end_us, moved[-1][0]), sample.open_ended)
     before, after = describe_one(sample), describe_one(later)
@@ -213,13 +213,13 @@ def test_delaying_a_byte_never_improves_what_is_measured_from_the_request(sample
 
 
 def test_a_fast_stream_is_not_one_epoch() -> None:
-    """Reads 3 ms apart pair up into epochs; the gaps between them are true distances, so p50 is 3 ms."""
+    """Reads 3 ms apart form epochs of two. The gaps between epochs are distances of reads, so p50 is 3 ms."""
     figures = describe_one(Sample([(i * 3_000, 4, 1, TEXT) for i in range(100)]))
     assert (figures["gaps"], figures["gap_p50_us"], figures["gap_max_us"]) == (49, 3_000, 3_000)
 
 
-def test_a_steady_stream_is_calm() -> None:
-    """25 ms a chunk: jitter 1, burstiness −1, head and tail as the middle."""
+def test_ratios_of_a_steady_stream() -> None:
+    """With 25 ms per chunk: jitter 1, burstiness −1, head and tail at the middle rate."""
     figures = describe_one(Sample([(400_000 + i * 25_000, 4, 1, TEXT) for i in range(200)]))
     assert figures["jitter_ratio"] == 1
     assert figures["burstiness"] == pytest.approx(-1)
@@ -229,26 +229,26 @@ def test_a_steady_stream_is_calm() -> None:
 
 
 def test_a_buffered_prefix_is_a_head_burst() -> None:
-    """Fifty chunks at once, then a steady rest."""
+    """Fifty chunks at once, then a steady stream."""
     burst = [(400_000, 4, 1, TEXT)] * 50 + [(400_000 + i * 25_000, 4, 1, TEXT) for i in range(1, 200)]
     assert describe_one(Sample(burst))["head_burst"] > 5
 
 
-def test_one_lump_is_as_bursty_as_can_be() -> None:
-    """All gaps but one nearly nothing: Kim and Jo's A is close to 1."""
+def test_a_single_burst_has_burstiness_close_to_one() -> None:
+    """All gaps except one are 5 ms: A_n of Kim and Jo is close to 1."""
     times = [i * 5_000 for i in range(50)] + [100_000_000 + i * 5_000 for i in range(50)]
     assert describe_one(Sample([(time, 1, 1, TEXT) for time in times]))["burstiness"] > 0.97
 
 
 def test_too_few_epochs_have_no_ratio() -> None:
-    """Ratios of fewer than eight epochs are unknown, counts are not."""
+    """With fewer than eight epochs, ratios are unknown and counts are known."""
     figures = describe_one(Sample([(i * 300_000, 4, 1, TEXT) for i in range(7)]))
     assert figures["jitter_ratio"] is None and figures["burstiness"] is None and figures["head_burst"] is None
     assert figures["stalls_250ms"] == 6
 
 
-def test_a_cancel_leaves_an_open_gap() -> None:
-    """The time from the last content to the cancel is a gap; a complete stream's tail is none."""
+def test_a_cancelled_stream_has_an_open_gap() -> None:
+    """The time from the last content to the cancel is a gap; the same time of a complete stream is not."""
     chunks = [(100_000, 4, 1, TEXT), (125_000, 4, 1, TEXT), (600_000, 0, 0, 5)]
     cancelled = describe_one(Sample(chunks, end_us=1_125_000, open_ended=True))
     assert (cancelled["gap_open_us"], cancelled["gap_max_us"], cancelled["gaps"]) == (1_000_000, 1_000_000, 2)
@@ -256,8 +256,8 @@ def test_a_cancel_leaves_an_open_gap() -> None:
     assert (complete["gap_open_us"], complete["gap_max_us"]) == (None, 25_000)
 
 
-def test_tokens_come_from_the_usage_where_chunks_have_none() -> None:
-    """Without a token column the mean comes from the reported total; the share of multi-token chunks is unknown."""
+def test_tokens_are_taken_from_the_usage_where_chunks_have_none() -> None:
+    """Without a token column, the mean is computed from the reported total and the share of multi-token chunks is unknown."""
     blob = pack([0, 10_000], [4, 4])
     timelines, _ = decode([blob], [read_head(blob)])
     statistics = describe(timelines, np.array([10_000]), np.array([False]), np.array([6.0]))
@@ -265,6 +265,6 @@ def test_tokens_come_from_the_usage_where_chunks_have_none() -> None:
     assert figure(statistics, "multi_token_share") is None
 
 
-def test_no_streams_are_no_trouble() -> None:
-    """An empty batch has empty columns."""
+def test_an_empty_batch() -> None:
+    """It has empty columns."""
     assert all(len(column) == 0 for column in describe_all([]).columns.values())
