@@ -59,13 +59,13 @@ class FailingStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.fails: dict[str, Exception] = {}
-        self.refuses = b""
+        self.rejects = b""
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Insert the rows, or raise an injected error."""
         if table in self.fails:
             raise self.fails.pop(table)
-        if table == "stream_revs" and self.refuses in rows["span_id"].to_pylist():
+        if table == "stream_revs" and self.rejects in rows["span_id"].to_pylist():
             raise StoreRefused("Code: 6. DB::Exception: cannot", 6)
         self._store.insert(table, rows)
 
@@ -170,7 +170,7 @@ def test_a_retried_request_counts_once(store: Store, failing: str) -> None:
 def test_a_row_that_the_store_rejects_does_not_count(store: Store) -> None:
     """The other rows of the batch count once, although the batch is bisected to find the rejected row."""
     failing_store, body = FailingStore(store), streams_of(4)
-    failing_store.refuses = scope_of(body).spans[7].span_id
+    failing_store.rejects = scope_of(body).spans[7].span_id
     with committing(failing_store) as (committer, metrics):
         send(committer, body)
         assert counted(metrics) == rolled(store) != Counter()

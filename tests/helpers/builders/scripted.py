@@ -81,10 +81,10 @@ def silent(connection: socket.socket) -> None:
 
 def bound(port: int = 0) -> socket.socket:
     """A socket that is bound to the port (by default a free one) and does not listen yet."""
-    door = socket.socket()
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    door.bind(("127.0.0.1", port))
-    return door
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    return listener
 
 
 class Server:
@@ -92,25 +92,25 @@ class Server:
 
     def __init__(self, *scripts: Script, context: ssl.SSLContext | None = None, door: socket.socket | None = None) -> None:
         self._scripts, self._context, self.connections = scripts, context, 0
-        self._door = door or bound()
+        self._listener = door or bound()
         self._threads = [threading.Thread(target=self._accept)]
-        self.url = f"http{'s' if context else ''}://127.0.0.1:{self._door.getsockname()[1]}"
+        self.url = f"http{'s' if context else ''}://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Server:
-        self._door.listen()
+        self._listener.listen()
         self._threads[0].start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._door.shutdown(socket.SHUT_RDWR)
+        self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(_PATIENCE_S)
-        self._door.close()
+        self._listener.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = self._door.accept()
+                connection, _ = self._listener.accept()
                 script = self._scripts[min(self.connections, len(self._scripts) - 1)]
                 self.connections += 1
                 self._threads.append(threading.Thread(target=self._serve, args=(connection, script)))

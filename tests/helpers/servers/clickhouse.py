@@ -1,4 +1,4 @@
-"""A ClickHouse server for tests: the one that CLICKHOUSE_URL names, else the twin of `helpers.servers.twin`, as a process."""
+"""A ClickHouse server for tests: the server that CLICKHOUSE_URL names, otherwise a process with the twin (`helpers.servers.twin`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATIENCE_S = 60
 
 @dataclass(frozen=True)
 class Server:
-    """A database of its own: as a setting of Legato's, the password, and where it answers."""
+    """A separate database: the value of LEGATO_STORE, the password, and the HTTP URL."""
 
     store: str
     password: str
@@ -33,7 +33,7 @@ class Server:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What `legato` needs to use it."""
+        """The settings with which `legato` uses the database."""
         return {"LEGATO_STORE": self.store, "LEGATO_STORE_PASSWORD": self.password}
 
 
@@ -72,7 +72,7 @@ def _database(given: str) -> Iterator[Server]:
 def _await(url: str, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
-        assert process.poll() is None, "the twin ended"
+        assert process.poll() is None, f"the twin ended with status {process.returncode}"
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(url).status_code == 200:
                 return

@@ -1,4 +1,4 @@
-"""A real embedded store with the real schema, streams made through the real rows, and the read endpoint on a real port."""
+"""An embedded store with the schema, streams that are converted from OTLP, and the read endpoint on a free port."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def open_store(path: pathlib.Path) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def reading(store: Store, **settings: Any) -> Iterator[str]:
-    """The read endpoint over a store; yields its URL."""
+    """Run the read endpoint over a store and yield its URL."""
     with served(create_app(Settings(**settings), store, Metrics())) as url:
         yield url
 
@@ -60,7 +60,7 @@ def stream(
     age_s: float = 60.0,
     **more: Any,
 ) -> dict[str, Any]:
-    """A stream as ``streams_in`` takes it: text chunks at these distances, the end ``end_ms`` after the last."""
+    """A stream for `streams_in`: text chunks with these gaps, and the end ``end_ms`` after the last chunk."""
     times = [first_ms]
     for gap in gaps_ms:
         times.append(times[-1] + gap)
@@ -77,7 +77,7 @@ def stream(
 
 
 def streams_in(store: Store, streams: Sequence[Mapping[str, Any]], service: str = "shop", clock: str = "", seed: int = 7) -> None:
-    """Store these streams of one service (and one clock) by the way that OTLP takes."""
+    """Convert these streams of one service (and one clock) as the OTLP endpoint does, and store them."""
     scope = {"legato.emitter": "legato-python/0.1.0", **({"legato.stream.clock": clock} if clock else {})}
     body, rng, now = request({"service.name": service}, scope), random.Random(seed), time.time_ns()
     for made in streams:

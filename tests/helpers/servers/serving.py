@@ -1,4 +1,4 @@
-"""Servers for tests: an app of ours in a thread, and the real command in a process of its own."""
+"""Servers for tests: an application in a thread, and `legato serve` in a separate process."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _PATIENCE_S = 30
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are pytest's."""
+        """Leave the signal handlers to pytest."""
         yield
 
 
 @contextlib.contextmanager
 def served(app: Any) -> Iterator[str]:
-    """The URL at which uvicorn serves an app in a thread."""
-    door = socket.socket()
-    door.bind(("127.0.0.1", 0))
+    """Serve an application with uvicorn in a thread and yield its URL."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
     server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + _PATIENCE_S
     while not server.started:
         assert time.monotonic() < deadline and thread.is_alive(), "the server did not start"
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(_PATIENCE_S)
-        door.close()
+        listener.close()
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Served:
 
 
 def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run the command `legato` to its end."""
+    """Run the command `legato` and return its result."""
     command = [sys.executable, "-m", "legato_ingest", *arguments]
     return subprocess.run(command, env={**os.environ, **(environ or {})}, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -86,7 +86,7 @@ def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings
 
 @contextlib.contextmanager
 def serving(environ: Mapping[str, str], *, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
-    """`legato serve` with these settings as it is, ready; stopped at the end."""
+    """Run `legato serve` with exactly these settings, yield the process when it is ready, and stop it at the end."""
     command = [*prefix, sys.executable, "-m", "legato_ingest", "serve"]
     scheme = "https" if "LEGATO_TLS_CERT_FILE" in environ else "http"
     with subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
