@@ -1,4 +1,4 @@
-"""Changes in chunking: found, dated and named in generated weeks; silent in weeks without one; sure about what is no series."""
+"""The chunking detector on generated weeks: it detects, dates and classifies changes, and raises no alarm without one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from helpers.platform.examples import examples
 from legato_ingest.chunking.detector import Change, Rules, find_changes
 from legato_ingest.chunking.e_process import FRACTIONS, first_alarm
 from legato_ingest.chunking.effect import means, rate
@@ -27,7 +28,7 @@ Level = Callable[[NDArray[np.int64]], Floats]
 
 
 def steps(*levels: tuple[int, float]) -> Level:
-    """A level from each of these minutes on."""
+    """Return a step function with these (minute, level) pairs."""
     starts, values = (np.array(column) for column in zip(*levels, strict=True))
     return lambda minute: np.asarray(values[np.searchsorted(starts, minute, side="right") - 1], np.float64)
 
@@ -36,20 +37,20 @@ FLAT = steps((0, 1.0))
 
 
 def office_hours(minute: NDArray[np.int64], busy: float) -> Floats:
-    """Streams a minute: ``busy`` at 15:00 on weekdays, a sixth of it at night, a third of all at weekends."""
+    """Return streams per minute: ``busy`` at 15:00 on weekdays, a sixth of that at night, about a third at weekends."""
     day = 0.5 - 0.5 * np.cos(2 * np.pi * (minute / 60 - 3) / 24)
     return np.asarray(busy * (0.15 + 0.85 * day) * np.where(minute // DAY % 7 >= 5, 0.35, 1.0))
 
 
 def even(minute: NDArray[np.int64], busy: float) -> Floats:
-    """Streams a minute, always the same."""
+    """Return a constant number of streams per minute."""
     return np.full(len(minute), busy)
 
 
 def series(
     seed: int, days: int, busy: float, share: Level, *, rate: Level = FLAT, cycle: float = 0.03, load: Any = office_hours
 ) -> Minutes:
-    """Minutes from Monday on. A stream's share has deviation 0.1 about ``share`` and a daily cycle, its rate e^±0.3 about 60 × ``rate``."""
+    """Return minutes from Monday on. Shares deviate by 0.1 about ``share`` and a daily cycle, rates by e^±0.3 about 60 × ``rate``."""
     rng = np.random.default_rng(seed)
     minute = np.arange(days * DAY)
     n = rng.poisson(load(minute, busy))
@@ -65,12 +66,12 @@ def series(
 
 
 def minute_of(change: Change) -> int:
-    """When it is said to have changed, in minutes since Monday."""
+    """Return the date of the change in minutes since Monday."""
     return (change.changed_at_s - MONDAY_S) // 60
 
 
 def tiny(**columns: Any) -> Minutes:
-    """Three minutes of two streams, but for these columns."""
+    """Return three minutes of two streams, with these columns replaced."""
     two, one = np.full(3, 2), np.ones(3)
     plain = {"minute_s": MONDAY_S + 60 * np.arange(3), "streams": two, "share_sum": one, "chunking_streams": two}
     plain |= {"tokens_per_chunk_sum": 2 * one, "rate_streams": two, "log_rate_sum": one, "log_rate_sq_sum": one}
@@ -79,25 +80,25 @@ def tiny(**columns: Any) -> Minutes:
 
 @pytest.mark.parametrize("busy", [0.05, 0.5, 5.0])
 def test_weeks_without_a_change_are_silent(busy: float) -> None:
-    """A daily cycle of ±0.03 in the share and traffic by office hours raise nothing, from 3 streams an hour to 5 a minute."""
+    """A daily cycle of ±0.03 in the share and traffic by office hours raise no alarm, from 3 streams per hour to 5 per minute."""
     assert [find_changes(series(seed, 21, busy, steps((0, 0.10)))) for seed in range(6)] == [[]] * 6
 
 
 @pytest.mark.parametrize("level", [0.0, 0.01, 0.5, 0.99, 1.0])
 def test_the_edges_of_the_share_are_silent(level: float) -> None:
-    """A provider that always, or never, sends several tokens a chunk has no changes, and breaks no bet."""
+    """A provider that always or never sends several tokens per chunk has no changes and causes no numerical error."""
     assert find_changes(series(1, 14, 3.0, steps((0, level)), cycle=0.0)) == []
 
 
 @pytest.mark.parametrize("level", [0.11, 0.09])
 def test_a_small_drift_is_tolerated(level: float) -> None:
-    """A share that moves by 0.01 is no finding, however busy the stratum."""
+    """A share that moves by 0.01 raises no alarm, even in a busy stratum."""
     assert find_changes(series(2, 21, 20.0, steps((0, 0.10), (10 * DAY, level)))) == []
 
 
 @pytest.mark.parametrize(("busy", "late"), [(1.0, 600), (5.0, 180), (50.0, 90)])
 def test_a_rise_is_found_and_dated(busy: float, late: int) -> None:
-    """0.10 → 0.15 at 10:00 alarms within 10 h at 1 stream a minute, 3 h at 5, 1½ h at 50; from 5 on it is dated within the hour."""
+    """0.10 → 0.15 at 10:00: alarm within 10 h at 1 stream per minute, 3 h at 5, 1½ h at 50; dated within an hour from 5 on."""
     at = 9 * DAY + 600
     (change,) = find_changes(series(3, 12, busy, steps((0, 0.10), (at, 0.15))))
     assert change.direction == "coarser"
@@ -110,7 +111,7 @@ def test_a_rise_is_found_and_dated(busy: float, late: int) -> None:
 
 @pytest.mark.parametrize(("busy", "late"), [(5.0, 400), (50.0, 300)])
 def test_a_fall_is_found_and_dated(busy: float, late: int) -> None:
-    """0.15 → 0.10 is found by the mirrored bets: later than a rise, as little can be won on a rare thing's getting rarer."""
+    """0.15 → 0.10 is detected by the mirrored test: later than a rise, because a rare event that gets rarer is weak evidence."""
     at = 9 * DAY + 600
     (change,) = find_changes(series(4, 12, busy, steps((0, 0.15), (at, 0.10))))
     assert (change.direction, abs(minute_of(change) - at) <= 60) == ("finer", True)
@@ -121,8 +122,8 @@ def test_a_fall_is_found_and_dated(busy: float, late: int) -> None:
 @pytest.mark.parametrize(
     ("factor", "kind", "flat"), [(1.0, "chunking change", True), (1.2, "rate change", False), (0.8, "rate change", False)]
 )
-def test_the_kind_says_whether_the_rate_stayed(factor: float, kind: str, flat: bool) -> None:
-    """With a flat rate of tokens it is a change of chunking; where the rate moves by 20 % it is a change of rate."""
+def test_the_kind_depends_on_the_rate(factor: float, kind: str, flat: bool) -> None:
+    """With a flat token rate it is a chunking change; if the rate moves by 20 % it is a rate change."""
     at = 9 * DAY + 600
     minutes = series(5, 12, 5.0, steps((0, 0.10), (at, 0.16)), rate=steps((0, 1.0), (at, factor)))
     (change,) = find_changes(minutes)
@@ -132,7 +133,7 @@ def test_the_kind_says_whether_the_rate_stayed(factor: float, kind: str, flat: b
 
 
 def test_an_unknown_rate_is_not_called_flat() -> None:
-    """Where no stream's rate is known the ratio is NaN with n = 0, and what was not shown is not said."""
+    """Without known rates the ratio is NaN with n = 0, and the rate is not reported as flat."""
     minutes = series(6, 12, 5.0, steps((0, 0.10), (9 * DAY, 0.30)))
     none, zero = np.zeros_like(minutes.streams), np.zeros_like(minutes.share_sum)
     blind = dataclasses.replace(minutes, rate_streams=none, log_rate_sum=zero, log_rate_sq_sum=zero)
@@ -150,7 +151,7 @@ def test_a_rate_needs_evidence_to_be_flat() -> None:
 
 
 def test_a_part_of_a_day_is_compared_with_the_same_hours() -> None:
-    """A daily cycle is no difference between an afternoon and the days before; parts without a common hour are compared whole."""
+    """A daily cycle is no difference between an afternoon and the days before; parts without a common hour are compared as a whole."""
     minutes = series(8, 3, 20.0, steps((0, 0.10)), load=even)
     same = means(minutes, "share_sum", "streams", slice(0, 2 * DAY), slice(2 * DAY + 780, 2 * DAY + 900))
     assert same.after - same.before == pytest.approx(0, abs=0.005)
@@ -170,7 +171,7 @@ def test_several_changes_in_one_series_are_found() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.6), (1.0, 0.4), (0.6, 0.0)])
 def test_a_provider_that_starts_or_stops_batching_is_found_at_once(before: float, after: float) -> None:
-    """Between never and mostly a quarter of an hour of 3 streams a minute is enough, and the date is right to some minutes."""
+    """Between never and mostly, half an hour of 3 streams per minute is enough, and the date is right within 5 minutes."""
     at = 3 * DAY + 700
     (change,) = find_changes(series(10, 6, 3.0, steps((0, before), (at, after)), cycle=0.0))
     assert 0 < (change.alarmed_at_s - MONDAY_S) // 60 - at <= 30
@@ -179,8 +180,8 @@ def test_a_provider_that_starts_or_stops_batching_is_found_at_once(before: float
     assert change.after == pytest.approx(after, abs=0.02)
 
 
-def test_gaps_of_hours_do_no_harm() -> None:
-    """Nights without a stream and a lost day raise nothing, and a change behind them is dated."""
+def test_missing_hours_raise_no_alarm() -> None:
+    """Nights without streams and a missing day raise no alarm, and a change after them is dated."""
     at = 9 * DAY + 660
     whole = series(11, 12, 5.0, steps((0, 0.10), (at, 0.20)))
     minute = (whole.minute_s - MONDAY_S) // 60
@@ -189,7 +190,7 @@ def test_gaps_of_hours_do_no_harm() -> None:
 
 
 def test_a_slow_route_is_found_by_a_large_change() -> None:
-    """Three streams an hour: 0.10 → 0.40 is found within two days."""
+    """Three streams per hour: 0.10 → 0.40 is detected within two days."""
     at = 8 * DAY
     (change,) = find_changes(series(12, 14, 0.05, steps((0, 0.10), (at, 0.40)), load=even))
     assert change.direction == "coarser"
@@ -197,7 +198,7 @@ def test_a_slow_route_is_found_by_a_large_change() -> None:
 
 
 def test_minutes_without_a_known_share_count_for_the_rate_alone() -> None:
-    """Streams whose tokens a chunk are unknown neither stop the bets nor lose their rates."""
+    """Streams with unknown tokens per chunk do not disturb the test, and their rates count."""
     minutes = series(13, 12, 5.0, steps((0, 0.10), (9 * DAY, 0.30)))
     blind = np.arange(len(minutes.minute_s)) % 3 == 0
     streams, sums = np.where(blind, 0, minutes.streams), np.where(blind, 0.0, minutes.share_sum)
@@ -207,21 +208,21 @@ def test_minutes_without_a_known_share_count_for_the_rate_alone() -> None:
 
 
 @pytest.mark.parametrize("minutes", [0, 1, 2, DAY - 1])
-def test_a_series_without_a_reference_says_nothing(minutes: int) -> None:
-    """Empty, one minute, less than a day: there is nothing yet to compare with."""
+def test_a_series_without_a_reference_has_no_changes(minutes: int) -> None:
+    """Empty, one minute, or less than a day: there is no reference."""
     whole = series(14, 1, 50.0, steps((0, 0.1), (700, 0.9)), load=even)
     assert find_changes(whole.pick(np.arange(DAY) < minutes)) == []
 
 
-def test_a_shorter_reference_is_a_rule() -> None:
-    """Who has but hours says so, and gets an answer from hours."""
+def test_a_shorter_reference_can_be_set() -> None:
+    """With a reference of hours, a change is found within a day."""
     minutes = series(15, 1, 5.0, steps((0, 0.1), (700, 0.5)), cycle=0.0, load=even)
     (change,) = find_changes(minutes, Rules(reference_s=4 * 3600))
     assert abs(minute_of(change) - 700) <= 5
 
 
-def test_what_was_found_stays_found() -> None:
-    """A finding does not depend on what comes after its alarm; only the comparison is completed, once."""
+def test_a_change_stays_the_same() -> None:
+    """A change does not depend on data after its alarm; only the comparison is completed, once."""
     minutes = series(16, 14, 5.0, steps((0, 0.10), (9 * DAY + 600, 0.20)))
     (final,) = find_changes(minutes)
     (early,) = find_changes(minutes.pick(minutes.minute_s <= final.alarmed_at_s))
@@ -232,8 +233,8 @@ def test_what_was_found_stays_found() -> None:
     assert find_changes(a_day_later) == [final]
 
 
-def test_last_week_is_the_reference_once_it_is_there() -> None:
-    """A weekly cycle is known in its second week: each hour expects what it had, not the day's mean."""
+def test_the_week_before_is_the_reference() -> None:
+    """A weekly cycle is followed in its second week: the expectation of each hour is that of the week before, not the day's mean."""
     minutes = series(17, 15, 20.0, steps((0, 0.10)), load=even)
     expected = expect(minutes, 0, DAY)
     second_week = expected.mean[8 * 24 : 14 * 24]
@@ -243,23 +244,23 @@ def test_last_week_is_the_reference_once_it_is_there() -> None:
 
 
 def definition(x: list[float], upper: list[float], fractions: tuple[float, ...] = FRACTIONS) -> list[float]:
-    """The paper's recursion in plain Python: the mean wealth after each minute."""
-    wealth, out = [0.0] * len(fractions), []
+    """Return the paper's recursion in plain Python: the mean of the e-processes after each minute."""
+    process, out = [0.0] * len(fractions), []
     for value, limit in zip(x, upper, strict=True):
-        wealth = [(w + 1) * (1 + f * (value / limit - 1)) for w, f in zip(wealth, fractions, strict=True)]
-        out.append(sum(wealth) / len(wealth))
+        process = [(w + 1) * (1 + f * (value / limit - 1)) for w, f in zip(process, fractions, strict=True)]
+        out.append(sum(process) / len(process))
     return out
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.02, 0.98)), min_size=1, max_size=60), st.floats(5, 100), st.booleans())
-@settings(deadline=None)
-def test_the_bets_are_their_definition(pairs: list[tuple[float, float]], threshold: float, rise: bool) -> None:
-    """The alarm is at the first minute at which the plain recursion passes, with its wealth, on either side."""
+@examples(100, deadline=None)
+def test_the_e_process_equals_its_definition(pairs: list[tuple[float, float]], threshold: float, rise: bool) -> None:
+    """The alarm is at the first minute at which the plain recursion reaches the threshold, with its value, on either side."""
     x, limit = (list(column) for column in zip(*pairs, strict=True))
-    wealth = definition(x, limit)
-    over = [at for at, value in enumerate(wealth) if value >= threshold]
-    near = any(math.isclose(value, threshold, rel_tol=1e-9) for value in wealth)
-    # A side that always loses still has 4.9: those that stake little have not lost their last starts yet.
+    process = definition(x, limit)
+    over = [at for at, value in enumerate(process) if value >= threshold]
+    near = any(math.isclose(value, threshold, rel_tol=1e-9) for value in process)
+    # A side that always shrinks still has a value of 4.9: with a small f the latest starts have not shrunk yet.
     never = np.full(len(x), 1e9)
     values, limits = np.array(x), np.array(limit)
     found = first_alarm(values, limits, -never, threshold) if rise else first_alarm(1 - values, never, 1 - limits, threshold)
@@ -267,11 +268,11 @@ def test_the_bets_are_their_definition(pairs: list[tuple[float, float]], thresho
         assert (None if found is None else found.at) == (over[0] if over else None)
     if found is not None and not near:
         assert found.rose is rise and found.began <= found.at
-        assert found.log_e == pytest.approx(math.log(wealth[found.at]), abs=1e-6)
+        assert found.log_e == pytest.approx(math.log(process[found.at]), abs=1e-6)
 
 
-def test_bets_go_on_over_the_blocks_they_are_computed_in() -> None:
-    """A bet that is always fair only sums its starts: 5000 after 5000 minutes, whatever is computed at once."""
+def test_the_e_process_continues_over_blocks() -> None:
+    """With factors of 1 the process counts its starts: 5000 after 5000 minutes, for any block size."""
     fair = np.full(9000, 0.1)
     found = first_alarm(fair, fair, fair - 1.0, 4999.5)
     assert found is not None and found.at == 4999
@@ -280,8 +281,8 @@ def test_bets_go_on_over_the_blocks_they_are_computed_in() -> None:
 
 @pytest.mark.parametrize("draw", ["coins", "means"])
 @pytest.mark.parametrize("rise", [True, False])
-def test_at_the_limit_false_alarms_are_rarer_than_promised(draw: str, rise: bool) -> None:
-    """With the mean exactly at the limit 200 runs need, on average, more minutes to an alarm than the threshold (here 100)."""
+def test_at_the_limit_false_alarms_are_rare(draw: str, rise: bool) -> None:
+    """With the mean exactly at the limit, the mean time to an alarm over 200 runs exceeds the threshold (here 100 minutes)."""
     rng = np.random.default_rng(18)
     waits = []
     for _ in range(200):
@@ -293,7 +294,7 @@ def test_at_the_limit_false_alarms_are_rarer_than_promised(draw: str, rise: bool
 
 @st.composite
 def any_minutes(draw: st.DrawFn) -> Minutes:
-    """Any sums that streams could have had: gaps, empty columns, edges."""
+    """Return any sums that streams can have: with gaps, empty columns, and edge values."""
     length = draw(st.integers(0, 400))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     step = rng.integers(1, draw(st.sampled_from([2, 30, 2000])), length)
@@ -314,9 +315,9 @@ def any_minutes(draw: st.DrawFn) -> Minutes:
 
 
 @given(any_minutes(), st.sampled_from([Rules(), Rules(reference_s=3600, threshold=20.0), Rules(tolerance=0.3, reference_s=60)]))
-@settings(deadline=None, max_examples=150)
+@examples(150, deadline=None)
 def test_any_series_is_judged(minutes: Minutes, rules: Rules) -> None:
-    """Whatever the sums, nothing is raised, evidence is finite, changes are in order and inside the series."""
+    """For any sums: no exception, finite evidence, and changes in order and inside the series."""
     changes = find_changes(minutes, rules)
     assert all(math.isfinite(change.log_e) and 0 <= change.before <= 1 and 0 <= change.after <= 1 for change in changes)
     assert all(minutes.minute_s[0] < change.changed_at_s <= change.alarmed_at_s <= minutes.minute_s[-1] for change in changes)
@@ -355,8 +356,8 @@ NAN = np.array([0.5, math.nan, 0.5])
         ({"minute_s": MONDAY_S + np.array([60, 0, 120])}, r"minute_s\[1\] is \d+ .*sort by minute"),
     ],
 )
-def test_what_cannot_be_sums_of_streams_is_refused(columns: dict[str, Any], message: str) -> None:
-    """The error names the column, the entry, what was found and what was expected."""
+def test_impossible_sums_are_rejected(columns: dict[str, Any], message: str) -> None:
+    """The error names the column, the entry, the value found and the expected range."""
     with pytest.raises(ValueError, match=message):
         tiny(**columns)
 
@@ -365,14 +366,14 @@ def test_what_cannot_be_sums_of_streams_is_refused(columns: dict[str, Any], mess
     "rules",
     [{"tolerance": 0.0}, {"tolerance": 1.0}, {"reference_s": 0}, {"threshold": 1.0}, {"threshold": math.inf}, {"tolerance": math.nan}],
 )
-def test_rules_that_cannot_be_used_are_refused(rules: dict[str, Any]) -> None:
-    """Without a tolerance a constant share would alarm, without a reference there is nothing to compare with."""
+def test_rules_out_of_range_are_rejected(rules: dict[str, Any]) -> None:
+    """Rules out of range raise ``ValueError``."""
     with pytest.raises(ValueError, match="cannot be used; expected 0 < tolerance < 1"):
         Rules(**rules)
 
 
-def test_columns_of_the_store_are_taken_as_they_are() -> None:
-    """Unsigned and narrow integers, and sums of 32-bit shares a hair above n, are fine."""
+def test_columns_of_the_store_are_accepted() -> None:
+    """Unsigned and narrow integers, and sums of 32-bit shares slightly above n, are accepted."""
     minutes = tiny(streams=np.full(3, 2, np.uint32), share_sum=np.full(3, 2.0000001))
     assert minutes.streams.dtype == np.int64
     assert minutes.shares.tolist() == [1.0, 1.0, 1.0]

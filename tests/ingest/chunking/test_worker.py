@@ -1,4 +1,4 @@
-"""The watch over chunking: from minutes in a real store to rows of `chunking_changes`, once each, and taken back when they prove wrong."""
+"""The chunking worker on a real store: one row of `chunking_changes` per change, withdrawn if late data disproves it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHANGED_S = BEGIN_S + 9 * DAY_S + 5 * 3_600
 
 
 def minutes(store: Store, days: int, *, service: str = "s", after: float = 0.4, known_rates: bool = True, since_s: int = BEGIN_S) -> None:
-    """A minute in ten with twenty streams whose share of multi-token chunks is 0.1, and from the change on ``after``."""
+    """Insert one minute in ten with 20 streams. Their share of multi-token chunks is 0.1, and ``after`` from the change on."""
     rng = np.random.default_rng(3)
     at = np.arange(since_s, BEGIN_S + days * DAY_S, 600)
     streams = np.full(len(at), 20)
@@ -45,13 +45,13 @@ def minutes(store: Store, days: int, *, service: str = "s", after: float = 0.4, 
     store.insert("stream_minutes", pa.table(table))
 
 
-def watch(store: Store) -> ChunkingWorker:
-    """A watch that is told when to look."""
+def worker(store: Store) -> ChunkingWorker:
+    """Return a worker that runs only on ``step()``."""
     return ChunkingWorker(store, load(), Metrics())
 
 
 def changes(store: Store) -> list[Sequence[Any]]:
-    """What readers see."""
+    """Return the changes that queries see."""
     return store.select(
         "SELECT service_name, provider, toUnixTimestamp(changed_at), kind, direction, round(share_before, 1), round(share_after, 1)"
         " FROM chunking_changes FINAL WHERE found ORDER BY service_name, changed_at"
@@ -59,11 +59,11 @@ def changes(store: Store) -> list[Sequence[Any]]:
 
 
 def test_a_change_is_found_and_dated(store: Store) -> None:
-    """In its stratum, within the hour, named after what the speed did; a stratum without a change has no row."""
+    """In its stratum, within the hour, with the kind by its token rate; a stratum without a change has no row."""
     minutes(store, 12)
     minutes(store, 12, service="steady", after=0.1)
     minutes(store, 12, service="unknown", known_rates=False)
-    assert watch(store).step() == 2
+    assert worker(store).step() == 2
     rows = changes(store)
     assert [(row[0], row[1], *row[3:]) for row in rows] == [
         ("s", "p'x", "chunking change", "coarser", 0.1, 0.4),
@@ -72,34 +72,34 @@ def test_a_change_is_found_and_dated(store: Store) -> None:
     assert all(abs(row[2] - CHANGED_S) <= 3_600 for row in rows)
 
 
-def test_looking_again_finds_the_same_row(store: Store) -> None:
-    """Also with more data, and when the numbers have settled: one row a change, under the date that it had first."""
+def test_a_repeated_run_finds_the_same_row(store: Store) -> None:
+    """Also with more data and final numbers: one row per change, under its first date."""
     minutes(store, 10)
-    watch(store).step()
+    worker(store).step()
     first = changes(store)
-    watch(store).step()
+    worker(store).step()
     assert changes(store) == first
     minutes(store, 14, since_s=BEGIN_S + 10 * DAY_S)
-    watch(store).step()
+    worker(store).step()
     assert [row[2] for row in changes(store)] == [row[2] for row in first]
 
 
-def test_a_finding_is_taken_back(store: Store) -> None:
-    """When late data shows that there was no change, readers see none; the row says so."""
+def test_a_change_is_withdrawn(store: Store) -> None:
+    """If late data disproves a change, queries no longer see it; its row remains with ``found`` = false."""
     minutes(store, 11)
-    watch(store).step()
+    worker(store).step()
     assert len(changes(store)) == 1
     store.command("TRUNCATE TABLE stream_minutes")
     minutes(store, 11, after=0.1)
-    watch(store).step()
+    worker(store).step()
     assert changes(store) == []
     ((found,),) = store.select("SELECT found FROM chunking_changes FINAL")
     assert not found
 
 
 @pytest.mark.parametrize("days", [0, 1])
-def test_too_little_says_nothing(store: Store, days: int) -> None:
-    """An empty store, and a stratum of a day."""
+def test_too_little_data_has_no_changes(store: Store, days: int) -> None:
+    """An empty store and a stratum of one day have no changes."""
     if days:
         minutes(store, days)
-    assert watch(store).step() == 0 and changes(store) == []
+    assert worker(store).step() == 0 and changes(store) == []

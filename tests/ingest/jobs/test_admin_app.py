@@ -1,4 +1,4 @@
-"""`legato serve` and `legato schema` as processes: the lock, the admin door, a start and an end."""
+"""`legato serve` and `legato schema` as processes: the lock, the admin socket, start and stop."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NEWEST = len(list(SCHEMA.glob("*.sql")))
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A running `legato serve` whose store's path is longer than a socket's may be."""
+    """A running `legato serve` on a store with a path longer than a socket path may be."""
     folder = tmp_path_factory.mktemp("admin") / ("a-long-name-" * 6) / ("and-another-" * 6)
     with serve_process(folder / "store") as made:
         yield made
 
 
 def send(server: Served, spans: int) -> None:
-    """Native spans, acknowledged."""
+    """Send native spans and expect the acknowledgement."""
     body = request()
     for _ in range(spans):
         native_span(body)
@@ -38,8 +38,8 @@ def send(server: Served, spans: int) -> None:
     assert reply.status_code == 200, reply.content
 
 
-def test_status_and_apply_go_through_the_door(server: Served) -> None:
-    """While serve holds the store, commands ask it."""
+def test_status_and_apply_use_the_admin_socket(server: Served) -> None:
+    """While serve holds the store, commands use its admin socket."""
     status = json.loads(legato("schema", "status", "--json", environ=server.environ).stdout)
     assert status["newest_applied"] == len(status["files"]) == len(list(SCHEMA.glob("*.sql")))
     assert all(file["applied"] and not file["changed"] for file in status["files"])
@@ -48,22 +48,22 @@ def test_status_and_apply_go_through_the_door(server: Served) -> None:
     assert "0002" in legato("schema", "status", environ=server.environ).stdout
 
 
-def test_only_the_owner_can_open_the_door(server: Served) -> None:
-    """The socket, the lock and the folder of the store are the owner's alone."""
-    door = server.store.with_name("store.admin")
-    assert stat.S_ISSOCK(door.stat().st_mode) and stat.S_IMODE(door.stat().st_mode) == 0o600
+def test_only_the_owner_can_open_the_socket(server: Served) -> None:
+    """Only the owner can access the socket, the lock and the folder of the store."""
+    listener = server.store.with_name("store.admin")
+    assert stat.S_ISSOCK(listener.stat().st_mode) and stat.S_IMODE(listener.stat().st_mode) == 0o600
     assert stat.S_IMODE(server.store.with_name("store.lock").stat().st_mode) == 0o600
     assert stat.S_IMODE(server.store.stat().st_mode) == 0o700
 
 
-def test_the_door_is_not_on_the_network(server: Served) -> None:
-    """Neither port changes the schema."""
+def test_the_admin_commands_are_not_on_the_network(server: Served) -> None:
+    """Neither TCP port serves the admin commands."""
     for url in (server.otlp, server.read):
         assert httpx.post(f"{url}/schema/apply").status_code == 404
 
 
 def test_a_second_serve_on_the_same_store_is_refused(server: Served) -> None:
-    """In one line with the first's process id; the first goes on."""
+    """The error is one line with the first process's id; the first continues."""
     result = legato("serve", "--otlp-port", "1024", "--read-port", "1025", environ=server.environ)
     assert result.returncode == 1
     assert f"in use by process {server.process.pid}" in result.stderr and "Traceback" not in result.stderr
@@ -71,14 +71,14 @@ def test_a_second_serve_on_the_same_store_is_refused(server: Served) -> None:
 
 
 def test_a_port_in_use_is_one_line(server: Served, tmp_path: pathlib.Path) -> None:
-    """It names the setting, and leaves neither door nor lock behind."""
+    """The error names the setting; neither socket nor lock remains."""
     result = legato("serve", environ={**server.environ, "LEGATO_STORE": f"chdb://{tmp_path}/store"})
     assert result.returncode == 1 and "LEGATO_OTLP_PORT" in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "store.admin").exists()
 
 
-def test_both_doors_listen_on_loopback_only(server: Served) -> None:
-    """Another address of this machine refuses."""
+def test_both_ports_listen_on_loopback_only(server: Served) -> None:
+    """Another address of the host refuses connections."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -90,8 +90,8 @@ def test_both_doors_listen_on_loopback_only(server: Served) -> None:
             pass
 
 
-def test_what_was_acknowledged_is_there_after_a_stop_and_after_a_kill(tmp_path: pathlib.Path) -> None:
-    """SIGTERM ends it with status 0 and takes its door along; SIGKILL leaves a dead door that the next start replaces."""
+def test_acknowledged_spans_survive_a_stop_and_a_kill(tmp_path: pathlib.Path) -> None:
+    """After SIGTERM the exit status is 0 and the socket is removed; after SIGKILL the next start replaces the stale socket."""
     store = tmp_path / "store"
     with serve_process(store) as first:
         send(first, 5)
@@ -110,7 +110,7 @@ def test_what_was_acknowledged_is_there_after_a_stop_and_after_a_kill(tmp_path: 
 
 
 def test_the_schema_is_applied_without_a_server(tmp_path: pathlib.Path) -> None:
-    """By the command itself; serve then finds it current."""
+    """The command applies the schema itself; a second run has nothing to apply."""
     environ = {"LEGATO_STORE": f"chdb://{tmp_path}/store"}
     assert "missing" in legato("schema", "status", environ=environ).stdout
     result = legato("schema", "apply", environ=environ)
@@ -119,7 +119,7 @@ def test_the_schema_is_applied_without_a_server(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_newer_store_stops_serve_in_one_line(tmp_path: pathlib.Path) -> None:
-    """And the command: neither changes anything."""
+    """Serve and the command both stop, and change nothing."""
     environ = {"LEGATO_STORE": f"chdb://{tmp_path}/store"}
     assert legato("schema", "apply", environ=environ).returncode == 0
     older = tmp_path / "schema"
@@ -132,16 +132,16 @@ def test_a_newer_store_stops_serve_in_one_line(tmp_path: pathlib.Path) -> None:
         assert f"is at {NEWEST}, this version of Legato has 3 files" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_a_report_that_runs_does_not_hold_up_the_end(tmp_path: pathlib.Path) -> None:
-    """SIGTERM cancels what readers run: the reader is told, and nobody waits for the query's own time limit."""
+def test_a_running_query_does_not_delay_the_exit(tmp_path: pathlib.Path) -> None:
+    """SIGTERM cancels running queries: the client receives an error, and the exit does not wait for the query's time limit."""
     with serve_process(tmp_path / "store") as served:
         replies: list[httpx.Response] = []
         endless = "SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 1"
 
-        def ask() -> None:
+        def run_query() -> None:
             replies.append(httpx.post(served.read, content=endless, timeout=60))
 
-        reader = threading.Thread(target=ask)
+        reader = threading.Thread(target=run_query)
         reader.start()
         time.sleep(1)
         started = time.monotonic()
@@ -153,7 +153,7 @@ def test_a_report_that_runs_does_not_hold_up_the_end(tmp_path: pathlib.Path) -> 
 
 
 def test_a_request_in_flight_is_answered_at_the_end(tmp_path: pathlib.Path) -> None:
-    """SIGTERM while requests come in: whatever was acknowledged is there after a restart."""
+    """SIGTERM during requests: all acknowledged spans are stored after a restart."""
     store, acknowledged = tmp_path / "store", 0
     with serve_process(store) as first:
         deadline = time.monotonic() + 10

@@ -1,4 +1,4 @@
-"""Leases and writers: who may act, until when all have written, with instances that come, go, die and freeze."""
+"""Leases: at most one instance acts while instances start, stop, die and freeze."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from legato_ingest.storage import Store
 
 @pytest.fixture
 def shared(store: Store) -> Store:
-    """The store without anybody's claims."""
+    """The store without claims and heartbeats."""
     for table in ("leases", "writers"):
         store.command(f"TRUNCATE TABLE {table}")
     return store
@@ -24,7 +24,7 @@ def shared(store: Store) -> Store:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody need look twice."""
+    """No waiting time before a claim is confirmed."""
     monkeypatch.setattr(leases, "_CONFIRM_S", -1.0)
 
 
@@ -33,12 +33,12 @@ def lease(store: Store, holder: str) -> Lease:
 
 
 def forget(store: Store, holder: str) -> None:
-    """What this one said lapses: as if half a minute had passed."""
+    """Expire this holder's claim, as if 30 s had passed."""
     store.command(f"ALTER TABLE leases DELETE WHERE holder = '{holder}' SETTINGS mutations_sync = 1")
 
 
-def test_the_first_to_come_acts_and_the_others_wait(shared: Store, soon: None) -> None:
-    """Also when all ask again and again; another lease is another matter."""
+def test_the_first_claim_acts_and_the_others_wait(shared: Store, soon: None) -> None:
+    """Also after repeated steps; another lease is independent."""
     one, two, other = lease(shared, "one"), lease(shared, "two"), Lease(shared, "else", "two", Metrics())
     one.step()
     for _ in range(3):
@@ -48,15 +48,15 @@ def test_the_first_to_come_acts_and_the_others_wait(shared: Store, soon: None) -
     assert (one.held, two.held, other.held) == (True, False, True)
 
 
-def test_nobody_acts_at_the_first_look(shared: Store) -> None:
-    """Somebody's claim may be on its way still."""
+def test_the_first_step_does_not_act(shared: Store) -> None:
+    """Another claim may not be visible yet."""
     one = lease(shared, "one")
     one.step()
     assert not one.held
 
 
-def test_who_lets_go_is_followed_at_once(shared: Store, soon: None) -> None:
-    """By the first of those who wait, without waiting for a lapse."""
+def test_a_released_lease_passes_on_at_once(shared: Store, soon: None) -> None:
+    """To the first waiting instance, before the claim expires."""
     one, two = lease(shared, "one"), lease(shared, "two")
     one.step()
     two.step()
@@ -65,8 +65,8 @@ def test_who_lets_go_is_followed_at_once(shared: Store, soon: None) -> None:
     assert (one.held, two.held) == (False, True)
 
 
-def test_who_died_is_followed_when_its_word_has_lapsed(shared: Store, soon: None) -> None:
-    """And one that wakes up again finds that it is not its turn."""
+def test_an_expired_lease_passes_on(shared: Store, soon: None) -> None:
+    """An instance that was suspended meanwhile no longer holds it."""
     one, two = lease(shared, "one"), lease(shared, "two")
     one.step()
     two.step()
@@ -80,8 +80,8 @@ def test_who_died_is_followed_when_its_word_has_lapsed(shared: Store, soon: None
     assert (one.held, two.held) == (False, True)
 
 
-def test_of_two_that_act_the_later_gives_way(shared: Store, soon: None) -> None:
-    """A process that was frozen between its look and its word."""
+def test_the_later_of_two_acting_instances_stops(shared: Store, soon: None) -> None:
+    """After a process was suspended between its query and its write."""
     one, two = lease(shared, "one"), lease(shared, "two")
     one.step()
     forget(shared, "one")
@@ -96,8 +96,8 @@ def writers(store: Store, name: str, own_ms: Callable[[], int]) -> WriterHeartbe
     return WriterHeartbeat(store, name, own_ms, Metrics())
 
 
-def test_all_is_there_until_the_writer_that_is_furthest_behind(shared: Store) -> None:
-    """Of those that live; one's own word is as new as it is."""
+def test_the_watermark_is_that_of_the_slowest_writer(shared: Store) -> None:
+    """Of the live writers; the own watermark is always current."""
     times = {"a": 5000, "b": 7000}
     kept = {name: writers(shared, name, lambda name=name: times[name]) for name in times}  # type: ignore[misc]
     for each in kept.values():
@@ -111,8 +111,8 @@ def test_all_is_there_until_the_writer_that_is_furthest_behind(shared: Store) ->
     assert kept["b"].settled_ms() == 5500
 
 
-def test_who_says_nothing_for_long_is_not_waited_for(shared: Store) -> None:
-    """A writer that died would hold up all others for ever; one that was silent for so long counts it as an error."""
+def test_a_silent_writer_is_left_out(shared: Store) -> None:
+    """A dead writer does not hold up the others; a writer that missed its heartbeat counts an error."""
     moment = pa.timestamp("ms", "UTC")
     old = {
         "tenant": pa.array([""]),

@@ -1,4 +1,4 @@
-"""Legato's own metrics become samples like anyone's."""
+"""Self-monitoring: Legato's own metrics become node samples."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from legato_ingest.write.committer import Committer
 
 @pytest.fixture
 def committer(store: Store) -> Iterator[tuple[Committer, Metrics]]:
-    """A committer over the store, and what it counts."""
+    """A committer over the store, and its metrics."""
     metrics = Metrics()
     made = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     yield made, metrics
     made.close()
 
 
-def test_every_figure_of_a_scrape_is_a_sample(store: Store, committer: tuple[Committer, Metrics]) -> None:
+def test_every_scraped_metric_is_a_sample(store: Store, committer: tuple[Committer, Metrics]) -> None:
     """Counters and a histogram's sum and count as sums, the rest as gauges, with their labels; the store's sizes among them."""
-    taking, metrics = committer
+    open_committer, metrics = committer
     metrics.errors.labels("insert", "Timeout").inc(3)
-    SelfMonitor(store, taking, metrics).step()
-    taking.close()
+    SelfMonitor(store, open_committer, metrics).step()
+    open_committer.close()
     rows = {(name, tuple(sorted(labels.items()))): (kind, value) for name, labels, kind, value in store.select(
         "SELECT metric, mapFilter((k, v) -> k NOT IN ('service.name', 'host.name'), attributes), kind, value FROM node_samples"
     )}  # fmt: skip
@@ -45,7 +45,7 @@ def test_every_figure_of_a_scrape_is_a_sample(store: Store, committer: tuple[Com
 
 
 def test_a_request_names_each_metric_once() -> None:
-    """As OTLP wants it: points of one metric under one name."""
+    """As OTLP requires: all points of a metric are under one entry."""
     metrics = Metrics()
     for stage in ("insert", "commit"):
         metrics.errors.labels(stage, "X").inc()

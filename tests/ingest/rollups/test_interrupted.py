@@ -1,0 +1,76 @@
+"""Rollup runs that are killed or stopped: the next run completes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from helpers.builders.rollup_rows import Double, committing, one, rollup_worker, scattered, send
+from helpers.builders.spans import SECOND_NS
+from helpers.dashboards.minutes import ALIVE, differences
+from legato_ingest.rollups.worker import RollupWorker
+from legato_ingest.storage import Store
+
+
+def test_an_hour_that_missed_its_minute_is_recomputed(store: Store) -> None:
+    """After a kill between a minute and its hour, the next run finds the hour by its overdue stream, although no data arrives."""
+    with committing(store) as committer:
+        send(committer, [one("a", 1, due_s=1.0, start_ns=time.time_ns() - 40 * SECOND_NS)])
+        worker = rollup_worker(store, committer.settled_ms)
+        worker.step()
+        was = "map('running', 1) AS outcomes, fromUnixTimestamp64Milli(5000) AS due_at"
+        store.command(f"INSERT INTO stream_hours SELECT * REPLACE ({was}) FROM stream_hours FINAL")
+        assert differences(store) != [] and worker.step().minutes == 1
+        assert differences(store) == [] and worker.step().minutes == 0
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def inserts_of_a_run(store: Store, at: int | None, act: Callable[[RollupWorker], None]) -> tuple[RollupWorker, list[str]]:
+    """Return a worker that calls ``act`` before its insert number ``at``, and the list of tables that it inserted into."""
+    double, written = Double(store), list[str]()
+    worker = rollup_worker(double)
+
+    def before(table: str, rows: pa.Table) -> None:
+        written.append(table)
+        if len(written) == at:
+            act(worker)
+
+    double.before = before
+    return worker, written
+
+
+def kill(_: RollupWorker) -> None:
+    """End the run, as SIGKILL would."""
+    raise Killed
+
+
+@pytest.mark.parametrize(("at", "same"), [(5, True), (8, False)])
+def test_after_a_kill_the_next_run_completes_the_rollups(store: Store, at: int, same: bool) -> None:
+    """After a kill between two tables, or before the run is recorded, the next run of any process computes everything again."""
+    scattered(store)
+    worker, _ = inserts_of_a_run(store, at, kill)
+    with pytest.raises(Killed):
+        worker.step()
+    assert store.select("SELECT count() FROM rollup_runs") == [(0,)]
+    other, written = inserts_of_a_run(store, None, kill)
+    assert (worker if same else other).step().minutes == 72
+    # Two passes over streams, one over steps, and not one more.
+    minutes = [table for table in ALIVE if table.endswith("_minutes")]
+    assert same or [written.count(each) for each in (*minutes, "rollup_runs")] == [2, 2, 2, 1, 1]
+    assert differences(store) == [] and other.step().minutes == 0
+
+
+@pytest.mark.parametrize(("at", "minutes", "inserts"), [(1, 64, 3), (7, 72, 7)])
+def test_a_stop_between_passes_records_no_run(store: Store, at: int, minutes: int, inserts: int) -> None:
+    """A stop completes the current pass and records no run; the next run computes everything."""
+    scattered(store)
+    worker, written = inserts_of_a_run(store, at, lambda worker: worker._task.closing.set())
+    assert worker.step().minutes == minutes and len(written) == inserts
+    assert "rollup_runs" not in written
+    assert rollup_worker(store).step().minutes == 72 and differences(store) == []
