@@ -1,16 +1,16 @@
-"""Is what was acknowledged kept, and nothing twice, when everything dies and misbehaves on its way?
+"""Crash bench: whether every acknowledged stream is stored exactly once when all processes are killed and all connections fail.
 
     python bench/crash.py [--kills 20] [--spans 100000] [--minutes 0] [--aimed 0] [--seed 1]
 
-Two ways, with what users run. Direct: senders post bodies of 1 to 200 streams to `legato serve`, some with a snapshot before its end; what
-fails is sent again, every other time cut in two, and now and then an acknowledged body is sent once more; `serve` gets SIGKILL at random
-moments. Pipeline: an application with the SDK → the Collector with `collector/gateway.yaml` → `serve`, 200 streams a second; each is
-killed and started again in turn, the ingest refuses, is slow, away for a minute, cut off half-way through requests and replies, its
-disk is full, and the Collector's queue is. `--minutes` goes on with trials drawn at random. At the end every stream that was acknowledged
-is asked for through the read endpoint. `--aimed` kills of the Collector's start are a run of their own, which may lose (README).
+Two pipelines. Direct: senders post bodies of 1 to 200 streams to `legato serve`, some with a snapshot before the end of a stream; failed
+bodies are sent again, every other time cut in two, and some acknowledged bodies once more; `serve` receives SIGKILL at random moments.
+Collector: an application with the SDK → the Collector with `collector/gateway.yaml` → `serve`, 200 streams per second. Each process is
+killed and restarted in turn; the ingest rejects requests, is slow, is away for a minute, is cut off in the middle of requests and replies;
+its disk is full, and so is the Collector's queue. `--minutes` continues with random trials. At the end every acknowledged stream is
+queried through the read endpoint. `--aimed` kills the Collector during its start; this is a separate run, which may lose data (README).
 
-Last line: one JSON object with `lost`, `doubled`, `kills`, `spans`, `retries`. Exit status 1 when anything was lost or doubled, or an
-application was refused with a code that it does not retry.
+Last line: one JSON object with `lost`, `doubled`, `kills`, `spans`, `retries`. Exit status 1 if a stream was lost or doubled, or if an
+application received an error code that it does not retry.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def direct(folder: pathlib.Path, kills: int, spans: int, seed: int) -> tuple[Fou
 
 
 def through_collector(folder: pathlib.Path, minutes: float, seed: int) -> tuple[Found, list[Trial]]:
-    """Each trial once, then at random for as long as was asked for; what was told so far is printed."""
+    """Run each trial once, then random trials for ``minutes``; print the acknowledgements so far."""
     trials = []
     with pipeline(folder, seed=seed) as running:
         rng, until = random.Random(seed), time.monotonic() + minutes * 60

@@ -1,7 +1,7 @@
-"""How long a newcomer waits: a fresh clone, `make demo`, until the report is printed. Bar: 180 s (DESIGN §11).
+"""Time from a fresh clone, with `make demo`, until the report is printed. Limit: 180 s.
 
-One idea: it does what the README says, in a new folder with no `.venv`, and takes the time of all of it: virtual environment, installation
-from pip's cache, the replay in real time, the report. What is not committed is not cloned: `--with-uncommitted` copies it over.
+The bench follows the README in a new folder without a `.venv` and times all of it: the virtual environment, the installation from pip's
+cache, the replay in real time, the report. Uncommitted files are not cloned; `--with-uncommitted` copies them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _demo(folder: pathlib.Path, arguments: str) -> tuple[dict[str, float], float
 
 
 def main() -> None:
-    """Clone, run, tell."""
+    """Clone, run, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--args", default="--once", help="arguments of the demo; --once must be among them")
     parser.add_argument("--with-uncommitted", action="store_true", help="copy what is not committed into the clone")

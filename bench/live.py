@@ -1,13 +1,13 @@
-"""A real vLLM with Legato, held against what vLLM knows of itself. Opt-in: it needs an environment with vLLM (bench/README.md, "live").
+"""Compare Legato on a real vLLM with vLLM's own records. Opt-in: needs an environment with vLLM (bench/README.md, "live").
 
     make live VLLM=ENV [ARGS="--pressure FOLDER --chat FOLDER --seconds 50 --overhead 2"]
 
-``--pressure``: a small model's folder, run with random weights and a KV cache that is too small; ``--chat``: a model with real weights.
-Both run with the stat logger, the scheduler hook, the middleware, `legato-gpu-agent`, `legato serve` and `openai` clients through the SDK.
-The hook speaks into a pipe of this bench, never to the agent: it is the truth that verdicts are held against, as far as it goes. A stall
-that its request's preemption or others' recompute fills for the most part should be `kv_pressure`; one that others' prefill fills,
-`scheduling`; one that the clients' own late event loop fills, `consumer`; the rest is not judged. ``agreed`` counts the engine's causes.
-vLLM's histogram of times between tokens is held against the gaps between the server's content chunks. ``--overhead N``: N runs each with
+``--pressure``: folder of a small model, run with random weights and a KV cache that is too small. ``--chat``: a model with real weights.
+Both run with the stat logger, the scheduler hook, the middleware, `legato-gpu-agent`, `legato serve` and `openai` clients with the SDK.
+The hook writes into a pipe of this bench, never to the agent; its records are the truth for the verdicts. A stall that is mostly its
+request's preemption, or recompute of other requests, should be `kv_pressure`; one that is mostly prefill of other requests, `scheduling`;
+one that is mostly a late event loop of the clients, `consumer`; other stalls are not scored. ``agreed`` counts the engine's causes.
+vLLM's histogram of times between tokens is compared with the gaps between the server's content chunks. ``--overhead N``: N runs each with
 and without Legato's plugins and middleware, alternating. Last line: one JSON object.
 """
 
@@ -90,7 +90,7 @@ def judged(setup: Setup, load: Load, model: pathlib.Path) -> dict[str, Any]:
             late = run(url, load, setup.seconds, name)
             legato.uninstrument_openai()
             legato.flush()
-            told = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text)
+            own_histogram = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text)
     await_verdicts(setup.served)
     steps = rows(setup.served, f"SELECT count() AS n, uniqExact(step) AS numbers, max(step) AS last FROM engine_steps WHERE {of(url)}")[0]
     streams = rows(
@@ -104,7 +104,7 @@ def judged(setup: Setup, load: Load, model: pathlib.Path) -> dict[str, Any]:
         "streams": {key: int(value) for key, value in streams.items()},
         "client_late_s": round(sum(over - began for began, over in late) / 1e9, 1),
         **against_truth(setup.served, name, events, late),
-        **against_histogram(setup.served, name, told),
+        **against_histogram(setup.served, name, own_histogram),
     }
 
 
@@ -181,7 +181,7 @@ def work_of_others(name: str, start: int, end: int, events: Sequence[SchedulerEv
     return work
 
 
-def against_histogram(served: Served, name: str, told: Histogram) -> dict[str, Any]:
+def against_histogram(served: Served, name: str, own_histogram: Histogram) -> dict[str, Any]:
     """vLLM's own times between tokens beside the gaps between the server's content chunks, and how many buckets lie between them."""
     gaps: list[float] = []
     for row in rows(served, f"SELECT dt_us, chunk_kind FROM streams WHERE vantage = 'server' AND response_id LIKE 'chatcmpl-{name}-%'"):
@@ -190,13 +190,15 @@ def against_histogram(served: Served, name: str, told: Histogram) -> dict[str, A
     seen = Histogram.of(gaps)
     bounds = [*BOUNDS_S, float("inf")]
     print(f"\n{name}: times between tokens, up to ms: vLLM, Legato at the server")
-    for bound, theirs, ours in zip(bounds, told.counts, seen.counts, strict=True):
+    for bound, theirs, ours in zip(bounds, own_histogram.counts, seen.counts, strict=True):
         if theirs or ours:
             print(f"  {bound * 1000:10.1f}  {theirs:8,}  {ours:8,}")
     return {
-        "itl_n": [told.n, seen.n],
-        "itl_ms": {f"p{share * 100:g}": [round(1000 * bounds[each.bucket(share)], 1) for each in (told, seen)] for share in SHARES},
-        "buckets_apart": {f"p{share * 100:g}": abs(told.bucket(share) - seen.bucket(share)) for share in SHARES},
+        "itl_n": [own_histogram.n, seen.n],
+        "itl_ms": {
+            f"p{share * 100:g}": [round(1000 * bounds[each.bucket(share)], 1) for each in (own_histogram, seen)] for share in SHARES
+        },
+        "buckets_apart": {f"p{share * 100:g}": abs(own_histogram.bucket(share) - seen.bucket(share)) for share in SHARES},
     }
 
 
@@ -216,10 +218,10 @@ def overhead(setup: Setup, model: pathlib.Path, runs: int) -> dict[str, Any]:
             before, used = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text), vllm.cpu_s()
             run(url, STEADY, setup.seconds, name)
             spent = [after - then for after, then in zip(vllm.cpu_s(), used, strict=True)]
-            told = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text).since(before)
-        figures = {f"p{share * 100:g}": round(1000 * told.quantile_s(share, FINE_BOUNDS_S), 2) for share in (0.5, 0.99)}
-        figures |= {"mean": round(1000 * told.sum_s / told.n, 2), "n": told.n}
-        figures |= {name: round(1e6 * s / told.n, 1) for name, s in zip(("server_cpu_us", "engine_cpu_us"), spent, strict=True)}
+            own_histogram = histogram_of(httpx.get(f"{url}/metrics", timeout=30).text).since(before)
+        figures = {f"p{share * 100:g}": round(1000 * own_histogram.quantile_s(share, FINE_BOUNDS_S), 2) for share in (0.5, 0.99)}
+        figures |= {"mean": round(1000 * own_histogram.sum_s / own_histogram.n, 2), "n": own_histogram.n}
+        figures |= {name: round(1e6 * s / own_histogram.n, 1) for name, s in zip(("server_cpu_us", "engine_cpu_us"), spent, strict=True)}
         print(f"{'with' if recorded else 'without'} Legato: {figures}", flush=True)
         found[recorded].append(figures)
     return {"with": found[True], "without": found[False]}

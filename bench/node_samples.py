@@ -1,8 +1,7 @@
-"""A recording's scrapes, host counters and server sockets as OTLP metrics: what a node's agent would have sent.
+"""A recording's scrapes, host counters and server sockets as OTLP metrics, as a node's agent would have sent them.
 
-One idea: each recorded line is one scrape at the line's time. Pages go through the agent's own reader; host counters have the semantic
-conventions' names where these have one, `legato.*` where not. It reads `metrics*`, `host*` and the server's side of `tcpinfo`, nothing
-else.
+Each recorded line is one scrape at the line's time. Scraped texts pass through the agent's own reader; host counters have the names of the
+semantic conventions where these define one, otherwise `legato.*`. Only `metrics*`, `host*` and the server's side of `tcpinfo` are read.
 """
 
 from __future__ import annotations
@@ -112,8 +111,8 @@ def _pages(folder: pathlib.Path, suffix: str) -> Iterator[tuple[bytes, int]]:
     for record in lines(folder, f"metrics{suffix}"):
         page.update(record.get("m", {}))
         text = "".join(f"{key.replace('{,', '{').replace(',}', '}')} {value}\n" for key, value in page.items())
-        whose = (("legato.boot.id", HOST), ("legato.engine.id", f"engine{suffix}"), ("legato.engine.kind", "vllm"))
-        found = [Reading("legato.engine.up", "1", 1.0, whose), *agent.read(text.encode(), record["t0_ns"])]
+        labels = (("legato.boot.id", HOST), ("legato.engine.id", f"engine{suffix}"), ("legato.engine.kind", "vllm"))
+        found = [Reading("legato.engine.up", "1", 1.0, labels), *agent.read(text.encode(), record["t0_ns"])]
         samples += [Sample(record["t0_ns"], each) for each in found]
         if len(samples) >= BODY_POINTS:
             yield metrics_of(HOST, samples).SerializeToString(), len(samples)

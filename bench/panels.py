@@ -1,18 +1,18 @@
-"""How long dashboards take on a large store: every panel of every dashboard, over an hour, a day and thirty days.
+"""Query times of the dashboards on a large store: every panel of every dashboard, over an hour, a day and thirty days.
 
     python bench/panels.py --streams 10000000
 
-The store is filled with a tenth of the streams, rolled up and measured, then filled up and measured again. Streams are drawn from a
-thousand timelines a recording: windows of 120 to 280 chunks of a recorded stream, each gap scaled at random, described and stored by
-ingest's own code, then copied with ids, times (thirty days, evenly), services (twelve, of two models each, at two vantages) and releases.
-90 % are of the calm recording, 6 % of `net`, 4 % of `kv`; each stalled stream of a client has a verdict and a replay. Engines' minutes and
-node samples are generated, engines' steps for the last two hours. Panels are asked as Grafana asks: their committed SQL through the read
-endpoint of `legato serve`, one after another.
+The store is filled with a tenth of the streams and measured, then filled with the rest and measured again. Streams are drawn from a
+thousand timelines per recording: windows of 120 to 280 chunks of a recorded stream with randomly scaled gaps, stored by ingest's own code,
+then copied with ids, times (evenly over thirty days), services (twelve, with two models each, at two vantages) and releases. 90 % come
+from the recording `calm`, 6 % from `net`, 4 % from `kv`; each stalled client stream has a verdict and a counterfactual. Rollups of engines
+and node samples are generated, and engine steps for the last two hours. Panels are queried as by Grafana: their committed SQL through the
+read endpoint of `legato serve`, one after another.
 
-In the same run "p99 gap by model, last hour" is asked of Legato's rollup, of its timelines, and of the Collector exporter's `otel_traces`,
-whose rows are the streams of that hour with a span event a chunk. Last line: JSON with `p95_ms` (the slowest panel, of five runs
-after a first), `cold_ms` (the slowest first run), `growth_1m_10m` (against a tenth of the streams), `bytes_per_chunk`, `n_streams`,
-`n_chunks`.
+The same run queries "p99 gap by model, last hour" from Legato's rollup, from its timelines, and from the Collector exporter's
+`otel_traces`, which holds the streams of that hour with one span event per chunk. Last line: JSON with `p95_ms` (the slowest panel, of
+five runs after a first), `cold_ms` (the slowest first run), `growth_1m_10m` (compared with a tenth of the streams), `bytes_per_chunk`,
+`n_streams`, `n_chunks`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def timed(read: str, sql: str) -> float:
 
 
 def measure(store: pathlib.Path) -> dict[str, Any]:
-    """All panels over all ranges on this store, by a `legato serve` of its own."""
+    """Measure all panels over all ranges on this store, with a separate `legato serve`."""
     quiet = {"LEGATO_CHUNKING_EVERY_S": "1000000", "LEGATO_RETENTION_DAYS": "0"}
     with serve_process(store, **quiet) as served:
 
@@ -120,7 +120,7 @@ def measure(store: pathlib.Path) -> dict[str, Any]:
         for words, length_s in RANGES_S.items():
             interval_ms = 1000 * next(each for each in POINTS_S if each >= length_s // POINTS)
             for name, sql in panels(stream, Range(now_ms - length_s * 1000, now_ms, interval_ms)):
-                # The first question of a kind after a start reads indexes from disk: told apart.
+                # The first query of a kind after a start reads indexes from disk: reported separately.
                 cold.append((timed(served.read, sql), f"{name}, {words}"))
                 found[f"{name}, {words}"] = [timed(served.read, sql) for _ in range(RUNS)]
         asked = {"ours": OURS, "exact": EXACT, "span_events": SPAN_EVENTS}

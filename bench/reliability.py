@@ -1,10 +1,10 @@
-"""How often verdicts of each confidence are right: a reliability diagram.
+"""A reliability diagram: how often verdicts of each confidence are right.
 
     python bench/reliability.py --scorer score_attribution.py RECORDING VERDICTS.jsonl [RECORDING VERDICTS.jsonl …] [--coarse]
 
-The verdicts are what `bench/attribution.py` wrote; the scorer is the script that knows the recordings' truth, and its rule says what is
-right: the cause with most of the excess, or `mixed` where several share it. `--coarse`: generated or delivered late. A verdict that says
-nothing (`unknown`) is not right or wrong, and is counted apart. Last line: one JSON object.
+The verdicts are the output of `bench/attribution.py`. The scorer is the script that knows the truth of the recordings; it defines the right
+cause as the one with most of the excess, or `mixed` if several share it. `--coarse`: only generated late or delivered late. Verdicts
+`unknown` are neither right nor wrong and are counted separately. Last line: one JSON object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What machine and which versions a bench ran on: printed above every result, because a number without them says nothing."""
+"""The machine and the versions that a bench ran on, for the heading of every result."""
 
 from __future__ import annotations
 

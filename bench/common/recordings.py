@@ -1,7 +1,7 @@
-"""Reads recordings (`client.jsonl.gz`) as chunks with times and sizes: what the wire and storage benches feed on.
+"""Reads recordings (`client.jsonl.gz`) as chunks with times and sizes, for the wire and storage benches.
 
-A recording has, for each read of a client, its offset in µs, its bytes and the SSE events that it completed. An event's size is its
-share of the read's bytes: recordings keep no text, so envelope bytes stand for content bytes, which are smaller and repeat more.
+A recording has, for each read of a client, its offset in µs, its bytes and the SSE events that it completed. The size of an event is its
+share of the read's bytes. Recordings keep no text, so envelope bytes replace content bytes, which are smaller and repeat more.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Rand
     store = EmbeddedStore(path)
     migrate.apply(store, migrate.load(ROOT / "schema"))
     step_ns = DAYS * 86_400 * 10**9 // total
-    # Told once: the two fillings of a run share it.
+    # Written once: both fillings of a run use the same start.
     marker = path.parent / "begin"
     if not marker.exists():
         marker.write_text(str(time.time_ns() - DAYS * 86_400 * 10**9))
@@ -146,7 +146,7 @@ def _templates(store: Store, rng: random.Random) -> None:
 
 
 def _add(body: object, number: int, stream: RecordedStream, rng: random.Random) -> None:
-    """A window of a stream, as a span whose model is its number."""
+    """Return a window of a stream as a span; its model is the window's number."""
     length = min(rng.randint(*CHUNKS), len(stream.chunks))
     first = rng.randrange(len(stream.chunks) - length + 1)
     chunks = stream.chunks[first : first + length]

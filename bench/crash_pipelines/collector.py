@@ -1,8 +1,9 @@
-"""The whole way, SDK → Collector → ingest → store, as real processes, while each is killed and everything between them misbehaves.
+"""The full pipeline SDK → Collector → ingest → store as real processes, while each is killed and the connections between them fail.
 
-One idea: a trial is one kind of trouble under load. What an application was told stands in a ledger on disk that outlives it, so at the end
-every acknowledged stream can be asked for. The Collector is killed only when it is ready: `aim` hits its start, where it can lose what was
-under way when it died before (its queue takes those requests out and puts them back one by one), and is a run of its own.
+A trial is one kind of fault under load. The acknowledgements that an application received are in a ledger on disk that survives the
+application, so at the end every acknowledged stream can be queried. The Collector is killed only when it is ready. `aim` kills it during
+its start, where it can lose requests that were in flight at its last death (its queue takes these requests out and puts them back one by
+one); that is a separate run.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Pipeline:
         self._application.wait()
 
     def acknowledged(self) -> set[Rev]:
-        """What applications were told is kept."""
+        """The ledger of acknowledgements that applications received."""
         lines = (line.split() for line in self._ledger.read_text().splitlines() if line.startswith("+"))
         return {(trace, span, int(rev)) for _, trace, span, rev in lines}
 
@@ -96,8 +97,8 @@ class Pipeline:
     def drain(self) -> None:
         """Wait until the Collector's queue is empty, and stays so.
 
-        Or until it has said the same size for longer than any pause between retries, and sent nothing: it keeps count by adding up, and may
-        be off after a kill until the next request comes.
+        Or until it has reported the same size for longer than any pause between retries and has sent nothing: it counts incrementally, and
+        the count may be wrong after a kill until the next request.
         """
         until, seen, since = time.monotonic() + _DRAIN_S_MAX, (-1.0, 0), time.monotonic()
         while True:
@@ -168,7 +169,7 @@ def _full_queue(running: Pipeline) -> None:
     acknowledged, refused = len(running.acknowledged()), running.statuses()[503]
     running.serve.kill()
     running.kills += 1
-    _until(lambda: running.statuses()[503] > refused, "somebody to be refused")
+    _until(lambda: running.statuses()[503] > refused, "a rejected request")
     if len(running.acknowledged()) == acknowledged:
         raise SystemExit("the small queue took nothing before it was full")
     time.sleep(2)

@@ -1,6 +1,6 @@
-"""Senders that post to `legato serve` and keep what is not acknowledged, while it is killed again and again.
+"""Senders that post to `legato serve` and keep unacknowledged bodies, while it is killed repeatedly.
 
-One idea: a sender does what a careful exporter may do to a request: send it again whole, cut in two, or once more when it was acknowledged.
+A sender does what a correct exporter may do with a request: send it again unchanged, cut in two, or once more after its acknowledgement.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def taken(client: httpx.Client, url: str, body: ExportTraceServiceRequest) -> bo
 
 
 def send(url: str, sent: Sent, stop: threading.Event, rng: random.Random) -> None:
-    """Post bodies until told to stop; the last is kept until it is acknowledged too."""
+    """Post bodies until ``stop``; the last body is also repeated until it is acknowledged."""
     with httpx.Client(timeout=30) as client:
         while not stop.is_set():
             waiting = collections.deque([body_of(rng)])

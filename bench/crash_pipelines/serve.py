@@ -1,7 +1,7 @@
-"""A `legato serve` that a bench kills and starts again, and what is in its store afterwards.
+"""A `legato serve` that a bench kills and restarts, and the comparison of its store with the acknowledgements.
 
-One idea: what was acknowledged is compared with every row that a reader sees, by (trace, span) and rev: a stream is kept when the row that
-people read has its newest acknowledged rev with all its chunks, and no rev may be there twice.
+Every row in the store is compared with the acknowledgements by (trace, span) and revision. A stream is kept if the row that queries see has
+its newest acknowledged revision with all its chunks. No revision may be stored twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Rev = tuple[str, str, int]
 
 
 class Found(NamedTuple):
-    """Streams that were acknowledged and are not there; rows that are there twice; streams there that nobody was told of."""
+    """Counts of acknowledged streams that are missing, of doubled rows, and of stored streams that were not acknowledged."""
 
     lost: int
     doubled: int

@@ -1,6 +1,6 @@
-"""A real vLLM under `bench/live.py`: starts it with or without Legato, keeps what its scheduler did as truth, reads its own histogram.
+"""A real vLLM under `bench/live.py`: starts it with or without Legato, keeps its scheduler's records as truth, and reads its histogram.
 
-One idea: the truth comes over a pipe that no agent reads, so it cannot reach the store that is judged by it.
+The scheduler's records use a pipe that no agent reads, so they cannot reach the store that is compared with them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Running:
 def _process(
     command: Sequence[str], environ: Mapping[str, str], log: pathlib.Path, cores: set[int] = OTHER_CORES
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child in a process group of its own, which is ended with all that it started."""
+    """A child in a separate process group, which is ended with all its descendants."""
     pinned = ["taskset", "-c", ",".join(map(str, sorted(cores))), *command]
     with log.open("wb") as output:
         child = subprocess.Popen(pinned, env=dict(environ), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)

@@ -1,7 +1,7 @@
-"""The load of `bench/live.py`: real `openai` clients that stream from a real engine, and now and then a prompt that is long.
+"""The load of `bench/live.py`: real `openai` clients that stream from a real engine, and occasional long prompts.
 
-One idea: a load is a few numbers and a seed, so that runs with and without Legato ask for the same. It measures
-nothing but when its own event loop was late, which explains stalls that no server knows of.
+A load is a few numbers and a seed, so runs with and without Legato send the same requests. It measures only when its own event loop was
+late, which explains stalls that no server has a record of.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def test_the_last_computation_counts_for_any_clock(store: Store) -> None:
         assert len(stored(store, "stall_minutes")) == (cause == "host")
 
 
-def test_minutes_whose_streams_are_gone_are_emptied(store: Store) -> None:
+def test_minutes_without_streams_are_emptied(store: Store) -> None:
     """Minutes without streams are empty after they are recomputed."""
     store.insert("stream_revs", BATCH.revs)
     judge(store, now_ms() - 1, {"cause": "host"})
