@@ -165,7 +165,7 @@ def test_no_verdict_is_judged_before_the_watermark(asked: list[bool], after_ms: 
         return watermarks[-1]
 
     for during in asked:
-        with judging._stamps.stamp() as at_ms:
+        with judging._watermark.stamp() as at_ms:
             assert at_ms > watermarks[-1]
             assert not during or ask() < at_ms
         ask()
