@@ -287,7 +287,7 @@ def main() -> None:
         "LEGATO_STALL_MS": str(given.gap_ms),
         "LEGATO_STALL_EXCESS_MS": str(given.excess_ms),
         "LEGATO_ATTRIBUTE_EVERY_S": "0.5",
-        "LEGATO_ATTRIBUTE_SETTLE_S": "0.5",
+        "LEGATO_ATTRIBUTE_GRACE_S": "0.5",
     }
     names = {trace_of(str(record["id"])).hex(): str(record["id"]) for record in lines(given.recording, "client")}
     with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store", **settings) as served:

@@ -230,7 +230,7 @@ def overhead(setup: Setup, model: pathlib.Path, runs: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def settled(venv: pathlib.Path, seconds: float, folder: pathlib.Path) -> Iterator[Setup]:
     """`legato serve` and the agent, for all runs."""
-    settings = {"LEGATO_STALL_MS": "100", "LEGATO_ATTRIBUTE_EVERY_S": "1", "LEGATO_ATTRIBUTE_SETTLE_S": "3"}
+    settings = {"LEGATO_STALL_MS": "100", "LEGATO_ATTRIBUTE_EVERY_S": "1", "LEGATO_ATTRIBUTE_GRACE_S": "3"}
     with serve_process(folder / "store", **settings) as served:
         setup = Setup(venv, seconds, folder, served)
         with agent(setup.environ("agent"), folder / "agent.log"):

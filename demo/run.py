@@ -146,7 +146,7 @@ def start(children: Children, plan: Plan, data_dir: pathlib.Path, endpoints: End
         "LEGATO_READ_PORT": str(endpoints.read_port),
         # Short intervals, so that the demo need not wait long for verdicts and rollups.
         "LEGATO_ATTRIBUTE_EVERY_S": "1",
-        "LEGATO_ATTRIBUTE_SETTLE_S": "2",
+        "LEGATO_ATTRIBUTE_GRACE_S": "2",
         "LEGATO_ROLLUP_EVERY_S": "1",
         "LEGATO_CHUNKING_EVERY_S": "10",
     }

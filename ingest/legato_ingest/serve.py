@@ -1,8 +1,8 @@
-"""`legato serve`: one process that receives, stores and answers.
+"""`legato serve`: one process that receives OTLP, stores rows and answers queries.
 
-One idea: three doors (OTLP, read-only ClickHouse, admin) on one event loop over one store that this process owns by its lock. All that
-can fail at the start fails before a door opens, in one line. At the end nothing new is taken, what waits is committed, then the store
-is closed.
+Three listeners (OTLP endpoint, read endpoint, admin socket) share one event loop and one store; the process holds the lock of an embedded
+store. Every check of the settings fails before a listener opens, with a one-line error. At the end the process accepts no new requests,
+commits waiting rows, then closes the store.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import hashlib
+import logging
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ from legato_ingest.jobs.supervisor import Workers
 from legato_ingest.metrics import Metrics
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.rollups.worker import followed_until_ms
-from legato_ingest.settings import Settings
+from legato_ingest.settings import Settings, deprecations
 from legato_ingest.storage import Store, migrate, open_store
 from legato_ingest.storage.lock import StoreLock, admin_socket_path
 from legato_ingest.storage.retention import set_retention
@@ -37,13 +38,14 @@ from legato_ingest.write.committer import Committer
 
 __all__ = ["serve"]
 
+_log = logging.getLogger("legato")
 _LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 _PASSWORD_CHARACTERS_MIN = 12
 _GRACE_S = 10
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to its owner: three of them share a process."""
+    """A server without signal handlers: three servers share the process, and ``_run`` handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,40 +54,46 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ``LegatoError`` when it cannot start."""
-    _check_doors(settings)
+    for line in deprecations():
+        _log.warning("%s", line)
+    _check_endpoints(settings)
     with contextlib.ExitStack() as stack:
         if settings.server is None:
             stack.enter_context(StoreLock(settings.store_path))
-        otlp_door = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
-        read_door = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
-        admin_door = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
-        _serve_store(settings, otlp_door, read_door, admin_door)
-        if admin_door is not None:
+        otlp_listener = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
+        read_listener = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
+        admin_listener = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
+        _serve_store(settings, otlp_listener, read_listener, admin_listener)
+        if admin_listener is not None:
             admin_socket_path(settings.store_path).unlink(missing_ok=True)
 
 
-def _check_doors(settings: Settings) -> None:
-    """Whoever can reach a door from elsewhere must say who it is. Raises ``SettingsError``."""
+def _check_endpoints(settings: Settings) -> None:
+    """Check that endpoints beyond loopback need credentials. Raises ``SettingsError``."""
     tokens = load_tokens(settings.tokens_file) if settings.tokens_file else ()
     if settings.host not in _LOOPBACK and not any(token.may == WRITE for token in tokens):
         raise SettingsError(
-            f"LEGATO_HOST is {settings.host}, which others can reach, and no token may write: make one (`legato token add NAME --tenant "
-            "TENANT --write`), set LEGATO_TOKENS_FILE, or leave it on loopback (127.0.0.1, ::1)"
+            f"LEGATO_HOST is {settings.host}, which other hosts can reach, and no token may write: add one (`legato token add NAME "
+            "--tenant TENANT --write`) and set LEGATO_TOKENS_FILE, or use loopback (127.0.0.1, ::1)"
         )
     password = settings.read_password.get_secret_value()
     if any(token.sha256 == hashlib.sha256(password.encode()).hexdigest() for token in tokens):
-        raise SettingsError("LEGATO_READ_PASSWORD is one of the tokens, and would read all tenants' rows here: unset it for `legato serve`")
+        raise SettingsError(
+            "LEGATO_READ_PASSWORD is also a token, and as a password it would read the rows of all tenants: unset it for `legato serve`"
+        )
     is_weak = len(password) < _PASSWORD_CHARACTERS_MIN
     if settings.read_host not in _LOOPBACK and is_weak and (password or not any(token.may == READ for token in tokens)):
         raise SettingsError(
-            f"LEGATO_READ_HOST is {settings.read_host}, which others can reach: make a token that may read (`legato token add`), or set "
-            f"LEGATO_READ_PASSWORD to {_PASSWORD_CHARACTERS_MIN} characters or more (readers give it with the user {settings.read_user}), "
-            "or leave it on loopback"
+            f"LEGATO_READ_HOST is {settings.read_host}, which other hosts can reach: add a token that may read (`legato token add`), or "
+            f"set LEGATO_READ_PASSWORD to {_PASSWORD_CHARACTERS_MIN} characters or more (readers send it with the user "
+            f"{settings.read_user}), or use loopback"
         )
     tls.check(settings.tls_cert_file, settings.tls_key_file)
 
 
-def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket.socket, admin_door: socket.socket | None) -> None:
+def _serve_store(
+    settings: Settings, otlp_listener: socket.socket, read_listener: socket.socket, admin_listener: socket.socket | None
+) -> None:
     store = open_store(settings, _read_limits(settings))
     migrations = migrate.load(settings.schema_dir)
     migrate.apply(store, migrations)
@@ -95,7 +103,7 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
         store,
         metrics,
         queue_bytes_max=settings.queue_bytes_max,
-        chunks_max=settings.commit_chunks_max,
+        chunks_max=settings.insert_chunks_max,
         after_ms=followed_until_ms(store),
         slo_gap_ms=settings.slo_gap_ms,
         slo_first_output_ms=settings.slo_first_output_ms,
@@ -103,15 +111,16 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
     workers = Workers(settings, store, committer, metrics)
     workers.start()
     apps = [
-        (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_door),
-        (read_endpoint.create_app(settings, store, metrics), read_door),
+        (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_listener),
+        (read_endpoint.create_app(settings, store, metrics), read_listener),
     ]
-    if admin_door is not None:
-        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups), admin_door))
-    # What stands now stays, and a request makes tens of thousands of objects that die together: let the collector look less often.
+    if admin_listener is not None:
+        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups), admin_listener))
+    # Objects of the start-up live as long as the process, and a request creates tens of thousands of objects that are freed
+    # together, so the garbage collector may run less often.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-    _announce(settings, otlp_door, read_door)
+    _announce(settings, otlp_listener, read_listener)
     try:
         with workers.closing(committer):
             asyncio.run(_run(apps, store, settings))
@@ -120,21 +129,21 @@ def _serve_store(settings: Settings, otlp_door: socket.socket, read_door: socket
 
 
 def _read_limits(settings: Settings) -> dict[str, int | str]:
-    """What every query of a reader is held to."""
+    """The limits of every query of a reader."""
     return {
         "max_execution_time": settings.query_seconds_max,
         "max_memory_usage": settings.query_memory_bytes_max,
         "max_result_rows": settings.query_rows_max,
         "max_result_bytes": settings.query_memory_bytes_max // 8,
         "result_overflow_mode": "throw",
-        # Half of the cores: an acknowledgement must not wait for somebody's report.
+        # Half of the cores, so that queries do not delay acknowledgements.
         "max_threads": max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1),
     }
 
 
-def _announce(settings: Settings, otlp_door: socket.socket, read_door: socket.socket) -> None:
+def _announce(settings: Settings, otlp_listener: socket.socket, read_listener: socket.socket) -> None:
     scheme = "https" if settings.tls_cert_file else "http"
-    otlp, reading = (f"{scheme}://{door.getsockname()[0]}:{door.getsockname()[1]}" for door in (otlp_door, read_door))
+    otlp, reading = (f"{scheme}://{listener.getsockname()[0]}:{listener.getsockname()[1]}" for listener in (otlp_listener, read_listener))
     print(f"legato: store {settings.server or settings.store_path}")
     print(f"  OTLP  {otlp}/v1/traces, /v1/metrics  (health {otlp}/readyz, metrics {otlp}/metrics)")
     print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=True)
@@ -142,32 +151,34 @@ def _announce(settings: Settings, otlp_door: socket.socket, read_door: socket.so
 
 async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings: Settings) -> None:
     servers = []
-    for each, door in apps:
+    for each, listener in apps:
         config = uvicorn.Config(each, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
-        if door.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
+        if listener.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
             config.ssl_certfile, config.ssl_keyfile = settings.tls_cert_file, settings.tls_key_file
-        servers.append((_Server(config), door))
+        servers.append((_Server(config), listener))
 
     def stop() -> None:
         for server, _ in servers:
             server.should_exit = True
-        # A report may run for another half a minute: nobody waits for it any more.
+        # A query may run for another 30 s, and its client is disconnected.
         loop.run_in_executor(None, store.end_reads)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    await asyncio.gather(*(server.serve(sockets=[door]) for server, door in servers))
+    await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers))
 
 
 def _listen(host: str, port: int, setting: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.socket(family, socket.SOCK_STREAM)
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        door.bind((host, port))
+        listener.bind((host, port))
     except OSError as error:
-        door.close()
-        raise LegatoError(f"cannot listen on {host}:{port} ({error.strerror}): stop what does, or set {setting}") from None
-    door.listen(1024)
-    return door
+        listener.close()
+        raise LegatoError(
+            f"cannot listen on {host}:{port} ({error.strerror}): stop the process that listens there, or set {setting}"
+        ) from None
+    listener.listen(1024)
+    return listener

@@ -1,28 +1,47 @@
 """The settings of the `legato` command: one class, validated once at start.
 
-One idea: every setting is a field with a default, a unit in its name and a sentence; the environment variable is the field's name in
-capitals after ``LEGATO_``. docs/reference.md is held against these fields by a test. No module reads the environment but this one
-(and `cli_read`, for who asks).
+Every setting is a field with a default, a unit in its name and a description; the environment variable is the field's name in capitals
+after ``LEGATO_``. docs/reference.md has the same descriptions, which a test compares. Only this module reads these variables; the reading
+commands and `legato doctor` also read the variables of the client (docs/reference.md).
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, STALL_EXCESS_MS, STALL_MS
 from legato_ingest.errors import SettingsError
 
-__all__ = ["Address", "Settings", "address_of", "load"]
+__all__ = ["Address", "Settings", "address_of", "deprecations", "load"]
 
 
 _PORT, _TLS_PORT = 8123, 8443
 _FORM = "chdb:///absolute/path (embedded), clickhouse://USER@HOST:8123/DATABASE, or clickhouses:// with TLS"
+
+
+# Fields with an earlier name. The variable of the earlier name still works; the variable of the new name takes precedence.
+_EARLIER_NAMES = {
+    "tenant_in_flight_bytes_max": "tenant_waiting_bytes_max",
+    "tenant_cardinality_max": "tenant_names_max",
+    "insert_chunks_max": "commit_chunks_max",
+    "attribute_grace_s": "attribute_settle_s",
+}
+
+
+def _variable(field: str) -> str:
+    return f"LEGATO_{field.upper()}"
+
+
+def _names(field: str) -> AliasChoices:
+    """The environment variables of a renamed field."""
+    return AliasChoices(_variable(field), _variable(_EARLIER_NAMES[field]))
 
 
 def _default_store() -> str:
@@ -47,60 +66,206 @@ def _default_dashboards() -> pathlib.Path:
 class Settings(BaseSettings):
     """All settings of `legato`."""
 
-    model_config = SettingsConfigDict(env_prefix="LEGATO_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="LEGATO_", frozen=True, extra="ignore", populate_by_name=True)
 
     store: str = Field(
         default_factory=_default_store,
-        description="Where rows are kept: chdb:///absolute/path (embedded), or clickhouse[s]://USER@HOST:8123/DATABASE ([s]: TLS)",
+        description=(
+            "Address of the store: `chdb:///absolute/path` (embedded), `clickhouse://USER@HOST:8123/DATABASE`, or `clickhouses://…`"
+            " for TLS. It must not contain a password"
+        ),
     )
-    store_password: SecretStr = Field(SecretStr(""), description="The password of a ClickHouse server's user")
-    schema_dir: pathlib.Path = Field(default_factory=_default_schema, description="Folder of the numbered SQL files")
+    store_password: SecretStr = Field(
+        SecretStr(""),
+        description="Password of the ClickHouse user in `LEGATO_STORE`. Not used with an embedded store",
+    )
+    schema_dir: pathlib.Path = Field(
+        default_factory=_default_schema,
+        description="Folder with the numbered SQL files of the schema. `schema/cluster` is the schema for a cluster",
+    )
     dashboards_dir: pathlib.Path = Field(
-        default_factory=_default_dashboards, description="Folder of the dashboards' JSON and of the alert rules' SQL"
+        default_factory=_default_dashboards,
+        description="Folder with the JSON of the dashboards and the SQL of the alert rules, for `legato dashboards` and `legato slo`",
     )
-    grafana_token: SecretStr = Field(SecretStr(""), description="A Grafana service account's token, for `legato dashboards`")
-    grafana_user: str = Field("", description="Instead of a token: a user of Grafana")
-    grafana_password: SecretStr = Field(SecretStr(""), description="That user's password")
-    tokens_file: pathlib.Path | None = Field(None, description="Who may write and read, as which tenant: `legato token` writes it")
-    tls_cert_file: pathlib.Path | None = Field(None, description="Certificate (PEM, with its chain) of both doors, which then speak TLS")
-    tls_key_file: pathlib.Path | None = Field(None, description="Its key")
-    tenant_bytes_per_s: int = Field(0, ge=0, description="Bytes a tenant may send a second, ten seconds' worth at once; 0: any")
-    tenant_waiting_bytes_max: int = Field(128 * 2**20, ge=0, description="Bytes of one tenant's requests that may wait; 0: any")
-    tenant_names_max: int = Field(0, ge=0, description="Names (services, models, routes, …; series) a tenant may bring an hour; 0: any")
-    host: str = Field("127.0.0.1", description="Address of the OTLP door; needs tokens where it is not loopback")
-    otlp_port: int = Field(4318, ge=1, le=65_535, description="Port of OTLP over HTTP, health and metrics")
-    read_host: str = Field("127.0.0.1", description="Address of the read door; beyond loopback it needs tokens or LEGATO_READ_PASSWORD")
-    read_port: int = Field(8123, ge=1, le=65_535, description="Port of the read-only ClickHouse endpoint")
-    read_user: str = Field("legato", pattern=r"^[^:\x00-\x20\x7f]+$", description="Whose password the read door takes")
-    read_password: SecretStr = Field(SecretStr(""), description="What every reader must then give; not on loopback: 12 characters or more")
-    retention_days: int = Field(90, ge=0, le=36_500, description="Streams and samples from longer ago are refused and dropped; 0 keeps all")
+    grafana_token: SecretStr = Field(
+        SecretStr(""),
+        description="Token of a Grafana service account, for `legato dashboards`. It takes precedence over user and password",
+    )
+    grafana_user: str = Field(
+        "",
+        description="Grafana user for `legato dashboards`, if no `LEGATO_GRAFANA_TOKEN` is set. Needs `LEGATO_GRAFANA_PASSWORD`",
+    )
+    grafana_password: SecretStr = Field(SecretStr(""), description="Password of `LEGATO_GRAFANA_USER`")
+    tokens_file: pathlib.Path | None = Field(
+        None,
+        description=(
+            "File of token hashes, written by `legato token`: it defines who may write and read, and as which tenant. If it is set,"
+            " every request to the OTLP and read endpoints needs a token"
+        ),
+    )
+    tls_cert_file: pathlib.Path | None = Field(
+        None,
+        description=(
+            "Certificate (PEM, with its chain) of the OTLP and read endpoints. If it is set, both use TLS. Needs `LEGATO_TLS_KEY_FILE`"
+        ),
+    )
+    tls_key_file: pathlib.Path | None = Field(
+        None,
+        description="Private key (PEM, without a passphrase) of the certificate in `LEGATO_TLS_CERT_FILE`",
+    )
+    tenant_bytes_per_s: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Average rate at which one tenant may send, in bytes per second. Up to 10 s of unused rate can be saved up, and one "
+            "request may overdraw the balance; while it is overdrawn, requests of the tenant get 429. 0: no limit"
+        ),
+    )
+    tenant_in_flight_bytes_max: int = Field(
+        128 * 2**20,
+        ge=0,
+        validation_alias=_names("tenant_in_flight_bytes_max"),
+        description=(
+            "Limit of in-flight bytes per tenant: bytes of request bodies that were received and not yet answered. Beyond it, "
+            "requests get 429, unless the tenant has no other request in flight. 0: no limit"
+        ),
+    )
+    tenant_cardinality_max: int = Field(
+        0,
+        ge=0,
+        validation_alias=_names("tenant_cardinality_max"),
+        description=(
+            "Cardinality limit per tenant and hour: distinct combinations of a stream's labels (service, model, route and others) "
+            "plus distinct series of samples. Beyond it, requests get 429. The first request of an hour is always accepted. 0: no "
+            "limit"
+        ),
+    )
+    host: str = Field(
+        "127.0.0.1",
+        description="Listening address of the OTLP endpoint. An address other than loopback needs a write token in `LEGATO_TOKENS_FILE`",
+    )
+    otlp_port: int = Field(4318, ge=1, le=65_535, description="Port of the OTLP endpoint (OTLP over HTTP, health checks and metrics)")
+    read_host: str = Field(
+        "127.0.0.1",
+        description=(
+            "Listening address of the read endpoint. An address other than loopback needs a read token in `LEGATO_TOKENS_FILE`, or "
+            "`LEGATO_READ_PASSWORD`"
+        ),
+    )
+    read_port: int = Field(8123, ge=1, le=65_535, description="Port of the read endpoint (ClickHouse over HTTP, read-only)")
+    read_user: str = Field("legato", pattern=r"^[^:\x00-\x20\x7f]+$", description="User name that readers send with `LEGATO_READ_PASSWORD`")
+    read_password: SecretStr = Field(
+        SecretStr(""),
+        description=(
+            "Password that every reader must send; it gives access to the rows of all tenants. At least 12 characters if "
+            "`LEGATO_READ_HOST` is not loopback. None: no password is needed"
+        ),
+    )
+    retention_days: int = Field(
+        90,
+        ge=0,
+        le=36_500,
+        description=(
+            "Days for which streams, engine steps, samples and verdicts are kept. Older streams, steps and samples are also "
+            "rejected on receipt. 0: no limit"
+        ),
+    )
     retention_timelines_days: int = Field(
-        0, ge=0, le=36_500, description="Raw timelines from longer ago are dropped, their streams' statistics stay; 0: with their streams"
+        0,
+        ge=0,
+        le=36_500,
+        description=(
+            "Days for which raw timelines are kept. The statistics of the streams stay. 0: timelines are kept as long as their streams"
+        ),
     )
-    retention_rollups_days: int = Field(400, ge=0, le=36_500, description="Minutes and hours of dashboards are kept so long; 0 keeps all")
-    body_bytes_max: int = Field(64 * 2**20, ge=1, description="Largest request body, also after decompression")
-    queue_bytes_max: int = Field(256 * 2**20, ge=1, description="Bytes of bodies and rows that may wait; beyond it requests get 429")
-    decode_requests_max: int = Field(4, ge=1, description="Requests that are decoded at the same time")
-    chunks_per_request_max: int = Field(8_388_608, ge=65_536, description="Chunks that one request's timelines may declare")
-    commit_chunks_max: int = Field(1_000_000, ge=65_536, description="Chunks in one insert (a larger request is an insert of its own)")
-    retry_after_s: int = Field(2, ge=1, description="What 429 and 503 replies tell the sender to wait")
-    stall_ms: float = Field(STALL_MS, gt=0, description="Gaps of at least this are judged")
-    stall_excess_ms: float = Field(STALL_EXCESS_MS, ge=0, description="Of which at least this must be beyond the engine's healthy step")
-    attribute_every_s: float = Field(5.0, gt=0, description="Pause between two sweeps of the attribution")
-    attribute_settle_s: float = Field(5.0, ge=0, description="How long after a stream came in it is judged: its other vantages may follow")
-    slo_gap_ms: float = Field(SLO_GAP_MS, gt=0, description="A stream with a longer gap is not good; then `legato rollup --since all`")
+    retention_rollups_days: int = Field(
+        400,
+        ge=0,
+        le=36_500,
+        description="Days for which the 1-minute and 1-hour rollups and the changes in chunking are kept. 0: no limit",
+    )
+    body_bytes_max: int = Field(
+        64 * 2**20,
+        ge=1,
+        description="Largest request body in bytes, before and after decompression. Larger requests get 413",
+    )
+    queue_bytes_max: int = Field(
+        256 * 2**20,
+        ge=1,
+        description=(
+            "Limit of in-flight bytes, applied once to the request bodies that are received and decoded, and once to the rows that "
+            "wait for their insert. Beyond it, requests get 429, unless nothing else is in flight"
+        ),
+    )
+    decode_requests_max: int = Field(4, ge=1, description="Number of requests that are decoded at the same time. Further requests wait")
+    chunks_per_request_max: int = Field(
+        8_388_608,
+        ge=65_536,
+        description=(
+            "Number of chunks and engine steps that the timelines of one request may declare. Spans beyond it are rejected with the"
+            " reason `chunk_budget`"
+        ),
+    )
+    insert_chunks_max: int = Field(
+        1_000_000,
+        ge=65_536,
+        validation_alias=_names("insert_chunks_max"),
+        description=(
+            "Insert batch size in chunks: requests are combined into one insert up to this size; a larger request is inserted "
+            "alone. An engine step counts as one chunk, and so do 16 bytes of samples"
+        ),
+    )
+    retry_after_s: int = Field(
+        2,
+        ge=1,
+        description="Seconds in the Retry-After header of 429 and 503 replies. A tenant over its limit may get another value, up to 60 s",
+    )
+    stall_ms: float = Field(STALL_MS, gt=0, description="Shortest gap, in ms, that is attributed to causes")
+    stall_excess_ms: float = Field(
+        STALL_EXCESS_MS,
+        ge=0,
+        description="Shortest time, in ms, by which a gap must exceed the healthy step (the cause `base`) to be stored as a stall",
+    )
+    attribute_every_s: float = Field(5.0, gt=0, description="Pause between two attribution runs, in seconds")
+    attribute_grace_s: float = Field(
+        5.0,
+        ge=0,
+        validation_alias=_names("attribute_grace_s"),
+        description=(
+            "Grace period in seconds: a stream is attributed this long after it was received, so that its other vantages can arrive"
+        ),
+    )
+    slo_gap_ms: float = Field(
+        SLO_GAP_MS,
+        gt=0,
+        description="A stream with a longer gap, in ms, is not good. After a change run `legato rollup --since all`",
+    )
     slo_first_output_ms: float = Field(
         SLO_FIRST_OUTPUT_MS,
         gt=0,
-        description="A stream with a later first output is not good; after a change run `legato rollup --since all`",
+        description=(
+            "A stream with a later first output, in ms after its start, is not good. After a change run `legato rollup --since all`"
+        ),
     )
-    rollup_every_s: float = Field(5.0, gt=0, description="Pause between two runs of the rollups that dashboards and alerts read")
-    chunking_every_s: float = Field(3600.0, gt=0, description="Pause between two searches for changes in chunking")
-    query_seconds_max: int = Field(30, ge=1, description="Longest a read query may run")
-    query_memory_bytes_max: int = Field(2 * 2**30, ge=1, description="Most memory that a read query may use")
-    query_rows_max: int = Field(1_000_000, ge=1, description="Most rows that a read query may return")
-    queries_max: int = Field(4, ge=1, description="Read queries that run at the same time")
-    queries_waiting_max: int = Field(64, ge=0, description="Read queries that may wait; a dashboard asks some 30 at once")
+    rollup_every_s: float = Field(
+        5.0,
+        gt=0,
+        description="Pause between two runs of the rollups that dashboards and alerts read, in seconds",
+    )
+    chunking_every_s: float = Field(3600.0, gt=0, description="Pause between two searches for changes in chunking, in seconds")
+    query_seconds_max: int = Field(30, ge=1, description="Longest run time of a read query, in seconds. A longer query fails")
+    query_memory_bytes_max: int = Field(
+        2 * 2**30,
+        ge=1,
+        description="Memory that a read query may use, in bytes; its result may have an eighth of this. A larger query fails",
+    )
+    query_rows_max: int = Field(1_000_000, ge=1, description="Number of rows that a read query may return. A query with more rows fails")
+    queries_max: int = Field(4, ge=1, description="Number of read queries that run at the same time. Further queries wait")
+    queries_waiting_max: int = Field(
+        64,
+        ge=0,
+        description="Number of read queries that may wait. Beyond it, queries get 503. A dashboard sends about 30 at once",
+    )
 
     @field_validator("schema_dir", "dashboards_dir")
     @classmethod
@@ -111,21 +276,24 @@ class Settings(BaseSettings):
 
     @property
     def store_path(self) -> pathlib.Path:
-        """The embedded store's folder. Raises ``SettingsError`` where a server is the store."""
+        """The embedded store's folder. Raises ``SettingsError`` if the store is a server."""
         address = address_of(self.store)
         if isinstance(address, Address):
-            raise SettingsError(f"LEGATO_STORE is {address}: this is for an embedded store (chdb:///absolute/path)")
+            raise SettingsError(f"LEGATO_STORE is {address}: this command needs an embedded store (chdb:///absolute/path)")
         return address
 
     @property
     def server(self) -> Address | None:
-        """The ClickHouse server that is the store; None where it is embedded."""
+        """The ClickHouse server that is the store; None for an embedded store."""
         address = address_of(self.store)
         return address if isinstance(address, Address) else None
 
 
 def load(**overrides: object) -> Settings:
-    """The settings from the environment; ``overrides`` (from the command line) win. Raises ``SettingsError``."""
+    """Return the settings from the environment; ``overrides`` (command-line options) take precedence. Raises ``SettingsError``."""
+    unknown = sorted(overrides.keys() - Settings.model_fields.keys())
+    if unknown:
+        raise TypeError(f"{', '.join(unknown)}: no such setting")
     try:
         settings = Settings(**{key: value for key, value in overrides.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
@@ -136,9 +304,20 @@ def load(**overrides: object) -> Settings:
     return settings
 
 
+def deprecations(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return one line for each variable that is set under its earlier name."""
+    present = {name.upper() for name in environ}
+    return [
+        f"{_variable(earlier)} is deprecated: use {_variable(field)}"
+        + (f", which is set and takes precedence; remove {_variable(earlier)}" if _variable(field) in present else " instead")
+        for field, earlier in _EARLIER_NAMES.items()
+        if _variable(earlier) in present
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, and as whom Legato asks it. The password is elsewhere."""
+    """The address of a ClickHouse server, with user and database. The password is a separate setting."""
 
     host: str
     port: int
@@ -151,17 +330,19 @@ class Address:
 
 
 def address_of(url: str) -> Address | pathlib.Path:
-    """The server of ``clickhouse://USER@HOST:PORT/DATABASE`` (``clickhouses://`` with TLS), or the folder of ``chdb:///PATH``.
+    """Return the server of ``clickhouse://USER@HOST:PORT/DATABASE`` (``clickhouses://`` with TLS), or the folder of ``chdb:///PATH``.
 
-    Raises ``SettingsError``, which holds no password.
+    Raises ``SettingsError``; its message contains no password.
     """
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise SettingsError(f"LEGATO_STORE is no URL: expected {_FORM}") from None
+        raise SettingsError(f"LEGATO_STORE is not a URL: expected {_FORM}") from None
     if parts.password is not None:
-        raise SettingsError(f"LEGATO_STORE holds a password, which others can see there: set LEGATO_STORE_PASSWORD; expected {_FORM}")
+        raise SettingsError(
+            f"LEGATO_STORE contains a password, which other users can see: set LEGATO_STORE_PASSWORD instead; expected {_FORM}"
+        )
     if parts.scheme == "chdb" and parts.path.startswith("/") and not parts.netloc:
         return pathlib.Path(parts.path)
     if parts.scheme not in ("clickhouse", "clickhouses") or not parts.hostname or not _is_plain(parts):

@@ -81,7 +81,7 @@ def incident(shared: Store) -> Incident:
     """The demo's past with a KV incident that goes on until now, judged and rolled up."""
     made = placements(NOW_NS, "kv")
     send(shared, made)
-    AttributionWorker(shared, load(attribute_settle_s=0), Metrics()).again(0)
+    AttributionWorker(shared, load(attribute_grace_s=0), Metrics()).again(0)
     RollupWorker(shared, load(), Metrics()).step()
     begin_s = min(each.begin_ns for each in made if each.name == "kv") // SECOND_NS
     (freezing,) = (rule.sql for rule in RULES if rule.name == "itl_burn")

@@ -53,7 +53,7 @@ def served(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     folder = tmp_path_factory.mktemp("hot")
     settings = {
         "LEGATO_ATTRIBUTE_EVERY_S": "0.5",
-        "LEGATO_ATTRIBUTE_SETTLE_S": "0.5",
+        "LEGATO_ATTRIBUTE_GRACE_S": "0.5",
         "LEGATO_STALL_MS": "100",
         "LEGATO_ROLLUP_EVERY_S": "0.5",
     }

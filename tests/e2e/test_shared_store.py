@@ -18,7 +18,7 @@ from helpers.servers.waiting import until
 
 HEADERS = {"content-type": "application/x-protobuf"}
 BODIES, STREAMS = 60, 20
-FAST = {"LEGATO_ATTRIBUTE_EVERY_S": "1", "LEGATO_ATTRIBUTE_SETTLE_S": "1", "LEGATO_ROLLUP_EVERY_S": "1"}
+FAST = {"LEGATO_ATTRIBUTE_EVERY_S": "1", "LEGATO_ATTRIBUTE_GRACE_S": "1", "LEGATO_ROLLUP_EVERY_S": "1"}
 
 
 def body_of(rng: random.Random, streams: int = STREAMS) -> bytes:

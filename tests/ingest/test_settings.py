@@ -1,19 +1,31 @@
-"""Settings: defaults that work, one line for what does not."""
+"""Tests of the settings: working defaults, and a one-line error for an invalid value."""
 
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 
 from legato_ingest.errors import SettingsError
-from legato_ingest.settings import Settings, load
+from legato_ingest.metrics import Metrics
+from legato_ingest.settings import Settings, deprecations, load
+
+REFERENCE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference.md"
+RENAMED = {
+    "TENANT_NAMES_MAX": "tenant_cardinality_max",
+    "TENANT_WAITING_BYTES_MAX": "tenant_in_flight_bytes_max",
+    "COMMIT_CHUNKS_MAX": "insert_chunks_max",
+    "ATTRIBUTE_SETTLE_S": "attribute_grace_s",
+}
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"LEGATO_{name.upper()}", raising=False)
+    for name in RENAMED:
+        monkeypatch.delenv(f"LEGATO_{name}", raising=False)
 
 
 def test_the_defaults_need_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,12 +37,14 @@ def test_the_defaults_need_no_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert (settings.schema_dir / "0001_schema_migrations.sql").is_file()
 
 
-def test_the_environment_counts_and_the_command_line_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option that was not given is none."""
+def test_options_take_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that was not given is None, and an unknown name is an error of the program."""
     monkeypatch.setenv("LEGATO_OTLP_PORT", "5000")
     monkeypatch.setenv("LEGATO_READ_PORT", "5001")
     settings = load(otlp_port=6000, read_port=None)
     assert (settings.otlp_port, settings.read_port) == (6000, 5001)
+    with pytest.raises(TypeError, match="otlp_prt: no such setting"):
+        load(otlp_prt=6000)
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -39,19 +53,42 @@ def test_the_environment_counts_and_the_command_line_wins(monkeypatch: pytest.Mo
     ("CHUNKS_PER_REQUEST_MAX", "65535"), ("STORE", "chdb://relative/path"), ("STORE", "http://localhost:8123"),
     ("STORE", "/a/path"), ("STORE", ""),
 ])  # fmt: skip
-def test_a_setting_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     """By its variable."""
     monkeypatch.setenv(f"LEGATO_{name}", value)
     with pytest.raises(SettingsError, match=f"LEGATO_{name}"):
         load()
 
 
-def test_every_setting_has_a_sentence() -> None:
-    """It is what the reference says."""
-    assert all(field.description for field in Settings.model_fields.values())
+@pytest.mark.parametrize(("earlier", "field"), RENAMED.items())
+def test_earlier_names_still_work(monkeypatch: pytest.MonkeyPatch, earlier: str, field: str) -> None:
+    """With a line for the log; the new variable takes precedence, an invalid value is an error, and the option has the new name."""
+    assert deprecations() == []
+    monkeypatch.setenv(f"LEGATO_{earlier}", "70000")
+    assert getattr(load(), field) == 70_000 and getattr(load(**{field: 80_000}), field) == 80_000
+    assert deprecations() == [f"LEGATO_{earlier} is deprecated: use LEGATO_{field.upper()} instead"]
+    monkeypatch.setenv(f"LEGATO_{field.upper()}", "90000")
+    (line,) = deprecations()
+    assert getattr(load(), field) == 90_000 and "takes precedence" in line
+    monkeypatch.setenv(f"LEGATO_{field.upper()}", "many")
+    with pytest.raises(SettingsError, match=f"LEGATO_{field.upper()}"):
+        load()
+
+
+def test_the_reference_has_the_same_descriptions() -> None:
+    """Every setting and every metric is described in docs/reference.md in the same words."""
+    rows = re.findall(r"^\| `((?:LEGATO|legato)_\w+)` \|(?: [^|]* \|)? (.*) \|$", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+    first: dict[str, str] = {}
+    for name, text in rows:
+        first.setdefault(name, text)
+    for name, field in Settings.model_fields.items():
+        assert field.description == first[f"LEGATO_{name.upper()}"]
+    for family in Metrics().registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert family.documentation == first[name].replace("`", "")
 
 
 def test_settings_do_not_change() -> None:
-    """They are validated once."""
+    """They are validated once, at start."""
     with pytest.raises(ValueError, match="frozen"):
         load().otlp_port = 1

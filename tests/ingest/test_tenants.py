@@ -271,7 +271,7 @@ def test_limits_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathli
     made = {tenant: tokens.add(path, tenant, tenant, WRITE) for tenant in TENANTS}
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
-    settings = load(tokens_file=path, tenant_names_max=2, tenant_bytes_per_s=2000)
+    settings = load(tokens_file=path, tenant_cardinality_max=2, tenant_bytes_per_s=2000)
     with served(otlp_endpoint.create_app(settings, committer, metrics, lambda: True)) as url:
 
         def send(tenant: str, *models: str) -> httpx.Response:

@@ -59,7 +59,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         super().__init__("attribute", store, settings.attribute_every_s, metrics, my_turn=my_turn, lag=lag)
         self._store, self._metrics = store, metrics
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
-        self._settle_ms = int(settings.attribute_settle_s * 1000)
+        self._settle_ms = int(settings.attribute_grace_s * 1000)
         self._received_ms = received_ms
         # The least delay of each engine's steps so far, in ms.
         self._delay_ms: dict[tuple[str, str], int] = {}

@@ -69,8 +69,8 @@ class _Receiver:
         self._admission = _Admission(settings.queue_bytes_max)
         self._quotas = TenantQuotas(
             bytes_per_s=settings.tenant_bytes_per_s,
-            in_flight_bytes_max=settings.tenant_waiting_bytes_max,
-            cardinality_max=settings.tenant_names_max,
+            in_flight_bytes_max=settings.tenant_in_flight_bytes_max,
+            cardinality_max=settings.tenant_cardinality_max,
         )
         self._limiter = anyio.CapacityLimiter(settings.decode_requests_max)
         self._limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
@@ -107,7 +107,7 @@ class _Receiver:
 
         content = http.decompress(encoding, body, self._settings.body_bytes_max)
         batch = convert_body(content, tenant=tenant, now_ns=time.time_ns(), limits=self._limits, on_fault=fault, signal=signal)
-        if self._settings.tenant_names_max:
+        if self._settings.tenant_cardinality_max:
             self._quotas.check_cardinality(tenant, label_hashes(batch))
         return batch
 

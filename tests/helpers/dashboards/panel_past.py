@@ -86,7 +86,7 @@ def fill(store: Store) -> Past:
     store.insert("chunking_changes", _changes(now_ns))
     roller = RollupWorker(store, load(), metrics)
     roller.step()
-    worker = AttributionWorker(store, load(attribute_settle_s=0), metrics)
+    worker = AttributionWorker(store, load(attribute_grace_s=0), metrics)
     for _ in range(2):
         worker.again(0)
         roller.step()

@@ -29,7 +29,7 @@ RECEIVED_NS = int(WORLD.ends[-1]) + 10**9
 
 def worker(store: Store) -> AttributionWorker:
     """A worker that is told when to sweep."""
-    return AttributionWorker(store, load(attribute_settle_s=0), Metrics())
+    return AttributionWorker(store, load(attribute_grace_s=0), Metrics())
 
 
 def verdicts(store: Store) -> list[Any]:
@@ -124,7 +124,7 @@ def test_what_proves_healthy_is_told_so(store: Store) -> None:
 
 
 def test_judging_again_changes_nothing_but_when(store: Store) -> None:
-    """`legato attribute`: the same verdicts, of which the newest count."""
+    """`legato reattribute`: the same verdicts, of which the newest count."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     judge = worker(store)
@@ -192,7 +192,7 @@ def test_one_event_stalls_many_and_has_a_name(store: Store) -> None:
     for number in (0, 1):
         for vantage in ("server", "client"):
             put(store, stream(world, vantage, number), RECEIVED_NS)
-    judge = AttributionWorker(store, load(attribute_settle_s=0, stall_ms=100), Metrics())
+    judge = AttributionWorker(store, load(attribute_grace_s=0, stall_ms=100), Metrics())
     judge.step()
     rows = store.select("SELECT culprit_responses, has(evidence, 'preempted_step'), culprit_step FROM verdicts FINAL ORDER BY trace_id")
     assert [tuple(row) for row in rows] == [(["chatcmpl-1"], 1, 200), (["chatcmpl-1"], 0, 230)]
@@ -232,7 +232,7 @@ def test_streams_that_cannot_be_judged_are_left_out_and_counted(store: Store, mo
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     metrics = Metrics()
-    judge = AttributionWorker(store, load(attribute_settle_s=0), metrics)
+    judge = AttributionWorker(store, load(attribute_grace_s=0), metrics)
     with monkeypatch.context() as broken:
         broken.setattr("legato_ingest.attribution.run.judge", lambda *_: 1 / 0)
         judge.step()

@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
                 put(opened, span_of(WORLD, vantage, number), received)
         cut = stream((20,) * 30, end_ms=900, attributes={"legato.stream.outcome": "client_cancel"})
         streams_in(opened, [stream((20,) * 20 + (700,) + (20,) * 40), cut], "alone")
-        AttributionWorker(opened, load(attribute_settle_s=0, stall_ms=100), Metrics()).again(0)
+        AttributionWorker(opened, load(attribute_grace_s=0, stall_ms=100), Metrics()).again(0)
         yield opened
 
 

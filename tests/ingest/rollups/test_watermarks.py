@@ -89,7 +89,7 @@ def test_a_verdict_being_inserted_is_processed_by_the_next_run(store: Store) -> 
     double = Double(store)
     with committing(store) as committer, held(double, "verdicts") as (begun, go, times):
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = AttributionWorker(cast(Store, double), load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        judging = AttributionWorker(cast(Store, double), load(attribute_grace_s=0), Metrics(), committer.settled_ms)
         worker = rollup_worker(store, committer.settled_ms, judging.judged_ms)
         worker.step()
         with ThreadPoolExecutor(1) as thread:
@@ -207,7 +207,7 @@ def test_verdicts_after_the_clock_was_set_back_are_processed_at_once(store: Stor
     """Their times are later than the recorded progress."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = AttributionWorker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms, FUTURE_MS)
+        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.settled_ms, FUTURE_MS)
         worker = rollup_worker(store, committer.settled_ms, judging.judged_ms)
         worker.step()
         assert judging.step().verdicts == 1
@@ -220,7 +220,7 @@ def test_verdicts_of_a_restarted_worker_are_later_than_the_progress(store: Store
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
         rollup_worker(store, committer.settled_ms, lambda: FUTURE_MS).step()
         after_ms = judgements_followed_until_ms(store)
-        assert AttributionWorker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms, after_ms).step().verdicts == 1
+        assert AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.settled_ms, after_ms).step().verdicts == 1
     ((judged_ms,),) = store.select("SELECT toUnixTimestamp64Milli(max(judged_at)) FROM verdicts")
     assert judged_ms > FUTURE_MS
 

@@ -62,7 +62,7 @@ def split_requests(bodies: Iterable[ExportTraceServiceRequest]) -> list[ExportTr
 
 def attribute(store: Store) -> None:
     """Run the attribution once."""
-    AttributionWorker(store, load(attribute_settle_s=0), Metrics()).step()
+    AttributionWorker(store, load(attribute_grace_s=0), Metrics()).step()
 
 
 def test_duplicates_change_no_figure(store: Store) -> None:
@@ -96,7 +96,7 @@ def test_a_repeated_snapshot_after_the_end_changes_nothing(store: Store) -> None
     before, end = one("a", 1, due_s=60.0), one("a", 2, attributes=SLOW, duration_ns=9 * SECOND_NS)
     with committing(store) as committer:
         send(committer, [before, end])
-        judging = AttributionWorker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.settled_ms)
         worker = rollup_worker(store, committer.settled_ms, judging.judged_ms)
         assert judging.step().verdicts == 1 and worker.step().minutes == 1
         store.command("OPTIMIZE TABLE stream_revs FINAL")
@@ -174,7 +174,7 @@ def test_verdicts_of_the_attribution_reach_the_rollups(store: Store) -> None:
     """With the wiring of `legato serve`, the verdict of an attribution run is in the rollups after the next rollup run."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = AttributionWorker(store, load(attribute_settle_s=0), Metrics(), committer.settled_ms)
+        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.settled_ms)
         worker = rollup_worker(store, committer.settled_ms, judging.judged_ms)
         worker.step()
         assert not stored(store, "stall_minutes")

@@ -37,7 +37,7 @@ def counts(served: Served) -> list[str]:
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
     """A store with streams, verdicts and minutes, a backup of it made while it was written to, and nobody at it."""
     store = tmp_path_factory.mktemp("full") / "store"
-    fast = {"LEGATO_ATTRIBUTE_EVERY_S": "0.2", "LEGATO_ATTRIBUTE_SETTLE_S": "0", "LEGATO_ROLLUP_EVERY_S": "0.2"}
+    fast = {"LEGATO_ATTRIBUTE_EVERY_S": "0.2", "LEGATO_ATTRIBUTE_GRACE_S": "0", "LEGATO_ROLLUP_EVERY_S": "0.2"}
     with serve_process(store, **fast) as served:
         send(served, 200)
         done = threading.Event()
@@ -108,16 +108,16 @@ def server(tmp_path: pathlib.Path) -> Iterator[Server]:
 def test_a_store_moves_to_a_server_and_may_be_cut_off(full: pathlib.Path, server: Server, tmp_path: pathlib.Path) -> None:
     """Copied, compared, run again without copying anything; after some of it was lost there, only that is copied again."""
     environ = {"LEGATO_STORE": f"chdb://{full}", "LEGATO_STORE_PASSWORD": server.password}
-    first = legato("move", "--to", server.store, environ=environ, timeout_s=180)
+    first = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
     assert first.returncode == 0 and "the same on both sides" in first.stdout, first.stderr
-    again = legato("move", "--to", server.store, environ=environ, timeout_s=180)
+    again = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
     assert again.returncode == 0 and "(0 were copied now)" in again.stdout
     httpx.post(server.url, content="ALTER TABLE verdicts DELETE WHERE 1 SETTINGS mutations_sync = 1").raise_for_status()
-    after = legato("move", "--to", server.store, environ=environ, timeout_s=180)
+    after = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
     assert after.returncode == 0 and "(1 were copied now)" in after.stdout, after.stdout + after.stderr
     with serve_process(full) as here:
         wanted = counts(here)
-        busy = legato("move", "--to", server.store, environ=environ)
+        busy = legato("copy", "--to", server.store, environ=environ)
         assert busy.returncode == 1 and "is in use" in busy.stderr
     with serve_process(tmp_path / "unused", **server.settings) as there:
         assert counts(there) == wanted
@@ -128,11 +128,11 @@ def test_a_server_with_rows_of_its_own_is_told(full: pathlib.Path, server: Serve
     with serve_process(tmp_path / "unused", **server.settings) as there:
         send(there, 3)
     environ = {"LEGATO_STORE": f"chdb://{full}", "LEGATO_STORE_PASSWORD": server.password}
-    moved = legato("move", "--to", server.store, environ=environ, timeout_s=180)
+    moved = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
     assert moved.returncode == 1 and "rows of its own" in moved.stderr and "stream_revs" in moved.stderr
 
 
-@pytest.mark.parametrize("arguments", [("move", "--to", "chdb:///x"), ("move", "--to", "x")])
+@pytest.mark.parametrize("arguments", [("copy", "--to", "chdb:///x"), ("move", "--to", "x")])
 def test_only_a_server_is_moved_to(arguments: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     """One line."""
     failed = legato(*arguments, environ={"LEGATO_STORE": f"chdb://{tmp_path}/x"})

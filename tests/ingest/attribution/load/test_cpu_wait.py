@@ -121,7 +121,7 @@ def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: 
     # Half a second of the wait is in the long step.
     ends = {int(at) - START: 0.5 * (at >= world.ends[200]) for at in np.arange(world.ends[0] - S, world.ends[-1] + 2 * S, 250 * MS)}
     sampled(store, WAIT, ends, "e")
-    assert AttributionWorker(store, load(attribute_settle_s=0), Metrics()).step().verdicts >= 1
+    assert AttributionWorker(store, load(attribute_grace_s=0), Metrics()).step().verdicts >= 1
     table = store.select_arrow(
         "SELECT cause, evidence, parts, gap_us, error_us, excluded FROM verdicts FINAL WHERE cause != 'base' LIMIT 1"
     )
@@ -163,7 +163,7 @@ def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
     stolen = {at - START: 8 * min(max(at - stalled[0], 0), 2 * S) / S for at in within}
     sampled(store, CPU, stolen, cpu__mode="steal")
     sampled(store, CPU, {at - START: 8 * (at - within[0]) / S - stolen[at - START] for at in within}, cpu__mode="idle")
-    assert AttributionWorker(store, load(attribute_settle_s=0), Metrics()).step().verdicts >= 1
+    assert AttributionWorker(store, load(attribute_grace_s=0), Metrics()).step().verdicts >= 1
     ((cause, confidence, evidence),) = store.select("SELECT cause, confidence, evidence FROM verdicts FINAL WHERE cause != 'base'")
     assert (cause, confidence) == ("host", "possible") and evidence["cpu_stolen_us"] >= 15_000_000
 
