@@ -7,6 +7,7 @@ store and does not import the store's engine. httpx is imported at the first req
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,9 +82,10 @@ class Reader:
     def _request(self, method: str, target: str, body: bytes = b"") -> httpx.Response:
         import httpx
 
-        # Proxies of the environment are not used: the endpoint is usually on this host.
+        # The environment's proxies are not used, because the endpoint is usually on this host. OpenSSL's own context reads SSL_CERT_FILE.
+        verify = ssl.create_default_context() if self._origin.startswith("https:") else True
         try:
-            with httpx.Client(auth=self._credentials, timeout=_TIMEOUT_S, trust_env=False) as client:
+            with httpx.Client(auth=self._credentials, timeout=_TIMEOUT_S, trust_env=False, verify=verify) as client:
                 return client.request(method, self._origin + target, content=body or None)
         except httpx.TimeoutException:
             raise ReadError(

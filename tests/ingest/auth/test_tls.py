@@ -90,7 +90,7 @@ def test_both_endpoints_serve_tls_and_accept_tokens(tmp_path: pathlib.Path) -> N
         ({"LEGATO_READ_HOST": "0.0.0.0", "LEGATO_TOKENS_FILE": "writers"}, "token that may read"),
         ({"LEGATO_TOKENS_FILE": "nowhere"}, "legato token add"),
         ({"LEGATO_READ_HOST": "0.0.0.0", "LEGATO_TOKENS_FILE": "readers", "LEGATO_READ_PASSWORD": "short"}, "12 characters or more"),
-        ({"LEGATO_TOKENS_FILE": "readers", "LEGATO_READ_PASSWORD": "its own"}, "is one of the tokens"),
+        ({"LEGATO_TOKENS_FILE": "readers", "LEGATO_READ_PASSWORD": "its own"}, "is also a token"),
     ],
 )
 def test_remote_hosts_are_served_only_with_authentication(tmp_path: pathlib.Path, settings: dict[str, str], message: str) -> None:
