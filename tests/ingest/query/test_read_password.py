@@ -169,7 +169,7 @@ def test_the_commands_reader(url: str) -> None:
         with pytest.raises(ReadError, match="set LEGATO_READ_USER and LEGATO_READ_PASSWORD") as raised:
             reader.rows("SELECT 1")
         assert PASSWORD not in str(raised.value) and "wrong-password" not in str(raised.value)
-    with pytest.raises(ReadError, match="holds a user or a password") as raised:
+    with pytest.raises(ReadError, match="contains a user or a password") as raised:
         Reader(url.replace("://", "://grafana:secret-word@"))
     assert "secret-word" not in str(raised.value)
 
