@@ -1,30 +1,61 @@
-"""What all tests share: the repository's root on the import path, and CI's rule about skipping.
+"""Shared by all tests: the import path, skipping in CI, Hypothesis profiles, and the markers `serial` and `long`.
 
-One idea: on a developer's machine a test whose tool is missing is skipped and says so; with CI=true it fails, because a skipped test
-keeps no promise and nobody reads the list.
+With CI=true a skipped test fails: a developer's machine may lack a tool, the machine of CI may not.
+
+Two Hypothesis profiles. `ci`, the default, draws the same examples in every run. `fuzz` (`make fuzz`) draws new examples in every run, and
+many; only the tests of Hypothesis and those marked `long` are run then.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import sys
 from collections.abc import Generator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# `demo` and `bench` are no distributions: they are imported from where they lie.
+# `demo` and `bench` are not distributions: they are imported from the checkout.
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None, database=None, print_blob=True)
+settings.register_profile("fuzz", derandomize=False, max_examples=1_000, deadline=None, print_blob=True)
+settings.load_profile("ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers."""
+    config.addinivalue_line("markers", "serial: needs the machine for itself; under pytest-xdist no other test runs at the same time")
+    config.addinivalue_line("markers", "long: takes long and finds little more than its short variant; only `make fuzz` runs it")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under the profile `fuzz` keep the tests of Hypothesis and the long ones; otherwise leave out the long ones."""
+    is_fuzz = settings.get_current_profile_name() == "fuzz"
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        is_long = item.get_closest_marker("long") is not None
+        wanted = is_long or is_hypothesis_test(getattr(item, "obj", None)) if is_fuzz else not is_long
+        (kept if wanted else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+# Skipping.
 
 
 def _fail_if_skipped(report: Any) -> None:
     if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
-        report.longrepr = f"with CI=true nothing may be skipped, and this was: {reason}"
+        report.longrepr = f"with CI=true no test may be skipped, and this one was: {reason}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,3 +70,28 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _fail_if_skipped(report)
     return report
+
+
+# Tests that run alone.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Under pytest-xdist hold a lock for each test: shared, or exclusive for one that is marked `serial`.
+
+    The second lock is held by the test that waits for the first, so that a stream of shared holders cannot starve an exclusive one.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    folder = ROOT / ".build"
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        running, waiting = (stack.enter_context((folder / f"tests-{name}.lock").open("w")) for name in ("running", "waiting"))
+        fcntl.flock(waiting, fcntl.LOCK_EX)
+        fcntl.flock(running, fcntl.LOCK_EX if item.get_closest_marker("serial") else fcntl.LOCK_SH)
+        fcntl.flock(waiting, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            # Not left to the close: a process that the test forked has the same lock.
+            fcntl.flock(running, fcntl.LOCK_UN)

@@ -194,7 +194,10 @@ def test_one_value_shows_less_than_all(asked: Asked, name: str) -> None:
 
 def _services(asked: Asked, names: list[str]) -> list[tuple[Any, ...]]:
     view = asked.past.view("", 4, 60, {"service": names})
-    rows = asked.panel("streams", "By service, release, model, provider, route, vantage, transport", view).as_rows()
+    sql = panels("streams")["By service, release, model, provider, route, vantage, transport"]
+    answer = asked.over_http(sql, view)
+    assert answer.status == 200, answer.message
+    rows = answer.as_rows()
     return [(row["service"], row["model"], row["n"]) for row in rows]
 
 
@@ -213,15 +216,17 @@ def test_a_name_is_found_whatever_is_in_it(asked: Asked, value: str) -> None:
 @pytest.mark.parametrize("value", INJECTIONS)
 def test_values_cannot_inject_sql(asked: Asked, value: str) -> None:
     """SQL in all variables and text boxes gives no rows or a client error, and later answers do not change."""
-    before = asked.panel("streams", "Goodput", asked.past.view("", 4, 60))
+    goodput, calm = panels("streams")["Goodput"], asked.past.view("", 4, 60)
+    before = asked.over_http(goodput, calm)
+    assert before.status == 200
     for name in (*FILTERED, "stream"):
         names = [each["name"] for each in dashboard(name).get("templating", {}).get("list", ())]
         view = asked.past.view("", 4, 60, {variable: value for variable in names})
         for title, sql in panels(name).items():
-            answer = asked.try_sql(sql, view)
+            answer = asked.over_http(sql, view)
             fits = answer.status == 200 and (none(answer) or title == "At rest")
             assert fits or 400 <= answer.status < 500, (name, title, answer)
-    assert asked.panel("streams", "Goodput", asked.past.view("", 4, 60)) == before
+    assert asked.over_http(goodput, calm) == before
 
 
 def _ranges(now_ms: int) -> dict[str, Range]:

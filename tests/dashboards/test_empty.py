@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import time
 from collections.abc import Iterator
 
@@ -11,9 +10,9 @@ import pytest
 
 from helpers.dashboards.panels import BOARDS, Asked, Past, none, statements
 from helpers.servers.reading import reading
-from legato_ingest.storage import EmbeddedStore, migrate
+from helpers.servers.stores import copy_migrated
+from legato_ingest.storage import EmbeddedStore
 
-SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 # Panels that show the table `schema_migrations`, which always has rows.
 NEVER_EMPTY = {("self", "Store"), ("self", "Tables")}
 
@@ -21,9 +20,10 @@ NEVER_EMPTY = {("self", "Store"), ("self", "Tables")}
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     """The read endpoint over a store that has only the schema."""
-    store = EmbeddedStore(tmp_path_factory.mktemp("empty") / "store", {"max_execution_time": 20})
+    folder = tmp_path_factory.mktemp("empty") / "store"
+    copy_migrated(folder)
+    store = EmbeddedStore(folder, {"max_execution_time": 20})
     try:
-        migrate.apply(store, migrate.load(SCHEMA))
         with reading(store) as url, httpx.Client(timeout=60) as client:
             yield Asked(Past(time.time_ns(), "", {}), store, url, client)
     finally:

@@ -1,6 +1,6 @@
-"""One embedded store for all tests of this folder: the engine takes one path a process.
+"""One store for all tests of a module: the embedded engine opens one path a process.
 
-LEGATO_TEST_STORE=server runs the tests that share it on a ClickHouse server instead (`helpers.servers.clickhouse`).
+With LEGATO_TEST_STORE=server the store is on a ClickHouse server (`helpers.servers.clickhouse`); `make test-server` sets it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from contextlib import ExitStack
 import pytest
 
 from helpers.servers.clickhouse import clickhouse
+from helpers.servers.stores import SCHEMA, copy_migrated
 from legato_ingest.settings import load
 from legato_ingest.storage import EmbeddedStore, Store, migrate, open_store
 
-SCHEMA = pathlib.Path(__file__).resolve().parents[2] / "schema"
 READ_LIMITS: dict[str, int | str] = {"max_execution_time": 20, "max_memory_usage": 2**30, "max_result_rows": 100_000}
+_FILLED = """
+SELECT name FROM system.tables
+WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND total_rows > 0 AND name != 'schema_migrations'"""
 
 
 @pytest.fixture(scope="module")
@@ -28,41 +31,23 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def shared_store(store_folder: pathlib.Path) -> Iterator[Store]:
-    """A store with the schema, for one module: others open stores of their own, and the engine takes one path at a time."""
+    """A store with the schema, for one module; closed at the end, as other modules open stores at other paths."""
     limits = {**READ_LIMITS, "result_overflow_mode": "throw"}
     with ExitStack() as stack:
         if os.environ.get("LEGATO_TEST_STORE") == "server":
-            server = stack.enter_context(clickhouse(store_folder / "server"))
+            server = stack.enter_context(clickhouse(store_folder / "server", migrated=True))
             store = open_store(load(store=server.store, store_password=server.password), limits)
+            migrate.apply(store, migrate.load(SCHEMA))
         else:
+            copy_migrated(store_folder / "store")
             store = EmbeddedStore(store_folder / "store", limits)
-        migrate.apply(store, migrate.load(SCHEMA))
         yield store
         store.close()
 
 
 @pytest.fixture
 def store(shared_store: Store) -> Store:
-    """The shared store, emptied."""
-    for table in (
-        "stream_revs",
-        "stream_sockets",
-        "engine_steps",
-        "engine_requests",
-        "node_samples",
-        "verdicts",
-        "replays",
-        "attribution_runs",
-        "stream_minutes",
-        "stall_minutes",
-        "but_for_minutes",
-        "engine_minutes",
-        "stream_hours",
-        "stall_hours",
-        "but_for_hours",
-        "rollup_runs",
-        "chunking_changes",
-        "rejected",
-    ):
+    """The shared store with no rows but those of `schema_migrations`."""
+    for (table,) in shared_store.select(_FILLED):
         shared_store.command(f"TRUNCATE TABLE {table}")
     return shared_store

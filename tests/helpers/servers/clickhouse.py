@@ -17,6 +17,7 @@ import clickhouse_connect
 import httpx
 
 from helpers.servers.ports import free_port
+from helpers.servers.stores import copy_migrated
 
 __all__ = ["Server", "clickhouse"]
 
@@ -38,13 +39,19 @@ class Server:
 
 
 @contextlib.contextmanager
-def clickhouse(folder: pathlib.Path, port: int = 0) -> Iterator[Server]:
-    """A database that holds nothing; dropped (or its folder left) at the end. CLICKHOUSE_URL: ``http://USER:PASSWORD@HOST:8123``."""
+def clickhouse(folder: pathlib.Path, port: int = 0, *, migrated: bool = False) -> Iterator[Server]:
+    """An empty database. CLICKHOUSE_URL (``http://USER:PASSWORD@HOST:8123``) names the server; without it the server is the twin.
+
+    The database of CLICKHOUSE_URL is dropped at the end; the folder of the twin is left. With ``migrated`` the twin starts with the whole
+    schema, which saves time; the database of a real server is empty nevertheless, so call `migrate.apply` in any case.
+    """
     given = os.environ.get("CLICKHOUSE_URL")
     if given:
         with _database(given) as server:
             yield server
         return
+    if migrated:
+        copy_migrated(folder)
     port = port or free_port()
     command = [sys.executable, str(pathlib.Path(__file__).with_name("twin.py")), str(folder), str(port)]
     url = f"http://127.0.0.1:{port}"

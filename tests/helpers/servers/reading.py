@@ -12,6 +12,7 @@ from typing import Any
 from helpers.builders.batches import received_spans
 from helpers.builders.spans import SECOND_NS, native_span, request
 from helpers.servers.serving import served
+from helpers.servers.stores import copy_migrated
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
@@ -27,16 +28,14 @@ LIMITS: dict[str, int | str] = {
     "max_result_rows": 100_000,
     "result_overflow_mode": "throw",
 }
-_SCHEMA = pathlib.Path(__file__).parents[3] / "schema"
 
 
 @contextlib.contextmanager
 def open_store(path: pathlib.Path) -> Iterator[Store]:
-    """A store with every file of schema/ applied in order. An engine has one path a process: close it before the next is opened."""
+    """A new store with the whole schema. The engine opens one path a process: close the store before the next is opened."""
+    copy_migrated(path)
     store = EmbeddedStore(path, LIMITS)
     try:
-        for file in sorted(_SCHEMA.glob("[0-9]*.sql")):
-            store.command(file.read_text(encoding="utf-8"))
         yield store
     finally:
         store.close()

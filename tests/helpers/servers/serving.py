@@ -18,6 +18,7 @@ import httpx
 import uvicorn
 
 from helpers.servers.ports import free_port
+from helpers.servers.stores import copy_migrated
 
 __all__ = ["Served", "legato", "serve_process", "served", "serving"]
 
@@ -69,8 +70,14 @@ def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s:
 
 
 @contextlib.contextmanager
-def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings: str) -> Iterator[Served]:
-    """`legato serve` on free ports (or LEGATO_OTLP_PORT of ``settings``), ready; stopped at the end. ``prefix`` runs it."""
+def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), empty: bool = False, **settings: str) -> Iterator[Served]:
+    """Run `legato serve` on free ports (or LEGATO_OTLP_PORT of ``settings``) and yield when it is ready; stop it at the end.
+
+    ``prefix`` is a command that runs it. A store that does not exist yet is a copy with the whole schema; with ``empty`` it is left to
+    `legato serve` to create it.
+    """
+    if not (empty or store.exists() or "LEGATO_STORE" in settings):
+        copy_migrated(store)
     otlp, read = int(settings.get("LEGATO_OTLP_PORT") or free_port()), free_port()
     environ = {
         **os.environ,
