@@ -32,6 +32,7 @@ from helpers.dashboards.burning import (
     upper,
 )  # fmt: skip
 from helpers.servers.reading import open_store
+from helpers.servers.stores import empty
 from legato_ingest.causes import PARTS as STALL_CAUSES
 from legato_ingest.storage import Store
 
@@ -50,8 +51,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 @pytest.fixture
 def store(shared: Store, outcomes: Mapping[str, Outcome]) -> Store:
     """The store, emptied."""
-    for name in ("stream_minutes", "stall_minutes"):
-        shared.command(f"TRUNCATE TABLE {name}")
+    empty(shared)
     return shared
 
 

@@ -1,31 +1,26 @@
-"""Each alert rule on real rows: it fires, does not, and resolves. And the demo's incident, whole: one rule fires, and names its cause."""
+"""Each alert rule on real rows: it fires, stays silent, and resolves. `test_incident` has the rules on the past of the demo."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from dashboards.alerts.burn import CAUSES
 from dashboards.alerts.others import CHUNKING, COLLECTOR, INGEST, PREEMPTION
-from dashboards.alerts.rules import RULES
-from demo.past import Placement, bodies, placements
 from helpers.builders.batches import received_points, received_spans
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.spans import SECOND_NS
-from helpers.dashboards.minutes import rows_in
+from helpers.dashboards.minutes import rule_rows
 from helpers.servers.reading import open_store
+from helpers.servers.stores import empty
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
-from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.jobs.self_monitoring import SelfMonitor
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
@@ -40,33 +35,12 @@ PATIENCE_S = 30
 
 def ask(store: Store, sql: str, at_s: float = NOW_S) -> list[Row]:
     """The rows of a rule with the clock at ``at_s``."""
-    assert "now()" in sql
-    return rows_in(store, sql.replace("now()", f"toDateTime({round(at_s)}, 'UTC')"))
+    return rule_rows(store, sql, at_s)
 
 
 def firing(store: Store, sql: str, *names: str, at_s: float = NOW_S) -> set[tuple[Any, ...]]:
     """These columns of the rows that fire."""
     return {tuple(row[name] for name in names) for row in ask(store, sql, at_s) if row["firing"]}
-
-
-# The incident.
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """What the rules said of the demo's past: by rule at its end, and of freezing streams minute by minute since the incident began."""
-
-    rules: Mapping[str, Sequence[Row]]
-    minutes: Mapping[int, Sequence[Row]]
-
-
-def send(store: Store, made: Sequence[Placement]) -> None:
-    """A past as the ingest stores it, in one insert a table."""
-    requests = (ExportTraceServiceRequest.FromString(body) for body, _ in bodies(made))
-    batch = Batch.joined([received_spans(each, tenant="", now_ns=NOW_NS, limits=Limits()) for each in requests])
-    assert not batch.rejected.num_rows
-    for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
-        store.insert(table, rows)
 
 
 @pytest.fixture(scope="module")
@@ -76,54 +50,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def incident(shared: Store) -> Incident:
-    """The demo's past with a KV incident that goes on until now, judged and rolled up."""
-    made = placements(NOW_NS, "kv")
-    send(shared, made)
-    AttributionWorker(shared, load(attribute_grace_s=0), Metrics()).again(0)
-    RollupWorker(shared, load(), Metrics()).step()
-    begin_s = min(each.begin_ns for each in made if each.name == "kv") // SECOND_NS
-    (freezing,) = (rule.sql for rule in RULES if rule.name == "itl_burn")
-    looks = {minute: ask(shared, freezing, begin_s + 60 * minute) for minute in (-1, 2, 4, 6, 8)}
-    return Incident({rule.name: ask(shared, rule.sql) for rule in RULES}, looks)
-
-
 @pytest.fixture
-def store(shared: Store, incident: Incident) -> Store:
-    """The store, emptied."""
-    for table in (
-        "stream_revs", "engine_steps", "engine_requests", "verdicts", "replays", "attribution_runs", "rollup_runs", "stream_minutes",
-        "stall_minutes", "but_for_minutes", "engine_minutes", "node_samples", "chunking_changes",
-    ):  # fmt: skip
-        shared.command(f"TRUNCATE TABLE {table}")
+def store(shared: Store) -> Store:
+    """The store of the module, emptied."""
+    empty(shared)
     return shared
-
-
-def test_the_incident_is_one_alert_with_its_cause(incident: Incident) -> None:
-    """`itl_burn` pages for the shop, at its clients because of KV pressure, and at its gateway; no other rule fires at all."""
-    assert {name for name, rows in incident.rules.items() if any(row["firing"] for row in rows)} == {"itl_burn"}
-    fired = {(row["service"], row["vantage"]): row for row in incident.rules["itl_burn"] if row["firing"]}
-    assert {key for key, row in fired.items() if row["severity"] == "page"} == {("shop", "client"), ("shop-gateway", "server")}
-    assert {service for (service, _), row in fired.items() if row["severity"] == "ticket"} <= {"mobile", "mobile-gateway"}
-    page = fired[("shop", "client")]
-    assert CAUSES[page["cause_number"] - 1] == "kv_pressure" and page["cause_share"] > 0.5
-    assert page["burn_rate"] > 14.4 and page["clients"] > 100 and page["bad"] > 100
-
-
-def test_the_incident_pages_within_minutes(incident: Incident) -> None:
-    """Not a minute before it began; by the time its eighth minute is in."""
-    pages = {minute: any(row["firing"] and row["severity"] == "page" for row in rows) for minute, rows in incident.minutes.items()}
-    assert not pages[-1] and not pages[2] and pages[8], pages
-
-
-def test_without_the_incident_nobody_is_paged(store: Store) -> None:
-    """The shop's last six hours as they are in the demo otherwise, with an incident two hours ago: no page, whoever is charged."""
-    send(store, [each for each in placements(NOW_NS, "") if each.service == "shop"])
-    RollupWorker(store, load(), Metrics()).step()
-    for rule in RULES:
-        assert {row.get("severity", "ticket") for row in ask(store, rule.sql) if row["firing"]} <= {"ticket"}
-    assert len(ask(store, RULES[0].sql)) == 4
 
 
 # Preemptions.

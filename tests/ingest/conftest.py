@@ -13,14 +13,11 @@ from contextlib import ExitStack
 import pytest
 
 from helpers.servers.clickhouse import clickhouse
-from helpers.servers.stores import SCHEMA, copy_migrated
+from helpers.servers.stores import SCHEMA, copy_migrated, empty
 from legato_ingest.settings import load
 from legato_ingest.storage import EmbeddedStore, Store, migrate, open_store
 
 READ_LIMITS: dict[str, int | str] = {"max_execution_time": 20, "max_memory_usage": 2**30, "max_result_rows": 100_000}
-_FILLED = """
-SELECT name FROM system.tables
-WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND total_rows > 0 AND name != 'schema_migrations'"""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +45,5 @@ def shared_store(store_folder: pathlib.Path) -> Iterator[Store]:
 @pytest.fixture
 def store(shared_store: Store) -> Store:
     """The shared store with no rows but those of `schema_migrations`."""
-    for (table,) in shared_store.select(_FILLED):
-        shared_store.command(f"TRUNCATE TABLE {table}")
+    empty(shared_store)
     return shared_store

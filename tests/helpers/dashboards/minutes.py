@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from legato_ingest.storage import Store
 
-__all__ = ["ALIVE", "differences", "expected", "rows_in", "stored"]
+__all__ = ["ALIVE", "differences", "expected", "rows_in", "rule_rows", "stored"]
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -50,6 +50,12 @@ def rows_in(store: Store, sql: str) -> list[Row]:
         is_id = pa.types.is_fixed_size_binary(field.type)
         columns[field.name] = [value if is_id else _plain(value) for value in column.to_pylist()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def rule_rows(store: Store, sql: str, at_s: float) -> list[Row]:
+    """The rows of an alert rule with the clock at ``at_s`` (unix s)."""
+    assert "now()" in sql
+    return rows_in(store, sql.replace("now()", f"toDateTime({round(at_s)}, 'UTC')"))
 
 
 def _plain(value: Any) -> Any:

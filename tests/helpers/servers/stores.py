@@ -25,7 +25,7 @@ import chdb
 
 from legato_ingest.storage import EmbeddedStore, migrate
 
-__all__ = ["SCHEMA", "copy_migrated", "copy_of", "migrated"]
+__all__ = ["SCHEMA", "copy_migrated", "copy_of", "empty", "migrated"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 SCHEMA = _ROOT / "schema"
@@ -33,6 +33,9 @@ _STORES = _ROOT / ".build" / "stores"
 # A copy of a store contains nothing but what these files determine.
 _SOURCES = ("schema/*.sql", "sdk/**/*.py", "ingest/**/*.py", "gpu_agent/**/*.py", "demo/**/*", "tests/helpers/**/*.py")
 _KEPT_S = 86_400.0
+_FILLED = """
+SELECT name FROM system.tables
+WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND total_rows > 0 AND name != 'schema_migrations'"""
 
 
 @cache
@@ -112,3 +115,9 @@ def copy_migrated(path: pathlib.Path) -> None:
     """Create a store with the whole schema at ``path``, as a copy. ``path`` must not exist; its parents are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     copy_of("migrated", migrated, path)
+
+
+def empty(store: Store) -> None:
+    """Delete the rows of every table but `schema_migrations`. Tables without rows are left alone: each TRUNCATE takes 4 ms."""
+    for (table,) in store.select(_FILLED):
+        store.command(f"TRUNCATE TABLE {table}")
