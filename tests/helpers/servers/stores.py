@@ -23,7 +23,7 @@ from functools import cache
 
 import chdb
 
-from legato_ingest.storage import EmbeddedStore, migrate
+from legato_ingest.storage import EmbeddedStore, Store, migrate
 
 __all__ = ["SCHEMA", "copy_migrated", "copy_of", "empty", "migrated"]
 

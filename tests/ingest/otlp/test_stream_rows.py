@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -234,7 +234,6 @@ def test_an_empty_request_has_no_rows() -> None:
 
 
 @given(st.lists(st.one_of(st.binary(max_size=200), st.integers(0, 400).map(lambda n: steady_timeline(25)[:n])), max_size=6))
-@settings(deadline=None)
 def test_any_bytes_are_a_row_or_a_rejection(blobs: list[bytes]) -> None:
     """Whatever stands in the timeline, every span comes out exactly once."""
     body = request()
@@ -245,7 +244,6 @@ def test_any_bytes_are_a_row_or_a_rejection(blobs: list[bytes]) -> None:
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_a_flipped_bit_never_harms_the_neighbour(data: st.DataObject) -> None:
     """One damaged timeline between two good ones."""
     blob = bytearray(steady_timeline(30))

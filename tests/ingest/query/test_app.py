@@ -116,10 +116,11 @@ def test_the_driver_cannot_write(client: Client, store: Store) -> None:
         lambda: client.command("SET readonly = 0"),
         lambda: client.raw_insert("schema_migrations", ["number"], b"1\n", fmt="CSV"),
     ]
+    before = store.select("SELECT count() FROM schema_migrations")
     for attempt in attempts:
         with pytest.raises(DatabaseError):
             attempt()
-    assert store.select("SELECT count() FROM schema_migrations") == [(0,)]
+    assert store.select("SELECT count() FROM schema_migrations") == before
 
 
 def test_settings_of_a_request_are_ignored(url: str) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from helpers.platform.examples import examples
 from helpers.repo.statements import ESCAPES, READS
 from helpers.servers.reading import open_store, stream, streams_in
 from legato_ingest.errors import StoreError, StoreRefused
@@ -152,7 +153,7 @@ WORDS = (
 ).split("|")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(WORDS), max_size=14), st.sampled_from(["", "SELECT 1 ", "SELECT * FROM streams ", "EXPLAIN SELECT 1 "]))
 def test_no_statement_writes(store: Store, guard: Guard, tmp_path: pathlib.Path, words: list[str], start: str) -> None:
     """For any statement and any value: no file is created and nothing changes in the store."""

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from helpers.dashboards.panels import BOARDS, statements
+from helpers.platform.examples import examples
 from helpers.repo.statements import ESCAPES, READS
 from helpers.servers.reading import open_store
 from legato_ingest.cli.grafana.macros import Range, expand
@@ -98,7 +99,7 @@ PIECES = st.sampled_from(
 NUMBERS = st.one_of(st.integers(0, 2 * 10**18), st.sampled_from([0, 60, 3600, 900_000_000_000_000_000, 900_000_000_000_000_001]))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.one_of(PIECES, st.sampled_from(PLACES), st.sampled_from(CLOSE)), max_size=8),
     st.lists(NUMBERS, min_size=8, max_size=8),

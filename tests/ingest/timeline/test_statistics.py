@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato._timeline import pack
@@ -120,7 +120,6 @@ def samples(draw: st.DrawFn) -> Sample:
 
 
 @given(st.lists(samples(), min_size=1, max_size=6))
-@settings(deadline=None)
 def test_every_statistic_equals_its_definition(batch: list[Sample]) -> None:
     """In any batch, the statistics of each stream equal those of the plain definitions."""
     statistics = describe_all(batch)
@@ -153,7 +152,6 @@ def test_every_statistic_equals_its_definition(batch: list[Sample]) -> None:
 
 
 @given(st.lists(samples(), min_size=1, max_size=4))
-@settings(deadline=None)
 def test_the_histogram_counts_every_gap_once(batch: list[Sample]) -> None:
     """Bucket b counts the gaps in [2^(b/4), 2^((b+1)/4)) µs."""
     streams, buckets, counts = describe_all(batch).histogram
@@ -176,7 +174,6 @@ PERCEPTUAL = [
 
 
 @given(samples(), st.data())
-@settings(deadline=None)
 def test_splitting_a_chunk_changes_no_perceptual_statistic(sample: Sample, data: st.DataObject) -> None:
     """Two halves of a chunk that arrive together are the same to the end user."""
     contents = [i for i, c in enumerate(sample.chunks) if c[3] in CONTENT]
@@ -192,7 +189,6 @@ def test_splitting_a_chunk_changes_no_perceptual_statistic(sample: Sample, data:
 
 
 @given(samples(), st.data())
-@settings(deadline=None)
 def test_delaying_a_byte_never_improves_what_is_measured_from_the_request(sample: Sample, data: st.DataObject) -> None:
     """TTFT, TTFO and starvation from the start of the request never decrease when all chunks from some point on arrive later."""
     if not sample.chunks:

@@ -9,11 +9,12 @@ from hashlib import sha256
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from helpers.builders.batches import received_spans
 from helpers.builders.spans import SECOND_NS, native_span, request
+from helpers.platform.examples import examples
 from legato_ingest.otlp.batch import Limits, Rejection, rejected_table
 from legato_ingest.storage import Store
 from legato_ingest.write.dedup import (
@@ -55,7 +56,7 @@ def test_nothing_is_found_in_an_empty_store(store: Store) -> None:
 
 
 @given(st.lists(st.integers(0, 600 * 86_400 * SECOND_NS), min_size=1, max_size=12), st.data())
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_exactly_the_stored_streams_are_found(store: Store, ages: list[int], data: st.DataObject) -> None:
     """For any rows of which any subset is stored, that subset is found, including rows in the first and last ns of a minute."""
     store.command("TRUNCATE TABLE stream_revs")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.sql_fragments import chosen, chosen_number, chosen_text, filters
+from helpers.platform.examples import examples
 from legato_ingest.cli.grafana.macros import MacroError, Range, expand
 from legato_ingest.storage import Store
 
@@ -142,7 +143,7 @@ def test_a_written_value_has_nothing_that_sql_reads(value: str) -> None:
 
 
 @given(st.lists(texts, min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_engine_reads_exactly_the_values(shared_store: Store, values: list[str]) -> None:
     """Whatever somebody types, or names a service: the panel's SQL has these values, each whole, in order, and nothing else."""
     ((found,),) = shared_store.select(expand(f"SELECT arrayMap(each -> hex(each), {chosen('v')})", SPAN, {"v": values}))
