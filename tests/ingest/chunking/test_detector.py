@@ -253,7 +253,7 @@ def definition(x: list[float], upper: list[float], fractions: tuple[float, ...] 
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.02, 0.98)), min_size=1, max_size=60), st.floats(5, 100), st.booleans())
-@examples(100, deadline=None)
+@examples(100)
 def test_the_e_process_equals_its_definition(pairs: list[tuple[float, float]], threshold: float, rise: bool) -> None:
     """The alarm is at the first minute at which the plain recursion reaches the threshold, with its value, on either side."""
     x, limit = (list(column) for column in zip(*pairs, strict=True))
@@ -315,7 +315,7 @@ def any_minutes(draw: st.DrawFn) -> Minutes:
 
 
 @given(any_minutes(), st.sampled_from([Rules(), Rules(reference_s=3600, threshold=20.0), Rules(tolerance=0.3, reference_s=60)]))
-@examples(150, deadline=None)
+@examples(150)
 def test_any_series_is_judged(minutes: Minutes, rules: Rules) -> None:
     """For any sums: no exception, finite evidence, and changes in order and inside the series."""
     changes = find_changes(minutes, rules)

@@ -49,7 +49,7 @@ SOME_MINUTES = st.lists(st.tuples(st.integers(0, 30_000), st.integers(1, 400)), 
 
 
 @given(SOME_MINUTES)
-@examples(50, deadline=None)
+@examples(50)
 def test_passes_have_every_minute_once_and_are_bounded(minutes_s: np.ndarray[Any, np.dtype[np.int64]]) -> None:
     """Passes are in order, have at most 240 minutes and 64 ranges of the primary key, and there are as few as possible."""
     parts = list(passes(minutes_s))
@@ -60,7 +60,7 @@ def test_passes_have_every_minute_once_and_are_bounded(minutes_s: np.ndarray[Any
 
 
 @given(SOME_MINUTES)
-@examples(50, deadline=None)
+@examples(50)
 def test_the_condition_of_a_pass_holds_only_for_its_minutes(minutes_s: np.ndarray[Any, np.dtype[np.int64]]) -> None:
     """It holds for the first and the last nanosecond of each minute, and for none of the minutes around and between."""
     for each in passes(minutes_s):

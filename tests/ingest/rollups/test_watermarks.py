@@ -129,7 +129,7 @@ FUTURE_MS = NOW_NS // 10**6 + 3_600_000
 
 
 @given(st.lists(st.booleans(), max_size=12), st.sampled_from((0, NOW_NS // 10**6, FUTURE_MS)))
-@examples(40, deadline=None)
+@examples(40)
 def test_no_row_is_received_before_the_watermark(asked: list[bool], after_ms: int) -> None:
     """The watermark never reaches a later row, whether read before, during or after inserts, and for any clock."""
     store = Void()
@@ -153,7 +153,7 @@ def test_no_row_is_received_before_the_watermark(asked: list[bool], after_ms: in
 
 
 @given(st.lists(st.booleans(), max_size=12), st.sampled_from((0, NOW_NS // 10**6, FUTURE_MS)))
-@examples(40, deadline=None)
+@examples(40)
 def test_no_verdict_is_judged_before_the_watermark(asked: list[bool], after_ms: int) -> None:
     """The time of a judgement is later than every watermark read before it or while it is written."""
     judging = AttributionWorker(cast(Store, Void()), load(), Metrics(), after_ms=after_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -52,11 +53,20 @@ def test_only_its_owner_can_read_the_lock(tmp_path: pathlib.Path) -> None:
         assert stat.S_IMODE(lock.path.stat().st_mode) == 0o600
 
 
-def test_release_twice_is_nothing(tmp_path: pathlib.Path) -> None:
-    """And does not close somebody else's file."""
+def test_a_second_release_closes_no_file_of_others(tmp_path: pathlib.Path) -> None:
+    """A file that was opened in between has the descriptor that the lock had; it stays open."""
+    before = os.open(tmp_path / "before", os.O_RDWR | os.O_CREAT)
+    os.close(before)
     lock = StoreLock(tmp_path / "store").acquire()
     lock.release()
-    lock.release()
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    try:
+        assert other == before, "the descriptor of the lock was not used again, so this test shows nothing"
+        lock.release()
+        assert os.write(other, b"x") == 1
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(other)
 
 
 def test_the_message_names_a_store_with_a_dot(tmp_path: pathlib.Path) -> None:
