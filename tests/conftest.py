@@ -81,7 +81,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
     The second lock is held by the test that waits for the first, so that a stream of shared holders cannot starve an exclusive one.
     """
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if not hasattr(item.config, "workerinput"):
         return (yield)
     folder = ROOT / ".build"
     folder.mkdir(exist_ok=True)
