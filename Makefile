@@ -32,7 +32,7 @@ check: $(VENV)/.installed-dev ## check lint, format and types
 	$(PY) -m mypy $(SOURCE)
 
 bench: $(VENV)/.installed-dev ## run the benchmarks; minutes each, see bench/README.md
-	@for script in sdk wire storage ingest agent first_chart; do echo "== $$script"; $(PY) bench/$$script.py || exit 1; done
+	@for script in sdk wire storage ingest agent fidelity first_chart; do echo "== $$script"; $(PY) bench/$$script.py || exit 1; done
 
 live: $(VENV)/.installed-dev ## compare Legato with a real vLLM, VLLM=virtual environment of vLLM; see bench/README.md; ARGS="--help" lists the options
 	@$(PY) bench/live.py --vllm "$(VLLM)" $(ARGS)

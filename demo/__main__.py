@@ -15,7 +15,7 @@ from rich.console import Console
 
 from demo.plan import Plan
 from demo.processes import ChildFailed
-from demo.run import run
+from demo.run import Endpoints, run
 from legato_ingest.errors import LegatoError
 
 _DATA = pathlib.Path(__file__).resolve().parents[1] / ".legato" / "demo"
@@ -33,6 +33,8 @@ _KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the streams of e
 _PastOption = Annotated[bool, typer.Option(help="Also store recordings dated over the last two weeks, for the dashboards")]
 _IncidentOption = Annotated[str, typer.Option(help="kv: the KV-cache incident lasts until now [default: it began two hours ago]")]
 _DataOption = Annotated[pathlib.Path, typer.Option(help="Folder for the demo's store and logs")]
+_OtlpPortOption = Annotated[int | None, typer.Option(help="Port of the OTLP endpoint [default: 4318, or a free one]")]
+_ReadPortOption = Annotated[int | None, typer.Option(help="Port of the read endpoint [default: 8123, or a free one]")]
 
 
 @app.command()
@@ -45,6 +47,8 @@ def main(
     past: _PastOption = True,
     incident: _IncidentOption = "",
     data: _DataOption = _DATA,
+    otlp_port: _OtlpPortOption = None,
+    read_port: _ReadPortOption = None,
 ) -> None:
     """Replay recorded LLM streams and show how Legato records, stores and summarises them.
 
@@ -71,7 +75,8 @@ def main(
     plan = Plan(tuple(recording) or (("calm",) if incident else ("kv",)), speed, seconds, secrets.token_hex(2))
     try:
         data.mkdir(parents=True, exist_ok=True)
-        result = run(plan, data, console, once=once, keep=keep, past=past, incident=incident)
+        endpoints = Endpoints.choose(otlp_port, read_port)
+        result = run(plan, data, endpoints, console, once=once, keep=keep, past=past, incident=incident)
     except KeyboardInterrupt:
         console.print("stopped: all of the demo's processes have ended")
         sys.exit(130)

@@ -54,9 +54,9 @@ class Endpoints:
     server_port: int
 
     @classmethod
-    def choose(cls) -> Endpoints:
-        """Choose Legato's default ports if they are free, otherwise other free ports."""
-        return cls(choose_port(OTLP_PORT), choose_port(READ_PORT), choose_port(0))
+    def choose(cls, otlp_port: int | None = None, read_port: int | None = None) -> Endpoints:
+        """Choose the given ports; without one, Legato's default port if it is free, otherwise another free port."""
+        return cls(otlp_port or choose_port(OTLP_PORT), read_port or choose_port(READ_PORT), choose_port(0))
 
     @classmethod
     def choose_other(cls) -> Endpoints:
@@ -85,13 +85,20 @@ class Endpoints:
 
 
 def run(
-    plan: Plan, data_dir: pathlib.Path, console: Console, *, once: bool, keep: bool, past: bool = True, incident: str = ""
+    plan: Plan,
+    data_dir: pathlib.Path,
+    endpoints: Endpoints,
+    console: Console,
+    *,
+    once: bool,
+    keep: bool,
+    past: bool = True,
+    incident: str = "",
 ) -> Comparison:
     """Run one demo. Return after the report if ``once``; otherwise run until `legato serve` ends or KeyboardInterrupt is raised.
 
     ``past``: also store recordings dated over the last two weeks. ``incident`` = ``kv``: their KV-cache incident lasts until now.
     """
-    endpoints = Endpoints.choose()
     with recorded(plan, data_dir, endpoints, console, keep=keep) as children:
         result = _report(plan, endpoints, console)
         if past:

@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-import pytest
-
+from demo.recording import load
+from helpers.servers.ports import free_port
 from legato_ingest.cli.client import Reader
 
 _PATIENCE_S = 120.0
@@ -24,8 +24,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @contextlib.contextmanager
 def _demo(data: pathlib.Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a demo and kill it at the end of the block, also when an assertion in the block fails."""
-    command = [sys.executable, "-m", "demo", "--data", str(data), *arguments]
+    """Run a demo on free ports and kill it at the end of the block, also when an assertion in the block fails."""
+    ports = ["--otlp-port", str(free_port()), "--read-port", str(free_port())]
+    command = [sys.executable, "-m", "demo", "--data", str(data), *ports, *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield process
@@ -62,35 +63,27 @@ def _processes(data: pathlib.Path) -> dict[str, int]:
     return found
 
 
-def _meets_the_targets(result: dict[str, float]) -> bool:
-    return result["gap_diff_p50_ms"] <= 2 and result["gap_diff_p99_ms"] <= 20 and result["recorded_gaps_250ms_missed"] == 0
-
-
 def test_the_demo_shows_what_was_recorded(tmp_path: pathlib.Path) -> None:
-    """All streams are stored; half of the gaps are within 2 ms of the recorded ones, 99 % within 20 ms, and every stall within 5 %.
+    """All streams of the first 20 s are stored with the recorded chunks, stalls have causes, and the report lists them.
 
-    The times depend on the machine's load, so the demo is run up to three times.
+    `bench/fidelity.py` runs the complete recording and measures how close the stored times are to the recorded ones.
     """
-    for _ in range(3):
-        with _demo(tmp_path, "--once", "--no-past") as process:
-            output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output
-        result = json.loads(output.splitlines()[-1])
-        assert result["streams"] == result["server_streams"] == result["recorded_streams"] == 68
-        assert result["streams_differ"] == 0
-        assert result["chunks"] > result["gaps"] > 20_000
-        assert result["recorded_stalls_250ms"] > 400
-        assert 0 <= result["goodput"] < 0.2
-        assert "legato report" in output and "n=68" in output
-        # The engine's steps were stored: stalls have causes, and the prompts and preemptions behind them are listed.
-        assert result["stalls_judged"] >= 400 and result["stalls_explained"] >= 0.97 * result["stalls_judged"]
-        assert "legato blame" in output and "prompt tokens prefilled" in output and "preempted: chatcmpl-" in output
-        assert "itself preempted" in " ".join(output.split()) and "in full:" in output and "each within" in output
-        assert _processes(tmp_path) == {}
-        if _meets_the_targets(result):
-            break
-    assert _meets_the_targets(result), result
-    assert result["stalls_250ms"] == pytest.approx(result["recorded_stalls_250ms"], rel=0.02)
+    recorded = load("kv").first(20)
+    with _demo(tmp_path, "--once", "--no-past", "--seconds", "20") as process:
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    result = json.loads(output.splitlines()[-1])
+    assert result["streams"] == result["server_streams"] == result["recorded_streams"] == len(recorded.streams) > 20
+    assert result["streams_differ"] == 0
+    assert result["chunks"] > result["gaps"] > 7_000
+    assert result["recorded_stalls_250ms"] > 150 and result["stalls_250ms"] > 100
+    assert 0 <= result["goodput"] < 0.2
+    assert "legato report" in output and f"n={len(recorded.streams)}" in output
+    # The engine's steps were stored: stalls have causes, and the prompts and preemptions behind them are listed.
+    assert result["stalls_judged"] >= 100 and result["stalls_explained"] >= 0.97 * result["stalls_judged"]
+    assert "legato blame" in output and "prompt tokens prefilled" in output and "preempted: chatcmpl-" in output
+    assert "itself preempted" in " ".join(output.split()) and "in full:" in output and "each within" in output
+    assert _processes(tmp_path) == {}
 
 
 def test_ctrl_c_leaves_nothing_running(tmp_path: pathlib.Path) -> None:
@@ -127,7 +120,7 @@ def test_a_store_that_dies_ends_the_demo_with_its_reason(tmp_path: pathlib.Path)
 
 def test_serve_stays_up_and_a_second_demo_fails(tmp_path: pathlib.Path) -> None:
     """Without --once the store can be read after the report. A second demo on the same folder fails before it changes anything."""
-    with _demo(tmp_path, "--recording", "calm", "--seconds", "2") as process:
+    with _demo(tmp_path, "--recording", "calm", "--seconds", "2", "--no-past") as process:
         output = _read_until(process, "Ctrl-C ends")
         assert "legato" in output and " stream " in output
         assert set(_processes(tmp_path)) == {"serve", "agent", "server"}
@@ -167,7 +160,6 @@ def test_an_incident_in_the_past_fires_the_burn_rate_rule_and_no_other(tmp_path:
             path.stem: [row for row in reader.rows(path.read_text(encoding="utf-8")) if row["firing"]]
             for path in sorted((ROOT / "dashboards" / "alerts").glob("*.sql"))
         }
-        newest = "stall_minutes FINAL WHERE minute > now() - INTERVAL 20 MINUTE"
         newest = "stall_minutes FINAL WHERE minute > now() - INTERVAL 20 MINUTE"
         (blame,) = reader.rows(f"SELECT cause FROM {newest} GROUP BY cause ORDER BY sum(excess_us) DESC LIMIT 1")
         (minutes,) = reader.rows("SELECT sum(streams) AS streams FROM stream_minutes FINAL")
