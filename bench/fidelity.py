@@ -5,8 +5,8 @@
 `demo_*`: `python -m demo --once --no-past`, 68 streams in 77 s. Targets: half of the gaps within 2 ms of the recorded ones, 99 % within
 20 ms, a stored gap within 5 % for every recorded stall of 250 ms or more, and the number of stalls within 2 %. `server_*`: the first 4 s of
 the same recording, 22 streams, read by plain clients without Legato at either end; the same two targets for gaps. Other work on the machine
-shows in these figures, so each is run until it meets its targets, at most `--runs` times; the best run is reported. Exits with status 1 if a
-target is missed. Last line: one JSON object.
+shows in these figures, so each is run until it meets its targets, at most `--runs` times; the best run is reported. Exits with status 1 if
+a target is missed. Last line: one JSON object.
 """
 
 from __future__ import annotations
