@@ -70,13 +70,13 @@ def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s:
 
 
 @contextlib.contextmanager
-def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), empty: bool = False, **settings: str) -> Iterator[Served]:
+def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings: str) -> Iterator[Served]:
     """Run `legato serve` on free ports (or LEGATO_OTLP_PORT of ``settings``) and yield when it is ready; stop it at the end.
 
-    ``prefix`` is a command that runs it. A store that does not exist yet is a copy with the whole schema; with ``empty`` it is left to
-    `legato serve` to create it.
+    ``prefix`` is a command that runs it. If ``store`` does not exist, it becomes a copy of a store with the whole schema; in a folder that
+    exists and is empty, `legato serve` creates the store itself.
     """
-    if not (empty or store.exists() or "LEGATO_STORE" in settings):
+    if not store.exists() and "LEGATO_STORE" not in settings:
         copy_migrated(store)
     otlp, read = int(settings.get("LEGATO_OTLP_PORT") or free_port()), free_port()
     environ = {

@@ -100,7 +100,8 @@ def test_both_ports_listen_on_loopback_only(server: Served) -> None:
 def test_acknowledged_spans_survive_a_stop_and_a_kill(tmp_path: pathlib.Path) -> None:
     """After SIGTERM the exit status is 0 and the socket is removed; after SIGKILL the next start replaces the stale socket."""
     store = tmp_path / "store"
-    with serve_process(store, empty=True) as first:
+    store.mkdir(mode=0o700)
+    with serve_process(store) as first:
         send(first, 5)
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(20) == 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.platform.examples import examples
 from legato_ingest.storage.part_checksums import fault_of, listed_sizes
 
-SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FIXTURE_IS_KEPT = [HealthCheck.function_scoped_fixture]
 
 
 def test_a_complete_part_has_no_fault(part: pathlib.Path) -> None:
@@ -21,7 +21,7 @@ def test_a_complete_part_has_no_fault(part: pathlib.Path) -> None:
     (part / "invalidated_system_columns.txt").unlink()
 
 
-@examples(60)
+@examples(60, suppress_health_check=FIXTURE_IS_KEPT)
 @given(data=st.data())
 def test_any_file_that_is_cut_off_is_found(part: pathlib.Path, data: st.DataObject) -> None:
     """Any file that is shorter than it was written, by any length, is reported."""
@@ -38,7 +38,7 @@ def test_any_file_that_is_cut_off_is_found(part: pathlib.Path, data: st.DataObje
     assert found is not None or not content or (cut and path.name in ends and content[:cut].endswith(ends[path.name]))
 
 
-@examples(200)
+@examples(200, suppress_health_check=FIXTURE_IS_KEPT)
 @given(at=st.integers(0, 10_000), junk=st.binary(max_size=40))
 def test_no_list_raises_an_error(part: pathlib.Path, at: int, junk: bytes) -> None:
     """A list with any bytes in it is read, or reported as cut off."""
