@@ -10,13 +10,12 @@ The statements read only the rollups and use no dashboard variables.
 
 from __future__ import annotations
 
+from legato_ingest.causes import END_USER, NAMES, NETWORK_PATH, sql_list
+
 __all__ = ["CAUSES", "ITL", "END_USERS", "TTFT", "burn"]
 
 # Grafana's rules can only return numbers, so a cause is returned as its position in this list, from 1; 0 is no cause.
-CAUSES = (
-    "scheduling", "kv_pressure", "speculation", "coalescing", "connection", "slow_reader", "consumer", "render", "gpu_clock", "queue",
-    "front_end", "host", "base", "generation", "delivery", "unknown", "mixed",
-)  # fmt: skip
+CAUSES = NAMES
 _SLOT_S = 300
 # (severity, burn rate, long window, short window): the workbook's table, windows in slots of 5 minutes.
 _PAGES = (("page", 14.4, 12, 1), ("page", 6.0, 72, 6))
@@ -164,7 +163,7 @@ ORDER BY firing DESC, burn_rate DESC, service, vantage, severity
 LIMIT 1000
 """
 
-_END_USERS = "cause IN ('consumer', 'slow_reader', 'render')"
+_END_USERS = f"cause IN {sql_list(END_USER)}"
 ITL = burn("bad_service_clients", "shared", _PAGES + _TICKET, f"NOT {_END_USERS}")
 TTFT = burn("bad_late_clients", "", _PAGES + _TICKET, "cause = 'queue'")
-END_USERS = burn("bad_reader_clients", "private", (("ticket", 6.0, 72, 6), *_TICKET), f"({_END_USERS} OR cause = 'connection')")
+END_USERS = burn("bad_reader_clients", "private", (("ticket", 6.0, 72, 6), *_TICKET), f"cause IN {sql_list((*END_USER, *NETWORK_PATH))}")

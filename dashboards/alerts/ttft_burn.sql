@@ -99,7 +99,7 @@ SELECT
     tenant, service, vantage, severity,
     toUInt8(burns AND NOT (severity = 'ticket' AND (tenant, service, vantage) IN (pages))) AS firing,
     round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, k_long AS bad, n_long AS streams, clients, window_s,
-    indexOf(['scheduling', 'kv_pressure', 'speculation', 'coalescing', 'connection', 'slow_reader', 'consumer', 'render', 'gpu_clock', 'queue', 'front_end', 'host', 'base', 'generation', 'delivery', 'unknown', 'mixed'], cause) AS cause_number, round(coalesce(share, 0), 3) AS cause_share
+    indexOf(['base', 'scheduling', 'kv_pressure', 'gpu_clock', 'host', 'front_end', 'coalescing', 'connection', 'slow_reader', 'consumer', 'generation', 'delivery', 'unknown', 'mixed', 'speculation', 'queue', 'render'], cause) AS cause_number, round(coalesce(share, 0), 3) AS cause_share
 FROM judgements
 LEFT JOIN likely USING (tenant, service, vantage)
 ORDER BY firing DESC, burn_rate DESC, service, vantage, severity

@@ -6,6 +6,8 @@ from typing import Any
 
 from dashboards.panels import Kit, bars, number, rows
 from dashboards.sql_fragments import DIMENSIONS, filters, rolled
+from legato_ingest.causes import COARSE as COARSE_CAUSES
+from legato_ingest.causes import sql_list
 
 __all__ = ["board"]
 
@@ -13,7 +15,7 @@ _STALLS, _STALLS_OVER_TIME = rolled("stall", "stalls"), rolled("stall", "stalls"
 _STREAMS = rolled("stream", "streams")
 _BUT_FOR = rolled("but_for", "streams")
 # Verdicts without a single cause: a side only, or several causes.
-_COARSE = "('generation', 'delivery', 'mixed')"
+_COARSE = sql_list(COARSE_CAUSES)
 
 JUDGED = f"""
 SELECT

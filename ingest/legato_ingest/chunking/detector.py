@@ -151,8 +151,9 @@ def _describe(minutes: Minutes, shares: Minutes, start: int, alarm: Alarm, rules
         direction="coarser" if alarm.rose else "finer",
         changed_at_s=changed_at_s,
         alarmed_at_s=alarmed_at_s,
-        before=share.before,
-        after=share.after,
+        # Rounding can lift a weighted mean of shares slightly above 1.
+        before=min(share.before, 1.0),
+        after=min(share.after, 1.0),
         tokens_per_chunk_before=tokens.before,
         tokens_per_chunk_after=tokens.after,
         rate_ratio=rates.ratio,

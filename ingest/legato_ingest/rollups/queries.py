@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from legato_ingest.causes import END_USER, sql_list
 from legato_ingest.definitions import DIMENSIONS, ERRORS, GOOD, JUDGED
 from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
@@ -21,7 +22,7 @@ BUCKETS_PER_DOUBLING_FINE = 4 * BUCKETS_PER_DOUBLING
 MINUTES = "/*minutes*/"
 
 # Causes on the end user's side. They are no fault of the service and burn a separate budget.
-_END_USER_CAUSES = "('consumer', 'slow_reader', 'render')"
+_END_USER_CAUSES = sql_list(END_USER)
 
 
 @dataclass(frozen=True, slots=True)
