@@ -253,7 +253,6 @@ def definition(x: list[float], upper: list[float], fractions: tuple[float, ...] 
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.02, 0.98)), min_size=1, max_size=60), st.floats(5, 100), st.booleans())
-@examples(100)
 def test_the_e_process_equals_its_definition(pairs: list[tuple[float, float]], threshold: float, rise: bool) -> None:
     """The alarm is at the first minute at which the plain recursion reaches the threshold, with its value, on either side."""
     x, limit = (list(column) for column in zip(*pairs, strict=True))
