@@ -1,4 +1,4 @@
-"""Engine steps on their way in: the agent's own bytes to rows, once, and what is bad costs nobody else."""
+"""Rows of engine steps and finished requests, from the bytes that the agent sends; bad flushes do not affect others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from helpers.builders.spans import any_value, native_span
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
+from legato_ingest.columns import ENGINE_REQUESTS, ENGINE_STEPS
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_spans
@@ -20,7 +21,7 @@ ENGINE = Engine("host:8000", NOW_NS - 10**12)
 
 
 def steps(count: int, first: int = 100) -> list[Step]:
-    """Steps of 20 ms from a second ago, with a prefill in every third."""
+    """Return steps of 20 ms that began one second ago, with a prefill in every third."""
     return [
         Step(
             number=first + i,
@@ -40,14 +41,15 @@ FINISHED = [FinishedRequest(102, "chatcmpl-a", "stop", 1, 20, 300), FinishedRequ
 
 
 def batch(body: ExportTraceServiceRequest) -> Batch:
-    """The rows of a body."""
+    """Return the rows of a request."""
     return convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
 
 
-def test_steps_arrive_as_they_were_recorded() -> None:
-    """Every field of every step, unknown ones NULL, times to the microsecond."""
+def test_steps_are_stored_as_recorded() -> None:
+    """Every field of every step is kept, unknown fields are NULL, and times are exact to the microsecond."""
     given = steps(50)
     found = batch(request_of(ENGINE, given, FINISHED))
+    assert (found.steps.schema, found.requests.schema) == (ENGINE_STEPS.schema, ENGINE_REQUESTS.schema)
     rows = found.steps.to_pylist()
     assert [row["step"] for row in rows] == [step.number for step in given]
     assert [row["recorded_at"].value for row in rows] == [step.recorded_ns for step in given]
@@ -62,8 +64,8 @@ def test_steps_arrive_as_they_were_recorded() -> None:
     assert (found.spans, found.chunks, found.revs.num_rows) == (1, 50, 0)
 
 
-def test_a_flush_sent_again_re_cut_or_beside_streams_is_stored_once(store: Store) -> None:
-    """The same rows whatever way they come."""
+def test_a_repeated_or_divided_flush_is_stored_once(store: Store) -> None:
+    """Steps and requests have the same keys when they are sent again, in other flushes, or together with streams."""
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     both = request_of(ENGINE, steps(40), FINISHED)
@@ -92,7 +94,7 @@ def test_a_flush_sent_again_re_cut_or_beside_streams_is_stored_once(store: Store
     ],
 )
 def test_a_bad_flush_is_rejected_alone(key: str, value: object, reason: str) -> None:
-    """By name and type; the flush and the stream beside it are stored."""
+    """The rejection names key and type; another flush and a stream in the same request are stored."""
     body = request_of(ENGINE, steps(5), FINISHED)
     bad = body.resource_spans[0].scope_spans[0].spans[0]
     body.resource_spans[0].scope_spans[0].spans.add().CopyFrom(request_of(ENGINE, steps(7, 200)).resource_spans[0].scope_spans[0].spans[0])

@@ -1,0 +1,65 @@
+"""Spans by the GenAI semantic conventions alone: values that they carry, and values that stay unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from helpers.builders.spans import SECOND_NS, any_value, request, scope_of
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.convert import convert_spans
+
+NOW_NS = 1_795_240_000 * SECOND_NS
+
+
+def rows(attributes: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
+    """Return the rows of a request with one span with these attributes."""
+    body = request({"telemetry.sdk.name": "opentelemetry"}, {"x": 1})
+    span = scope_of(body).spans.add(
+        trace_id=b"t" * 16,
+        span_id=b"s" * 8,
+        name="chat m",
+        start_time_unix_nano=NOW_NS,
+        end_time_unix_nano=NOW_NS + SECOND_NS,
+        **{"kind": Span.SPAN_KIND_CLIENT, **more},
+    )
+    for key, value in attributes.items():
+        span.attributes.add(key=key, value=any_value(value))
+    return list(convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()).revs.to_pylist())
+
+
+def test_a_summary_has_no_gaps() -> None:
+    """It becomes a row with NULL gap statistics, not 0."""
+    (row,) = rows({"gen_ai.request.model": "m", "gen_ai.response.time_to_first_chunk": 0.25})
+    assert (row["ttft_us"], row["outcome"], row["flags"]) == (250_000, "complete", ["ttft_any_chunk"])
+    assert (row["model"], row["emitter"], row["vantage"]) == ("m", "opentelemetry", "client")
+    unknown = "ttfo_us ttfb_us chunks gaps gap_max_us gap_p99_us stalls_250ms excess_250ms_us jitter_ratio content_chunks gap_sum_us"
+    assert {name: row[name] for name in unknown.split()} == dict.fromkeys(unknown.split())
+    assert row["dt_us"] == []
+
+
+@pytest.mark.parametrize(
+    ("error_type", "failed", "outcome"),
+    [
+        ("", False, "complete"),
+        ("", True, "upstream_error"),
+        ("500", False, "upstream_error"),
+        ("ReadTimeout", True, "timeout"),
+        ("DEADLINE_EXCEEDED", False, "timeout"),
+    ],
+)
+def test_the_outcome_follows_the_error(error_type: str, failed: bool, outcome: str) -> None:
+    """The status of the span, or an error type, is an error; some types are time-outs. The kind of the span decides the vantage."""
+    status = Status(code=Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_UNSET)
+    attributes = {"gen_ai.request.stream": True, **({"error.type": error_type} if error_type else {})}
+    (row,) = rows(attributes, status=status, kind=Span.SPAN_KIND_SERVER)
+    assert (row["outcome"], row["error_type"], row["vantage"], row["ttft_us"], row["flags"]) == (outcome, error_type, "server", None, [])
+
+
+def test_the_former_name_of_the_provider_is_read() -> None:
+    """`gen_ai.system` is used where `gen_ai.provider.name` is absent."""
+    streamed = {"gen_ai.request.stream": True, "gen_ai.system": "a"}
+    assert [row["provider"] for row in (*rows(streamed), *rows({**streamed, "gen_ai.provider.name": "b"}))] == ["a", "b"]
+    assert rows({"gen_ai.system": "a"}) == []

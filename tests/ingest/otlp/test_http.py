@@ -1,0 +1,63 @@
+"""Bodies over HTTP: content types, decompression within a limit, incomplete streams, and error replies."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+
+import pytest
+import zstandard
+from google.rpc.status_pb2 import Status
+
+from legato_ingest.errors import BadRequest, TooLarge
+from legato_ingest.otlp.http import PROTOBUF, check_type, decompress, error_body
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.compress}
+
+
+@pytest.mark.parametrize("encoding", COMPRESS)
+def test_a_body_is_decompressed(encoding: str) -> None:
+    """For each encoding, with several concatenated streams, and for an empty body."""
+    compress = COMPRESS[encoding]
+    content = bytes(range(256)) * 5_000
+    assert decompress(encoding, compress(content), len(content)) == content
+    assert decompress(f" {encoding.upper()} ", compress(b"a") + compress(b"bc"), 100) == b"abc"
+    assert decompress(encoding, compress(b""), 100) == b""
+
+
+@pytest.mark.parametrize("encoding", COMPRESS)
+def test_the_limit_holds_before_and_after_decompression(encoding: str) -> None:
+    """A body of exactly the limit is accepted, one byte more is not."""
+    content = COMPRESS[encoding](bytes(100_000))
+    assert len(decompress(encoding, content, 100_000)) == 100_000
+    with pytest.raises(TooLarge):
+        decompress(encoding, content, 99_999)
+    with pytest.raises(TooLarge):
+        decompress(encoding, bytes(101), 100)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_an_incomplete_or_foreign_body_is_rejected(encoding: str) -> None:
+    """Truncated anywhere, followed by other bytes, or not compressed at all."""
+    content = COMPRESS[encoding](b"abc" * 100)
+    for bad in (*(content[:cut] for cut in range(1, len(content))), content + b"x", b"abc" * 100):
+        with pytest.raises(BadRequest) as error:
+            decompress(encoding, bad, 10_000)
+        assert error.value.status == 400
+
+
+def test_unknown_types_and_encodings_are_415() -> None:
+    """The reply quotes them only up to a limit."""
+    check_type(PROTOBUF)
+    check_type(f" {PROTOBUF.upper()} ; charset=utf-8")
+    for call in (lambda: check_type("application/json"), lambda: check_type("x" * 5_000), lambda: decompress("br" * 500, b"", 10)):
+        with pytest.raises(BadRequest) as error:
+            call()
+        assert error.value.status == 415 and len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 3), (401, 2), (413, 8), (415, 3), (429, 8), (503, 14)])
+def test_an_error_reply_is_a_status(status: int, code: int) -> None:
+    """With the code of gRPC that corresponds to the HTTP status."""
+    found = Status.FromString(error_body(status, "message"))
+    assert (found.code, found.message) == (code, "message")
