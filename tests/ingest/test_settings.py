@@ -9,7 +9,7 @@ import pytest
 
 from legato_ingest.errors import SettingsError
 from legato_ingest.metrics import Metrics
-from legato_ingest.settings import Settings, deprecations, load
+from legato_ingest.settings import Address, Settings, address_of, deprecations, load
 
 REFERENCE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 RENAMED = {
@@ -92,3 +92,39 @@ def test_settings_do_not_change() -> None:
     """They are validated once, at start."""
     with pytest.raises(ValueError, match="frozen"):
         load().otlp_port = 1
+
+
+def test_a_relative_data_folder_is_found_anywhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the working directory if it is there, else among Legato's own data; any other folder is left as it is."""
+    monkeypatch.chdir(tmp_path)
+    assert load(schema_dir="schema/cluster").schema_dir == load().schema_dir / "cluster"
+    assert load(schema_dir="no/such/folder").schema_dir == pathlib.Path("no/such/folder")
+    (tmp_path / "schema" / "cluster").mkdir(parents=True)
+    assert load(schema_dir="schema/cluster").schema_dir == pathlib.Path("schema/cluster")
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("clickhouse://legato@ch:8123/legato", Address("ch", 8123, "legato", "legato", False)),
+        ("clickhouse://ch", Address("ch", 8123, "default", "default", False)),
+        ("clickhouses://ch/x", Address("ch", 8443, "default", "x", True)),
+        ("clickhouse://a%40b@[::1]:9/x", Address("::1", 9, "a@b", "x", False)),
+        ("chdb:///data/store", pathlib.Path("/data/store")),
+    ],
+)
+def test_a_url_names_a_server_or_a_folder(url: str, address: object) -> None:
+    """A server with or without TLS, with defaults for port, user and database; or a folder."""
+    assert address_of(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "x", "chdb://relative", "chdb:relative", "mysql://h/d", "clickhouse:///d", "clickhouse://h/a/b", "clickhouse://h/d?x=1", "clickhouse://h:x/d",
+     "clickhouse://u:secret@h/d", "http://h"],
+)  # fmt: skip
+def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
+    """In one line with the expected form."""
+    with pytest.raises(SettingsError, match="expected chdb:///absolute/path") as error:
+        address_of(url)
+    assert "secret" not in str(error.value) and "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Bring the schema of a store up to the numbered files of `schema/`.
+"""Apply the numbered files of `schema/` to a store.
 
 A file holds one statement and is applied once, in order; its number and SHA-256 are then recorded in the table `schema_migrations`. A
 file that was changed after it was applied, or a store with more files than this version has, is an error: continuing would lose data.
@@ -180,8 +180,8 @@ def _fault(done: Mapping[int, str], migrations: Sequence[Migration], baseline: M
     names = {int(name.partition("_")[0]): name for name in baseline.replaces}
     if changed := [names[number] for number, sha256 in _old(baseline).items() if number in done and done[number] != sha256]:
         return (
-            f"{start}{', '.join(changed)} had another text: this version cannot know its tables. Continue with the version of Legato that "
-            "made the store, or set LEGATO_STORE to a new store"
+            f"{start}{', '.join(changed)} had another text, so its tables are unknown to this version. Continue with the version of "
+            "Legato that made the store, or set LEGATO_STORE to a new store"
         )
     if missing := [name for number, name in names.items() if number not in done]:
         return (

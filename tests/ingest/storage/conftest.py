@@ -1,12 +1,15 @@
-"""A data part that the engine wrote, for the tests of the part integrity check."""
+"""What several tests of the room need: a data part that the engine wrote, and a filled store with a backup."""
 
 from __future__ import annotations
 
 import pathlib
 import shutil
+import threading
 
 import pytest
 
+from helpers.servers.filled import send_stalls
+from helpers.servers.serving import legato, serve_process
 from legato_ingest.storage import Store
 from legato_ingest.storage.part_checksums import listed_sizes
 
@@ -32,3 +35,28 @@ def part(request: pytest.FixtureRequest, shared_store: Store, tmp_path_factory: 
     # The sizes in the list add up to the size that the engine reports for the part.
     assert listed and sum(listed.values()) == size and set(listed) < {each.name for each in copy.iterdir()}
     return copy
+
+
+@pytest.fixture(scope="session")
+def full(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A store with streams, verdicts and rollups that no process uses, and a backup `one` that was made while rows were inserted."""
+    store = tmp_path_factory.mktemp("full") / "store"
+    fast = {"LEGATO_ATTRIBUTE_EVERY_S": "0.2", "LEGATO_ATTRIBUTE_GRACE_S": "0", "LEGATO_ROLLUP_EVERY_S": "0.2"}
+    with serve_process(store, **fast) as served:
+        send_stalls(served, 200)
+        done = threading.Event()
+
+        def go_on() -> None:
+            while not done.is_set():
+                send_stalls(served, 20)
+
+        sender = threading.Thread(target=go_on)
+        sender.start()
+        made = legato("backup", "one", environ=served.environ, timeout_s=120)
+        done.set()
+        sender.join()
+        assert made.returncode == 0 and "restored once, and the same" in made.stdout, made.stderr
+        again = legato("backup", "one", environ=served.environ)
+        assert again.returncode == 1 and "exists already" in again.stderr
+        assert legato("backup", "../one", environ=served.environ).returncode == 1
+    return store

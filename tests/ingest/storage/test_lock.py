@@ -1,4 +1,4 @@
-"""The store's lock: one holder, told by name, gone with its process."""
+"""The lock of a store: one holder, named in the error, released when its process ends."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ time.sleep(60)
 """
 
 
-def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: pathlib.Path) -> None:
-    """With the process id and what to do."""
+def test_a_second_holder_is_refused(tmp_path: pathlib.Path) -> None:
+    """The error has the process id of the holder, and what to do."""
     store = tmp_path / "deep" / "store"
     with StoreLock(store):
         with pytest.raises(Locked, match=rf"{store}.* process {os.getpid()}: stop it"):
@@ -34,8 +34,8 @@ def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: pathlib.Path
         pass
 
 
-def test_another_processs_lock_ends_with_it(tmp_path: pathlib.Path) -> None:
-    """However it ends: killed, the lock is free at once, and the file left behind locks nobody out."""
+def test_the_lock_of_another_process_ends_with_it(tmp_path: pathlib.Path) -> None:
+    """After SIGKILL the lock is free at once, and the remaining file does not block the next holder."""
     store = tmp_path / "store"
     with subprocess.Popen([sys.executable, "-c", HOLD, str(store)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "held\n"
@@ -48,7 +48,7 @@ def test_another_processs_lock_ends_with_it(tmp_path: pathlib.Path) -> None:
 
 
 def test_only_its_owner_can_read_the_lock(tmp_path: pathlib.Path) -> None:
-    """The file is made for its owner alone."""
+    """The file has mode 0600."""
     with StoreLock(tmp_path / "store") as lock:
         assert stat.S_IMODE(lock.path.stat().st_mode) == 0o600
 
@@ -70,7 +70,7 @@ def test_a_second_release_closes_no_file_of_others(tmp_path: pathlib.Path) -> No
 
 
 def test_the_message_names_a_store_with_a_dot(tmp_path: pathlib.Path) -> None:
-    """`store.v2` is named whole."""
+    """The path in the error is complete, also with a suffix as in `store.v2`."""
     with StoreLock(tmp_path / "store.v2"):
         with pytest.raises(Locked) as caught:
             StoreLock(tmp_path / "store.v2").acquire()

@@ -1,4 +1,4 @@
-"""What is kept for how long: rows by their kind, timelines before their streams, minutes after them."""
+"""Retention: raw rows, timelines that are deleted before their streams, and rollups that are kept longer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DAY_S = 86_400
 
 @pytest.fixture(autouse=True)
 def undone(store: Store) -> Iterator[None]:
-    """Other tests keep everything."""
+    """Remove all rules after each test."""
     yield
     set_retention(store, 0)
 
 
 def test_retention_follows_the_setting(store: Store) -> None:
-    """Set, changed, taken away, and left alone when it is right already."""
+    """The rule is set, changed and removed, and not touched if it is right already."""
 
     def declared() -> str:
         return str(store.select("SELECT create_table_query FROM system.tables WHERE database = 'default' AND name = 'stream_revs'")[0][0])
@@ -40,8 +40,8 @@ def test_retention_follows_the_setting(store: Store) -> None:
     set_retention(store, 0)
 
 
-def test_retention_covers_every_table_of_days(store: Store) -> None:
-    """What is partitioned by day is dropped by day: a table that is forgotten would grow for ever."""
+def test_retention_covers_every_table_with_daily_partitions(store: Store) -> None:
+    """A table without a rule would grow without limit."""
     set_retention(store, 7)
     rows = store.select(
         "SELECT name, create_table_query FROM system.tables WHERE partition_key LIKE 'toYYYYMMDD(%' AND database = 'default'"
@@ -51,7 +51,7 @@ def test_retention_covers_every_table_of_days(store: Store) -> None:
 
 
 def test_retention_of_9_is_not_taken_for_90(store: Store) -> None:
-    """The rule is compared whole."""
+    """The complete rule is compared, not its beginning."""
     try:
         set_retention(store, 90)
         set_retention(store, 9)
@@ -60,8 +60,8 @@ def test_retention_of_9_is_not_taken_for_90(store: Store) -> None:
         set_retention(store, 0)
 
 
-def test_timelines_and_minutes_have_rules_of_their_own(store: Store) -> None:
-    """Each is set, changed and taken away without touching the others'."""
+def test_timelines_and_rollups_have_separate_rules(store: Store) -> None:
+    """Each is set, changed and removed without changing the others."""
 
     def declared(table: str) -> str:
         return str(store.select(f"SELECT create_table_query FROM system.tables WHERE database = 'default' AND name = '{table}'")[0][0])
@@ -78,8 +78,8 @@ def test_timelines_and_minutes_have_rules_of_their_own(store: Store) -> None:
     assert (declared("stream_revs"), declared("stream_minutes")) == plain
 
 
-def test_a_timeline_goes_before_its_stream_and_changes_nothing_else(store: Store) -> None:
-    """Statistics, verdicts and minutes stay as they were, also when all is judged and rolled up again; the stream can still be shown."""
+def test_a_timeline_can_be_deleted_before_its_stream(store: Store) -> None:
+    """Statistics, verdicts and rollups do not change, not even if everything is judged and rolled up again."""
     settings = load(retention_days=0, stall_ms=250)
     held = stream((20.0,) * 10 + (700.0,) + (20.0,) * 8, holds_ms=(0.0,) * 10 + (690.0,) + (0.0,) * 9, age_s=40 * DAY_S)
     streams_in(store, [held])
@@ -87,21 +87,21 @@ def test_a_timeline_goes_before_its_stream_and_changes_nothing_else(store: Store
     worker, roller = AttributionWorker(store, settings, Metrics()), RollupWorker(store, settings, Metrics())
     worker.again(0)
     roller.again(0)
-    told = "SELECT start_time, cause, gap_us FROM verdicts FINAL ORDER BY start_time"
+    verdicts = "SELECT start_time, cause, gap_us FROM verdicts FINAL ORDER BY start_time"
     minutes = "SELECT * EXCEPT rolled_at FROM stream_minutes FINAL ORDER BY minute"
     statistics = "SELECT * EXCEPT (dt_us, chunk_bytes, chunk_tokens, chunk_kind, chunk_hold_64us) FROM streams ORDER BY start_time"
-    before = [store.select(sql) for sql in (told, minutes, statistics)]
+    before = [store.select(sql) for sql in (verdicts, minutes, statistics)]
     assert len(before[0]) == 1 and len(before[1]) == 2
     set_retention(store, 0, 30)
     store.command("ALTER TABLE stream_revs MATERIALIZE TTL SETTINGS mutations_sync = 1")
     assert store.select("SELECT notEmpty(dt_us), gap_max_us > 600000 FROM streams ORDER BY start_time") == [(0, 1), (1, 0)]
     worker.again(0)
     roller.again(0)
-    assert [store.select(sql) for sql in (told, minutes, statistics)] == before
+    assert [store.select(sql) for sql in (verdicts, minutes, statistics)] == before
 
 
-def test_minutes_outlive_their_streams(store: Store) -> None:
-    """Computed again from what is left they would be zeros: so those of streams that may be gone are let be."""
+def test_rollups_are_kept_longer_than_their_streams(store: Store) -> None:
+    """Minutes with deleted streams are not computed again: the result would be too low."""
     streams_in(store, [stream(age_s=40 * DAY_S), stream(age_s=100.0)])
     RollupWorker(store, load(retention_days=0), Metrics()).again(0)
     counted = "SELECT sum(streams) FROM stream_minutes FINAL"

@@ -1,4 +1,4 @@
-"""The migrated schema is the declared one."""
+"""The tables of a migrated store are those that the files declare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADDED = re.compile(r"\(ADD (?:COLUMN |(INDEX ))IF NOT EXISTS (.+?)\)(?=, \(ADD|$
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_store_holds_what_the_file_declares(shared_store: Store, name: str) -> None:
-    """Each column with its type and codec, keys, engine, TTL and settings, as printed; later files' columns and indexes follow."""
+    """Columns with types and codecs, keys, engine, TTL and settings, as ClickHouse prints them, and what later files added."""
     declared = _plain(_formatted(shared_store, MADE[name].read_text(encoding="utf-8")))
     if like := re.fullmatch(r"CREATE TABLE (\w+) AS (\w+)", declared):
         declared = _stored(shared_store, like[2]).replace(f"CREATE TABLE {like[2]} ", f"CREATE TABLE {like[1]} ")
@@ -36,7 +36,7 @@ def _formatted(store: Store, sql: str) -> str:
 
 
 def _plain(sql: str) -> str:
-    """Without what ClickHouse adds: the database, quotes, its defaults, a view's list of columns, brackets around one codec's name."""
+    """Remove what ClickHouse adds: the database, quotes, defaults, the column list of a view, brackets after the name of a codec."""
     sql = (
         sql.replace("`", "")
         .replace("Delta(8)", "Delta")
@@ -44,7 +44,7 @@ def _plain(sql: str) -> str:
         .replace("default.", "")
         .replace("index_granularity = 8192, ", "")
         .replace(", index_granularity = 8192", "")
-        # What an embedded store is told beyond its files: `Store.keep_merged_parts`.
+        # Set for an embedded store after the files were applied: `Store.keep_merged_parts`.
         .replace(", old_parts_lifetime = 480", "")
     )
     sql = re.sub(r"(VIEW streams) \(.*?\) AS SELECT \*", r"\1 AS SELECT *", sql)
@@ -53,13 +53,13 @@ def _plain(sql: str) -> str:
 
 
 def test_every_object_of_the_store_is_declared(shared_store: Store) -> None:
-    """Nothing stands in the store that no file made."""
+    """The store has no table or view without a file."""
     names = {str(name) for (name,) in shared_store.select("SELECT name FROM system.tables WHERE database = 'default'")}
     assert names == set(MADE)
 
 
 def test_tenant_is_first_in_every_key_of_data(shared_store: Store) -> None:
-    """A tenant's reads touch its own granules."""
+    """So a query of one tenant reads only the granules of that tenant."""
     rows = shared_store.select("SELECT name, sorting_key FROM system.tables WHERE database = 'default' AND sorting_key != ''")
     keys = {str(name): str(key) for name, key in rows if name != "schema_migrations"}
     assert keys and all(key.startswith("tenant") for key in keys.values())

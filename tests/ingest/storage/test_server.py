@@ -1,4 +1,4 @@
-"""A ClickHouse server as the store, by the interface that the embedded one has: over HTTP, with the real clickhouse-connect."""
+"""A ClickHouse server as the store: the same interface as the embedded store, over HTTP, with the real clickhouse-connect."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from helpers.servers.clickhouse import Server, clickhouse
 from helpers.servers.ports import free_port
 from helpers.servers.reading import stream, streams_in
-from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
+from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
-from legato_ingest.settings import Address, Settings, address_of, load
+from legato_ingest.settings import Address, Settings, load
 from legato_ingest.storage import ServerStore, Store, migrate, open_store
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.storage.watermark import Watermark, now_ms
@@ -43,7 +43,7 @@ def store(settings: Settings) -> Iterator[Store]:
 
 
 def test_the_setting_chooses_the_store(store: Store, settings: Settings) -> None:
-    """A server's URL opens a server's store, and its schema is current after one application, and after another."""
+    """The URL of a server opens a `ServerStore`; migrations can be applied repeatedly."""
     assert isinstance(store, ServerStore)
     migrations = migrate.load(SCHEMA)
     assert migrate.is_current(store, migrations) and migrate.apply(store, migrations) == []
@@ -51,8 +51,8 @@ def test_the_setting_chooses_the_store(store: Store, settings: Settings) -> None
     set_retention(store, 0)
 
 
-def test_rows_go_in_and_come_out(store: Store) -> None:
-    """Streams by the way that OTLP takes, read by Legato's own queries, as Arrow, and by a reader, in each way the same."""
+def test_rows_are_stored_and_read(store: Store) -> None:
+    """Streams that arrived by OTLP are the same in Legato's own queries, as Arrow, and for a reader."""
     streams_in(store, [stream((20.0, 500.0)), stream()])
     assert store.select("SELECT count() FROM streams") == [(2,)]
     assert store.select_arrow("SELECT trace_id FROM streams").num_rows == 2
@@ -61,7 +61,7 @@ def test_rows_go_in_and_come_out(store: Store) -> None:
 
 
 def test_a_reader_changes_nothing_and_has_limits(store: Store) -> None:
-    """Neither rows nor tables, and no more rows than the limit."""
+    """It can change neither rows nor tables, and gets no more rows than the limit."""
     for sql in ("INSERT INTO rejected (reason) VALUES ('x')", "DROP TABLE rejected", "CREATE TABLE x (a UInt8) ENGINE = Memory"):
         with pytest.raises((StoreRefused, StoreUnavailable)):
             store.query_bytes(sql)
@@ -71,8 +71,8 @@ def test_a_reader_changes_nothing_and_has_limits(store: Store) -> None:
     assert store.select("SELECT count() FROM rejected") == [(0,)]
 
 
-def test_a_tenants_reader_sees_its_rows_alone(store: Store) -> None:
-    """By the same filter as on an embedded store, in tables and views."""
+def test_a_reader_of_a_tenant_sees_only_its_rows(store: Store) -> None:
+    """In tables and views, by the same filters as in an embedded store."""
     from helpers.builders.batches import received_spans
     from helpers.builders.spans import native_span, request
     from legato_ingest.otlp.batch import Limits
@@ -86,8 +86,8 @@ def test_a_tenants_reader_sees_its_rows_alone(store: Store) -> None:
     assert store.query_bytes("SELECT count() FROM system.parts", tenant="shop") == b"0\n"
 
 
-def test_errors_are_what_may_pass_and_what_never_will(store: Store, server: Server) -> None:
-    """A wrong statement never will, with ClickHouse's code; a server that is not there may come back."""
+def test_errors_are_permanent_or_temporary(store: Store, server: Server) -> None:
+    """A wrong statement fails for good, with ClickHouse's code; an unreachable server may come back."""
     with pytest.raises(StoreRefused) as error:
         store.select("SELECT nope FROM streams")
     assert error.value.code == 47
@@ -96,8 +96,8 @@ def test_errors_are_what_may_pass_and_what_never_will(store: Store, server: Serv
 
 
 @pytest.mark.parametrize("off_ms", [0, -3_600_000, 3_600_000])
-def test_the_clock_is_the_servers(settings: Settings, monkeypatch: pytest.MonkeyPatch, off_ms: int) -> None:
-    """Within the time that asking takes, also on a host whose own clock is an hour off: rows are stamped by it, and followed by it."""
+def test_the_clock_is_that_of_the_server(settings: Settings, monkeypatch: pytest.MonkeyPatch, off_ms: int) -> None:
+    """Within the duration of a query, also on a host with a clock that is an hour off: stamps and watermarks use the same clock."""
     monkeypatch.setattr("legato_ingest.storage.server.now_ms", lambda: now_ms() + off_ms)
     opened = open_store(settings)
     ((theirs,),) = opened.select("SELECT toUnixTimestamp64Milli(now64(3))")
@@ -109,7 +109,7 @@ def test_the_clock_is_the_servers(settings: Settings, monkeypatch: pytest.Monkey
 
 
 def test_minutes_are_rolled_up_there(store: Store, settings: Settings) -> None:
-    """The rollups' statements run as they are."""
+    """The statements of the rollups run unchanged."""
     roller = RollupWorker(open_store(settings), settings, Metrics())
     assert roller.step().minutes > 0
     roller.close()
@@ -117,43 +117,16 @@ def test_minutes_are_rolled_up_there(store: Store, settings: Settings) -> None:
     assert streams == store.select("SELECT count() FROM streams")[0][0]
 
 
-def test_what_was_not_written_whole_is_not_there(store: Store) -> None:
-    """A table that does not fit is refused, and nothing of it stays."""
+def test_a_rejected_insert_leaves_no_row(store: Store) -> None:
+    """Rows that do not fit the table are refused completely."""
     with pytest.raises(StoreRefused):
         store.insert("rejected", pa.table({"no_such_column": [1]}))
     assert store.select("SELECT count() FROM rejected") == [(0,)]
 
 
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [
-        ("clickhouse://legato@ch:8123/legato", Address("ch", 8123, "legato", "legato", False)),
-        ("clickhouse://ch", Address("ch", 8123, "default", "default", False)),
-        ("clickhouses://ch/x", Address("ch", 8443, "default", "x", True)),
-        ("clickhouse://a%40b@[::1]:9/x", Address("::1", 9, "a@b", "x", False)),
-        ("chdb:///data/store", pathlib.Path("/data/store")),
-    ],
-)
-def test_a_url_says_where(url: str, address: object) -> None:
-    """Servers with and without TLS, with their defaults, and folders."""
-    assert address_of(url) == address
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["", "x", "chdb://relative", "chdb:relative", "mysql://h/d", "clickhouse:///d", "clickhouse://h/a/b", "clickhouse://h/d?x=1", "clickhouse://h:x/d",
-     "clickhouse://u:secret@h/d", "http://h"],
-)  # fmt: skip
-def test_what_is_no_store_is_refused_without_its_password(url: str) -> None:
-    """In one line that says what is expected."""
-    with pytest.raises(SettingsError, match="expected chdb:///absolute/path") as error:
-        address_of(url)
-    assert "secret" not in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.skipif("CLICKHOUSE_URL" in os.environ, reason="somebody's server is not stopped")
-def test_a_server_that_was_away_is_used_again(tmp_path: pathlib.Path) -> None:
-    """Away: every use says so, and may be tried again. Back: it answers, and refuses what it refused before, with ClickHouse's code."""
+@pytest.mark.skipif("CLICKHOUSE_URL" in os.environ, reason="the server of CLICKHOUSE_URL is not stopped")
+def test_a_server_that_was_down_is_used_again(tmp_path: pathlib.Path) -> None:
+    """While it is down every call fails with a temporary error. When it is up again it responds, and wrong statements fail for good."""
     port = free_port()
     with clickhouse(tmp_path / "one", port) as running:
         opened = open_store(load(store=running.store, store_password=running.password))

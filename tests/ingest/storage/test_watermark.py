@@ -1,0 +1,54 @@
+"""The watermark: no row gets a stamp at or before a reported watermark, whatever the clock does."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato_ingest.storage.watermark import Watermark
+
+
+def test_a_watermark_stops_before_the_rows_being_written() -> None:
+    """While rows are written it is just before their stamp; afterwards it follows the clock."""
+    now = 1000
+    mark = Watermark(0, lambda: now)
+    with mark.stamp() as stamp_ms:
+        assert stamp_ms == 1000 and mark.reached_ms() == 999
+        now = 5000
+        assert mark.reached_ms() == 999
+    assert mark.reached_ms() == 5000
+
+
+def test_it_begins_after_the_watermark_of_an_earlier_process() -> None:
+    """Also if the clock is behind it."""
+    mark = Watermark(2000, lambda: 1000)
+    assert mark.reached_ms() == 2000
+    with mark.stamp() as stamp_ms:
+        assert stamp_ms == 2001
+
+
+def test_a_failed_write_advances_it_too() -> None:
+    """The stamp is not used again."""
+    mark = Watermark(0, lambda: 1000)
+    try:
+        with mark.stamp():
+            raise OSError
+    except OSError:
+        pass
+    assert mark.reached_ms() == 1000
+    with mark.stamp() as stamp_ms:
+        assert stamp_ms == 1001
+
+
+@given(clock=st.lists(st.integers(0, 50), min_size=1, max_size=60), writes=st.lists(st.booleans(), min_size=60, max_size=60))
+def test_no_stamp_is_at_or_before_a_reported_watermark(clock: list[int], writes: list[bool]) -> None:
+    """With a clock that goes forward and back at random."""
+    at, reached = 0, 0
+    mark = Watermark(0, lambda: clock[at])
+    for at, is_write in enumerate(writes[: len(clock)]):  # noqa: B007 - the clock reads `at`
+        if is_write:
+            with mark.stamp() as stamp_ms:
+                assert stamp_ms > reached
+                assert mark.reached_ms() < stamp_ms
+        assert mark.reached_ms() >= reached
+        reached = mark.reached_ms()
