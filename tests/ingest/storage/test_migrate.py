@@ -155,10 +155,14 @@ def old_files(folder: pathlib.Path) -> dict[str, str]:
 def record(store: Store, files: dict[str, str]) -> None:
     """Record these files as applied, as the version of Legato that had them did."""
     store.command((SCHEMA / "0001_schema_migrations.sql").read_text(encoding="utf-8"))
-    for name, sha256 in files.items():
-        number, _, rest = name.removesuffix(".sql").partition("_")
-        row = {"number": [int(number)], "name": [rest], "sha256": [sha256], "applied_at": [datetime.now(UTC)]}
-        store.insert("schema_migrations", pa.table(row))
+    names = [name.removesuffix(".sql").partition("_") for name in files]
+    rows = {
+        "number": [int(number) for number, _, _ in names],
+        "name": [name for _, _, name in names],
+        "sha256": list(files.values()),
+        "applied_at": [datetime.now(UTC)] * len(files),
+    }
+    store.insert("schema_migrations", pa.table(rows))
 
 
 def test_no_file_has_the_text_of_a_file_that_it_replaced(folder: pathlib.Path) -> None:

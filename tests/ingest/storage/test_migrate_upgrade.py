@@ -86,9 +86,8 @@ def test_it_takes_more_rows(store: Store) -> None:
 
 
 def test_the_commands_upgrade_it(tmp_path: pathlib.Path) -> None:
-    """`legato schema status` reports the old files, `apply` exchanges their records once, and `legato serve` writes and reads."""
-    path = unpacked(tmp_path)
-    environ = {"LEGATO_STORE": f"chdb://{path}", "LEGATO_RETENTION_DAYS": "0", "LEGATO_RETENTION_ROLLUPS_DAYS": "0"}
+    """`legato schema status` reports the old files, and `apply` exchanges their records."""
+    environ = {"LEGATO_STORE": f"chdb://{unpacked(tmp_path)}"}
     before = legato("schema", "status", environ=environ)
     assert before.returncode == 0 and "the store has the 26 files that 0001 to 0022 replaced" in before.stdout.replace("\n", " ")
     applied = legato("schema", "apply", environ=environ)
@@ -96,15 +95,13 @@ def test_the_commands_upgrade_it(tmp_path: pathlib.Path) -> None:
     after = json.loads(legato("schema", "status", "--json", environ=environ).stdout)
     assert after["note"] == "" and after["newest_applied"] == 22
     assert all(file["applied"] and not file["changed"] for file in after["files"])
-    body = request()
-    native_span(body)
-    with serve_process(path, **environ) as served:
-        headers = {"content-type": "application/x-protobuf"}
-        assert httpx.post(f"{served.otlp}/v1/traces", content=body.SerializeToString(), headers=headers).status_code == 200
-        assert httpx.post(served.read, content="SELECT count(), (SELECT count() FROM verdicts FINAL) FROM streams").text == "47\t61\n"
 
 
 def test_serve_upgrades_it(tmp_path: pathlib.Path) -> None:
-    """Without any command before."""
+    """Without any command before: `legato serve` takes over the store, writes to it and reads the old rows."""
+    body = request()
+    native_span(body)
     with serve_process(unpacked(tmp_path)) as served:
-        assert httpx.post(served.read, content="SELECT count() FROM streams").text == "46\n"
+        headers = {"content-type": "application/x-protobuf"}
+        assert httpx.post(f"{served.otlp}/v1/traces", content=body.SerializeToString(), headers=headers).status_code == 200
+        assert httpx.post(served.read, content="SELECT count(), (SELECT count() FROM verdicts FINAL) FROM streams").text == "47\t61\n"
