@@ -55,7 +55,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         made = legato("backup", "one", environ=served.environ, timeout_s=120)
         done.set()
         sender.join()
-        assert made.returncode == 0 and "restored once, and the same" in made.stdout, made.stderr
+        assert made.returncode == 0 and "restored once, and identical" in made.stdout, made.stderr
         again = legato("backup", "one", environ=served.environ)
         assert again.returncode == 1 and "exists already" in again.stderr
         assert legato("backup", "../one", environ=served.environ).returncode == 1

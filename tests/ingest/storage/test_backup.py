@@ -18,7 +18,7 @@ def test_a_backup_made_under_load_is_restored(full: pathlib.Path, tmp_path: path
     """Into a new store: everything acknowledged before the backup began, and each stream once."""
     target = tmp_path / "new"
     restored = legato("restore", str(backup_of(full)), "--store", f"chdb://{target}", timeout_s=120)
-    assert restored.returncode == 0 and "the same as were backed up" in restored.stdout, restored.stderr
+    assert restored.returncode == 0 and "identical to the backup" in restored.stdout, restored.stderr
     wanted = json.loads(backup_of(full).with_suffix(".json").read_text())["tables"]["stream_revs"]
     with serve_process(target) as served:
         assert row_counts(served) == [str(each) for each in wanted]

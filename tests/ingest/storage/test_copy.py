@@ -27,12 +27,12 @@ def test_a_store_is_copied_and_a_copy_continues(full: pathlib.Path, server: Serv
     """All partitions are copied and compared; a second run copies none; after one was lost, only that one is copied again."""
     environ = {"LEGATO_STORE": f"chdb://{full}", "LEGATO_STORE_PASSWORD": server.password}
     first = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
-    assert first.returncode == 0 and "the same on both sides" in first.stdout, first.stderr
+    assert first.returncode == 0 and "equal on both sides" in first.stdout, first.stderr
     again = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
-    assert again.returncode == 0 and "(0 were copied now)" in again.stdout
+    assert again.returncode == 0 and "(0 partitions were copied now)" in again.stdout
     httpx.post(server.url, content="ALTER TABLE verdicts DELETE WHERE 1 SETTINGS mutations_sync = 1").raise_for_status()
     after = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
-    assert after.returncode == 0 and "(1 were copied now)" in after.stdout, after.stdout + after.stderr
+    assert after.returncode == 0 and "(1 partitions were copied now)" in after.stdout, after.stdout + after.stderr
     with serve_process(full) as here:
         wanted = row_counts(here)
         busy = legato("copy", "--to", server.store, environ=environ)
@@ -47,7 +47,7 @@ def test_other_rows_on_the_server_are_reported(full: pathlib.Path, server: Serve
         send_stalls(there, 3)
     environ = {"LEGATO_STORE": f"chdb://{full}", "LEGATO_STORE_PASSWORD": server.password}
     moved = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
-    assert moved.returncode == 1 and "rows of its own" in moved.stderr and "stream_revs" in moved.stderr
+    assert moved.returncode == 1 and "the server has other rows" in moved.stderr and "stream_revs" in moved.stderr
 
 
 @pytest.mark.parametrize("arguments", [("copy", "--to", "chdb:///x"), ("move", "--to", "x")])
