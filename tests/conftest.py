@@ -1,9 +1,9 @@
-"""Shared by all tests: the import path, skipping in CI, Hypothesis profiles, and the markers `serial` and `long`.
+"""Configuration of all tests: the import path, skipping in CI, Hypothesis profiles, and the markers `serial` and `long`.
 
-With CI=true a skipped test fails: a developer's machine may lack a tool, the machine of CI may not.
+With CI=true a skipped test fails: a developer's machine may lack a tool, but the CI machine must have all tools.
 
-Two Hypothesis profiles. `ci`, the default, draws the same examples in every run. `fuzz` (`make fuzz`) draws new examples in every run, and
-many; only the tests of Hypothesis and those marked `long` are run then.
+There are two Hypothesis profiles. `ci`, the default, draws the same examples in every run. `fuzz` (`make fuzz`) draws many new examples
+in every run; it runs only the Hypothesis tests and the tests with the marker `long`.
 """
 
 from __future__ import annotations

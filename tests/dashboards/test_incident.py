@@ -35,7 +35,7 @@ RULES_SEE_NS = (3 * 86_400 + 3_600) * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What the rules return for the past of the demo: each rule at its end, and the ITL rule minute by minute since the incident began."""
+    """Rows of the rules on the past of the demo: of each rule at its end, and of the ITL rule by minutes since the incident began."""
 
     rules: Mapping[str, Sequence[Row]]
     minutes: Mapping[int, Sequence[Row]]
@@ -93,7 +93,7 @@ def test_the_incident_is_one_alert_with_its_cause(incident: Incident) -> None:
 
 
 def test_the_incident_pages_within_minutes(incident: Incident) -> None:
-    """Not a minute before it began; by the end of its eighth minute."""
+    """The rule does not page before the incident or in its first 2 minutes, and pages after 8 minutes."""
     pages = {minute: any(row["firing"] and row["severity"] == "page" for row in rows) for minute, rows in incident.minutes.items()}
     assert not pages[-1] and not pages[2] and pages[8], pages
 

@@ -1,4 +1,4 @@
-"""One store for all tests of a module: the embedded engine opens one path a process.
+"""One store for all tests of a module, because the embedded engine can open only one path per process.
 
 With LEGATO_TEST_STORE=server the store is on a ClickHouse server (`helpers.servers.clickhouse`); `make test-server` sets it.
 """
@@ -28,7 +28,7 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def shared_store(store_folder: pathlib.Path) -> Iterator[Store]:
-    """A store with the schema, for one module; closed at the end, as other modules open stores at other paths."""
+    """A store with the schema for one module. It is closed at the end, because other modules open stores at other paths."""
     limits = {**READ_LIMITS, "result_overflow_mode": "throw"}
     with ExitStack() as stack:
         if os.environ.get("LEGATO_TEST_STORE") == "server":

@@ -198,7 +198,7 @@ Expected = Callable[[Past, View], list[Row]]
 
 
 class Asked:
-    """The read endpoint over a store that holds ``past``. Nothing may change the store meanwhile: answers are remembered.
+    """The read endpoint over a store with the content ``past``. Answers are cached, so the store must not change.
 
     The first query of a statement goes over HTTP, through the guard of the endpoint. Later queries of the same statement, for other views,
     go to the store directly: the guard would parse the same statement again, which takes longer than to run it.
@@ -211,13 +211,13 @@ class Asked:
         self._accepted = set[str]()
 
     def over_http(self, sql: str, view: View) -> Answer:
-        """The endpoint's answer to a statement that is expanded for a view, whatever its status is."""
+        """The endpoint's answer to a statement that is expanded for a view, with any status."""
         text = expand(sql, view.span, view.values)
         reply = self._client.post(self._url, params={"default_format": "JSONCompact"}, content=text.encode())
         return _answer(reply.content) if reply.status_code == 200 else Answer(reply.status_code, reply.text)
 
     def try_sql(self, sql: str, view: View) -> Answer:
-        """The answer to a statement that is expanded for a view, whatever its status is."""
+        """The answer to a statement that is expanded for a view, with any status. It may come from the cache or the store."""
         text = expand(sql, view.span, view.values)
         if text not in self._answers:
             found = self._directly(text) if sql in self._accepted else None
