@@ -6,7 +6,7 @@ Rounds of all contestants alternate, so that a machine that slows down slows all
 `record_us`: one `record()`. `total_us`: recorded, packed, and encoded as OTLP bytes by the exporter's own encoder. The peers carry time,
 bytes, tokens and kind of each chunk as a span event, or as a span each, recorded and encoded by the same encoder. `wrap_openai_us`: what
 `instrument_openai()` adds to a real `openai` client that reads a stream from memory: processor time of the whole process, worker
-included. `asgi_us`: what `StreamMiddleware` adds to a send, likewise. Last line: one JSON object.
+included. `asgi_us`: what `StreamMiddleware` adds to a send, with the same exclusions. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LIMITS = SpanLimits(max_events=100_000, max_span_attributes=128)
 
 
 class Spans:
-    """A provider whose spans stay in memory, and their encoding."""
+    """A tracer provider that keeps its spans in memory, and their encoding."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()

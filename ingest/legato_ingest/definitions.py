@@ -59,7 +59,7 @@ GOOD = f"(coalesce(gap_max_us, 0) <= {{gap_us:UInt64}} AND {FIRST_OUTPUT_US} <= 
 # Streams that can be judged: ended, with a known timeline. Judging others by their few known facts would count bad ones and miss good ones.
 JUDGED = "(outcome != 'running' AND content_chunks IS NOT NULL)"
 
-# Columns of `streams` by which rollups, dashboards and quotas tell groups of streams apart.
+# Columns of `streams` by which rollups, dashboards and quotas group streams.
 DIMENSIONS = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport")
 
 # The tenant of a token that reads the rows of all tenants.

@@ -26,7 +26,7 @@ from legato_gpu_agent.collectors.nvml_fields import identity_of
 from legato_ingest.cli.grafana.macros import Range, expand
 
 HEADERS = {"content-type": "application/x-protobuf"}
-# What NVML tells of a heat slowdown of the hardware, in ns, by drivers since 580.82.
+# NVML's counter of hardware thermal slowdown, in ns (drivers since 580.82).
 HEAT = "field.270"
 TIMES = 16
 pynvml = pytest.importorskip("pynvml")
