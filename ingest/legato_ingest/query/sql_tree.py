@@ -15,7 +15,7 @@ from legato_ingest.query.sql_text import Refused
 __all__ = ["check"]
 
 _SELECTS = frozenset(("SelectWithUnionQuery", "SelectIntersectExceptQuery"))
-# These name their table in the root's own line, as "database table", not in a node of its own.
+# These name their table in the root's own line, as "database table", not in a separate node.
 _NAMING = frozenset("ExistsTableQuery ExistsViewQuery ShowCreateTableQuery ShowCreateViewQuery".split())
 _ROOTS = _SELECTS | _NAMING | frozenset("Explain DescribeQuery ExistsDatabaseQuery ShowTables ShowColumns".split())
 _NODES = _ROOTS | frozenset(

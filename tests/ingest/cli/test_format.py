@@ -1,4 +1,4 @@
-"""Numbers in a terminal: units, digits, and dashes for what nobody knows."""
+"""Tests of the formatting of numbers, texts and time spans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from legato_ingest.cli.format import bytes_of, clean, count, duration, n_of, rat
     ],
 )  # fmt: skip
 def test_durations(microseconds: int | None, text: str) -> None:
-    """A unit that fits, and no step between two units."""
+    """A fitting unit, without a jump between two units."""
     assert duration(microseconds) == text
 
 
@@ -28,7 +28,7 @@ def test_durations(microseconds: int | None, text: str) -> None:
     ],
 )  # fmt: skip
 def test_shares(part: int, whole: int, text: str) -> None:
-    """One bad stream of ten million keeps it from 100 %; one good one from 0 %."""
+    """One bad stream of ten million prevents 100 %; one good stream prevents 0 %."""
     assert share(part, whole) == text
 
 
@@ -40,12 +40,12 @@ def test_the_rest() -> None:
 
 
 def test_sparklines_show_stalls_by_height() -> None:
-    """The steps are those that people know: 250 ms, 400 ms, 1 s, 2 s."""
+    """The steps include 250 ms, 400 ms, 1 s and 2 s."""
     assert sparkline([0, 24_999, 25_000, 250_000, 400_000, 1_000_000, 9_000_000]) == "▁▁▂▅▆▇█" and sparkline([]) == ""
 
 
-def test_no_text_steers_the_terminal() -> None:
-    """Escape sequences, line breaks and marks that turn the direction of text become visible; numbers stay as they are."""
+def test_control_characters_become_visible() -> None:
+    """Escape sequences, line breaks and direction marks are replaced; numbers are unchanged."""
     row = {"model": "a\x1b[2Jb\n\x9b", "flags": ["\u202ex"], "outcomes": {"o\r": 1}, "dt_us": [1, 2], "n": None, "plain": "größe 😀"}
     assert clean(row) == {
         "model": "a\ufffd[2Jb\ufffd\ufffd",

@@ -1,4 +1,4 @@
-"""The rule of a good stream, and the report's figures, held against plain Python on a real store."""
+"""Tests of the SLO's rule and the report's figures against plain Python, on a real store."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NO_TIMELINE = ("legato.stream.timeline", "legato.stream.ttfb", "legato.stream.ch
 
 
 def snapshot(next_due_s: float, gaps_ms: Sequence[float] = (20.0,) * 9) -> dict[str, Any]:
-    """A stream of which only a snapshot came."""
+    """A stream with only a snapshot."""
     attributes = {"legato.stream.span_id": f"{random.Random(next_due_s).getrandbits(64):016x}", "legato.stream.rev": 1}
     attributes |= {"legato.stream.next_due": next_due_s, "legato.stream.outcome": "running"}
     return stream(gaps_ms, attributes=attributes, name="legato.stream.snapshot", age_s=120)
 
 
-# What each stream is, and what the rule says of it: 1 good, 0 bad, None not judged.
+# Each stream and its result by the rule: 1 good, 0 bad, None not judged.
 CASES: dict[str, tuple[dict[str, Any], int | None]] = {
     "steady": (stream(), 1),
     "a gap of just the limit": (stream((400,)), 1),
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], int | None]] = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """One stream of each case, its name as the model; and many random ones of one service."""
+    """One stream of each case, with its name as the model, and many random streams of one service."""
     with open_store(tmp_path_factory.mktemp("queries") / "store") as opened:
         for number, (name, (made, _)) in enumerate(CASES.items()):
             attributes = {**made["attributes"], "gen_ai.request.model": name}
@@ -69,7 +69,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 def random_stream(rng: random.Random) -> dict[str, Any]:
-    """A stream of any length, with stalls, of any outcome; some know only a summary."""
+    """A stream of random length and outcome, with stalls; some have only a summary."""
     gaps = [rng.lognormvariate(3, 1) if rng.random() < 0.95 else rng.uniform(250, 900) for _ in range(rng.choice((0, 3, 30, 140)))]
     outcome = rng.choice(("complete",) * 6 + ("client_cancel", "timeout"))
     attributes = {"legato.stream.outcome": outcome, "legato.stream.vantage": rng.choice(("client", "server"))}
@@ -96,8 +96,8 @@ def test_the_rule(reader: Reader, name: str) -> None:
     assert group["goodput"]["value"] == expected
 
 
-def test_the_limits_are_the_askers(reader: Reader) -> None:
-    """Other limits, another verdict."""
+def test_the_limits_are_parameters(reader: Reader) -> None:
+    """Other limits give another result."""
     for name, gap_ms, first_ms, good in (
         ("a gap over it", 401, 2_000, 1),
         ("steady", 19, 2_000, 0),
@@ -109,13 +109,13 @@ def test_the_limits_are_the_askers(reader: Reader) -> None:
 
 
 def rank(values: Sequence[Any], share: float) -> Any:
-    """The order statistic at rank ⌈share n⌉ of what is known."""
+    """The order statistic at rank ⌈share n⌉ of the known values."""
     ordered = sorted(value for value in values if value is not None)
     return ordered[math.ceil(round(share * len(ordered), 6)) - 1] if ordered else None
 
 
 def expected_group(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The report's figures, computed slowly."""
+    """The report's figures in plain Python."""
     over = [row for row in rows if row["outcome"] != "running"]
     timed = [row for row in over if row["content_chunks"] is not None]
     gaps = [row["gap_p99_us"] for row in over if row["gap_p99_us"] is not None]
@@ -149,7 +149,7 @@ def expected_group(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def test_the_figures_are_those_of_plain_python(reader: Reader, store: Store) -> None:
+def test_the_figures_equal_plain_python(reader: Reader, store: Store) -> None:
     """Every figure and every n of every group of 237 random streams, and of the cases."""
     columns = (
         "model, service_name, vantage, outcome, duration_ns, content_chunks, ttft_us, ttfo_us, gap_max_us, gap_p99_us, jitter_ratio, "
@@ -176,15 +176,15 @@ def test_the_figures_are_those_of_plain_python(reader: Reader, store: Store) -> 
 
 
 def test_rank_is_the_order_statistic(reader: Reader) -> None:
-    """quantileExact just below the level is rank ⌈share n⌉, where 0.99 n is whole and where it is not."""
+    """quantileExact just below the level is rank ⌈share n⌉, for integer and other 0.99 n."""
     for n in (1, 2, 99, 100, 101, 199, 200, 1_000, 12_345):
         for share in (0.5, 0.95, 0.99):
             (row,) = reader.rows(f"SELECT quantileExact({share - 1e-9:.9f})(number + 1) AS q FROM numbers({n})")
             assert row["q"] == math.ceil(round(share * n, 6))
 
 
-def test_nobody_knows(reader: Reader) -> None:
-    """A group of summaries alone: every gap figure is null with n = 0, never 0; what the summary says is there."""
+def test_unknown_figures(reader: Reader) -> None:
+    """A group of summaries only: every gap figure is null with n = 0, never 0; figures of the summary are known."""
     query = ReportQuery(model="only a summary")
     (group,) = as_json(fetch(reader, query), query)["groups"]
     assert group["streams"] == 1 and group["goodput"] == {"value": None, "good": 0, "n": 0}
@@ -193,7 +193,7 @@ def test_nobody_knows(reader: Reader) -> None:
 
 
 def test_since_and_filters(reader: Reader) -> None:
-    """The last hour leaves out what began before; each filter keeps its own."""
+    """The last hour leaves out earlier streams; each filter keeps its matches."""
     services = {since: {g["service"] for g in fetch(reader, ReportQuery(since_s=since))} for since in (3_600, 10_000, 0)}
     assert services == {3_600: {"cases", "many"}, 10_000: {"cases", "many", "old"}, 0: {"cases", "many", "old"}}
     assert {g["vantage"] for g in fetch(reader, ReportQuery(vantage="server"))} == {"server"}

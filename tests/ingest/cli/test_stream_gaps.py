@@ -1,4 +1,4 @@
-"""Reads, stalls and clocks of one stream, from its stored arrays."""
+"""Tests of reads, stalls and clocks of one stream from its stored arrays."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def row(dts_ms: list[float], **more: Any) -> dict[str, Any]:
     }
 
 
-def test_chunks_that_came_together_are_one_read() -> None:
-    """Their bytes add up; chunks without content are none, though they take time."""
+def test_simultaneous_chunks_are_one_read() -> None:
+    """Their bytes add up; chunks without content are no reads."""
     made = row([100, 0, 50, 50, 0], chunk_kind=[0, 1, 1, 5, 2])
     assert content_reads(made) == [Read(100_000, 1, 1, 3), Read(150_000, 2, 1, 3), Read(200_000, 4, 1, 3)]
     assert content_reads(row([100, 0, 0])) == [Read(100_000, 0, 3, 9)]
@@ -33,28 +33,28 @@ def test_chunks_that_came_together_are_one_read() -> None:
     assert content_reads(row([])) == []
 
 
-def test_a_stall_says_what_came_after_it() -> None:
-    """When, how long, chunks and bytes of the read that ended it."""
+def test_a_stall_has_the_read_that_ended_it() -> None:
+    """Start, length, and the chunks and bytes of the read."""
     made = row([100, 249.999, 250, 0, 20])
     assert stalls_of(made, content_reads(made)) == [Stall(349_999, 250_000, False, 2, 6, None)]
 
 
 def test_a_keep_alive_does_not_end_a_stall() -> None:
-    """The wait goes from content to content."""
+    """A gap is measured from content to content."""
     made = row([100, 200, 200], chunk_kind=[1, 5, 1])
     assert stalls_of(made, content_reads(made)) == [Stall(100_000, 400_000, False, 1, 3, None)]
 
 
 def test_the_open_gap_is_the_last_stall() -> None:
-    """Nothing came after it."""
+    """No read ended it."""
     made = row([100, 20], gap_open_us=900_000)
     assert stalls_of(made, content_reads(made)) == [Stall(120_000, 900_000, True, None, None, None)]
     short = row([100, 20], gap_open_us=249_999)
     assert stalls_of(short, content_reads(short)) == []
 
 
-def test_holds_are_those_of_the_chunks_before_the_stall_ended() -> None:
-    """The first read's chunks and what came without content; never more than the gap."""
+def test_holds_of_the_chunks_before_the_end_of_the_stall() -> None:
+    """The chunks of the read before it and later chunks without content; never more than the gap."""
     made = row([100, 0, 200, 200, 20], chunk_kind=[1, 1, 5, 1, 1], chunk_hold_64us=[100, 200, 300, 9_999, 1])
     assert stalls_of(made, content_reads(made)) == [Stall(100_000, 400_000, False, 1, 3, 600 * 64)]
     long = row([100, 300], chunk_hold_64us=[1_000_000, 0])
@@ -74,7 +74,7 @@ def test_stalls_and_reads_add_up(dts: list[int], data: st.DataObject) -> None:
 
 
 def test_a_clock_is_shared_when_boot_and_namespace_are() -> None:
-    """Starts on the one monotonic clock: the anchors, taken at different moments, are taken off."""
+    """Starts on the shared monotonic clock, without the anchors, which were taken at different moments."""
     a, b = {"clock": "boot:4026:1000", "start_ns": 5_000}, {"clock": "boot:4026:900", "start_ns": 5_000}
     assert shared_clock([a, b]) == [4_000, 4_100]
     for other in ("boot:4027:900", "other:4026:900", "", "boot:4026", "boot:4026:x", "a:b:c:1"):

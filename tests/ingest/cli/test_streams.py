@@ -1,4 +1,4 @@
-"""The pages of `legato streams` and `legato stream`: what was stored, as it is; what is not known, in words."""
+"""Tests of the views of `legato streams` and `legato stream`."""
 
 from __future__ import annotations
 
@@ -89,19 +89,19 @@ SUMMARY: dict[str, Any] = {
 
 
 def text(page: RenderableType, width: int = 120) -> str:
-    """The page as a terminal of this width shows it."""
+    """The view as text in a terminal of this width."""
     out = io.StringIO()
     Console(width=width, file=out, highlight=False).print(page)
     return out.getvalue()
 
 
 def line_of(page: str, start: str) -> str:
-    """The line that starts so."""
+    """The line with this beginning."""
     return next(line for line in page.splitlines() if line.startswith(start))
 
 
 def test_one_stream_at_one_vantage() -> None:
-    """Facts, the drawing, the stall and what came after it."""
+    """Facts, the drawing, the stall and the read that ended it."""
     page = text(render_stream([row()], 120))
     assert "max 600 ms / 600 ms (n=81)" in page and "82 (82 text; 328 B)" in page and "3.0 ms / 400 ms / 400 ms" in page
     assert (
@@ -120,7 +120,7 @@ def test_the_drawing_is_to_scale() -> None:
 
 
 def test_vantages_of_one_clock_share_the_axis() -> None:
-    """The server, 300 ms later on the same clock, is drawn 300 ms further right, whatever its anchor says of the wall."""
+    """The server, 300 ms later on the same clock, is drawn 300 ms further right, independent of its anchor."""
     client = row(clock="boot:4026:0")
     server = row("server", clock=f"boot:4026:{-200_000_000}", start_ns=100 * SECOND_NS + 100_000_000)
     page = text(render_stream([client, server], 124), 124)
@@ -132,7 +132,7 @@ def test_vantages_of_one_clock_share_the_axis() -> None:
 
 
 def test_vantages_of_different_clocks_start_at_their_own_zero() -> None:
-    """And the page says so."""
+    """The view states it."""
     page = text(render_stream([row(clock="a:1:0"), row("server", clock="b:1:0", start_ns=200 * SECOND_NS)], 124), 124)
     assert "the clocks differ or are unknown: each vantage is drawn from its own start" in page
     assert line_of(page, "server ")[11:].index("─") == line_of(page, "client  ")[11:].index("─")
@@ -140,7 +140,7 @@ def test_vantages_of_different_clocks_start_at_their_own_zero() -> None:
 
 
 def test_unmeasured_facts_are_listed() -> None:
-    """By vantage, in words."""
+    """By vantage, as text."""
     assert "tokens of each chunk; time held by the application; its clock" in " ".join(text(render_stream([row()], 200), 200).split())
     page = text(render_stream([row(transport="iterator", ttfb_us=None, clock="a:1:0", chunk_bytes=[])], 200), 200)
     assert "reads and the first byte (recorded above the network); bytes of content" in page and "bytes unknown" in page
@@ -149,37 +149,37 @@ def test_unmeasured_facts_are_listed() -> None:
     assert as_json([row(**SUMMARY)])[0]["stalls"] is None
 
 
-def test_the_open_gap_is_drawn_and_told() -> None:
-    """A dashed line, and nothing came after."""
+def test_the_open_gap_is_drawn_and_listed() -> None:
+    """A dashed line, followed by nothing."""
     made = row(dts_ms=(100, 20, 20), outcome="client_cancel", gap_open_us=900_000, duration_ns=1_040_000_000)
     page = text(render_stream([made]))
     assert "╌" * 10 in line_of(page, "client  ") and "nothing: client_cancel" in page
 
 
-def test_holds_stand_beside_the_stall() -> None:
-    """When the application was the one that waited, it shows."""
+def test_holds_are_next_to_the_stall() -> None:
+    """The hold time in the gap is shown."""
     page = text(render_stream([row(dts_ms=(100, 300), chunk_hold_64us=[4_600, 0], hold_sum_us=294_400, hold_max_us=294_400)]))
     assert line_of(page, "100 ms").split()[:6] == "100 ms 300 ms 294 ms".split() and "294 ms, longest 294 ms" in page
 
 
 def test_many_stalls_are_cut() -> None:
-    """The rest is a command away."""
+    """A note names the option for the rest."""
     page = text(render_stream([row(dts_ms=(300,) * 60)]))
     assert "and 19 more: --json lists all of them" in page and len(as_json([row(dts_ms=(300,) * 60)])[0]["stalls"]) == 59
 
 
-def test_no_stall_is_said() -> None:
-    """Silence would read as a fault of the page."""
+def test_no_stall_is_a_sentence() -> None:
+    """A missing table would look like a failure."""
     assert "client · shop: no stall of 250 ms or more" in text(render_stream([row(dts_ms=(100, 20))]))
 
 
-def test_a_stream_that_brought_nothing() -> None:
-    """No chunk at all, no duration: nothing to divide by."""
+def test_a_stream_without_chunks() -> None:
+    """No chunk and no duration: no division by zero."""
     page = text(render_stream([row(dts_ms=(), duration_ns=0, ttft_us=None, ttfo_us=None, gap_max_us=None)]))
     assert "no stall of 250 ms or more" in page
 
 
-def test_order_is_by_stream_then_from_the_engine_outwards() -> None:
+def test_order_is_by_stream_then_from_engine_to_end_user() -> None:
     """Two streams of one trace keep their vantages together."""
     rows = [
         row("client", response_id="b", start_ns=50),
@@ -191,7 +191,7 @@ def test_order_is_by_stream_then_from_the_engine_outwards() -> None:
 
 
 def test_the_list() -> None:
-    """One line a stream, its gaps as blocks, the open gap last."""
+    """One line per stream, with its gaps as blocks, the open gap last."""
     listed = row(spark=[0, 600_000, 20_000], gap_open_us=2_000_000)
     page = text(render_list([listed], more=True))
     assert (

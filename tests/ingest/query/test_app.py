@@ -1,4 +1,4 @@
-"""The read endpoint, asked by the real clickhouse-connect client, by plain HTTP, and by those who should not ask."""
+"""Tests of the read endpoint with the real clickhouse-connect client, with plain HTTP, and with requests that must be refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def url(store: Store) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[Client]:
-    """The real driver, with its own handshake and its own compression."""
+    """The real driver, with its handshake and compression."""
     port = int(url.rsplit(":", 1)[1])
     with clickhouse_connect.get_client(host="127.0.0.1", port=port) as opened:
         yield opened
@@ -54,7 +54,7 @@ def get(url: str, query: str = "", **more: Any) -> httpx.Response:
 
 
 def test_the_driver_reads_native_types(client: Client) -> None:
-    """Each type that the schema uses, and those around it, as Python values."""
+    """Every type in the schema, and related types, as Python values."""
     sql = (
         "SELECT 1::UInt8, -1::Int64, 1.5::Float32, 'ä'::String, 'ab'::FixedString(2), NULL::Nullable(UInt32), [1, 2]::Array(UInt32), "
         "true, ('x', 1), map('a', 1), 'lc'::LowCardinality(String), toDateTime64('2026-01-02 03:04:05.123456', 6, 'UTC'), "
@@ -67,7 +67,7 @@ def test_the_driver_reads_native_types(client: Client) -> None:
 
 
 def test_the_driver_reads_the_view(client: Client) -> None:
-    """Streams, as rows, as Arrow, as columns of a probe with LIMIT 0."""
+    """Streams as rows, as Arrow, and as columns of a LIMIT 0 query."""
     assert client.command("SELECT count() FROM streams") == 3
     arrow = client.query_arrow("SELECT model, gap_max_us, dt_us FROM streams ORDER BY gap_max_us DESC")
     assert arrow.num_rows == 3 and arrow.column("gap_max_us")[0].as_py() == 700_000
@@ -78,16 +78,16 @@ def test_the_driver_reads_the_view(client: Client) -> None:
 @pytest.mark.parametrize(
     "text", ["plain", "it's", 'a "b"', "a\\b", "tab\there", "line\nbreak", "ä 😀", "%(x)s", "{x:String}", "", "\\N", "a'; DROP"]
 )
-def test_parameters_come_through_whole(client: Client, text: str) -> None:
-    """What the driver binds is what the engine sees, alone and in containers."""
+def test_parameters_arrive_unchanged(client: Client, text: str) -> None:
+    """The engine receives the bound value, alone and in containers."""
     row = client.query("SELECT {x:String}, {xs:Array(String)}, length({x:String})", parameters={"x": text, "xs": [text, "z"]}).result_rows[
         0
     ]
     assert row == (text, [text, "z"], len(text.encode()))
 
 
-def test_other_parameters_come_through(client: Client) -> None:
-    """Numbers, NULL, times, and so many that the driver sends a form."""
+def test_parameters_of_other_types(client: Client) -> None:
+    """Numbers, NULL, times, and a list so long that the driver sends a form."""
     when = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
     row = client.query(
         "SELECT {n:UInt64}, {f:Float64}, {z:Nullable(String)}, {t:DateTime('UTC')} = toDateTime('2026-01-02 03:04:05', 'UTC')",
@@ -101,7 +101,7 @@ def test_other_parameters_come_through(client: Client) -> None:
 
 
 def test_the_drivers_errors_are_clickhouses(client: Client) -> None:
-    """Codes and messages reach the caller."""
+    """ClickHouse's codes and messages reach the caller."""
     for sql, code in (("SELECT nope", 47), ("SELECT FROM WHERE", 62), ("SELECT * FROM nowhere", 60), ("SELECT file('/etc/hostname')", 497)):
         with pytest.raises(DatabaseError) as raised:
             client.query(sql)
@@ -109,7 +109,7 @@ def test_the_drivers_errors_are_clickhouses(client: Client) -> None:
 
 
 def test_the_driver_cannot_write(client: Client, store: Store) -> None:
-    """Neither rows nor tables nor settings."""
+    """It can change no rows, tables or settings."""
     attempts: list[Callable[[], object]] = [
         lambda: client.insert("schema_migrations", [[9, "x", "y"]], column_names=["number", "name", "sha256"]),
         lambda: client.command("DROP TABLE stream_revs"),
@@ -124,7 +124,7 @@ def test_the_driver_cannot_write(client: Client, store: Store) -> None:
 
 
 def test_settings_of_a_request_are_ignored(url: str) -> None:
-    """A reader cannot lift limits, allow writing or choose where files are."""
+    """A reader cannot raise limits, allow writing or choose file paths."""
     lifted = {"readonly": "0", "max_result_rows": "0", "max_execution_time": "0", "allow_ddl": "1", "session_id": "s", "user": "x"}
     assert get(url, "SELECT getSetting('readonly')", params=lifted).status_code == 403
     assert get(url, "SELECT value FROM system.settings WHERE name = 'readonly'", params=lifted).text == "1\n"
@@ -133,10 +133,10 @@ def test_settings_of_a_request_are_ignored(url: str) -> None:
     get(url, "SELECT 'what the failed query left on its handle comes out here: see the next test'")
 
 
-def test_a_failed_query_leaves_nothing_to_the_next(url: str) -> None:
-    """One reader's error never stands in front of another reader's answer."""
+def test_a_failed_query_does_not_affect_the_next(url: str) -> None:
+    """Output of a failed query never precedes another reader's result."""
     get(url, "SELECT 'clean'")
-    # The first block is written before the second, which takes a while, fails; more than once, as the engine may be quicker.
+    # The first block is written before the slow second block fails; repeated, because the engine may be faster.
     slow = "length(arrayMap(x -> x + 1, range(toUInt64(if(number > 65000, 3000, 0)))))"
     replies = []
     for _ in range(5):
@@ -146,7 +146,7 @@ def test_a_failed_query_leaves_nothing_to_the_next(url: str) -> None:
 
 
 def test_plain_http(url: str) -> None:
-    """What curl and other clients send."""
+    """The requests of curl and other clients."""
     assert get(url, "SELECT 1").text == "1\n"
     assert httpx.get(f"{url}/").text == httpx.get(f"{url}/ping").text == "Ok.\n"
     assert httpx.post(url, content="SELECT 2").text == "2\n"
@@ -159,7 +159,7 @@ def test_plain_http(url: str) -> None:
 
 
 def test_replies_describe_themselves(url: str) -> None:
-    """Format, time zone, query id; nothing that lets another site read."""
+    """Format, time zone and query id; no header that lets another site read."""
     reply = get(url, "SELECT 1", params={"query_id": "abc-1\r\nX-Evil: 1"}, headers={"Accept-Encoding": "gzip"})
     assert reply.headers["x-clickhouse-format"] == "TabSeparated" and reply.headers["x-clickhouse-query-id"] == "abc-1X-Evil:1"
     assert reply.headers["x-clickhouse-timezone"] == get(url, "SELECT timezone()").text.strip()
@@ -189,27 +189,27 @@ def test_errors_have_clickhouses_codes(url: str, query: str, status: int, code: 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost@evil", "[::2]", "127.0.0.1:80:80", "0.0.0.0"])
 def test_a_foreign_host_is_refused(url: str, host: str) -> None:
-    """A page that rebinds its own name to 127.0.0.1 gets nothing, not even a ping."""
+    """A web page that rebinds its name to 127.0.0.1 gets nothing, not even a ping."""
     for path in ("/", "/ping"):
         reply = httpx.get(url + path, params={"query": "SELECT 1"}, headers={"Host": host})
         assert reply.status_code in (400, 403) and "1\n" != reply.text
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8123", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8123", "localhost."])
-def test_loopback_names_are_taken(url: str, host: str) -> None:
+def test_loopback_names_are_accepted(url: str, host: str) -> None:
     """With and without a port."""
     assert get(url, "SELECT 1", headers={"Host": host}).text == "1\n"
 
 
 def test_a_foreign_origin_is_refused(url: str) -> None:
-    """A form on another site could not read the answer, but it could keep the store busy."""
+    """A form on another site could not read the reply, but it could load the store."""
     for origin in ("https://evil.example", "null", "http://127.0.0.1.evil.example"):
         assert httpx.post(url, content="SELECT 1", headers={"Origin": origin}).status_code == 403
     assert httpx.post(url, content="SELECT 1", headers={"Origin": "http://localhost:3000"}).text == "1\n"
 
 
-def test_requests_out_of_bounds(url: str) -> None:
-    """Too large, compressed, another database, files: a clear error each."""
+def test_unsupported_requests(url: str) -> None:
+    """Too large, compressed, another database, files: a clear error for each."""
     assert httpx.post(url, content=b"SELECT 1 -- " + b"x" * 2**21).status_code == 413
     assert httpx.post(url, content=gzip.compress(b"SELECT 1"), headers={"Content-Encoding": "gzip"}).status_code == 415
     assert get(url, "SELECT 1", params={"database": "system"}).headers["x-clickhouse-exception-code"] == "81"
@@ -221,7 +221,7 @@ def test_requests_out_of_bounds(url: str) -> None:
 
 
 def test_clickhouse_go_is_greeted_in_its_protocol(url: str) -> None:
-    """Its first statement gets one Native block at revision 54460 that tells revision 0 (reference/grafana.md)."""
+    """Its first statement gets one Native block at revision 54460 that contains revision 0."""
     asked = {"default_format": "Native", "client_protocol_version": "54460", "database": "default", "max_execution_time": "14"}
     body = "SELECT displayName(), version(), revision(), timezone()"
     reply = httpx.post(url, params=asked, content=body).content
@@ -231,20 +231,20 @@ def test_clickhouse_go_is_greeted_in_its_protocol(url: str) -> None:
 
 
 class Slow:
-    """A store whose queries wait until they are let go."""
+    """A store with queries that block until they are released."""
 
     def __init__(self) -> None:
         self.go, self.asked = threading.Event(), threading.Semaphore(0)
 
     def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
-        """Answers only when let go."""
+        """Return only when released."""
         self.asked.release()
         assert self.go.wait(10)
         return b"SELECT 1\n" if "formatQuery" in sql else b"SelectWithUnionQuery\n" if "EXPLAIN" in sql else b"UTC\n"
 
 
 def test_queries_are_bounded() -> None:
-    """Of twelve at once two run and two wait; the others are told to come back, at once."""
+    """Of 12 concurrent queries two run and two wait; the others get 503 at once."""
     store, metrics = Slow(), Metrics()
     replies: list[httpx.Response] = []
     with served(create_app(load(queries_max=2, queries_waiting_max=2), store, metrics)) as url:
@@ -268,8 +268,8 @@ def test_queries_are_bounded() -> None:
     assert metrics.queries.labels("busy")._value.get() == 8
 
 
-def test_many_at_once(url: str, client: Client) -> None:
-    """Answers are not mixed up."""
+def test_concurrent_queries(url: str, client: Client) -> None:
+    """Each query gets its own result."""
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:
@@ -296,13 +296,13 @@ def test_the_slo_of_the_server_is_returned(store: Store) -> None:
 
 
 def test_json_is_json(url: str) -> None:
-    """The type of a reply is its format's."""
+    """The content type of a reply matches its format."""
     reply = get(url, "SELECT 1 AS a", params={"default_format": "JSONCompact"})
     assert reply.headers["content-type"].startswith("application/json") and json.loads(reply.text)["data"] == [[1]]
 
 
 def test_nothing_is_left_on_disk(url: str, tmp_path: pathlib.Path) -> None:
-    """Over HTTP as well, with the value that once ended the statement."""
+    """No file is created over HTTP, with a value that once ended the statement."""
     out = tmp_path / "out"
     assert get(url, "SELECT '%(x)s'", params={"param_x": ""}).text == "%(x)s\n"
     assert get(url, "SELECT '%(x)s'", params={"param_x": f" INTO OUTFILE $${out}$$ -- "}).text == "%(x)s\n"

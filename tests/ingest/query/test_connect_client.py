@@ -1,4 +1,4 @@
-"""The read endpoint, asked by the real clickhouse-connect in all the ways that it has: types, compressions, limits, many at once."""
+"""Tests of the read endpoint with the real clickhouse-connect: types, compressions, limits, concurrency."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def connected(url: str, **options: Any) -> Client:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[Client]:
-    """The driver as it comes."""
+    """The driver with its defaults."""
     with connected(url) as opened:
         yield opened
 
@@ -64,13 +64,13 @@ def client(url: str) -> Iterator[Client]:
         ("toUnixTimestamp64Nano(toDateTime64('2026-01-02 03:04:05.123456789', 9, 'UTC'))", 1_767_323_045_123_456_789),
     ],
 )  # fmt: skip
-def test_each_type_comes_through(client: Client, sql: str, value: object) -> None:
-    """As the driver's own Python value, and no other type."""
+def test_each_type_arrives_unchanged(client: Client, sql: str, value: object) -> None:
+    """As the driver's Python value, with exactly its type."""
     found = client.query(f"SELECT {sql}").result_rows[0][0]
     assert found == value and type(found) is type(value)
 
 
-def test_no_number_is_none(client: Client) -> None:
+def test_nan_is_not_null(client: Client) -> None:
     """NaN stays NaN, and is not NULL."""
     ((number, null),) = client.query("SELECT nan, NULL::Nullable(Float64)").result_rows
     assert math.isnan(number) and null is None
@@ -80,27 +80,27 @@ def test_no_number_is_none(client: Client) -> None:
     ("kind", "precision_us"), [("DateTime('UTC')", 1_000_000), ("DateTime64(3, 'UTC')", 1_000), ("DateTime64(9, 'UTC')", 1)]
 )
 def test_times_keep_their_precision(client: Client, kind: str, precision_us: int) -> None:
-    """As far as Python's own times go."""
+    """To the precision of Python's datetime."""
     sql = f"SELECT toDateTime64('2026-01-02 03:04:05.123456789', 9, 'UTC')::{kind}"
     found = client.query(sql, query_tz="UTC").result_rows[0][0]
     assert found.replace(tzinfo=None) == datetime.datetime(2026, 1, 2, 3, 4, 5, 123_456 // precision_us * precision_us)
 
 
-def test_the_handshake_knows_the_server(client: Client, store: Store) -> None:
+def test_the_handshake_reports_the_server(client: Client, store: Store) -> None:
     """Version and time zone are the engine's, and a ping is answered."""
     ((version,),) = store.select("SELECT version()")
     assert client.server_version == version and client.ping()
 
 
 @pytest.mark.parametrize("asked", [True, False, "gzip", "lz4", "zstd", "deflate"], ids=str)
-def test_each_compression_that_the_driver_asks_for(url: str, asked: bool | str) -> None:
-    """The answer is the same; it comes plain, as the driver sees that settings are read-only and does not send enable_http_compression."""
+def test_each_compression_of_the_driver(url: str, asked: bool | str) -> None:
+    """The result is the same; it is uncompressed, as the driver sees read-only settings and does not send enable_http_compression."""
     with connected(url, compress=asked) as opened:
         assert opened.query("SELECT sum(number), repeat('ä', 9) FROM numbers(100000)").result_rows == [(4_999_950_000, "ä" * 9)]
 
 
 def test_errors_are_read_in_each_compression(url: str) -> None:
-    """They come plain, whatever was asked for."""
+    """Errors are uncompressed for every requested compression."""
     for asked in (True, False, "gzip", "lz4"):
         with connected(url, compress=asked) as opened, pytest.raises(DatabaseError) as raised:
             opened.query("SELECT * FROM nowhere")
@@ -122,8 +122,8 @@ def test_many_rows_in_each_way_of_reading(client: Client) -> None:
     assert client.raw_query(sql, fmt="TabSeparated").count(b"\n") == 100_000
 
 
-def test_no_rows_in_each_way_of_reading(client: Client) -> None:
-    """Nothing is no error; Arrow still has the columns."""
+def test_empty_results_in_each_way_of_reading(client: Client) -> None:
+    """An empty result is no error; Arrow still has the columns."""
     sql = "SELECT model, gap_max_us FROM streams WHERE 0"
     assert client.query(sql).result_rows == [] and client.query_df(sql).empty
     assert client.query_arrow(sql).column_names == ["model", "gap_max_us"]
@@ -137,16 +137,16 @@ def test_no_rows_in_each_way_of_reading(client: Client) -> None:
         ("SELECT throwIf(number = 99000) FROM numbers(100000)", 395),
     ],
 )  # fmt: skip
-def test_what_is_not_answered_is_told_by_code(client: Client, sql: str, code: int) -> None:
-    """The driver raises with ClickHouse's code, also where rows were written before the error, and goes on."""
+def test_errors_have_clickhouses_code(client: Client, sql: str, code: int) -> None:
+    """The driver raises with ClickHouse's code, also after rows were written, and stays usable."""
     with pytest.raises(DatabaseError) as raised:
         client.query(sql)
     assert raised.value.code == code and "\n" not in str(raised.value).split("DB::Exception")[0]
     assert client.query("SELECT 'clean'").result_rows == [("clean",)]
 
 
-def test_a_client_with_limits_of_its_own_is_told(client: Client) -> None:
-    """The driver reads that settings are read-only here and says so, before it asks; the limits are the endpoint's."""
+def test_a_client_with_own_limits_is_warned(client: Client) -> None:
+    """The driver sees that settings are read-only and reports it before the query; the endpoint's limits apply."""
     for setting in ("max_execution_time", "max_memory_usage", "readonly"):
         with pytest.raises(ProgrammingError, match=f"Setting {setting} is readonly"):
             client.query("SELECT 1", settings={setting: 0})
@@ -154,26 +154,26 @@ def test_a_client_with_limits_of_its_own_is_told(client: Client) -> None:
     assert client.query(asked).result_rows == [(str(LIMITS["max_execution_time"]),)]
 
 
-def test_a_user_is_not_asked_for_without_a_password(url: str) -> None:
-    """What a client gives where nothing is wanted does no harm."""
+def test_a_user_is_ignored_without_a_password(url: str) -> None:
+    """Credentials are ignored where none are needed."""
     with connected(url, username="grafana", password="whatever") as opened:
         assert opened.query("SELECT 1").result_rows == [(1,)]
 
 
 class Held:
-    """A store that keeps the statements that say so until they are let go."""
+    """A store that blocks marked statements until they are released."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.go = store, threading.Event()
 
     def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
-        """The store's answer, after the wait."""
+        """Return the store's result after the wait."""
         assert "'held'" not in sql or self.go.wait(30)
         return self._store.query_bytes(sql, params, fmt)
 
 
-def test_beyond_the_bound_the_driver_is_told_to_come_back(store: Store) -> None:
-    """One runs and one waits: of three the third gets an error of its own kind at once, and the others their answers."""
+def test_too_many_queries_of_the_driver(store: Store) -> None:
+    """One runs and one waits: the third of three gets a separate error at once, and the others get their results."""
     held = Held(store)
     outcomes: list[object] = []
     refused = threading.Event()
@@ -199,8 +199,8 @@ def test_beyond_the_bound_the_driver_is_told_to_come_back(store: Store) -> None:
     assert outcomes == [202, [("held",)], [("held",)]]
 
 
-def test_many_clients_at_once(url: str) -> None:
-    """Each gets its own answers; one client may be used by many threads too."""
+def test_concurrent_clients(url: str) -> None:
+    """Each gets its own results, also with one client in many threads."""
     wrong: list[object] = []
 
     def ask(opened: Client, number: int) -> None:

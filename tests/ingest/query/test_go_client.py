@@ -1,4 +1,4 @@
-"""The read endpoint, asked by the real clickhouse-go over HTTP in Native, which is what Grafana's data source sends."""
+"""Tests of the read endpoint with the real clickhouse-go over HTTP in Native format, as Grafana's data source uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from legato_ingest.settings import load
 from legato_ingest.storage import EmbeddedStore, Store, migrate
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
-# Three rows: a gauge, a value that is not known, a histogram.
+# Three rows: a gauge, an unknown value, a histogram.
 SAMPLES = """
 INSERT INTO node_samples
     (metric, engine_id, host, series, recorded_at, start_time, kind, monotonic, attributes, value, count, bounds, bucket_counts)
@@ -38,7 +38,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A store with the schema, three streams and three samples, whose readers have two seconds."""
+    """A store with the schema, three streams and three samples, and a query limit of 2 s."""
     opened = EmbeddedStore(tmp_path_factory.mktemp("go") / "store", {**LIMITS, "max_execution_time": 2})
     migrate.apply(opened, migrate.load(SCHEMA))
     streams_in(opened, [stream(), stream((20, 700, 20)), stream()])
@@ -49,25 +49,25 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def url(store: Store) -> Iterator[str]:
-    """The endpoint, with room for a dashboard's twenty questions."""
+    """The endpoint with a limit above the 20 queries of a dashboard."""
     with reading(store, queries_max=10) as address:
         yield address
 
 
 @pytest.fixture(scope="module", params=[("none",), ("gzip",), ("gzip", "-ask")], ids=["plain", "gzip", "gzip asked for"])
 def said(request: pytest.FixtureRequest, program: pathlib.Path, url: str) -> dict[str, Answer]:
-    """All answers, by check: without compression, and with gzip as the data source and as ClickHouse's own documents have it."""
+    """All results by check: without compression, and with gzip as in the data source and as in ClickHouse's documentation."""
     return ask(program, url, "-compression", *request.param)
 
 
 def rows(answer: Answer) -> list[dict[str, Any]]:
-    """The rows of an answer that is no error."""
+    """The rows of a successful result."""
     assert "error" not in answer, answer["error"]
     return [dict(zip(answer["columns"], row, strict=True)) for row in answer.get("rows", [])]
 
 
 def test_it_connects(said: dict[str, Answer], store: Store) -> None:
-    """The driver's hello and ping, from its own interface and from database/sql."""
+    """The driver's hello and ping, from its native interface and from database/sql."""
     facts = said["server"]["facts"]
     ((version, timezone),) = store.select("SELECT version(), timezone()")
     assert (facts["name"], facts["revision"], facts["timezone"]) == ("legato", 0, timezone)
@@ -96,8 +96,8 @@ CONTAINERS = {
     ("check", "row"),
     [("numbers", NUMBERS), ("texts", TEXTS), ("times", TIMES), ("nullable", NULLABLE), ("containers", CONTAINERS)],
 )
-def test_each_type_comes_through(said: dict[str, Answer], check: str, row: dict[str, Any]) -> None:
-    """Whole 64 bits, nanoseconds, NULL, NaN, bytes that are no text, empty arrays, maps."""
+def test_each_type_arrives_unchanged(said: dict[str, Answer], check: str, row: dict[str, Any]) -> None:
+    """64-bit integers, nanoseconds, NULL, NaN, binary strings, empty arrays, maps."""
     assert rows(said[check]) == [row]
 
 
@@ -108,21 +108,21 @@ def test_each_type_comes_through(said: dict[str, Answer], check: str, row: dict[
         ("samples", "SELECT * {} FROM node_samples ORDER BY recorded_at LIMIT 5"),
     ],
 )
-def test_rows_are_the_stores(said: dict[str, Answer], store: Store, check: str, sql: str) -> None:
-    """Every column of every stream and sample is what the store holds, times to the nanosecond."""
+def test_rows_equal_the_stores(said: dict[str, Answer], store: Store, check: str, sql: str) -> None:
+    """Every column of every stream and sample, with times to the nanosecond."""
     answer = said[check]
     times = [name for name, kind in zip(answer["columns"], answer["types"], strict=True) if "DateTime64" in kind]
     exact = ", ".join(f"toUnixTimestamp64Nano(toDateTime64({name}, 9, 'UTC')) AS {name}_ns" for name in times)
     known = store.select(sql.format(f"EXCEPT ({', '.join(times)}), {exact}"))
     kept = [name for name in answer["columns"] if name not in times]
     assert len(known) == len(rows(answer)) == 3
-    for told, held in zip(rows(answer), known, strict=True):
-        assert [told[name] for name in kept] == [_plain(value) for value in held[: len(kept)]]
-        assert [told[name] and _ns(told[name]) for name in times] == list(held[len(kept) :])
+    for received, held in zip(rows(answer), known, strict=True):
+        assert [received[name] for name in kept] == [_plain(value) for value in held[: len(kept)]]
+        assert [received[name] and _ns(received[name]) for name in times] == list(held[len(kept) :])
 
 
 def _plain(value: Any) -> Any:
-    """A value of the store as the program prints it: bytes as text where they are, endless numbers as Go writes them."""
+    """A value of the store as the program prints it: text bytes as text, infinities in Go's form."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 def _ns(text: str) -> int:
-    """Nanoseconds since 1970 of a time as Go writes it."""
+    """Nanoseconds since 1970 of a time in Go's format."""
     second = datetime.datetime.fromisoformat(text[:19] + "+00:00")
     return int(second.timestamp()) * 10**9 + int(text[20:-1].ljust(9, "0"))
 
@@ -148,7 +148,7 @@ def test_every_table_can_be_read(said: dict[str, Answer], store: Store) -> None:
 
 
 def test_results_without_rows_and_with_many(said: dict[str, Answer]) -> None:
-    """Nothing is no error; 100,000 rows in several blocks are all there and right."""
+    """An empty result is no error; 100,000 rows in several blocks are complete and correct."""
     assert rows(said["empty"]) == []
     assert said["big"]["facts"] == {"rows": 100_000, "sum": sum(range(100_000)), "letters": 488_890}
 
@@ -161,20 +161,20 @@ def test_results_without_rows_and_with_many(said: dict[str, Answer]) -> None:
         ("outfile", 497, 403),
     ],
 )  # fmt: skip
-def test_errors_are_the_drivers(said: dict[str, Answer], check: str, code: int, status: int) -> None:
-    """Code, status and words reach the caller, marked as the data source's own."""
+def test_errors_reach_the_driver(said: dict[str, Answer], check: str, code: int, status: int) -> None:
+    """Code, status and message reach the caller, marked as errors of the data source."""
     answer = said[check]
     assert (answer["code"], answer["status"]) == (code, status)
     assert "DB::Exception" in answer["error"] and not answer.get("rows")
 
 
 def test_an_error_leaves_nothing_behind(said: dict[str, Answer]) -> None:
-    """The next answer is clean."""
+    """The next result is correct."""
     assert rows(said["after_errors"]) == [{"word": "clean"}]
 
 
 def test_nothing_was_written(said: dict[str, Answer], store: Store) -> None:
-    """No way that the driver has of sending rows is taken, and no file appears."""
+    """Every way in which the driver sends rows is refused, and no file is created."""
     for check in ("insert_batch", "external"):
         assert said[check]["status"] in (400, 403, 415), said[check]
     assert store.select("SELECT count() FROM schema_migrations WHERE number = 9 AND name = 'x'") == [(0,)]
@@ -183,25 +183,25 @@ def test_nothing_was_written(said: dict[str, Answer], store: Store) -> None:
 
 
 def test_values_are_bound(said: dict[str, Answer]) -> None:
-    """By the server as parameters, and by the driver into the text."""
+    """By the server as parameters, and by the driver in the text."""
     bound = {"text": "it's ä", "n": 2**63, "words": ["a", "b'c"], "time": "2026-01-02T03:04:05.678Z"}
     assert rows(said["bound"]) == [bound]
     assert rows(said["written_in"]) == [{"text": "it's \\ ä", "n": 2**63}]
 
 
-def test_twenty_questions_at_once(said: dict[str, Answer]) -> None:
-    """Each gets its own answer where there is room for them."""
+def test_twenty_concurrent_queries(said: dict[str, Answer]) -> None:
+    """Each gets its own result within the limit."""
     assert said["concurrent"]["facts"] == {"right": 20, "refused": {}}
 
 
 class Watched:
-    """An app, and how its answers were encoded."""
+    """An app, and the encodings of its replies."""
 
     def __init__(self, app: Any) -> None:
         self._app, self.encodings = app, set[str]()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Hand on, and look at the headers of each answer."""
+        """Forward the request, and record the headers of the reply."""
 
         async def seen(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -212,26 +212,26 @@ class Watched:
 
 
 @pytest.mark.parametrize(("flags", "encodings"), [(("none",), {""}), (("gzip",), {""}), (("gzip", "-ask"), {"gzip"})])
-def test_gzip_is_sent_to_who_asks(program: pathlib.Path, store: Store, flags: tuple[str, ...], encodings: set[str]) -> None:
-    """As ClickHouse does: to a client that takes it and says enable_http_compression=1, and to no other."""
+def test_gzip_is_sent_on_request(program: pathlib.Path, store: Store, flags: tuple[str, ...], encodings: set[str]) -> None:
+    """As in ClickHouse: only to a client that accepts it and sends enable_http_compression=1."""
     app = Watched(create_app(load(), store, Metrics()))
     with served(app) as address:
         answers = ask(program, address, "-compression", *flags, "-only", "server,big")
     assert answers["big"]["facts"]["rows"] == 100_000 and app.encodings == encodings
 
 
-def test_beyond_the_room_questions_are_told_to_come_back(program: pathlib.Path, store: Store) -> None:
-    """Two run and two wait; of twenty, those that get no answer are told 503 with ClickHouse's code for it, and no answer is wrong."""
+def test_too_many_queries(program: pathlib.Path, store: Store) -> None:
+    """Two run and two wait; of 20, each query without a result gets 503 with ClickHouse's code, and no result is wrong."""
     with reading(store, queries_max=2, queries_waiting_max=2) as address:
         answer = ask(program, address, "-only", "concurrent")["concurrent"]
     right, refused = answer["facts"]["right"], answer["facts"]["refused"]
-    # How many it are depends on how fast they come: the exact bound is held by test_read.
+    # The number depends on their arrival; test_app.py checks the exact limit.
     assert right >= 1 and refused == ({"503": 20 - right} if right < 20 else {})
     assert right == 20 or answer["code"] == 202
 
 
 def test_clickhouses_own_compression_is_refused(program: pathlib.Path, url: str) -> None:
-    """In words; clickhouse-go, which decompresses errors too, shows the status alone."""
+    """With a message; clickhouse-go decompresses errors as well and shows only the status."""
     for method in ("lz4", "zstd"):
         assert ask(program, url, "-compression", method, "-only", "server")["server"]["status"] == 400
     reply = httpx.post(url, params={"compress": "1"}, content="SELECT 1")

@@ -1,4 +1,4 @@
-"""The password of the read door: who must give it, how, what everybody else is told, and that it is written nowhere."""
+"""Tests of the read endpoint's password: how readers send it, how others are denied, and that it is never written."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from legato_ingest.settings import load
 from legato_ingest.storage import Store
 
 USER, PASSWORD = "grafana", "p:ss wörd — 漢字 %41+"
-# Another address of this host than the one that counts as loopback here, so that nothing is open to others while this runs.
+# An address of this host that does not count as loopback here, so that no port is open to other hosts during the test.
 ELSEWHERE = "127.0.0.2"
 
 
 def basic(user: str = USER, password: str = PASSWORD) -> dict[str, str]:
-    """The header of HTTP's own way."""
+    """The header of HTTP Basic authentication."""
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
 def keyed(user: str = USER, password: str = PASSWORD) -> dict[bytes, bytes]:
-    """The headers of ClickHouse's way."""
+    """ClickHouse's headers."""
     return {b"X-ClickHouse-User": user.encode(), b"X-ClickHouse-Key": password.encode()}
 
 
@@ -46,26 +46,26 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def metrics() -> Metrics:
-    """What the door counts."""
+    """The endpoint's metrics."""
     return Metrics()
 
 
 @pytest.fixture(scope="module")
 def url(store: Store, metrics: Metrics) -> Iterator[str]:
-    """A door with a password."""
+    """An endpoint with a password."""
     settings = load(read_user=USER, read_password=PASSWORD)
     with served(create_app(settings, store, metrics)) as address:
         yield address
 
 
 def get(url: str, headers: Mapping[str, str] | Mapping[bytes, bytes] | None = None, **params: str) -> httpx.Response:
-    """One question."""
+    """One query."""
     return httpx.get(url, params={"query": "SELECT 1", **params}, headers=headers)
 
 
 @pytest.mark.parametrize("headers", [basic(), keyed(), {"authorization": basic()["Authorization"].replace("Basic ", "bAsIc  ")}])
-def test_who_gives_it_may_ask(url: str, headers: dict[str, str]) -> None:
-    """In either way, by GET and POST, with any characters in it, and under any name that the host has."""
+def test_readers_with_the_password(url: str, headers: dict[str, str]) -> None:
+    """With either kind of header, by GET and POST, with any characters in it, and under any name of the host."""
     assert get(url, headers).text == httpx.post(url, content="SELECT 1", headers=headers).text == "1\n"
     for host in ("legato.example:8123", "10.0.0.5", "127.0.0.1"):
         assert httpx.get(url, params={"query": "SELECT 1"}, headers=[*httpx.Headers(headers).raw, (b"Host", host.encode())]).text == "1\n"
@@ -99,7 +99,7 @@ WRONG: dict[str, Mapping[str, str] | Mapping[bytes, bytes]] = {
 
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG.keys())
 def test_all_others_are_denied(url: str, metrics: Metrics, headers: Mapping[str, str]) -> None:
-    """403 with ClickHouse's code, counted, and without a word of what was given or wanted."""
+    """403 with ClickHouse's code, counted, and without the sent or the expected password."""
     raw = httpx.Headers([(k.encode() if isinstance(k, str) else k, v.encode() if isinstance(v, str) else v) for k, v in headers.items()])
     before = metrics.queries.labels("denied")._value.get()
     for reply in (httpx.get(url, params={"query": "SELECT 1"}, headers=raw), httpx.post(url, content="SELECT 1", headers=raw)):
@@ -111,21 +111,21 @@ def test_all_others_are_denied(url: str, metrics: Metrics, headers: Mapping[str,
 
 @pytest.mark.parametrize("given", [{"user": USER, "password": PASSWORD}, {"password": PASSWORD}, {"user": USER}, {"password": ""}])
 def test_it_is_refused_in_a_url(url: str, given: dict[str, str]) -> None:
-    """Even the right one, even beside the right header: URLs end in logs."""
+    """Even the right one, even with the right header: logs keep URLs."""
     for headers in ({}, basic()):
         reply = get(url, headers, **given)
         assert (reply.status_code, reply.headers["x-clickhouse-exception-code"]) == (403, "516")
         assert "must not carry user and password" in reply.text and PASSWORD not in reply.text
 
 
-def test_a_form_is_no_way_to_give_it(url: str) -> None:
-    """A page of another site can send a form."""
+def test_a_form_cannot_send_it(url: str) -> None:
+    """A web page of another site can send a form."""
     reply = httpx.post(url, files={"query": (None, "SELECT 1"), "user": (None, USER), "password": (None, PASSWORD)})
     assert reply.headers["x-clickhouse-exception-code"] == "516"
 
 
-def test_a_foreign_origin_is_refused_all_the_same(url: str, metrics: Metrics) -> None:
-    """A browser that knows the password lends it to no other site."""
+def test_a_foreign_origin_is_refused_with_it(url: str, metrics: Metrics) -> None:
+    """A browser that has stored the password must not send it for another site."""
     before = metrics.queries.labels("foreign")._value.get()
     for origin in ("https://evil.example", "null"):
         assert get(url, {**basic(), "Origin": origin}).status_code == 403
@@ -135,13 +135,13 @@ def test_a_foreign_origin_is_refused_all_the_same(url: str, metrics: Metrics) ->
 
 
 def test_a_ping_needs_none(url: str) -> None:
-    """Health checks know no secrets, and come by whatever name."""
+    """Health checks have no credentials, and use any name."""
     assert httpx.get(f"{url}/ping", headers={"Host": "legato.example"}).text == "Ok.\n"
     assert httpx.get(f"{url}/ping", headers=basic(password="wrong-password")).text == "Ok.\n"
 
 
 def test_clickhouse_connect(url: str) -> None:
-    """The driver gets in with it, and is told by code without."""
+    """The driver connects with it, and gets ClickHouse's code without it."""
     port = int(url.rsplit(":", 1)[1])
     with clickhouse_connect.get_client(host="127.0.0.1", port=port, username=USER, password=PASSWORD) as opened:
         assert opened.query("SELECT count() FROM streams").result_rows == [(0,)] and opened.ping()
@@ -152,7 +152,7 @@ def test_clickhouse_connect(url: str) -> None:
 
 
 def test_clickhouse_go(url: str, tmp_path: pathlib.Path) -> None:
-    """And so does Grafana's."""
+    """The driver of Grafana's plugin connects with it."""
     program = build(tmp_path)
     right = {"LEGATO_READ_USER": USER, "LEGATO_READ_PASSWORD": PASSWORD}
     answers = ask(program, url, "-only", "server,database_sql,big", environ=right)
@@ -163,7 +163,7 @@ def test_clickhouse_go(url: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_the_commands_reader(url: str) -> None:
-    """With it, rows; without, one line that says which variables to set; in the URL, nothing is sent."""
+    """With it, rows; without it, one line that names the variables; in the URL, nothing is sent."""
     assert Reader(url, USER, PASSWORD).rows("SELECT 1 AS a") == [{"a": 1}]
     for reader in (Reader(url), Reader(url, USER, "wrong-password"), Reader(url, "x", PASSWORD)):
         with pytest.raises(ReadError, match="set LEGATO_READ_USER and LEGATO_READ_PASSWORD") as raised:
@@ -174,8 +174,8 @@ def test_the_commands_reader(url: str) -> None:
     assert "secret-word" not in str(raised.value)
 
 
-def test_the_commands_take_it_from_the_environment(url: str) -> None:
-    """And from nowhere else: other users see the words of a command."""
+def test_commands_read_it_from_the_environment(url: str) -> None:
+    """And only from there: other users can see a command's arguments."""
     environ = {"LEGATO_READ_URL": url, "LEGATO_READ_USER": USER, "LEGATO_READ_PASSWORD": PASSWORD}
     assert legato("report", environ=environ).returncode == 0
     denied = legato("report", environ={**environ, "LEGATO_READ_PASSWORD": "wrong-password"})
@@ -184,7 +184,7 @@ def test_the_commands_take_it_from_the_environment(url: str) -> None:
 
 
 def test_settings_never_show_it() -> None:
-    """Not as text, not as data, not in the error of another setting."""
+    """Not as text, not as data, and not in the error of another setting."""
     settings = load(read_password=PASSWORD)
     for shown in (repr(settings), str(settings), str(settings.model_dump()), settings.model_dump_json(), f"{settings.read_password}"):
         assert PASSWORD not in shown and PASSWORD.encode("unicode_escape").decode() not in shown
@@ -194,23 +194,23 @@ def test_settings_never_show_it() -> None:
 
 
 @pytest.mark.parametrize("user", ["", "a:b", "a b", "a\n"])
-def test_a_user_that_no_header_can_carry_is_refused(user: str) -> None:
-    """By the setting's name."""
+def test_a_user_that_no_header_can_carry_is_an_error(user: str) -> None:
+    """The error names the setting."""
     with pytest.raises(SettingsError, match="LEGATO_READ_USER"):
         load(read_user=user)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", ELSEWHERE, "10.0.0.5", "legato.example", "127.0.0.1.evil.example"])
 @pytest.mark.parametrize("password", ["", "elevenchars"])
-def test_serve_opens_to_others_with_a_password_alone(tmp_path: pathlib.Path, host: str, password: str) -> None:
-    """Of twelve characters; it says so in one line, before it makes a store or opens a door."""
+def test_serve_beyond_loopback_needs_a_password(tmp_path: pathlib.Path, host: str, password: str) -> None:
+    """Of 12 characters; a one-line error comes before it creates a store or opens a port."""
     settings = load(read_host=host, read_password=password, store=f"chdb://{tmp_path}/store")
     with pytest.raises(SettingsError, match="set LEGATO_READ_PASSWORD to 12 characters or more") as raised:
         serve(settings)
     assert not list(tmp_path.iterdir()) and "elevenchars" not in str(raised.value)
 
 
-def test_the_command_says_so(tmp_path: pathlib.Path) -> None:
+def test_the_command_reports_it(tmp_path: pathlib.Path) -> None:
     """One line and status 1."""
     environ = {"LEGATO_READ_HOST": "0.0.0.0", "LEGATO_READ_PASSWORD": "elevenchars", "LEGATO_STORE": f"chdb://{tmp_path}/store"}
     run = legato("serve", environ=environ)
@@ -219,14 +219,14 @@ def test_the_command_says_so(tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str]]:
-    """The real command, open on another address, and where."""
+    """The real command on another address, and its URL."""
     settings = {"LEGATO_READ_HOST": ELSEWHERE, "LEGATO_READ_USER": USER, "LEGATO_READ_PASSWORD": PASSWORD}
     with serve_process(tmp_path_factory.mktemp("opened") / "store", **settings) as running:
         yield running, running.read.replace("127.0.0.1", ELSEWHERE)
 
 
-def test_serve_opens_one_door_to_others(opened: tuple[Served, str]) -> None:
-    """The one to read by; OTLP stays on loopback."""
+def test_serve_opens_only_the_read_endpoint(opened: tuple[Served, str]) -> None:
+    """The OTLP endpoint stays on loopback."""
     running, elsewhere = opened
     assert get(elsewhere, basic()).text == "1\n" and get(elsewhere).status_code == 403
     for address in (running.read, running.otlp.replace("127.0.0.1", ELSEWHERE)):
@@ -236,8 +236,8 @@ def test_serve_opens_one_door_to_others(opened: tuple[Served, str]) -> None:
     assert 'legato_queries_total{result="denied"} 1.0' in counted and PASSWORD not in counted
 
 
-def test_nothing_that_serve_writes_holds_it(opened: tuple[Served, str]) -> None:
-    """Neither what it says, after right and wrong askers, nor any file beside or in its store."""
+def test_serve_never_writes_it(opened: tuple[Served, str]) -> None:
+    """Not to its output, after right and wrong passwords, and not to any file in or next to its store."""
     running, elsewhere = opened
     assert get(elsewhere, basic(), password=PASSWORD).status_code == get(elsewhere, basic(user="x")).status_code == 403
     assert get(elsewhere, {**basic(), "Content-Type": "multipart/form-data"}).status_code == 200

@@ -1,4 +1,4 @@
-"""The list of functions that a reader may call, held against the functions of the installed engine."""
+"""Tests of the list of allowed functions against the functions of the installed engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.servers.reading import open_store
 from legato_ingest.query.sql_functions import allows, allows_table, named
 from legato_ingest.storage import Store
 
-# Names that touch files, network, other processes, dictionaries, models, the host, secrets, other people's queries, or wait.
+# Names of functions that access files, network, processes, dictionaries, models, the host, secrets or other queries, or that wait.
 DANGEROUS = re.compile(
     r"file(?!_)|^url$|s3|gcs|azure|hdfs|remote|cluster(?!ing)|python|chdb|executable|catboost|naivebayes(?!ngrams)|evalml|^ai[a-z]+|dict(?!ionaryof)|join(get)?$"
     r"|joinget|regionto|regionin|regionhier|getmacro|getserver|getmergetree|getsetting|globalvariable|getclient|authuser|authenticated|roles$"
@@ -24,13 +24,13 @@ LOOK_WORSE_THAN_THEY_ARE = frozenset(("arrayjoin", "timeseriespredictlineartogri
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Any store: its engine is what is asked."""
+    """Any store: the tests query its engine."""
     with open_store(tmp_path_factory.mktemp("functions") / "store") as opened:
         yield opened
 
 
-def test_what_is_named_is_there(store: Store) -> None:
-    """Each name is a function of the engine of that kind; `lambda` and `exists` are its syntax."""
+def test_listed_functions_exist(store: Store) -> None:
+    """Each name is an engine function of its kind; `lambda` and `exists` are syntax."""
     rows = store.select("SELECT lower(name), is_aggregate FROM system.functions")
     engine = {True: {name for name, aggregate in rows if aggregate}, False: {name for name, aggregate in rows if not aggregate}}
     assert named("plain") - engine[False] == {"lambda", "exists"}
@@ -39,7 +39,7 @@ def test_what_is_named_is_there(store: Store) -> None:
 
 
 def test_nothing_dangerous_is_allowed(store: Store) -> None:
-    """No function of the engine whose name tells of files, network, the host, waiting or other people's queries; all built in."""
+    """No engine function with a dangerous name is allowed, and all functions are built in."""
     names = {name.lower() for (name,) in store.select("SELECT name FROM system.functions")}
     dangerous = {name for name in names if DANGEROUS.search(name)} - LOOK_WORSE_THAN_THEY_ARE
     assert len(dangerous) > 100
@@ -48,31 +48,31 @@ def test_nothing_dangerous_is_allowed(store: Store) -> None:
 
 
 def test_no_alias_opens_a_refused_function(store: Store) -> None:
-    """A name allowed while the function that it stands for is not would be a hole."""
+    """An allowed alias of a forbidden function would be a hole."""
     rows = store.select("SELECT lower(name), lower(alias_to) FROM system.functions WHERE alias_to != ''")
     assert [(name, target) for name, target in rows if allows(name) and not allows(target)] == []
 
 
 def test_table_functions_are_few(store: Store) -> None:
-    """Only those that make rows from nothing."""
+    """Only table functions without input."""
     engine = {name for (name,) in store.select("SELECT name FROM system.table_functions")}
     allowed = sorted(name for name in engine if allows_table(name))
     assert allowed == ["generateSeries", "generate_series", "null", "numbers", "numbers_mt", "primes", "values", "zeros", "zeros_mt"]
 
 
 def test_unknown_names_are_refused() -> None:
-    """A function of a later engine waits until somebody has read what it does."""
+    """A new function of a later engine must be reviewed first."""
     assert not allows("readTheWholeDisk") and not allows("") and not allows("OrNull") and not allows_table("readTheWholeDisk")
 
 
 def test_combinators_stack_three_high() -> None:
-    """Aggregates carry their suffixes; plain functions do not."""
+    """Aggregates may have combinators; plain functions may not."""
     assert allows("sumIf") and allows("quantileExactIf") and allows("argMaxOrNullIf") and allows("uniqArrayStateIf") and allows("COUNTIF")
     assert not allows("lengthIf") and not allows("sumIfIfIfIf") and not allows("fileIf")
 
 
 def test_the_list_is_in_lower_case() -> None:
-    """As it is compared."""
+    """Names are compared in lower case."""
     text = (pathlib.Path(__file__).parents[3] / "ingest/legato_ingest/query/sql_functions.txt").read_text(encoding="utf-8")
     names = " ".join(line for line in text.splitlines() if not line.startswith("#"))
     assert names == names.lower()

@@ -33,7 +33,7 @@ Asked = Callable[[str, str | Sequence[str]], object]
 
 @pytest.fixture
 def answer(shared_store: Store) -> Asked:
-    """The one cell of a SELECT in which the variable ``v`` stands at a value."""
+    """The result of a SELECT with this value of the variable ``v``."""
 
     def ask(expression: str, value: str | Sequence[str]) -> object:
         ((cell,),) = shared_store.select(expand(f"SELECT {expression} AS found", SPAN, {"v": value}))
@@ -117,12 +117,12 @@ def test_a_format_that_can_be_broken_out_of_is_refused(form: str) -> None:
     ],
 )
 def test_a_value_is_encoded_as_grafana_does(given: str | Sequence[str], written: str) -> None:
-    """Like encodeURIComponent, and what that leaves of quotes and parentheses too; the word for all values stays."""
+    """Like encodeURIComponent, with quotes and parentheses encoded too; the value for "All" is unchanged."""
     assert expand("${v:queryparam}", SPAN, {"v": given}) == written
 
 
-def test_what_is_not_chosen_stands_at_all() -> None:
-    """Also where nothing is chosen at all; what is chosen for others changes nothing; no value at all is no pair."""
+def test_a_variable_without_a_value_is_at_all() -> None:
+    """Without any values as well; values of other variables change nothing; an empty list gives an empty text."""
     assert expand("${v:queryparam}", SPAN) == expand("${v:queryparam}", SPAN, {"w": "x"}) == "var-v=$__all"
     assert expand("${v:queryparam}", SPAN, {"v": []}) == ""
 
@@ -131,21 +131,21 @@ texts = st.text(max_size=40) | st.text("'\\%+&=$_{}()`\"/*-; \0\n", max_size=40)
 
 
 @given(texts)
-def test_a_written_value_has_nothing_that_sql_reads(value: str) -> None:
-    """Letters, digits and a few signs: no quote, no backslash, no blank, no dollar; and it can be read back."""
+def test_an_encoded_value_has_no_sql_syntax(value: str) -> None:
+    """Letters, digits and a few signs: no quote, backslash, blank or dollar; and it can be decoded."""
     written = expand("${v:queryparam}", SPAN, {"v": value}).removeprefix("var-v=")
     if value != "$__all":
         assert set(written) <= set("%-_.~") | {character for character in written if character.isascii() and character.isalnum()}
         assert unquote(written) == value
 
 
-# What panels make of a value.
+# Values in panels.
 
 
 @given(st.lists(texts, min_size=1, max_size=4))
 @examples(150)
 def test_the_engine_reads_exactly_the_values(shared_store: Store, values: list[str]) -> None:
-    """Whatever somebody types, or names a service: the panel's SQL has these values, each whole, in order, and nothing else."""
+    """For any input or service name: the panel's SQL contains exactly these values, in order."""
     ((found,),) = shared_store.select(expand(f"SELECT arrayMap(each -> hex(each), {chosen('v')})", SPAN, {"v": values}))
     assert [bytes.fromhex(each).decode() for each in found] == values
 
@@ -155,12 +155,12 @@ def test_the_engine_reads_exactly_the_values(shared_store: Store, values: list[s
     [("20", 20), (" 0.10 ", 0.1), ("1e3", 1000), ("", 0), ("twenty", 0), ("1; DROP TABLE x", 0), ("$__all", 0), ("-5", -5), ("1,5", 0)],
 )
 def test_a_number_is_a_number_or_0(answer: Asked, typed: str, number: float) -> None:
-    """A text box holds anything."""
+    """A text box may contain any text."""
     assert answer(chosen_number("v"), typed) == number
 
 
 def test_a_text_is_the_first_value_without_blanks(answer: Asked) -> None:
-    """Of a text box there is one."""
+    """A text box has one value."""
     assert answer(chosen_text("v"), "  it's \\ me ") == "it's \\ me"
     assert answer(chosen_text("v"), ["a", "b"]) == "a"
 
@@ -179,7 +179,7 @@ def test_a_text_is_the_first_value_without_blanks(answer: Asked) -> None:
         ("' OR 1=1 --", []),
     ],
 )
-def test_a_filter_lets_the_chosen_through(shared_store: Store, value: str | Sequence[str], names: list[str]) -> None:
-    """One, several, all, the nameless; never what was not chosen."""
+def test_a_filter_keeps_the_chosen_values(shared_store: Store, value: str | Sequence[str], names: list[str]) -> None:
+    """One, several, all, the empty name; never another value."""
     rows = f"(SELECT arrayJoin(['', '(none)', 'a', 'b\\'']) AS name) WHERE {filters({'v': 'name'})} ORDER BY name"
     assert [row[0] for row in shared_store.select(expand(f"SELECT name FROM {rows}", SPAN, {"v": value}))] == names

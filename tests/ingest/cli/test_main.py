@@ -1,0 +1,34 @@
+"""Tests of the command `legato` itself: its subcommands and their earlier names."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from legato_ingest.cli.main import app
+
+
+def run(*words: str) -> str:
+    """The output of a command that succeeds."""
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    return " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(("earlier", "name"), [("move", "copy"), ("attribute", "reattribute")])
+def test_earlier_names_of_commands_still_work(earlier: str, name: str) -> None:
+    """They are the same command, and the list of commands has only the present name."""
+    listed = [line.split()[1] for line in CliRunner().invoke(app, ["--help"]).stdout.splitlines() if line.startswith("│ ")]
+    assert name in listed and earlier not in listed
+    assert run(earlier, "--help").partition("--")[2] == run(name, "--help").partition("--")[2]
+
+
+def test_an_error_of_legato_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With exit status 1 and without a traceback."""
+    from legato_ingest.cli import main
+
+    monkeypatch.setattr("sys.argv", ["/usr/bin/legato", "copy", "--to", "chdb:///x"])
+    with pytest.raises(SystemExit) as raised:
+        main.main()
+    assert raised.value.code == 1
+    assert capsys.readouterr().err.startswith("legato: --to must be a ClickHouse server: clickhouse://")
