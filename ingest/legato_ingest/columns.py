@@ -1,11 +1,12 @@
-"""The tables that the write path fills: each column's name, Arrow type and source, in the order of the schema.
+"""The tables that the write path and the attribution fill: each column's name, Arrow type and source, in the order of the schema.
 
-The converters in ``otlp`` build their tables from these declarations, and a test compares them with the tables of a migrated store. The
+``otlp`` and ``attribution`` build their tables from these declarations, and a test compares them with the tables of a migrated store. The
 module holds declarations only; it imports nothing of Legato. Codecs, keys and reasons are in ``schema/``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,9 +17,11 @@ __all__ = [
     "ENGINE_STEPS",
     "NODE_SAMPLES",
     "REJECTED",
+    "REPLAYS",
     "STREAM_REVS",
     "STREAM_SOCKETS",
     "TABLES",
+    "VERDICTS",
     "Column",
     "Source",
     "Table",
@@ -38,6 +41,8 @@ class Source(Enum):
     METRIC = "the metric that the data point belongs to"
     SERIES = "the data point's series: attributes of resource, scope and point"
     POINT = "the data point itself"
+    STREAM = "the judged stream, at the vantage that the verdict is for"
+    JUDGEMENT = "the judgement of the stream's stalls, and its time"
     COMPUTED = "a function of the module that builds the table"
 
 
@@ -67,6 +72,12 @@ class Table:
 
     def __getitem__(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
+
+    def rows(self, columns: Mapping[str, pa.Array]) -> pa.Table:
+        """Return rows of these columns, in the declared order. Raises ``ValueError`` if a column is missing or not declared."""
+        if different := set(columns) ^ set(self.schema.names):
+            raise ValueError(f"the rows of {self.name} and its declaration differ in {', '.join(sorted(different))}")
+        return pa.table(dict(columns), self.schema)
 
 
 _TEXT, _TEXTS = pa.string(), pa.list_(pa.string())
@@ -204,4 +215,44 @@ REJECTED = Table(
         *_from(Source.RECORD, _SHA256, "span_sha256"),
     ),
 )
-TABLES = {table.name: table for table in (STREAM_REVS, STREAM_SOCKETS, ENGINE_STEPS, ENGINE_REQUESTS, NODE_SAMPLES, REJECTED)}
+_JUDGED_STREAM = (
+    *_from(Source.STREAM, _TEXT, "tenant"),
+    *_from(Source.STREAM, _TIME_NS, "start_time=start_ns"),
+    *_from(Source.STREAM, _TRACE_ID, "trace_id"),
+    *_from(Source.STREAM, _SPAN_ID, "span_id"),
+)
+VERDICTS = Table(
+    "verdicts",
+    (
+        *_JUDGED_STREAM,
+        *_from(Source.JUDGEMENT, _UINT64, "gap_start_us gap_us excess_us"),
+        *_from(Source.JUDGEMENT, _TIME_MS, "judged_at"),
+        *_from(Source.JUDGEMENT, _TEXT, "cause confidence"),
+        *_from(Source.JUDGEMENT, _FLOAT32, "share"),
+        *_from(Source.JUDGEMENT, pa.map_(_TEXT, pa.int64()), "parts"),
+        *_from(Source.STREAM, _TEXT, "engine_id"),
+        *_from(Source.JUDGEMENT, _UINT64, "step_first step_last"),
+        *_from(Source.JUDGEMENT, _TEXTS, "missing"),
+        *_from(Source.JUDGEMENT, pa.map_(_TEXT, pa.int64()), "evidence"),
+        *_from(Source.JUDGEMENT, pa.map_(_TEXT, _TEXT), "excluded"),
+        *_from(Source.JUDGEMENT, _UINT32, "error_us"),
+        *_from(Source.JUDGEMENT, _UINT64, "culprit_step"),
+        *_from(Source.JUDGEMENT, _TIME_NS, "culprit_at"),
+        *_from(Source.JUDGEMENT, _UINT64, "culprit_us"),
+        *_from(Source.JUDGEMENT, _TEXTS, "culprit_responses"),
+    ),
+)
+REPLAYS = Table(
+    "replays",
+    (
+        *_JUDGED_STREAM,
+        *_from(Source.JUDGEMENT, _TEXT, "cause"),
+        *_from(Source.JUDGEMENT, _TIME_MS, "judged_at"),
+        *_from(Source.STREAM, _TEXT, "engine_id"),
+        *_from(Source.JUDGEMENT, _UINT32, "stalls stalls_min stalls_max"),
+        *_from(Source.JUDGEMENT, _UINT64, "stalled_us stalled_min_us stalled_max_us"),
+    ),
+)
+TABLES = {
+    table.name: table for table in (STREAM_REVS, STREAM_SOCKETS, ENGINE_STEPS, ENGINE_REQUESTS, NODE_SAMPLES, REJECTED, VERDICTS, REPLAYS)
+}

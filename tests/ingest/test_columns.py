@@ -7,7 +7,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from legato_ingest.columns import TABLES
+from legato_ingest.columns import REPLAYS, TABLES
 from legato_ingest.storage import Store
 
 PLAIN = {
@@ -17,6 +17,7 @@ PLAIN = {
     "UInt16": pa.uint16(),
     "UInt32": pa.uint32(),
     "UInt64": pa.uint64(),
+    "Int64": pa.int64(),
     "Float32": pa.float32(),
     "Float64": pa.float64(),
     "DateTime64(3, 'UTC')": pa.timestamp("ms", "UTC"),
@@ -32,8 +33,8 @@ def arrow(kind: str) -> pa.DataType:
         return pa.list_(arrow(match[1]))
     if match := re.fullmatch(r"FixedString\((\d+)\)", kind):
         return pa.binary(int(match[1]))
-    if kind == "Map(LowCardinality(String), String)":
-        return pa.map_(pa.string(), pa.string())
+    if match := re.fullmatch(r"Map\((.+), (.+)\)", kind):
+        return pa.map_(arrow(match[1]), arrow(match[2]))
     return PLAIN[kind]
 
 
@@ -49,3 +50,12 @@ def test_a_column_is_found_by_its_name() -> None:
     """A table's columns can be looked up, with the key of their source."""
     column = TABLES["stream_revs"]["start_time"]
     assert (column.name, column.key) == ("start_time", "start_ns")
+
+
+def test_rows_have_exactly_the_declared_columns() -> None:
+    """In the declared order; a missing column and one that is not declared are errors."""
+    columns = {column.name: pa.nulls(1, column.type) for column in reversed(REPLAYS.columns)}
+    assert REPLAYS.rows(columns).schema == REPLAYS.schema
+    for different in ({**columns, "other": pa.nulls(1)}, {name: column for name, column in columns.items() if name != "cause"}):
+        with pytest.raises(ValueError, match="differ in (other|cause)$"):
+            REPLAYS.rows(different)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.model.counterfactual import Delay, counterfactual
 from legato_ingest.attribution.model.judge import Judgement
 from legato_ingest.causes import DELAYS, REPLAYABLE, index_of
+from legato_ingest.columns import REPLAYS
 
 __all__ = ["counterfactual_rows"]
 
@@ -22,23 +23,6 @@ Ints = NDArray[np.int64]
 
 # A cause took part in a stall if it has this share of the excess or more.
 _PART_MIN = 0.1
-_SCHEMA = pa.schema(
-    [
-        ("tenant", pa.string()),
-        ("start_time", pa.timestamp("ns", "UTC")),
-        ("trace_id", pa.binary(16)),
-        ("span_id", pa.binary(8)),
-        ("cause", pa.string()),
-        ("judged_at", pa.timestamp("ms", "UTC")),
-        ("engine_id", pa.string()),
-        ("stalls", pa.uint32()),
-        ("stalls_min", pa.uint32()),
-        ("stalls_max", pa.uint32()),
-        ("stalled_us", pa.uint64()),
-        ("stalled_min_us", pa.uint64()),
-        ("stalled_max_us", pa.uint64()),
-    ]
-)
 
 
 def counterfactual_rows(judgement: Judgement, stall_ns: int, judged_at_ns: int) -> pa.Table:
@@ -47,7 +31,7 @@ def counterfactual_rows(judgement: Judgement, stall_ns: int, judged_at_ns: int) 
     for row in judgement.stalls.tolist():
         stalls.setdefault(int(judgement.owners[row]), []).append(row)
     rows = [each for owner, own in stalls.items() for each in _of_stream(judgement, owner, np.array(own), stall_ns, judged_at_ns)]
-    return pa.Table.from_pylist(rows, _SCHEMA)
+    return pa.Table.from_pylist(rows, REPLAYS.schema)
 
 
 def _of_stream(judgement: Judgement, owner: int, stalls: Ints, stall_ns: int, judged_at_ns: int) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from legato_ingest.attribution.model.exclusion import excluded_by_records
 from legato_ingest.attribution.model.judge import Judgement
 from legato_ingest.attribution.model.root_step import responses_of, root_steps
 from legato_ingest.causes import HEALTHY, PARTS
+from legato_ingest.columns import VERDICTS
 
 __all__ = ["verdict_rows"]
 
@@ -26,7 +27,8 @@ def verdict_rows(judgement: Judgement, judged_at_ns: int) -> pa.Table:
     """Return the rows of the stalls, then those of the withdrawn stalls with the cause ``base``."""
     rows = np.concatenate([judgement.stalls, judgement.withdrawn])
     causes = judgement.verdicts.at(judgement.stalls).names() + [HEALTHY] * len(judgement.withdrawn)
-    return pa.table({**_identity(judgement, rows, judged_at_ns), **_verdict(judgement, rows, causes), **_basis(judgement, rows)})
+    columns = {**_identity(judgement, rows, judged_at_ns), **_verdict(judgement, rows, causes), **_basis(judgement, rows)}
+    return VERDICTS.rows(columns)
 
 
 def _identity(judgement: Judgement, rows: Ints, judged_at_ns: int) -> dict[str, pa.Array]:
