@@ -15,6 +15,7 @@ from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models import dashboard as shapes
 from grafana_foundation_sdk.models import heatmap as heatmaps
 
+from dashboards.cause_style import cells_by_cause, series_by_cause
 from dashboards.sql_fragments import filters
 from dashboards.target import DATASOURCE, TABLE, TIME_SERIES, Query
 from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, STALL_MS
@@ -97,10 +98,11 @@ def lines(
     return panel
 
 
-def bars(title: str, description: str, sql: str, unit: str, *, width: int = 12, height: int = 8) -> Any:
-    """Stacked bars over time, one colour per label."""
+def bars(title: str, description: str, sql: str, unit: str, *, width: int = 12, height: int = 8, by_cause: bool = False) -> Any:
+    """Stacked bars over time, one colour per label. ``by_cause``: the labels are causes, which have their own colours."""
     panel = lines(title, description, sql, unit, width=width, height=height)
     panel = panel.draw_style(kinds.GraphDrawStyle.BARS).fill_opacity(70).line_width(0)
+    panel = series_by_cause(panel) if by_cause else panel
     return panel.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL))
 
 
@@ -114,10 +116,14 @@ def rows(
     height: int = 9,
     limits: Mapping[str, str] | None = None,
     links: Mapping[str, str] | None = None,
+    causes: Sequence[str] = (),
 ) -> Any:
-    """A table. A column named ``stream`` links to its stream. ``links``: URLs for other columns. ``limits``: colours of cells."""
+    """A table. A column named ``stream`` links to its stream. ``links``: URLs for other columns. ``limits``: colours of cells.
+
+    ``causes``: the columns that hold causes, which have their own colours.
+    """
     panel = _with_units(_with_query(table.Panel(), title, description, sql, TABLE, width, height), units or {})
-    panel = panel.thresholds(_thresholds("none")).filterable(True).cell_height(kinds.TableCellHeight.SM)
+    panel = cells_by_cause(panel.thresholds(_thresholds("none")).filterable(True).cell_height(kinds.TableCellHeight.SM), causes)
     for name, limit in (limits or {}).items():
         steps = [{"value": value, "color": color} for value, color in LIMITS[limit]]
         panel = panel.override_by_name(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from legato_ingest.definitions import COUNTER_GROWTH
+
 __all__ = [
     "DIMENSIONS",
     "ENGINE",
@@ -92,17 +94,14 @@ def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False,
 
 
 def growth(metrics: str, columns: str, only: str = "true") -> str:
-    """Return the samples of counters with ``grown``: the difference to the series' sample before. A fall is a restart from 0."""
-    window = "PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"
+    """Return the samples of counters in the range with ``grown``, their growth since the series' sample before."""
     return f"""
-    SELECT *, if(before IS NULL, 0, if(value >= before, value - before, value)) AS grown
-    FROM
-    (
-        SELECT {columns}, metric, recorded_at, value, lagInFrame(toNullable(value)) OVER ({window}) AS before
+        SELECT
+            {columns}, metric, recorded_at, value,
+            {COUNTER_GROWTH}
         FROM node_samples FINAL
         WHERE metric IN ({metrics}) AND $__timeFilter_ms(recorded_at) AND value IS NOT NULL
-            AND {only}
-    )"""
+            AND {only}"""
 
 
 def middle(bucket: str, per_doubling: int = _FINE) -> str:

@@ -11,6 +11,7 @@ from bench.storage import PEER, SPAN_EVENTS
 from helpers.builders.batches import received_spans
 from helpers.builders.spans import native_span, request
 from legato._timeline import pack
+from legato_ingest.causes import PARTS
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.worker import RollupWorker
@@ -50,12 +51,12 @@ FROM
 ) AS n
 INNER JOIN (SELECT * EXCEPT ({named}), toUInt64(model) AS k FROM templates) AS t USING (k)
 SETTINGS max_insert_threads = 2, max_partitions_per_insert_block = 0, min_insert_block_size_bytes = 268435456"""
-_VERDICTS = """
+_VERDICTS = f"""
 INSERT INTO verdicts (tenant, start_time, trace_id, span_id, gap_start_us, gap_us, excess_us, judged_at, cause, confidence, share, parts,
     engine_id, step_first, step_last, missing, culprit_step, culprit_at, culprit_us, culprit_responses)
 SELECT
     tenant, start_time, trace_id, span_id, 500000, gap_max_us, gap_max_us - 30000, received_at + 5 AS at,
-    ['kv_pressure', 'scheduling', 'connection', 'host', 'consumer', 'unknown'][1 + cityHash64(trace_id) % 6] AS named,
+    {list(PARTS[1:7])}[1 + cityHash64(trace_id) % 6] AS named,
     if(cityHash64(trace_id, 1) % 3 = 0, 'likely', 'strong'), 0.9, map(named, toInt64(gap_max_us) * 1000 - 30000000, 'base', 30000000),
     engine_id, 1, 9, if(cityHash64(trace_id, 2) % 10 = 0, ['server'], []), if(cityHash64(trace_id) % 6 < 2, 5, NULL), start_time, 400000,
     if(cityHash64(trace_id) % 6 < 2, [concat('chatcmpl-', toString(intDiv(toUnixTimestamp(start_time), 300)))], [])

@@ -10,12 +10,10 @@ The statements read only the rollups and use no dashboard variables.
 
 from __future__ import annotations
 
-from legato_ingest.causes import END_USER, NAMES, NETWORK_PATH, sql_list
+from legato_ingest.causes import END_USER, FIRST_OUTPUT, NAMES, NETWORK_PATH, sql_list
 
-__all__ = ["CAUSES", "ITL", "END_USERS", "TTFT", "burn"]
+__all__ = ["ITL", "END_USERS", "TTFT", "burn"]
 
-# Grafana's rules can only return numbers, so a cause is returned as its position in this list, from 1; 0 is no cause.
-CAUSES = NAMES
 _SLOT_S = 300
 # (severity, burn rate, long window, short window): the workbook's table, windows in slots of 5 minutes.
 _PAGES = (("page", 14.4, 12, 1), ("page", 6.0, 72, 6))
@@ -156,14 +154,13 @@ _RESULT = f"""SELECT
     tenant, service, vantage, severity,
     toUInt8(burns AND NOT (severity = 'ticket' AND (tenant, service, vantage) IN (pages))) AS firing,
     round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, k_long AS bad, n_long AS streams, clients, window_s,
-    indexOf([{", ".join(f"'{cause}'" for cause in CAUSES)}], cause) AS cause_number, round(coalesce(share, 0), 3) AS cause_share
+    indexOf([{", ".join(f"'{name}'" for name in NAMES)}], cause) AS cause_number, round(coalesce(share, 0), 3) AS cause_share
 FROM judgements
 LEFT JOIN likely USING (tenant, service, vantage)
 ORDER BY firing DESC, burn_rate DESC, service, vantage, severity
 LIMIT 1000
 """
 
-_END_USERS = f"cause IN {sql_list(END_USER)}"
-ITL = burn("bad_service_clients", "shared", _PAGES + _TICKET, f"NOT {_END_USERS}")
-TTFT = burn("bad_late_clients", "", _PAGES + _TICKET, "cause = 'queue'")
+ITL = burn("bad_service_clients", "shared", _PAGES + _TICKET, f"cause NOT IN {sql_list(END_USER)}")
+TTFT = burn("bad_late_clients", "", _PAGES + _TICKET, f"cause IN {sql_list(FIRST_OUTPUT)}")
 END_USERS = burn("bad_reader_clients", "private", (("ticket", 6.0, 72, 6), *_TICKET), f"cause IN {sql_list((*END_USER, *NETWORK_PATH))}")

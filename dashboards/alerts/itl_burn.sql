@@ -88,7 +88,7 @@ WITH
             tenant, service, vantage, argMaxIf(cause, excess, ours) AS cause, maxIf(excess, ours) / nullIf(sum(excess), 0) AS share
         FROM
         (
-            SELECT tenant, service_name AS service, vantage, cause, sum(excess_us) AS excess, NOT cause IN ('slow_reader', 'consumer', 'render') AS ours
+            SELECT tenant, service_name AS service, vantage, cause, sum(excess_us) AS excess, cause NOT IN ('slow_reader', 'consumer', 'render') AS ours
             FROM stall_minutes FINAL
             WHERE minute > at - INTERVAL 1 HOUR AND minute <= at AND stalls > 0
             GROUP BY tenant, service, vantage, cause

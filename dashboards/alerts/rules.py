@@ -12,6 +12,7 @@ from typing import Any
 
 from dashboards.alerts import burn, others
 from dashboards.target import PLUGIN
+from legato_ingest.causes import CAUSES
 
 __all__ = ["RULES", "Rule", "provisioned"]
 
@@ -39,8 +40,8 @@ def _figure(name: str, form: str = "") -> str:
 
 
 def _cause() -> str:
-    """Return the template that converts the number of the likely cause to its name."""
-    words = "".join(f"{{{{ if eq .Value {place}.0 }}}}{cause}{{{{ end }}}}" for place, cause in enumerate(burn.CAUSES, 1))
+    """Return the template that converts the number of the likely cause, its position in the table of causes, to words."""
+    words = "".join(f"{{{{ if eq .Value {number}.0 }}}}{cause.label} ({cause.name}){{{{ end }}}}" for number, cause in enumerate(CAUSES, 1))
     return f"{{{{ with $values.cause_number }}}}{words}{{{{ if eq .Value 0.0 }}}}not known yet{{{{ end }}}}{{{{ end }}}}"
 
 

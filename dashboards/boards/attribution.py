@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dashboards.cause_style import GAP_CAUSES, order_of_causes
 from dashboards.panels import Kit, bars, number, rows
 from dashboards.sql_fragments import DIMENSIONS, filters, rolled
-from legato_ingest.causes import COARSE as COARSE_CAUSES
-from legato_ingest.causes import sql_list
+from legato_ingest import causes
 
 __all__ = ["board"]
 
@@ -15,7 +15,9 @@ _STALLS, _STALLS_OVER_TIME = rolled("stall", "stalls"), rolled("stall", "stalls"
 _STREAMS = rolled("stream", "streams")
 _BUT_FOR = rolled("but_for", "streams")
 # Verdicts without a single cause: a side only, or several causes.
-_COARSE = sql_list(COARSE_CAUSES)
+_COARSE = causes.sql_list(causes.COARSE)
+_ORDER = order_of_causes()
+_MEANINGS = "\n".join(f"- `{cause.name}`: {cause.meaning}" for cause in GAP_CAUSES)
 
 JUDGED = f"""
 SELECT
@@ -45,7 +47,7 @@ FROM
 ARRAY JOIN mapKeys(charged) AS cause, mapValues(charged) AS ns
 WHERE cause != 'base' AND ns > 0
 GROUP BY time, cause
-ORDER BY time, cause"""
+ORDER BY time, {_ORDER}"""
 BY_CAUSE = f"""
 SELECT
     cause, sum(stalls) AS named, sumIf(stalls, confidence = 'proven') AS proven, sumIf(stalls, confidence = 'strong') AS strong,
@@ -125,7 +127,7 @@ RATE = f"""
 SELECT $__timeInterval(minute) AS time, cause, sum(stalls) AS stalls
 {_STALLS_OVER_TIME}
 GROUP BY time, cause
-ORDER BY time, cause"""
+ORDER BY time, {_ORDER}"""
 
 
 def _figures() -> list[Any]:
@@ -169,13 +171,12 @@ def _figures() -> list[Any]:
         ),
         bars(
             "Stalled time by cause",
-            "All parts of all stalls, also those that are not the main cause of their stall. High kv_pressure: the KV cache is too "
-            "small for the load. scheduling: prompts of other requests run in the same step. connection: the network path. consumer, "
-            "slow_reader: the application itself.",
+            "All parts of all stalls, also those that are not the main cause of their stall.\n\n" + _MEANINGS,
             TIME_BY_CAUSE,
             "s",
+            by_cause=True,
         ),
-        bars("Stalls by cause", "Each stall counts for its main cause.", RATE, "short"),
+        bars("Stalls by cause", "Each stall counts for its main cause.\n\n" + _MEANINGS, RATE, "short", by_cause=True),
     ]
 
 
@@ -188,6 +189,7 @@ def _tables() -> list[Any]:
             BY_CAUSE,
             {"beyond healthy": "s", "in these stalls": "s"},
             width=12,
+            causes=("cause",),
         ),
         rows(
             "Counterfactual: without one cause",
@@ -196,6 +198,7 @@ def _tables() -> list[Any]:
             BUT_FOR,
             {"time saved at least": "percentunit", "time saved at most": "percentunit"},
             width=12,
+            causes=("cause",),
         ),
         rows(
             "Root-cause events",
@@ -204,6 +207,7 @@ def _tables() -> list[Any]:
             ROOT_CAUSES,
             {"beyond healthy": "s", "longest": "s"},
             links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}"},
+            causes=("cause",),
         ),
         rows(
             "Longest stalls",
@@ -211,6 +215,7 @@ def _tables() -> list[Any]:
             WORST,
             {"gap": "s", "beyond healthy": "s"},
             limits={"gap": "gap_s"},
+            causes=("cause",),
         ),
         rows(
             "Missing vantages",
@@ -226,6 +231,7 @@ def _tables() -> list[Any]:
             {"beyond healthy": "s"},
             width=16,
             links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}"},
+            causes=("cause of most",),
         ),
     ]
 

@@ -169,6 +169,7 @@ def board() -> Kit:
             VERDICTS,
             {"gap": "s", "beyond healthy": "s", "within": "s"},
             limits={"gap": "gap_s"},
+            causes=("cause",),
         ),
         rows(
             "Counterfactual: without one cause",
@@ -177,6 +178,7 @@ def board() -> Kit:
             {"stalled as it was": "s", "at least left": "s", "at most left": "s"},
             width=12,
             height=7,
+            causes=("cause",),
         ),
         rows(
             "Simultaneous stalls on the engine",
@@ -185,6 +187,7 @@ def board() -> Kit:
             {"gap": "s"},
             width=12,
             height=7,
+            causes=("cause",),
         ),
     )
     return kit

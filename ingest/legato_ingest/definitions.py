@@ -10,6 +10,7 @@ __all__ = [
     "ALL_TENANTS",
     "CONTENT_KINDS",
     "CONTENT_KINDS_SQL",
+    "COUNTER_GROWTH",
     "DIMENSIONS",
     "ERRORS",
     "FIRST_OUTPUT_US",
@@ -58,6 +59,16 @@ FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
 GOOD = f"(coalesce(gap_max_us, 0) <= {{gap_us:UInt64}} AND {FIRST_OUTPUT_US} <= {{first_us:UInt64}} AND outcome NOT IN {ERRORS})"
 # Streams that can be judged: ended, with a known timeline. Judging others by their few known facts would count bad ones and miss good ones.
 JUDGED = "(outcome != 'running' AND content_chunks IS NOT NULL)"
+
+# Two columns of a SELECT from `node_samples`: `before`, the value of the counter's sample before (NULL for its first), and `grown`, the
+# growth since then. A fall is a restart from 0. attribution.model.counters has the same in Python, which leaves out what a restarted
+# counter holds at its first sample, because it need not belong to the stall.
+COUNTER_GROWTH = """lagInFrame(toNullable(value)) OVER
+            (
+                PARTITION BY tenant, metric, engine_id, host, series
+                ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW
+            ) AS before,
+            if(before IS NULL, 0., assumeNotNull(if(value >= before, value - before, value))) AS grown"""
 
 # Columns of `streams` by which rollups, dashboards and quotas group streams.
 DIMENSIONS = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport")

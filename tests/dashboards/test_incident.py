@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from dashboards.alerts.burn import CAUSES
 from dashboards.alerts.rules import RULES
 from demo.past import Placement, bodies, placements
 from helpers.builders.batches import received_spans
@@ -21,6 +20,7 @@ from helpers.dashboards.minutes import rule_rows
 from helpers.servers.reading import open_store
 from helpers.servers.stores import copy_of, migrated
 from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.causes import NAMES
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.rollups.worker import RollupWorker
@@ -88,7 +88,7 @@ def test_the_incident_is_one_alert_with_its_cause(incident: Incident) -> None:
     assert {key for key, row in fired.items() if row["severity"] == "page"} == {("shop", "client"), ("shop-gateway", "server")}
     assert {service for (service, _), row in fired.items() if row["severity"] == "ticket"} <= {"mobile", "mobile-gateway"}
     page = fired[("shop", "client")]
-    assert CAUSES[page["cause_number"] - 1] == "kv_pressure" and page["cause_share"] > 0.5
+    assert NAMES[page["cause_number"] - 1] == "kv_pressure" and page["cause_share"] > 0.5
     assert page["burn_rate"] > 14.4 and page["clients"] > 100 and page["bad"] > 100
 
 

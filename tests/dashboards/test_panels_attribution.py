@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.dashboards.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, shown, views
+from legato_ingest.causes import NAMES
 
 BOARD = "attribution"
 
@@ -55,16 +56,22 @@ def time_by_cause(past: Past, view: View) -> list[Row]:
         for cause, ns in dict(row["parts"]).items():
             parts[view.point(row["minute"]), cause] += ns
     kept = {key: ns for key, ns in parts.items() if key[1] != "base" and ns > 0}
-    return [{"time": at, "cause": cause, "seconds": ns / 1e9} for (at, cause), ns in sorted(kept.items())]
+    return _in_order([{"time": at, "cause": cause, "seconds": ns / 1e9} for (at, cause), ns in kept.items()])
 
 
 def stalls_by_cause(past: Past, view: View) -> list[Row]:
     """The number of stalls by the cause of their verdict."""
-    return grouped(
+    rows = grouped(
         _stalls(past, view),
         lambda row: (view.point(row["minute"]), row["cause"]),
         lambda key, rows: {"time": key[0], "cause": key[1], "stalls": len(rows)},
     )
+    return _in_order(rows)
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    """By time, then as the table of causes has them, so a cause is at the same height in every bar."""
+    return sorted(rows, key=lambda row: (row["time"], NAMES.index(row["cause"])))
 
 
 def causes(past: Past, view: View) -> list[Row]:

@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from legato_ingest.causes import UNEXPLAINED
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.engine_queries import PREFIX_CACHE, SPECULATION, SPECULATION_SCRAPED
 from legato_ingest.cli.format import DASH, clean, count, duration, ratio, share
@@ -24,8 +25,6 @@ from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS
 __all__ = ["BlameQuery", "BlameResult", "as_json", "fetch", "render"]
 
 Row = Mapping[str, Any]
-# Causes without an event, for which the evidence was insufficient.
-_SHORT = frozenset(("generation", "delivery", "unknown"))
 # The parts of the time to the first token.
 _FIRST = {"queue": "the queue", "prefill": "its own prefill", "front_end": "the front end", "transit": "the network"}
 _NAMES_SHOWN = 2
@@ -183,7 +182,11 @@ def _causes(result: BlameResult, excess: int) -> Table:
         time = DASH if took is None else f"{duration(max(took, 0))}  {share(max(took, 0), excess):>6}"
         who = (count(row["stalls"]), count(row["streams"])) if row else ("0", "0")
         table.add_row(
-            Text(name, style="yellow" if name in _SHORT else ""), time, *who, _confidences(row), *_removed(all_, result.but_for.get(name))
+            Text(name, style="yellow" if name in UNEXPLAINED else ""),
+            time,
+            *who,
+            _confidences(row),
+            *_removed(all_, result.but_for.get(name)),
         )
     return table
 

@@ -7,6 +7,7 @@ same period. This module runs no query.
 from __future__ import annotations
 
 from legato_ingest.cli.queries import since
+from legato_ingest.definitions import COUNTER_GROWTH
 
 __all__ = ["PREFIX_CACHE", "SPECULATION", "SPECULATION_SCRAPED"]
 
@@ -22,12 +23,7 @@ def _by_minute(own: str, foreign: str, part: str, whole: str) -> str:
     (
         SELECT
             tenant, engine_id, metric, intDiv(toUnixTimestamp(recorded_at), 60) AS minute, value,
-            lagInFrame(toNullable(value)) OVER
-            (
-                PARTITION BY tenant, metric, engine_id, host, series
-                ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW
-            ) AS before,
-            if(before IS NULL, 0., assumeNotNull(if(value >= before, value - before, value))) AS grown
+            {COUNTER_GROWTH}
         FROM node_samples FINAL
         WHERE metric IN ({names}) AND value IS NOT NULL
             AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}

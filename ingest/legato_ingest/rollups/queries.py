@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from legato_ingest.causes import END_USER, sql_list
+from legato_ingest.causes import END_USER, NETWORK_PATH, sql_list
 from legato_ingest.definitions import DIMENSIONS, ERRORS, GOOD, JUDGED
 from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
@@ -20,9 +20,6 @@ __all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROL
 BUCKETS_PER_DOUBLING_FINE = 4 * BUCKETS_PER_DOUBLING
 # Placeholder for the condition on the minutes to compute; `compute` fills it in.
 MINUTES = "/*minutes*/"
-
-# Causes on the end user's side. They are no fault of the service and burn a separate budget.
-_END_USER_CAUSES = sql_list(END_USER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +56,8 @@ def _known(*columns: str) -> str:
 _SIDES = f"""
     SELECT
         tenant, start_time, trace_id, span_id,
-        multiIf(countIf(cause NOT IN {_END_USER_CAUSES} AND cause != 'connection') > 0, 'service',
-            countIf(cause = 'connection') > 0, 'connection', 'end_user') AS judged_side,
+        multiIf(countIf(cause NOT IN {sql_list((*END_USER, *NETWORK_PATH))}) > 0, 'service',
+            countIf(cause IN {sql_list(NETWORK_PATH)}) > 0, 'connection', 'end_user') AS judged_side,
         max(gap_us) AS judged_gap_us
     FROM verdicts FINAL
     WHERE {MINUTES} AND gap_us > {{gap_us:UInt64}}

@@ -1,4 +1,4 @@
-"""Growth of sampled counters. `storage/sql.py` has the same in SQL."""
+"""Growth of sampled counters. `definitions.COUNTER_GROWTH` has it in SQL."""
 
 from __future__ import annotations
 
