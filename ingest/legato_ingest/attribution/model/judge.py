@@ -41,6 +41,7 @@ class Thresholds:
 
     @property
     def gap_ns(self) -> int:
+        """The least length of a judged gap in ns."""
         return int(self.gap_ms * 1_000_000)
 
 
