@@ -163,13 +163,13 @@ def main() -> None:
             in_bursts(recorder, 60)
             bursts, single = in_bursts(recorder, given.steps), paced(recorder, given.steps // 3)
             core = step_core_share(recorder, process, given.seconds)
-            while not recorder.catch_up():
+            while not recorder.flush():
                 time.sleep(0.05)
             await_rows(served, recorder.number)
         pages = {hz: core_share(pathlib.Path(folder), served, 1000 // hz, given.seconds) for hz in (1, 10)}
         sampled = int(rows(served, "SELECT count() AS n FROM node_samples WHERE engine_id = 'bench-page'")[0]["n"])
-    if recorder.outlet.dropped:
-        raise SystemExit(f"{recorder.outlet.dropped} datagrams were dropped")
+    if recorder.writer.dropped:
+        raise SystemExit(f"{recorder.writer.dropped} datagrams were dropped")
     print(describe("numpy", "protobuf"))
     for name, calls in (("in bursts", bursts), ("paced", single)):
         print(

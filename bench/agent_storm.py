@@ -49,7 +49,7 @@ from helpers.servers.ports import free_port  # noqa: E402
 from legato_gpu_agent.plugin.recorder import StepRecorder  # noqa: E402
 
 STEPS_HZ, SAMPLE_MS = 10, 200
-FAULT_EVERY_S, LOOK_EVERY_S, TABLE_EVERY_S = 1.0, 5.0, 120.0
+FAULT_EVERY_S, POLL_EVERY_S, TABLE_EVERY_S = 1.0, 5.0, 120.0
 CALM_EVERY_S, CALM_S, HEAL_S, BACK_S_MAX, CATCH_UP_S_MAX, ROWS_S_MAX = 600.0, 60.0, 20.0, 100.0, 20.0, 120.0
 GROWN_SHARE_MAX, GROWN_MB_MAX, GROWN_COUNT_MAX = 0.10, 5.0, 3
 NODE = ("engines", "gpus", "gpu errors", "cpu", "memory", "network", "processes")
@@ -169,7 +169,7 @@ def step(recorder: StepRecorder, ending: threading.Event) -> None:
         if ending.wait(1 / STEPS_HZ):
             break
     until = time.monotonic() + CATCH_UP_S_MAX
-    while not recorder.catch_up() and time.monotonic() < until:
+    while not recorder.flush() and time.monotonic() < until:
         time.sleep(0.05)
 
 
@@ -184,7 +184,7 @@ def blow(running: Agent, storm: Storm, minutes: float, seed: int) -> None:
             if (now_s - began_s) % CALM_EVERY_S < CALM_EVERY_S - CALM_S:
                 storm.draw()
         if now_s >= look_s:
-            look_s = now_s + LOOK_EVERY_S
+            look_s = now_s + POLL_EVERY_S
             running.look()
         if now_s >= table_s:
             table_s += TABLE_EVERY_S

@@ -37,7 +37,7 @@ from bench.node_samples import HOST, engine_samples, lines, socket_samples  # no
 from helpers.builders.spans import native_span, request  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
 from legato._timeline import pack  # noqa: E402
-from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of  # noqa: E402
+from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, steps_request  # noqa: E402
 
 ROLE, TEXT, USAGE, DONE = 0, 1, 4, 7
 FLUSH_STEPS = 200
@@ -151,7 +151,7 @@ def send_steps(served: Served, folder: pathlib.Path) -> int:
         for at in range(0, len(steps), FLUSH_STEPS):
             flush = steps[at : at + FLUSH_STEPS]
             finished = [finished_of(record, each) for record in flush for each in record.get("fin", [])]
-            send(served, request_of(engine, [step_of(record) for record in flush], finished).SerializeToString())
+            send(served, steps_request(engine, [step_of(record) for record in flush], finished).SerializeToString())
             count += len(flush)
     return count
 

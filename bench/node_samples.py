@@ -16,9 +16,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE, Metric
 
-from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
-from legato_gpu_agent.collectors.exposition import Page
-from legato_gpu_agent.collectors.measurement import Reading
+from legato_gpu_agent.agent.otlp_metrics import metrics_request
+from legato_gpu_agent.collectors.exposition import ExpositionReader
+from legato_gpu_agent.collectors.measurement import Measurement, Timed
 from legato_gpu_agent.engines.registry import ENGINES
 
 __all__ = ["HOST", "engine_samples", "lines", "socket_samples"]
@@ -107,18 +107,18 @@ def engine_samples(folder: pathlib.Path) -> Iterator[tuple[bytes, int]]:
 
 def _pages(folder: pathlib.Path, suffix: str) -> Iterator[tuple[bytes, int]]:
     """Each recorded page as the agent reads it: what did not change since the last is as true as what did."""
-    page, agent, samples = dict[str, float](), Page(ENGINES["vllm"], f"engine{suffix}"), list[Sample]()
+    page, agent, samples = dict[str, float](), ExpositionReader(ENGINES["vllm"], f"engine{suffix}"), list[Timed]()
     for record in lines(folder, f"metrics{suffix}"):
         page.update(record.get("m", {}))
         text = "".join(f"{key.replace('{,', '{').replace(',}', '}')} {value}\n" for key, value in page.items())
         labels = (("legato.boot.id", HOST), ("legato.engine.id", f"engine{suffix}"), ("legato.engine.kind", "vllm"))
-        found = [Reading("legato.engine.up", "1", 1.0, labels), *agent.read(text.encode(), record["t0_ns"])]
-        samples += [Sample(record["t0_ns"], each) for each in found]
+        found = [Measurement("legato.engine.up", "1", 1.0, labels), *agent.read(text.encode(), record["t0_ns"])]
+        samples += [(record["t0_ns"], each) for each in found]
         if len(samples) >= BODY_POINTS:
-            yield metrics_of(HOST, samples).SerializeToString(), len(samples)
+            yield metrics_request(HOST, samples).SerializeToString(), len(samples)
             samples = []
     if samples:
-        yield metrics_of(HOST, samples).SerializeToString(), len(samples)
+        yield metrics_request(HOST, samples).SerializeToString(), len(samples)
 
 
 def _host(bodies: _Bodies, record: dict[str, Any]) -> None:

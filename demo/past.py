@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from demo.recording import EngineStep, Finished, Recording, TwoSidedStream, load, two_sided_streams
 from legato._timeline import pack
-from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, steps_request
 
 __all__ = ["Placement", "bodies", "placements", "send"]
 
@@ -221,7 +221,7 @@ def _steps(placement: Placement, recording: Recording, first_us: int, number: in
     for first in range(0, len(steps), _FLUSH_STEPS):
         flush = steps[first : first + _FLUSH_STEPS]
         steps_sent = [_step(place, step, placement.begin_ns - 1000 * first_us) for place, step in flush]
-        yield request_of(engine, steps_sent, [_finished(place, each, number) for place, step in flush for each in step.finished])
+        yield steps_request(engine, steps_sent, [_finished(place, each, number) for place, step in flush for each in step.finished])
 
 
 def _step(number: int, step: EngineStep, begin_ns: int) -> Step:

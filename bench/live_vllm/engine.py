@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from legato_gpu_agent.agent.pipe_reader import Inlet
+from legato_gpu_agent.agent.pipe_reader import PipeReader
 from legato_gpu_agent.plugin.model import SchedulerEvent
 from legato_gpu_agent.plugin.protocol import decode
 
@@ -174,12 +174,12 @@ def agent(environ: Mapping[str, str], log: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def truth(path: pathlib.Path, file: pathlib.Path) -> Iterator[list[SchedulerEvent]]:
     """What the scheduler hook says into the pipe at ``path``: collected, and written to ``file`` a line each."""
-    inlet = Inlet(path)
+    reader = PipeReader(path)
     events: list[SchedulerEvent] = []
     over = threading.Event()
 
     def hear() -> None:
-        events.extend(event for each in inlet.read() for event in decode(each).events)
+        events.extend(event for each in reader.read() for event in decode(each).events)
 
     def collect() -> None:
         while not over.wait(0.05):
@@ -193,6 +193,6 @@ def truth(path: pathlib.Path, file: pathlib.Path) -> Iterator[list[SchedulerEven
     finally:
         over.set()
         thread.join()
-        inlet.close()
+        reader.close()
         fields = SchedulerEvent.__dataclass_fields__
         file.write_text("".join(json.dumps({name: getattr(event, name) for name in fields}) + "\n" for event in events), encoding="utf-8")

@@ -1,3 +1,3 @@
-"""Legato's agent beside a serving engine: what the engine did, step by step, as OTLP spans (schema/STEPS.md)."""
+"""The plugins that run inside vLLM, and the agent that runs next to a serving engine and exports its steps as OTLP (schema/STEPS.md)."""
 
 __version__ = "0.1.0"

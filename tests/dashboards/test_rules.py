@@ -17,7 +17,7 @@ from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import rule_rows
 from helpers.servers.reading import open_store
 from helpers.servers.stores import empty
-from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, Step, steps_request
 from legato_ingest.jobs.self_monitoring import SelfMonitor
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
@@ -68,7 +68,7 @@ def preempt(store: Store, engine: str, minutes: Sequence[int], preempted: int = 
         at_ns = begin_ns - ago * MINUTE_NS
         steps.append(Step(len(steps), at_ns, preempted=0, kv_used_ppm=500_000))
         steps.append(Step(len(steps), at_ns + 1_000, preempted=preempted * (ago in minutes), kv_used_ppm=970_000))
-    store.insert("engine_steps", received_spans(request_of(Engine(engine, 5), steps, []), tenant="", now_ns=NOW_NS, limits=Limits()).steps)
+    store.insert("engine_steps", received_spans(steps_request(Engine(engine, 5), steps, []), tenant="", now_ns=NOW_NS, limits=Limits()).steps)
     RollupWorker(store, load(), Metrics()).again(0)
 
 

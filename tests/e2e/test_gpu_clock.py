@@ -20,9 +20,10 @@ from helpers.dashboards.panels import panels
 from helpers.platform.nvml import FakeGpus, build, h200
 from helpers.servers.serving import Served, legato, serve_process
 from helpers.servers.waiting import until
-from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
+from legato_gpu_agent.agent.otlp_metrics import metrics_request
+from legato_gpu_agent.collectors.measurement import Timed
 from legato_gpu_agent.collectors.nvml import Gpu, Nvml
-from legato_gpu_agent.collectors.nvml_fields import identity_of
+from legato_gpu_agent.collectors.nvml_fields import device_identity
 from legato_ingest.cli.grafana.macros import Range, expand
 
 HEADERS = {"content-type": "application/x-protobuf"}
@@ -59,7 +60,7 @@ def served(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     }
     with serve_process(folder / "store", **settings) as out:
         for path, body in (
-            ("/v1/metrics", metrics_of("node-1", samples(world, folder))),
+            ("/v1/metrics", metrics_request("node-1", samples(world, folder))),
             ("/v1/traces", steps(world)),
             ("/v1/traces", stream(world, "server")),
             ("/v1/traces", stream(world, "client")),
@@ -71,20 +72,20 @@ def served(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield out
 
 
-def samples(world: World, folder: pathlib.Path) -> list[Sample]:
+def samples(world: World, folder: pathlib.Path) -> list[Timed]:
     """What the collector reads of the GPU ten times a second of the world's time."""
     library = folder.parent / "libnvidia-ml.so.1"
-    out: list[Sample] = []
+    out: list[Timed] = []
     with pytest.MonkeyPatch.context() as patch:
         gpus = FakeGpus(library if library.exists() else build(library.parent), folder / "gpus", {**h200(0), "process": ["4242 1024"]})
         gpus.load(patch)
-        Nvml().begin()
-        uuid, model = identity_of(pynvml.nvmlDeviceGetHandleByIndex(0))
+        Nvml().init()
+        uuid, model = device_identity(pynvml.nvmlDeviceGetHandleByIndex(0))
         gpu = Gpu(0, uuid, model, Owner())  # type: ignore[arg-type]
         truth = world.gpu()
         for at_ns, heat_ns, mhz in zip(truth.times_ns.tolist(), truth.hard_ns.tolist(), truth.mhz.tolist(), strict=True):
             gpus.set(0, {"clock.sm": int(mhz), HEAT: int(heat_ns)})
-            out += [Sample(at_ns, each) for each in gpu.collect(at_ns)]
+            out += [(at_ns, each) for each in gpu.collect(at_ns)]
         assert not gpu.missing or set(gpu.missing) == {"MIG"}
         # Other tests of this process begin it anew.
         pynvml.nvmlShutdown()

@@ -1,8 +1,9 @@
-"""Sends flushes to the receiver: OTLP over HTTP, in order, again and again until they are acknowledged.
+"""Exports flushes to the receiver as OTLP over HTTP, in order, with retries until they are acknowledged.
 
-One idea: a flush is encoded once, and its bytes are what every attempt sends, so a receiver that took it without our learning of it takes
-it once. OpenTelemetry's own exporter gives a batch up after ten seconds, and keeps none. The queue is bounded in bytes: the oldest flush
-goes, and is counted. One thread, the standard library's HTTP client, one connection. It knows nothing of engines.
+A flush is encoded once and every attempt sends the same bytes, so a receiver that stored it without the acknowledgement arriving here
+recognises the repetition. OpenTelemetry's own exporter drops a batch after 10 s and keeps none. The queue is bounded in bytes; beyond the
+bound the oldest flush is dropped and counted. One thread sends over one connection, with the standard library's HTTP client. The module does
+not depend on the contents of a flush.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from legato_gpu_agent import __version__
-from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.self_metrics import SelfMetrics
 
-__all__ = ["METRICS", "TRACES", "Body", "Post", "wait_of"]
+__all__ = ["METRICS", "TRACES", "Body", "Exporter", "parse_retry_after"]
 
 TRACES, METRICS = "/v1/traces", "/v1/metrics"
 
@@ -31,23 +32,23 @@ QUEUE_BYTES_MAX = 32 * 2**20
 _TIMEOUT_S = 10.0
 _WAIT_FIRST_S, _WAIT_MAX_S = 0.5, 30.0
 _RETRIED = (429, 502, 503, 504)
-_ANSWER_BYTES_MAX = 65_536
+_RESPONSE_BYTES_MAX = 65_536
 _HEADERS = {"Content-Type": "application/x-protobuf", "User-Agent": f"legato-gpu-agent/{__version__}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An encoded flush, how many records of each kind it holds, and at which of the receiver's paths it is taken."""
+    """An encoded flush, its number of records by kind, and the path of the receiver for it."""
 
     content: bytes
     records: Mapping[str, int]
     path: str = TRACES
 
 
-class Post:
-    """The queue before the receiver at ``endpoint``, which may want a token, and the thread that empties it."""
+class Exporter:
+    """The queue of flushes for the receiver at ``endpoint``, with an optional token, and the thread that sends them."""
 
-    def __init__(self, endpoint: str, metrics: Metrics, token: str = "", queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+    def __init__(self, endpoint: str, metrics: SelfMetrics, token: str = "", queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self._headers = {**_HEADERS, "Authorization": f"Bearer {token}"} if token else _HEADERS
         self._parts = urlsplit(endpoint)
         self._metrics, self._bytes_max = metrics, queue_bytes_max
@@ -58,14 +59,17 @@ class Post:
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._connection: http.client.HTTPConnection | None = None
-        self._thread = threading.Thread(target=self._run, name="legato-post", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="legato-exporter", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the sending thread."""
         self._thread.start()
 
-    def put(self, body: Body) -> None:
-        """Queue a flush; never waits. Beyond the bound the oldest is given up: of samples before steps, which nobody can sample again."""
+    def export(self, body: Body) -> None:
+        """Queue a flush without blocking.
+
+        Beyond the bound the oldest flush of measurements is dropped, or else the oldest one of steps, because steps cannot be measured again.
+        """
         with self._changed:
             self._queue.append(body)
             self._bytes += len(body.content)
@@ -74,12 +78,12 @@ class Post:
                 oldest = self._queue[place]
                 del self._queue[place]
                 self._bytes -= len(oldest.content)
-                self._give_up(oldest, "queue_full")
+                self._drop(oldest, "queue_full")
             self._metrics.queue_bytes.set(self._bytes)
             self._changed.notify_all()
 
-    def close(self, timeout_s: float) -> bool:
-        """Send what is queued, for at most this long; whether all of it went. What is left is counted as dropped."""
+    def shutdown(self, timeout_s: float) -> bool:
+        """Send the queue for at most ``timeout_s``; return whether everything was sent. The rest is counted as dropped."""
         self._deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing.set()
@@ -89,7 +93,7 @@ class Post:
             left = list(self._queue)
             self._queue.clear()
         for body in left:
-            self._give_up(body, "stopped")
+            self._drop(body, "stopped")
         return not left and not self._busy
 
     def _run(self) -> None:
@@ -101,7 +105,7 @@ class Post:
         self._disconnect()
 
     def _next(self) -> Body | None:
-        """The oldest flush; nothing when it is time to end."""
+        """Wait for and return the oldest flush; ``None`` when the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing.is_set())
             if not self._queue or time.monotonic() >= self._deadline:
@@ -110,23 +114,23 @@ class Post:
             return self._queue.popleft()
 
     def _deliver(self, body: Body) -> bool:
-        """Until it is acknowledged or refused for good; false when time was up before."""
+        """Send a flush until it is acknowledged or rejected; return false if the deadline passed before."""
         wait_s = _WAIT_FIRST_S
         while True:
             status, retry_after_s = self._attempt(body)
             if status and status not in _RETRIED:
                 return True
-            # At least the own pause, whatever was asked for: of "now" or a date that is past there would be no end. A receiver that says
-            # how long is not waited for longer and longer.
-            own_s, asked_s = wait_s * random.uniform(0.5, 1.0), retry_after_s or 0.0
-            if asked_s <= own_s:
+            # At least the exporter's own wait: a Retry-After of 0 or a past date would cause a busy loop. A receiver that names a longer
+            # time does not increase the exporter's wait.
+            own_s, requested_s = wait_s * random.uniform(0.5, 1.0), retry_after_s or 0.0
+            if requested_s <= own_s:
                 wait_s = min(wait_s * 2, _WAIT_MAX_S)
-            if not self._pause(max(own_s, asked_s)):
-                self._give_up(body, "stopped")
+            if not self._pause(max(own_s, requested_s)):
+                self._drop(body, "stopped")
                 return False
 
     def _pause(self, seconds: float) -> bool:
-        """Wait before the next attempt. While closing, shorter, and false when time is up."""
+        """Wait before the next attempt; while closing at most 0.2 s. Return false when the deadline has passed."""
         self._closing.wait(min(seconds, _WAIT_MAX_S))
         if not self._closing.is_set():
             return True
@@ -135,21 +139,21 @@ class Post:
         return left_s > 0
 
     def _attempt(self, body: Body) -> tuple[int, float | None]:
-        """One request: the status (0: no answer), and how long the receiver asks to wait. Counts what came of it."""
+        """Make one request and count its result; return the status (0: no response) and the wait that the receiver requests in s."""
         try:
-            status, answer, retry_after = self._request(body)
+            status, response, retry_after = self._request(body)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            # A host that is no name (an empty label, one of more than 63 letters) is a UnicodeError, which is a ValueError.
+            # An invalid host name (an empty label, or one of more than 63 letters) raises UnicodeError, a ValueError.
             self._disconnect()
             self._metrics.errors.labels(type(error).__name__).inc()
             return 0, None
         if status == 200:
-            self._acknowledged(body, answer)
+            self._count_sent(body, response)
         else:
             self._metrics.errors.labels(f"status_{status}").inc()
             if status not in _RETRIED:
-                self._give_up(body, "refused")
-        return status, wait_of(retry_after, time.time())
+                self._drop(body, "refused")
+        return status, parse_retry_after(retry_after, time.time())
 
     def _request(self, body: Body) -> tuple[int, bytes, str | None]:
         if self._connection is None:
@@ -157,43 +161,43 @@ class Post:
             self._connection = kind(self._parts.hostname or "", self._parts.port, timeout=_TIMEOUT_S)
         self._connection.timeout = max(min(_TIMEOUT_S, self._deadline - time.monotonic()), 0.2)
         self._connection.request("POST", self._parts.path.rstrip("/") + body.path, body.content, self._headers)
-        answer = self._connection.getresponse()
-        data = answer.read(_ANSWER_BYTES_MAX)
-        if answer.read(1) or answer.will_close:
+        response = self._connection.getresponse()
+        data = response.read(_RESPONSE_BYTES_MAX)
+        if response.read(1) or response.will_close:
             self._disconnect()
-        return answer.status, data, answer.headers.get("Retry-After")
+        return response.status, data, response.headers.get("Retry-After")
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _acknowledged(self, body: Body, answer: bytes) -> None:
-        """A flush of steps is one span: a partial success without it means that all was rejected. Of samples some may be."""
-        rejected = _rejected(body, answer)
+    def _count_sent(self, body: Body, response: bytes) -> None:
+        """Count accepted and rejected records. A flush of steps is one span, so one rejected span means that all its records are."""
+        rejected = _rejected(body, response)
         for kind, count in body.records.items():
-            refused = min(rejected if body.path == METRICS else count * bool(rejected), count)
-            self._metrics.sent.labels(kind).inc(count - refused)
-            if refused:
-                self._metrics.dropped.labels(kind, "rejected").inc(refused)
+            lost = min(rejected if body.path == METRICS else count * bool(rejected), count)
+            self._metrics.sent.labels(kind).inc(count - lost)
+            if lost:
+                self._metrics.dropped.labels(kind, "rejected").inc(lost)
 
-    def _give_up(self, body: Body, reason: str) -> None:
+    def _drop(self, body: Body, reason: str) -> None:
         for kind, count in body.records.items():
             self._metrics.dropped.labels(kind, reason).inc(count)
 
 
-def _rejected(body: Body, answer: bytes) -> int:
-    """How many spans or data points were refused for good; none where the answer cannot be read."""
+def _rejected(body: Body, response: bytes) -> int:
+    """Return the number of rejected spans or data points of a partial success; 0 for a response that cannot be parsed."""
     try:
         if body.path == METRICS:
-            return int(ExportMetricsServiceResponse.FromString(answer).partial_success.rejected_data_points)
-        return int(ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans)
+            return int(ExportMetricsServiceResponse.FromString(response).partial_success.rejected_data_points)
+        return int(ExportTraceServiceResponse.FromString(response).partial_success.rejected_spans)
     except Exception:
         return 0
 
 
-def wait_of(retry_after: str | None, now_s: float) -> float | None:
-    """Seconds that a Retry-After header asks for: a number or a date; what is neither is ``None``."""
+def parse_retry_after(retry_after: str | None, now_s: float) -> float | None:
+    """Return the seconds of a Retry-After header, which is a number or a date; ``None`` for anything else."""
     if not retry_after:
         return None
     if retry_after.strip().isdecimal():

@@ -1,7 +1,7 @@
-"""What the agent can see on this node, in words: `legato-gpu-agent --once --print`.
+"""The report of `legato-gpu-agent --once --print`: the sources that the agent can read on this node, and what is missing.
 
-One idea: everything is asked once, as it would be while it runs; then each source says what it found, and each signal that is missing says
-what the attribution cannot say without it. It sends nothing, and so it asks no source that forgets what it has told.
+Each collector runs two rounds, as it would in the agent. The report then lists its result, and for each missing signal what remains unknown
+to attribution without it. Nothing is sent, so sources from which a read removes data are not read.
 """
 
 from __future__ import annotations
@@ -10,138 +10,134 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.buffer import Buffer
+from legato_gpu_agent.agent.collector_registry import CollectorRegistry
+from legato_gpu_agent.agent.collector_runner import CollectorRunner
+from legato_gpu_agent.agent.self_metrics import SelfMetrics
 from legato_gpu_agent.agent.settings import Settings
-from legato_gpu_agent.collectors.engine_metrics import EnginePage
-from legato_gpu_agent.collectors.measurement import Distribution, Found
+from legato_gpu_agent.collectors.engine_metrics import EngineMetrics
+from legato_gpu_agent.collectors.measurement import Distribution, Measured
 from legato_gpu_agent.collectors.nvml import Gpu
 from legato_gpu_agent.collectors.processes import Processes
-from legato_gpu_agent.collectors.registry import Roster
-from legato_gpu_agent.collectors.runner import Basket, Watch
-from legato_gpu_agent.engines import Engine
 from legato_gpu_agent.engines.registry import ENGINES
 from legato_gpu_agent.engines.signals import SIGNALS
-from legato_gpu_agent.plugin.identity import server_of
+from legato_gpu_agent.plugin.identity import server_id
 
-__all__ = ["look"]
+__all__ = ["report"]
 
 _PATIENCE_S = 8.0
-# Two rounds: what grows is known from the second on.
+# Increases are known from the second round on.
 _ROUNDS = 2
-_GPU_LOSES = {
-    "clocks": "gpu_clock cannot be told: nobody knows whether the clocks were lowered",
-    "throttle time": "gpu_clock cannot be told: between two samples the clocks may have been lowered unseen",
+_GPU_UNKNOWN = {
+    "clocks": "whether the GPU was throttled (cause gpu_clock)",
+    "throttle time": "whether the GPU was throttled between two samples (cause gpu_clock)",
 }
-_UNOWNED_LOSES = "its clocks explain nobody's stalls: does the agent run as the engines' user, and in their namespace of processes?"
-_ABSENT_LOSES = {
-    "gpus": "gpu_clock is never named; what lowered clocks cost is charged to host",
+_NO_OWNER = "its throttling explains no stall: does the agent run as the engines' user, and in their PID namespace?"
+_ABSENT_UNKNOWN = {
+    "gpus": "the cause gpu_clock; time lost to throttling is charged to host",
     "pressure": "whether tasks waited for CPU, memory or disk",
-    "processes": "host rests on what the engine's steps do not explain, without the kernel's own word",
+    "processes": "how long the engine waited for a CPU; the cause host then rests on the part that the engine's steps do not explain",
 }
+_MARKS = {"up": "✓", "down": "✗", "hanging": "✗", "absent": "–", "waiting": "✗"}
 
 
-def look(settings: Settings) -> tuple[str, bool]:
-    """The report, and whether any engine or GPU was found."""
-    basket = Basket()
-    roster = Roster(settings, basket, Metrics())
-    _ask(roster)
-    samples, _ = basket.empty()
-    found = [sample.found for sample in samples]
-    watches = roster.watches()
+def report(settings: Settings) -> tuple[str, bool]:
+    """Return the report, and whether any engine or GPU was found."""
+    buffer = Buffer()
+    registry = CollectorRegistry(settings, buffer, SelfMetrics())
+    _run_all(registry)
+    measurements, _ = buffer.drain()
+    found = [measured for _, measured in measurements]
+    runners = registry.runners()
     lines = [f"What legato-gpu-agent can see on {settings.host}", ""]
-    for watch in watches:
-        lines += _source(watch, found)
+    for runner in runners:
+        lines += _source(runner, found)
     lines += ["", *_settings(settings)]
-    return "\n".join(lines) + "\n", any(isinstance(watch.collector, (EnginePage, Gpu)) for watch in watches)
+    return "\n".join(lines) + "\n", any(isinstance(runner.collector, (EngineMetrics, Gpu)) for runner in runners)
 
 
-def _ask(roster: Roster) -> None:
-    """Two rounds of all, those that join on the way included; nobody is waited for without end."""
-    asked: set[str] = set()
-    while fresh := [watch for watch in roster.watches() if watch.name not in asked and not _drains(watch)]:
-        asked |= {watch.name for watch in fresh}
-        threads = [threading.Thread(target=_rounds, args=(watch,), daemon=True) for watch in fresh]
+def _run_all(registry: CollectorRegistry) -> None:
+    """Run two rounds of each collector, including those that are added meanwhile; wait at most 8 s for each group of them."""
+    begun: set[str] = set()
+    while fresh := [runner for runner in registry.runners() if runner.name not in begun and not _drains(runner)]:
+        begun |= {runner.name for runner in fresh}
+        threads = [threading.Thread(target=_run_rounds, args=(runner,), daemon=True) for runner in fresh]
         for thread in threads:
             thread.start()
-        until = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + _PATIENCE_S
         for thread in threads:
-            thread.join(max(until - time.monotonic(), 0.0))
-    # Whose processes are whose is known once the engines are.
-    for watch in roster.watches():
-        if watch.status().state == "absent" and watch.name == Processes.name:
-            watch.round()
+            thread.join(max(until_s - time.monotonic(), 0.0))
+    # The owners of processes are known only after the engines were found.
+    for runner in registry.runners():
+        if runner.status().state == "absent" and runner.name == Processes.name:
+            runner.run_once()
 
 
-def _rounds(watch: Watch) -> None:
+def _run_rounds(runner: CollectorRunner) -> None:
     for last in range(_ROUNDS):
-        if watch.round().state != "up":
+        if runner.run_once().state != "up":
             return
         if last < _ROUNDS - 1:
             time.sleep(0.3)
 
 
-def _drains(watch: Watch) -> bool:
-    return bool(getattr(watch.collector, "drains", False))
+def _drains(runner: CollectorRunner) -> bool:
+    return bool(getattr(runner.collector, "drains", False))
 
 
-def _source(watch: Watch, found: Sequence[Found]) -> Iterator[str]:
-    status = watch.status()
-    if _drains(watch):
-        yield f"· {status.name:<24} {'':<8} not asked: what is read there is gone for the agent that runs"
+def _source(runner: CollectorRunner, found: Sequence[Measured]) -> Iterator[str]:
+    status = runner.status()
+    if _drains(runner):
+        yield f"· {status.name:<24} {'':<8} not read: a read would remove the data that the running agent needs"
         return
-    what = f"{status.readings} readings in {1000 * status.duration_s:.1f} ms" if status.state == "up" else status.why
+    what = f"{status.measurements} measurements in {1000 * status.duration_s:.1f} ms" if status.state == "up" else status.why
     yield f"{_MARKS.get(status.state, '?')} {status.name:<24} {status.state:<8} {what}"
-    if status.state == "absent" and watch.name in _ABSENT_LOSES:
-        yield f"      without it: {_ABSENT_LOSES[watch.name]}"
-    if status.state == "up":
-        yield from _engine(watch, found)
-        yield from _gpu(watch)
+    if status.state == "absent" and runner.name in _ABSENT_UNKNOWN:
+        yield f"      unknown without it: {_ABSENT_UNKNOWN[runner.name]}"
+    if status.state == "up" and isinstance(runner.collector, EngineMetrics):
+        yield from _engine(runner.collector, found)
+    if status.state == "up" and isinstance(runner.collector, Gpu):
+        yield from _gpu(runner.collector)
 
 
-_MARKS = {"up": "✓", "down": "✗", "hanging": "✗", "absent": "–", "waiting": "✗"}
-
-
-def _engine(watch: Watch, found: Sequence[Found]) -> Iterator[str]:
-    """What an engine tells, and what it does not."""
-    engine = getattr(watch.collector, "engine", None)
-    own = getattr(watch.collector, "engine_id", "")
-    if not isinstance(engine, Engine):
+def _engine(collector: EngineMetrics, found: Sequence[Measured]) -> Iterator[str]:
+    """Yield the identity of an engine, its missing signals, and a hint."""
+    engine, own_id = collector.engine, collector.engine_id
+    if engine is None:
         return
-    yield f"      {engine.title}, engine id {own}"
-    told = {each.metric for each in found if _engine_of(each) == own}
+    yield f"      {engine.title}, engine id {own_id}"
+    present = {each.metric for each in found if _server_of(each) == own_id}
     histograms = {rule.signal.name for rule in engine.rules if rule.signal.kind == "histogram"}
     for name, signal in SIGNALS.items():
         short = name.removeprefix("legato.engine.")
-        if name in told or not signal.loses or (name in histograms):
+        if name in present or not signal.unknown or name in histograms:
             continue
-        why = engine.lacks.get(short, "not on its page now")
-        yield f"      no {short}: {why}; without it: {signal.loses}"
+        why = engine.lacks.get(short, "not in its metrics now")
+        yield f"      no {short}: {why}; unknown without it: {signal.unknown}"
     intervals = (each for each in found if isinstance(each, Distribution) and each.metric == "legato.engine.itl" and each.bounds)
-    coarse = [each for each in intervals if _engine_of(each) == own]
+    coarse = [each for each in intervals if _server_of(each) == own_id]
     if engine.hint and (not coarse or coarse[0].bounds[0] >= 0.01):
         yield f"      hint: {engine.hint}"
 
 
-def _engine_of(found: Found) -> str:
-    """Of which server's engine it is."""
-    return server_of(dict(found.attributes).get("legato.engine.id", ""))
+def _server_of(found: Measured) -> str:
+    """Return the id of the server with the engine of a measurement."""
+    return server_id(dict(found.attributes).get("legato.engine.id", ""))
 
 
-def _gpu(watch: Watch) -> Iterator[str]:
-    model = getattr(watch.collector, "model", "")
-    if model:
-        yield f"      {model}, {getattr(watch.collector, 'uuid', '')}"
-        for what, why in getattr(watch.collector, "missing", {}).items():
-            loses = f"; without it: {_GPU_LOSES[what]}" if what in _GPU_LOSES else ""
-            yield f"      no {what}: {why}{loses}"
-        if not getattr(watch.collector, "owners", ()):
-            yield f"      no engine: none is seen to compute on it; without it: {_UNOWNED_LOSES}"
+def _gpu(collector: Gpu) -> Iterator[str]:
+    yield f"      {collector.model}, {collector.uuid}"
+    for what, why in collector.missing.items():
+        unknown = f"; unknown without it: {_GPU_UNKNOWN[what]}" if what in _GPU_UNKNOWN else ""
+        yield f"      no {what}: {why}{unknown}"
+    if not collector.owners:
+        yield f"      no engine: no process of an engine is visible on it; {_NO_OWNER}"
 
 
 def _settings(settings: Settings) -> Iterator[str]:
-    """What is not looked at because nobody said where it is."""
-    yield f"steps: plugins tell theirs at {settings.pipe} (vLLM); forward passes at " + (
-        ", ".join(f"{name} ({where})" for name, where in settings.forward_passes) or "none: LEGATO_FORWARD_PASSES (SGLang, Dynamo)"
+    """Yield the sources that need a setting."""
+    yield f"steps: plugins send theirs to {settings.pipe} (vLLM); forward passes from " + (
+        ", ".join(f"{name} ({where})" for name, where in settings.forward_passes) or "no engine: LEGATO_FORWARD_PASSES (SGLang, Dynamo)"
     )
     if not settings.engines:
-        yield f"engines were looked for at known ports; others: LEGATO_ENGINES=http://127.0.0.1:PORT ({', '.join(ENGINES)})"
+        yield f"engines were searched at default ports; others: LEGATO_ENGINES=http://127.0.0.1:PORT ({', '.join(ENGINES)})"

@@ -1,8 +1,8 @@
-"""The agent: reads what the plugins tell and what its collectors find, and sends it on once a second.
+"""The agent's loop: reads the pipe and the collectors' buffer, and exports once per flush interval.
 
-One idea: it looks into its pipe every few milliseconds instead of waiting on it, because to wake a sleeping reader would cost the engine
-many times what the copy costs. One loop reads and encodes, one thread sends, each collector has a thread of its own: nothing that hangs,
-fails or is down stops the rest, and nothing that a datagram holds can end it.
+The loop polls its pipe every 20 to 250 ms instead of blocking on it, because waking a blocked reader would cost the engine many times the
+cost of the copy. The loop reads and encodes, one thread sends, and each collector has a separate thread, so a source that hangs, fails or is
+down does not stop the others. No content of a datagram can end the loop.
 """
 
 from __future__ import annotations
@@ -10,141 +10,140 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 
-from legato_gpu_agent.agent.exporter import METRICS, Body, Post
-from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
-from legato_gpu_agent.agent.otlp_spans import request_of
-from legato_gpu_agent.agent.pipe_reader import Inlet
-from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.buffer import Buffer
+from legato_gpu_agent.agent.collector_registry import CollectorRegistry
+from legato_gpu_agent.agent.exporter import METRICS, Body, Exporter
+from legato_gpu_agent.agent.otlp_metrics import metrics_request
+from legato_gpu_agent.agent.otlp_spans import steps_request
+from legato_gpu_agent.agent.pipe_reader import PipeReader
+from legato_gpu_agent.agent.self_metrics import SelfMetrics
 from legato_gpu_agent.agent.settings import Settings
-from legato_gpu_agent.agent.step_buffer import Flush, Pending
-from legato_gpu_agent.collectors.registry import Roster
-from legato_gpu_agent.collectors.runner import Basket
-from legato_gpu_agent.plugin.protocol import BadDatagram, Datagram, understood
+from legato_gpu_agent.agent.step_buffer import Flush, StepBuffer
+from legato_gpu_agent.collectors.measurement import Timed
+from legato_gpu_agent.plugin.protocol import BadDatagram, Datagram, decode_all
 
 __all__ = ["Agent"]
 
 _log = logging.getLogger("legato")
-LOOK_EVERY_S, LOOK_IDLE_S, LOOK_SILENT_S = 0.02, 0.05, 0.25
-# After this long without a datagram the looks are rarer: a plugin that begins again keeps what does not fit meanwhile.
+POLL_EVERY_S, POLL_IDLE_S, POLL_SILENT_S = 0.02, 0.05, 0.25
+# After this long without a datagram polls are rarer: a plugin that starts again keeps in its backlog what does not fit into the pipe.
 _IDLE_AFTER_S, _SILENT_AFTER_S = 1.0, 30.0
-DRAIN_S = 10.0
-# Samples in one request: some hundred bytes each.
-_SAMPLES_MAX = 10_000
+SHUTDOWN_S = 10.0
+# Measurements in one request, of some hundred bytes each.
+_MEASUREMENTS_MAX = 10_000
 
 
 class Agent:
-    """Runs until ``stop``: then it takes what the pipe holds and sends all it has, within ``DRAIN_S``."""
+    """Runs until ``stop``, then reads the rest of the pipe and sends everything within 10 s."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: SelfMetrics) -> None:
         self._settings, self._metrics = settings, metrics
-        self._inlet = Inlet(settings.pipe)
-        self._pending = Pending()
-        self._post = Post(settings.endpoint, metrics, settings.token)
-        self._basket = Basket()
-        self._roster = Roster(settings, self._basket, metrics)
+        self._reader = PipeReader(settings.pipe)
+        self._step_buffer = StepBuffer()
+        self._exporter = Exporter(settings.endpoint, metrics, settings.token)
+        self._buffer = Buffer()
+        self._collectors = CollectorRegistry(settings, self._buffer, metrics)
         self._stopping = False
         self._counted: dict[tuple[str, str], int] = {}
-        self._heard_at = float("-inf")
+        self._received_s = float("-inf")
 
     def stop(self) -> None:
-        """End soon. Safe in a signal handler: that runs in the loop's own thread, and would wait for ever for a lock that the loop has."""
+        """Stop soon. Safe in a signal handler, which runs in the loop's thread and would wait forever for a lock that the loop holds."""
         self._stopping = True
 
     def run(self) -> bool:
-        """Until stopped; whether all was sent."""
-        self._post.start()
-        self._roster.start()
-        flush_at = time.monotonic() + self._settings.flush_ms / 1000
+        """Run until stopped; return whether everything was sent."""
+        self._exporter.start()
+        self._collectors.start()
+        flush_s = time.monotonic() + self._settings.flush_ms / 1000
         while not self._stopping:
             time.sleep(self._pause_s())
             self._read()
-            if time.monotonic() >= flush_at or self._pending.is_full:
+            if time.monotonic() >= flush_s or self._step_buffer.is_full:
                 self._flush()
-                flush_at = time.monotonic() + self._settings.flush_ms / 1000
+                flush_s = time.monotonic() + self._settings.flush_ms / 1000
         return self._close()
 
     def _pause_s(self) -> float:
-        silent_s = time.monotonic() - self._heard_at
-        return LOOK_EVERY_S if silent_s < _IDLE_AFTER_S else LOOK_IDLE_S if silent_s < _SILENT_AFTER_S else LOOK_SILENT_S
+        silent_s = time.monotonic() - self._received_s
+        return POLL_EVERY_S if silent_s < _IDLE_AFTER_S else POLL_IDLE_S if silent_s < _SILENT_AFTER_S else POLL_SILENT_S
 
     def _close(self) -> bool:
-        """What plugins tell from now on stays in the pipe for the next agent."""
-        self._roster.stop()
+        """Read the pipe for the last time (later datagrams stay in it for the next agent) and send everything."""
+        self._collectors.stop()
         self._read()
-        self._inlet.close()
-        forgotten = sum(self._pending.forgotten.values())
+        self._reader.close()
+        forgotten = sum(self._step_buffer.forgotten.values())
         self._flush(closing=True)
-        all_had_steps = sum(self._pending.forgotten.values()) == forgotten
-        return self._post.close(DRAIN_S) and all_had_steps
+        all_had_steps = sum(self._step_buffer.forgotten.values()) == forgotten
+        return self._exporter.shutdown(SHUTDOWN_S) and all_had_steps
 
     def _read(self) -> None:
-        """All that the pipe holds."""
-        pieces = self._inlet.read()
+        """Read all datagrams of the pipe."""
+        pieces = self._reader.read()
         if pieces:
-            self._heard_at = time.monotonic()
-        for found in itertools.chain.from_iterable(map(understood, pieces)):
+            self._received_s = time.monotonic()
+        for found in itertools.chain.from_iterable(map(decode_all, pieces)):
             if isinstance(found, BadDatagram):
                 self._metrics.bad.labels(found.reason).inc()
             else:
-                self._take(found)
+                self._add(found)
 
-    def _take(self, datagram: Datagram) -> None:
-        """Keep it, or count why not."""
+    def _add(self, datagram: Datagram) -> None:
+        """Buffer a datagram until the next flush, or count why it was rejected."""
         try:
-            self._keep(datagram)
+            self._metrics.lost.inc(self._step_buffer.add(datagram, time.time_ns()))
         except BadDatagram as error:
             self._metrics.bad.labels(error.reason).inc()
-
-    def _keep(self, datagram: Datagram) -> None:
-        """Until the next flush. Raises ``BadDatagram``."""
-        self._metrics.lost.inc(self._pending.take(datagram, time.time_ns()))
-        self._roster.neighbours.tell(datagram.engine.id)
+            return
+        self._collectors.engine_registry.register(datagram.engine.id)
         for kind, count in (("step", datagram.step is not None), ("finished", len(datagram.finished)), ("scheduler", len(datagram.events))):
             if count:
                 self._metrics.received.labels(kind).inc(count)
 
     def _flush(self, closing: bool = False) -> None:
-        self._roster.heed(time.time_ns())
-        samples, told = self._basket.empty()
-        for datagram in told:
-            self._take(datagram)
+        self._collectors.report_hung(time.time_ns())
+        measurements, datagrams = self._buffer.drain()
+        for datagram in datagrams:
+            self._add(datagram)
         self._flush_steps(closing)
-        for first in range(0, len(samples), _SAMPLES_MAX):
-            self._send_samples(samples[first : first + _SAMPLES_MAX])
-        self._count("sample", "pending_full", self._basket.overflowed)
+        for first in range(0, len(measurements), _MEASUREMENTS_MAX):
+            self._export_measurements(measurements[first : first + _MEASUREMENTS_MAX])
+        self._count_dropped("sample", "pending_full", self._buffer.overflowed)
 
-    def _send_samples(self, samples: list[Sample]) -> None:
+    def _export_measurements(self, measurements: Sequence[Timed]) -> None:
         try:
-            content = metrics_of(self._settings.host, samples).SerializeToString(deterministic=True)
+            content = metrics_request(self._settings.host, measurements).SerializeToString(deterministic=True)
         except Exception as error:
-            _log.exception("%d samples could not be encoded", len(samples))
-            self._metrics.dropped.labels("sample", type(error).__name__).inc(len(samples))
+            _log.exception("%d measurements could not be encoded", len(measurements))
+            self._metrics.dropped.labels("sample", type(error).__name__).inc(len(measurements))
             return
-        self._post.put(Body(content, {"sample": len(samples)}, METRICS))
+        self._exporter.export(Body(content, {"sample": len(measurements)}, METRICS))
 
-    def _count(self, kind: str, reason: str, dropped: int) -> None:
-        """What was dropped so far, once."""
-        self._metrics.dropped.labels(kind, reason).inc(dropped - self._counted.get((kind, reason), 0))
-        self._counted[kind, reason] = dropped
+    def _count_dropped(self, kind: str, reason: str, total: int) -> None:
+        """Add the increase of a total of dropped records to the metric."""
+        self._metrics.dropped.labels(kind, reason).inc(total - self._counted.get((kind, reason), 0))
+        self._counted[kind, reason] = total
 
     def _flush_steps(self, closing: bool) -> None:
-        for flush in self._pending.flushes(time.time_ns(), closing):
+        for flush in self._step_buffer.flushes(time.time_ns(), closing):
             records = _records(flush)
             try:
-                content = request_of(flush.engine, flush.steps, flush.finished, flush.events).SerializeToString(deterministic=True)
+                content = steps_request(flush.engine, flush.steps, flush.finished, flush.events).SerializeToString(deterministic=True)
             except Exception as error:
                 _log.exception("a flush of %d steps could not be encoded", len(flush.steps))
                 for kind, count in records.items():
                     self._metrics.dropped.labels(kind, type(error).__name__).inc(count)
                 continue
-            self._post.put(Body(content, records))
-        self._metrics.engines.set(self._pending.engines)
-        for reason, counts in (("pending_full", self._pending.overflowed), ("no_step", self._pending.forgotten)):
+            self._exporter.export(Body(content, records))
+        self._metrics.engines.set(self._step_buffer.engines)
+        for reason, counts in (("pending_full", self._step_buffer.overflowed), ("no_step", self._step_buffer.forgotten)):
             for kind, count in counts.items():
-                self._count(kind, reason, count)
+                self._count_dropped(kind, reason, count)
 
 
 def _records(flush: Flush) -> dict[str, int]:
-    """How many of each kind it holds; a step that goes again was counted before."""
+    """Return the number of records by kind; a repeated step was counted before."""
     return {"step": 0 if flush.again else len(flush.steps), "finished": len(flush.finished), "scheduler": len(flush.events)}

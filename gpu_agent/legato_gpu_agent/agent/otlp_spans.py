@@ -1,7 +1,7 @@
-"""An engine's steps as OTLP: one span a flush, its steps packed by columns (schema/STEPS.md).
+"""Encodes an engine's steps as OTLP: one span per flush, with the steps packed by columns (schema/STEPS.md).
 
-One idea: the span's ids come from the engine, its epoch and the first step's number, so a flush that is sent twice is the same span, and
-one path on the receiver's side deduplicates, rejects and routes steps like streams. It keeps no queue and sends nothing.
+The span's ids are derived from the engine, its epoch and the number of the first step, so a repeated flush is the same span, and the
+receiver deduplicates, rejects and routes steps with the code for streams. The module keeps no queue and sends nothing.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from legato_gpu_agent import __version__
 from legato_gpu_agent.agent.pack import ROWS_MAX, pack
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, SchedulerEvent, Step
 
-__all__ = ["Engine", "FinishedRequest", "SchedulerEvent", "Step", "request_of"]
+__all__ = ["Engine", "FinishedRequest", "SchedulerEvent", "Step", "steps_request"]
 
 SPAN_NAME = "legato.engine.steps"
 _DT = 1
-# Ids of schema/STEPS.md: 1 is `dt`, 2 the step's number, then the fields of Step in their order.
+# Column ids of schema/STEPS.md: 1 is `dt`, 2 the step's number, then the fields of Step in their order.
 _COLUMNS = {field.name: number for number, field in enumerate(fields(Step)[2:], 3)}
 _NUMBER = 2
-# The most that a column holds, less the one that is added.
+# Maximum of a column, minus the 1 that is added to known values.
 _VALUE_MAX = 2**32 - 2
 
 
-def request_of(
+def steps_request(
     engine: Engine,
     steps: Sequence[Step],
     finished: Sequence[FinishedRequest] = (),
     events: Sequence[SchedulerEvent] = (),
 ) -> ExportTraceServiceRequest:
-    """A flush as an OTLP request. Raises ``ValueError`` without steps, or with more than 65,536."""
+    """Return a flush as an OTLP request. Raises ``ValueError`` without steps, or with more than 65,536."""
     if not 0 < len(steps) <= ROWS_MAX:
-        raise ValueError(f"{len(steps)} steps, a flush has 1 to {ROWS_MAX}")
+        raise ValueError(f"a flush of {len(steps)} steps: expected 1 to {ROWS_MAX}")
     first, last = steps[0], steps[-1]
     request = ExportTraceServiceRequest()
     scope = request.resource_spans.add().scope_spans.add()
@@ -61,7 +61,7 @@ def request_of(
 
 
 def _packed(steps: Sequence[Step]) -> bytes:
-    """The columns; one that is unknown in every step is left out, and one known in some has its values plus one (0 is unknown)."""
+    """Return the packed columns: values plus 1, 0 for an unknown value; a column that is unknown in all steps is left out."""
     times = np.array([step.recorded_ns // 1000 for step in steps], np.int64)
     numbers = np.array([step.number for step in steps], np.int64)
     columns = {_DT: np.diff(times, prepend=times[0]), _NUMBER: np.diff(numbers, prepend=numbers[0])}
@@ -73,7 +73,7 @@ def _packed(steps: Sequence[Step]) -> bytes:
 
 
 def _add_arrays(span: Span, prefix: str, records: Sequence[FinishedRequest] | Sequence[SchedulerEvent]) -> None:
-    """An array a field, of one value a record; nothing without records."""
+    """Add one array per field, with one value per record; nothing without records."""
     for field in fields(records[0]) if records else ():
         values = [getattr(each, field.name) for each in records]
         kind = "string_value" if isinstance(values[0], str) else "int_value"

@@ -1,7 +1,7 @@
-"""Packs columns of whole numbers as patched frames of reference (schema/TIMELINE.md, "A column's payload").
+"""Packs columns of integers as patched frames of reference (schema/TIMELINE.md, "A column's payload").
 
-One idea: the cheapest width for a column is found by sorting it once; numpy does the rest. It knows no column's meaning, and never
-unpacks: readers do.
+One sort of a column yields its cheapest width; numpy does the rest. The module does not depend on the meaning of the columns and does not
+unpack.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _WIDTHS = (0, 1, 2, 4, 8, 16, 32)
 
 
 def pack(columns: Mapping[int, NDArray[np.int64]], rows: int) -> bytes:
-    """The columns by id, each of ``rows`` values; values outside 0 to 2**32 - 1 are kept as the nearest of these.
+    """Return the packed columns, given by id with ``rows`` values each; values are clipped to 0 to 2**32 - 1.
 
-    Raises ``ValueError`` when a column has another length, or there are more than 65,536 rows.
+    Raises ``ValueError`` for a column of another length, and for more than 65,536 rows.
     """
     if rows > ROWS_MAX:
-        raise ValueError(f"{rows} rows, at most {ROWS_MAX} fit")
+        raise ValueError(f"{rows} rows: expected at most {ROWS_MAX}")
     for name, values in columns.items():
         if len(values) != rows:
-            raise ValueError(f"column {name} has {len(values)} values for {rows} rows")
+            raise ValueError(f"column {name} has {len(values)} values: expected {rows}, one per row")
     payloads = {name: _pack_column(np.clip(values, 0, _VALUE_MAX)) for name, values in columns.items()}
     directory = b"".join(_ENTRY.pack(name, len(payload)) for name, payload in payloads.items())
     return _HEAD.pack(1, len(payloads), rows) + directory + b"".join(payloads.values())
@@ -48,7 +48,7 @@ def _pack_column(values: NDArray[np.int64]) -> bytes:
 
 
 def _choose(ordered: NDArray[np.int64]) -> tuple[int, int]:
-    """The cheapest width and base for these ascending values."""
+    """Return the cheapest width in bits and its base for these ascending values."""
     count = len(ordered)
     best = (count * _EXCEPTION_BYTES + 1, 0, 0)
     for base in {int(ordered[0]), int(ordered[count >> 6]), int(ordered[count >> 4]), int(ordered[count // 2])}:

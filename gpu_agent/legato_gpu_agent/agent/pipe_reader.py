@@ -1,7 +1,7 @@
-"""The agent's end of the pipe: what plugins have written since the last look.
+"""The agent's end of the pipe: reads the datagrams that the plugins have written since the last read.
 
-One idea: a named pipe takes a datagram for a third of what a socket asks, holds thousands, and still holds them when an agent is followed
-by another; so it is left where it is. Who has it is told by a lock. It understands no datagram and never waits.
+A write to a named pipe costs a third of a write to a socket. The pipe holds thousands of datagrams and keeps them from one agent to the
+next, so the agent does not remove it. A lock shows which agent uses it. The module decodes no datagram and never blocks.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ import os
 import pathlib
 
 from legato_gpu_agent.agent.settings import SettingsError
-from legato_gpu_agent.plugin.pipe import HOLDS_BYTES, opened
-from legato_gpu_agent.plugin.protocol import cut
+from legato_gpu_agent.plugin.pipe import CAPACITY_BYTES, open_pipe
+from legato_gpu_agent.plugin.protocol import split_datagrams
 
-__all__ = ["Inlet"]
+__all__ = ["PipeReader"]
 
 
-class Inlet:
-    """The pipe at ``path``, in a folder that is its user's alone. Raises ``SettingsError`` when it cannot be had."""
+class PipeReader:
+    """Reads the pipe at ``path``, in a folder of this user. Raises ``SettingsError`` if the pipe cannot be created, opened or locked."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self._room = memoryview(bytearray(HOLDS_BYTES))
+        self._data = memoryview(bytearray(CAPACITY_BYTES))
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.parent.stat().st_uid != os.getuid():
-                raise SettingsError(f"{path.parent} belongs to another user: set LEGATO_ENGINE_PIPE to a path in a folder of your own")
-            self._pipe = _made(path)
+                raise SettingsError(f"{path.parent} belongs to another user: set LEGATO_ENGINE_PIPE to a path in a folder of this user")
+            self._pipe = _create(path)
         except OSError as error:
             if error.errno == errno.EINVAL:
-                raise SettingsError(f"{path} is there and is no pipe: set LEGATO_ENGINE_PIPE to another path") from None
+                raise SettingsError(f"{path} exists and is not a pipe: set LEGATO_ENGINE_PIPE to another path") from None
             raise SettingsError(f"cannot listen at {path}: {error.strerror}") from None
 
     def read(self) -> list[bytes]:
-        """All that the pipe holds, in datagrams and in what is none.
+        """Return the contents of the pipe, split into datagrams and invalid pieces.
 
-        It is read at once: as whoever writes writes whole datagrams, none is cut in two (pipe(7)).
+        Writers write whole datagrams and the pipe is read in one call, so no datagram is split between two reads (pipe(7)).
         """
         try:
-            count = os.readv(self._pipe, [self._room])
+            count = os.readv(self._pipe, [self._data])
         except BlockingIOError:
             return []
-        return cut(self._room[:count].tobytes())
+        return split_datagrams(self._data[:count].tobytes())
 
     def close(self) -> None:
-        """Let another agent have it. What is written from now on stays for that one, as long as a plugin runs."""
+        """Release the pipe for another agent. Later datagrams stay in it as long as a plugin runs."""
         os.close(self._pipe)
 
 
-def _made(path: pathlib.Path) -> int:
-    """The pipe, made where there is none, and ours alone. Raises ``OSError`` and ``SettingsError``."""
+def _create(path: pathlib.Path) -> int:
+    """Create the pipe if it does not exist, open it, and restrict it to this user. Raises ``OSError`` and ``SettingsError``."""
     with contextlib.suppress(FileExistsError):
         os.mkfifo(path, 0o600)
-    pipe = opened(path)
+    pipe = open_pipe(path)
     try:
         if os.fstat(pipe).st_uid != os.getuid():
             raise SettingsError(f"{path} belongs to another user: set LEGATO_ENGINE_PIPE to another path")
@@ -67,7 +67,10 @@ def _made(path: pathlib.Path) -> int:
 
 
 def _lock(pipe: int, path: pathlib.Path) -> None:
-    """Until it is closed. Where the system locks no pipes (macOS), a second agent takes its share of them, and nothing is lost either."""
+    """Lock the pipe until it is closed.
+
+    On a system that cannot lock pipes (macOS) a second agent would read a part of the datagrams; none is lost.
+    """
     try:
         fcntl.flock(pipe, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,36 +1,38 @@
-"""What the agent tells about itself, for Prometheus: received, sent, dropped, and errors by type.
+"""The agent's own metrics for Prometheus: records received, sent and dropped, and errors by type.
 
-One idea: one object holds every metric in a registry of its own, so that each test has its own. It serves nothing unless asked.
+One object holds all metrics in its own registry, so tests do not share them. The endpoint is off unless a port is set.
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-__all__ = ["Metrics"]
+__all__ = ["SelfMetrics"]
 
 
-class Metrics:
-    """The agent's counters. ``serve`` opens a loopback port for them."""
+class SelfMetrics:
+    """The metrics of one agent. ``serve`` opens an endpoint for them on loopback."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.received = Counter("legato_agent_received_records", "Records received, by kind", ["kind"], registry=registry)
-        self.bad = Counter("legato_agent_bad_datagrams", "Datagrams that were skipped, by reason", ["reason"], registry=registry)
-        self.lost = Counter("legato_agent_lost_datagrams", "Datagrams that a plugin could not send, as it tells", registry=registry)
+        self.received = Counter("legato_agent_received_records", "Records received from engines, by kind", ["kind"], registry=registry)
+        self.bad = Counter("legato_agent_bad_datagrams", "Datagrams rejected, by reason", ["reason"], registry=registry)
+        self.lost = Counter("legato_agent_lost_datagrams", "Datagrams that plugins and publishers report as lost", registry=registry)
         self.sent = Counter("legato_agent_sent_records", "Records acknowledged by the receiver, by kind", ["kind"], registry=registry)
-        self.dropped = Counter("legato_agent_dropped_records", "Records given up, by reason", ["kind", "reason"], registry=registry)
-        self.errors = Counter("legato_agent_send_errors", "Attempts to send that failed, by type", ["type"], registry=registry)
-        self.queue_bytes = Gauge("legato_agent_queue_bytes", "Bytes of flushes that wait to be sent", registry=registry)
-        self.engines = Gauge("legato_agent_engines", "Engines that have told of steps lately", registry=registry)
-        self.collector_up = Gauge("legato_agent_collector_up", "Whether its last round went well", ["collector"], registry=registry)
+        self.dropped = Counter("legato_agent_dropped_records", "Records dropped, by kind and reason", ["kind", "reason"], registry=registry)
+        self.errors = Counter("legato_agent_send_errors", "Failed attempts to send, by type", ["type"], registry=registry)
+        self.queue_bytes = Gauge("legato_agent_queue_bytes", "Bytes of flushes waiting to be sent", registry=registry)
+        self.engines = Gauge("legato_agent_engines", "Engines with steps in the last 10 minutes", registry=registry)
+        self.collector_up = Gauge(
+            "legato_agent_collector_up", "1 if the collector's last round succeeded, else 0", ["collector"], registry=registry
+        )
         self.collector_duration = Gauge(
-            "legato_agent_collector_duration_seconds", "How long its last round took", ["collector"], registry=registry
+            "legato_agent_collector_duration_seconds", "Duration of the collector's last round", ["collector"], registry=registry
         )
         self.collector_errors = Counter(
-            "legato_agent_collector_errors", "Rounds that failed, by type", ["collector", "type"], registry=registry
+            "legato_agent_collector_errors", "Failed rounds of a collector, by type", ["collector", "type"], registry=registry
         )
 
     def serve(self, port: int) -> None:
-        """Answer /metrics on loopback. Raises ``OSError`` when the port is taken."""
+        """Serve /metrics on loopback. Raises ``OSError`` if the port is in use."""
         start_http_server(port, addr="127.0.0.1", registry=self.registry)

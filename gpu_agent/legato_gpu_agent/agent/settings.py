@@ -1,6 +1,7 @@
-"""The agent's settings: one frozen dataclass, read from the environment once.
+"""The agent's settings: one frozen dataclass, read once from the environment.
 
-One idea: every field has a default, a unit in its name and an environment variable named here. It validates, and opens nothing.
+Each field has a default, a unit in its name where it has one, and its environment variable in its description. The module validates the
+values and opens nothing.
 """
 
 from __future__ import annotations
@@ -11,52 +12,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from legato_gpu_agent.plugin.identity import engine_id_of, pipe_path
+from legato_gpu_agent.plugin.identity import engine_id_from_url, pipe_path
 
 __all__ = ["Settings", "SettingsError"]
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used."""
+    """A setting with an invalid value, or one that does not work on this host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What can be set. ``from_env`` reads LEGATO_* variables and says which one is wrong, and how."""
+    """The settings. ``from_env`` reads them from LEGATO_* variables; its errors name the variable, the value and what is expected."""
 
     pipe: pathlib.Path
-    """LEGATO_ENGINE_PIPE: where the plugins send and the agent listens. Default: legato/engine.pipe in the user's runtime folder."""
+    """LEGATO_ENGINE_PIPE: pipe from the plugins to the agent. Default: legato/engine.pipe in XDG_RUNTIME_DIR, else in /tmp/legato-UID."""
     endpoint: str = "http://127.0.0.1:4318"
-    """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver that steps are sent to."""
+    """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver."""
     token: str = field(default="", repr=False)
-    """LEGATO_TOKEN: what the receiver knows this node by; none where it wants none."""
+    """LEGATO_TOKEN: this node's token for the receiver. Empty: the receiver requires none."""
     flush_ms: int = 1_000
-    """LEGATO_ENGINE_FLUSH_MS: how often an engine's steps are sent."""
+    """LEGATO_ENGINE_FLUSH_MS: interval at which steps and measurements are sent."""
     metrics_port: int = 0
-    """LEGATO_AGENT_METRICS_PORT: loopback port of the agent's own metrics, for Prometheus. 0: none."""
+    """LEGATO_AGENT_METRICS_PORT: loopback port of the agent's own metrics, for Prometheus. 0: no port."""
     engines: tuple[tuple[str, str], ...] = ()
-    """LEGATO_ENGINES: engines whose pages are read, ``ID=URL`` or ``URL``, with commas between; the id is host:port unless given.
-    No two have one id, here as below."""
+    """LEGATO_ENGINES: scrape targets, ``ID=URL`` or ``URL``, separated by commas. The default id is host:port. Ids are unique."""
     engine_scan: bool = True
-    """LEGATO_ENGINE_SCAN: also look for engines' pages at ports of this host that engines listen at. 0: no."""
+    """LEGATO_ENGINE_SCAN: also probe listening ports of this host that engines use by default. 0: no."""
     sample_ms: int = 1_000
-    """LEGATO_SAMPLE_MS: how often pages and GPUs are read; 100 for ten times a second. The host: once a second at most."""
+    """LEGATO_SAMPLE_MS: interval at which engines and GPUs are read; 100 is ten times a second. The host is read at most once a second."""
     forward_passes: tuple[tuple[str, str], ...] = ()
-    """LEGATO_FORWARD_PASSES: ``ID=ENDPOINT`` of engines that publish a message a forward pass over ZMQ (SGLang, Dynamo)."""
+    """LEGATO_FORWARD_PASSES: ``ID=ENDPOINT`` of engines that publish each forward pass over ZMQ (SGLang, Dynamo)."""
     iterations: tuple[tuple[str, str], ...] = ()
-    """LEGATO_ITERATIONS: ``ID=URL`` of servers whose JSON tells every iteration and request, and forgets what was read (TensorRT-LLM)."""
+    """LEGATO_ITERATIONS: ``ID=URL`` or ``URL`` of TensorRT-LLM servers with each iteration and request as JSON, which a read removes."""
     kv_events: tuple[tuple[str, str], ...] = ()
     """LEGATO_KV_EVENTS: ``ID=ENDPOINT`` of engines that publish events of their KV cache over ZMQ (vLLM, SGLang)."""
     request_files: tuple[tuple[str, str], ...] = ()
-    """LEGATO_REQUEST_FILES: ``ID=FOLDER`` of engines that write a line a request into files there (SGLang)."""
+    """LEGATO_REQUEST_FILES: ``ID=FOLDER`` of engines that write one line per request into files there (SGLang)."""
     proc: pathlib.Path = pathlib.Path("/proc")
-    """LEGATO_PROC_PATH: where the host's /proc is, for a container that has it elsewhere."""
+    """LEGATO_PROC_PATH: path of the host's /proc, for a container that mounts it elsewhere."""
     host: str = ""
-    """LEGATO_HOST_NAME: what this node is called. Default: its hostname."""
+    """LEGATO_HOST_NAME: name of this node. Default: its hostname."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """The settings in these variables. Raises ``SettingsError``."""
+        """Return the settings in these variables. Raises ``SettingsError``."""
         return cls(
             pipe=_pipe(environ),
             endpoint=_url(environ, "LEGATO_ENDPOINT", "http://127.0.0.1:4318"),
@@ -98,48 +98,52 @@ def _is_url(value: str) -> bool:
 
 
 def _named(environ: Mapping[str, str], key: str, example: str) -> tuple[tuple[str, str], ...]:
-    """``NAME=VALUE`` with commas between."""
+    """Parse ``NAME=VALUE`` items, separated by commas."""
     out = []
-    for part in filter(None, (part.strip() for part in environ.get(key, "").split(","))):
+    for part in _items(environ, key):
         name, equals, value = part.partition("=")
         if not (name and equals and value):
-            raise SettingsError(f"{key} has {part!r}: expected {example}, with commas between several")
+            raise SettingsError(f"{key} has {part!r}: expected {example}, several separated by commas")
         out.append((name, value))
-    return _distinct(key, out)
+    return _unique(key, out)
 
 
 def _engines(environ: Mapping[str, str], key: str) -> tuple[tuple[str, str], ...]:
-    """``ID=URL`` or ``URL``: an id has no slash before its equals sign."""
+    """Parse ``ID=URL`` or ``URL`` items. An equals sign after ``://`` belongs to the URL."""
     out = []
-    for part in filter(None, (part.strip() for part in environ.get(key, "").split(","))):
+    for part in _items(environ, key):
         name, equals, url = part.partition("=")
         if not equals or "://" in name:
             name, url = "", part
         if not _is_url(url) or (equals and not name and url != part):
             raise SettingsError(
-                f"{key} has {part!r}: expected http://127.0.0.1:8000 or ID=http://127.0.0.1:8000, with commas between several"
+                f"{key} has {part!r}: expected http://127.0.0.1:8000 or ID=http://127.0.0.1:8000, several separated by commas"
             )
         out.append((name, url.rstrip("/")))
-    return _distinct(key, out)
+    return _unique(key, out)
 
 
-def _distinct(key: str, named: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """All of them, if no two have one id: of those all but one would be left out, and nobody would hear of it."""
+def _items(environ: Mapping[str, str], key: str) -> list[str]:
+    return [item for part in environ.get(key, "").split(",") if (item := part.strip())]
+
+
+def _unique(key: str, named: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return the items. Raises ``SettingsError`` for a repeated id: only one of its targets would be read, without any message."""
     seen: dict[str, str] = {}
     for name, value in named:
-        own = name or engine_id_of(value)
-        if own in seen:
+        engine_id = name or engine_id_from_url(value)
+        if engine_id in seen:
             raise SettingsError(
-                f"{key} has the id {own!r} twice, for {seen[own]} and {value}: give each an id of its own, as in ID={value}"
+                f"{key} has the id {engine_id!r} twice, for {seen[engine_id]} and {value}: give each a separate id, as in ID={value}"
             )
-        seen[own] = value
+        seen[engine_id] = value
     return tuple(named)
 
 
 def _token(environ: Mapping[str, str], key: str) -> str:
     value = environ.get(key, "")
     if not value.isascii() or not value.isprintable() or " " in value:
-        raise SettingsError(f"{key} holds what no token has: expected printable ASCII without blanks, as `legato token add` prints it")
+        raise SettingsError(f"{key} is not a valid token: expected printable ASCII without spaces, as `legato token add` prints it")
     return value
 
 

@@ -1,27 +1,25 @@
-"""Why what came from an engine could not be taken.
-
-One idea: in words that hold nothing of what came, as that may be a prompt. It decodes nothing.
-"""
+"""Errors for undecodable engine messages. The text never quotes the message, which may contain a prompt."""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Unusable", "none_of", "reason_of"]
+__all__ = ["DecodeError", "nothing_decoded", "safe_reason"]
 
 
-class Unusable(ValueError):
-    """What came cannot be taken: in words of ours, which hold nothing of it."""
+class DecodeError(ValueError):
+    """A message cannot be decoded. The text is written here and quotes nothing of the message."""
 
 
-def reason_of(error: Exception) -> str:
-    """Why something could not be taken, without anything of it.
+def safe_reason(error: Exception) -> str:
+    """Return the reason of an error without any content of the message.
 
-    msgspec names types, bounds, our own fields and the place of a byte; what any other error says may quote what came.
+    msgspec names types, bounds, fields of the schema and byte offsets; the text of any other error may quote the message, so only its type
+    is returned.
     """
-    return str(error) if isinstance(error, Unusable | msgspec.MsgspecError) else type(error).__name__
+    return str(error) if isinstance(error, DecodeError | msgspec.MsgspecError) else type(error).__name__
 
 
-def none_of(count: int, what: str, why: str, expected: str) -> str:
-    """What to say where ``count`` came, and not one could be taken."""
-    return f"none of what came could be taken ({what}: {count:,}); the last: {why}; expected {expected}"
+def nothing_decoded(count: int, what: str, why: str, expected: str) -> str:
+    """Return the error text for ``count`` messages of which none could be decoded; ``why`` is the reason of the last one."""
+    return f"no {what} could be decoded ({count:,} received); the last: {why}; expected {expected}"

@@ -1,7 +1,7 @@
-"""Finds the engines of this node whose pages can be read: those that were named, and those that listen where engines do.
+"""Finds the metrics endpoints of engines on this node: those of the settings, and listening ports that engines use by default.
 
-One idea: a port that somebody listens on is asked once for its page, and again only when it is another socket or minutes later; nothing but
-GET of a page is sent, to loopback, or where a socket listens at one address of this host alone, to that.
+A listening port is probed once, and again only when another socket listens there or 5 minutes have passed. A probe is a GET of the metrics
+path, to loopback, or to the one address of this host at which the socket listens.
 """
 
 from __future__ import annotations
@@ -10,101 +10,105 @@ import http.client
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from legato_gpu_agent.collectors import Absent, Collector
-from legato_gpu_agent.collectors.addresses import own_addresses
-from legato_gpu_agent.collectors.engine_metrics import EnginePage
-from legato_gpu_agent.collectors.engine_registry import Neighbours
+from legato_gpu_agent.collectors.addresses import local_addresses
+from legato_gpu_agent.collectors.base import Collector, NotAvailable
+from legato_gpu_agent.collectors.engine_metrics import METRICS_PATHS, EngineMetrics
+from legato_gpu_agent.collectors.engine_registry import EngineRegistry
 from legato_gpu_agent.collectors.http_fetch import Fetcher, FetchError
-from legato_gpu_agent.collectors.measurement import Found, Reading
+from legato_gpu_agent.collectors.measurement import Measured, Measurement
 from legato_gpu_agent.collectors.procfs import Listener, Proc
-from legato_gpu_agent.engines.registry import ENGINES, engine_of_page
-from legato_gpu_agent.plugin.identity import LOOPBACK, client_host, place_of
+from legato_gpu_agent.engines.registry import ENGINES, detect_engine
+from legato_gpu_agent.plugin.identity import LOOPBACK, client_host, host_and_port
 
-__all__ = ["EngineFinder"]
+__all__ = ["EngineDiscovery"]
 
 PORTS = frozenset(port for engine in ENGINES.values() for port in engine.ports)
-_ASK_AGAIN_S = 300.0
+_PROBE_AGAIN_S = 300.0
 _PROBE_TIMEOUT_S = 2.0
 
 
-class EngineFinder:
-    """``named``: pairs of id (or '') and URL. With ``proc``, listening ports are looked at too, but for those of the URLs that are
-    ``taken``: what is read there is gone for others. ``add`` is given each page's collector.
+class EngineDiscovery:
+    """Adds a collector for each metrics endpoint that it finds, by calling ``add``.
+
+    ``configured``: pairs of id (or '') and URL. With ``proc``, listening ports are probed too, except those of the URLs in ``excluded``, at
+    which a read removes data that another collector needs.
     """
 
     name, every_s = "engines", 15.0
 
     def __init__(
         self,
-        named: Sequence[tuple[str, str]],
+        configured: Sequence[tuple[str, str]],
         proc: Proc | None,
-        neighbours: Neighbours,
+        engine_registry: EngineRegistry,
         add: Callable[[Collector], None],
-        page_every_s: float = 1.0,
+        scrape_every_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         boot_id: str = "",
-        taken: Sequence[str] = (),
+        excluded: Sequence[str] = (),
     ) -> None:
-        self._named, self._proc, self._neighbours, self._add = list(named), proc, neighbours, add
-        self._page_every_s, self._boot_id, self._clock = page_every_s, boot_id, clock
+        self._unresolved, self._unresolved_excluded = list(configured), list(excluded)
+        self._proc, self._engine_registry, self._add = proc, engine_registry, add
+        self._scrape_every_s, self._boot_id, self._clock = scrape_every_s, boot_id, clock
         self._known: set[str] = set()
-        self._taken, self._claimed = list(taken), dict[int, set[str]]()
-        self._asked: dict[int, tuple[int, float]] = {}
+        self._claimed: dict[int, set[str]] = {}
+        self._probed: dict[int, tuple[int, float]] = {}
 
-    def collect(self, now_ns: int) -> Iterator[Found]:
-        """How many pages are read. Raises ``Absent`` where there is none."""
-        # Names are looked up here, where nobody waits for it, until they are known.
-        self._taken = [url for url in self._taken if self._claim(url) is None]
-        self._named = [each for each in self._named if self._take(*each) is None]
+    def collect(self, now_ns: int) -> Iterator[Measured]:
+        """Yield the number of known endpoints. Raises ``NotAvailable`` without any."""
+        # Names are resolved here, where nothing else waits for it, in every round until they are resolved.
+        self._unresolved_excluded = [url for url in self._unresolved_excluded if self._claim(url) is None]
+        self._unresolved = [each for each in self._unresolved if self._add_engine(*each) is None]
         if self._proc is not None:
             for port, listener in self._proc.listeners().items():
                 if port not in PORTS or self._is_claimed(listener, port):
                     continue
                 url = _url_of(listener, port)
                 if self._is_engine(url, port, listener.inode):
-                    self._take("", url)
+                    self._add_engine("", url)
         if not self._known:
-            raise Absent("no engine's page was found: set LEGATO_ENGINES to where an engine serves /metrics")
-        yield Reading("legato.agent.engines", "{engine}", float(len(self._known)))
+            raise NotAvailable("no engine's metrics endpoint was found: set LEGATO_ENGINES to the URL of an engine that serves /metrics")
+        yield Measurement("legato.agent.engines", "{engine}", float(len(self._known)))
 
-    def _take(self, engine_id: str, url: str) -> bool | None:
-        """Have its page read, once; whether it is on this host (``None``: nobody knows now)."""
-        here, page = self._claim(url), EnginePage(url, engine_id, every_s=self._page_every_s, boot_id=self._boot_id)
-        self._neighbours.tell(page.engine_id, f"http://{LOOPBACK}:{place_of(url)[1]}" if here else url)
-        if page.engine_id not in self._known:
-            self._known.add(page.engine_id)
-            self._add(page)
-        return here
+    def _add_engine(self, engine_id: str, url: str) -> bool | None:
+        """Add a collector for this endpoint once; return whether it is on this host (``None``: its name is not resolved)."""
+        is_local, metrics = self._claim(url), EngineMetrics(url, engine_id, every_s=self._scrape_every_s, boot_id=self._boot_id)
+        self._engine_registry.register(metrics.engine_id, f"http://{LOOPBACK}:{host_and_port(url)[1]}" if is_local else url)
+        if metrics.engine_id not in self._known:
+            self._known.add(metrics.engine_id)
+            self._add(metrics)
+        return is_local
 
     def _claim(self, url: str) -> bool | None:
-        """Whether this URL is on this host; what listens there is asked by nobody else then. ``None``: nobody knows its name now."""
-        host, port = place_of(url)
+        """Exclude the socket at this URL from probes; return whether it is on this host (``None``: its name is not resolved)."""
+        host, port = host_and_port(url)
         try:
-            own = own_addresses(host)
+            addresses = local_addresses(host)
         except OSError:
             return None
-        self._claimed.setdefault(port, set()).update(own)
-        return bool(own)
+        self._claimed.setdefault(port, set()).update(addresses)
+        return bool(addresses)
 
     def _is_claimed(self, listener: Listener, port: int) -> bool:
-        """Whether what listens here is read already: by its address, or by any where it listens at all; or may be what is ``taken``, by a
-        name that nobody knows now.
+        """Return whether this socket is already read, or may be one that is excluded under a name that is not resolved.
+
+        A socket at one address is compared by address, a socket at all addresses by port.
         """
-        if port in {place_of(url)[1] for url in self._taken}:
+        if port in {host_and_port(url)[1] for url in self._unresolved_excluded}:
             return True
         claimed = self._claimed.get(port, set())
         return client_host(listener.address) in claimed if listener.address else bool(claimed)
 
     def _is_engine(self, url: str, port: int, inode: int) -> bool:
-        """Whether an engine's page is there; asked of each socket now and then."""
-        asked, now_s = self._asked.get(port), self._clock()
-        if asked is not None and asked[0] == inode and now_s - asked[1] < _ASK_AGAIN_S:
+        """Probe a socket that was not probed in the last 5 minutes; return whether a known engine serves metrics there."""
+        probed, now_s = self._probed.get(port), self._clock()
+        if probed is not None and probed[0] == inode and now_s - probed[1] < _PROBE_AGAIN_S:
             return False
-        self._asked[port] = (inode, now_s)
+        self._probed[port] = (inode, now_s)
         fetcher = Fetcher(url, _PROBE_TIMEOUT_S)
-        for path in ("/metrics", "/prometheus/metrics"):
+        for path in METRICS_PATHS:
             try:
-                if engine_of_page(fetcher.get(path)) is not None:
+                if detect_engine(fetcher.get(path)) is not None:
                     return True
             except (FetchError, OSError, http.client.HTTPException):
                 continue

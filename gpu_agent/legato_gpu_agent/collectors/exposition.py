@@ -1,7 +1,8 @@
-"""An engine's page of metrics, read again and again: from text to readings.
+"""Reads the Prometheus exposition text of one engine, scrape after scrape, and returns measurements.
 
-One idea: between two readings of a page only the numbers change. What a line is of, all before its number, is judged once, by the official
-parser of Prometheus, and only where its family is wanted; a page laid out as the one before is not judged again. It fetches nothing.
+Between two scrapes only the numbers change. The part of a line before its number (its head) is parsed once, by Prometheus' official parser,
+and only for families that a rule uses; a text with the same lines as the one before is not parsed again (`layout_cache`). The module fetches
+nothing.
 """
 
 from __future__ import annotations
@@ -13,42 +14,42 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from legato_gpu_agent.collectors.counter_starts import Counters
-from legato_gpu_agent.collectors.layout_cache import Key, Layout, Part
-from legato_gpu_agent.collectors.measurement import Attributes, Distribution, Found, Reading
-from legato_gpu_agent.engines import Engine, Rule
+from legato_gpu_agent.collectors.counter_starts import CounterStarts
+from legato_gpu_agent.collectors.layout_cache import Key, ParsedLayout, Part
+from legato_gpu_agent.collectors.measurement import Attributes, Distribution, Measured, Measurement
+from legato_gpu_agent.engines.engine import EngineKind, Rule
 
-__all__ = ["BadPage", "Page"]
+__all__ = ["BadExposition", "ExpositionReader"]
 
-# Lines that are remembered, and their bytes: a page with more has labels that never end. A busy vLLM's has 51 KB.
+# Bounds of the heads that are cached, in lines and bytes: a text beyond them has unbounded labels. A busy vLLM's text has 51 KB.
 _HEADS_MAX, _HEADS_BYTES_MAX = 50_000, 4 * 2**20
-# Heads that are remembered though they have left the page, besides as many as it has.
-_HEADS_GONE_MAX, _HEADS_GONE_BYTES_MAX = 1_000, 65_536
-# Histograms that are remembered though they have left the page, and what is kept of a label's value.
-_GONE_MAX, _TEXT_MAX = 1_000, 255
+# Heads that stay cached although they are not in the text, in addition to twice as many as it has.
+_HEADS_VANISHED_MAX, _HEADS_VANISHED_BYTES_MAX = 1_000, 65_536
+# Histograms kept although they are not in the text, and the maximum length of a label value.
+_VANISHED_MAX, _TEXT_MAX = 1_000, 255
 _COUNT_MAX = 2**62
 _Before = tuple[int, tuple[float, ...], list[float], float | None]
 _PARTS = {"_bucket": "bucket", "_sum": "sum", "_count": "count"}
 
 
-class BadPage(ValueError):
-    """A page that cannot be read; its text says what was found."""
+class BadExposition(ValueError):
+    """A text that cannot be read; the message says what was found."""
 
 
 class _Line(NamedTuple):
-    """What a line is of. ``rank``: where several ranks tell the same of an engine, which engine, and which of them tells it here."""
+    """The meaning of a line. ``rank``: where several ranks expose the same value of an engine, the engine and this line's rank."""
 
     parts: tuple[Part, ...] = ()
     rank: tuple[str, tuple[int, str]] | None = None
 
 
-_NOTHING = _Line()
+_UNUSED = _Line()
 
 
-class Page:
-    """The pages of one engine at ``engine_id``. Not safe for several threads at once."""
+class ExpositionReader:
+    """Reads the texts of one ``engine`` with the id ``engine_id``. Not safe for several threads at once."""
 
-    def __init__(self, engine: Engine, engine_id: str) -> None:
+    def __init__(self, engine: EngineKind, engine_id: str) -> None:
         self._engine, self._id = engine, engine_id
         self._rules: dict[str, list[tuple[Rule, str]]] = {}
         for rule in engine.rules:
@@ -57,140 +58,157 @@ class Page:
                 self._rules.setdefault(rule.family + suffix, []).append((rule, part))
         self._heads: dict[bytes, _Line] = {}
         self._heads_bytes = 0
-        self._counters = Counters()
+        self._counters = CounterStarts()
         self._before: dict[Key, _Before | None] = {}
-        self._read_ns, self._all_known = 0, True
-        self._layout = Layout()
+        self._read_ns, self._has_all_before = 0, True
+        self._layout = ParsedLayout()
 
-    def read(self, text: bytes, now_ns: int) -> list[Found]:
-        """What this page tells. Counters begin to count when first seen; of a histogram what came since the page before.
+    def read(self, text: bytes, now_ns: int) -> list[Measured]:
+        """Return the measurements of this text. A counter starts when first seen; a histogram holds the observations since the last text.
 
-        Raises ``BadPage`` for what is no whole page, or has no family of this engine's.
+        Raises ``BadExposition`` for a text that is cut off, is malformed, or has no family of this engine.
         """
         if not text.endswith(b"\n"):
-            raise BadPage(f"the page is cut off after {len(text):,} bytes: its last line does not end")
+            raise BadExposition(f"the exposition text is cut off after {len(text):,} bytes: its last line has no end")
         lines = text.split(b"\n")
         lines.pop()
         if not self._layout.fits(lines):
-            self._layout = Layout(_lowest([self._known(line) for line in lines]))
-            if len(self._heads) > _HEADS_GONE_MAX + 2 * len(lines) or self._heads_bytes > _HEADS_GONE_BYTES_MAX + 2 * len(text):
-                self._forget_gone(lines)
+            self._layout = ParsedLayout(_lowest_ranks([self._known(line) for line in lines]))
+            if len(self._heads) > _HEADS_VANISHED_MAX + 2 * len(lines) or self._heads_bytes > _HEADS_VANISHED_BYTES_MAX + 2 * len(text):
+                self._evict_vanished(lines)
         try:
             numbers = self._layout.numbers(lines)
         except ValueError as error:
-            raise BadPage(f"a line of {error} ends in no number") from None
+            raise BadExposition(f"a line of {error} does not end in a number") from None
         values, histograms = self._layout.values(numbers), self._layout.histograms
         if not values and not any(map(math.isfinite, numbers)):
-            raise BadPage(f"none of {len(self._rules)} families of {self._engine.title} is on the page of {len(text):,} bytes")
-        out: list[Found] = [self._reading(key, value, now_ns) for key, value in values.items()]
+            families = f"none of the {len(self._rules)} families of {self._engine.title}"
+            raise BadExposition(f"{families} is in the exposition text of {len(text):,} bytes")
+        out: list[Measured] = [self._measurement(key, value, now_ns) for key, value in values.items()]
         out += [each for key, bins in histograms.items() if (each := self._distribution(key, bins.read(numbers), now_ns)) is not None]
-        if len(self._before) > len(histograms) + _GONE_MAX:
-            self._before, self._all_known = {key: before for key, before in self._before.items() if key in histograms}, False
+        if len(self._before) > len(histograms) + _VANISHED_MAX:
+            self._before, self._has_all_before = {key: before for key, before in self._before.items() if key in histograms}, False
         self._read_ns = now_ns
         return out
 
     def _known(self, line: bytes) -> tuple[bytes, _Line]:
-        """What this line begins with, its number's place being after it, and what it is of. Of what is no line, nothing that a line has."""
+        """Return the head of a line, after which its number begins, and its meaning.
+
+        For a comment or a malformed line the head is a prefix that no sample has.
+        """
         if line[:1] == b"#":
-            return b"#", _NOTHING
+            return b"#", _UNUSED
         head, space, number = line.rpartition(b" ")
         if not head:
-            return b"\n" if line else b"", _NOTHING
+            return b"\n" if line else b"", _UNUSED
         known = self._heads.get(head)
         if known is None:
-            known = self._judge(head, number)
+            known = self._add_head(head, number)
         return head + space, known
 
-    def _forget_gone(self, lines: Iterable[bytes]) -> None:
-        """Lines that come once are not remembered for long."""
-        here = {line.rpartition(b" ")[0] for line in lines}
-        self._heads = {head: known for head, known in self._heads.items() if head in here}
+    def _evict_vanished(self, lines: Iterable[bytes]) -> None:
+        """Remove cached heads that are not in this text."""
+        present = {line.rpartition(b" ")[0] for line in lines}
+        self._heads = {head: known for head, known in self._heads.items() if head in present}
         self._heads_bytes = sum(map(len, self._heads))
 
-    def _judge(self, head: bytes, number: bytes) -> _Line:
-        """What a line with this head is of, from now on."""
+    def _add_head(self, head: bytes, number: bytes) -> _Line:
+        """Parse a line with a new head and cache its meaning."""
         if len(self._heads) >= _HEADS_MAX or self._heads_bytes > _HEADS_BYTES_MAX:
             self._heads.clear()
             self._heads_bytes = 0
-        known = _NOTHING
+        known = _UNUSED
         if head.split(b"{", 1)[0].split(b" ", 1)[0].decode(errors="replace") in self._rules:
-            known = self._parsed(head + b" " + number)
+            known = self._parse(head + b" " + number)
         self._heads[head] = known
         self._heads_bytes += len(head)
         return known
 
-    def _parsed(self, line: bytes) -> _Line:
+    def _parse(self, line: bytes) -> _Line:
         try:
             ((sample,),) = (family.samples for family in text_string_to_metric_families(line.decode() + "\n"))
         except (ValueError, IndexError, KeyError, UnicodeDecodeError):
-            raise BadPage(f"no line of Prometheus's text format: {line[:120]!r}") from None
+            raise BadExposition(f"not a line of Prometheus' text format: {line[:120]!r}") from None
         if sample.timestamp is not None:
-            raise BadPage(f"a line carries a time of its own, as no engine's does: {line[:120]!r}")
-        if any(sample.labels.get(label, value) != value for label, value in self._engine.only.items()):
-            return _NOTHING
+            raise BadExposition(f"a line has a timestamp, which no engine writes: {line[:120]!r}")
+        if any(sample.labels.get(label, value) != value for label, value in self._engine.required_labels.items()):
+            return _UNUSED
         parts = tuple(self._parts(sample.name, sample.labels))
-        rank = sample.labels.get(self._engine.lowest, "")
-        return _Line(parts, (self._whose(sample.labels), (len(rank), rank)) if rank and parts else None)
+        rank = sample.labels.get(self._engine.lowest_label, "")
+        return _Line(parts, (self._owner(sample.labels), (len(rank), rank)) if rank and parts else None)
 
     def _parts(self, name: str, labels: Mapping[str, str]) -> Iterator[Part]:
         for rule, part in self._rules.get(name, ()):
             if all(labels.get(label) == value for label, value in rule.where.items()):
-                bound = rule.scale * float(labels.get("le", "inf")) if part == "bucket" else math.inf
+                bound = rule.scale * _bound(name, labels.get("le", "inf")) if part == "bucket" else math.inf
                 yield Part((rule.signal, self._attributes(rule, labels)), rule.scale, part, bound)
 
-    def _whose(self, labels: Mapping[str, str]) -> str:
-        """The engine behind the page: the first has the plain id."""
-        rank = labels.get(self._engine.rank, "")[:_TEXT_MAX] if self._engine.rank else ""
+    def _owner(self, labels: Mapping[str, str]) -> str:
+        """Return the id of the engine behind the endpoint: the plain id for rank 0, ``id/RANK`` for the others."""
+        rank = labels.get(self._engine.rank_label, "")[:_TEXT_MAX] if self._engine.rank_label else ""
         return self._id if rank in ("", "0") else f"{self._id}/{rank}"
 
     def _attributes(self, rule: Rule, labels: Mapping[str, str]) -> Attributes:
         kept = {attribute: labels[label][:_TEXT_MAX] for label, attribute in rule.keep.items() if labels.get(label)}
-        told = {"legato.engine.id": self._whose(labels), "legato.engine.kind": self._engine.kind, **kept, **rule.says}
-        return tuple(sorted(told.items()))
+        engine = {"legato.engine.id": self._owner(labels), "legato.engine.kind": self._engine.kind}
+        return tuple(sorted({**engine, **kept, **rule.attributes}.items()))
 
-    def _reading(self, key: Key, value: float, now_ns: int) -> Reading:
+    def _measurement(self, key: Key, value: float, now_ns: int) -> Measurement:
         signal, attributes = key
-        since_ns = self._counters.since_ns(key, value, now_ns) if signal.kind == "counter" else 0
-        return Reading(signal.name, signal.unit, value, attributes, since_ns)
+        start_ns = self._counters.start_ns(key, value, now_ns) if signal.kind == "counter" else None
+        return Measurement(signal.name, signal.unit, value, attributes, start_ns)
 
     def _distribution(self, key: Key, bins: tuple[tuple[float, ...], list[float], float | None], now_ns: int) -> Distribution | None:
-        """What came since the page before; nothing on the first, or where nothing came."""
+        """Return the observations since the last text; ``None`` at the first text, or without new observations."""
         bounds, below, total = bins
         if not below:
-            # It may have counted for long, and how far is not told: what comes next is as on a first page.
+            # The buckets are not finite numbers, so the counts are unknown: the next text is treated as the first one.
             self._before.setdefault(key)
             return None
         before = self._earlier(key, bounds)
         self._before[key] = (now_ns, *bins)
         if before is None:
             return None
-        since_ns, earlier_bounds, earlier, earlier_total = before
+        start_ns, earlier_bounds, earlier, earlier_total = before
         if bounds != earlier_bounds or any(map(lt, below, earlier)):
-            # The engine started anew after the page before: all that it has counted came since.
+            # The engine restarted after the last text: all observations are new.
             earlier, earlier_total = [0.0] * len(below), 0.0
         elif below == earlier:
             return None
-        counts = tuple(_steps_of(int(min(now - then, _COUNT_MAX)) for now, then in zip(below, earlier, strict=True)))
+        counts = tuple(_per_bucket(int(min(now - then, _COUNT_MAX)) for now, then in zip(below, earlier, strict=True)))
         if not any(counts):
             return None
         finite = tuple(filter(math.isfinite, bounds))
         if len(counts) == len(finite):
             counts = (*counts, 0)
         signal, attributes = key
-        came = total - earlier_total if total is not None and earlier_total is not None else None
-        return Distribution(signal.name, signal.unit, finite, counts, came, since_ns, attributes)
+        added = total - earlier_total if total is not None and earlier_total is not None else None
+        return Distribution(signal.name, signal.unit, finite, counts, added, start_ns, attributes)
 
     def _earlier(self, key: Key, bounds: tuple[float, ...]) -> _Before | None:
-        """How far it had counted when it was last told. Many engines make a histogram when they first observe something: one that no page
-        had began after the page before, at nothing. Once some were forgotten, nobody knows what no page had.
+        """Return the state of a histogram at the last text that had it; ``None`` if it is unknown.
+
+        Many engines create a histogram at its first observation, so one that no text had so far started at 0 after the last text. This
+        does not hold once histograms have been removed from the memory.
         """
-        if key in self._before or not self._read_ns or not self._all_known:
+        if key in self._before or not self._read_ns or not self._has_all_before:
             return self._before.get(key)
         return self._read_ns, bounds, [0.0] * len(bounds), 0.0
 
 
-def _lowest(lines: Sequence[tuple[bytes, _Line]]) -> Iterator[tuple[bytes, tuple[Part, ...]]]:
-    """Of several ranks that tell the same of an engine, the lowest one's lines alone are of something."""
+def _bound(name: str, text: str) -> float:
+    """Return the upper bound of a bucket. Raises ``BadExposition`` for a label that is not a number."""
+    try:
+        bound = float(text)
+    except ValueError:
+        bound = math.nan
+    if math.isnan(bound):
+        raise BadExposition(f"a bucket of {name} has the bound le={text[:40]!r}: expected a number")
+    return bound
+
+
+def _lowest_ranks(lines: Sequence[tuple[bytes, _Line]]) -> Iterator[tuple[bytes, tuple[Part, ...]]]:
+    """Yield the lines, without the parts of those that a lower rank of the same engine exposes too."""
     least: dict[str, tuple[int, str]] = {}
     for engine, rank in (line.rank for _, line in lines if line.rank is not None):
         least[engine] = min(rank, least.get(engine, rank))
@@ -198,8 +216,8 @@ def _lowest(lines: Sequence[tuple[bytes, _Line]]) -> Iterator[tuple[bytes, tuple
         yield head, line.parts if line.rank is None or line.rank[1] == least[line.rank[0]] else ()
 
 
-def _steps_of(cumulative: Iterable[int]) -> Iterator[int]:
-    """How many between each bound and the one below; never less than none, whatever a torn page says."""
+def _per_bucket(cumulative: Iterable[int]) -> Iterator[int]:
+    """Yield the observations of each bucket, never below 0, from cumulative counts, which may be inconsistent."""
     below = 0
     for value in cumulative:
         yield max(value - below, 0)

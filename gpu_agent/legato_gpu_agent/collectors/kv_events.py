@@ -1,7 +1,7 @@
-"""Blocks of the KV cache that an engine stored, dropped and cleared (vLLM and SGLang with --kv-events-config), counted.
+"""Counts the blocks of the KV cache that an engine stored, removed and cleared (vLLM and SGLang with --kv-events-config).
 
-One idea: the events hold the tokens of prompts, so what is decoded has no place for them: they are skipped in the bytes and never become
-values. Blocks that are dropped while requests wait show that the cache is full before a preemption does.
+The events contain the tokens of prompts. The decoder's types have no field for them, so they are skipped in the encoded bytes and never
+become values. Blocks removed while requests wait show a full cache before the first preemption.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from legato_gpu_agent.collectors.decode_errors import Unusable
-from legato_gpu_agent.collectors.measurement import Found, Reading
-from legato_gpu_agent.collectors.zmq_subscriber import Subscription
+from legato_gpu_agent.collectors.decode_errors import DecodeError
+from legato_gpu_agent.collectors.measurement import Measured, Measurement
+from legato_gpu_agent.collectors.zmq_subscriber import ZmqSubscriber
 
 __all__ = ["KvEvents"]
 
@@ -33,37 +33,37 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 class KvEvents:
-    """The events published at ``endpoint`` by the engine called ``engine_id``."""
+    """Receives the events that ``engine_id`` publishes at ``endpoint``."""
 
     def __init__(self, engine_id: str, endpoint: str, every_s: float = 1.0) -> None:
         self.name, self.every_s = f"kv events {engine_id}", every_s
         self._id = engine_id
-        self._subscription = Subscription(endpoint, self._take, expected="events of the KV cache, as vLLM and SGLang publish them")
+        self._subscriber = ZmqSubscriber(endpoint, self._take, expected="KV cache events as vLLM and SGLang publish them")
         self._decoder = msgspec.msgpack.Decoder(_Batch)
         self._blocks: Counter[tuple[str, str]] = Counter()
-        self._since_ns = 0
+        self._start_ns = 0
 
-    def collect(self, now_ns: int) -> Iterator[Found]:
-        """Counters of blocks and messages. Listens from the first round on.
+    def collect(self, now_ns: int) -> Iterator[Measured]:
+        """Yield counters of blocks and messages; the first call starts the subscription.
 
-        Raises ``Absent`` after a long silence, ``Unusable`` where all that came is bad.
+        Raises ``NotAvailable`` after a long silence, ``DecodeError`` if no message can be decoded.
         """
-        self._since_ns = self._since_ns or now_ns
-        self._subscription.listen()
-        whose = ("legato.engine.id", self._id)
-        # A copy: the thread that listens goes on counting.
+        self._start_ns = self._start_ns or now_ns
+        self._subscriber.listen()
+        owner = ("legato.engine.id", self._id)
+        # A copy, because the receiving thread continues to count.
         for (kind, medium), count in dict(self._blocks).items():
-            attributes = (whose, ("legato.event", kind), ("legato.medium", medium))
-            yield Reading("legato.engine.kv_cache.blocks", "{block}", float(count), attributes, self._since_ns)
-        for what, count in (("lost", self._subscription.lost), ("bad", self._subscription.bad)):
-            yield Reading("legato.agent.kv_events", "{message}", float(count), (whose, ("legato.outcome", what)), self._since_ns)
+            attributes = (owner, ("legato.event", kind), ("legato.medium", medium))
+            yield Measurement("legato.engine.kv_cache.blocks", "{block}", float(count), attributes, self._start_ns)
+        for outcome, count in (("lost", self._subscriber.lost), ("bad", self._subscriber.bad)):
+            yield Measurement("legato.agent.kv_events", "{message}", float(count), (owner, ("legato.outcome", outcome)), self._start_ns)
 
     def close(self) -> None:
-        """Listen no more."""
-        self._subscription.close()
+        """Stop receiving."""
+        self._subscriber.close()
 
     def _take(self, _: int, payload: bytes) -> None:
-        """Raises ``Unusable`` and what the decoder may for what cannot be."""
+        """Count the blocks of one message. Raises ``DecodeError`` or the decoder's error for an invalid message."""
         counts: Counter[tuple[str, str]] = Counter()
         for event in self._decoder.decode(payload).events:
             kind = _KINDS.get(event.type)
@@ -75,10 +75,10 @@ class KvEvents:
 
 
 def _length(array: msgspec.Raw) -> int:
-    """How many elements an encoded array says that it has: the hashes themselves are of no use, and may be a million."""
+    """Return the length in the header of an encoded array, without decoding its elements, of which there may be a million."""
     head = bytes(memoryview(array)[:5])
     if 0x90 <= head[0] <= 0x9F:
         return head[0] & 0x0F
     if head[0] in (0xDC, 0xDD):
         return int.from_bytes(head[1 : 3 if head[0] == 0xDC else 5], "big")
-    raise Unusable("block_hashes is no array")
+    raise DecodeError("block_hashes is not an array")

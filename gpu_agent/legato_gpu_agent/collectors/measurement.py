@@ -1,39 +1,43 @@
-"""What a collector found: numbers with a name, a unit and attributes.
+"""Measurements: numbers with a name, a unit and attributes, as collectors yield them and the exporter encodes them.
 
-One idea: a reading is a plain value that says all of itself, so a collector knows nothing of OTLP and what sends it knows nothing of where
-it came from. The standard library alone; it keeps and sends nothing.
+The values are complete by themselves, so collectors do not depend on OTLP and the exporter does not depend on the sources. The module uses
+the standard library only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Attributes", "Distribution", "Found", "Reading", "booted"]
+__all__ = ["UNKNOWN_START", "Attributes", "Distribution", "Measured", "Measurement", "Timed", "boot_attributes"]
 
 Attributes = tuple[tuple[str, str], ...]
 
+UNKNOWN_START = 0
+"""The start of a counter that the reader of a single value does not know; `counter_starts` finds it."""
 
-def booted(boot_id: str) -> Attributes:
-    """By the clock of which boot of a host something is told; nothing where nobody knows."""
+
+def boot_attributes(boot_id: str) -> Attributes:
+    """Return the attribute that names the boot of the host with the clock of the measurements; nothing for an unknown boot."""
     return (("legato.boot.id", boot_id),) if boot_id else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One number. ``since_ns``: for a counter, when it was 0 or first seen (ns since the epoch); 0 for what is no counter."""
+class Measurement:
+    """One number. ``start_ns``: for a counter, when it was 0 or first seen (ns since the epoch); ``None`` for a gauge."""
 
     metric: str
     unit: str
     value: float
     attributes: Attributes = ()
-    since_ns: int = 0
+    start_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What was observed since ``since_ns``: how many up to each bound, one entry more for those above; and their sum.
+    """A histogram of the observations since ``start_ns``.
 
-    ``bounds`` ascend and have no infinity. ``total`` is ``None`` where the source has no sum.
+    ``counts`` has one entry per bound, each without those of the bounds below, and one more for observations above the last bound.
+    ``bounds`` ascend and exclude infinity. ``total`` is the sum of the observations, ``None`` where the source has none.
     """
 
     metric: str
@@ -41,8 +45,10 @@ class Distribution:
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float | None
-    since_ns: int
+    start_ns: int
     attributes: Attributes = ()
 
 
-Found = Reading | Distribution
+Measured = Measurement | Distribution
+Timed = tuple[int, Measured]
+"""A measurement and its time, ns since the epoch."""

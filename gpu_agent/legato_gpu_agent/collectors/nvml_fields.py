@@ -1,55 +1,43 @@
-"""One NVIDIA GPU's figures by NVML, through the bindings that NVIDIA keeps (nvidia-ml-py).
+"""Reads the values of one NVIDIA GPU through NVML, with NVIDIA's bindings (nvidia-ml-py).
 
-One idea: a table of questions, each of which a device may not know: one that it does not support is not asked again, and the others go on.
-Field ids are taken by name, as drivers renumbered some. Getters alone, which need no root. It decides nothing about time and threads.
+A table lists the queries. A query that a device does not support is reported as such and does not affect the others. Field ids are resolved
+by name, because drivers renumbered some. Only getters are used, which need no root. Timing and threads belong to `nvml`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
-from legato_gpu_agent.collectors.measurement import Attributes
+from legato_gpu_agent.collectors.measurement import UNKNOWN_START, Attributes, Measurement
 
-__all__ = ["ASKED", "OFTEN", "Figure", "Unknown", "field_values", "identity_of"]
+__all__ = ["FREQUENT", "QUERIES", "NotSupported", "call", "device_identity", "field_values"]
 
 _KIB = 1024
 _ALL_LINKS = 0xFFFF_FFFF
 
 
-class Unknown(Exception):
-    """The device or its driver does not tell this."""
+class NotSupported(Exception):
+    """The device or its driver does not have this value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure of a device, in its unit; ``counts``: it only grows."""
-
-    metric: str
-    unit: str
-    value: float
-    counts: bool = False
-    attributes: Attributes = ()
-
-
-# What NVML says when a device has no such thing, or we are not to know.
+# Codes of NVML for a value that the device does not have, or that this user may not read.
 _NEVER = tuple(
     getattr(pynvml, name)
     for name in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", "NVML_ERROR_FUNCTION_NOT_FOUND", "NVML_ERROR_INVALID_ARGUMENT",
                  "NVML_ERROR_ARGUMENT_VERSION_MISMATCH", "NVML_ERROR_DEPRECATED")
     if hasattr(pynvml, name)
 )  # fmt: skip
-# Why the clocks were lowered, and the cumulative time of it in ns, by the names of the fields.
+# Reasons of throttling, and the fields with their cumulative time in ns.
 _REASONS = {
     "power_cap": "NVML_FI_DEV_PERF_POLICY_POWER",
     "thermal": "NVML_FI_DEV_PERF_POLICY_THERMAL",
     "sync_boost": "NVML_FI_DEV_PERF_POLICY_SYNC_BOOST",
     "board_limit": "NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT",
 }
-# The driver understands the number of a field, not its name, and 580.82 gave these others: before it they are of something else.
+# The driver receives the number of a field, not its name. Driver 580.82 renumbered these fields; before it the numbers mean other fields.
 _FINER_SINCE = (580, 82)
 _FINER = {
     "thermal_software": "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
@@ -58,30 +46,30 @@ _FINER = {
 }
 
 
-def asked(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML answers. Raises ``Unknown`` where it does not know, and ``pynvml.NVMLError`` for all that is a fault."""
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of an NVML function. Raises ``NotSupported`` for a value that does not exist, else ``pynvml.NVMLError``."""
     try:
-        return call(*arguments)
+        return function(*arguments)
     except pynvml.NVMLError as error:
         if error.value in _NEVER:
-            raise Unknown(str(error)) from None
+            raise NotSupported(str(error)) from None
         raise
 
 
-def identity_of(handle: Any) -> tuple[str, str]:
-    """The device's UUID and its model's name."""
+def device_identity(handle: Any) -> tuple[str, str]:
+    """Return the device's UUID and the name of its model."""
     return _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
 
 
 def field_values(handle: Any, names: list[str], scope: int = 0) -> dict[str, float]:
-    """Values of fields by name (``NVML_FI_DEV_…``); those that the bindings or the device do not know are left out.
+    """Return values of fields by name (``NVML_FI_DEV_…``), without those that the bindings or the device do not have.
 
-    Raises ``pynvml.NVMLError`` when there is no value and it is a fault.
+    Raises ``pynvml.NVMLError`` if there is no value because of a fault.
     """
     known = [name for name in names if hasattr(pynvml, name)]
     if not known:
         return {}
-    values = asked(pynvml.nvmlDeviceGetFieldValues, handle, [(getattr(pynvml, name), scope) for name in known])
+    values = call(pynvml.nvmlDeviceGetFieldValues, handle, [(getattr(pynvml, name), scope) for name in known])
     codes = [value.nvmlReturn for value in values]
     out = {name: _number(value) for name, value, code in zip(known, values, codes, strict=True) if code == pynvml.NVML_SUCCESS}
     faults = [code for code in codes if code not in (pynvml.NVML_SUCCESS, *_NEVER)]
@@ -95,123 +83,131 @@ def _number(value: Any) -> float:
     return float(getattr(value.value, kinds[value.valueType]))
 
 
-def _clock(handle: Any) -> Iterator[Figure]:
-    yield Figure("hw.gpu.clock.sm", "MHz", asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM))
+def _gauge(metric: str, unit: str, value: float, attributes: Attributes = ()) -> Measurement:
+    return Measurement(metric, unit, float(value), attributes)
 
 
-def _clock_limit(handle: Any) -> Iterator[Figure]:
-    yield Figure("hw.gpu.clock.sm.limit", "MHz", asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM))
+def _counter(metric: str, unit: str, value: float, attributes: Attributes = ()) -> Measurement:
+    return Measurement(metric, unit, float(value), attributes, UNKNOWN_START)
 
 
-def _memory_clock(handle: Any) -> Iterator[Figure]:
-    """Apart from the other: without this one, the SM clock is told all the same."""
-    yield Figure("hw.gpu.clock.memory", "MHz", asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM))
+def _clock(handle: Any) -> Iterator[Measurement]:
+    yield _gauge("hw.gpu.clock.sm", "MHz", call(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM))
 
 
-def _memory_clock_limit(handle: Any) -> Iterator[Figure]:
-    yield Figure("hw.gpu.clock.memory.limit", "MHz", asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM))
+def _clock_limit(handle: Any) -> Iterator[Measurement]:
+    yield _gauge("hw.gpu.clock.sm.limit", "MHz", call(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM))
 
 
-def _throttle(handle: Any) -> Iterator[Figure]:
-    """Time with lowered clocks; where the finer reasons of heat are told, the coarse one would count them twice."""
+def _memory_clock(handle: Any) -> Iterator[Measurement]:
+    """A separate query, so that a device without this clock still has the SM clock."""
+    yield _gauge("hw.gpu.clock.memory", "MHz", call(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM))
+
+
+def _memory_clock_limit(handle: Any) -> Iterator[Measurement]:
+    yield _gauge("hw.gpu.clock.memory.limit", "MHz", call(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM))
+
+
+def _throttle(handle: Any) -> Iterator[Measurement]:
+    """Throttled time by reason. Where the finer thermal reasons exist, the coarse one is left out, because it would count them twice."""
     reasons = {**_REASONS, **_FINER} if _driver() >= _FINER_SINCE else _REASONS
     values = field_values(handle, list(reasons.values()))
-    told = {reason for reason, name in reasons.items() if name in values}
-    if not told:
-        raise Unknown("no counter of lowered clocks")
-    if told & {"thermal_software", "thermal_hardware"}:
-        told -= {"thermal"}
-    for reason in sorted(told):
-        yield Figure("hw.gpu.throttle.time", "s", values[reasons[reason]] / 1e9, True, (("reason", reason),))
+    known = {reason for reason, name in reasons.items() if name in values}
+    if not known:
+        raise NotSupported("no counter of throttled time")
+    if known & {"thermal_software", "thermal_hardware"}:
+        known -= {"thermal"}
+    for reason in sorted(known):
+        yield _counter("hw.gpu.throttle.time", "s", values[reasons[reason]] / 1e9, (("reason", reason),))
 
 
 def _driver() -> tuple[int, ...]:
-    """The driver's version; nothing where it does not say."""
+    """Return the driver's version; () if it is unknown."""
     try:
-        said = _text(pynvml.nvmlSystemGetDriverVersion())
+        version = _text(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return ()
-    return tuple(int(part) for part in said.split(".") if part.isdecimal())
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
-def _power(handle: Any) -> Iterator[Figure]:
-    yield Figure("hw.power", "W", asked(pynvml.nvmlDeviceGetPowerUsage, handle) / 1e3)
+def _power(handle: Any) -> Iterator[Measurement]:
+    yield _gauge("hw.power", "W", call(pynvml.nvmlDeviceGetPowerUsage, handle) / 1e3)
 
 
-def _power_limit(handle: Any) -> Iterator[Figure]:
-    yield Figure("hw.power.limit", "W", asked(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle) / 1e3)
+def _power_limit(handle: Any) -> Iterator[Measurement]:
+    yield _gauge("hw.power.limit", "W", call(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle) / 1e3)
 
 
-def _energy(handle: Any) -> Iterator[Figure]:
-    yield Figure("hw.energy", "J", asked(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) / 1e3, True)
+def _energy(handle: Any) -> Iterator[Measurement]:
+    yield _counter("hw.energy", "J", call(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) / 1e3)
 
 
-def _memory(handle: Any) -> Iterator[Figure]:
-    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    yield Figure("hw.gpu.memory.usage", "By", memory.used)
-    yield Figure("hw.gpu.memory.limit", "By", memory.total)
+def _memory(handle: Any) -> Iterator[Measurement]:
+    memory = call(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    yield _gauge("hw.gpu.memory.usage", "By", memory.used)
+    yield _gauge("hw.gpu.memory.limit", "By", memory.total)
 
 
-def _temperature(handle: Any) -> Iterator[Figure]:
+def _temperature(handle: Any) -> Iterator[Measurement]:
     try:
-        celsius = asked(pynvml.nvmlDeviceGetTemperatureV, handle, pynvml.NVML_TEMPERATURE_GPU)
-    except (Unknown, AttributeError):
-        # Drivers from before 560 know the older call alone.
-        celsius = asked(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
-    yield Figure("hw.temperature", "Cel", celsius, False, (("sensor", "gpu"),))
+        celsius = call(pynvml.nvmlDeviceGetTemperatureV, handle, pynvml.NVML_TEMPERATURE_GPU)
+    except (NotSupported, AttributeError):
+        # Drivers before 560 have only the older call.
+        celsius = call(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+    yield _gauge("hw.temperature", "Cel", celsius, (("sensor", "gpu"),))
 
 
-def _memory_temperature(handle: Any) -> Iterator[Figure]:
+def _memory_temperature(handle: Any) -> Iterator[Measurement]:
     values = field_values(handle, ["NVML_FI_DEV_MEMORY_TEMP"])
     if not values:
-        raise Unknown("no sensor in its memory")
-    yield Figure("hw.temperature", "Cel", next(iter(values.values())), False, (("sensor", "memory"),))
+        raise NotSupported("no temperature sensor in its memory")
+    yield _gauge("hw.temperature", "Cel", next(iter(values.values())), (("sensor", "memory"),))
 
 
-def _utilization(handle: Any) -> Iterator[Figure]:
-    rates = asked(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    yield Figure("hw.gpu.utilization", "1", rates.gpu / 100)
+def _utilization(handle: Any) -> Iterator[Measurement]:
+    rates = call(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    yield _gauge("hw.gpu.utilization", "1", rates.gpu / 100)
 
 
-def _pcie(handle: Any) -> Iterator[Figure]:
-    """The cumulative counters of newer GPUs: the other call measures for 20 ms each time it is asked."""
+def _pcie(handle: Any) -> Iterator[Measurement]:
+    """The cumulative counters of newer GPUs. The older call is not used: it measures for 20 ms each time."""
     values = field_values(handle, ["NVML_FI_DEV_PCIE_COUNT_TX_BYTES", "NVML_FI_DEV_PCIE_COUNT_RX_BYTES"])
     if not values:
-        raise Unknown("no cumulative counters of PCIe")
+        raise NotSupported("no cumulative counters of PCIe")
     for name, value in values.items():
         direction = "transmit" if "_TX_" in name else "receive"
-        yield Figure("hw.gpu.io", "By", value, True, (("link", "pcie"), ("network.io.direction", direction)))
+        yield _counter("hw.gpu.io", "By", value, (("link", "pcie"), ("network.io.direction", direction)))
 
 
-def _pcie_replays(handle: Any) -> Iterator[Figure]:
-    replays = asked(pynvml.nvmlDeviceGetPcieReplayCounter, handle)
-    yield Figure("hw.errors", "{error}", replays, True, (("error.type", "pcie_replay"),))
+def _pcie_replays(handle: Any) -> Iterator[Measurement]:
+    replays = call(pynvml.nvmlDeviceGetPcieReplayCounter, handle)
+    yield _counter("hw.errors", "{error}", replays, (("error.type", "pcie_replay"),))
 
 
-def _nvlink(handle: Any) -> Iterator[Figure]:
+def _nvlink(handle: Any) -> Iterator[Measurement]:
     values = field_values(handle, ["NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"], _ALL_LINKS)
     if not values:
-        raise Unknown("no counters of NVLink")
+        raise NotSupported("no counters of NVLink")
     for name, value in values.items():
         direction = "transmit" if name.endswith("_TX") else "receive"
-        yield Figure("hw.gpu.io", "By", value * _KIB, True, (("link", "nvlink"), ("network.io.direction", direction)))
+        yield _counter("hw.gpu.io", "By", value * _KIB, (("link", "nvlink"), ("network.io.direction", direction)))
 
 
-def _ecc(handle: Any) -> Iterator[Figure]:
+def _ecc(handle: Any) -> Iterator[Measurement]:
     names = {"ecc_corrected": "NVML_FI_DEV_ECC_SBE_AGG_TOTAL", "ecc_uncorrected": "NVML_FI_DEV_ECC_DBE_AGG_TOTAL"}
     values = field_values(handle, list(names.values()))
     if not values:
-        raise Unknown("no counters of ECC: the GPU has none, or it is off")
+        raise NotSupported("no ECC counters: the GPU has no ECC, or it is off")
     for kind, name in names.items():
         if name in values:
-            yield Figure("hw.errors", "{error}", values[name], True, (("error.type", kind),))
+            yield _counter("hw.errors", "{error}", values[name], (("error.type", kind),))
 
 
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-ASKED: dict[str, Callable[[Any], Iterator[Figure]]] = {
+QUERIES: dict[str, Callable[[Any], Iterator[Measurement]]] = {
     "clocks": _clock,
     "clock limit": _clock_limit,
     "memory clock": _memory_clock,
@@ -229,6 +225,6 @@ ASKED: dict[str, Callable[[Any], Iterator[Figure]]] = {
     "NVLink traffic": _nvlink,
     "ECC errors": _ecc,
 }
-"""What is asked of a device, by what it is called when it is missing."""
-OFTEN = ("clocks", "memory clock", "throttle time", "power", "energy", "utilization")
-"""What a step may be slow for; the rest changes slowly, or only counts up, and is asked once a second at most."""
+"""The queries of a device, under the names that reports use for missing values."""
+FREQUENT = ("clocks", "memory clock", "throttle time", "power", "energy", "utilization")
+"""Queries of every round, because these values can slow a step down; the others are made at most once a second."""

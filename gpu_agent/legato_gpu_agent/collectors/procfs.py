@@ -1,7 +1,7 @@
-"""Linux's /proc, read under any root: what a line of it means, apart from what is done with it.
+"""Reads and parses files of Linux's /proc below any root, without state.
 
-One idea: reading and meaning are separate, so recorded trees are read like live ones (node_exporter's ``--path.procfs``). Kernel documents:
-Documentation/filesystems/proc.rst, accounting/psi.rst, scheduler/sched-stats.rst. It keeps nothing.
+Reading is separate from use, so recorded trees can be read like live ones (as with node_exporter's ``--path.procfs``). Kernel documents:
+Documentation/filesystems/proc.rst, accounting/psi.rst, scheduler/sched-stats.rst.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from legato_gpu_agent.collectors import Absent
+from legato_gpu_agent.collectors.base import NotAvailable
 
 __all__ = ["Listener", "Proc"]
 
@@ -23,11 +23,11 @@ _MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "softirq", "s
 _LISTEN = "0A"
 _BY_LOOPBACK = ("", "127.0.0.1")
 _TASKS_MAX = 8_192
-_TEXT_MAX, _PIECE = 4 * 2**20, 65_536
+_TEXT_MAX, _READ_BYTES = 4 * 2**20, 65_536
 
 
 class Listener(NamedTuple):
-    """A socket that somebody listens on: its inode, and at which address; '' for all of the host's."""
+    """A listening TCP socket: its inode, and its address ('' for all addresses of the host)."""
 
     inode: int
     address: str
@@ -40,33 +40,33 @@ class Proc:
         self._root = root
 
     def text(self, name: str) -> str:
-        """A file's text. Raises ``Absent`` where it is not there or not ours to read."""
+        """Return a file's text, up to 4 MiB of complete lines. Raises ``NotAvailable`` for a file that is missing or not readable."""
         try:
-            # By the system's calls: Python's files cost three times as much, and an engine has hundreds of threads with a file each.
+            # System calls, because Python's files cost three times as much, and an engine has hundreds of threads with one file each.
             handle = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                text = _whole(handle).decode("ascii", "replace")
+                text = _read_all(handle).decode("ascii", "replace")
             finally:
                 os.close(handle)
         except FileNotFoundError:
-            raise Absent(f"{self._root}/{name} is not there") from None
+            raise NotAvailable(f"{self._root}/{name} does not exist") from None
         except PermissionError:
-            raise Absent(f"{self._root}/{name} may not be read by this user") from None
+            raise NotAvailable(f"this user may not read {self._root}/{name}") from None
         except ProcessLookupError:
-            raise Absent(f"{self._root}/{name}: its process has gone") from None
-        # Of what is too long the last line would be half.
+            raise NotAvailable(f"{self._root}/{name}: its process has ended") from None
+        # The last line of a text beyond the bound is incomplete.
         return text if len(text) < _TEXT_MAX else text[: text.rfind("\n") + 1]
 
     def boot_id(self) -> str:
-        """Which boot of the host this is, as the SDK tells it with its clock; '' where nobody says."""
+        """Return the id of the host's current boot, which the SDK sends with its clock; '' if it cannot be read."""
         try:
-            # Not by `text`: of a file of /proc/sys the kernel allocates as much as is asked for.
+            # Not through `text`: for a file of /proc/sys the kernel allocates the requested size.
             return (self._root / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             return ""
 
     def cpu_seconds(self, each: bool = True) -> dict[str, dict[str, float]]:
-        """Seconds by mode, of all CPUs ("") and, unless that is enough, of each ("0", "1", …)."""
+        """Return seconds by mode, of all CPUs together ("") and, with ``each``, of every CPU ("0", "1", …)."""
         out = {}
         lines = self.text("stat").splitlines()
         for line in lines if each else lines[:1]:
@@ -77,7 +77,7 @@ class Proc:
         return out
 
     def pressure_seconds(self, resource: str) -> dict[str, float]:
-        """Seconds in which some, and all, tasks waited for cpu, memory or io, since the start."""
+        """Return the seconds since boot in which ``some`` or all (``full``) tasks waited for a resource: cpu, memory, io or irq."""
         out = {}
         for line in self.text(f"pressure/{resource}").splitlines():
             kind, *fields = line.split()
@@ -86,7 +86,7 @@ class Proc:
         return out
 
     def memory_bytes(self) -> dict[str, int]:
-        """/proc/meminfo in bytes, by its own names."""
+        """Return /proc/meminfo in bytes, under its names."""
         out = {}
         for line in self.text("meminfo").splitlines():
             name, _, rest = line.partition(":")
@@ -95,30 +95,30 @@ class Proc:
         return out
 
     def counters(self, name: str, wanted: Collection[str]) -> dict[str, int]:
-        """Those that are wanted of a file of names and numbers, like /proc/vmstat."""
+        """Return the ``wanted`` values of a file of names and numbers, such as /proc/vmstat."""
         lines = (line.partition(" ") for line in self.text(name).splitlines())
         return {key: int(value) for key, _, value in lines if key in wanted}
 
     def protocol(self, name: str, protocol: str) -> Mapping[str, int]:
-        """One protocol's counters of /proc/net/snmp or netstat: a line of names, then one of numbers."""
+        """Return the counters of one protocol in /proc/net/snmp or netstat: a line of names, then one of numbers."""
         lines = [line.split() for line in self.text(name).splitlines() if line.startswith(f"{protocol}:")]
         return {key: int(value) for key, value in list(zip(*lines, strict=True))[1:]} if len(lines) == 2 else {}
 
     def interfaces(self) -> Iterator[tuple[str, list[int]]]:
-        """Network interfaces, each with the 16 counters of /proc/net/dev."""
+        """Yield the network interfaces, each with the 16 counters of /proc/net/dev."""
         for line in self.text("net/dev").splitlines()[2:]:
             name, _, rest = line.partition(":")
             yield name.strip(), [int(value) for value in rest.split()]
 
     def listening(self) -> dict[int, int]:
-        """TCP ports that somebody listens on, each with the inode of its socket."""
+        """Return the listening TCP ports, each with the inode of its socket."""
         return {port: listener.inode for port, listener in self.listeners().items()}
 
     def listeners(self) -> dict[int, Listener]:
-        """TCP ports that somebody listens on, each with the socket that a client on this host reaches by loopback, else with the first."""
+        """Return the listening TCP ports, each with the socket that a client reaches through loopback, or else with the first one."""
         out: dict[int, Listener] = {}
         for name in ("net/tcp", "net/tcp6"):
-            with contextlib.suppress(Absent):
+            with contextlib.suppress(NotAvailable):
                 for line in self.text(name).splitlines()[1:]:
                     with contextlib.suppress(ValueError, IndexError):
                         fields = line.split()
@@ -128,14 +128,14 @@ class Proc:
         return out
 
     def pids(self) -> list[int]:
-        """All processes that can be seen."""
+        """Return all visible processes."""
         try:
             return [int(entry.name) for entry in os.scandir(self._root) if entry.name.isdecimal()]
         except OSError:
             return []
 
     def holds(self, pid: int, inode: int) -> bool:
-        """Whether this process has this socket open; false where its files are not ours to see."""
+        """Return whether this process has this socket open; false if its files are not visible."""
         wanted = f"socket:[{inode}]"
         try:
             with os.scandir(self._root / str(pid) / "fd") as entries:
@@ -144,38 +144,41 @@ class Proc:
             return False
 
     def command(self, pid: int) -> str:
-        """What a process is called, of which the kernel keeps 15 bytes; '' when it has gone."""
+        """Return the name of a process, of which the kernel keeps 15 bytes; '' for one that has ended."""
         try:
             return self.text(f"{pid}/stat").partition("(")[2].rpartition(")")[0]
-        except Absent:
+        except NotAvailable:
             return ""
 
     def parent(self, pid: int) -> int | None:
-        """The parent's pid; ``None`` when the process has gone."""
+        """Return the parent's PID; ``None`` for a process that has ended."""
         try:
             return int(self._stat(pid)[1])
-        except (Absent, ValueError, IndexError):
+        except (NotAvailable, ValueError, IndexError):
             return None
 
     def threads_ns(self, pid: int) -> dict[str, tuple[int, int]]:
-        """Of each thread, how long it ran and how long it was ready and waited for a CPU. Raises ``Absent`` when the process has gone."""
+        """Return for each thread the time that it ran and the time that it was ready and waited for a CPU, in ns.
+
+        Raises ``NotAvailable`` for a process that has ended, and on a kernel without schedstat.
+        """
         out: dict[str, tuple[int, int]] = {}
         for entry in self._tasks(pid):
-            with contextlib.suppress(Absent, ValueError):
+            with contextlib.suppress(NotAvailable, ValueError):
                 ran, waited, _ = self.text(f"{pid}/task/{entry}/schedstat").split()
                 out[entry] = int(ran), int(waited)
         if not out:
-            raise Absent(f"no schedstat of process {pid}: it has gone, or the kernel keeps none")
+            raise NotAvailable(f"no schedstat of process {pid}: it has ended, or the kernel has none")
         return out
 
     def _tasks(self, pid: int) -> list[str]:
         try:
             return os.listdir(self._root / str(pid) / "task")[:_TASKS_MAX]
         except OSError:
-            raise Absent(f"process {pid} has gone") from None
+            raise NotAvailable(f"process {pid} has ended") from None
 
     def _stat(self, pid: int) -> list[str]:
-        """The fields of stat after the command's name, which may hold anything."""
+        """Return the fields of stat after the name of the command, which may contain any character."""
         return self.text(f"{pid}/stat").rpartition(")")[2].split()
 
 
@@ -186,25 +189,25 @@ def _prefer(listeners: dict[int, Listener], port: int, new: Listener) -> None:
 
 
 def _address(written: str) -> str:
-    """An address as it is written in /proc/net: words of 32 bits, each a number of this machine's byte order. '' is all of the host's.
+    """Parse an address of /proc/net: 32-bit words in this machine's byte order; '' for all addresses of the host.
 
-    Raises ``ValueError`` for what is none.
+    Raises ``ValueError`` for an invalid address.
     """
     if len(written) % 8:
-        raise ValueError(f"{written!r} is no address: its words are not whole")
+        raise ValueError(f"{written!r} is not an address: expected whole words of 8 hexadecimal digits")
     words = (written[at : at + 8] for at in range(0, len(written), 8))
     address = ipaddress.ip_address(b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words))
     plain = getattr(address, "ipv4_mapped", None) or address
     return "" if plain.is_unspecified else str(plain)
 
 
-def _whole(handle: int) -> bytes:
-    """What a file has, up to a bound; the kernel gives a table in pieces."""
-    pieces, left = [], _TEXT_MAX
-    while left > 0 and (piece := os.read(handle, min(left, _PIECE))):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
+def _read_all(handle: int) -> bytes:
+    """Read a file up to a bound; the kernel returns a table in several chunks."""
+    chunks, left = [], _TEXT_MAX
+    while left > 0 and (chunk := os.read(handle, min(left, _READ_BYTES))):
+        chunks.append(chunk)
+        left -= len(chunk)
+    return b"".join(chunks)
 
 
 def _link(path: str) -> str:

@@ -1,7 +1,7 @@
-"""What collectors of finished requests have in common: requests that wait for their engine, and the times between two moments of one.
+"""Shared code of the collectors of finished requests: a queue until the engine's epoch is known, and time differences of a request.
 
-One idea: requests go with the steps of their engine, so they are of the engine of whoever tells those; until it has heard the first step,
-they wait here, as many as fit. It reads nothing.
+Finished requests are sent with the steps of their engine, so they need the epoch that the collector of the steps assigns. Until that
+collector has received the first step, a bounded number of requests waits here.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ from collections.abc import Callable
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest
 from legato_gpu_agent.plugin.protocol import Datagram
 
-__all__ = ["WAITING_MAX", "Waiting", "microseconds", "seconds", "text"]
+__all__ = ["QUEUE_MAX", "RequestQueue", "microseconds", "seconds", "text"]
 
-WAITING_MAX = 8_192
-"""Of more requests that wait the oldest go."""
+QUEUE_MAX = 8_192
+"""Maximum number of queued requests; beyond it the oldest is dropped."""
 _TEXT_MAX = 255
 _SECONDS_MAX = 1e6
 
 
-class Waiting:
-    """The requests of the engine called ``engine_id``, until ``epoch_ns`` says which one it is (ns since the epoch; 0: not known yet).
+class RequestQueue:
+    """Queues the requests of ``engine_id`` until ``epoch_ns`` returns its epoch (ns since the Unix epoch; 0: unknown), then emits them.
 
-    ``dropped`` counts those that went because too many waited.
+    ``dropped`` counts the requests beyond the bound.
     """
 
-    def __init__(self, engine_id: str, tell: Callable[[Datagram], None], epoch_ns: Callable[[], int]) -> None:
-        self._id, self._tell, self._epoch_ns = engine_id, tell, epoch_ns
-        self._requests: deque[FinishedRequest] = deque(maxlen=WAITING_MAX)
+    def __init__(self, engine_id: str, emit: Callable[[Datagram], None], epoch_ns: Callable[[], int]) -> None:
+        self._id, self._emit, self._epoch_ns = engine_id, emit, epoch_ns
+        self._requests: deque[FinishedRequest] = deque(maxlen=QUEUE_MAX)
         self.dropped = 0
 
     def add(self, request: FinishedRequest) -> None:
-        """One more."""
-        self.dropped += len(self._requests) == WAITING_MAX
+        """Queue a request."""
+        self.dropped += len(self._requests) == QUEUE_MAX
         self._requests.append(request)
 
-    def tell(self) -> None:
-        """All of them, where it is known which engine they are of."""
+    def flush(self) -> None:
+        """Emit all queued requests if the epoch of the engine is known."""
         epoch_ns = self._epoch_ns()
         if self._requests and epoch_ns:
-            self._tell(Datagram(Engine(self._id, epoch_ns), finished=tuple(self._requests)))
+            self._emit(Datagram(Engine(self._id, epoch_ns), finished=tuple(self._requests)))
             self._requests.clear()
 
 
-def seconds(since_s: float | None, until_s: float | None) -> float | None:
-    """From one to the other; ``None`` where that is not known, or cannot be (below 0, more than 1e6, no number)."""
-    if since_s is None or until_s is None or not 0 <= until_s - since_s <= _SECONDS_MAX:
+def seconds(start_s: float | None, end_s: float | None) -> float | None:
+    """Return the time between two moments; ``None`` if one is unknown or the result is implausible (below 0, above 1e6, NaN)."""
+    if start_s is None or end_s is None or not 0 <= end_s - start_s <= _SECONDS_MAX:
         return None
-    return until_s - since_s
+    return end_s - start_s
 
 
-def microseconds(took_s: float | None) -> int:
-    """As a record of a request has it: 0 for what is not known."""
-    return round(1e6 * took_s) if took_s is not None else 0
+def microseconds(duration_s: float | None) -> int:
+    """Return a duration as the record of a request has it: in whole µs, 0 for an unknown one."""
+    return round(1e6 * duration_s) if duration_s is not None else 0
 
 
 def text(value: str) -> str:
-    """What can be encoded, and is not too long."""
+    """Return a text with at most 255 characters that can be encoded as UTF-8."""
     return value[:_TEXT_MAX].encode("utf-8", "replace").decode()

@@ -1,18 +1,17 @@
-"""TensorRT-LLM's finished requests: the JSON at /perf_metrics of a server with return_perf_metrics and perf_metrics_max_requests.
+"""Reads TensorRT-LLM's finished requests: the JSON at /perf_metrics of a server with return_perf_metrics and perf_metrics_max_requests.
 
-One idea: reading drains the list, so each request is told once, to one reader; what had piled up before anybody read it is older than that,
-and is not told. Times are of the server's steady clock: only what lies between two of them says anything. The requests go with the steps of
-their engine, which the JSON at /metrics tells (``Iterations``); the two lists are drained each for itself.
+A read removes the returned requests from the server's list, so each is returned once, to one client. Requests that had accumulated before
+the first read are older than their record and are not emitted. Times are of the server's steady clock, so only differences are used. The
+requests are sent with the steps of their engine, which come from the JSON at /metrics (``Iterations``); the two lists are independent.
 
-What a row calls ``request_id`` is the engine's own number, which is no client's id: a client has one made up for every answer or, in
-streams of newer servers, this number behind ``chatcmpl-`` or ``cmpl-``. Which of them a row does not say, and each server counts from one,
-so that streams of two servers would be taken for one another. The number alone is therefore the request's id here: it tells the requests
-of an engine apart, and names no stream. What they waited and took is told as histograms, too. A row says nothing of tokens, nor why it
-ended.
+``request_id`` of a row is the engine's own number, not the id of a client. A client has an id generated for each response or, in streams of
+newer servers, this number after ``chatcmpl-`` or ``cmpl-``. A row does not show which of the two, and each server counts from 1, so streams
+of two servers would be confused. The plain number is therefore the request's id here: it distinguishes the requests of one engine and names
+no stream. Waiting times and durations are exported as histograms too. A row has neither token counts nor the reason of its end.
 
-``last_iter`` is the step in which a request ended; where the scheduler overlaps two iterations it may be the one after. Rows of a server
-in front of disaggregated ones are of two other engines each, and not told: those servers have their own. Blocks of the KV cache are left
-out, as the vocabulary counts tokens.
+``last_iter`` is the step in which a request ended; where the scheduler overlaps two iterations it may be the next one. Rows of a server in
+front of disaggregated ones belong to two other engines each and are not emitted, because those servers have their own. Blocks of the KV
+cache are left out, because the signal catalogue counts tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import Annotated
 
 import msgspec
 
-from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.collectors.decode_errors import none_of, reason_of
-from legato_gpu_agent.collectors.http_fetch import Fetcher, FetchError, patience_s
-from legato_gpu_agent.collectors.measurement import Distribution, Found, Reading
-from legato_gpu_agent.collectors.request_queue import Waiting, microseconds, seconds, text
+from legato_gpu_agent.collectors.base import NotAvailable
+from legato_gpu_agent.collectors.decode_errors import nothing_decoded, safe_reason
+from legato_gpu_agent.collectors.http_fetch import Fetcher, FetchError, fetch_timeout_s
+from legato_gpu_agent.collectors.measurement import Distribution, Measured, Measurement
+from legato_gpu_agent.collectors.request_queue import RequestQueue, microseconds, seconds, text
 from legato_gpu_agent.collectors.trtllm_iterations import ANSWER_S
 from legato_gpu_agent.engines.signals import signal
 from legato_gpu_agent.plugin.model import FinishedRequest
@@ -37,41 +36,41 @@ from legato_gpu_agent.plugin.protocol import Datagram
 __all__ = ["ROWS_MAX", "BadPerfMetrics", "PerfMetrics"]
 
 ROWS_MAX = 8_192
-"""Of a longer list the rest is dropped: a server keeps perf_metrics_max_requests."""
+"""Maximum number of rows of one read; the rest is dropped. A server keeps perf_metrics_max_requests."""
 _PATH = "/perf_metrics"
-# Requests that came after a pause longer than this may have ended before it.
+# Requests that arrive after a longer pause may have ended before it.
 _FRESH_S = 5.0
-# A server that keeps no requests answers with an empty list, as one does that has finished none.
+# A server that keeps no requests returns an empty list, like one without finished requests. After this time that is reported.
 _SILENT_S = 60.0
-_KEEPS = "return_perf_metrics: true and perf_metrics_max_requests: 1000"
+_OPTIONS = "return_perf_metrics: true and perf_metrics_max_requests: 1000"
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0)
-_TOLD = ("queue.time", "prefill.time", "decode.time", "ttft", "request.time")
+_DURATIONS = ("queue.time", "prefill.time", "decode.time", "ttft", "request.time")
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class BadPerfMetrics(ValueError):
-    """What came is no list of finished requests."""
+    """The response is not a list of finished requests."""
 
 
 class _Times(msgspec.Struct):
-    """Seconds of the server's steady clock. What a request did not come to is null or, in older servers, 0."""
+    """Seconds of the server's steady clock. A phase that a request did not reach is null or, in older servers, 0."""
 
     arrival_time: float | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
 
-    def took(self) -> dict[str, float]:
-        """Seconds of each part that is known."""
+    def durations(self) -> dict[str, float]:
+        """Return the known durations in s, by signal."""
         arrived = self.arrival_time
         if arrived is None or arrived <= 0:
             return {}
         times = (self.first_scheduled_time, self.first_token_time, self.last_token_time)
         scheduled, first, last = (each if each is not None and each >= arrived else None for each in times)
         between = ((arrived, scheduled), (scheduled, first), (first, last), (arrived, first), (arrived, last))
-        known = {name: seconds(*each) for name, each in zip(_TOLD, between, strict=True)}
-        return {name: took_s for name, took_s in known.items() if took_s is not None}
+        known = {name: seconds(*each) for name, each in zip(_DURATIONS, between, strict=True)}
+        return {name: duration_s for name, duration_s in known.items() if duration_s is not None}
 
 
 class _Metrics(msgspec.Struct):
@@ -82,79 +81,84 @@ class _Metrics(msgspec.Struct):
 class _Row(msgspec.Struct):
     request_id: _Number | Annotated[str, msgspec.Meta(min_length=1)] | None = None
     perf_metrics: _Metrics | None = None
-    # Of a server in front of disaggregated ones, which has neither of the above.
+    # Set by a server in front of disaggregated ones, which sets neither field above.
     gen_server: str | None = None
 
 
 class PerfMetrics:
-    """Reads the server at ``url``, whose engine is called ``engine_id``; the requests of a round are given to ``tell``.
+    """Reads the server at ``url`` with the engine ``engine_id``; the requests of a round are passed to ``emit``.
 
-    ``epoch_ns`` says which engine they are of, as whoever tells its steps does (``Iterations.epoch_ns``), 0 while it does not know;
-    without it they are of one that began with the first round.
+    ``epoch_ns`` returns the epoch of the engine, as the collector of its steps knows it (``Iterations.epoch_ns``), 0 while unknown.
+    Without it the engine's epoch is the first round.
     """
 
-    # What was read is gone.
+    # A read removes the data from the server.
     drains = True
 
     def __init__(
         self,
         url: str,
         engine_id: str,
-        tell: Callable[[Datagram], None],
+        emit: Callable[[Datagram], None],
         every_s: float = 1.0,
         epoch_ns: Callable[[], int] | None = None,
     ) -> None:
         self.name, self.every_s = f"perf metrics {engine_id}", every_s
         self._id, self._url = engine_id, url
-        # While it waits for a row of the iterations, a server may answer nobody.
-        self._fetcher = Fetcher(url, timeout_s=patience_s(every_s, ANSWER_S))
+        # While it waits for an iteration, a server may answer no other request.
+        self._fetcher = Fetcher(url, timeout_s=fetch_timeout_s(every_s, ANSWER_S))
         self._list, self._row = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_Row)
-        self._polled_ns = self._since_ns = self._silent_ns = 0
+        self._polled_ns = self._start_ns = self._silent_ns = 0
         self._was_empty = False
-        self._epoch_ns = epoch_ns or (lambda: self._since_ns)
-        self._waiting = Waiting(engine_id, tell, self._epoch_ns)
+        self._epoch_ns = epoch_ns or (lambda: self._start_ns)
+        self._queue = RequestQueue(engine_id, emit, self._epoch_ns)
         self._rows = Counter[str]()
         self._why = ""
 
-    def collect(self, now_ns: int) -> Iterator[Found]:
-        """Histograms of what the requests took, and counters. Raises ``Absent``, ``BadPerfMetrics``, and what a connection may."""
-        self._since_ns = self._since_ns or now_ns
-        # Nothing piles up behind a list that was empty, however long ago that was.
+    def collect(self, now_ns: int) -> Iterator[Measured]:
+        """Yield histograms of the requests' durations, and counters.
+
+        Raises ``NotAvailable``, ``BadPerfMetrics``, ``OSError`` and ``http.client.HTTPException``.
+        """
+        self._start_ns = self._start_ns or now_ns
+        # After an empty list all rows are newer than it, after a pause of any length.
         was_empty, self._was_empty = self._was_empty, False
         raws = self._poll()
         before_ns, self._polled_ns, self._was_empty = self._polled_ns, now_ns, not raws
         bad_before = self._rows["bad"]
-        took = self._take(raws, was_empty or now_ns - before_ns <= 1e9 * max(_FRESH_S, 3 * self.every_s))
-        self._waiting.tell()
-        self._refuse_the_unusable(min(len(raws), ROWS_MAX), self._rows["bad"] - bad_before)
-        self._refuse_silence(now_ns)
-        yield from self._distributions(took, before_ns)
-        dropped = self._rows["dropped"] + self._waiting.dropped
-        for what, count in (*((what, self._rows[what]) for what in ("taken", "late", "other", "bad")), ("dropped", dropped)):
-            whose = (("legato.engine.id", self._id), ("legato.outcome", what))
-            yield Reading("legato.agent.perf_metrics", "{request}", float(count), whose, self._since_ns)
+        durations = self._take(raws, was_empty or now_ns - before_ns <= 1e9 * max(_FRESH_S, 3 * self.every_s))
+        self._queue.flush()
+        self._raise_if_all_bad(min(len(raws), ROWS_MAX), self._rows["bad"] - bad_before)
+        self._raise_if_silent(now_ns)
+        yield from self._distributions(durations, before_ns)
+        dropped = self._rows["dropped"] + self._queue.dropped
+        for outcome, count in (*((outcome, self._rows[outcome]) for outcome in ("taken", "late", "other", "bad")), ("dropped", dropped)):
+            attributes = (("legato.engine.id", self._id), ("legato.outcome", outcome))
+            yield Measurement("legato.agent.perf_metrics", "{request}", float(count), attributes, self._start_ns)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self._fetcher.close()
 
     def _poll(self) -> list[msgspec.Raw]:
-        """The rows, each still encoded."""
+        """Return the rows, each still encoded."""
         try:
             return self._list.decode(self._fetcher.get(_PATH))
         except FetchError as error:
             if str(error).startswith(f"{_PATH} answers 404"):
-                raise Absent(
-                    f"{self._url}{_PATH} answers 404: this TensorRT-LLM tells no finished requests there "
-                    "(it came with pull request 6985 and went with 16668); its steps are told all the same"
+                raise NotAvailable(
+                    f"{self._url}{_PATH} answers 404: this TensorRT-LLM does not serve finished requests "
+                    "(added by pull request 6985, removed by 16668); its steps are recorded all the same"
                 ) from None
-            raise BadPerfMetrics(f"{self._url}: {error}: expected a list of finished requests; read it more often if it is long") from None
+            raise BadPerfMetrics(
+                f"{self._url}: {error}: expected a list of finished requests; a long one needs a smaller LEGATO_SAMPLE_MS"
+            ) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            expected = f"expected TensorRT-LLM's JSON, which it has with {_KEEPS}; LEGATO_ITERATIONS takes the URLs of its servers"
-            raise BadPerfMetrics(f"{self._url}{_PATH} is no list of finished requests ({error}): {expected}") from None
+            expected = f"expected TensorRT-LLM's JSON, which it serves with {_OPTIONS}; LEGATO_ITERATIONS takes the URLs of its servers"
+            raise BadPerfMetrics(f"{self._url}{_PATH} is not a list of finished requests ({error}): {expected}") from None
 
     def _take(self, raws: Sequence[msgspec.Raw], is_fresh: bool) -> list[dict[str, float]]:
-        """Keep the requests; what each of them took."""
+        """Queue the requests; return the durations of each."""
         out = []
         self._rows["dropped"] += max(len(raws) - ROWS_MAX, 0)
         for raw in raws[:ROWS_MAX]:
@@ -162,7 +166,7 @@ class PerfMetrics:
                 row = self._row.decode(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 self._rows["bad"] += 1
-                self._why = reason_of(error)
+                self._why = safe_reason(error)
                 continue
             if row.gen_server is not None:
                 self._rows["other"] += 1
@@ -172,43 +176,43 @@ class PerfMetrics:
             elif not is_fresh:
                 self._rows["late"] += 1
             else:
-                took = (row.perf_metrics.timing_metrics or _Times()).took()
-                self._waiting.add(_request_of(row.request_id, row.perf_metrics.last_iter or 0, took))
+                durations = (row.perf_metrics.timing_metrics or _Times()).durations()
+                self._queue.add(_request_of(row.request_id, row.perf_metrics.last_iter or 0, durations))
                 self._rows["taken"] += 1
-                out.append(took)
+                out.append(durations)
         return out
 
-    def _refuse_the_unusable(self, rows: int, bad: int) -> None:
+    def _raise_if_all_bad(self, rows: int, bad: int) -> None:
         if rows and bad == rows:
-            raise BadPerfMetrics(f"{self._url}{_PATH}: {none_of(rows, 'rows', self._why, 'finished requests of TensorRT-LLM')}")
+            raise BadPerfMetrics(f"{self._url}{_PATH}: {nothing_decoded(rows, 'rows', self._why, 'finished requests of TensorRT-LLM')}")
 
-    def _refuse_silence(self, now_ns: int) -> None:
-        """Raises ``Absent`` where steps have long been told, and never a request."""
+    def _raise_if_silent(self, now_ns: int) -> None:
+        """Raise ``NotAvailable`` if the engine has had steps for a minute and no request was ever returned."""
         if self._rows.total() or not self._epoch_ns():
             return
         self._silent_ns = self._silent_ns or now_ns
         if now_ns - self._silent_ns > 1e9 * _SILENT_S:
-            raise Absent(
-                f"{self._url}{_PATH} has told no finished request in the {_SILENT_S:.0f} s since its engine's first step: "
-                f"does it run with {_KEEPS}? Its steps are told all the same"
+            raise NotAvailable(
+                f"{self._url}{_PATH} returned no finished request in the {_SILENT_S:.0f} s since its engine's first step: "
+                f"does it run with {_OPTIONS}? Its steps are recorded all the same"
             )
 
-    def _distributions(self, took: Sequence[dict[str, float]], since_ns: int) -> Iterator[Distribution]:
-        """Of what came since the round before; nothing where nothing came."""
-        whose = (("legato.engine.id", self._id), ("legato.engine.kind", "tensorrt_llm"))
-        for name in _TOLD:
-            values = [each[name] for each in took if name in each]
+    def _distributions(self, durations: Sequence[dict[str, float]], start_ns: int) -> Iterator[Distribution]:
+        """Yield a histogram of each duration since the last round, if it has values."""
+        owner = (("legato.engine.id", self._id), ("legato.engine.kind", "tensorrt_llm"))
+        for name in _DURATIONS:
+            values = [each[name] for each in durations if name in each]
             if values:
                 counts = Counter(bisect_left(_BOUNDS_S, value) for value in values)
                 by_bound = tuple(counts[place] for place in range(len(_BOUNDS_S) + 1))
-                yield Distribution(signal(name).name, signal(name).unit, _BOUNDS_S, by_bound, sum(values), since_ns, whose)
+                yield Distribution(signal(name).name, signal(name).unit, _BOUNDS_S, by_bound, sum(values), start_ns, owner)
 
 
-def _request_of(number: int | str, step: int, took: dict[str, float]) -> FinishedRequest:
+def _request_of(number: int | str, step: int, durations: dict[str, float]) -> FinishedRequest:
     return FinishedRequest(
         step=step,
         response_id=text(str(number)),
-        queued_us=microseconds(took.get("queue.time")),
-        prefill_us=microseconds(took.get("prefill.time")),
-        decode_us=microseconds(took.get("decode.time")),
+        queued_us=microseconds(durations.get("queue.time")),
+        prefill_us=microseconds(durations.get("prefill.time")),
+        decode_us=microseconds(durations.get("decode.time")),
     )

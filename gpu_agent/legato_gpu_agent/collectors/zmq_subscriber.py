@@ -1,10 +1,9 @@
-"""Messages that an engine publishes over ZMQ: numbered, so that those that were lost are counted.
+"""Receives the messages that an engine publishes over ZMQ, and counts the lost ones by their numbers.
 
-One idea: a thread of its own waits in `poll` and hands each message on at once, so the moment of receipt is the moment of the message, and
-no prompt that a message may hold waits in a queue of ours. What cannot be taken is counted, and a publisher that vanishes is one that says
-nothing. Three frames: topic, number (8 bytes, big-endian), payload. It decodes none.
-
-A publisher of which nothing can be taken is one that fails, and says why.
+A separate thread waits in `poll` and passes each message on at once, so the time of receipt is the time of the message, and prompts in a
+message do not wait in a queue. A message has three frames: topic, number (8 bytes, big-endian), payload. Undecodable messages are counted;
+a publisher that vanishes is treated as silent, and one with only undecodable messages as failing, with the reason. The module decodes no
+payload.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ from collections.abc import Callable
 
 import zmq
 
-from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.collectors.decode_errors import Unusable, none_of, reason_of
+from legato_gpu_agent.collectors.base import NotAvailable
+from legato_gpu_agent.collectors.decode_errors import DecodeError, nothing_decoded, safe_reason
 
-__all__ = ["Subscription"]
+__all__ = ["ZmqSubscriber"]
 
 BYTES_MAX = 32 * 2**20
-"""SGLang tells of each page of a prompt in the cache, which may be a token: some 130 bytes."""
+"""Maximum length of a message. SGLang sends about 130 bytes for each block of a prompt, which may hold one token."""
 _QUEUE_MESSAGES_MAX = 500
 _POLL_MS = 100
-# A publisher that says nothing for so long is told as absent; SGLang and Dynamo send a heartbeat every second while they idle.
+# After this silence a publisher counts as not available; SGLang and Dynamo send a heartbeat every second while they are idle.
 _SILENT_S = 30.0
-# After a message beyond the bound ZMQ gives a connection up for good, and says nothing of it: so a silent one is made anew.
+# After a message beyond the size limit ZMQ drops the connection without an error, so a silent connection is opened again.
 _REOPEN_S = 10.0
-# No gap is longer: a number further ahead is another publisher's.
+# Maximum number of messages counted as lost at once: a larger jump in the numbers comes from another publisher.
 _LOST_MAX = 2**32
 _FRAMES = "topic, number (8 bytes) and payload"
 
 
-class Subscription:
-    """Subscribes to all topics of the publisher at ``endpoint``, which is to publish what is ``expected``.
+class ZmqSubscriber:
+    """Subscribes to all topics of the publisher at ``endpoint``; error texts name what is ``expected`` there.
 
-    ``take`` is given when each message came (ns since the epoch) and its payload, in the thread that listens; a message for which it raises
-    is a ``bad`` one, any other is ``taken``. ``lost``: messages whose numbers were left out.
+    ``take`` is called with the arrival time (ns since the epoch) and the payload of each message, in the receiving thread. A message for
+    which it raises counts as ``bad``, any other as ``taken``. ``lost`` counts missing numbers.
     """
 
     def __init__(
@@ -52,77 +51,77 @@ class Subscription:
         self.lost = self.bad = self.taken = 0
         self._endpoint, self._take, self._bytes_max, self._clock_ns = endpoint, take, bytes_max, clock_ns
         self._expected, self._why = expected, ""
-        # How many were bad and taken when a round last went well.
-        self._well = (0, 0)
+        # Counts of bad and taken messages at the last successful round.
+        self._last_success = (0, 0)
         self._number: int | None = None
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
     def listen(self) -> None:
-        """Listen from now on. Raises ``Absent`` where there is no such endpoint, and after a long silence.
+        """Start receiving if it has not started. Raises ``NotAvailable`` for an invalid endpoint and after a long silence.
 
-        Raises ``Unusable`` where messages came since it last went well, and none of them could be taken; it listens on all the same.
+        Raises ``DecodeError`` if messages arrived since the last successful call and all were bad; receiving continues.
         """
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, args=(self._open(),), name=f"legato {self._endpoint}", daemon=True)
             self._thread.start()
-        if time.monotonic() - self._heard_s > _SILENT_S:
-            raise Absent(f"nothing comes from {self._endpoint}: is it the engine's endpoint, and does the engine publish?")
-        self._refuse_the_unusable()
+        if time.monotonic() - self._received_s > _SILENT_S:
+            raise NotAvailable(f"no message from {self._endpoint}: is it the engine's endpoint, and does the engine publish?")
+        self._raise_if_all_bad()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop receiving."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _refuse_the_unusable(self) -> None:
-        # In this order: a message that is taken meanwhile makes this round a good one.
+    def _raise_if_all_bad(self) -> None:
+        # In this order, a message that is taken between the two reads makes this round successful.
         bad, taken = self.bad, self.taken
-        bad_before, taken_before = self._well
+        bad_before, taken_before = self._last_success
         if bad > bad_before and taken == taken_before:
-            # Of one that was understood before it is said once a bad message, as it may have nothing else to say for a while.
+            # A publisher with earlier good messages may be quiet for a while, so its bad messages are reported once.
             if taken:
-                self._well = bad, taken
-            raise Unusable(f"{self._endpoint}: {none_of(bad - bad_before, 'messages', self._why, self._expected)}")
-        self._well = bad, taken
+                self._last_success = bad, taken
+            raise DecodeError(f"{self._endpoint}: {nothing_decoded(bad - bad_before, 'messages', self._why, self._expected)}")
+        self._last_success = bad, taken
 
     def _run(self, socket: zmq.Socket[bytes]) -> None:
         while True:
             with socket, contextlib.suppress(zmq.ZMQError):
-                self._hear(socket)
+                self._receive(socket)
             if self._closing.wait(_POLL_MS / 1000):
                 return
             try:
                 socket = self._open()
-            except Absent:
-                # The next round says so.
+            except NotAvailable:
+                # The next round reports it.
                 return
 
-    def _hear(self, socket: zmq.Socket[bytes]) -> None:
-        """Until it is closed, or nothing comes any more."""
-        heard_s = time.monotonic()
-        while not self._closing.is_set() and time.monotonic() - heard_s < _REOPEN_S:
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        """Receive until closed, or until the connection has been silent for 10 s."""
+        received_s = time.monotonic()
+        while not self._closing.is_set() and time.monotonic() - received_s < _REOPEN_S:
             if socket.poll(_POLL_MS):
-                self._came(socket.recv_multipart(zmq.NOBLOCK), self._clock_ns())
-                heard_s = time.monotonic()
+                self._process(socket.recv_multipart(zmq.NOBLOCK), self._clock_ns())
+                received_s = time.monotonic()
 
-    def _came(self, frames: list[bytes], came_ns: int) -> None:
-        self._heard_s = time.monotonic()
+    def _process(self, frames: list[bytes], arrived_ns: int) -> None:
+        self._received_s = time.monotonic()
         try:
             _check(frames, self._bytes_max)
-            self._count(int.from_bytes(frames[1], "big", signed=True))
-            self._take(came_ns, frames[2])
+            self._count_lost(int.from_bytes(frames[1], "big", signed=True))
+            self._take(arrived_ns, frames[2])
         except Exception as error:
-            # Whatever a message does to its decoder, it must not end the thread. The reason first: who sees the count sees it, too.
-            self._why = reason_of(error)
+            # No message may end the thread. The reason is set before the count, so that a reader of the count finds it.
+            self._why = safe_reason(error)
             self.bad += 1
         else:
             self.taken += 1
 
-    def _count(self, number: int) -> None:
-        """What lies between this number and the one before was lost; a number that went back is a publisher that began anew."""
+    def _count_lost(self, number: int) -> None:
+        """Count the numbers between the last message and this one as lost; a number that went back is a restarted publisher."""
         missing = number - self._number - 1 if self._number is not None else 0
         if 0 < missing <= _LOST_MAX:
             self.lost += missing
@@ -138,13 +137,13 @@ class Subscription:
             socket.connect(self._endpoint)
         except zmq.ZMQError as error:
             socket.close()
-            raise Absent(f"{self._endpoint} is no endpoint to connect to: {error}") from None
+            raise NotAvailable(f"cannot connect to {self._endpoint}: {error}") from None
         return socket
 
 
 def _check(frames: list[bytes], bytes_max: int) -> None:
-    """Raises ``Unusable`` for frames that are none of ours."""
+    """Raise ``DecodeError`` for frames of another format."""
     if len(frames) != 3 or len(frames[1]) != 8:
-        raise Unusable(f"frames ({len(frames):,}) that are not {_FRAMES}")
+        raise DecodeError(f"frames ({len(frames):,}) other than {_FRAMES}")
     if len(frames[2]) > bytes_max:
-        raise Unusable(f"a message of {len(frames[2]):,} bytes, where {bytes_max:,} are the most")
+        raise DecodeError(f"a message of {len(frames[2]):,} bytes: expected at most {bytes_max:,}")

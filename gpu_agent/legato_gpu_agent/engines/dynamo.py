@@ -1,20 +1,19 @@
-"""NVIDIA Dynamo's front end and its workers' own families (read in the wheel of 1.6.1: prometheus_names).
+"""The metrics of NVIDIA Dynamo's front end and of its workers (from the wheel of 1.6.1: prometheus_names).
 
-One idea: the front end sees requests like a client: queued, in flight, cancelled, with times; the engine behind it speaks its own names on
-the worker's system port, which are that engine's. A worker counts requests when they come. The prefix of its names can be set by
-DYN_METRICS_PREFIX: then they are not found.
+The front end sees requests as a client does: queued, in flight, cancelled, with times. The engine behind it exposes its own families on the
+worker's system port. A worker counts requests on arrival. DYN_METRICS_PREFIX changes the prefix of all names; then they are not recognised.
 """
 
 from __future__ import annotations
 
-from legato_gpu_agent.engines import Engine, histogram, number
+from legato_gpu_agent.engines.engine import EngineKind, histogram, number
 
 __all__ = ["DYNAMO_COMPONENT", "DYNAMO_FRONTEND"]
 
-DYNAMO_FRONTEND = Engine(
+DYNAMO_FRONTEND = EngineKind(
     kind="dynamo_frontend",
     title="Dynamo's front end",
-    mark="dynamo_frontend_",
+    prefix="dynamo_frontend_",
     ports=(8000,),
     rules=(
         number("dynamo_frontend_active_requests", "requests.running"),
@@ -27,7 +26,7 @@ DYNAMO_FRONTEND = Engine(
         histogram("dynamo_frontend_request_duration_seconds", "request.time"),
     ),
     lacks={
-        name: "the engine's own page has it, on the worker's system port"
+        name: "the engine's own metrics have it, on the worker's system port"
         for name in (
             "kv_cache.utilization",
             "preemptions",
@@ -39,12 +38,12 @@ DYNAMO_FRONTEND = Engine(
             "speculation.accepted_tokens",
         )
     },  # fmt: skip
-    hint="add the workers' system ports (DYN_SYSTEM_PORT) to LEGATO_ENGINES: the engine's own families are there",
+    hint="add the workers' system ports (DYN_SYSTEM_PORT) to LEGATO_ENGINES: they serve the engine's own families",
 )
-DYNAMO_COMPONENT = Engine(
+DYNAMO_COMPONENT = EngineKind(
     kind="dynamo_component",
     title="Dynamo's worker",
-    mark="dynamo_component_",
+    prefix="dynamo_component_",
     ports=(8081, 9090),
     rules=(
         number("dynamo_component_inflight_requests", "requests.running"),
@@ -54,7 +53,7 @@ DYNAMO_COMPONENT = Engine(
         histogram("dynamo_component_request_duration_seconds", "request.time"),
     ),
     lacks={
-        name: "the engine's own families on the same page have it, where it publishes them"
+        name: "the engine's own families at the same endpoint have it, if the engine exposes them"
         for name in (
             "requests.waiting",
             "preemptions",

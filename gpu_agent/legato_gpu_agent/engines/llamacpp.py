@@ -1,20 +1,21 @@
-"""llama.cpp's server page (read in llama_cpp_python 0.3.36: tools/server), there with --metrics.
+"""The metrics of llama.cpp's server, served with --metrics (from the source in llama_cpp_python 0.3.36: tools/server).
 
-One idea: counters of tokens and two gauges; no histogram, no KV cache, and nothing about requests that left. Numbers have six digits, so a
-large counter moves in steps. Whoever reads the page takes its two speeds (``…_tokens_seconds``) from all others, as they begin anew.
+It has counters of tokens and two gauges, no histogram, no KV cache usage and no cancelled requests. Numbers have six digits, so a large
+counter moves in steps. A scrape resets its two speeds (``…_tokens_seconds``), so each scraper takes them from all others; they are not
+used here.
 """
 
 from __future__ import annotations
 
-from legato_gpu_agent.engines import Engine, number
+from legato_gpu_agent.engines.engine import EngineKind, number
 
 __all__ = ["LLAMACPP"]
 
-LLAMACPP = Engine(
+LLAMACPP = EngineKind(
     kind="llamacpp",
     title="llama.cpp",
-    mark="llamacpp:",
-    # The second from a coming release on.
+    prefix="llamacpp:",
+    # 9931 is the default of a coming release.
     ports=(8080, 9931),
     rules=(
         number("llamacpp:requests_processing", "requests.running"),
@@ -28,10 +29,10 @@ LLAMACPP = Engine(
         number("llamacpp:spec_decode_num_accepted_tokens_total", "speculation.accepted_tokens"),
     ),
     lacks={
-        "tokens.generated": "llama.cpp counts tokens when their request is over",
-        "kv_cache.utilization": "llama.cpp tells it no more",
-        "preemptions": "llama.cpp preempts nobody",
-        "requests.cancelled": "llama.cpp counts no client that left",
+        "tokens.generated": "llama.cpp counts tokens when their request ends",
+        "kv_cache.utilization": "llama.cpp no longer exposes it",
+        "preemptions": "llama.cpp does not preempt requests",
+        "requests.cancelled": "llama.cpp does not count clients that disconnected",
         "ttft": "llama.cpp has no histograms",
         "itl": "llama.cpp has no histograms",
         "queue.time": "llama.cpp has no histograms",

@@ -1,20 +1,20 @@
-"""LMDeploy's page (read at 0.18: lmdeploy/metrics/loggers.py), on unless --disable-metrics.
+"""LMDeploy's metrics, served unless --disable-metrics is given (from the source of 0.18: lmdeploy/metrics/loggers.py).
 
-One idea: close to vLLM's, without preemptions; requests that failed, were cancelled or aborted are one number. Its gauges are renewed every
-ten seconds. What it calls tokens of an iteration is one request's.
+The families resemble vLLM's, without preemptions. Failed, cancelled and aborted requests share one counter. Gauges are updated every 10 s.
+Its tokens per iteration are those of one request.
 """
 
 from __future__ import annotations
 
-from legato_gpu_agent.engines import Engine, histogram, number
+from legato_gpu_agent.engines.engine import EngineKind, histogram, number
 
 __all__ = ["LMDEPLOY"]
 
-LMDEPLOY = Engine(
+LMDEPLOY = EngineKind(
     kind="lmdeploy",
     title="LMDeploy",
-    mark="lmdeploy:",
-    rank="engine",
+    prefix="lmdeploy:",
+    rank_label="engine",
     ports=(23333,),
     rules=(
         number("lmdeploy:num_requests_running", "requests.running"),
@@ -35,9 +35,9 @@ LMDEPLOY = Engine(
         histogram("lmdeploy:e2e_request_latency_seconds", "request.time"),
     ),
     lacks={
-        "preemptions": "LMDeploy counts none",
-        "requests.cancelled": "LMDeploy counts failed, cancelled and aborted as one",
-        "prefix_cache.queries": "LMDeploy tells the rate",
-        "prefix_cache.hits": "LMDeploy tells the rate",
+        "preemptions": "LMDeploy has no counter of preemptions",
+        "requests.cancelled": "LMDeploy counts failed, cancelled and aborted requests together",
+        "prefix_cache.queries": "LMDeploy exposes only the rate",
+        "prefix_cache.hits": "LMDeploy exposes only the rate",
     },
 )

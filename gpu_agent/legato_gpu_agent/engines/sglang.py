@@ -1,24 +1,24 @@
-"""SGLang's page (read at 0.5.23: sglang/srt/observability/metrics_collector.py), there with --enable-metrics.
+"""SGLang's metrics, served with --enable-metrics (from the source of 0.5.23: sglang/srt/observability/metrics_collector.py).
 
-One idea: its token counters named like vLLM's grow when a request ends, so the live ones are taken. Its gauges are as old as the last
-prefill or the last 40 decode steps. Its inter-token latency is divided by the tokens that came. Of several tensor-parallel ranks some
-families are told by each, so the first one's count: with data-parallel attention each dp_rank has its own (of 8 ranks in 4, dp_rank 1 has
-tp_rank 2 and 3). What it computed and what it found in a cache add up to what was asked of the cache.
+Its token counters with names like vLLM's grow when a request ends, so the real-time counters are used. Its gauges are as old as the last
+prefill or the last 40 decode steps. Its inter-token latency is divided by the number of new tokens. Several tensor-parallel ranks expose
+some families each, so only the first rank counts: with data-parallel attention each dp_rank has separate ranks (of 8 ranks in 4, dp_rank 1
+has tp_rank 2 and 3). Computed tokens and cached tokens add up to the tokens looked up in the cache.
 """
 
 from __future__ import annotations
 
-from legato_gpu_agent.engines import Engine, histogram, number
+from legato_gpu_agent.engines.engine import EngineKind, histogram, number
 
 __all__ = ["SGLANG"]
 
-SGLANG = Engine(
+SGLANG = EngineKind(
     kind="sglang",
     title="SGLang",
-    mark="sglang:",
-    rank="dp_rank",
-    only={"pp_rank": "0"},
-    lowest="tp_rank",
+    prefix="sglang:",
+    rank_label="dp_rank",
+    required_labels={"pp_rank": "0"},
+    lowest_label="tp_rank",
     ports=(30000,),
     rules=(
         number("sglang:num_running_reqs", "requests.running"),
@@ -43,11 +43,11 @@ SGLANG = Engine(
         histogram("sglang:e2e_request_latency_seconds", "request.time"),
     ),
     lacks={
-        "speculation.draft_tokens": "SGLang tells the length and rate of acceptance as gauges instead",
-        "speculation.accepted_tokens": "SGLang tells the length and rate of acceptance as gauges instead",
+        "speculation.draft_tokens": "SGLang exposes the length and rate of acceptance as gauges instead",
+        "speculation.accepted_tokens": "SGLang exposes the length and rate of acceptance as gauges instead",
     },
     hint=(
-        "its gauges are renewed every 40 decode steps: --decode-log-interval 1 renews them at each; "
-        "--enable-forward-pass-metrics tells every step"
+        "its gauges are updated every 40 decode steps: --decode-log-interval 1 updates them at each step; "
+        "--enable-forward-pass-metrics publishes every step"
     ),
 )

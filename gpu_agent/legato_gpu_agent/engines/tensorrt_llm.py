@@ -1,19 +1,19 @@
-"""TensorRT-LLM's Prometheus page (read in main of 2026: tensorrt_llm/metrics/collector.py), at /prometheus/metrics.
+"""TensorRT-LLM's Prometheus metrics at /prometheus/metrics (from the source of main in 2026: tensorrt_llm/metrics/collector.py).
 
-One idea: the page is renewed when a request completes and holds the newest iteration only, so its gauges are coarse; each iteration is told
-once by the JSON at /metrics, which drains the same queue: read one of the two.
+The metrics are updated when a request completes and hold the newest iteration only, so the gauges are coarse. The JSON at /metrics returns
+each iteration once and drains the same queue: read one of the two.
 """
 
 from __future__ import annotations
 
-from legato_gpu_agent.engines import Engine, histogram, number
+from legato_gpu_agent.engines.engine import EngineKind, histogram, number
 
 __all__ = ["TENSORRT_LLM"]
 
-TENSORRT_LLM = Engine(
+TENSORRT_LLM = EngineKind(
     kind="tensorrt_llm",
     title="TensorRT-LLM",
-    mark="trtllm_",
+    prefix="trtllm_",
     path="/prometheus/metrics",
     ports=(8000,),
     rules=(
@@ -36,12 +36,12 @@ TENSORRT_LLM = Engine(
         number("trtllm_num_scheduled_requests", "step.requests"),
     ),
     lacks={
-        "tokens.prompt": "TensorRT-LLM counts a prompt when its request is over",
-        "tokens.generated": "TensorRT-LLM counts tokens when their request is over",
-        "preemptions": "TensorRT-LLM tells how many are paused now, and counts none",
-        "prefix_cache.queries": "TensorRT-LLM counts blocks, not tokens, and tells the rate",
-        "prefix_cache.hits": "TensorRT-LLM counts blocks, not tokens, and tells the rate",
-        "requests.cancelled": "TensorRT-LLM counts no client that left",
+        "tokens.prompt": "TensorRT-LLM counts a prompt when its request ends",
+        "tokens.generated": "TensorRT-LLM counts tokens when their request ends",
+        "preemptions": "TensorRT-LLM exposes the number of paused requests, not a counter",
+        "prefix_cache.queries": "TensorRT-LLM counts blocks, not tokens, and exposes the rate",
+        "prefix_cache.hits": "TensorRT-LLM counts blocks, not tokens, and exposes the rate",
+        "requests.cancelled": "TensorRT-LLM does not count clients that disconnected",
     },
-    hint="needs return_perf_metrics: true; with enable_iter_perf_stats: true its JSON at /metrics tells every iteration",
+    hint="needs return_perf_metrics: true; with enable_iter_perf_stats: true its JSON at /metrics has every iteration",
 )

@@ -1,19 +1,19 @@
-"""Text Generation Inference's page (read at 3.3.7: router/src/server.rs, backends/; in maintenance mode).
+"""The metrics of Text Generation Inference (from the source of 3.3.7, in maintenance mode: router/src/server.rs, backends/).
 
-One idea: it counts requests and means, not tokens: the time per token is one observation a request, when that is over. A request whose
-client left is a failure of the kind "dropped". There is no gauge of the KV cache and no counter of prefixes.
+It counts requests, not tokens: the mean time per token is one observation per request, made when the request ends. A request of a client
+that disconnected is a failure of kind "dropped". There is no gauge of the KV cache and no counter of cached prefixes.
 """
 
 from __future__ import annotations
 
-from legato_gpu_agent.engines import Engine, histogram, number
+from legato_gpu_agent.engines.engine import EngineKind, histogram, number
 
 __all__ = ["TGI"]
 
-TGI = Engine(
+TGI = EngineKind(
     kind="tgi",
     title="Text Generation Inference",
-    mark="tgi_",
+    prefix="tgi_",
     ports=(3000, 8080),
     rules=(
         number("tgi_batch_current_size", "requests.running"),
@@ -26,13 +26,13 @@ TGI = Engine(
     ),
     lacks={
         "kv_cache.utilization": "TGI has no gauge of its KV cache",
-        "preemptions": "TGI counts none",
-        "tokens.prompt": "TGI tells a prompt's length when its request is over",
-        "tokens.generated": "TGI tells a response's length when its request is over",
-        "prefix_cache.queries": "TGI counts no prefixes",
-        "prefix_cache.hits": "TGI counts no prefixes",
-        "speculation.draft_tokens": "TGI counts tokens that speculation skipped, and no drafts",
-        "speculation.accepted_tokens": "TGI tells them when a request is over",
+        "preemptions": "TGI has no counter of preemptions",
+        "tokens.prompt": "TGI records a prompt's length when its request ends",
+        "tokens.generated": "TGI records a response's length when its request ends",
+        "prefix_cache.queries": "TGI has no counters of its prefix cache",
+        "prefix_cache.hits": "TGI has no counters of its prefix cache",
+        "speculation.draft_tokens": "TGI counts tokens that speculation skipped, not drafts",
+        "speculation.accepted_tokens": "TGI records them when a request ends",
         "ttft": "TGI has no histogram of it",
     },
 )

@@ -1,20 +1,19 @@
-"""Triton Inference Server's page with the TensorRT-LLM back end (:8002; triton-inference-server/tensorrtllm_backend, docs of 2026).
+"""The metrics of Triton Inference Server with the TensorRT-LLM backend, at port 8002 (from the docs of tensorrtllm_backend, 2026).
 
-One idea: one family a subject, with the figure's name as a label; all are gauges of the last iteration, with none of tokens or times
-between them.
+There is one family per subject with the name of the quantity as a label. All are gauges of the last iteration; none counts tokens or times.
 """
 
 from __future__ import annotations
 
-from legato_gpu_agent.engines import Engine, number
+from legato_gpu_agent.engines.engine import EngineKind, number
 
 __all__ = ["TRITON"]
 
-_COUNTS_NONE = "Triton's page has gauges of requests and blocks, and no counter of it"
-TRITON = Engine(
+_NO_COUNTER = "Triton exposes gauges of requests and blocks, and no counter of it"
+TRITON = EngineKind(
     kind="triton",
     title="Triton with TensorRT-LLM",
-    mark="nv_",
+    prefix="nv_",
     ports=(8002,),
     rules=(
         number("nv_trt_llm_request_metrics", "requests.running", request_type="active"),
@@ -24,7 +23,7 @@ TRITON = Engine(
         number("nv_trt_llm_inflight_batcher_metrics", "preempted", inflight_batcher_specific_metric="paused_requests"),
     ),
     lacks={
-        name: _COUNTS_NONE
+        name: _NO_COUNTER
         for name in (
             "preemptions", "tokens.prompt", "tokens.generated", "prefix_cache.queries", "prefix_cache.hits", "speculation.draft_tokens",
             "speculation.accepted_tokens", "ttft", "itl", "queue.time", "requests.cancelled",

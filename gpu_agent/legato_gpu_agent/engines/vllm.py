@@ -1,21 +1,21 @@
-"""vLLM's page (V1; read at 0.32 and 0.33: vllm/v1/metrics/loggers.py).
+"""vLLM's metrics (V1 engine; from the source of 0.32 and 0.33: vllm/v1/metrics/loggers.py).
 
-One idea: what its names hide is said here. Its inter-token latency is one observation a request and step, not divided by the tokens that
-came (speculation makes several); a preemption is counted when its victim is resumed, a prompt when its prefill is over; a request whose
-client left is counted nowhere.
+Its inter-token latency is one observation per request and step, not divided by the number of new tokens (several with speculation). A
+preemption is counted when the request is resumed, a prompt when its prefill is complete. A request of a client that disconnected is not
+counted.
 """
 
 from __future__ import annotations
 
-from legato_gpu_agent.engines import Engine, histogram, number
+from legato_gpu_agent.engines.engine import EngineKind, histogram, number
 
 __all__ = ["VLLM"]
 
-VLLM = Engine(
+VLLM = EngineKind(
     kind="vllm",
     title="vLLM",
-    mark="vllm:",
-    rank="engine",
+    prefix="vllm:",
+    rank_label="engine",
     ports=(8000,),
     rules=(
         number("vllm:num_requests_running", "requests.running"),
@@ -38,9 +38,9 @@ VLLM = Engine(
         histogram("vllm:e2e_request_latency_seconds", "request.time"),
         histogram("vllm:iteration_tokens_total", "step.tokens"),
     ),
-    lacks={"requests.cancelled": "vLLM counts a request whose client left nowhere"},
+    lacks={"requests.cancelled": "vLLM does not count requests of clients that disconnected"},
     hint=(
-        "finer buckets tell more gaps from the engine's: --custom-histogram-buckets "
+        "finer buckets separate more gaps from the engine's: --custom-histogram-buckets "
         "'{\"inter_token_latency\": [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5, 10]}'"
     ),
 )

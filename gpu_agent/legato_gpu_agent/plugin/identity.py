@@ -1,7 +1,7 @@
-"""What the plugins and the agent must agree on without talking: where the pipe is, and what an engine is called.
+"""Rules that the plugins and the agent must share: the path of the pipe, and the id of an engine.
 
-One idea: both are rules over the environment and the command line, in one place, so that two processes that share them meet. The standard
-library alone; it reads nothing but what it is given, and makes no folder.
+Both are functions of the environment and the command line, so that two processes with the same settings agree without communication. The
+module uses the standard library only; it reads nothing but its arguments and creates no folder.
 """
 
 from __future__ import annotations
@@ -11,64 +11,64 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-__all__ = ["LOOPBACK", "client_host", "engine_id", "engine_id_of", "pipe_path", "place_of", "server_of"]
+__all__ = ["LOOPBACK", "client_host", "engine_id", "engine_id_from_url", "host_and_port", "pipe_path", "server_id"]
 
 ENGINE_ID = "LEGATO_ENGINE_ID"
 LOOPBACK = "127.0.0.1"
-"""What this host is called by those who are on it."""
-_EVERYWHERE = frozenset((LOOPBACK, "localhost", "0.0.0.0", "::", "[::]", "::1", "[::1]"))
+"""The one name that engine ids use for this host."""
+_LOOPBACK_NAMES = frozenset((LOOPBACK, "localhost", "0.0.0.0", "::", "[::]", "::1", "[::1]"))
 
 
 def pipe_path(environ: Mapping[str, str]) -> pathlib.Path:
-    """LEGATO_ENGINE_PIPE, else ``legato/engine.pipe`` in the user's runtime folder, else in a folder of the user's own in /tmp."""
-    named = environ.get("LEGATO_ENGINE_PIPE")
-    if named:
-        return pathlib.Path(named)
+    """Return LEGATO_ENGINE_PIPE; without it ``legato/engine.pipe`` in XDG_RUNTIME_DIR, or ``/tmp/legato-UID/engine.pipe``."""
+    setting = environ.get("LEGATO_ENGINE_PIPE")
+    if setting:
+        return pathlib.Path(setting)
     runtime = environ.get("XDG_RUNTIME_DIR")
     folder = pathlib.Path(runtime) / "legato" if runtime else pathlib.Path("/tmp") / f"legato-{os.getuid()}"
     return folder / "engine.pipe"
 
 
 def client_host(host: str) -> str:
-    """``host`` as a client on this host has it: loopback's many names, and addresses that stand for all, are one."""
-    return LOOPBACK if host.lower() in _EVERYWHERE else host
+    """Return the address that a client on this host uses for ``host``: wildcard and loopback names become 127.0.0.1."""
+    return LOOPBACK if host.lower() in _LOOPBACK_NAMES else host
 
 
-def place_of(url: str) -> tuple[str, int]:
-    """The host and the port of a URL; where it names no port, its scheme's."""
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return the host and the port of a URL; a URL without a port has the default port of its scheme."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def engine_id_of(url: str) -> str:
-    """What an engine at this URL is called unless it is told: its host and port, as its plugin and middleware call it."""
-    host, port = place_of(url)
+def engine_id_from_url(url: str) -> str:
+    """Return the default id of the engine at this URL, ``host:port``; the plugin and the middleware derive the same id."""
+    host, port = host_and_port(url)
     return f"{client_host(host)}:{port}"
 
 
-def server_of(engine_id: str) -> str:
-    """The id of the server that this engine is behind: ranks are told under it, a slash and their number. Its own where it is none."""
+def server_id(engine_id: str) -> str:
+    """Return the id of the server behind which this engine runs: ``id/1``, ``id/2``, … are ranks of the server ``id``."""
     server, slash, rank = engine_id.rpartition("/")
     return server if slash and rank.isdecimal() else engine_id
 
 
 def engine_id(environ: Mapping[str, str], arguments: Sequence[str], index: int = 0) -> str:
-    """LEGATO_ENGINE_ID, else the host and port that a client on this host reaches the server at, as its command line has them.
+    """Return LEGATO_ENGINE_ID, or else the host and port of the server as a client on this host reaches it.
 
-    ``index`` tells the engines behind one server apart: the first has the plain id, the others ``id/1``, ``id/2``, …
+    ``arguments`` is the server's command line. ``index`` numbers the engines behind one server: the first has the plain id, the others
+    have ``id/1``, ``id/2``, …
     """
     name = environ.get(ENGINE_ID) or _address(arguments)
     return f"{name}/{index}" if index > 0 else name
 
 
 def _address(arguments: Sequence[str]) -> str:
-    """Where the server listens; an address that stands for all is the loopback's, which is what a local client's connection shows."""
     host = _option(arguments, "--host") or LOOPBACK
     return f"{client_host(host)}:{_option(arguments, '--port') or '8000'}"
 
 
 def _option(arguments: Sequence[str], name: str) -> str:
-    """The last value given: ``--name value`` or ``--name=value``."""
+    """Return the last value of an option, given as ``--name value`` or ``--name=value``; '' without one."""
     value = ""
     for place, argument in enumerate(arguments):
         if argument.startswith(f"{name}="):

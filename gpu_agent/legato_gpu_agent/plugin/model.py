@@ -1,7 +1,7 @@
-"""What is known of an engine: which one it is, its steps, the requests that it finished, what its scheduler did to whom.
+"""Records of an engine: its identity, its steps, the requests that it finished, and the events of its scheduler.
 
-One idea: plain values that both ends of the way share, the plugin's datagrams and the agent's spans. The standard library alone, because
-the plugin is loaded into the engine's processes. It encodes nothing.
+The plugin's datagrams and the agent's spans share these values. The module uses the standard library only, because the plugin runs in the
+engine's processes. It encodes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EVENT_KINDS = ("prefill", "preempt", "resume")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Which engine: the id that its server's streams carry too, and when it started (ns since the epoch)."""
+    """One run of an engine: the id that the streams of its server carry too, and its start time (ns since the epoch)."""
 
     id: str
     epoch_ns: int
@@ -23,10 +23,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One engine step, as it was known when its record was written. ``None`` is unknown.
+    """One engine step, as recorded at its end. ``None`` means unknown.
 
-    ``recorded_ns``: the front end's wall clock at the record. ``interval_us``: the shortest time since the token before, by the engine's
-    clock, over the requests that got a token; ``interval_max_us``: the longest. Counts are those at the end of the step.
+    ``recorded_ns``: wall clock of the front end when the record was made. ``interval_us``: the shortest time since the previous token, by
+    the engine's clock, over the requests that got a token; ``interval_max_us``: the longest. Counts are those at the end of the step.
     """
 
     number: int
@@ -48,8 +48,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that ended in a step, by the id that its client knows (``gen_ai.response.id``); where the engine does not know that, its
-    own.
+    """A request that ended in a step.
+
+    ``response_id`` is the id that the client received (``gen_ai.response.id``); an engine that does not have it gives its own id.
     """
 
     step: int
@@ -65,9 +66,9 @@ class FinishedRequest:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerEvent:
-    """What the scheduler did to one request in the step that began at ``time_ns`` and took ``step_us`` (0: not known).
+    """What the scheduler did to one request in the step that began at ``time_ns`` and took ``step_us`` (0: unknown).
 
-    ``kind``: ``prefill`` (prompt tokens to compute), ``preempt`` (computed tokens thrown away), ``resume`` (tokens to compute again).
+    ``kind``: ``prefill`` (prompt tokens to compute), ``preempt`` (computed tokens discarded), ``resume`` (tokens to compute again).
     """
 
     time_ns: int

@@ -1,7 +1,7 @@
-"""The named pipe between plugins and agent, opened.
+"""Opens the named pipe between the plugins and the agent.
 
-One idea: everyone opens it at both its ends, so it never fails who writes for want of a reader, and holds what was written for as long as
-anyone has it open. The standard library alone. It makes no pipe, and knows nothing of what goes through it.
+Every process opens the pipe for reading and writing, so a write does not fail while no agent reads, and written data stays as long as any
+process holds the pipe open. The module uses the standard library only; it creates no pipe and does not interpret its contents.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ import os
 import pathlib
 import stat
 
-__all__ = ["HOLDS_BYTES", "opened", "which"]
+__all__ = ["CAPACITY_BYTES", "file_id", "open_pipe"]
 
-HOLDS_BYTES = 2**20
-"""What it can hold, where the system lets it: Linux' bound for who is not root."""
+CAPACITY_BYTES = 2**20
+"""Requested capacity of the pipe: on Linux the maximum for a user other than root."""
 
 
-def opened(path: str | pathlib.Path) -> int:
-    """The pipe at this path, which never waits. Raises ``OSError``: EINVAL for whatever else there is, a link to a pipe as well."""
+def open_pipe(path: str | pathlib.Path) -> int:
+    """Open the pipe at this path without blocking, and return its file descriptor.
+
+    Raises ``OSError``; with EINVAL where the path holds anything but a pipe, a link to a pipe included.
+    """
     if stat.S_ISFIFO(os.lstat(path).st_mode):
         pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         if stat.S_ISFIFO(os.fstat(pipe).st_mode):
             with contextlib.suppress(OSError, AttributeError):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, HOLDS_BYTES)
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, CAPACITY_BYTES)
             return pipe
         os.close(pipe)
-    raise OSError(errno.EINVAL, "it is no pipe", str(path))
+    raise OSError(errno.EINVAL, "not a named pipe", str(path))
 
 
-def which(status: os.stat_result) -> tuple[int, int]:
-    """What tells it from another in its place."""
+def file_id(status: os.stat_result) -> tuple[int, int]:
+    """Return device and inode, which identify a file even after another one replaced it at the same path."""
     return status.st_dev, status.st_ino

@@ -1,8 +1,7 @@
-"""The plugins' end of the pipe: never waits, never raises.
+"""The plugins' end of the pipe. It never blocks and never raises.
 
-One idea: a named pipe that the plugin holds open at both its ends keeps what is written while no agent reads, and never fails who writes.
-What does not fit, or comes while there is no pipe, is kept in a small bounded backlog and goes first the next time, in its order; beyond
-the bound the oldest is dropped and counted. The standard library alone.
+A datagram that does not fit, or is sent while there is no pipe, goes into a bounded backlog, which is sent first and in order at the next
+call. Beyond the bound the oldest datagram is dropped and counted. The module uses the standard library only.
 """
 
 from __future__ import annotations
@@ -13,65 +12,65 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from legato_gpu_agent.plugin.pipe import HOLDS_BYTES, opened, which
-from legato_gpu_agent.plugin.protocol import cut
+from legato_gpu_agent.plugin.pipe import CAPACITY_BYTES, file_id, open_pipe
+from legato_gpu_agent.plugin.protocol import split_datagrams
 
-__all__ = ["Outlet"]
+__all__ = ["PipeWriter"]
 
 BACKLOG_MAX = 1024
-# Datagrams that one call may send from the backlog before its own: bounds what a step can pay for an agent that was away.
-_BURST = 16
-_LOOK_EVERY_S = 1.0
+# Datagrams of the backlog that one call may send: bounds the time that a step can lose after an agent was away.
+_BURST_MAX = 16
+_CHECK_EVERY_S = 1.0
 
 
-class Outlet:
-    """Sends datagrams into the pipe at ``path``. ``dropped`` counts those that were lost. Not safe for several threads at once."""
+class PipeWriter:
+    """Sends datagrams into the pipe at ``path``. ``dropped`` counts lost datagrams. Not safe for several threads at once."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.dropped = 0
         self.path, self._clock = path, clock
         self._backlog: deque[bytes] = deque()
         self._pipe: int | None = None
-        self._which = (0, 0)
-        self._look_at = float("-inf")
+        self._pipe_id = (0, 0)
+        self._next_check_s = float("-inf")
 
     def send(self, datagram: bytes) -> bool:
-        """Send it now, or with a later one; whether nothing is left to send."""
-        if not self._backlog and self._clock() < self._look_at and self._write(datagram):
+        """Send a datagram now or with a later call; return whether the backlog is empty."""
+        if not self._backlog and self._clock() < self._next_check_s and self._write(datagram):
             return True
         self._keep(datagram)
-        return self.catch_up()
+        return self.flush()
 
-    def catch_up(self) -> bool:
-        """Send some of what is kept, as far as it goes; whether nothing is left."""
-        if self._clock() >= self._look_at:
-            self._look()
-        for _ in range(min(_BURST, len(self._backlog))):
+    def flush(self) -> bool:
+        """Send up to 16 datagrams of the backlog; return whether it is empty."""
+        if self._clock() >= self._next_check_s:
+            self._check_pipe()
+        for _ in range(min(_BURST_MAX, len(self._backlog))):
             if not self._write(self._backlog[0]):
                 break
             self._backlog.popleft()
         return not self._backlog
 
     def close(self) -> None:
-        """Close the pipe; what is kept is lost."""
+        """Close the pipe; the backlog is lost."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
-            # It may have been closed beneath us, as by a process that becomes a daemon.
+            # Other code of the process may have closed the descriptor, as when it becomes a daemon.
             with contextlib.suppress(OSError):
                 os.close(pipe)
 
     def _write(self, datagram: bytes) -> bool:
-        """Whether it is in the pipe."""
+        """Return whether the datagram is in the pipe."""
         if self._pipe is None:
             return False
         try:
             os.write(self._pipe, datagram)
             return True
         except BlockingIOError:
-            # It is full: waited for.
+            # The pipe is full: the datagram stays in the backlog.
             return False
         except OSError:
-            # It is of no use; another is looked for a second later.
+            # The descriptor is unusable: the next check, within a second, opens the pipe again.
             self.close()
             return False
 
@@ -81,26 +80,26 @@ class Outlet:
             self.dropped += 1
         self._backlog.append(datagram)
 
-    def _look(self) -> None:
-        """Whether the pipe is the one that stands there, now and then: an agent may have made another."""
-        self._look_at = self._clock() + _LOOK_EVERY_S
+    def _check_pipe(self) -> None:
+        """Open the pipe, or the new one if an agent replaced it at this path."""
+        self._next_check_s = self._clock() + _CHECK_EVERY_S
         try:
-            if self._pipe is not None and which(os.fstat(self._pipe)) != self._which:
-                # Closed beneath us, and its number is another file's.
+            if self._pipe is not None and file_id(os.fstat(self._pipe)) != self._pipe_id:
+                # Other code closed the descriptor, and its number now belongs to another file.
                 self._pipe = None
-            if self._pipe is not None and which(os.lstat(self.path)) == self._which:
+            if self._pipe is not None and file_id(os.lstat(self.path)) == self._pipe_id:
                 return
-            pipe = opened(self.path)
+            pipe = open_pipe(self.path)
         except OSError:
             return
-        before, self._pipe, self._which = self._pipe, pipe, which(os.fstat(pipe))
+        before, self._pipe, self._pipe_id = self._pipe, pipe, file_id(os.fstat(pipe))
         if before is not None:
             self._move(before)
 
     def _move(self, before: int) -> None:
-        """What the pipe before still holds, whoever wrote it, goes into the new one: nobody else will read it."""
+        """Move all datagrams, those of other writers included, from the replaced pipe into the new one: no agent reads the old one."""
         with contextlib.suppress(OSError):
-            held = deque(cut(os.read(before, HOLDS_BYTES)))
+            held = deque(split_datagrams(os.read(before, CAPACITY_BYTES)))
             while held and self._write(held[0]):
                 held.popleft()
             while held and len(self._backlog) < BACKLOG_MAX:

@@ -1,15 +1,15 @@
-"""How the plugins tell the agent: one datagram a step, and datagrams of finished requests and of what the scheduler did.
+"""The datagram format between plugins and agent: one datagram per step, and datagrams of finished requests and of scheduler events.
 
-One idea: each datagram says its own length, its kind and which engine speaks, so that any one of them can be understood alone: no hello to
-miss, no order to keep, and many may write into one pipe. What cannot be understood is a ``BadDatagram`` with its reason, whatever its
-bytes, and costs no other. The standard library alone. It opens no pipe.
+Each datagram holds its length, its kind and its engine, so it can be decoded alone: there is no handshake and no required order, and many
+processes may write into one pipe. Bytes that cannot be decoded raise ``BadDatagram`` with a reason and do not affect other datagrams. The
+module uses the standard library only; it opens no pipe.
 
-    ff "LGT", u8 version, u16 length of all of it, u8 kind, u64 epoch ns, u8 length of the engine's id, the id; then by kind
+    ff "LGT", u8 version, u16 total length, u8 kind, u64 epoch ns, u8 length of the engine's id, the id; then by kind
     1 step       u64 number, u64 recorded ns, u64 records dropped so far, 13 values of i64 in Step's order (-1: unknown)
     2 finished   entries: u64 step, 3 × u32 counts, 3 × u64 µs in FinishedRequest's order, u8 + u8 lengths, response id, reason
     3 scheduler  entries: u64 time ns, u64 step µs, u32 tokens, u8 kind, u8 length, response id
 
-All numbers are little-endian, texts UTF-8, in which there is no byte ff. What stands before the kind is the same in every version.
+All numbers are little-endian; texts are UTF-8, which has no byte ff. The fields before the kind are the same in every version.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = [
     "SCHEDULER",
     "BadDatagram",
     "Datagram",
-    "cut",
     "decode",
+    "decode_all",
     "finished_entry",
-    "join",
+    "pack_entries",
     "scheduler_entry",
+    "split_datagrams",
     "step_packer",
-    "understood",
 ]
 
 MAGIC, VERSION = b"\xffLGT", 2
 STEP, FINISHED, SCHEDULER = 1, 2, 3
 DATAGRAM_BYTES_MAX = select.PIPE_BUF
-"""No datagram is longer (on Linux 4,096), as what is longer may be torn by another's (pipe(7)): what is left over goes into another."""
+"""Maximum length of a datagram (4,096 on Linux): longer writes may interleave with those of other processes, see pipe(7)."""
 _HEAD, _LENGTH = struct.Struct("<4sBHBQB"), struct.Struct("<H")
 _LENGTH_AT = 5
 _STEP = struct.Struct("<QQQ13q")
@@ -52,7 +52,7 @@ _NS_MAX = 2**63 - 1
 
 
 class BadDatagram(ValueError):
-    """Bytes that are no datagram of ours; ``reason`` is a word to count it by."""
+    """Bytes that are not a valid datagram; ``reason`` is a word that serves as a metric label."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -61,7 +61,7 @@ class BadDatagram(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Datagram:
-    """A datagram understood: whose it is, and what it brought. ``dropped``: records that its sender has lost since it began."""
+    """A decoded datagram: its engine and its records. ``dropped``: records that the sender has lost since its start."""
 
     engine: Engine
     step: Step | None = None
@@ -71,9 +71,9 @@ class Datagram:
 
 
 def step_packer(engine: Engine) -> Callable[..., bytes]:
-    """What makes a step's datagram of its number, its time, what was dropped so far, and 13 values in Step's order (-1: unknown).
+    """Return a function that packs a step's datagram from its number, its time, the records dropped so far, and 13 values in Step's order.
 
-    It raises ``struct.error`` for what is no whole number or out of range.
+    -1 stands for an unknown value. The function raises ``struct.error`` for a value that is not an integer or is out of range.
     """
     head = _head(STEP, engine, _STEP.size)
     return partial(struct.Struct(f"<{len(head)}s{_STEP.format.removeprefix('<')}").pack, head)
@@ -85,7 +85,7 @@ def _head(kind: int, engine: Engine, body_bytes: int) -> bytes:
 
 
 def finished_entry(request: FinishedRequest) -> bytes:
-    """One finished request. Raises ``struct.error`` for numbers out of range."""
+    """Encode one finished request. Raises ``struct.error`` for numbers out of range."""
     name, reason = _text(request.response_id), _text(request.reason)
     counts = (request.preemptions, request.prompt_tokens, request.output_tokens)
     times = (request.queued_us, request.prefill_us, request.decode_us)
@@ -93,13 +93,13 @@ def finished_entry(request: FinishedRequest) -> bytes:
 
 
 def scheduler_entry(event: SchedulerEvent) -> bytes:
-    """One event of the scheduler. Raises ``struct.error`` for numbers out of range, ``ValueError`` for an unknown kind."""
+    """Encode one scheduler event. Raises ``struct.error`` for numbers out of range, ``ValueError`` for an unknown kind."""
     name = _text(event.response_id)
     return _EVENT.pack(event.time_ns, event.step_us, event.tokens, EVENT_KINDS.index(event.kind), len(name)) + name
 
 
-def join(kind: int, engine: Engine, entries: Iterable[bytes]) -> Iterator[bytes]:
-    """Datagrams of these entries, none longer than ``DATAGRAM_BYTES_MAX``."""
+def pack_entries(kind: int, engine: Engine, entries: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield datagrams that hold these entries, each at most ``DATAGRAM_BYTES_MAX`` long."""
     room = DATAGRAM_BYTES_MAX - len(_head(kind, engine, 0))
     body = b""
     for entry in entries:
@@ -111,8 +111,8 @@ def join(kind: int, engine: Engine, entries: Iterable[bytes]) -> Iterator[bytes]
         yield _head(kind, engine, len(body)) + body
 
 
-def cut(data: bytes) -> list[bytes]:
-    """What a pipe held, in datagrams. What is none, up to where the next may begin, is one by itself, for ``decode`` to refuse."""
+def split_datagrams(data: bytes) -> list[bytes]:
+    """Split the contents of a pipe into datagrams; bytes between two datagrams form a separate piece, which ``decode`` rejects."""
     out = []
     at, end = 0, len(data)
     while at < end:
@@ -126,30 +126,30 @@ def cut(data: bytes) -> list[bytes]:
 
 
 def _end_of(data: bytes, at: int) -> int:
-    """Where the datagram ends that begins here: where it says, unless another begins before that; -1 for the end of all."""
+    """Return the end of the datagram at ``at``: by its length field, unless another one begins earlier; -1 for the end of the data."""
     if at + _HEAD.size <= len(data):
         after: int = at + _LENGTH.unpack_from(data, at + _LENGTH_AT)[0]
         if _HEAD.size <= after - at <= DATAGRAM_BYTES_MAX and after <= len(data):
-            # Also where but the first bytes of another are within it.
+            # The search includes a magic of which only the first bytes lie within this datagram.
             if after == len(data) or data.startswith(MAGIC, after) or data.find(MAGIC, at + 1, after + len(MAGIC) - 1) < 0:
                 return after
     return data.find(MAGIC, at + 1)
 
 
-def understood(data: bytes) -> Iterator[Datagram | BadDatagram]:
-    """What one piece of a pipe says; where it is no datagram, that, and what those say that begin within it."""
+def decode_all(data: bytes) -> Iterator[Datagram | BadDatagram]:
+    """Yield the datagram of one piece; for an invalid piece its error, then the valid datagrams that begin within it."""
     try:
         yield decode(data)
     except BadDatagram as error:
         yield error
         within = data.find(MAGIC, 1)
-        for piece in cut(data[within:]) if within > 0 else ():
+        for piece in split_datagrams(data[within:]) if within > 0 else ():
             with contextlib.suppress(BadDatagram):
                 yield decode(piece)
 
 
 def decode(data: bytes) -> Datagram:
-    """What a datagram says. Raises ``BadDatagram``, and nothing else."""
+    """Decode one datagram. Raises ``BadDatagram`` and no other error."""
     try:
         return _decode(data)
     except (struct.error, IndexError):
@@ -163,11 +163,11 @@ def _decode(data: bytes) -> Datagram:
         raise BadDatagram("noise")
     if data[len(MAGIC)] != VERSION:
         raise BadDatagram("version")
-    _, _, whole, kind, epoch_ns, length = _HEAD.unpack_from(data)
-    if len(data) != whole:
+    _, _, length_bytes, kind, epoch_ns, length = _HEAD.unpack_from(data)
+    if len(data) != length_bytes:
         raise BadDatagram("truncated")
     at = _HEAD.size + length
-    engine = Engine(_cut(data, _HEAD.size, length), epoch_ns)
+    engine = Engine(_text_at(data, _HEAD.size, length), epoch_ns)
     if not engine.id or epoch_ns > _NS_MAX:
         raise BadDatagram("engine")
     if kind == STEP:
@@ -192,7 +192,7 @@ def _finished(data: bytes, at: int) -> Iterator[FinishedRequest]:
         at += _FINISHED.size
         if max(step, *numbers) > _NS_MAX:
             raise BadDatagram("range")
-        yield FinishedRequest(step, _cut(data, at, name), _cut(data, at + name, reason), *numbers)
+        yield FinishedRequest(step, _text_at(data, at, name), _text_at(data, at + name, reason), *numbers)
         at += name + reason
 
 
@@ -202,16 +202,16 @@ def _events(data: bytes, at: int) -> Iterator[SchedulerEvent]:
         at += _EVENT.size
         if kind >= len(EVENT_KINDS) or max(time_ns, step_us) > _NS_MAX:
             raise BadDatagram("range")
-        yield SchedulerEvent(time_ns, _cut(data, at, name), EVENT_KINDS[kind], tokens, step_us)
+        yield SchedulerEvent(time_ns, _text_at(data, at, name), EVENT_KINDS[kind], tokens, step_us)
         at += name
 
 
-def _cut(data: bytes, at: int, length: int) -> str:
+def _text_at(data: bytes, at: int, length: int) -> str:
     if len(data) < at + length:
         raise BadDatagram("truncated")
     return data[at : at + length].decode()
 
 
 def _text(value: str) -> bytes:
-    """UTF-8 of at most 255 bytes, cut between characters."""
+    """Encode as UTF-8, shortened to at most 255 bytes at a character boundary."""
     return value.encode("utf-8", "replace")[:_TEXT_BYTES_MAX].decode("utf-8", "ignore").encode()

@@ -1,6 +1,7 @@
-"""vLLM's side of the stat-logger plugin (entry point group ``vllm.stat_logger_plugins``): a subclass that vLLM accepts.
+"""The stat-logger plugin as vLLM loads it (entry point group ``vllm.stat_logger_plugins``).
 
-One idea: vLLM wants a class of its own kind; all that can be tested without vLLM is in ``StepRecorder``. It is imported by vLLM alone.
+vLLM requires a subclass of its class ``StatLoggerBase``. Everything that can be tested without vLLM is in ``StepRecorder``. Only vLLM
+imports this module.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["LegatoStatLogger"]
 
 
 class LegatoStatLogger(StatLoggerBase):  # type: ignore[misc]
-    """Tells the agent of each step of one engine. vLLM makes one an engine."""
+    """Sends the agent a record of each step of one engine. vLLM creates one logger per engine."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._recorder = StepRecorder(engine_index)
@@ -23,12 +24,12 @@ class LegatoStatLogger(StatLoggerBase):  # type: ignore[misc]
     def record(
         self, scheduler_stats: Any = None, iteration_stats: Any = None, mm_cache_stats: Any = None, engine_idx: int = 0, **_: Any
     ) -> None:
-        """One step. vLLM calls it on its event loop."""
+        """Record one step. vLLM calls this on its event loop."""
         self._recorder.record(scheduler_stats, iteration_stats)
 
     def log(self) -> None:
-        """Called every few seconds: time to send what is left."""
-        self._recorder.catch_up()
+        """Send the backlog. vLLM calls this every few seconds."""
+        self._recorder.flush()
 
     def log_engine_initialized(self) -> None:
-        """vLLM asks for it; there is nothing to say."""
+        """Do nothing; vLLM requires the method."""

@@ -1,4 +1,4 @@
-"""The queue before the receiver: what is sent again is the same bytes, the bound holds, and every fate is counted."""
+"""The exporter: retries send the same bytes, the queue stays within its bound, and every result is counted."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from helpers.servers.answering import answering
 from helpers.servers.ports import free_port
-from legato_gpu_agent.agent.exporter import METRICS, Body, Post, wait_of
-from legato_gpu_agent.agent.self_metrics import Metrics
+from legato_gpu_agent.agent.exporter import METRICS, Body, Exporter, parse_retry_after
+from legato_gpu_agent.agent.self_metrics import SelfMetrics
 
 Answer = tuple[int, dict[str, str], bytes]
 OK: Answer = (200, {}, b"")
 
 
 class Receiver:
-    """An HTTP server that answers as it is told, in order, and then with 200."""
+    """An HTTP server that sends the given answers in order, and then answers 200."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers, self.bodies, self.times = list(answers), list[bytes](), list[float]()
@@ -28,7 +28,7 @@ class Receiver:
 
 @contextmanager
 def receiving(receiver: Receiver, port: int = 0) -> Iterator[str]:
-    """The receiver's URL."""
+    """Run the receiver; yield its URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -44,24 +44,24 @@ def receiving(receiver: Receiver, port: int = 0) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Not here."""
+            """Log nothing."""
 
     with answering(Handler, port) as url:
         yield url
 
 
 def body(number: int, size: int = 10) -> Body:
-    """A flush of one step."""
+    """Return a flush of one step."""
     return Body(b"%d" % number * size, {"step": 1})
 
 
-def value(metrics: Metrics, name: str, **labels: str) -> float:
-    """A counter, or 0."""
+def value(metrics: SelfMetrics, name: str, **labels: str) -> float:
+    """Return the value of a counter, or 0."""
     return metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for it, ten seconds at most."""
+    """Wait until the condition holds, at most 10 s."""
     until = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < until
@@ -69,101 +69,101 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def test_bodies_arrive_in_order_and_are_counted() -> None:
-    """Each once, as it was."""
-    metrics, receiver = Metrics(), Receiver()
+    """Each flush is sent once and unchanged."""
+    metrics, receiver = SelfMetrics(), Receiver()
     with receiving(receiver) as url:
-        post = Post(url, metrics)
-        post.start()
+        exporter = Exporter(url, metrics)
+        exporter.start()
         for number in range(5):
-            post.put(body(number))
-        assert post.close(5)
+            exporter.export(body(number))
+        assert exporter.shutdown(5)
     assert receiver.bodies == [body(number).content for number in range(5)]
     assert value(metrics, "legato_agent_sent_records_total", kind="step") == 5
     assert value(metrics, "legato_agent_queue_bytes") == 0
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_it_tries_again_when_the_receiver_says_when(status: int) -> None:
-    """The same bytes, not before Retry-After."""
-    metrics, receiver = Metrics(), Receiver((status, {"Retry-After": "1"}, b""))
+def test_it_retries_after_the_requested_time(status: int) -> None:
+    """With the same bytes, and not before Retry-After."""
+    metrics, receiver = SelfMetrics(), Receiver((status, {"Retry-After": "1"}, b""))
     with receiving(receiver) as url:
-        post = Post(url, metrics)
-        post.start()
-        post.put(body(1))
+        exporter = Exporter(url, metrics)
+        exporter.start()
+        exporter.export(body(1))
         eventually(lambda: len(receiver.bodies) == 2)
-        assert post.close(5)
+        assert exporter.shutdown(5)
     assert receiver.bodies[0] == receiver.bodies[1] and receiver.times[1] - receiver.times[0] >= 0.95
     assert value(metrics, "legato_agent_send_errors_total", type=f"status_{status}") == 1
     assert value(metrics, "legato_agent_sent_records_total", kind="step") == 1
 
 
-def waits_of(monkeypatch: pytest.MonkeyPatch, post: Post, asked_s: float | None) -> list[float]:
-    """How long it waits before each of nine more attempts, with a receiver that answers 503 and asks for so long each time."""
+def waits_of(monkeypatch: pytest.MonkeyPatch, exporter: Exporter, asked_s: float | None) -> list[float]:
+    """Return the waits before each of nine retries, with a receiver that answers 503 and requests the same wait each time."""
     waits: list[float] = []
 
     def pause(seconds: float) -> bool:
         waits.append(seconds)
         return len(waits) < 9
 
-    monkeypatch.setattr(post, "_attempt", lambda _: (503, asked_s))
-    monkeypatch.setattr(post, "_pause", pause)
-    assert not post._deliver(body(1))
+    monkeypatch.setattr(exporter, "_attempt", lambda _: (503, asked_s))
+    monkeypatch.setattr(exporter, "_pause", pause)
+    assert not exporter._deliver(body(1))
     return waits
 
 
 @pytest.mark.parametrize("header", ["0", "Thu, 01 Jan 1970 00:00:00 GMT"])
-def test_a_receiver_that_says_now_is_not_asked_without_a_pause(monkeypatch: pytest.MonkeyPatch, header: str) -> None:
-    """It waits as long as it would have by itself, and longer each time."""
-    post = Post("http://127.0.0.1:9", Metrics())
-    waits = waits_of(monkeypatch, post, wait_of(header, time.time()))
+def test_a_retry_after_of_zero_causes_no_busy_loop(monkeypatch: pytest.MonkeyPatch, header: str) -> None:
+    """The exporter waits as long as without the header, with exponential back-off."""
+    exporter = Exporter("http://127.0.0.1:9", SelfMetrics())
+    waits = waits_of(monkeypatch, exporter, parse_retry_after(header, time.time()))
     assert all(most / 2 <= wait <= most for wait, most in zip(waits, (0.5, 1, 2, 4, 8, 16, 30, 30, 30), strict=True))
 
 
-def test_a_receiver_that_says_when_is_not_waited_for_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it says so."""
-    post = Post("http://127.0.0.1:9", Metrics())
-    assert waits_of(monkeypatch, post, 2.0) == [2.0] * 9
+def test_a_requested_wait_does_not_increase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With any number of retries."""
+    exporter = Exporter("http://127.0.0.1:9", SelfMetrics())
+    assert waits_of(monkeypatch, exporter, 2.0) == [2.0] * 9
 
 
 @pytest.mark.parametrize("host", ["a..b", f"{'x' * 64}.example"])
-def test_a_host_that_is_no_name_is_a_failed_attempt(host: str) -> None:
-    """Like one that is not there: counted, tried again, and the sender lives."""
-    metrics = Metrics()
-    post = Post(f"http://{host}:4318", metrics)
-    post.start()
-    post.put(body(1))
-    # Newer Pythons have a kind of it for encoding alone.
+def test_an_invalid_host_name_is_a_failed_attempt(host: str) -> None:
+    """As with an unreachable host, the failure is counted and retried, and the thread survives."""
+    metrics = SelfMetrics()
+    exporter = Exporter(f"http://{host}:4318", metrics)
+    exporter.start()
+    exporter.export(body(1))
+    # Newer Pythons raise a subclass of UnicodeError for encoding.
     kinds = ("UnicodeError", "UnicodeEncodeError")
     eventually(lambda: sum(value(metrics, "legato_agent_send_errors_total", type=kind) for kind in kinds) >= 2)
-    assert not post.close(0.2)
+    assert not exporter.shutdown(0.2)
     assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="stopped") == 1
 
 
-def test_a_receiver_that_is_down_is_waited_for() -> None:
-    """What was queued meanwhile follows in order."""
-    metrics, receiver, port = Metrics(), Receiver(), free_port()
-    post = Post(f"http://127.0.0.1:{port}", metrics)
-    post.start()
-    post.put(body(1))
+def test_a_receiver_that_is_down_is_retried() -> None:
+    """Flushes queued in the meantime follow in order."""
+    metrics, receiver, port = SelfMetrics(), Receiver(), free_port()
+    exporter = Exporter(f"http://127.0.0.1:{port}", metrics)
+    exporter.start()
+    exporter.export(body(1))
     eventually(lambda: value(metrics, "legato_agent_send_errors_total", type="ConnectionRefusedError") >= 1)
-    post.put(body(2))
+    exporter.export(body(2))
     with receiving(receiver, port):
         eventually(lambda: len(receiver.bodies) == 2)
-        assert post.close(5)
+        assert exporter.shutdown(5)
     assert receiver.bodies == [body(1).content, body(2).content]
 
 
-def test_what_is_refused_for_good_is_not_sent_again() -> None:
-    """400, and a partial success without the span; the next one goes on."""
+def test_rejected_flushes_are_not_sent_again() -> None:
+    """After a 400, and after a partial success with a rejected span, the next flush is sent."""
     partial = ExportTraceServiceResponse()
     partial.partial_success.rejected_spans = 1
-    metrics, receiver = Metrics(), Receiver((400, {}, b"no"), (200, {}, partial.SerializeToString()))
+    metrics, receiver = SelfMetrics(), Receiver((400, {}, b"no"), (200, {}, partial.SerializeToString()))
     with receiving(receiver) as url:
-        post = Post(url, metrics)
-        post.start()
+        exporter = Exporter(url, metrics)
+        exporter.start()
         for number in range(3):
-            post.put(body(number))
-        assert post.close(5)
+            exporter.export(body(number))
+        assert exporter.shutdown(5)
     assert len(receiver.bodies) == 3
     assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="refused") == 1
     assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="rejected") == 1
@@ -171,27 +171,27 @@ def test_what_is_refused_for_good_is_not_sent_again() -> None:
 
 
 def test_the_queue_is_bounded() -> None:
-    """The oldest goes, and is counted; the newest are kept."""
-    metrics, receiver = Metrics(), Receiver()
+    """The oldest flushes are dropped and counted; the newest are kept."""
+    metrics, receiver = SelfMetrics(), Receiver()
     with receiving(receiver) as url:
-        post = Post(url, metrics, queue_bytes_max=35)
+        exporter = Exporter(url, metrics, queue_bytes_max=35)
         for number in range(6):
-            post.put(body(number))
-        post.start()
-        assert post.close(5)
+            exporter.export(body(number))
+        exporter.start()
+        assert exporter.shutdown(5)
     assert receiver.bodies == [body(number).content for number in (3, 4, 5)]
     assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="queue_full") == 3
 
 
-def test_stopping_is_bounded_in_time() -> None:
-    """With nobody there it gives up in time, and counts what it leaves."""
-    metrics = Metrics()
-    post = Post(f"http://127.0.0.1:{free_port()}", metrics)
-    post.start()
+def test_shutdown_is_bounded_in_time() -> None:
+    """Without a receiver it returns in time, and counts the rest as dropped."""
+    metrics = SelfMetrics()
+    exporter = Exporter(f"http://127.0.0.1:{free_port()}", metrics)
+    exporter.start()
     for number in range(3):
-        post.put(body(number))
+        exporter.export(body(number))
     started = time.monotonic()
-    assert not post.close(0.5)
+    assert not exporter.shutdown(0.5)
     assert time.monotonic() - started < 3
     assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="stopped") == 3
 
@@ -208,22 +208,22 @@ def test_stopping_is_bounded_in_time() -> None:
     ],
 )
 def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
-    """And anything else is nothing."""
-    assert wait_of(header, 10.0) == seconds
+    """Any other value counts as no header."""
+    assert parse_retry_after(header, 10.0) == seconds
 
 
-def test_samples_are_given_up_before_steps() -> None:
-    """However old the steps are: nobody can sample a step again."""
-    metrics = Metrics()
-    post = Post(f"http://127.0.0.1:{free_port()}", metrics, queue_bytes_max=100)
-    post.put(body(1, 40))
+def test_measurements_are_dropped_before_steps() -> None:
+    """Even if the steps are older, because a step cannot be measured again."""
+    metrics = SelfMetrics()
+    exporter = Exporter(f"http://127.0.0.1:{free_port()}", metrics, queue_bytes_max=100)
+    exporter.export(body(1, 40))
     for number in range(20):
-        post.put(Body(bytes([number]) * 30, {"sample": 3}, METRICS))
-    post.put(body(2, 40))
+        exporter.export(Body(bytes([number]) * 30, {"sample": 3}, METRICS))
+    exporter.export(body(2, 40))
 
     def dropped(kind: str) -> float:
         return metrics.registry.get_sample_value("legato_agent_dropped_records_total", {"kind": kind, "reason": "queue_full"}) or 0.0
 
     assert (dropped("step"), dropped("sample")) == (0, 60)
-    post.put(body(3, 40))
+    exporter.export(body(3, 40))
     assert dropped("step") == 1

@@ -1,4 +1,4 @@
-"""What a person reads of engines: each one's own signals, hints and losses; and nothing is taken from a source that forgets."""
+"""The report on engines: the signals, hints and missing signals of each; sources from which a read removes data are not read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
 FINE = b'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.002",model_name="dummy"} 1.0\n'
 
 
-def look(**environ: str) -> str:
-    """What `legato-gpu-agent --once --print` says."""
+def report(**environ: str) -> str:
+    """Return the output of `legato-gpu-agent --once --print`."""
     own = {"LEGATO_PROC_PATH": "/proc", "LEGATO_ENGINE_SCAN": "0", "LEGATO_HOST_NAME": "node-7"}
     command = [sys.executable, "-m", "legato_gpu_agent", "--once", "--print"]
     run = subprocess.run(command, env={**os.environ, **own, **environ}, capture_output=True, text=True, timeout=120, check=False)
@@ -23,28 +23,28 @@ def look(**environ: str) -> str:
     return run.stdout
 
 
-def told_of(said: str, engine_id: str) -> str:
-    """The lines of one engine's page."""
-    start = said.index(f"page {engine_id} ")
-    lines = said[start:].splitlines()[1:]
+def section_of(text: str, engine_id: str) -> str:
+    """Return the lines on the metrics of one engine."""
+    start = text.index(f"page {engine_id} ")
+    lines = text[start:].splitlines()[1:]
     return "\n".join(line for line in lines[: next((n for n, line in enumerate(lines) if not line.startswith("      ")), len(lines))])
 
 
-def test_each_engine_is_told_by_its_own_page() -> None:
-    """The hint to ask for finer buckets is given to the engine whose buckets are coarse, whatever another one has."""
+def test_each_engine_is_described_by_its_own_metrics() -> None:
+    """The hint on finer buckets is given for the engine with coarse buckets only."""
     before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
-    asked: Counter[str] = Counter()
+    requested: Counter[str] = Counter()
 
     def answer(path: str) -> bytes:
-        asked[path] += 1
-        page, fine = (after, FINE.replace(b"1.0", b"2.0")) if asked[path] > 1 else (before, FINE)
+        requested[path] += 1
+        page, fine = (after, FINE.replace(b"1.0", b"2.0")) if requested[path] > 1 else (before, FINE)
         first = page.index(b"vllm:inter_token_latency_seconds_bucket")
         return page[:first] + fine + page[first:] if path.startswith("/fine") else page
 
     with answering_get(answer) as url:
-        said = look(LEGATO_ENGINES=f"fine={url}/fine,coarse={url}/coarse", LEGATO_ITERATIONS=f"trt={url}/iterations")
-    assert "vLLM, engine id fine" in told_of(said, "fine") and "vLLM, engine id coarse" in told_of(said, "coarse")
-    assert "hint:" in told_of(said, "coarse") and "hint:" not in told_of(said, "fine")
-    assert said.count("not asked: what is read there is gone for the agent that runs") == 2 and not any(
-        "iterations" in path for path in asked
+        text = report(LEGATO_ENGINES=f"fine={url}/fine,coarse={url}/coarse", LEGATO_ITERATIONS=f"trt={url}/iterations")
+    assert "vLLM, engine id fine" in section_of(text, "fine") and "vLLM, engine id coarse" in section_of(text, "coarse")
+    assert "hint:" in section_of(text, "coarse") and "hint:" not in section_of(text, "fine")
+    assert text.count("not read: a read would remove the data that the running agent needs") == 2 and not any(
+        "iterations" in path for path in requested
     )

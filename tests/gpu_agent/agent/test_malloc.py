@@ -1,4 +1,4 @@
-"""What the allocator keeps, as it tells itself: in a process of its own, as it is for good."""
+"""The allocator's options, read from malloc_info in a separate process, because they cannot be reset."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
-from legato_gpu_agent.agent.malloc import restrain
+from legato_gpu_agent.agent.malloc import configure_malloc
 
-# Eight threads that live at once ask for memory; then 16 MiB are given back and asked for again.
+# Eight threads that exist at once allocate memory; then 16 MiB are freed and allocated again.
 PROGRAM = """
 import ctypes, os, sys, threading
-from legato_gpu_agent.agent.malloc import restrain
+from legato_gpu_agent.agent.malloc import configure_malloc
 
-if sys.argv[1] == "restrained":
-    restrain(os.environ)
-met = threading.Barrier(8)
-def ask():
+if sys.argv[1] == "configured":
+    configure_malloc(os.environ)
+barrier = threading.Barrier(8)
+def allocate():
     kept = bytes(10_000)
-    met.wait()
-threads = [threading.Thread(target=ask) for _ in range(8)]
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -37,7 +38,7 @@ libc.fflush(None)
 
 
 def kept(how: str, **environ: str) -> tuple[int, int]:
-    """How many arenas there are, and how many bytes come from the system by themselves."""
+    """Return the number of arenas, and the bytes allocated by mmap."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     out = subprocess.run([sys.executable, "-c", PROGRAM, how], env=own | environ, capture_output=True, text=True, check=True).stdout
     (mapped,) = re.findall(r'<total type="mmap" count="\d+" size="(\d+)"/>', out)
@@ -49,18 +50,37 @@ glibc = pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason
 
 @glibc
 def test_one_arena_and_nothing_large() -> None:
+    """Without the options there are more arenas, and large blocks come from them."""
     arenas, mapped = kept("free")
     assert arenas > 4 and mapped < 16 * 2**20
-    arenas, mapped = kept("restrained")
+    arenas, mapped = kept("configured")
     assert arenas == 1 and mapped >= 16 * 2**20
 
 
 @glibc
-def test_what_the_operator_set_stands() -> None:
-    arenas, mapped = kept("restrained", MALLOC_ARENA_MAX="4")
+def test_options_of_the_operator_are_kept() -> None:
+    """The variable of an option takes precedence over the agent's value."""
+    arenas, mapped = kept("configured", MALLOC_ARENA_MAX="4")
     assert arenas == 4 and mapped >= 16 * 2**20
 
 
-def test_another_allocator_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
-    restrain({})
+def test_another_allocator_is_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a function mallopt nothing else of the C library is called."""
+    used: list[str] = []
+
+    class Library:
+        def __getattr__(self, name: str) -> None:
+            used.append(name)
+            raise AttributeError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Library())
+    configure_malloc({})
+    assert used == ["mallopt"]
+
+
+def test_each_option_is_set_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except those in the environment."""
+    options: list[int] = []
+    monkeypatch.setattr("ctypes.CDLL", lambda _: types.SimpleNamespace(mallopt=lambda option, _: options.append(option)))
+    configure_malloc({"MALLOC_TRIM_THRESHOLD_": "0"})
+    assert options == [-8, -3]

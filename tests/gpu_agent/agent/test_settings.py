@@ -1,4 +1,4 @@
-"""Sources that settings name: each has an id of its own."""
+"""Settings with ids: each id is unique within its setting."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from legato_gpu_agent.agent.settings import Settings, SettingsError
         ("LEGATO_ITERATIONS", "e=http://h:1,e=http://h:2", "e", "http://h:1", "http://h:2"),
     ],
 )
-def test_an_id_that_two_have_is_refused(name: str, value: str, engine_id: str, first: str, second: str) -> None:
-    """One of the two would not be read, and nobody would hear of it: the error names both, and says what to do."""
-    wanted = f"{name} has the id '{engine_id}' twice, for {first} and {second}: give each an id of its own, as in ID={second}"
+def test_a_repeated_id_is_rejected(name: str, value: str, engine_id: str, first: str, second: str) -> None:
+    """Only one of its targets would be read, without any message: the error names both and the remedy."""
+    wanted = f"{name} has the id '{engine_id}' twice, for {first} and {second}: give each a separate id, as in ID={second}"
     with pytest.raises(SettingsError, match=f"^{re.escape(wanted)}$"):
         Settings.from_env({name: value})
 
 
-def test_ids_of_their_own_are_taken() -> None:
-    """Of one setting; another may have the same, which says more of that engine."""
+def test_unique_ids_are_accepted() -> None:
+    """Another setting may have the same id, for further data of that engine."""
     environ = {
         "LEGATO_ENGINES": "a=https://gw/a,b=https://gw/b,e=http://h:1",
         "LEGATO_KV_EVENTS": "e=tcp://h:5557,e/1=tcp://h:5558",

@@ -1,4 +1,4 @@
-"""Which addresses are this host's: real ones, and names as somebody would answer for them."""
+"""Which addresses belong to this host: real addresses, and names with given answers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import socket
 import pytest
 
 from legato_gpu_agent.collectors import addresses
-from legato_gpu_agent.collectors.addresses import is_local, own_addresses
+from legato_gpu_agent.collectors.addresses import is_local, local_addresses
 
 
 class Names:
-    """Answers for names, and counts how often it is asked."""
+    """Answers queries for names, and counts them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **addresses: tuple[str, ...]) -> None:
-        self.addresses, self.asked = addresses, list[str]()
+        self.addresses, self.queried = addresses, list[str]()
         monkeypatch.setattr(socket, "getaddrinfo", self)
 
     def __call__(self, host: str, port: int | None, **_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-        self.asked.append(host)
+        self.queried.append(host)
         if host not in self.addresses:
             raise socket.gaierror(-2, "Name or service not known")
         return [(2, 1, 6, "", (address, 0)) for address in self.addresses[host]]
@@ -50,20 +50,20 @@ class Names:
         ("١٢٧.0.0.1", False),
     ],
 )
-def test_an_address_is_this_hosts(monkeypatch: pytest.MonkeyPatch, host: str, is_own: bool) -> None:
-    """If a socket can be bound to it; nothing is looked up, whatever it says."""
+def test_a_local_address_can_be_bound(monkeypatch: pytest.MonkeyPatch, host: str, is_own: bool) -> None:
+    """An address is local if a socket can be bound to it; no text is resolved."""
     names = Names(monkeypatch)
-    assert is_local(host) == is_own and names.asked == []
+    assert is_local(host) == is_own and names.queried == []
 
 
-def test_what_can_be_bound_says_nothing_where_all_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ip_nonlocal_bind a stranger's address can be bound too: loopback's names alone are known for this host's then."""
+def test_no_conclusion_where_every_address_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ip_nonlocal_bind any address can be bound; then only loopback's names count as local."""
     monkeypatch.setattr(addresses, "_can_bind", lambda _: True)
     assert [is_local(host) for host in ("10.1.2.3", "2001:db8::1", "127.0.0.1", "::1")] == [False, False, True, True]
 
 
-def test_an_address_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it was not this host's is not remembered."""
+def test_an_address_may_be_added_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A negative answer is not cached."""
     known: set[str] = set()
     monkeypatch.setattr(addresses, "_can_bind", lambda address: address in known)
     assert not is_local("10.1.2.3")
@@ -71,19 +71,19 @@ def test_an_address_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_local("10.1.2.3")
 
 
-def test_a_name_is_this_hosts_where_one_of_its_addresses_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which are told as clients have them; a name that stands for another host, or for none, has none."""
+def test_a_name_is_local_if_one_of_its_addresses_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result has the form of `client_host`; a name of another host, or an unknown one, has no local addresses."""
     names = Names(monkeypatch, gpu7=("10.1.2.3", "127.0.0.2", "::1"), other=("10.1.2.3",))
-    assert own_addresses("gpu7") == {"127.0.0.2", "127.0.0.1"} and own_addresses("other") == frozenset()
+    assert local_addresses("gpu7") == {"127.0.0.2", "127.0.0.1"} and local_addresses("other") == frozenset()
     with pytest.raises(OSError, match="not known"):
-        own_addresses("nobody")
-    assert names.asked == ["gpu7", "other", "nobody"]
-    assert own_addresses("localhost") == own_addresses("::1") == {"127.0.0.1"} and own_addresses("127.0.0.2") == {"127.0.0.2"}
-    assert len(names.asked) == 3
+        local_addresses("nobody")
+    assert names.queried == ["gpu7", "other", "nobody"]
+    assert local_addresses("localhost") == local_addresses("::1") == {"127.0.0.1"} and local_addresses("127.0.0.2") == {"127.0.0.2"}
+    assert len(names.queried) == 3
 
 
 @pytest.mark.parametrize("host", ["", "\0", "x" * 300, "a..b", "ü" * 70, "10.1.2.3"])
-def test_no_text_breaks_it(host: str) -> None:
-    """It is nobody's, or nobody knows it, by the real resolver too."""
+def test_no_text_raises(host: str) -> None:
+    """Any text is not local, or cannot be resolved; also with the real resolver."""
     with contextlib.suppress(OSError):
-        assert own_addresses(host) == frozenset()
+        assert local_addresses(host) == frozenset()

@@ -1,4 +1,4 @@
-"""Engines are found and their pages read: over real HTTP, on ports that this process listens at, looked for in the real /proc."""
+"""Discovery of engines over real HTTP: at ports of this process, with the real /proc."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ import pytest
 from helpers.builders.scripted import Server, answer, asked, bound
 from helpers.servers.answering import answering_get
 from helpers.servers.ports import free_port
-from legato_gpu_agent.agent.self_metrics import Metrics
-from legato_gpu_agent.collectors import Absent, Collector, discovery, engine_metrics
-from legato_gpu_agent.collectors.discovery import EngineFinder
-from legato_gpu_agent.collectors.engine_metrics import EnginePage
-from legato_gpu_agent.collectors.engine_registry import Neighbours
-from legato_gpu_agent.collectors.exposition import BadPage
+from legato_gpu_agent.agent.buffer import Buffer
+from legato_gpu_agent.agent.collector_runner import CollectorRunner
+from legato_gpu_agent.agent.self_metrics import SelfMetrics
+from legato_gpu_agent.collectors import discovery, engine_metrics
+from legato_gpu_agent.collectors.base import Collector, NotAvailable
+from legato_gpu_agent.collectors.discovery import EngineDiscovery
+from legato_gpu_agent.collectors.engine_metrics import EngineMetrics
+from legato_gpu_agent.collectors.engine_registry import EngineRegistry
+from legato_gpu_agent.collectors.exposition import BadExposition
 from legato_gpu_agent.collectors.http_fetch import Fetcher, FetchError
-from legato_gpu_agent.collectors.measurement import Found, Reading
+from legato_gpu_agent.collectors.measurement import Measured, Measurement
 from legato_gpu_agent.collectors.procfs import Proc
-from legato_gpu_agent.collectors.runner import Basket, Watch
 from legato_gpu_agent.engines.registry import ENGINES
-from legato_gpu_agent.plugin.identity import engine_id_of
+from legato_gpu_agent.plugin.identity import engine_id_from_url
 
 NOW = 1_700_000_000_000_000_000
 SECOND = 10**9
@@ -44,22 +46,22 @@ GRAFANA = {METRICS: b"# TYPE grafana_up gauge\ngrafana_up 1\n"}
 
 
 def site(kind: str) -> dict[str, bytes]:
-    """All that an engine of this kind answers, by path."""
+    """Return all responses of an engine of this kind, by path."""
     return {path: (PAGES / name).read_bytes() for path, name in KINDS[kind].items()}
 
 
-def door_at(host: str) -> socket.socket:
-    """Like `bound`, at this address of this host's."""
+def listener_at(host: str) -> socket.socket:
+    """As `bound`, at this address of this host."""
     try:
-        door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        door.bind((host, 0))
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.bind((host, 0))
     except OSError as error:
         pytest.skip(f"this host has no {host}: {error}")
-    return door
+    return listener
 
 
 def answers_for(monkeypatch: pytest.MonkeyPatch, **addresses: tuple[str, ...]) -> list[str]:
-    """These names stand for these addresses, and no other name for any; what was looked up."""
+    """Answer these names with these addresses and no other name; return the queries."""
     lookups: list[str] = []
     real = socket.getaddrinfo
 
@@ -74,14 +76,14 @@ def answers_for(monkeypatch: pytest.MonkeyPatch, **addresses: tuple[str, ...]) -
 
 
 class Site:
-    """Serves pages by path, and 404 beside them; they may be replaced while it runs."""
+    """Serves texts by path, and 404 for others; the texts can be replaced while it runs."""
 
-    def __init__(self, pages: Mapping[str, bytes], door: socket.socket | None = None) -> None:
-        self.pages, self.asked, self.status = dict(pages), list[str](), ""
-        door = door or bound()
-        self.port: int = door.getsockname()[1]
+    def __init__(self, texts: Mapping[str, bytes], listener: socket.socket | None = None) -> None:
+        self.texts, self.requested, self.status = dict(texts), list[str](), ""
+        listener = listener or bound()
+        self.port: int = listener.getsockname()[1]
         self.url, self.engine_id = f"http://127.0.0.1:{self.port}", f"127.0.0.1:{self.port}"
-        self._server = Server(self._talk, door=door)
+        self._server = Server(self._talk, door=listener)
 
     def __enter__(self) -> Site:
         self._server.__enter__()
@@ -92,179 +94,181 @@ class Site:
 
     def _talk(self, connection: socket.socket) -> None:
         path = asked(connection).split(b" ", 2)[1].decode()
-        self.asked.append(path)
-        status = self.status or ("200 OK" if path in self.pages else "404 Not Found")
-        connection.sendall(answer(self.pages.get(path, b"no"), status, "Connection: close"))
+        self.requested.append(path)
+        status = self.status or ("200 OK" if path in self.texts else "404 Not Found")
+        connection.sendall(answer(self.texts.get(path, b"no"), status, "Connection: close"))
 
 
 class World:
-    """A finder with what it found."""
+    """A discovery collector with its results."""
 
     def __init__(self, *named: tuple[str, str], proc: Proc | None = LIVE, taken: str = "") -> None:
-        self.now_s, self.pages = 1_000.0, list[EnginePage]()
-        self.neighbours = Neighbours(LIVE)
-        self.finder = EngineFinder(named, proc, self.neighbours, self._add, 1.0, lambda: self.now_s, taken=[taken] if taken else [])
+        self.now_s, self.added = 1_000.0, list[EngineMetrics]()
+        self.engine_registry = EngineRegistry(LIVE)
+        self.discovery = EngineDiscovery(
+            named, proc, self.engine_registry, self._add, 1.0, lambda: self.now_s, excluded=[taken] if taken else []
+        )
 
-    def _add(self, page: Collector) -> None:
-        assert isinstance(page, EnginePage)
-        self.pages.append(page)
+    def _add(self, collector: Collector) -> None:
+        assert isinstance(collector, EngineMetrics)
+        self.added.append(collector)
 
-    def look(self) -> float:
-        """How many engines it says there are; 0 when it says that there is none."""
+    def count(self) -> float:
+        """Return the reported number of engines; 0 if it is not available."""
         try:
-            (found,) = self.finder.collect(NOW)
-        except Absent as error:
-            assert "set LEGATO_ENGINES to where an engine serves /metrics" in str(error)
+            (found,) = self.discovery.collect(NOW)
+        except NotAvailable as error:
+            assert "set LEGATO_ENGINES to the URL of an engine" in str(error)
             return 0
-        assert isinstance(found, Reading) and (found.metric, found.unit) == ("legato.agent.engines", "{engine}")
+        assert isinstance(found, Measurement) and (found.metric, found.unit) == ("legato.agent.engines", "{engine}")
         return found.value
 
 
 @pytest.fixture(autouse=True)
 def ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
-    """Where engines are looked for: nowhere, until a test says where."""
+    """The ports that discovery probes: none, until a test adds some."""
     known: set[int] = set()
     monkeypatch.setattr(discovery, "PORTS", known)
     yield known
 
 
-def kind_of(found: list[Found]) -> str:
-    """What the first reading says, of an engine that has told more than that it is up."""
+def kind_of(found: list[Measured]) -> str:
+    """Return the engine kind of the first measurement, for an engine with more measurements than that."""
     up = found[0]
-    assert isinstance(up, Reading) and (up.metric, up.value) == ("legato.engine.up", 1.0) and len(found) > 5
+    assert isinstance(up, Measurement) and (up.metric, up.value) == ("legato.engine.up", 1.0) and len(found) > 5
     return dict(up.attributes)["legato.engine.kind"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_is_found_where_it_listens(ports: set[int], kind: str) -> None:
-    """By its port, wherever it has its page; it is called by host and port, its processes are known, and its page tells."""
+    """By its port, at any path; its id is host and port, its processes are known, and its metrics are read."""
     with Site(site(kind)) as engine:
         ports.add(engine.port)
         world = World()
-        assert [world.look(), world.look()] == [1, 1]
-        (page,) = world.pages
-        assert (page.engine_id, page.name, page.every_s) == (engine.engine_id, f"page {engine.engine_id}", 1.0)
-        found = list(page.collect(NOW))
-        assert kind_of(found) == kind and page.engine is ENGINES[kind]
+        assert [world.count(), world.count()] == [1, 1]
+        (metrics,) = world.added
+        assert (metrics.engine_id, metrics.name, metrics.every_s) == (engine.engine_id, f"page {engine.engine_id}", 1.0)
+        found = list(metrics.collect(NOW))
+        assert kind_of(found) == kind and metrics.engine is ENGINES[kind]
         assert all(dict(each.attributes)["legato.engine.id"].split("/")[0] == engine.engine_id for each in found)
-        assert os.getpid() in world.neighbours.pids()[engine.engine_id]
+        assert os.getpid() in world.engine_registry.pids()[engine.engine_id]
 
 
-def test_the_known_ports_are_looked_at_and_no_others() -> None:
-    """Those at which engines listen unless told otherwise; a server at another is never asked, nor is any where nobody is to be sought."""
+def test_only_default_ports_are_probed() -> None:
+    """A server at another port is not probed, and none is without /proc."""
     assert {3000, 8000, 8002, 8080, 23333, 30000} <= KNOWN
     with Site(site("vllm")) as engine:
-        assert World().look() == 0 and World(proc=None).look() == 0 and engine.asked == []
+        assert World().count() == 0 and World(proc=None).count() == 0 and engine.requested == []
 
 
-def test_named_engines_are_taken_as_they_are(ports: set[int]) -> None:
-    """With the id that they were given, also before they are up, and at a port that is looked at too they are one engine."""
+def test_configured_engines_need_no_probe(ports: set[int]) -> None:
+    """They have the given id, also before they are up; at a default port they are not found a second time."""
     with Site(site("vllm")) as engine:
         ports.add(engine.port)
         later = f"http://localhost:{free_port()}/replica"
         world = World(("prod", engine.url.replace("127.0.0.1", "localhost")), ("", later))
-        assert [world.look(), world.look()] == [2, 2]
-        assert [page.engine_id for page in world.pages] == ["prod", engine_id_of(later)] and engine.asked == []
-        assert kind_of(list(world.pages[0].collect(NOW))) == "vllm" and os.getpid() in world.neighbours.pids()["prod"]
+        assert [world.count(), world.count()] == [2, 2]
+        assert [metrics.engine_id for metrics in world.added] == ["prod", engine_id_from_url(later)] and engine.requested == []
+        assert kind_of(list(world.added[0].collect(NOW))) == "vllm" and os.getpid() in world.engine_registry.pids()["prod"]
         with pytest.raises(ConnectionRefusedError):
-            list(world.pages[1].collect(NOW))
+            list(world.added[1].collect(NOW))
 
 
-# An address that is this host's own and not the usual one of loopback: as good as an interface's, and every Linux has it.
+# A local address other than 127.0.0.1: equivalent to an interface's, and available on every Linux.
 OWN = "127.0.0.2"
 
 
 @pytest.mark.parametrize(("listens", "host"), [("0.0.0.0", OWN), ("0.0.0.0", "gpu7"), (OWN, OWN), (OWN, "gpu7"), ("127.0.0.1", "gpu7")])
-def test_an_engine_is_one_by_any_name_of_its_host(ports: set[int], monkeypatch: pytest.MonkeyPatch, listens: str, host: str) -> None:
-    """Named by the host's own address, or by its name, it is not found once more where it listens, and its processes are its."""
+def test_an_engine_is_one_under_any_name_of_its_host(ports: set[int], monkeypatch: pytest.MonkeyPatch, listens: str, host: str) -> None:
+    """Configured by the host's address or name, it is not found a second time at its port, and its processes are known."""
     lookups = answers_for(monkeypatch, gpu7=(OWN, "127.0.0.1"))
-    with Site(site("vllm"), door_at(listens)) as engine:
+    with Site(site("vllm"), listener_at(listens)) as engine:
         ports.add(engine.port)
         world = World(("prod", f"http://{host}:{engine.port}"))
-        assert [world.look(), world.look()] == [1, 1] and engine.asked == []
-        assert [page.engine_id for page in world.pages] == ["prod"] and os.getpid() in world.neighbours.pids()["prod"]
+        assert [world.count(), world.count()] == [1, 1] and engine.requested == []
+        assert [metrics.engine_id for metrics in world.added] == ["prod"] and os.getpid() in world.engine_registry.pids()["prod"]
         assert lookups.count("gpu7") == (host == "gpu7")
 
 
 @pytest.mark.parametrize(("listens", "host"), [("0.0.0.0", OWN), ("0.0.0.0", "gpu7"), (OWN, OWN), ("127.0.0.1", "localhost")])
-def test_what_is_taken_is_not_asked(ports: set[int], monkeypatch: pytest.MonkeyPatch, listens: str, host: str) -> None:
-    """By whatever name of its host somebody reads it already."""
+def test_excluded_servers_are_not_probed(ports: set[int], monkeypatch: pytest.MonkeyPatch, listens: str, host: str) -> None:
+    """Under any name of their host."""
     answers_for(monkeypatch, gpu7=(OWN,))
-    with Site(site("tensorrt_llm"), door_at(listens)) as engine:
+    with Site(site("tensorrt_llm"), listener_at(listens)) as engine:
         ports.add(engine.port)
         world = World(taken=f"http://{host}:{engine.port}")
-        assert [world.look(), world.look()] == [0, 0] and engine.asked == []
+        assert [world.count(), world.count()] == [0, 0] and engine.requested == []
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3", "elsewhere", "nobody", "127.0.0.3"])
-def test_an_engine_that_is_named_elsewhere_hides_none_here(ports: set[int], monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    """At the same port of another host, or at another address than this one's socket has."""
+def test_an_engine_of_another_address_hides_none_here(ports: set[int], monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """At the same port of another host, or at another address than that of this socket."""
     answers_for(monkeypatch, elsewhere=("10.1.2.3",))
     with Site(site("vllm")) as engine:
         ports.add(engine.port)
         world = World(("prod", f"http://{host}:{engine.port}"))
-        assert world.look() == 2 and [page.engine_id for page in world.pages] == ["prod", engine.engine_id]
+        assert world.count() == 2 and [metrics.engine_id for metrics in world.added] == ["prod", engine.engine_id]
 
 
 @pytest.mark.parametrize(("host", "engine_id"), [(OWN, OWN), ("0.0.0.0", "127.0.0.1"), ("::1", "127.0.0.1"), ("::", "127.0.0.1")])
 def test_an_engine_is_found_at_its_own_address(ports: set[int], host: str, engine_id: str) -> None:
-    """Where it listens at one address alone it is asked there, and is called as its plugin calls it."""
-    with Site(site("vllm"), door_at(host)) as engine:
+    """An engine that listens at one address only is probed there, and has the same id as from its plugin."""
+    with Site(site("vllm"), listener_at(host)) as engine:
         ports.add(engine.port)
         world = World()
-        assert [world.look(), world.look()] == [1, 1] and engine.asked == [METRICS]
-        (page,) = world.pages
-        assert page.engine_id == f"{engine_id}:{engine.port}" and kind_of(list(page.collect(NOW))) == "vllm"
-        assert os.getpid() in world.neighbours.pids()[page.engine_id]
+        assert [world.count(), world.count()] == [1, 1] and engine.requested == [METRICS]
+        (metrics,) = world.added
+        assert metrics.engine_id == f"{engine_id}:{engine.port}" and kind_of(list(metrics.collect(NOW))) == "vllm"
+        assert os.getpid() in world.engine_registry.pids()[metrics.engine_id]
 
 
 def test_two_engines(ports: set[int]) -> None:
-    """Each has its page and its id."""
+    """Each has separate metrics and a separate id."""
     with Site(site("vllm")) as one, Site(site("sglang")) as other:
         ports |= {one.port, other.port}
         world = World()
-        assert world.look() == 2
-        assert {page.engine_id: kind_of(list(page.collect(NOW))) for page in world.pages} == {
+        assert world.count() == 2
+        assert {metrics.engine_id: kind_of(list(metrics.collect(NOW))) for metrics in world.added} == {
             one.engine_id: "vllm",
             other.engine_id: "sglang",
         }
 
 
-def test_what_is_no_engine_is_left_alone(ports: set[int]) -> None:
-    """It is asked once for each path; again after five minutes, or when another socket listens there."""
+def test_a_server_other_than_an_engine_is_left_alone(ports: set[int]) -> None:
+    """It is probed once per path, and again after five minutes or when another socket listens there."""
     with Site(GRAFANA) as service:
         ports.add(service.port)
         world = World()
-        assert [world.look() for _ in range(5)] == [0] * 5 and service.asked == [METRICS, PROMETHEUS]
+        assert [world.count() for _ in range(5)] == [0] * 5 and service.requested == [METRICS, PROMETHEUS]
         world.now_s += 299
-        assert world.look() == 0 and len(service.asked) == 2
+        assert world.count() == 0 and len(service.requested) == 2
         world.now_s += 2
-        assert world.look() == 0 and len(service.asked) == 4
-        assert world.look() == 0 and len(service.asked) == 4
-    assert world.look() == 0
+        assert world.count() == 0 and len(service.requested) == 4
+        assert world.count() == 0 and len(service.requested) == 4
+    assert world.count() == 0
     with Site(site("vllm"), bound(service.port)) as engine:
-        assert world.look() == 1 and engine.asked == [METRICS]
+        assert world.count() == 1 and engine.requested == [METRICS]
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "500 Internal Server Error", "302 Found", "rubbish"])
-def test_a_service_that_answers_oddly_is_no_engine(ports: set[int], status: str) -> None:
-    """Nor one that has no page at all, and the finder goes on to the next."""
+def test_a_service_with_odd_responses_is_not_an_engine(ports: set[int], status: str) -> None:
+    """Nor one without any response; discovery continues with the next port."""
     with Site(site("vllm")) as odd, Site(site("sglang")) as engine:
         odd.status = status
         ports |= {odd.port, engine.port}
         world = World()
-        assert world.look() == 1 and [page.engine_id for page in world.pages] == [engine.engine_id]
+        assert world.count() == 1 and [metrics.engine_id for metrics in world.added] == [engine.engine_id]
 
 
-def test_an_engine_that_comes_up_later_is_found_then(ports: set[int]) -> None:
-    """A port that is taken and not listened at yet is asked nothing."""
-    door = bound()
-    ports.add(door.getsockname()[1])
+def test_an_engine_that_starts_later_is_found_then(ports: set[int]) -> None:
+    """A port that is bound but not listening is not probed."""
+    listener = bound()
+    ports.add(listener.getsockname()[1])
     world = World()
-    assert world.look() == 0
-    with Site(site("llamacpp"), door) as engine:
-        assert world.look() == 1 and kind_of(list(world.pages[0].collect(NOW))) == "llamacpp"
-        assert world.pages[0].engine_id == engine.engine_id
+    assert world.count() == 0
+    with Site(site("llamacpp"), listener) as engine:
+        assert world.count() == 1 and kind_of(list(world.added[0].collect(NOW))) == "llamacpp"
+        assert world.added[0].engine_id == engine.engine_id
 
 
 @pytest.mark.parametrize(
@@ -272,102 +276,102 @@ def test_an_engine_that_comes_up_later_is_found_then(ports: set[int]) -> None:
     [("vllm", "sglang"), ("vllm", "tensorrt_llm"), ("tensorrt_llm", "vllm"), ("sglang", "triton"), ("triton", "llamacpp")],
 )
 def test_another_engine_at_the_same_port(first: str, then: str) -> None:
-    """Is known for what it is after one round that fails, wherever it has its page."""
+    """It is recognised after one failed round, at any path."""
     with Site(site(first)) as engine:
-        page = EnginePage(engine.url)
-        assert [kind_of(list(page.collect(NOW + SECOND * number))) for number in range(2)] == [first] * 2
-        engine.pages = site(then)
-        with pytest.raises((BadPage, FetchError)):
-            list(page.collect(NOW + 2 * SECOND))
-        assert [kind_of(list(page.collect(NOW + SECOND * number))) for number in (3, 4)] == [then] * 2
+        metrics = EngineMetrics(engine.url)
+        assert [kind_of(list(metrics.collect(NOW + SECOND * number))) for number in range(2)] == [first] * 2
+        engine.texts = site(then)
+        with pytest.raises((BadExposition, FetchError)):
+            list(metrics.collect(NOW + 2 * SECOND))
+        assert [kind_of(list(metrics.collect(NOW + SECOND * number))) for number in (3, 4)] == [then] * 2
 
 
-def counters(found: list[Found]) -> dict[object, int]:
-    """Since when each counts."""
-    return {(each.metric, each.attributes): each.since_ns for each in found if isinstance(each, Reading) and each.since_ns}
+def counters(found: list[Measured]) -> dict[object, int]:
+    """Return the start of each counter."""
+    return {(each.metric, each.attributes): each.start_ns for each in found if isinstance(each, Measurement) and each.start_ns}
 
 
-def test_an_engine_that_fails_once_goes_on_counting() -> None:
-    """An error, or a moment without a connection, is told; what comes then is of the same engine, and counts since it was first seen."""
+def test_an_engine_that_fails_once_keeps_its_counters() -> None:
+    """An error or an interrupted connection is reported; later values belong to the same engine and keep their start."""
     with Site(site("vllm")) as engine:
-        page = EnginePage(engine.url)
-        before = counters(list(page.collect(NOW)))
+        metrics = EngineMetrics(engine.url)
+        before = counters(list(metrics.collect(NOW)))
         assert before and set(before.values()) == {NOW}
         engine.status = "503 Service Unavailable"
         with pytest.raises(FetchError, match="/metrics answers 503"):
-            list(page.collect(NOW + SECOND))
+            list(metrics.collect(NOW + SECOND))
         engine.status = ""
-        assert counters(list(page.collect(NOW + 2 * SECOND))) == before
+        assert counters(list(metrics.collect(NOW + 2 * SECOND))) == before
 
 
-def test_an_engine_that_goes_is_down_until_it_is_back() -> None:
-    """Its watch says so, with the error; it is back with the first page that comes."""
-    basket, metrics = Basket(), Metrics()
+def test_a_stopped_engine_is_down_until_it_is_back() -> None:
+    """Its runner reports the error; it is up again with the next successful scrape."""
+    buffer, metrics = Buffer(), SelfMetrics()
     with Site(site("vllm")) as engine:
-        watch = Watch(EnginePage(engine.url), basket, metrics)
-        assert watch.round().state == "up"
-    status = watch.round()
+        runner = CollectorRunner(EngineMetrics(engine.url), buffer, metrics)
+        assert runner.run_once().state == "up"
+    status = runner.run_once()
     assert status.state == "down" and status.why.startswith("ConnectionRefusedError")
     with Site(site("vllm"), bound(engine.port)):
-        assert watch.round().state == "up"
+        assert runner.run_once().state == "up"
 
 
-def test_a_page_of_nobody_is_told_with_what_was_found() -> None:
-    """Both paths, and what each answered; once an engine is there, it is read. A kind that was named is not guessed."""
+def test_an_unknown_text_is_reported_with_both_paths() -> None:
+    """With the response of each path; once an engine serves there, it is read. A given kind is not detected."""
     with Site(GRAFANA) as service:
-        page = EnginePage(service.url)
-        with pytest.raises(BadPage, match=rf"{service.url}: /metrics is no engine's.*; /prometheus/metrics answers 404 Not Found"):
-            list(page.collect(NOW))
-        service.pages = site("vllm")
-        assert kind_of(list(page.collect(NOW))) == "vllm"
-        named = EnginePage(service.url, "prod", kind="sglang")
+        metrics = EngineMetrics(service.url)
+        with pytest.raises(BadExposition, match=rf"{service.url}: /metrics has no family of a known engine; /prometheus/metrics answers 404 Not Found"):
+            list(metrics.collect(NOW))
+        service.texts = site("vllm")
+        assert kind_of(list(metrics.collect(NOW))) == "vllm"
+        named = EngineMetrics(service.url, "prod", kind="sglang")
         for _ in range(2):
-            with pytest.raises(BadPage, match="SGLang"):
+            with pytest.raises(BadExposition, match="SGLang"):
                 list(named.collect(NOW))
-        service.pages = site("sglang")
+        service.texts = site("sglang")
         assert kind_of(list(named.collect(NOW))) == "sglang"
-        service.pages, service.status = site("tensorrt_llm"), "503 Service Unavailable"
-        service.asked.clear()
-        named = EnginePage(service.url, kind="tensorrt_llm")
+        service.texts, service.status = site("tensorrt_llm"), "503 Service Unavailable"
+        service.requested.clear()
+        named = EngineMetrics(service.url, kind="tensorrt_llm")
         with pytest.raises(FetchError):
             list(named.collect(NOW))
         service.status = ""
-        assert kind_of(list(named.collect(NOW))) == "tensorrt_llm" and service.asked == [PROMETHEUS] * 2
+        assert kind_of(list(named.collect(NOW))) == "tensorrt_llm" and service.requested == [PROMETHEUS] * 2
 
 
-def test_a_path_that_answers_late_hides_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-LLM's JSON keeps who asks waiting for seconds while nothing runs: its page is at the other path, and read there."""
+def test_a_slow_path_hides_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-LLM's JSON blocks for seconds while the engine is idle: the metrics are at the other path, and are read there."""
     monkeypatch.setattr(engine_metrics, "Fetcher", lambda url, timeout_s: Fetcher(url, timeout_s / 10))
-    over, asked_for = threading.Event(), list[str]()
+    over, resolved_names = threading.Event(), list[str]()
 
     def answer(path: str) -> bytes:
-        asked_for.append(path)
+        resolved_names.append(path)
         if path == METRICS:
             over.wait(20)
         return site("tensorrt_llm").get(path, b"")
 
     with answering_get(answer) as url:
-        page = EnginePage(url)
+        metrics = EngineMetrics(url)
         try:
-            assert [kind_of(list(page.collect(NOW + at * SECOND))) for at in range(2)] == ["tensorrt_llm"] * 2
-            assert asked_for == [METRICS, PROMETHEUS, PROMETHEUS]
+            assert [kind_of(list(metrics.collect(NOW + at * SECOND))) for at in range(2)] == ["tensorrt_llm"] * 2
+            assert resolved_names == [METRICS, PROMETHEUS, PROMETHEUS]
         finally:
             over.set()
-            page._fetcher.close()
+            metrics._fetcher.close()
 
 
-def test_a_page_that_is_cut_off_is_no_page() -> None:
-    """Nothing is told of it, and the next whole one is read."""
+def test_a_truncated_text_is_rejected() -> None:
+    """It yields no measurement, and the next complete text is read."""
     with Site(site("vllm")) as engine:
-        page = EnginePage(engine.url)
-        list(page.collect(NOW))
-        whole = engine.pages[METRICS]
-        engine.pages[METRICS] = whole[: len(whole) // 2].rstrip(b"\n")
-        told: list[Found] = []
-        with pytest.raises(BadPage, match="cut off"), contextlib.suppress(StopIteration):
-            told.extend(page.collect(NOW + SECOND))
-        engine.pages[METRICS] = whole
-        assert told == [] and kind_of(list(page.collect(NOW + 2 * SECOND))) == "vllm"
+        metrics = EngineMetrics(engine.url)
+        list(metrics.collect(NOW))
+        whole = engine.texts[METRICS]
+        engine.texts[METRICS] = whole[: len(whole) // 2].rstrip(b"\n")
+        found: list[Measured] = []
+        with pytest.raises(BadExposition, match="cut off"), contextlib.suppress(StopIteration):
+            found.extend(metrics.collect(NOW + SECOND))
+        engine.texts[METRICS] = whole
+        assert found == [] and kind_of(list(metrics.collect(NOW + 2 * SECOND))) == "vllm"
 
 
 @pytest.mark.parametrize(
@@ -385,6 +389,6 @@ def test_a_page_that_is_cut_off_is_no_page() -> None:
         ("https://gpu7", "gpu7:443"),
     ],
 )
-def test_an_engine_is_called_by_where_it_is(url: str, engine_id: str) -> None:
-    """By host and port, as its plugin calls it, unless it is told."""
-    assert engine_id_of(url) == EnginePage(url).engine_id == engine_id and EnginePage(url, "prod").engine_id == "prod"
+def test_an_engine_has_the_id_of_its_address(url: str, engine_id: str) -> None:
+    """Host and port, as its plugin derives it, unless an id is given."""
+    assert engine_id_from_url(url) == EngineMetrics(url).engine_id == engine_id and EngineMetrics(url, "prod").engine_id == "prod"

@@ -1,4 +1,4 @@
-"""Whose processes are whose: real ones that listen, and a written /proc for what is hard to come by."""
+"""The owners of processes: real processes that listen, and a written /proc for rare cases."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from helpers.platform.families import family
 from helpers.platform.proctree import Process, node, write
 from helpers.servers.ports import free_port
-from legato_gpu_agent.collectors.engine_registry import Neighbours
+from legato_gpu_agent.collectors.engine_registry import EngineRegistry
 from legato_gpu_agent.collectors.procfs import Proc
 
 LIVE = Proc(pathlib.Path("/proc"))
-LOOK_EVERY_S = 15.0
+POLL_EVERY_S = 15.0
 
 
 class Clock:
-    """Stands still unless told."""
+    """A clock that moves only when the test sets it."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -38,68 +38,68 @@ def clock() -> Clock:
 
 @pytest.fixture
 def tree(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Two engines on ports 8000 and 8001, each with a child; a launcher above the first, and somebody else."""
+    """Two engines on ports 8000 and 8001, each with a child, a launcher above the first, and an unrelated process."""
     root = node(tmp_path / "proc")
     engines = [Process(10, parent=2, sockets=(111,)), Process(11, parent=10), Process(20, sockets=(222,)), Process(21, parent=20)]
     write(root, listening={8000: 111, 8001: 222}, processes=[Process(2), *engines, Process(30), Process(31, parent=30)])
     return root
 
 
-def test_an_engine_is_all_that_come_from_who_listens(clock: Clock) -> None:
-    """Of real processes: the one that listens, its child and its grandchild; not those that stand beside, nor what started it."""
-    neighbours = Neighbours(LIVE, clock)
-    beside = [sys.executable, "-I", "-S", "-c", "open(0).read()"]
-    with family() as one, family() as other, subprocess.Popen(beside, stdin=subprocess.PIPE) as stranger:
-        neighbours.tell(f"127.0.0.1:{one.port}")
-        neighbours.tell("prod", f"http://localhost:{other.port}/v1")
-        assert neighbours.pids() == {f"127.0.0.1:{one.port}": tuple(sorted(one.pids)), "prod": tuple(sorted(other.pids))}
-        assert [neighbours.owners_of([pid]) for pid in one.pids] == [(f"127.0.0.1:{one.port}",)] * 3
-        assert neighbours.owners_of([stranger.pid, other.pids[2]]) == ("prod",)
-        assert neighbours.owners_of([stranger.pid, os.getpid()]) == ()
+def test_an_engine_owns_all_descendants_of_the_listener(clock: Clock) -> None:
+    """With real processes: the listener, its child and its grandchild, and neither siblings nor the parent."""
+    engine_registry = EngineRegistry(LIVE, clock)
+    sibling = [sys.executable, "-I", "-S", "-c", "open(0).read()"]
+    with family() as one, family() as other, subprocess.Popen(sibling, stdin=subprocess.PIPE) as stranger:
+        engine_registry.register(f"127.0.0.1:{one.port}")
+        engine_registry.register("prod", f"http://localhost:{other.port}/v1")
+        assert engine_registry.pids() == {f"127.0.0.1:{one.port}": tuple(sorted(one.pids)), "prod": tuple(sorted(other.pids))}
+        assert [engine_registry.owners_of([pid]) for pid in one.pids] == [(f"127.0.0.1:{one.port}",)] * 3
+        assert engine_registry.owners_of([stranger.pid, other.pids[2]]) == ("prod",)
+        assert engine_registry.owners_of([stranger.pid, os.getpid()]) == ()
 
 
-def test_an_engine_that_went_has_no_processes(clock: Clock) -> None:
-    """It is known for as long as the look before holds; then it is there without any, and its next life is found."""
-    neighbours = Neighbours(LIVE, clock)
+def test_a_stopped_engine_has_no_processes(clock: Clock) -> None:
+    """Until the next scan the last result holds; then it has none, and a restarted engine is found."""
+    engine_registry = EngineRegistry(LIVE, clock)
     with family() as engine:
-        neighbours.tell("e", f"http://127.0.0.1:{engine.port}")
-        before = neighbours.pids()
+        engine_registry.register("e", f"http://127.0.0.1:{engine.port}")
+        before = engine_registry.pids()
         assert before == {"e": tuple(sorted(engine.pids))}
         engine.end()
-        clock.now_s += LOOK_EVERY_S - 0.1
-        assert neighbours.pids() == before
+        clock.now_s += POLL_EVERY_S - 0.1
+        assert engine_registry.pids() == before
         clock.now_s += 0.2
-        assert neighbours.pids() == {"e": ()}
+        assert engine_registry.pids() == {"e": ()}
 
 
-def test_an_engine_whose_eldest_died_is_those_that_still_listen(clock: Clock) -> None:
-    """The socket was inherited: the child that holds it is the root then."""
-    neighbours = Neighbours(LIVE, clock)
+def test_an_engine_without_its_root_owns_the_remaining_listeners(clock: Clock) -> None:
+    """The socket was inherited, so the child that holds it is the root."""
+    engine_registry = EngineRegistry(LIVE, clock)
     with family() as engine:
-        neighbours.tell("e", f"http://127.0.0.1:{engine.port}")
+        engine_registry.register("e", f"http://127.0.0.1:{engine.port}")
         engine.process.kill()
         engine.process.wait()
-        assert neighbours.pids() == {"e": tuple(sorted(engine.pids[1:]))}
+        assert engine_registry.pids() == {"e": tuple(sorted(engine.pids[1:]))}
 
 
-def test_processes_are_looked_for_seldom(tree: pathlib.Path, clock: Clock) -> None:
-    """Every fifteen seconds, and at once when another engine is told; an engine that is told again costs nothing."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("127.0.0.1:8000")
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11)}
+def test_scans_are_rare(tree: pathlib.Path, clock: Clock) -> None:
+    """Every 15 s, and at once when an engine is registered; registering it again causes no scan."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("127.0.0.1:8000")
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11)}
     write(tree, processes=[Process(12, sockets=(111,))])
-    neighbours.tell("127.0.0.1:8000")
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11)}
-    neighbours.tell("prod", "http://127.0.0.1:8001")
-    assert neighbours.pids() == {"127.0.0.1:8000": (12,), "prod": ()}
+    engine_registry.register("127.0.0.1:8000")
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11)}
+    engine_registry.register("prod", "http://127.0.0.1:8001")
+    assert engine_registry.pids() == {"127.0.0.1:8000": (12,), "prod": ()}
 
 
-def test_what_is_given_out_is_a_copy(tree: pathlib.Path, clock: Clock) -> None:
-    """Who changes it changes nothing."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("127.0.0.1:8000")
-    neighbours.pids().clear()
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11)}
+def test_results_are_copies(tree: pathlib.Path, clock: Clock) -> None:
+    """Changing a result changes nothing else."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("127.0.0.1:8000")
+    engine_registry.pids().clear()
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11)}
 
 
 @pytest.mark.parametrize(
@@ -127,177 +127,179 @@ def test_what_is_given_out_is_a_copy(tree: pathlib.Path, clock: Clock) -> None:
         ("prod", "http://10.1.2.3:8001", ()),
     ],
 )
-def test_where_an_engine_listens(tree: pathlib.Path, clock: Clock, engine_id: str, url: str, pids: tuple[int, ...]) -> None:
-    """Its URL says it, else its id; a port of another host is none of this one's, and an id without a port is known without processes."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell(engine_id, url)
-    assert neighbours.pids() == {engine_id: pids}
+def test_the_port_of_an_engine(tree: pathlib.Path, clock: Clock, engine_id: str, url: str, pids: tuple[int, ...]) -> None:
+    """From its URL, or else from its id. A port of another host does not count; an id without a port has no processes."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register(engine_id, url)
+    assert engine_registry.pids() == {engine_id: pids}
 
 
-def test_no_name_is_looked_up(tree: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An id comes in a datagram, and the loop that reads those waits for nobody's answer."""
+def test_no_name_is_resolved(tree: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id comes from a datagram, and the loop that reads datagrams must not wait for DNS."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("gpu7:8000")
-    neighbours.tell("prod", "http://gpu7:8001")
-    assert set(neighbours.pids().values()) == {()}
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("gpu7:8000")
+    engine_registry.register("prod", "http://gpu7:8001")
+    assert set(engine_registry.pids().values()) == {()}
 
 
 @pytest.mark.parametrize("engine_id", ["[", "[::1", "//[x]:1", "a℀b:1", "/", ":", "\0", "🦊:8000", "x" * 255, "127.0.0.1:-1"])
-def test_no_id_breaks_it(tree: pathlib.Path, clock: Clock, engine_id: str) -> None:
-    """A datagram may hold any text: it is an engine without a port, and the others are found."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell(engine_id)
-    neighbours.tell("127.0.0.1:8000")
-    assert neighbours.pids() == {engine_id: (), "127.0.0.1:8000": (10, 11)}
+def test_no_id_raises(tree: pathlib.Path, clock: Clock, engine_id: str) -> None:
+    """A datagram may contain any text: it is an engine without a port, and the others are found."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register(engine_id)
+    engine_registry.register("127.0.0.1:8000")
+    assert engine_registry.pids() == {engine_id: (), "127.0.0.1:8000": (10, 11)}
 
 
-def test_a_port_may_be_told_later(tree: pathlib.Path, clock: Clock) -> None:
-    """Its plugin may speak before its page is found; a port that is known stays."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("prod")
-    assert neighbours.pids() == {"prod": ()}
-    neighbours.tell("prod", "http://127.0.0.1:8001")
-    assert neighbours.pids() == {"prod": (20, 21)}
-    neighbours.tell("prod")
-    neighbours.tell("prod", "http://127.0.0.1:8000")
-    assert neighbours.pids() == {"prod": (20, 21)}
+def test_a_port_may_be_registered_later(tree: pathlib.Path, clock: Clock) -> None:
+    """A plugin may register before its metrics are found; a known port stays."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("prod")
+    assert engine_registry.pids() == {"prod": ()}
+    engine_registry.register("prod", "http://127.0.0.1:8001")
+    assert engine_registry.pids() == {"prod": (20, 21)}
+    engine_registry.register("prod")
+    engine_registry.register("prod", "http://127.0.0.1:8000")
+    assert engine_registry.pids() == {"prod": (20, 21)}
 
 
 @pytest.mark.parametrize("order", [("127.0.0.1:8000", "127.0.0.1:8000/1"), ("127.0.0.1:8000/1", "127.0.0.1:8000")])
 def test_engines_behind_one_server_share_its_processes(tree: pathlib.Path, clock: Clock, order: tuple[str, str]) -> None:
-    """They are the plain id's, in whatever order the ranks speak, and each process is counted once."""
-    neighbours = Neighbours(Proc(tree), clock)
+    """They belong to the plain id, for any order of registration, and each process counts once."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
     for engine_id in order:
-        neighbours.tell(engine_id)
-        neighbours.pids()
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11), "127.0.0.1:8000/1": ()}
-    assert neighbours.owners_of([11]) == ("127.0.0.1:8000",)
+        engine_registry.register(engine_id)
+        engine_registry.pids()
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11), "127.0.0.1:8000/1": ()}
+    assert engine_registry.owners_of([11]) == ("127.0.0.1:8000",)
 
 
 def test_owners(tree: pathlib.Path, clock: Clock) -> None:
-    """Those whose they are; nobody where they are of strangers, or where there is nobody."""
-    neighbours = Neighbours(Proc(tree), clock)
-    assert neighbours.owners_of([10]) == ()
-    neighbours.tell("127.0.0.1:8000")
-    assert [neighbours.owners_of(pids) for pids in ([10], [11, 999], [30], [2], [])] == [("127.0.0.1:8000",)] * 2 + [()] * 3
-    neighbours.tell("127.0.0.1:8001")
+    """The owning engines; none for unrelated processes, or without processes."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    assert engine_registry.owners_of([10]) == ()
+    engine_registry.register("127.0.0.1:8000")
+    assert [engine_registry.owners_of(pids) for pids in ([10], [11, 999], [30], [2], [])] == [("127.0.0.1:8000",)] * 2 + [()] * 3
+    engine_registry.register("127.0.0.1:8001")
     both = ("127.0.0.1:8000", "127.0.0.1:8001")
-    assert [neighbours.owners_of(pids) for pids in ([21], [10, 20], [31])] == [("127.0.0.1:8001",), both, ()]
+    assert [engine_registry.owners_of(pids) for pids in ([21], [10, 20], [31])] == [("127.0.0.1:8001",), both, ()]
 
 
-def test_the_only_engine_owns_what_nobody_can_be_seen_to_own(tree: pathlib.Path, clock: Clock) -> None:
-    """Where the processes of the only engine are hidden; with two engines it could be either's."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("prod")
-    assert [neighbours.owners_of(pids) for pids in ([10], [])] == [(), ()]
-    neighbours.gpus = 1
-    assert [neighbours.owners_of(pids) for pids in ([10], [])] == [("prod",), ()]
-    neighbours.tell("other")
-    assert neighbours.owners_of([10]) == ()
+def test_the_only_engine_owns_invisible_processes(tree: pathlib.Path, clock: Clock) -> None:
+    """If the processes of the only engine are hidden. With two engines the owner is unknown."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("prod")
+    assert [engine_registry.owners_of(pids) for pids in ([10], [])] == [(), ()]
+    engine_registry.gpus = 1
+    assert [engine_registry.owners_of(pids) for pids in ([10], [])] == [("prod",), ()]
+    engine_registry.register("other")
+    assert engine_registry.owners_of([10]) == ()
 
 
 @pytest.mark.parametrize(("gpu_pids", "owners"), [([999], ("127.0.0.1:8000",)), ([30], ()), ([11, 999], ("127.0.0.1:8000",)), ([], ())])
 def test_the_only_engine_owns_the_only_gpu(tree: pathlib.Path, clock: Clock, gpu_pids: list[int], owners: tuple[str, ...]) -> None:
-    """Numbers that are nobody's here are of another namespace, so they may be its; a process that is seen to be a stranger's is not. Ranks
-    of one server are one engine.
+    """PIDs unknown here belong to another namespace, so they may be the engine's; a visible unrelated process may not. Ranks of one server
+    are one engine.
     """
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.gpus = 1
-    neighbours.tell("127.0.0.1:8000")
-    neighbours.tell("127.0.0.1:8000/1")
-    assert neighbours.owners_of(gpu_pids) == owners and neighbours.owners_of([999], is_part=True) == ()
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.gpus = 1
+    engine_registry.register("127.0.0.1:8000")
+    engine_registry.register("127.0.0.1:8000/1")
+    assert engine_registry.owners_of(gpu_pids) == owners and engine_registry.owners_of([999], is_part=True) == ()
 
 
 def test_an_id_may_have_slashes(tree: pathlib.Path, clock: Clock) -> None:
-    """Only a number behind the last one is a rank."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.gpus = 1
-    neighbours.tell("team/llama")
-    neighbours.tell("team/llama/1")
-    assert neighbours.owners_of([999]) == ("team/llama",)
-    neighbours.tell("team/qwen")
-    assert neighbours.owners_of([999]) == ()
+    """Only a number after the last one is a rank."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.gpus = 1
+    engine_registry.register("team/llama")
+    engine_registry.register("team/llama/1")
+    assert engine_registry.owners_of([999]) == ("team/llama",)
+    engine_registry.register("team/qwen")
+    assert engine_registry.owners_of([999]) == ()
 
 
-def test_what_is_seen_of_an_engine_ends_the_guess(tree: pathlib.Path, clock: Clock) -> None:
-    """Numbers are of one namespace, as one of them was the engine's: a process that cannot be seen is somebody else's."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.gpus = 1
-    neighbours.tell("127.0.0.1:8000")
-    assert [neighbours.owners_of([pid]) for pid in (999, 11, 999)] == [("127.0.0.1:8000",)] * 2 + [()]
+def test_a_visible_process_of_the_engine_ends_the_assumption(tree: pathlib.Path, clock: Clock) -> None:
+    """PIDs are of one namespace once one of them was the engine's: an invisible process then belongs to another owner."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.gpus = 1
+    engine_registry.register("127.0.0.1:8000")
+    assert [engine_registry.owners_of([pid]) for pid in (999, 11, 999)] == [("127.0.0.1:8000",)] * 2 + [()]
 
 
-def test_a_router_beside_its_shards(tree: pathlib.Path, clock: Clock) -> None:
-    """TGI's launcher starts the router, which listens, and the shards, which compute: all of them are the engine."""
+def test_a_router_next_to_its_shards(tree: pathlib.Path, clock: Clock) -> None:
+    """TGI's launcher starts the router, which listens, and the shards, which compute: all belong to the engine."""
     name = "text-generation"
     tgi = [Process(2, name=name), Process(10, parent=2, name=name, sockets=(111,)), Process(12, parent=2), Process(13, parent=12)]
     write(tree, processes=[*tgi, Process(30)])
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("127.0.0.1:8000")
-    assert neighbours.pids() == {"127.0.0.1:8000": (2, 10, 12, 13)} and neighbours.owners_of([13]) == ("127.0.0.1:8000",)
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("127.0.0.1:8000")
+    assert engine_registry.pids() == {"127.0.0.1:8000": (2, 10, 12, 13)} and engine_registry.owners_of([13]) == ("127.0.0.1:8000",)
 
 
-def test_a_port_without_processes_that_can_be_seen(tree: pathlib.Path, clock: Clock) -> None:
-    """An engine of another user listens, and whose it is cannot be seen: it has none, and the others theirs."""
+def test_a_port_without_visible_processes(tree: pathlib.Path, clock: Clock) -> None:
+    """The owner of another user's socket is not visible: that engine has no processes, and the others keep theirs."""
     write(tree, processes=[Process(10), Process(11, parent=10), Process(20, sockets=(222,))])
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("127.0.0.1:8000")
-    neighbours.tell("127.0.0.1:8001")
-    assert neighbours.pids() == {"127.0.0.1:8000": (), "127.0.0.1:8001": (20,)}
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("127.0.0.1:8000")
+    engine_registry.register("127.0.0.1:8001")
+    assert engine_registry.pids() == {"127.0.0.1:8000": (), "127.0.0.1:8001": (20,)}
 
 
-def test_a_family_has_branches(tree: pathlib.Path, clock: Clock) -> None:
-    """All children of all children are the engine's, also where they hold no socket."""
+def test_a_process_tree_has_branches(tree: pathlib.Path, clock: Clock) -> None:
+    """All descendants belong to the engine, also those that hold no socket."""
     below = [Process(pid, parent=parent) for pid, parent in ((11, 10), (12, 10), (13, 11), (14, 11), (15, 12), (16, 15), (40, 30))]
     write(tree, processes=[Process(10, sockets=(111,)), Process(30), *below])
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("127.0.0.1:8000")
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11, 12, 13, 14, 15, 16)}
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("127.0.0.1:8000")
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11, 12, 13, 14, 15, 16)}
 
 
-def test_a_process_that_is_its_own_ancestor_ends_no_look(tree: pathlib.Path, clock: Clock) -> None:
-    """Numbers are used again while they are read: a circle is walked once."""
+def test_a_cycle_of_parents_ends_the_scan(tree: pathlib.Path, clock: Clock) -> None:
+    """PIDs can be reused during a scan: a cycle is walked once."""
     write(tree, processes=[Process(10, parent=12, sockets=(111,)), Process(11, parent=10), Process(12, parent=11)])
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("127.0.0.1:8000")
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11, 12)}
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("127.0.0.1:8000")
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11, 12)}
 
 
-def test_engines_without_end_are_bounded(tree: pathlib.Path, clock: Clock) -> None:
-    """Sixty-four are known, and a new one always: for it goes whoever has no port, then who was told longest ago."""
-    neighbours = Neighbours(Proc(tree), clock)
-    neighbours.tell("prod", "http://127.0.0.1:8000")
+def test_engines_are_bounded(tree: pathlib.Path, clock: Clock) -> None:
+    """Sixty-four are kept, and a new one is always accepted: the oldest without a port is removed for it, or else the oldest."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.register("prod", "http://127.0.0.1:8000")
     for number in range(1_000):
-        neighbours.tell(f"stranger {number}")
-    assert neighbours.owners_of([10]) == ("prod",) and len(neighbours.pids()) == 64
+        engine_registry.register(f"stranger {number}")
+    assert engine_registry.owners_of([10]) == ("prod",) and len(engine_registry.pids()) == 64
     for number in range(100):
-        neighbours.tell(f"127.0.0.1:{9_000 + number}")
-    neighbours.tell("127.0.0.1:8001")
-    assert len(neighbours.pids()) == 64 and "prod" not in neighbours.pids() and neighbours.pids()["127.0.0.1:8001"] == (20, 21)
+        engine_registry.register(f"127.0.0.1:{9_000 + number}")
+    engine_registry.register("127.0.0.1:8001")
+    assert (
+        len(engine_registry.pids()) == 64 and "prod" not in engine_registry.pids() and engine_registry.pids()["127.0.0.1:8001"] == (20, 21)
+    )
 
 
 def test_nothing_listens(clock: Clock, tmp_path: pathlib.Path) -> None:
-    """Neither at that port, nor where there is no /proc."""
+    """At the engine's port, and without a /proc."""
     for proc in (LIVE, Proc(tmp_path)):
-        neighbours = Neighbours(proc, clock)
-        assert neighbours.pids() == {}
-        neighbours.tell("e", f"http://127.0.0.1:{free_port()}")
-        clock.now_s += LOOK_EVERY_S
-        assert neighbours.pids() == {"e": ()}
+        engine_registry = EngineRegistry(proc, clock)
+        assert engine_registry.pids() == {}
+        engine_registry.register("e", f"http://127.0.0.1:{free_port()}")
+        clock.now_s += POLL_EVERY_S
+        assert engine_registry.pids() == {"e": ()}
 
 
-def test_many_threads_tell_and_ask(tree: pathlib.Path) -> None:
-    """At once, while it looks each time: every engine is known in the end, and nobody fails."""
+def test_many_threads_register_and_look_up(tree: pathlib.Path) -> None:
+    """At once, with a scan each time: all engines are known in the end, and no thread fails."""
     steps = iter(range(1_000_000))
-    neighbours = Neighbours(Proc(tree), lambda: 100.0 * next(steps))
+    engine_registry = EngineRegistry(Proc(tree), lambda: 100.0 * next(steps))
     failed: list[BaseException] = []
 
     def work(first: int) -> None:
         try:
             for number in range(first, first + 15):
-                neighbours.tell(f"127.0.0.1:{8_000 + number}")
-                neighbours.owners_of([11])
+                engine_registry.register(f"127.0.0.1:{8_000 + number}")
+                engine_registry.owners_of([11])
         except BaseException as error:
             failed.append(error)
 
@@ -306,54 +308,54 @@ def test_many_threads_tell_and_ask(tree: pathlib.Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failed and len(neighbours.pids()) == 60 and neighbours.owners_of([11]) == ("127.0.0.1:8000",)
+    assert not failed and len(engine_registry.pids()) == 60 and engine_registry.owners_of([11]) == ("127.0.0.1:8000",)
 
 
 class Watched(Proc):
-    """Says whose files were looked through, and may be made to wait there."""
+    """Records which processes' files were searched, and can block there."""
 
     def __init__(self, root: pathlib.Path) -> None:
         super().__init__(root)
-        self.asked: list[int] = []
+        self.searched: list[int] = []
         self.begun, self.go = threading.Event(), threading.Event()
         self.go.set()
 
     def holds(self, pid: int, inode: int) -> bool:
-        self.asked.append(pid)
+        self.searched.append(pid)
         self.begun.set()
         self.go.wait(10)
         return super().holds(pid, inode)
 
 
-def test_files_of_others_are_looked_through_once(tree: pathlib.Path, clock: Clock) -> None:
-    """While one that held the socket holds it, only the new are asked; when none does any more, all are. A child may lose its parent."""
+def test_files_of_other_processes_are_searched_once(tree: pathlib.Path, clock: Clock) -> None:
+    """While a known holder holds the socket, only new processes are searched; otherwise all are. A child may lose its parent."""
     proc = Watched(tree)
-    neighbours = Neighbours(proc, clock)
-    neighbours.tell("127.0.0.1:8000")
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11)} and {2, 10, 11, 20, 21, 30, 31} == set(proc.asked)
+    engine_registry = EngineRegistry(proc, clock)
+    engine_registry.register("127.0.0.1:8000")
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11)} and {2, 10, 11, 20, 21, 30, 31} == set(proc.searched)
     write(tree, processes=[Process(10, sockets=(111,)), Process(11, parent=10), Process(12, parent=11, sockets=(111,)), Process(30)])
-    proc.asked.clear()
-    clock.now_s += LOOK_EVERY_S
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11, 12)} and sorted(proc.asked) == [10, 12]
+    proc.searched.clear()
+    clock.now_s += POLL_EVERY_S
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11, 12)} and sorted(proc.searched) == [10, 12]
     write(tree, processes=[Process(10, sockets=(111,)), Process(12, parent=1, sockets=(111,)), Process(30)])
-    clock.now_s += LOOK_EVERY_S
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 12)}
+    clock.now_s += POLL_EVERY_S
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 12)}
     write(tree, processes=[Process(30, sockets=(111,))])
-    clock.now_s += LOOK_EVERY_S
-    assert neighbours.pids() == {"127.0.0.1:8000": (30,)}
+    clock.now_s += POLL_EVERY_S
+    assert engine_registry.pids() == {"127.0.0.1:8000": (30,)}
 
 
-def test_an_engine_is_told_while_somebody_looks(tree: pathlib.Path, clock: Clock) -> None:
-    """The loop that reads datagrams tells: it does not wait for a walk through /proc, and what it tells is looked for next."""
+def test_registering_does_not_wait_for_a_scan(tree: pathlib.Path, clock: Clock) -> None:
+    """The loop that reads datagrams registers engines: it does not wait for a walk through /proc, and the next scan includes the engine."""
     proc = Watched(tree)
-    neighbours = Neighbours(proc, clock)
-    neighbours.tell("127.0.0.1:8000")
+    engine_registry = EngineRegistry(proc, clock)
+    engine_registry.register("127.0.0.1:8000")
     proc.go.clear()
-    looker = threading.Thread(target=neighbours.pids)
+    looker = threading.Thread(target=engine_registry.pids)
     looker.start()
     assert proc.begun.wait(10)
-    neighbours.tell("127.0.0.1:8001")
+    engine_registry.register("127.0.0.1:8001")
     assert looker.is_alive()
     proc.go.set()
     looker.join()
-    assert neighbours.pids() == {"127.0.0.1:8000": (10, 11), "127.0.0.1:8001": (20, 21)}
+    assert engine_registry.pids() == {"127.0.0.1:8000": (10, 11), "127.0.0.1:8001": (20, 21)}

@@ -1,4 +1,4 @@
-"""The fake libnvidia-ml, asked by NVIDIA's own bindings: what its state file says is what they see, and when it changes, they see that."""
+"""The fake libnvidia-ml with NVIDIA's own bindings: they return the contents of the state file, also after it changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.platform.nvml import FakeGpus, build, h200, mig
 nv: Any = pytest.importorskip("pynvml")
 _XID = 8
 _WAIT_S_MAX = 20
-# What is asked (without nvmlDeviceGet, with arguments and the member of the answer), and the key that has it.
+# Queries (without the prefix nvmlDeviceGet, with arguments and the member of the result), and the key with their value.
 _CALLS = """
     Name=name UUID=uuid PciInfo.busId=pci ClockInfo:1=clock.sm ClockInfo:0=clock.graphics MaxClockInfo:2=clock.mem.max
     CurrentClocksEventReasons=event_reasons SupportedClocksEventReasons=supported_event_reasons SupportedEventTypes=supported_events
@@ -27,7 +27,7 @@ _CALLS = """
     TotalEccErrors:0:0=ecc.corrected TotalEccErrors:1:1=ecc.uncorrected MemoryInfo.total=memory.total MemoryInfo.free=memory.free
     MemoryInfo:33554472.used=memory.used MemoryInfo:33554472.free=memory.free MemoryInfo:33554472.total=memory.total
 """.split()
-# Else it is a number that fits in 32 bits, and not in 31.
+# Or else a number that fits in 32 bits, and not in 31.
 _LONG = dict.fromkeys(("energy_mj", "violation.10", "memory.total", "memory.used", "memory.free", "event_reasons"), 1 << 40)
 _VALUES = {"pci": "00000001:AB:1C.0", "temperature": 71, **_LONG}
 
@@ -44,8 +44,8 @@ def gpus(tmp_path_factory: pytest.TempPathFactory, tmp_path: pathlib.Path, monke
 
 def _ask(call: str, index: int) -> str:
     function, *arguments = call.partition(".")[0].split(":")
-    said = getattr(nv, f"nvmlDeviceGet{function}")(nv.nvmlDeviceGetHandleByIndex(index), *map(int, arguments))
-    return str(getattr(said, call.partition(".")[2], said))
+    value = getattr(nv, f"nvmlDeviceGet{function}")(nv.nvmlDeviceGetHandleByIndex(index), *map(int, arguments))
+    return str(getattr(value, call.partition(".")[2], value))
 
 
 def _fails(error: type[Exception], call: Callable[..., Any], *arguments: Any) -> None:
@@ -54,8 +54,8 @@ def _fails(error: type[Exception], call: Callable[..., Any], *arguments: Any) ->
 
 
 @pytest.mark.parametrize("case", _CALLS)
-def test_a_call_says_what_the_state_says(gpus: FakeGpus, case: str) -> None:
-    """Each value is that of the file as it is now; failing, absent or of a lost GPU it is that error, and another GPU has its own."""
+def test_a_call_returns_the_state(gpus: FakeGpus, case: str) -> None:
+    """Each value is that of the current file. A failing, missing or lost one is that error, and another GPU has separate values."""
     call, key = case.split("=")
     value: Any = _VALUES.get(key, 3_000_000_000)
     gpus.set(0, {key: value})
@@ -70,7 +70,7 @@ def test_a_call_says_what_the_state_says(gpus: FakeGpus, case: str) -> None:
 
 
 def test_the_machine(gpus: FakeGpus) -> None:
-    """Versions and GPUs are those of the file, for a subprocess too; what is not there is refused, what is no more is lost, init fails."""
+    """Versions and GPUs are those of the file, also in a subprocess. A missing GPU is refused, a removed one is lost, and init can fail."""
     program = "import pynvml as nv; nv.nvmlInit(); print(nv.nvmlDeviceGetName(nv.nvmlDeviceGetHandleByIndex(1)))"
     run = subprocess.run([sys.executable, "-c", program], env=gpus.environment(), capture_output=True, text=True, timeout=_WAIT_S_MAX)
     assert (run.stdout, run.stderr) == ("NVIDIA H200\n", "")
@@ -92,13 +92,13 @@ def test_the_machine(gpus: FakeGpus) -> None:
 
 
 def test_fields_memory_and_processes(gpus: FakeGpus) -> None:
-    """A field has scope, type, time and code of its own; the older call counts reserved memory as used; all processes come."""
+    """A field has separate scope, type, time and code; the older memory call counts reserved memory as used; all processes are returned."""
     device = nv.nvmlDeviceGetHandleByIndex(0)
     gpus.set(0, {"field.74": 1 << 40, "field.82": "66 uint", "field.139.3": "2.5 double", "field.83": "error 999", "timestamp_us": 1234})
-    asked = nv.nvmlDeviceGetFieldValues(device, [74, (82, 0), (139, 3), (139, 4), 83, 300])
-    assert [value.nvmlReturn for value in asked] == [0, 0, 0, nv.NVML_ERROR_NOT_SUPPORTED, 999, nv.NVML_ERROR_NOT_SUPPORTED]
-    assert (asked[0].value.ullVal, asked[1].value.uiVal, asked[2].value.dVal) == (1 << 40, 66, 2.5)
-    assert ([asked[i].valueType for i in range(3)], {value.timestamp for value in asked}) == ([3, 1, 0], {1234})
+    values = nv.nvmlDeviceGetFieldValues(device, [74, (82, 0), (139, 3), (139, 4), 83, 300])
+    assert [value.nvmlReturn for value in values] == [0, 0, 0, nv.NVML_ERROR_NOT_SUPPORTED, 999, nv.NVML_ERROR_NOT_SUPPORTED]
+    assert (values[0].value.ullVal, values[1].value.uiVal, values[2].value.dVal) == (1 << 40, 66, 2.5)
+    assert ([values[i].valueType for i in range(3)], {value.timestamp for value in values}) == ([3, 1, 0], {1234})
     gpus.set(0, {"memory.used": 1 << 36, "memory.reserved": 7, "temperature": -3})
     old, new = nv.nvmlDeviceGetMemoryInfo(device), nv.nvmlDeviceGetMemoryInfo(device, nv.nvmlMemory_v2)
     assert (old.used, new.used, new.reserved, nv.nvmlDeviceGetTemperatureV(device, 0)) == ((1 << 36) + 7, 1 << 36, 7, -3)
@@ -110,7 +110,7 @@ def test_fields_memory_and_processes(gpus: FakeGpus) -> None:
 
 
 def test_mig(gpus: FakeGpus) -> None:
-    """MIG devices have handles, numbers and values of their own, lead to their GPU and back, and say nothing that only the GPU knows."""
+    """MIG devices have separate handles, numbers and values, refer to their GPU and back, and lack the values of a GPU."""
     device = nv.nvmlDeviceGetHandleByIndex(0)
     assert (nv.nvmlDeviceGetMigMode(device), nv.nvmlDeviceGetMaxMigDeviceCount(device)) == ([0, 0], 0)
     gpus.set(0, {"mig": 1, **mig(0), **mig(1), "mig.1.process": ["42 1024"]})
@@ -125,7 +125,7 @@ def test_mig(gpus: FakeGpus) -> None:
 
 
 def test_events(gpus: FakeGpus) -> None:
-    """An event that was asked for comes once, with its device, also to who waits for it already; others do not, and the wait ends."""
+    """A registered event arrives once, with its device, also for a caller that already waits; others do not, and the wait ends."""
     device, events = nv.nvmlDeviceGetHandleByIndex(0), nv.nvmlEventSetCreate()
     _fails(nv.NVMLError_NotSupported, nv.nvmlDeviceRegisterEvents, device, 1 << 40, events)
     nv.nvmlDeviceRegisterEvents(device, _XID, events)
@@ -137,23 +137,23 @@ def test_events(gpus: FakeGpus) -> None:
     nv.nvmlDeviceRegisterEvents(device, _XID, later)
     for each in (events, later):
         _fails(nv.NVMLError_Timeout, nv.nvmlEventSetWait_v2, each, 10)
-    with ThreadPoolExecutor() as beside:
-        waiting = beside.submit(nv.nvmlEventSetWait_v2, events, _WAIT_S_MAX * 1000)
+    with ThreadPoolExecutor() as others:
+        waiting = others.submit(nv.nvmlEventSetWait_v2, events, _WAIT_S_MAX * 1000)
         gpus.add_event(0, _XID, 48, 3, 0)
         assert (waiting.result().eventData, waiting.result().gpuInstanceId) == (48, 3)
     nv.nvmlEventSetFree(events)
     _fails(nv.NVMLError_InvalidArgument, nv.nvmlEventSetWait_v2, events, 0)
 
 
-def test_a_gpu_that_hangs_stops_nobody_else(gpus: FakeGpus) -> None:
-    """A call to a GPU that hangs ends when the time is over or the file takes it back; calls to others do not wait for it."""
+def test_a_hung_gpu_blocks_no_other(gpus: FakeGpus) -> None:
+    """A call to a GPU that hangs ends after its time or when the file changes; calls to others do not wait for it."""
     device, other = nv.nvmlDeviceGetHandleByIndex(0), nv.nvmlDeviceGetHandleByIndex(1)
     gpus.set(0, {"hang_ms": 30})
     begun = time.monotonic()
     assert nv.nvmlDeviceGetPowerUsage(device) == 350_000 and time.monotonic() - begun >= 0.03
     gpus.set(0, {"hang_ms": _WAIT_S_MAX * 1000, "power_mw": 1})
-    with ThreadPoolExecutor() as beside:
-        hanging = beside.submit(nv.nvmlDeviceGetPowerUsage, device)
+    with ThreadPoolExecutor() as others:
+        hanging = others.submit(nv.nvmlDeviceGetPowerUsage, device)
         assert nv.nvmlDeviceGetPowerUsage(other) == 350_000 and not hanging.done()
         gpus.remove(0, "hang_ms")
         assert hanging.result() == 1

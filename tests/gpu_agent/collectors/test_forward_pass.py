@@ -1,4 +1,4 @@
-"""Forward passes as SGLang and Dynamo publish them, over a real ZMQ publisher: each is one step, and none is made up."""
+"""Forward passes as SGLang and Dynamo publish them, over a real ZMQ publisher: each is one step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 
 from helpers.servers.publisher import Publisher, reachable
 from helpers.servers.waiting import until
-from legato_gpu_agent.agent.otlp_spans import request_of
-from legato_gpu_agent.agent.self_metrics import Metrics
-from legato_gpu_agent.agent.step_buffer import Pending
-from legato_gpu_agent.collectors import Absent, zmq_subscriber
+from legato_gpu_agent.agent.buffer import Buffer
+from legato_gpu_agent.agent.collector_runner import CollectorRunner
+from legato_gpu_agent.agent.otlp_spans import steps_request
+from legato_gpu_agent.agent.self_metrics import SelfMetrics
+from legato_gpu_agent.agent.step_buffer import StepBuffer
+from legato_gpu_agent.collectors import zmq_subscriber
+from legato_gpu_agent.collectors.base import NotAvailable
 from legato_gpu_agent.collectors.forward_pass import ForwardPasses
-from legato_gpu_agent.collectors.measurement import Reading
-from legato_gpu_agent.collectors.runner import Basket, Watch
+from legato_gpu_agent.collectors.measurement import Measurement
 from legato_gpu_agent.plugin.model import Step
 from legato_gpu_agent.plugin.protocol import Datagram
 
@@ -41,7 +43,7 @@ class ScheduledRequestMetrics(msgspec.Struct):
 
 
 class QueuedRequestMetrics(msgspec.Struct):
-    """Those of the queue."""
+    """The fields of the queue."""
 
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
@@ -64,59 +66,59 @@ class ForwardPassMetrics(msgspec.Struct):
 
 
 def a_pass(number: int, wall_time: float = 0.01, decode: int = 3, **more: Any) -> bytes:
-    """A pass of some decoding requests; a heartbeat with ``wall_time`` 0."""
+    """Return a pass of some decoding requests; a heartbeat with ``wall_time`` 0."""
     scheduled = ScheduledRequestMetrics(num_decode_requests=decode if wall_time else 0)
     return msgspec.msgpack.encode(ForwardPassMetrics(counter_id=number, wall_time=wall_time, scheduled_requests=scheduled, **more))
 
 
 def with_fields(**changed: Any) -> bytes:
-    """A pass as a plain map, some of it changed; ``None`` leaves a field out."""
+    """Return a pass as a map with changes; ``None`` removes a field."""
     fields = {**msgspec.to_builtins(msgspec.msgpack.decode(a_pass(5))), **changed}
     return msgspec.msgpack.encode({key: value for key, value in fields.items() if value is not None})
 
 
 class World:
-    """A publisher, the collector that listens to it, and what that told."""
+    """A publisher, the collector that receives from it, and the emitted steps."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
-        self.told: list[Datagram] = []
-        self.passes = ForwardPasses("e", publisher.endpoint, self.told.append)
+        self.emitted: list[Datagram] = []
+        self.passes = ForwardPasses("e", publisher.endpoint, self.emitted.append)
 
     def counts(self) -> dict[str, float]:
-        """Messages by what became of them, without those of which there are none."""
+        """Return messages by outcome, without outcomes of 0."""
         out = {}
         for each in self.passes.collect(NOW):
-            assert isinstance(each, Reading) and each.metric == "legato.agent.forward_passes" and each.since_ns == NOW
+            assert isinstance(each, Measurement) and each.metric == "legato.agent.forward_passes" and each.start_ns == NOW
             out[dict(each.attributes)["legato.outcome"]] = each.value
             assert dict(each.attributes)["legato.engine.id"] == "e"
         assert set(out) == {"taken", "lost", "other", "bad"}
         return {what: count for what, count in out.items() if count}
 
     def come(self) -> int:
-        """How many messages came."""
-        return self.passes._subscription.taken + self.passes._subscription.bad
+        """Return the number of received messages."""
+        return self.passes._subscriber.taken + self.passes._subscriber.bad
 
     def publish(self, *payloads: bytes, first: int = 0) -> None:
-        """These messages, numbered; and wait until they came."""
+        """Send these messages with numbers, and wait until they are received."""
         wanted = self.come() + len(payloads)
         for number, payload in enumerate(payloads, first):
             self.publisher.publish(number, payload)
         until(lambda: self.come() == wanted)
 
-    def has_told(self, count: int) -> bool:
-        """Whether it told of so many."""
-        return len(self.told) == count
+    def has_emitted(self, count: int) -> bool:
+        """Return whether that many were emitted."""
+        return len(self.emitted) == count
 
     @property
     def steps(self) -> list[Step]:
-        """What was told."""
-        return [each.step for each in self.told if each.step is not None]
+        """Return the emitted steps."""
+        return [each.step for each in self.emitted if each.step is not None]
 
 
 @contextmanager
 def listening() -> Iterator[World]:
-    """A world whose collector listens."""
+    """Create a world with a subscribed collector."""
     with Publisher() as publisher:
         world = World(publisher)
         try:
@@ -129,20 +131,20 @@ def listening() -> Iterator[World]:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """One for the test."""
+    """A world for one test."""
     with listening() as each:
         yield each
 
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[World]:
-    """One for many examples."""
+    """A world for many examples."""
     with listening() as each:
         yield each
 
 
-def test_it_says_by_which_hosts_clock_the_passes_are_recorded() -> None:
-    """So that they can be joined to the streams of a server on that host, as no pass names its requests."""
+def test_passes_name_the_boot_of_their_clock() -> None:
+    """So that they can be joined to the streams of a server on that host, because a pass names no request."""
     passes = ForwardPasses("e", "tcp://127.0.0.1:9", lambda _: None, boot_id="boot-1")
     try:
         found = [dict(each.attributes)["legato.boot.id"] for each in passes.collect(NOW)]
@@ -152,7 +154,7 @@ def test_it_says_by_which_hosts_clock_the_passes_are_recorded() -> None:
 
 
 def test_a_pass_is_a_step(world: World) -> None:
-    """Its number, when it came, what was in it and what waited; a prompt's tokens are those computed, a decoding request's is one."""
+    """Its number, arrival, contents and queue. Prefill tokens are the computed ones; a decoding request has one token."""
     whole = ForwardPassMetrics(
         worker_id="w",
         counter_id=12,
@@ -174,39 +176,39 @@ def test_a_pass_is_a_step(world: World) -> None:
         decode_tokens=9,
         elapsed_us=21_500,
     )
-    assert {each.engine.id for each in world.told} == {"e"} and world.passes.epoch_ns() == first.recorded_ns
+    assert {each.engine.id for each in world.emitted} == {"e"} and world.passes.epoch_ns() == first.recorded_ns
     assert world.counts() == {"taken": 2}
 
 
-def test_passes_are_told_between_the_rounds(world: World) -> None:
-    """When a pass came does not depend on when anybody asks: nobody does here."""
+def test_passes_are_emitted_between_rounds(world: World) -> None:
+    """The time of a pass does not depend on a round: here there is none."""
     for number in range(1, 6):
         world.publisher.publish(number, a_pass(number))
-        until(partial(world.has_told, number))
+        until(partial(world.has_emitted, number))
     stamps = [step.recorded_ns for step in world.steps]
     assert stamps == sorted(stamps) and len(set(stamps)) == 5
 
 
-def test_only_the_pass_right_after_another_knows_its_interval(world: World) -> None:
-    """The first does not, nor one after a gap, whose messages are counted as lost and told as such."""
+def test_only_consecutive_passes_have_an_interval(world: World) -> None:
+    """Neither the first, nor one after a gap, whose messages are counted as lost."""
     world.publish(a_pass(3), a_pass(4), first=3)
     world.publish(a_pass(8), a_pass(9), first=8)
     assert [(step.number, step.interval_us is not None) for step in world.steps] == [(3, False), (4, True), (8, False), (9, True)]
-    assert [each.dropped for each in world.told] == [0, 0, 3, 3] and world.counts() == {"taken": 4, "lost": 3}
+    assert [each.dropped for each in world.emitted] == [0, 0, 3, 3] and world.counts() == {"taken": 4, "lost": 3}
 
 
-def test_a_heartbeat_is_no_step(world: World) -> None:
-    """And what comes after it did not begin when it came."""
+def test_a_heartbeat_is_not_a_step(world: World) -> None:
+    """The next pass did not begin when the heartbeat arrived."""
     world.publish(a_pass(1), a_pass(2), first=1)
     for number, payload in ((3, a_pass(3, wall_time=0)), (4, a_pass(4)), (5, a_pass(5))):
         world.publisher.publish(number, payload)
-    until(lambda: len(world.told) == 4)
+    until(lambda: len(world.emitted) == 4)
     assert [(step.number, step.interval_us is not None) for step in world.steps] == [(1, False), (2, True), (4, False), (5, True)]
 
 
 @pytest.mark.parametrize("idle", [False, True])
-def test_an_engine_that_restarts_is_another_one(world: World, idle: bool) -> None:
-    """Its numbers begin anew, be it after heartbeats; what was lost of the one before is not told again."""
+def test_a_restarted_engine_is_another_one(world: World, idle: bool) -> None:
+    """Its numbers start again, also after heartbeats; losses of the previous run are not reported again."""
     world.publish(a_pass(20), first=20)
     world.publish(a_pass(23), first=23)
     if idle:
@@ -216,22 +218,22 @@ def test_an_engine_that_restarts_is_another_one(world: World, idle: bool) -> Non
         successor.wait()
         for number in range(3):
             successor.publish(number, a_pass(number))
-        until(lambda: len(world.told) == 4)
-    before, after = world.told[:2], world.told[2:]
+        until(lambda: len(world.emitted) == 4)
+    before, after = world.emitted[:2], world.emitted[2:]
     assert len({each.engine for each in before}) == len({each.engine for each in after}) == 1
     assert after[0].engine.epoch_ns > before[0].engine.epoch_ns and world.passes.epoch_ns() == after[0].engine.epoch_ns
     assert [(step.number, step.interval_us is not None) for step in world.steps[2:]] == [(1, True), (2, True)]
-    assert [each.dropped for each in world.told] == [0, 2, 0, 0]
-    pending, now_ns = Pending(), world.steps[-1].recorded_ns
-    assert sum(pending.take(each, now_ns) for each in world.told) == 2
-    assert [[step.number for step in flush.steps] for flush in pending.flushes(now_ns)] == [[20, 23], [1, 2]]
+    assert [each.dropped for each in world.emitted] == [0, 2, 0, 0]
+    step_buffer, now_ns = StepBuffer(), world.steps[-1].recorded_ns
+    assert sum(step_buffer.add(each, now_ns) for each in world.emitted) == 2
+    assert [[step.number for step in flush.steps] for flush in step_buffer.flushes(now_ns)] == [[20, 23], [1, 2]]
 
 
-def test_numbers_that_are_repeated_are_no_steps(world: World) -> None:
-    """A message that was never numbered, or comes twice, is no failure; it makes no engine, and no interval."""
+def test_repeated_numbers_are_not_steps(world: World) -> None:
+    """An unnumbered or repeated message is not a failure; it starts no engine and no interval."""
     world.publish(a_pass(6), a_pass(6), a_pass(6), a_pass(7), first=1)
     assert [(step.number, step.interval_us) for step in world.steps] == [(6, None), (7, None)]
-    assert len({each.engine for each in world.told}) == 1 and world.counts() == {"taken": 2, "other": 2}
+    assert len({each.engine for each in world.emitted}) == 1 and world.counts() == {"taken": 2, "other": 2}
     world.publish(a_pass(7))
     assert world.counts() == {"taken": 2, "other": 3}
 
@@ -268,58 +270,58 @@ BAD = {
 
 
 @pytest.mark.parametrize("payload", BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_is_no_step(world: World, payload: bytes) -> None:
-    """It is counted as bad, and the next pass is taken, without an interval."""
+def test_an_invalid_pass_is_not_a_step(world: World, payload: bytes) -> None:
+    """It counts as bad; the next pass is accepted, without an interval."""
     world.publish(a_pass(4), payload, a_pass(6), first=4)
     assert [(step.number, step.interval_us) for step in world.steps] == [(4, None), (6, None)]
     assert world.counts() == {"taken": 2, "bad": 1}
 
 
 def test_an_engine_of_another_version_is_down(world: World) -> None:
-    """As long as nothing that comes can be taken, with the reason; and up again with its next good message, be it a heartbeat."""
-    watch = Watch(world.passes, Basket(), Metrics())
-    assert watch.round().state == "up"
+    """With the reason, as long as no message can be decoded; it is up with the next good message, also a heartbeat."""
+    runner = CollectorRunner(world.passes, Buffer(), SelfMetrics())
+    assert runner.run_once().state == "up"
     world.publish(with_fields(version=2), with_fields(version=2))
-    why = "none of what came could be taken (messages: 2); the last: version 2; expected forward passes of version 1"
+    why = "no messages could be decoded (2 received); the last: version 2; expected forward passes of version 1"
     for _ in range(2):
-        status = watch.round()
-        assert (status.state, status.why) == ("down", f"Unusable: {world.publisher.endpoint}: {why}")
+        status = runner.run_once()
+        assert (status.state, status.why) == ("down", f"DecodeError: {world.publisher.endpoint}: {why}")
     world.publish(with_fields(wall_time="the prompt of a customer"))
-    assert "(messages: 3); the last: Expected `float`, got `str` - at `$.wall_time`; expected" in watch.round().why
+    assert "no messages could be decoded (3 received); the last: Expected `float`, got `str` - at `$.wall_time`; expected" in runner.run_once().why
     world.publish(a_pass(6, wall_time=0), with_fields(version=2))
-    assert watch.round().state == "up"
+    assert runner.run_once().state == "up"
     world.publish(with_fields(version=2))
-    assert "(messages: 1)" in watch.round().why
+    assert "(1 received)" in runner.run_once().why
     world.publish(a_pass(7))
-    assert watch.round().state == "up" and world.counts() == {"taken": 1, "bad": 5}
+    assert runner.run_once().state == "up" and world.counts() == {"taken": 1, "bad": 5}
 
 
-def test_what_is_not_known_is_skipped(world: World) -> None:
-    """Fields of tomorrow, and fields left out where they are 0."""
+def test_unknown_fields_are_skipped(world: World) -> None:
+    """Fields of later versions, and fields left out with the value 0."""
     world.publish(with_fields(more=[1, {"a": 2}], queued_requests={"new": 1.5}, scheduled_requests={}, worker_id=7))
     (step,) = world.steps
     assert (step.running, step.waiting, step.prefill_tokens) == (0, 0, 0)
 
 
-def test_an_endpoint_without_a_publisher_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the silence; what listens meanwhile is ended by close."""
+def test_an_endpoint_without_a_publisher_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the silence; the receiving thread is ended by close."""
     monkeypatch.setattr(zmq_subscriber, "_SILENT_S", 0.0)
     threads = threading.active_count()
     passes = ForwardPasses("e", "tcp://127.0.0.1:9", lambda _: None)
-    with pytest.raises(Absent, match="nothing comes from tcp://127.0.0.1:9"):
+    with pytest.raises(NotAvailable, match="no message from tcp://127.0.0.1:9"):
         list(passes.collect(NOW))
     passes.close()
     assert threading.active_count() == threads and passes.epoch_ns() == 0
 
 
-def is_step_for_the_wire(told: Datagram) -> bool:
-    """Whether it can be sent."""
-    assert told.step is not None
-    return bool(request_of(told.engine, [told.step]).SerializeToString())
+def is_step_for_the_wire(emitted: Datagram) -> bool:
+    """Return whether it can be encoded."""
+    assert emitted.step is not None
+    return bool(steps_request(emitted.engine, [emitted.step]).SerializeToString())
 
 
 def hostile() -> st.SearchStrategy[bytes]:
-    """Random bytes, passes with bytes changed, and maps of random numbers under the right names."""
+    """Random bytes, passes with changed bytes, and maps with random numbers under the right names."""
     numbers = st.one_of(st.integers(-(2**63), 2**64 - 1), st.floats(), st.none(), st.text(max_size=3))
     requests = st.dictionaries(st.sampled_from(ScheduledRequestMetrics.__struct_fields__), numbers, max_size=4)
     fields = st.fixed_dictionaries(
@@ -330,29 +332,29 @@ def hostile() -> st.SearchStrategy[bytes]:
     return st.one_of(st.binary(max_size=40), changed, fields.map(msgspec.msgpack.encode))
 
 
-def test_nothing_that_comes_does_harm(lasting: World) -> None:
-    """Whatever is published, a round raises nothing, each step can be sent, and what is held does not grow."""
+def test_any_message_is_harmless(lasting: World) -> None:
+    """For any published message a round raises nothing else, each step can be encoded, and the state does not grow."""
     held: list[int] = []
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(hostile(), min_size=1, max_size=5))
     def check(payloads: list[bytes]) -> None:
-        lasting.told.clear()
+        lasting.emitted.clear()
         lasting.publish(*payloads, a_pass(2), a_pass(1, decode=77))
         assert lasting.steps[-1].decode_requests == 77
-        assert all(is_step_for_the_wire(each) for each in lasting.told)
+        assert all(is_step_for_the_wire(each) for each in lasting.emitted)
         lasting.counts()
-        lasting.told.clear()
+        lasting.emitted.clear()
         held.append(sum(1 for _ in reachable(lasting.passes)))
 
     check()
     assert max(held) < 2 * held[0] + 100
 
 
-def test_close_frees_all() -> None:
-    """No thread stays."""
+def test_close_ends_the_thread() -> None:
+    """No thread remains."""
     threads = threading.active_count()
     with listening() as each:
         each.publish(a_pass(1))
-        assert each.has_told(1) and threading.active_count() == threads + 1
+        assert each.has_emitted(1) and threading.active_count() == threads + 1
     assert threading.active_count() == threads

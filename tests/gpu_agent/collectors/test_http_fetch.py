@@ -1,4 +1,4 @@
-"""Pages of servers that do right and of servers that do wrong: real sockets, each with its script, and a known end to all of it."""
+"""HTTP fetches from correct and faulty servers, with real sockets and scripted responses, each bounded in time and bytes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from legato_gpu_agent.collectors import http_fetch as module
 from legato_gpu_agent.collectors.http_fetch import BYTES_MAX, Fetcher, FetchError
 
 SOON_S = 0.3
-# A deadline that is missed for good, on a machine that is busy with something else.
+# A deadline with margin for a machine that is busy.
 LATE_S = 10.0
 
 
 @contextlib.contextmanager
 def fetching(*scripts: Script, timeout_s: float = LATE_S) -> Iterator[tuple[Fetcher, Server]]:
-    """A fetcher of a server that does so."""
+    """Return a fetcher for a server with this script."""
     with Server(*scripts) as server, contextlib.closing(Fetcher(server.url, timeout_s)) as fetcher:
         yield fetcher, server
 
@@ -47,21 +47,21 @@ def fetching(*scripts: Script, timeout_s: float = LATE_S) -> Iterator[tuple[Fetc
         (say(answer(), answer()), 2),
     ],
 )
-def test_a_page_comes_whole_each_time(script: Script, connections: int) -> None:
-    """However its length is told; a connection is kept where the server keeps it, and is a new one where it does not."""
+def test_a_body_is_complete_each_time(script: Script, connections: int) -> None:
+    """For every way to give its length. The connection is kept if the server keeps it, and else opened again."""
     with fetching(script) as (fetcher, server):
         assert [fetcher.get("/metrics") for _ in range(4)] == [PAGE] * 4
         assert server.connections == connections
 
 
-def test_an_empty_page_is_a_page() -> None:
-    """And so is one as long as is allowed."""
+def test_an_empty_body_is_valid() -> None:
+    """And so is one of the maximum length."""
     with fetching(say(answer(b""), answer(b"x" * BYTES_MAX), answer())) as (fetcher, server):
         assert [len(fetcher.get("/")) for _ in range(3)] == [0, BYTES_MAX, len(PAGE)] and server.connections == 1
 
 
-def test_what_is_asked_for() -> None:
-    """The path below the base, as plain text, uncompressed; a query stays."""
+def test_the_request() -> None:
+    """The path below the base, as plain text, uncompressed; a query string stays."""
     requests: list[bytes] = []
 
     def script(connection: socket.socket) -> None:
@@ -97,19 +97,19 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "error", "said"), REFUSALS)
-def test_what_is_no_page_is_refused(script: Script, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what came, and the next page comes whole."""
-    # Packages that other tests import raise it for the whole process.
+@pytest.mark.parametrize(("script", "error", "message"), REFUSALS)
+def test_other_responses_are_rejected(script: Script, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names what was found, and the next fetch succeeds."""
+    # Packages that other tests import raise this limit for the process.
     monkeypatch.setattr(http.client, "_MAXHEADERS", 100)
     with fetching(script, always()) as (fetcher, _):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             fetcher.get("/metrics")
         assert fetcher.get("/metrics") == PAGE
 
 
 def test_a_redirect_is_not_followed() -> None:
-    """Neither to the same server nor to another, which is never asked."""
+    """Neither to the same server nor to another one, which receives no request."""
     with Server(always()) as other:
         for where in ("/elsewhere", f"{other.url}/metrics"):
             with fetching(say(answer(b"", "302 Found", f"Location: {where}")), always()) as (fetcher, server):
@@ -130,8 +130,8 @@ MEGABYTES = [b"x" * 65_536] * (50 * 16)
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"10000\r\n%b\r\n"),
     ],
 )
-def test_a_page_of_50_megabytes_is_refused(head: bytes, piece: bytes) -> None:
-    """At 8 MiB, whose memory is all that it costs; the rest is not read."""
+def test_a_body_of_50_megabytes_is_rejected(head: bytes, piece: bytes) -> None:
+    """At 8 MiB, which bounds the memory; the rest is not read."""
     sent = 0
 
     def script(connection: socket.socket) -> None:
@@ -168,8 +168,8 @@ SLOW = {
 
 
 @pytest.mark.parametrize(("name", "kept"), [*((name, False) for name in SLOW), ("silent", True), ("head", True), ("body", True)])
-def test_a_server_that_takes_its_time_is_left(name: str, kept: bool) -> None:
-    """Wherever it drips or stops, on a new connection or a kept one, it is over when its time is; then the next page comes whole."""
+def test_a_slow_server_is_abandoned(name: str, kept: bool) -> None:
+    """For a pause at any point, on a new or a kept connection, the fetch ends after its timeout; then the next fetch succeeds."""
 
     def well_at_first(connection: socket.socket) -> None:
         if kept:
@@ -181,14 +181,14 @@ def test_a_server_that_takes_its_time_is_left(name: str, kept: bool) -> None:
         if kept:
             fetcher.get("/metrics")
         began_s = time.monotonic()
-        with pytest.raises(TimeoutError, match=r"/metrics was not whole after 0\.3 s: [\d,]+ bytes had come"):
+        with pytest.raises(TimeoutError, match=r"/metrics was incomplete after 0\.3 s: [\d,]+ bytes received"):
             fetcher.get("/metrics")
         assert SOON_S <= time.monotonic() - began_s < LATE_S
         assert fetcher.get("/metrics") == PAGE and server.connections == 2
 
 
-def test_time_is_counted_for_each_page_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that is kept for longer than a page may take is no late page."""
+def test_the_timeout_starts_with_each_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection kept for longer than the timeout does not shorten it."""
     clock = itertools.count(0, LATE_S / 10)
     monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     with fetching(always()) as (fetcher, server):
@@ -196,8 +196,8 @@ def test_time_is_counted_for_each_page_alone(monkeypatch: pytest.MonkeyPatch) ->
         assert next(clock) > 2 * LATE_S and server.connections == 1
 
 
-def test_a_connection_that_was_kept_and_closed_is_made_anew_once() -> None:
-    """Where the new one fails too, that is told, and no third is made; a first connection that fails is not repeated."""
+def test_a_kept_connection_that_was_closed_is_opened_again_once() -> None:
+    """If the new one fails too, that is reported and no third is opened; a first connection that fails is not retried."""
     with fetching(say(answer()), lambda connection: None, always()) as (fetcher, server):
         assert fetcher.get("/metrics") == PAGE and server.connections == 1
         with pytest.raises(ConnectionError):
@@ -206,8 +206,8 @@ def test_a_connection_that_was_kept_and_closed_is_made_anew_once() -> None:
         assert fetcher.get("/metrics") == PAGE and server.connections == 3
 
 
-def test_nobody_is_there() -> None:
-    """Refused at once; when somebody comes, the page does."""
+def test_a_server_that_is_away() -> None:
+    """The connection is refused at once; when the server is there, the fetch succeeds."""
     with contextlib.closing(Fetcher(f"http://127.0.0.1:{free_port()}")) as fetcher:
         for _ in range(2):
             with pytest.raises(ConnectionRefusedError):
@@ -216,7 +216,7 @@ def test_nobody_is_there() -> None:
 
 
 def test_tls(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page comes over TLS from who is trusted, its time is bounded there too, and a stranger's certificate is refused."""
+    """A body over TLS from a trusted server, with the same time limit; an untrusted certificate is rejected."""
     certificate, key, authority = issued(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -227,5 +227,5 @@ def test_tls(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
         with contextlib.closing(Fetcher(server.url)) as fetcher:
             assert [fetcher.get("/metrics"), fetcher.get("/metrics")] == [PAGE, PAGE] and server.connections == 2
-        with contextlib.closing(Fetcher(server.url, SOON_S)) as fetcher, pytest.raises(TimeoutError, match="was not whole"):
+        with contextlib.closing(Fetcher(server.url, SOON_S)) as fetcher, pytest.raises(TimeoutError, match="was incomplete"):
             fetcher.get("/metrics")

@@ -1,4 +1,4 @@
-"""Events of the KV cache as vLLM and SGLang publish them, over a real ZMQ publisher: blocks are counted, and no prompt is ever held."""
+"""KV cache events as vLLM and SGLang publish them, over a real ZMQ publisher: blocks are counted, and no prompt is kept."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 
 from helpers.servers.publisher import Publisher, reachable
 from helpers.servers.waiting import until
-from legato_gpu_agent.collectors import Absent, zmq_subscriber
-from legato_gpu_agent.collectors.decode_errors import Unusable
+from legato_gpu_agent.collectors import zmq_subscriber
+from legato_gpu_agent.collectors.base import NotAvailable
+from legato_gpu_agent.collectors.decode_errors import DecodeError
 from legato_gpu_agent.collectors.kv_events import KvEvents
-from legato_gpu_agent.collectors.measurement import Reading
+from legato_gpu_agent.collectors.measurement import Measurement
 
 NOW = 1_700_000_000_000_000_000
 RECORDED = pathlib.Path(__file__).parents[1] / "data" / "kv_events.jsonl"
-"""Batches as a real vLLM 0.32 published them, a line each."""
+"""Batches as a real vLLM 0.32 published them, one per line."""
 
 
 class EventBatch(msgspec.Struct, array_like=True):
@@ -35,11 +36,11 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, tag=True):
-    """An event: a map with its class's name under ``type``."""
+    """An event: a map with the name of its class under ``type``."""
 
 
 class BlockStored(KVCacheEvent):
-    """Blocks that came into the cache, with the tokens of the prompt."""
+    """Return an event of stored blocks, with the tokens of the prompt."""
 
     block_hashes: list[int | bytes]
     parent_block_hash: int | None
@@ -51,62 +52,62 @@ class BlockStored(KVCacheEvent):
 
 
 class BlockRemoved(KVCacheEvent):
-    """Blocks that were dropped."""
+    """Return an event of removed blocks."""
 
     block_hashes: list[int | bytes]
     medium: str | None = None
 
 
 class AllBlocksCleared(KVCacheEvent):
-    """The cache was emptied."""
+    """Return an event of a cleared cache."""
 
 
 def batch(*events: KVCacheEvent) -> bytes:
-    """A message of these events."""
+    """Return a message with these events."""
     return msgspec.msgpack.encode(EventBatch(1_700_000_000.5, list(events), 0))
 
 
 def stored(hashes: Sequence[int | bytes], medium: str | None = "GPU", tokens: Sequence[int] = (1, 2, 3)) -> BlockStored:
-    """Blocks that came, with a prompt's tokens."""
+    """Stored blocks, with the tokens of a prompt."""
     return BlockStored(list(hashes), None, list(tokens), 16, None, medium, "a session")
 
 
 class World:
-    """A publisher and the collector that listens to it."""
+    """A publisher and the collector that receives from it."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher, self.events = publisher, KvEvents("e", publisher.endpoint)
         self.number = 0
 
-    def collect(self) -> list[Reading]:
-        """A round."""
+    def collect(self) -> list[Measurement]:
+        """Run a round."""
         found = list(self.events.collect(NOW))
-        assert all(isinstance(each, Reading) and each.since_ns == NOW for each in found)
-        return [each for each in found if isinstance(each, Reading)]
+        assert all(isinstance(each, Measurement) and each.start_ns == NOW for each in found)
+        return [each for each in found if isinstance(each, Measurement)]
 
     def blocks(self) -> dict[tuple[str, str], float]:
-        """Blocks by what became of them, and medium."""
+        """Return blocks by event and medium."""
         named = [(dict(each.attributes), each) for each in self.collect() if each.metric == "legato.engine.kv_cache.blocks"]
         assert all(attributes["legato.engine.id"] == "e" and each.unit == "{block}" for attributes, each in named)
         return {(attributes["legato.event"], attributes["legato.medium"]): each.value for attributes, each in named}
 
     def messages(self) -> dict[str, float]:
-        """Those that were lost, and that were bad."""
+        """Return the numbers of lost and bad messages."""
         return {dict(each.attributes)["legato.outcome"]: each.value for each in self.collect() if each.metric == "legato.agent.kv_events"}
 
     def publish(self, *payloads: bytes) -> None:
-        """These messages; and wait until they came."""
-        heard = self.events._subscription
-        wanted = heard.taken + heard.bad + len(payloads)
+        """Send these messages, and wait until they are received."""
+        subscriber = self.events._subscriber
+        wanted = subscriber.taken + subscriber.bad + len(payloads)
         for payload in payloads:
             self.publisher.publish(self.number, payload, b"kv-events")
             self.number += 1
-        until(lambda: heard.taken + heard.bad == wanted)
+        until(lambda: subscriber.taken + subscriber.bad == wanted)
 
 
 @contextmanager
 def listening() -> Iterator[World]:
-    """A world whose collector listens."""
+    """Create a world with a subscribed collector."""
     with Publisher() as publisher:
         world = World(publisher)
         try:
@@ -119,20 +120,20 @@ def listening() -> Iterator[World]:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """One for the test."""
+    """A world for one test."""
     with listening() as each:
         yield each
 
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[World]:
-    """One for many examples."""
+    """A world for many examples."""
     with listening() as each:
         yield each
 
 
 def test_blocks_are_counted_by_kind_and_medium(world: World) -> None:
-    """Over all batches; hashes may be numbers or bytes, and a cache that is cleared counts once."""
+    """Over all batches. Hashes may be numbers or bytes, and a cleared cache counts once."""
     many = list(range(2**40, 2**40 + 70_000))
     world.publish(
         batch(stored([2**64 - 1, 5]), BlockRemoved([b"\x01" * 32], "CPU_PINNED"), AllBlocksCleared()),
@@ -151,8 +152,8 @@ def test_blocks_are_counted_by_kind_and_medium(world: World) -> None:
     assert world.messages() == {"lost": 0, "bad": 0}
 
 
-def test_real_events_are_counted() -> None:
-    """What vLLM published is what plain Python counts in it."""
+def test_recorded_events_are_counted() -> None:
+    """The counts of vLLM's recorded messages equal those of plain Python."""
     batches = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
     expected: Counter[tuple[str, str]] = Counter()
     for _, events, _ in batches:
@@ -163,16 +164,16 @@ def test_real_events_are_counted() -> None:
         assert len(batches) == 24 and world.blocks() == expected and len(expected) == 2
 
 
-def test_numbers_that_are_left_out_were_lost(world: World) -> None:
-    """Nobody knows what was in them."""
+def test_missing_numbers_count_as_lost(world: World) -> None:
+    """Their contents are unknown."""
     world.publish(batch(stored([1])))
     world.number += 5
     world.publish(batch(stored([1])))
     assert world.messages() == {"lost": 5, "bad": 0} and world.blocks() == {("stored", "GPU"): 2}
 
 
-def test_an_engine_that_restarts_is_counted_on(world: World) -> None:
-    """Its numbers begin anew, and nothing was lost by that."""
+def test_a_restarted_engine_continues_the_counts(world: World) -> None:
+    """Its numbers start again, which loses nothing."""
     world.publish(batch(stored([1])))
     world.publisher.close()
     with Publisher(world.publisher.endpoint) as successor:
@@ -185,8 +186,8 @@ def test_an_engine_that_restarts_is_counted_on(world: World) -> None:
 MARKS = [777_000_001 + number for number in range(64)]
 
 
-def test_no_token_of_a_prompt_is_held(world: World) -> None:
-    """Neither as a number nor as bytes, in whatever the collector holds; and what is decoded has no field for them."""
+def test_no_token_of_a_prompt_is_kept(world: World) -> None:
+    """Neither as a number nor as bytes anywhere in the collector; the decoder's types have no field for tokens."""
     for number in range(50):
         world.publisher.publish(number, batch(stored([number], "GPU", MARKS)))
     until(lambda: world.blocks().get(("stored", "GPU")) == 50)
@@ -200,14 +201,14 @@ def test_no_token_of_a_prompt_is_held(world: World) -> None:
 
 
 def test_mediums_are_bounded(world: World) -> None:
-    """Names without end, and without bound, are counted for some; those that are known go on being counted."""
+    """Of unlimited and long names some are counted; known ones continue to be counted."""
     world.publish(batch(stored([1])), batch(*(stored([1], f"{number}" * 40) for number in range(1_000))), batch(stored([1], "GPU")))
     blocks = world.blocks()
     assert len(blocks) == 48 and blocks["stored", "GPU"] == 2 and max(len(medium) for _, medium in blocks) == 32
 
 
 def event(**changed: Any) -> bytes:
-    """A batch of one good event and one with something changed; ``None`` leaves a field out."""
+    """Return a batch of one good event and one with changes; ``None`` removes a field."""
     fields = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", **changed}
     good = {"type": "BlockRemoved", "block_hashes": [1]}
     return msgspec.msgpack.encode([1.5, [good, {key: value for key, value in fields.items() if value is not None}], 0])
@@ -235,28 +236,28 @@ BAD = {
 
 
 @pytest.mark.parametrize("payload", BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_is_counted_as_bad(world: World, payload: bytes) -> None:
-    """All of its message, and none of its events."""
+def test_an_invalid_message_is_bad(world: World, payload: bytes) -> None:
+    """As a whole: none of its events counts."""
     world.publish(payload, batch(stored([1])))
     assert world.messages() == {"lost": 0, "bad": 1} and world.blocks() == {("stored", "GPU"): 1}
 
 
-def test_an_engine_whose_events_are_others_is_down(world: World) -> None:
-    """It says why, and nothing of what came; and is up again with its next good message."""
+def test_an_engine_with_other_events_is_down(world: World) -> None:
+    """The reason quotes nothing of the messages; it is up again with the next good message."""
     world.publish(msgspec.msgpack.encode({"ts": 1.5, "events": "the prompt of a customer"}))
-    why = "Expected `array`, got `object`; expected events of the KV cache, as vLLM and SGLang publish them"
-    with pytest.raises(Unusable) as failed:
+    why = "Expected `array`, got `object`; expected KV cache events as vLLM and SGLang publish them"
+    with pytest.raises(DecodeError) as failed:
         world.collect()
-    assert str(failed.value) == f"{world.publisher.endpoint}: none of what came could be taken (messages: 1); the last: {why}"
+    assert str(failed.value) == f"{world.publisher.endpoint}: no messages could be decoded (1 received); the last: {why}"
     world.publish(event(block_hashes=7))
-    with pytest.raises(Unusable, match=r"\(messages: 2\); the last: block_hashes is no array; expected"):
+    with pytest.raises(DecodeError, match=r"\(2 received\); the last: block_hashes is not an array; expected"):
         world.collect()
     world.publish(batch())
     assert world.messages() == {"lost": 0, "bad": 2}
 
 
-def test_what_is_not_known_is_skipped(world: World) -> None:
-    """Events of tomorrow, fields of tomorrow, more at the end."""
+def test_unknown_fields_are_skipped(world: World) -> None:
+    """Events and fields of later versions, and further elements at the end."""
     world.publish(
         msgspec.msgpack.encode(
             [1, [{"type": "BlockPinned", "block_hashes": [1]}, {"type": "BlockRemoved", "block_hashes": [1], "new": {}}], 0, 5]
@@ -265,17 +266,17 @@ def test_what_is_not_known_is_skipped(world: World) -> None:
     assert world.blocks() == {("removed", ""): 1} and world.messages() == {"lost": 0, "bad": 0}
 
 
-def test_an_endpoint_without_a_publisher_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_without_a_publisher_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the silence."""
     monkeypatch.setattr(zmq_subscriber, "_SILENT_S", 0.0)
     events = KvEvents("e", "tcp://127.0.0.1:9")
-    with pytest.raises(Absent, match="nothing comes from tcp://127.0.0.1:9"):
+    with pytest.raises(NotAvailable, match="no message from tcp://127.0.0.1:9"):
         list(events.collect(NOW))
     events.close()
 
 
 def hostile() -> st.SearchStrategy[bytes]:
-    """Random bytes, batches with bytes changed, and events of random values under the right names."""
+    """Random bytes, batches with changed bytes, and events with random values under the right names."""
     values = st.one_of(st.none(), st.integers(-(2**63), 2**64 - 1), st.text(max_size=40), st.lists(st.integers(0, 2**64 - 1), max_size=20))
     kinds = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "Other"])
     events = st.fixed_dictionaries({"type": kinds}, optional={"block_hashes": values, "medium": values, "token_ids": values})
@@ -284,8 +285,8 @@ def hostile() -> st.SearchStrategy[bytes]:
     return st.one_of(st.binary(max_size=40), changed, st.lists(events, max_size=4).map(lambda each: msgspec.msgpack.encode([1.5, each])))
 
 
-def test_nothing_that_comes_does_harm(lasting: World) -> None:
-    """Whatever is published, a round raises nothing, counts only grow, and what is held is bounded."""
+def test_any_message_is_harmless(lasting: World) -> None:
+    """For any published message a round raises nothing else, counters only grow, and the state is bounded."""
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(hostile(), min_size=1, max_size=5))

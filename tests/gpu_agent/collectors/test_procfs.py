@@ -1,4 +1,4 @@
-"""/proc as it is read: what the numbers mean, on a tree with known ones, a recorded one and this machine's; and what is not there."""
+"""/proc: the values of a written tree, a recorded tree and this machine, and missing files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from helpers.platform.families import family
 from helpers.platform.proctree import RECORDED, Process, node, put, write
-from legato_gpu_agent.collectors import Absent
 from legato_gpu_agent.collectors import procfs as module
+from legato_gpu_agent.collectors.base import NotAvailable
 from legato_gpu_agent.collectors.procfs import Listener, Proc
 
 LIVE = Proc(pathlib.Path("/proc"))
@@ -43,7 +43,7 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def another_user() -> Iterator[None]:
-    """This thread asks for files as nobody where it would as root, to whom nothing is forbidden."""
+    """Read files in this thread as an unprivileged user, because root may read everything."""
     libc = ctypes.CDLL(None)
     before = libc.setfsuid(NOBODY)
     try:
@@ -53,7 +53,7 @@ def another_user() -> Iterator[None]:
 
 
 def test_cpu_time_is_in_seconds_by_mode(tree: pathlib.Path) -> None:
-    """Ticks become seconds, of all CPUs and of each; what guests had is not told apart, and lines that are no CPU's are passed over."""
+    """Ticks become seconds, of all CPUs and of each. Guest time is not separate, and lines of other kinds are skipped."""
     seconds = Proc(tree).cpu_seconds()
     one = {"user": 4.0, "nice": 0.1, "system": 1.0, "idle": 90.0, "iowait": 0.4, "interrupt": 0.0, "softirq": 0.2, "steal": 0.3}
     assert (seconds["0"], seconds["1"], set(seconds)) == (one, one, {"", "0", "1"})
@@ -61,8 +61,8 @@ def test_cpu_time_is_in_seconds_by_mode(tree: pathlib.Path) -> None:
     assert Proc(tree).cpu_seconds(each=False) == {"": seconds[""]}
 
 
-def test_the_numbers_of_the_whole_node(tree: pathlib.Path) -> None:
-    """Pressure is in seconds, memory in bytes where the file says kB, and counters are as they are."""
+def test_the_values_of_the_node(tree: pathlib.Path) -> None:
+    """Pressure is in seconds, memory in bytes where the file has kB, and counters are unchanged."""
     proc = Proc(tree)
     assert proc.pressure_seconds("cpu") == {"some": 1.5, "full": 0.0}
     assert proc.pressure_seconds("io") == {"some": 2.0, "full": 1.0}
@@ -77,7 +77,7 @@ def test_the_numbers_of_the_whole_node(tree: pathlib.Path) -> None:
 
 
 def test_a_recorded_machine() -> None:
-    """The files of a real kernel are read: the CPUs add up to their sum, and numbers are those that stand in the files."""
+    """The files of a real kernel: the CPUs add up to their sum, and values are those of the files."""
     proc = Proc(RECORDED)
     seconds = proc.cpu_seconds()
     assert len(seconds) == 3 and min(map(len, seconds.values())) == 8
@@ -96,47 +96,47 @@ def test_a_recorded_machine() -> None:
 
 
 def test_this_machine() -> None:
-    """The kernel that runs now is understood: this process has its parent and threads, the port that it listens on, and its socket."""
+    """The running kernel: this process has its parent, its threads, its listening port and its socket."""
     own = os.getpid()
     assert own in LIVE.pids() and LIVE.parent(own) == os.getppid()
     threads = LIVE.threads_ns(own)
     assert threads[str(own)][0] > 0 and all(waited >= 0 for _, waited in threads.values()) and len(threads) >= threading.active_count()
     assert LIVE.cpu_seconds()[""]["user"] > 0 and LIVE.memory_bytes()["MemTotal"] > 1 << 20
-    with socket.create_server(("127.0.0.1", 0)) as door, socket.socket() as other:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         listening = LIVE.listening()
-        inode = os.fstat(door.fileno()).st_ino
-        assert listening[door.getsockname()[1]] == inode and other.getsockname()[1] not in listening
+        inode = os.fstat(listener.fileno()).st_ino
+        assert listening[listener.getsockname()[1]] == inode and other.getsockname()[1] not in listening
         assert LIVE.holds(own, inode) and not LIVE.holds(own, 1)
     assert not LIVE.holds(own, inode)
     run = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
     run.wait()
     assert (LIVE.parent(run.pid), LIVE.holds(run.pid, 1)) == (None, False)
-    with pytest.raises(Absent, match=f"process {run.pid} has gone"):
+    with pytest.raises(NotAvailable, match=f"process {run.pid} has ended"):
         LIVE.threads_ns(run.pid)
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_not_there_is_absent(tmp_path: pathlib.Path, name: str) -> None:
-    """A missing file is no failure: the reader says which one it wanted, or that the process has gone."""
+def test_a_missing_file_is_not_available(tmp_path: pathlib.Path, name: str) -> None:
+    """The error names the file, or that the process has ended."""
     where = "process 5" if name.startswith("5") else str(tmp_path / name)
-    with pytest.raises(Absent) as caught:
+    with pytest.raises(NotAvailable) as caught:
         READERS[name](Proc(tmp_path))
     assert where in str(caught.value)
     assert (Proc(tmp_path).listening(), Proc(tmp_path).pids(), Proc(tmp_path / "no").pids()) == ({}, [], [])
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if not name.startswith("5")])
-def test_what_may_not_be_read_is_absent(tree: pathlib.Path, name: str) -> None:
-    """A file of another user's says which one it is and why."""
+def test_an_unreadable_file_is_not_available(tree: pathlib.Path, name: str) -> None:
+    """For a file of another user the error names the file and the reason."""
     (tree / name).chmod(0)
-    with another_user(), pytest.raises(Absent) as caught:
+    with another_user(), pytest.raises(NotAvailable) as caught:
         READERS[name](Proc(tree))
-    assert str(caught.value) == f"{tree / name} may not be read by this user"
+    assert str(caught.value) == f"this user may not read {tree / name}"
 
 
 def test_processes(tree: pathlib.Path) -> None:
-    """Each has its parent, its sockets, and what each of its threads ran and waited."""
+    """Each has its parent, its sockets, and for each thread the time it ran and waited."""
     threads = {7: (1_500_000_000, 250_000_000), 8: (500_000_000, 50_000_000)}
     write(tree, processes=[Process(7, parent=3, threads=threads, sockets=(111, 112)), Process(9, parent=7)])
     proc = Proc(tree)
@@ -146,14 +146,14 @@ def test_processes(tree: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["python3", "a b", ") S 99 (", "x) R 1", "((", "vllm::EngineCor", "tab\tnew\nline)", "größe ✓", ""])
-def test_a_name_is_no_field(tree: pathlib.Path, name: str) -> None:
-    """Whatever a process calls itself, its parent is the number after its last parenthesis."""
+def test_a_name_may_contain_any_character(tree: pathlib.Path, name: str) -> None:
+    """For any name of a process, its parent is the number after the last parenthesis."""
     write(tree, processes=[Process(7, parent=3, name=name)])
     assert Proc(tree).parent(7) == 3
 
 
-def test_a_real_name_is_no_field() -> None:
-    """So it is in the kernel's own file."""
+def test_a_real_name_may_contain_any_character() -> None:
+    """As the kernel writes it."""
     program = "import sys; open('/proc/self/comm', 'w').write('a) S 1 (b'); print(open('/proc/self/comm').read()); sys.stdin.read()"
     command = [sys.executable, "-I", "-S", "-u", "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
@@ -161,8 +161,8 @@ def test_a_real_name_is_no_field() -> None:
         assert LIVE.parent(run.pid) == os.getpid()
 
 
-def test_sockets_of_other_users_are_nobodys(tree: pathlib.Path) -> None:
-    """Where the files of a process are not ours to see, it holds nothing; what else is public of it stays known."""
+def test_sockets_of_other_users_are_invisible(tree: pathlib.Path) -> None:
+    """A process with unreadable files holds no socket; its public values stay known."""
     write(tree, processes=[Process(7, parent=3, sockets=(111,))])
     assert Proc(tree).holds(7, 111)
     (tree / "7" / "fd").chmod(0)
@@ -174,28 +174,28 @@ def test_sockets_of_other_users_are_nobodys(tree: pathlib.Path) -> None:
         assert [LIVE.holds(pid, inode) for pid in engine.pids] == [True, True, False]
 
 
-def test_a_process_that_goes_while_it_is_read_has_gone(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's word for it (ESRCH) may come after the file was opened: that is no failure either."""
+def test_a_process_that_ends_during_a_read_has_ended(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may report it (ESRCH) after the file was opened: that is not a failure either."""
     runs: list[subprocess.Popen[str]] = []
 
     def slow(handle: int) -> bytes:
         runs[-1].communicate()
         return whole(handle)
 
-    whole = module._whole
-    monkeypatch.setattr(module, "_whole", slow)
+    whole = module._read_all
+    monkeypatch.setattr(module, "_read_all", slow)
     for ask in (LIVE.parent, LIVE.threads_ns):
         with subprocess.Popen([sys.executable, "-I", "-S", "-c", "open(0).read()"], stdin=subprocess.PIPE, text=True) as run:
             runs.append(run)
             if ask == LIVE.parent:
                 assert ask(run.pid) is None
             else:
-                with pytest.raises(Absent, match="has gone"):
+                with pytest.raises(NotAvailable, match="has ended"):
                     ask(run.pid)
 
 
-def test_sockets_that_listen(tree: pathlib.Path) -> None:
-    """Those of IPv4 and IPv6, by port; connections from the same port are none, and torn lines are passed over."""
+def test_listening_sockets(tree: pathlib.Path) -> None:
+    """Of IPv4 and IPv6, by port, without connections from the same port; incomplete lines are skipped."""
     write(tree, listening={8000: 111, 30000: 222}, listening6={8000: 333, 65535: 444})
     proc = Proc(tree)
     assert proc.listening() == {8000: 111, 30000: 222, 65535: 444}
@@ -228,15 +228,15 @@ _SOCKET = "   0: {}:{:04X} {}:0000 0A 00000000:00000000 00:00000000 00000000  10
         ("tcp6", "0000000000000000FFFF000000000000", ""),
     ],
 )
-def test_where_a_socket_listens(tree: pathlib.Path, table: str, written: str, address: str) -> None:
-    """At which of the host's addresses, or at all of them; one of IPv4 that a socket of IPv6 has is one of IPv4."""
+def test_the_address_of_a_socket(tree: pathlib.Path, table: str, written: str, address: str) -> None:
+    """One address of the host, or all; an IPv4 address of an IPv6 socket is returned as IPv4."""
     put(tree, f"net/{table}", "head\n" + _SOCKET.format(written, 8000, "0" * len(written), 111))
     assert Proc(tree).listeners() == {8000: Listener(111, address)} and Proc(tree).listening() == {8000: 111}
 
 
 @pytest.mark.skipif(sys.byteorder == "big", reason="the kernel writes addresses in its machine's order: these are another's")
-def test_of_several_sockets_at_a_port(tree: pathlib.Path) -> None:
-    """The one that is reached by loopback, wherever it stands; else the first. What is no address is passed over."""
+def test_several_sockets_at_a_port(tree: pathlib.Path) -> None:
+    """The one that is reached through loopback, in any order, or else the first. Invalid addresses are skipped."""
     written = ["0500000A", "0100007F", "0600000A"]
     put(tree, "net/tcp", "head\n" + "".join(_SOCKET.format(each, 8000, "0" * 8, 111 + at) for at, each in enumerate(written)))
     put(tree, "net/tcp6", "head\n" + _SOCKET.format("000000FD000000000000000005000000", 8001, "0" * 32, 222))
@@ -246,8 +246,8 @@ def test_of_several_sockets_at_a_port(tree: pathlib.Path) -> None:
     assert Proc(tree).listeners()[8000] == Listener(333, "10.0.0.6")
 
 
-def test_where_a_real_socket_listens() -> None:
-    """The kernel that runs now says it so."""
+def test_the_address_of_a_real_socket() -> None:
+    """As the running kernel writes it."""
     with socket.create_server(("127.0.0.2", 0)) as one, socket.create_server(("", 0)) as other:
         listeners = LIVE.listeners()
         assert listeners[one.getsockname()[1]] == (os.fstat(one.fileno()).st_ino, "127.0.0.2")
@@ -255,7 +255,7 @@ def test_where_a_real_socket_listens() -> None:
 
 
 def test_a_huge_file_is_read_up_to_a_bound(tree: pathlib.Path) -> None:
-    """Of a table of sockets that does not end 4 MiB are read, whole lines alone; a line without end is nothing."""
+    """Of an endless table of sockets 4 MiB are read, complete lines only; a line without end yields nothing."""
     write(tree, listening={port: port + 100_000 for port in range(1, 40_001)})
     proc = Proc(tree)
     text = proc.text("net/tcp")
@@ -279,8 +279,8 @@ def test_a_huge_file_is_read_up_to_a_bound(tree: pathlib.Path) -> None:
         ("net/dev", "head\nhead\neth0: 1 é 2\n"),
     ],
 )
-def test_a_torn_file_gives_no_number_that_is_not_there(tree: pathlib.Path, name: str, torn: str) -> None:
-    """An empty file gives nothing; lines without their numbers, or with words for them, are an error that is told."""
+def test_an_incomplete_file_yields_no_false_value(tree: pathlib.Path, name: str, torn: str) -> None:
+    """An empty file yields nothing; lines without numbers, or with words in place of numbers, are an error."""
     put(tree, name, "")
     assert not READERS[name](Proc(tree))
     put(tree, name, torn)
@@ -290,8 +290,8 @@ def test_a_torn_file_gives_no_number_that_is_not_there(tree: pathlib.Path, name:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
-def test_no_bytes_break_what_many_rely_on(tmp_path: pathlib.Path, data: bytes) -> None:
-    """Whatever stands in the tables of sockets and processes, they give an answer, or say that nothing is there."""
+def test_any_bytes_are_accepted_in_shared_tables(tmp_path: pathlib.Path, data: bytes) -> None:
+    """For any contents of the tables of sockets and processes, the result is a value or nothing."""
     write(tmp_path, listening={8000: 111}, listening6={}, processes=[Process(5, threads={5: (1, 1), 6: (2, 2)})])
     for name in ("net/tcp6", "5/stat", "5/task/6/schedstat"):
         (tmp_path / name).write_bytes(data)

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's iterations over real HTTP: each is one step, told once, and what cannot be is never one."""
+"""TensorRT-LLM's iterations over real HTTP: each is one step, emitted once; invalid ones are not."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.servers.answering import answering_get
-from legato_gpu_agent.agent.otlp_spans import request_of
-from legato_gpu_agent.agent.step_buffer import Pending
+from legato_gpu_agent.agent.otlp_spans import steps_request
+from legato_gpu_agent.agent.step_buffer import StepBuffer
 from legato_gpu_agent.collectors import trtllm_iterations
-from legato_gpu_agent.collectors.measurement import Reading
+from legato_gpu_agent.collectors.measurement import Measurement
 from legato_gpu_agent.collectors.trtllm_iterations import BadIterations, Iterations
 from legato_gpu_agent.collectors.trtllm_requests import PerfMetrics
 from legato_gpu_agent.engines.signals import SIGNALS
@@ -35,71 +35,71 @@ SAMPLE = json.loads((PAGES / "tensorrt_llm_iterations.json").read_text(encoding=
 
 
 def row(number: int, **changed: Any) -> dict[str, Any]:
-    """An iteration; ``Ellipsis`` leaves a field out."""
+    """Return an iteration; ``Ellipsis`` removes a field."""
     out = {**copy.deepcopy(SAMPLE[0]), "iter": number, **changed}
     return {key: value for key, value in out.items() if value is not ...}
 
 
-def page(*rows: object) -> bytes:
-    """What /metrics answers."""
+def body(*rows: object) -> bytes:
+    """Return a response of /metrics."""
     return json.dumps(rows).encode()
 
 
 class World:
-    """A server that answers with these pages, each once and then with none; the collector that reads it, and what that told."""
+    """A server that returns these responses once each and then an empty list; the collector that reads it, and the emitted steps."""
 
     def __init__(self, url: str) -> None:
-        self.pages: list[bytes | int] = []
+        self.bodies: list[bytes | int] = []
         self.paths: list[str] = []
-        self.told: list[Datagram] = []
+        self.emitted: list[Datagram] = []
         self.now_ns = NOW
-        self.url, self.iterations = url, Iterations(url, "e", self.told.append)
+        self.url, self.iterations = url, Iterations(url, "e", self.emitted.append)
 
     def answer(self, path: str) -> bytes | int:
-        """What the server says."""
+        """Return the server's response."""
         self.paths.append(path)
-        return self.pages.pop(0) if self.pages else b"[]"
+        return self.bodies.pop(0) if self.bodies else b"[]"
 
-    def poll(self, *rows: object, after_s: float = 1.0) -> list[Reading]:
-        """A round a second after the one before, of a page with these rows."""
-        return self.poll_page(page(*rows), after_s)
+    def poll(self, *rows: object, after_s: float = 1.0) -> list[Measurement]:
+        """Run a round one second after the last, with these rows."""
+        return self.poll_body(body(*rows), after_s)
 
-    def poll_page(self, body: bytes | int, after_s: float = 1.0) -> list[Reading]:
-        """One of a page of these bytes, or of a status."""
-        self.pages.append(body)
+    def poll_body(self, body: bytes | int, after_s: float = 1.0) -> list[Measurement]:
+        """Run a round with this body, or with this status."""
+        self.bodies.append(body)
         self.now_ns += int(after_s * SECOND)
         found = list(self.iterations.collect(self.now_ns))
-        assert all(isinstance(each, Reading) for each in found)
-        return [each for each in found if isinstance(each, Reading)]
+        assert all(isinstance(each, Measurement) for each in found)
+        return [each for each in found if isinstance(each, Measurement)]
 
     @property
     def steps(self) -> list[Step]:
-        """What was told."""
-        return [each.step for each in self.told if each.step is not None]
+        """Return the emitted steps."""
+        return [each.step for each in self.emitted if each.step is not None]
 
 
-def counts(found: list[Reading]) -> dict[str, float]:
-    """Rows by what became of them, without those of which there are none."""
+def counts(found: list[Measurement]) -> dict[str, float]:
+    """Return rows by outcome, without outcomes of 0."""
     named = {dict(each.attributes)["legato.outcome"]: each.value for each in found if each.metric == "legato.agent.iterations"}
     assert set(named) == {"taken", "late", "missing", "other", "bad"}
     return {what: count for what, count in named.items() if count}
 
 
-def signals(found: list[Reading]) -> dict[str, float]:
-    """What is known of the engine, by name; each in its unit, and a counter where it is one."""
+def signals(found: list[Measurement]) -> dict[str, float]:
+    """Return the measurements of the engine by name; each has its unit, and counters have a start."""
     out = {}
     for each in found:
         if each.metric.startswith("legato.engine."):
             assert dict(each.attributes) == {"legato.engine.id": "e", "legato.engine.kind": "tensorrt_llm"}
             known = SIGNALS.get(each.metric)
-            assert known is None or (each.unit, bool(each.since_ns)) == (known.unit, known.kind == "counter")
+            assert known is None or (each.unit, bool(each.start_ns)) == (known.unit, known.kind == "counter")
             out[each.metric.removeprefix("legato.engine.")] = each.value
     return out
 
 
 @contextmanager
 def serving() -> Iterator[World]:
-    """A world whose server runs, and whose collector has not polled yet."""
+    """A world with a running server and a collector that has not polled yet."""
     with answering_get(lambda path: served.answer(path)) as url:
         served = World(url)
         try:
@@ -110,7 +110,7 @@ def serving() -> Iterator[World]:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """One that was polled once: the list is empty from now on."""
+    """A world that was polled once, so that the list is empty."""
     with serving() as each:
         each.poll()
         yield each
@@ -118,15 +118,15 @@ def world() -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[World]:
-    """One for many examples."""
+    """A world for many examples."""
     with serving() as each:
         each.poll()
         yield each
 
 
 def test_iterations_are_steps(world: World) -> None:
-    """Each once, all of a poll recorded at its end; what the engine says of them, in a step's units."""
-    world.poll_page((PAGES / "tensorrt_llm_iterations.json").read_bytes())
+    """Each once, all of a poll recorded at its end, with the engine's values in the units of a step."""
+    world.poll_body((PAGES / "tensorrt_llm_iterations.json").read_bytes())
     assert [step.number for step in world.steps] == [20411, 20412, 20413, 20414, 20415, 20416] and set(world.paths) == {"/metrics"}
     assert world.steps[1] == Step(
         number=20412,
@@ -145,13 +145,13 @@ def test_iterations_are_steps(world: World) -> None:
     )
     assert (world.steps[0].prefill_requests, world.steps[0].prefill_tokens, world.steps[0].decode_tokens) == (1, 1024, 51)
     assert len({step.recorded_ns for step in world.steps}) == 1 and 0 <= world.steps[0].recorded_ns - world.now_ns < 20 * SECOND
-    assert {(each.engine.id, each.engine.epoch_ns) for each in world.told} == {("e", world.iterations.epoch_ns())}
+    assert {(each.engine.id, each.engine.epoch_ns) for each in world.emitted} == {("e", world.iterations.epoch_ns())}
     world.poll(row(20417))
     assert [step.number for step in world.steps[6:]] == [20417] and world.steps[6].interval_us == 31_674
 
 
-def test_the_newest_iteration_tells_of_the_engine(world: World) -> None:
-    """In the one vocabulary; what was drafted and accepted adds up."""
+def test_the_newest_iteration_is_measured(world: World) -> None:
+    """With catalogue signals; drafted and accepted tokens add up."""
     found = world.poll(*SAMPLE)
     last, drafts = SAMPLE[-1], [each["specDecodingStats"] for each in SAMPLE]
     assert signals(found) == {
@@ -167,7 +167,7 @@ def test_the_newest_iteration_tells_of_the_engine(world: World) -> None:
         "speculation.draft_tokens": sum(each["numDraftTokens"] for each in drafts),
         "speculation.accepted_tokens": sum(each["numAcceptedTokens"] for each in drafts),
     }
-    assert {each.since_ns for each in found if each.since_ns} == {NOW + SECOND}
+    assert {each.start_ns for each in found if each.start_ns} == {NOW + SECOND}
     found = world.poll(row(20417, specDecodingStats=None, kvCacheStats=None, inflightBatchingStats=None))
     assert set(signals(found)) == {
         *("up", "requests.running", "requests.waiting", "step.time", "speculation.draft_tokens", "speculation.accepted_tokens")
@@ -175,41 +175,41 @@ def test_the_newest_iteration_tells_of_the_engine(world: World) -> None:
     assert signals(found)["speculation.draft_tokens"] == sum(each["numDraftTokens"] for each in drafts)
 
 
-def test_an_engine_that_idles_is_up() -> None:
-    """And says nothing else: what is not known is absent, never 0."""
+def test_an_idle_engine_is_up() -> None:
+    """Without further values: an unknown value is absent, never 0."""
     with serving() as world:
         assert signals(world.poll()) == {"up": 1} and world.iterations.epoch_ns() == 0
 
 
-def test_it_says_by_which_hosts_clock_the_steps_are_recorded(world: World) -> None:
-    """So that they can be joined to the streams of a server on that host, as no step names its requests."""
-    collector = Iterations(world.url, "e", world.told.append, boot_id="boot-1")
+def test_steps_name_the_boot_of_their_clock(world: World) -> None:
+    """So that they can be joined to the streams of a server on that host, because a step names no request."""
+    collector = Iterations(world.url, "e", world.emitted.append, boot_id="boot-1")
     try:
-        (up,) = (each for each in collector.collect(NOW) if isinstance(each, Reading) and each.metric == "legato.engine.up")
+        (up,) = (each for each in collector.collect(NOW) if isinstance(each, Measurement) and each.metric == "legato.engine.up")
     finally:
         collector.close()
     assert dict(up.attributes)["legato.boot.id"] == "boot-1"
 
 
-def test_what_piled_up_before_is_not_told() -> None:
-    """Nobody knows how old it is; so after a pause, too. It says what the engine is like, and what comes next is told."""
+def test_accumulated_iterations_are_not_emitted() -> None:
+    """Their age is unknown, at the first poll and after a pause. They count as measurements, and later iterations are emitted."""
     with serving() as world:
         found = world.poll(row(5), row(6))
-        assert not world.told and signals(found)["requests.running"] == 20 and "speculation.draft_tokens" not in signals(found)
+        assert not world.emitted and signals(found)["requests.running"] == 20 and "speculation.draft_tokens" not in signals(found)
         world.poll(row(7))
         found = world.poll(row(8), after_s=3600)
         assert [step.number for step in world.steps] == [7] and counts(found) == {"taken": 1, "late": 3}
         world.poll(row(9))
-        assert [step.number for step in world.steps] == [7, 9] and len({each.engine for each in world.told}) == 1
+        assert [step.number for step in world.steps] == [7, 9] and len({each.engine for each in world.emitted}) == 1
 
 
 def test_a_server_that_waits_for_rows_is_waited_for() -> None:
-    """An idle one waits 2 s for a row before it answers, and may meanwhile answer nothing else."""
+    """An idle server waits 2 s for a row before it responds, and may answer no other request meanwhile."""
     never = threading.Event()
 
     def answer(path: str) -> bytes:
         never.wait(2.1)
-        return page(row(7)) if path == "/metrics" else b"[]"
+        return body(row(7)) if path == "/metrics" else b"[]"
 
     with answering_get(answer) as url, ThreadPoolExecutor(2) as pool:
         steps, requests = Iterations(url, "e", lambda _: None), PerfMetrics(url, "e", lambda _: None)
@@ -218,27 +218,27 @@ def test_a_server_that_waits_for_rows_is_waited_for() -> None:
             assert all(each.result() for each in rounds)
 
 
-def test_rows_of_a_poll_of_4_s_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that an idle server holds that long, and the pause after it, are no reason to call a row late."""
-    took = itertools.count(0, 4 * SECOND)
-    monkeypatch.setattr(trtllm_iterations, "time", SimpleNamespace(monotonic_ns=lambda: next(took)))
+def test_rows_of_a_long_poll_are_not_late(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 4 s that an idle server holds a poll, and the pause after it, do not make a row late."""
+    elapsed = itertools.count(0, 4 * SECOND)
+    monkeypatch.setattr(trtllm_iterations, "time", SimpleNamespace(monotonic_ns=lambda: next(elapsed)))
     world.poll()
     found = world.poll(row(7), after_s=4.1)
     assert counts(found) == {"taken": 1} and world.steps[0].recorded_ns == world.now_ns + 4 * SECOND
 
 
-def test_iterations_that_somebody_else_read_are_missing(world: World) -> None:
-    """Those between two that are known, within a page and from one to the next."""
+def test_iterations_read_by_another_client_are_missing(world: World) -> None:
+    """Between two known ones, within a response and across two."""
     found = world.poll(row(7), row(8))
     assert counts(found) == {"taken": 2}
     world.poll(row(12), row(13), row(15))
     world.poll()
     found = world.poll(row(20))
-    assert counts(found) == {"taken": 6, "missing": 3 + 1 + 4} and len(world.told) == 6
+    assert counts(found) == {"taken": 6, "missing": 3 + 1 + 4} and len(world.emitted) == 6
 
 
-def test_what_is_not_known_to_be_missing_is_not() -> None:
-    """Nor before the first, nor after a restart, nor while nobody polled; nor what could not be read, or cannot be so many."""
+def test_iterations_of_unknown_number_are_not_missing() -> None:
+    """Before the first, after a restart, during a pause, undecodable ones, and implausibly many."""
     with serving() as world:
         assert counts(world.poll(row(5), row(8))) == {"late": 2}
         world.poll(row(9))
@@ -264,57 +264,57 @@ def test_what_is_not_known_to_be_missing_is_not() -> None:
         ({"hostStepTimeMS": 0}, 0),
     ],
 )
-def test_a_step_took_as_long_as_the_engine_s_loop(world: World, changed: dict[str, Any], interval_us: int | None) -> None:
-    """An iteration's latency is a step's time only where the scheduler does not overlap two of them."""
+def test_the_duration_of_a_step_is_that_of_the_loop(world: World, changed: dict[str, Any], interval_us: int | None) -> None:
+    """An iteration's latency is the duration of a step only where the scheduler does not overlap two of them."""
     found = world.poll(row(7), row(8, **changed))
     assert world.steps[1].interval_us == interval_us
     assert signals(found).get("step.time") == (None if interval_us is None else interval_us / 1e6)
 
 
-def test_what_comes_after_a_pause_knows_no_interval(world: World) -> None:
-    """The engine idled: nobody waited for that step since the one before."""
+def test_a_step_after_a_pause_has_no_interval(world: World) -> None:
+    """The engine was idle: no request waited for that step since the last one."""
     world.poll(row(7), row(8))
     world.poll()
     world.poll(row(9), row(10))
     assert [(step.number, step.interval_us is not None) for step in world.steps] == [(7, False), (8, True), (9, False), (10, True)]
 
 
-def test_an_engine_that_restarts_is_another_one(world: World) -> None:
-    """Its iterations begin anew; a record from before its first is no step."""
+def test_a_restarted_engine_is_another_one(world: World) -> None:
+    """Its iterations start again; the record before its first one is not a step."""
     world.poll(row(900), row(901))
     found = world.poll(row(0), row(1), row(2))
-    before, after = world.told[:2], world.told[2:]
+    before, after = world.emitted[:2], world.emitted[2:]
     assert [step.number for step in world.steps] == [900, 901, 1, 2] and counts(found) == {"taken": 4, "other": 1}
     assert len({each.engine for each in before}) == len({each.engine for each in after}) == 1
     assert after[0].engine.epoch_ns == world.iterations.epoch_ns() > before[0].engine.epoch_ns
     assert [step.interval_us is not None for step in world.steps] == [False, True, False, True]
-    pending = Pending()
-    for each in world.told:
-        pending.take(each, world.now_ns)
-    assert [[step.number for step in flush.steps] for flush in pending.flushes(world.now_ns)] == [[900, 901], [1, 2]]
+    step_buffer = StepBuffer()
+    for each in world.emitted:
+        step_buffer.add(each, world.now_ns)
+    assert [[step.number for step in flush.steps] for flush in step_buffer.flushes(world.now_ns)] == [[900, 901], [1, 2]]
 
 
-def test_a_page_makes_one_new_engine_at_most(world: World) -> None:
+def test_a_response_starts_at_most_one_engine(world: World) -> None:
     """Numbers that go up and down are bad."""
     world.poll(row(50))
     found = world.poll(*(row(number) for number in (9, 8, 7, 10, 6, 11)))
-    assert len({each.engine for each in world.told}) == 2 and counts(found) == {"taken": 4, "bad": 3}
+    assert len({each.engine for each in world.emitted}) == 2 and counts(found) == {"taken": 4, "bad": 3}
     assert [step.number for step in world.steps] == [50, 9, 10, 11]
 
 
-def test_each_rank_tells_the_same_iteration(world: World) -> None:
-    """With attention DP the first rank's row is the step: the others know no queue."""
+def test_each_rank_returns_the_same_iteration(world: World) -> None:
+    """With attention DP the row of the first rank is the step: the others have no queue."""
     ranks = [row(number, attentionDpRank=rank, numQueuedRequests=0 if rank else 3) for number in (7, 8) for rank in (0, 1, 2, 3)]
     found = world.poll(*ranks)
     assert [(step.number, step.waiting) for step in world.steps] == [(7, 3), (8, 3)] and counts(found) == {"taken": 2, "other": 6}
     found = world.poll(*(row(9, attentionDpRank=..., numQueuedRequests=waiting) for waiting in (3, 0, 0)))
     assert [(step.number, step.waiting) for step in world.steps[2:]] == [(9, 3)] and counts(found) == {"taken": 3, "other": 8}
     world.poll(row(8, attentionDpRank=2))
-    assert len(world.told) == 3
+    assert len(world.emitted) == 3
 
 
-def test_what_is_not_there_is_not_known(world: World) -> None:
-    """Parts that are null or left out, keys of tomorrow; 0 decoded tokens a request are none that were counted."""
+def test_missing_values_are_unknown(world: World) -> None:
+    """Parts that are null or missing, keys of later versions; 0 decoded tokens per request are unknown."""
     world.poll(
         {"iter": 7},
         {"iter": 8, "kvCacheStats": None, "inflightBatchingStats": None, "specDecodingStats": None, "new": [{"a": 1}]},
@@ -349,19 +349,19 @@ BAD_ROWS: dict[str, object] = {
 
 
 @pytest.mark.parametrize("bad", BAD_ROWS.values(), ids=BAD_ROWS.keys())
-def test_a_row_that_cannot_be_is_no_step(world: World, bad: object) -> None:
-    """It is counted as bad, and the others are steps."""
+def test_an_invalid_row_is_not_a_step(world: World, bad: object) -> None:
+    """It counts as bad, and the others are steps."""
     found = world.poll(row(7), bad, row(9))
     assert [step.number for step in world.steps] == [7, 9] and counts(found) == {"taken": 2, "bad": 1}
 
 
-def test_rows_none_of_which_can_be_are_an_error(world: World) -> None:
-    """It says how many, why, and what was expected, and nothing of what they hold; any good row makes the round a good one."""
+def test_only_invalid_rows_are_an_error(world: World) -> None:
+    """It names their number, the reason and the expected rows, and quotes nothing; any good row makes the round successful."""
     secret = row(8, schedulerMode={"the prompt": "of a customer"})
     with pytest.raises(BadIterations) as failed:
         world.poll(5, secret)
     why = "the last: Expected `str | null`, got `object` - at `$.schedulerMode`; expected iterations of TensorRT-LLM"
-    assert str(failed.value) == f"{world.url}/metrics: none of what came could be taken (rows: 2); {why}"
+    assert str(failed.value) == f"{world.url}/metrics: no rows could be decoded (2 received); {why}"
     assert counts(world.poll()) == {"bad": 2}
     assert counts(world.poll(5, row(9))) == {"taken": 1, "bad": 3}
     assert counts(world.poll(row(9), row(9, attentionDpRank=1), 5)) == {"taken": 1, "bad": 4, "other": 2}
@@ -369,16 +369,16 @@ def test_rows_none_of_which_can_be_are_an_error(world: World) -> None:
 
 
 BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
-    "nothing": (b"", "is no list of iterations"),
+    "nothing": (b"", "is not a list of iterations"),
     "another engine's page": (
         (PAGES / "vllm_0.32.txt").read_bytes(),
-        "is no list of iterations .*: expected TensorRT-LLM's JSON, .*enable_iter_perf",
+        "is not a list of iterations .*: expected TensorRT-LLM's JSON, .*enable_iter_perf",
     ),
-    "an object": (b"{}", r"is no list of iterations \(Expected `array`, got `object`\)"),
-    "cut": (page(row(7))[:-10], "is no list of iterations"),
-    "no number of JSON": (b'[{"iter": NaN}]', "is no list of iterations"),
-    "deep": (b"[" * 60_000, "is no list of iterations"),
-    "no text": (b'["\xff\xfe', "is no list of iterations"),
+    "an object": (b"{}", r"is not a list of iterations \(Expected `array`, got `object`\)"),
+    "cut": (body(row(7))[:-10], "is not a list of iterations"),
+    "no number of JSON": (b'[{"iter": NaN}]', "is not a list of iterations"),
+    "deep": (b"[" * 60_000, "is not a list of iterations"),
+    "no text": (b'["\xff\xfe', "is not a list of iterations"),
     "50 MB": (b"[" + b" " * 50_000_000 + b"]", "/metrics is longer than 8 MiB"),
     "another path": (404, "/metrics answers 404"),
     "a failure": (500, "/metrics answers 500"),
@@ -386,16 +386,16 @@ BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
 
 
 @pytest.mark.parametrize(("body", "why"), BAD_PAGES.values(), ids=BAD_PAGES.keys())
-def test_a_page_that_cannot_be_says_what_it_is(world: World, body: bytes | int, why: str) -> None:
-    """With the URL, and nothing is told; the next page is read."""
+def test_an_invalid_response_is_described(world: World, body: bytes | int, why: str) -> None:
+    """With the URL, and nothing is emitted; the next response is read."""
     with pytest.raises(BadIterations, match=rf"^http://127.0.0.1:\d+.*{why}"):
-        world.poll_page(body)
-    assert not world.told
+        world.poll_body(body)
+    assert not world.emitted
     assert counts(world.poll(row(7))) == {"taken": 1} and issubclass(BadIterations, ValueError)
 
 
-def test_a_server_that_is_gone_is_an_error() -> None:
-    """That of its connection."""
+def test_a_stopped_server_is_an_error() -> None:
+    """The error of its connection."""
     with serving() as world:
         pass
     with pytest.raises(ConnectionError):
@@ -403,7 +403,7 @@ def test_a_server_that_is_gone_is_an_error() -> None:
 
 
 def rows() -> st.SearchStrategy[list[object]]:
-    """Rows with values that are right, wrong and absurd, under the right names."""
+    """Rows with valid, invalid and absurd values under the right names."""
     values = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text(max_size=3))
     numbers = st.one_of(st.integers(0, 2**31), values)
     batch = st.dictionaries(st.sampled_from(list(SAMPLE[0]["inflightBatchingStats"])), numbers, max_size=5)
@@ -421,23 +421,23 @@ def rows() -> st.SearchStrategy[list[object]]:
 
 @settings(max_examples=100, deadline=None)
 @given(some=rows())
-def test_nothing_that_comes_does_harm(lasting: World, some: list[object]) -> None:
-    """Whatever a page holds, each of its rows is counted once, and each step can be sent."""
-    lasting.told.clear()
+def test_any_response_is_harmless(lasting: World, some: list[object]) -> None:
+    """For any response each row is counted once, and each step can be encoded."""
+    lasting.emitted.clear()
     before = counts(lasting.poll())
     with contextlib.suppress(BadIterations):
         lasting.poll(*some)
     after = counts(lasting.poll())
     missing = after.pop("missing", 0) - before.pop("missing", 0)
     assert sum(after.values()) == sum(before.values()) + len(some) and missing >= 0
-    for each in lasting.told:
-        assert each.step is not None and request_of(each.engine, [each.step]).SerializeToString()
+    for each in lasting.emitted:
+        assert each.step is not None and steps_request(each.engine, [each.step]).SerializeToString()
 
 
 @settings(max_examples=60, deadline=None)
 @given(body=st.one_of(st.binary(max_size=60), st.text(alphabet='[]{}",:0123456789.eE-', max_size=40).map(str.encode)))
-def test_random_pages_are_refused(lasting: World, body: bytes) -> None:
+def test_random_responses_are_rejected(lasting: World, body: bytes) -> None:
     """Unless they happen to be lists."""
     with contextlib.suppress(BadIterations):
-        counts(lasting.poll_page(body))
+        counts(lasting.poll_body(body))
         assert body.strip().startswith(b"[")

@@ -1,6 +1,6 @@
-"""TensorRT-LLM's finished requests over real HTTP: each is told once, with the steps of its engine, and what cannot be is never one.
+"""TensorRT-LLM's finished requests over real HTTP: each is emitted once, with the steps of its engine; invalid ones are not.
 
-No server was there to record: rows are written from the published source, `get_perf_metrics` in NVIDIA/TensorRT-LLM's
+The rows are not recorded: they are written after the published source, `get_perf_metrics` in NVIDIA/TensorRT-LLM's
 `tensorrt_llm/serve/openai_server.py` at 0005772, and for disaggregated serving `tensorrt_llm/serve/perf_metrics.py` at 07fe631.
 """
 
@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.servers.answering import answering_get
-from legato_gpu_agent.agent.otlp_spans import request_of
-from legato_gpu_agent.agent.step_buffer import Pending
-from legato_gpu_agent.collectors import Absent
-from legato_gpu_agent.collectors.measurement import Distribution, Found, Reading
+from legato_gpu_agent.agent.otlp_spans import steps_request
+from legato_gpu_agent.agent.step_buffer import StepBuffer
+from legato_gpu_agent.collectors.base import NotAvailable
+from legato_gpu_agent.collectors.measurement import Distribution, Measured, Measurement
 from legato_gpu_agent.collectors.trtllm_iterations import Iterations
 from legato_gpu_agent.collectors.trtllm_requests import ROWS_MAX, BadPerfMetrics, PerfMetrics
 from legato_gpu_agent.engines.signals import SIGNALS
@@ -38,13 +38,13 @@ OUTCOMES = {"taken", "late", "other", "bad", "dropped"}
 
 
 def row(number: object = 7, **changed: Any) -> dict[str, Any]:
-    """A request; ``Ellipsis`` leaves a field out."""
+    """Return a request; ``Ellipsis`` removes a field."""
     out = {**copy.deepcopy(SAMPLE[0]), "request_id": number, **changed}
     return {key: value for key, value in out.items() if value is not ...}
 
 
 def with_times(number: int = 7, **times: object) -> dict[str, Any]:
-    """One with these times; ``Ellipsis`` leaves one out."""
+    """Return a request with these times; ``Ellipsis`` removes one."""
     out = row(number)
     known = {**out["perf_metrics"]["timing_metrics"], **times}
     out["perf_metrics"]["timing_metrics"] = {key: value for key, value in known.items() if value is not ...}
@@ -52,7 +52,7 @@ def with_times(number: int = 7, **times: object) -> dict[str, Any]:
 
 
 def disaggregated(number: int = 7) -> dict[str, Any]:
-    """As the server in front of disaggregated ones answers: what both of them told of a request."""
+    """Return a row of the server in front of disaggregated ones, with the values of both."""
     return {
         "ctx_server": "10.0.0.1:8001",
         "gen_server": "10.0.0.2:8002",
@@ -63,62 +63,62 @@ def disaggregated(number: int = 7) -> dict[str, Any]:
     }
 
 
-def page(*rows: object) -> bytes:
-    """What /perf_metrics answers."""
+def body(*rows: object) -> bytes:
+    """Return a response of /perf_metrics."""
     return json.dumps(rows).encode()
 
 
 class World:
-    """A server that answers with these pages, each once and then with none; the collector that reads it, and what that told."""
+    """A server that returns these responses once each and then an empty list; the collector that reads it, and the emitted requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.pages: list[bytes | int] = []
+        self.bodies: list[bytes | int] = []
         self.paths: list[str] = []
-        self.told: list[Datagram] = []
+        self.emitted: list[Datagram] = []
         self.now_ns, self.epoch_ns = NOW, 77
-        self.metrics = PerfMetrics(url, "e", self.told.append, epoch_ns=lambda: self.epoch_ns)
+        self.metrics = PerfMetrics(url, "e", self.emitted.append, epoch_ns=lambda: self.epoch_ns)
 
     def answer(self, path: str) -> bytes | int:
-        """What the server says."""
+        """Return the server's response."""
         self.paths.append(path)
         if path == "/metrics":
             return json.dumps(ITERATIONS).encode() if self.paths.count(path) == 2 else b"[]"
-        return self.pages.pop(0) if self.pages else b"[]"
+        return self.bodies.pop(0) if self.bodies else b"[]"
 
-    def poll(self, *rows: object, after_s: float = 1.0) -> list[Found]:
-        """A round a second after the one before, of a page with these rows."""
-        return self.poll_page(page(*rows), after_s)
+    def poll(self, *rows: object, after_s: float = 1.0) -> list[Measured]:
+        """Run a round one second after the last, with these rows."""
+        return self.poll_body(body(*rows), after_s)
 
-    def poll_page(self, body: bytes | int, after_s: float = 1.0) -> list[Found]:
-        """One of a page of these bytes, or of a status."""
-        self.pages.append(body)
+    def poll_body(self, body: bytes | int, after_s: float = 1.0) -> list[Measured]:
+        """Run a round with this body, or with this status."""
+        self.bodies.append(body)
         self.now_ns += int(after_s * SECOND)
         return list(self.metrics.collect(self.now_ns))
 
     @property
     def requests(self) -> list[FinishedRequest]:
-        """What was told."""
-        return [request for each in self.told for request in each.finished]
+        """Return the emitted requests."""
+        return [request for each in self.emitted for request in each.finished]
 
     @property
     def ids(self) -> list[str]:
-        """Of which requests."""
+        """Return their ids."""
         return [request.response_id for request in self.requests]
 
 
-def counts(found: list[Found]) -> dict[str, float]:
-    """Rows by what became of them, without those of which there are none."""
-    own = [each for each in found if isinstance(each, Reading)]
-    assert all(each.metric == "legato.agent.perf_metrics" and each.unit == "{request}" and each.since_ns for each in own)
+def counts(found: list[Measured]) -> dict[str, float]:
+    """Return rows by outcome, without outcomes of 0."""
+    own = [each for each in found if isinstance(each, Measurement)]
+    assert all(each.metric == "legato.agent.perf_metrics" and each.unit == "{request}" and each.start_ns for each in own)
     assert all(dict(each.attributes)["legato.engine.id"] == "e" for each in own)
     named = {dict(each.attributes)["legato.outcome"]: each.value for each in own}
     assert set(named) == OUTCOMES
     return {what: count for what, count in named.items() if count}
 
 
-def histograms(found: list[Found]) -> dict[str, Distribution]:
-    """What the requests of this round took, by name; each in its unit."""
+def histograms(found: list[Measured]) -> dict[str, Distribution]:
+    """Return the durations of this round's requests by name; each has its unit."""
     out = {}
     for each in found:
         if isinstance(each, Distribution):
@@ -131,7 +131,7 @@ def histograms(found: list[Found]) -> dict[str, Distribution]:
 
 @contextmanager
 def serving() -> Iterator[World]:
-    """A world whose server runs, and whose collector has not polled yet."""
+    """A world with a running server and a collector that has not polled yet."""
     with answering_get(lambda path: served.answer(path)) as url:
         served = World(url)
         try:
@@ -142,7 +142,7 @@ def serving() -> Iterator[World]:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """One that was polled once: the list is empty from now on."""
+    """A world that was polled once, so that the list is empty."""
     with serving() as each:
         each.poll()
         yield each
@@ -150,16 +150,16 @@ def world() -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[World]:
-    """One for many examples."""
+    """A world for many examples."""
     with serving() as each:
         each.poll(row())
         yield each
 
 
 def test_rows_are_finished_requests(world: World) -> None:
-    """By the engine's number, which is no client's id; with the step in which they ended, and what they waited, computed and decoded."""
-    found = world.poll_page((PAGES / "tensorrt_llm_perf_metrics.json").read_bytes())
-    assert world.told == [
+    """With the engine's number, which is not a client's id; the step in which they ended; and waiting, prefill and decode times."""
+    found = world.poll_body((PAGES / "tensorrt_llm_perf_metrics.json").read_bytes())
+    assert world.emitted == [
         Datagram(
             Engine("e", 77),
             finished=(
@@ -173,8 +173,8 @@ def test_rows_are_finished_requests(world: World) -> None:
     assert counts(found) == {"taken": 4} and set(world.paths) == {"/perf_metrics"}
 
 
-def test_what_they_took_is_told_as_histograms(world: World) -> None:
-    """Of what came since the round before, each value in the bucket up to whose bound it reaches."""
+def test_durations_are_histograms(world: World) -> None:
+    """Of the requests since the last round, each value in the bucket with the next bound."""
     found = histograms(world.poll(*SAMPLE))
     assert set(found) == {"queue.time", "prefill.time", "decode.time", "ttft", "request.time"}
     queue = found["queue.time"]
@@ -183,7 +183,7 @@ def test_what_they_took_is_told_as_histograms(world: World) -> None:
         0.5: 1,
         1.0: 2,
     }
-    assert queue.total == pytest.approx(0.0041 + 0.3041 + 0.6041 + 0.9041) and queue.since_ns == world.now_ns - SECOND
+    assert queue.total == pytest.approx(0.0041 + 0.3041 + 0.6041 + 0.9041) and queue.start_ns == world.now_ns - SECOND
     assert found["ttft"].total == pytest.approx(sum((0.0651, 0.3751, 0.6851, 0.9951)))
     assert found["request.time"].total == pytest.approx(sum((1.6527, 1.0231, 3.1907, 0.9951)))
     assert not histograms(world.poll())
@@ -193,19 +193,19 @@ def test_what_they_took_is_told_as_histograms(world: World) -> None:
     assert found["decode.time"].counts[-1] == 1
 
 
-def test_a_list_that_is_drained_tells_nothing_again(world: World) -> None:
-    """Each request once, whatever else is asked."""
+def test_a_read_list_is_empty(world: World) -> None:
+    """Each request once."""
     world.poll(row(1), row(2))
-    assert counts(world.poll()) == {"taken": 2} and len(world.told) == 1
+    assert counts(world.poll()) == {"taken": 2} and len(world.emitted) == 1
     world.poll(row(3))
     assert world.ids == ["1", "2", "3"]
 
 
-def test_what_piled_up_before_is_not_told() -> None:
-    """Nobody knows how long ago it ended; so after a pause, too. What comes next is told."""
+def test_accumulated_requests_are_not_emitted() -> None:
+    """Their age is unknown, at the first poll and after a pause. Later ones are emitted."""
     with serving() as world:
         found = world.poll(row(1), row(2))
-        assert counts(found) == {"late": 2} and not world.told and not histograms(found)
+        assert counts(found) == {"late": 2} and not world.emitted and not histograms(found)
         world.poll(row(3))
         found = world.poll(row(4), after_s=3600)
         assert counts(found) == {"taken": 1, "late": 3} and not histograms(found)
@@ -213,14 +213,14 @@ def test_what_piled_up_before_is_not_told() -> None:
         assert world.ids == ["3", "5"]
 
 
-def test_behind_an_empty_list_nothing_piled_up() -> None:
-    """However long ago it was empty; but not where a poll failed since, as the server may have been another."""
+def test_after_an_empty_list_nothing_is_old() -> None:
+    """For a pause of any length; but not after a failed poll, because the server may be another one."""
     with serving() as world:
         world.poll()
         assert counts(world.poll(row(1), after_s=90)) == {"taken": 1}
         world.poll()
         with pytest.raises(BadPerfMetrics):
-            world.poll_page(500)
+            world.poll_body(500)
         assert counts(world.poll(row(2), after_s=90)) == {"taken": 1, "late": 1} and world.ids == ["1"]
 
 
@@ -242,16 +242,16 @@ def test_behind_an_empty_list_nothing_piled_up() -> None:
         ({"first_scheduled_time": 3e6}, (0, 0, 1_587_600)),
     ],
 )
-def test_a_time_that_cannot_be_is_not_known(world: World, times: dict[str, Any], expected: tuple[int, int, int]) -> None:
-    """What a request did not come to is null or 0 in its row; none lies before its arrival, goes back, or is a million seconds away."""
+def test_an_implausible_time_is_unknown(world: World, times: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    """A phase that was not reached is null or 0; no time is before the arrival, goes back, or is a million seconds away."""
     found = world.poll(with_times(**times))
     (request,) = world.requests
     assert (request.queued_us, request.prefill_us, request.decode_us) == expected and counts(found) == {"taken": 1}
     assert all(0 <= (each.total or 0) < 2 for each in histograms(found).values())
 
 
-def test_what_is_not_there_is_not_known(world: World) -> None:
-    """Parts that are null or left out, keys of tomorrow; an id of a later version that is a text."""
+def test_missing_values_are_unknown(world: World) -> None:
+    """Parts that are null or missing, keys of later versions; an id that is a text."""
     metrics = SAMPLE[0]["perf_metrics"]
     found = world.poll(
         row(1, perf_metrics={}),
@@ -264,8 +264,8 @@ def test_what_is_not_there_is_not_known(world: World) -> None:
     assert counts(found) == {"taken": 4} and sum(histograms(found)["ttft"].counts) == 2
 
 
-def test_an_id_that_is_too_long_is_cut(world: World) -> None:
-    """So that its record can be sent."""
+def test_a_long_id_is_shortened(world: World) -> None:
+    """So that its record can be encoded."""
     world.poll(row("é" * 70_000), row(2**62))
     assert world.ids == ["é" * 255, str(2**62)]
 
@@ -290,99 +290,101 @@ BAD_ROWS: dict[str, object] = {
 
 
 @pytest.mark.parametrize("bad", BAD_ROWS.values(), ids=BAD_ROWS.keys())
-def test_a_row_that_cannot_be_is_no_request(world: World, bad: object) -> None:
-    """It is counted as bad, and its neighbours are told."""
+def test_an_invalid_row_is_not_a_request(world: World, bad: object) -> None:
+    """It counts as bad, and the others are emitted."""
     found = world.poll(row(7), bad, row(9))
     assert world.ids == ["7", "9"] and counts(found) == {"taken": 2, "bad": 1}
 
 
-def test_rows_none_of_which_can_be_are_an_error(world: World) -> None:
-    """It says how many, why, and what was expected, and nothing of what they hold; any good row makes the round a good one."""
+def test_only_invalid_rows_are_an_error(world: World) -> None:
+    """It names their number, the reason and the expected rows, and quotes nothing; any good row makes the round successful."""
     bad = [5, with_times(8, arrival_time="the prompt of a customer")]
     with pytest.raises(BadPerfMetrics) as failed:
         world.poll(*bad)
     why = "Expected `float | null`, got `str` - at `$.perf_metrics.timing_metrics.arrival_time`; expected finished requests of TensorRT-LLM"
-    assert str(failed.value) == f"{world.url}/perf_metrics: none of what came could be taken (rows: 2); the last: {why}"
+    assert str(failed.value) == f"{world.url}/perf_metrics: no rows could be decoded (2 received); the last: {why}"
     assert counts(world.poll()) == {"bad": 2}
-    with pytest.raises(BadPerfMetrics, match=r"\(rows: 1\); the last: a row without request_id or perf_metrics; expected"):
+    with pytest.raises(BadPerfMetrics, match=r"\(1 received\); the last: a row without request_id or perf_metrics; expected"):
         world.poll(row(None))
     assert counts(world.poll(*bad, row(9))) == {"taken": 1, "bad": 5} and world.ids == ["9"]
     assert counts(world.poll(disaggregated(), 5)) == {"taken": 1, "other": 1, "bad": 6}
 
 
-def test_a_time_beyond_all_numbers_is_bad(world: World) -> None:
-    """JSON can spell what no number holds."""
-    body = page(row(7), with_times(8, last_token_time=1e300), row(9)).replace(b"1e+300", b"1e999")
-    assert counts(world.poll_page(body)) == {"taken": 2, "bad": 1} and world.ids == ["7", "9"]
+def test_an_infinite_time_is_bad(world: World) -> None:
+    """JSON can spell a number that exceeds the range of a float."""
+    rows = body(row(7), with_times(8, last_token_time=1e300), row(9)).replace(b"1e+300", b"1e999")
+    assert counts(world.poll_body(rows)) == {"taken": 2, "bad": 1} and world.ids == ["7", "9"]
 
 
-def test_rows_of_disaggregated_servers_are_left_to_them(world: World) -> None:
-    """They are of two engines, neither of which is the server that tells of them; a row of one of the two is a request of its own."""
+def test_rows_of_disaggregated_servers_are_skipped(world: World) -> None:
+    """They belong to two engines, neither of which is this server; a row of one of the two is a request of its engine."""
     found = world.poll(disaggregated(1), row(2, ctx_request_id=9), disaggregated(3) | {"ctx_perf_metrics": None})
     assert world.ids == ["2"] and counts(found) == {"taken": 1, "other": 2}
 
 
 def test_a_long_list_is_bounded(world: World) -> None:
-    """What is beyond is dropped, and counted; so is the rest of one that is as long as a page may be."""
+    """The rest is dropped and counted; so is a list beyond the maximum length of a response."""
     brief = {"request_id": 1, "perf_metrics": {}}
     found = world.poll(*([brief] * (ROWS_MAX + 500)))
     assert counts(found) == {"taken": ROWS_MAX, "dropped": 500} and len(world.requests) == ROWS_MAX
-    with pytest.raises(BadPerfMetrics, match=rf"\(rows: {ROWS_MAX:,}\)"):
-        world.poll_page(b"[" + b"0," * 1_000_000 + b"0]")
+    with pytest.raises(BadPerfMetrics, match=rf"\({ROWS_MAX:,} received\)"):
+        world.poll_body(b"[" + b"0," * 1_000_000 + b"0]")
     assert counts(world.poll()) == {"taken": ROWS_MAX, "bad": ROWS_MAX, "dropped": 500 + 1_000_001 - ROWS_MAX}
 
 
-def test_requests_wait_for_the_engine_s_first_step(world: World) -> None:
-    """While nobody knows which engine they are of they are kept, as many as fit; the oldest go, and are counted."""
+def test_requests_wait_for_the_first_step(world: World) -> None:
+    """Until the epoch of the engine is known a bounded number is kept; the oldest are dropped and counted."""
     world.epoch_ns = 0
     for first in (0, 5_000):
         found = world.poll(*({"request_id": first + number, "perf_metrics": {}} for number in range(5_000)))
-    assert counts(found) == {"taken": 10_000, "dropped": 10_000 - 8_192} and not world.told
+    assert counts(found) == {"taken": 10_000, "dropped": 10_000 - 8_192} and not world.emitted
     world.epoch_ns = 78
     world.poll()
-    assert [each.engine for each in world.told] == [Engine("e", 78)]
+    assert [each.engine for each in world.emitted] == [Engine("e", 78)]
     assert (world.ids[0], world.ids[-1], len(world.ids)) == (str(10_000 - 8_192), "9999", 8_192)
 
 
-def test_without_an_engine_s_steps_it_began_with_the_first_round(world: World) -> None:
-    """Whoever tells no steps of it still has its requests."""
-    alone = PerfMetrics(world.url, "e", world.told.append)
+def test_without_a_source_of_steps_the_epoch_is_the_first_round(world: World) -> None:
+    """The requests are emitted all the same."""
+    alone = PerfMetrics(world.url, "e", world.emitted.append)
     with contextlib.closing(alone):
         list(alone.collect(NOW))
-        world.pages.append(page(row(7)))
+        world.bodies.append(body(row(7)))
         list(alone.collect(NOW + SECOND))
-    assert [each.engine for each in world.told] == [Engine("e", NOW)] and world.ids == ["7"]
+    assert [each.engine for each in world.emitted] == [Engine("e", NOW)] and world.ids == ["7"]
 
 
-def test_requests_go_with_the_steps_of_their_engine(world: World) -> None:
-    """Both collectors read one server, each its own list, and one span has what they told."""
-    iterations = Iterations(world.url, "e", world.told.append)
-    metrics = PerfMetrics(world.url, "e", world.told.append, epoch_ns=iterations.epoch_ns)
+def test_requests_are_sent_with_the_steps_of_their_engine(world: World) -> None:
+    """Both collectors read one server, each its own list, and one span has the data of both."""
+    iterations = Iterations(world.url, "e", world.emitted.append)
+    metrics = PerfMetrics(world.url, "e", world.emitted.append, epoch_ns=iterations.epoch_ns)
     ended = row(5, perf_metrics={**SAMPLE[0]["perf_metrics"], "last_iter": ITERATIONS[1]["iter"]})
     with contextlib.closing(iterations), contextlib.closing(metrics):
-        world.pages += [b"[]", page(ended), b"[]"]
+        world.bodies += [b"[]", body(ended), b"[]"]
         for at in range(3):
-            # The requests first: they wait for the step.
+            # The requests first, because they wait for the step.
             list(metrics.collect(NOW + at * SECOND))
             list(iterations.collect(NOW + at * SECOND))
-    assert {each.engine for each in world.told} == {Engine("e", iterations.epoch_ns())}
-    pending = Pending()
-    for each in world.told:
-        pending.take(each, NOW)
-    (flush,) = pending.flushes(NOW)
+    assert {each.engine for each in world.emitted} == {Engine("e", iterations.epoch_ns())}
+    step_buffer = StepBuffer()
+    for each in world.emitted:
+        step_buffer.add(each, NOW)
+    (flush,) = step_buffer.flushes(NOW)
     assert [(request.response_id, request.step) for request in flush.finished] == [("5", flush.steps[1].number)]
-    assert request_of(flush.engine, flush.steps, flush.finished).SerializeToString()
+    assert steps_request(flush.engine, flush.steps, flush.finished).SerializeToString()
 
 
-def test_a_server_without_the_page_is_absent(world: World) -> None:
-    """Versions before and after it had the list; the steps are told by another collector."""
-    with pytest.raises(Absent, match=r"^http://127.0.0.1:\d+/perf_metrics answers 404: this TensorRT-LLM tells no .*; its steps are told"):
-        world.poll_page(404)
+def test_a_server_without_the_path_is_not_available(world: World) -> None:
+    """Some versions lack the list; the steps come from another collector."""
+    with pytest.raises(
+        NotAvailable, match=r"^http://127.0.0.1:\d+/perf_metrics answers 404: this TensorRT-LLM does not serve .*; its steps are recorded"
+    ):
+        world.poll_body(404)
     assert counts(world.poll(row(7))) == {"taken": 1}
 
 
-def test_a_server_that_never_tells_any_is_absent() -> None:
-    """It answers with an empty list, as one does that idles: it is asked what it runs with, a minute after its engine's first step."""
+def test_a_server_that_never_returns_any_is_not_available() -> None:
+    """Its list is empty, as that of an idle server: a minute after the engine's first step the reason names the options."""
     with serving() as world:
         world.epoch_ns = 0
         world.poll()
@@ -390,43 +392,43 @@ def test_a_server_that_never_tells_any_is_absent() -> None:
         world.epoch_ns = 79
         world.poll()
         world.poll(after_s=60)
-        why = r"/perf_metrics has told no .* 60 s .*return_perf_metrics: true and perf_metrics_max_requests: 1000\? Its steps are told"
-        with pytest.raises(Absent, match=why):
+        why = r"/perf_metrics returned no .* 60 s .*return_perf_metrics: true and perf_metrics_max_requests: 1000\? Its steps are recorded"
+        with pytest.raises(NotAvailable, match=why):
             world.poll()
         assert counts(world.poll(row(7))) == {"taken": 1}
         assert counts(world.poll(after_s=3600)) == {"taken": 1}
 
 
 BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
-    "nothing": (b"", "is no list of finished requests"),
+    "nothing": (b"", "is not a list of finished requests"),
     "another engine's page": (
         (PAGES / "vllm_0.32.txt").read_bytes(),
-        "is no list of finished requests .*: expected TensorRT-LLM's JSON, .*perf_metrics_max_requests.*LEGATO_ITERATIONS",
+        "is not a list of finished requests .*: expected TensorRT-LLM's JSON, .*perf_metrics_max_requests.*LEGATO_ITERATIONS",
     ),
-    "an object": (b"{}", r"is no list of finished requests \(Expected `array`, got `object`\)"),
-    "cut": (page(row(7))[:-10], "is no list of finished requests"),
-    "no number of JSON": (page(row(7), with_times(8, last_token_time=math.nan)), "is no list of finished requests"),
-    "deep": (b"[" * 60_000, "is no list of finished requests"),
-    "no text": (b'["\xff\xfe', "is no list of finished requests"),
+    "an object": (b"{}", r"is not a list of finished requests \(Expected `array`, got `object`\)"),
+    "cut": (body(row(7))[:-10], "is not a list of finished requests"),
+    "no number of JSON": (body(row(7), with_times(8, last_token_time=math.nan)), "is not a list of finished requests"),
+    "deep": (b"[" * 60_000, "is not a list of finished requests"),
+    "no text": (b'["\xff\xfe', "is not a list of finished requests"),
     "50 MB": (
         b"[" + b" " * 50_000_000 + b"]",
-        "/perf_metrics is longer than 8 MiB: expected a list of finished requests; read it more often",
+        "/perf_metrics is longer than 8 MiB: expected a list of finished requests; a long one needs a smaller LEGATO_SAMPLE_MS",
     ),
     "a failure": (500, "/perf_metrics answers 500"),
 }
 
 
 @pytest.mark.parametrize(("body", "why"), BAD_PAGES.values(), ids=BAD_PAGES.keys())
-def test_a_page_that_cannot_be_says_what_it_is(world: World, body: bytes | int, why: str) -> None:
-    """With the URL, and nothing is told; the next page is read."""
+def test_an_invalid_response_is_described(world: World, body: bytes | int, why: str) -> None:
+    """With the URL, and nothing is emitted; the next response is read."""
     with pytest.raises(BadPerfMetrics, match=rf"^http://127.0.0.1:\d+.*{why}"):
-        world.poll_page(body)
-    assert not world.told
+        world.poll_body(body)
+    assert not world.emitted
     assert counts(world.poll(row(7))) == {"taken": 1} and issubclass(BadPerfMetrics, ValueError)
 
 
-def test_a_server_that_is_gone_is_an_error() -> None:
-    """That of its connection."""
+def test_a_stopped_server_is_an_error() -> None:
+    """The error of its connection."""
     with serving() as world:
         pass
     with pytest.raises(ConnectionError):
@@ -434,7 +436,7 @@ def test_a_server_that_is_gone_is_an_error() -> None:
 
 
 def rows() -> st.SearchStrategy[list[object]]:
-    """Rows with values that are right, wrong and absurd, under the right names."""
+    """Rows with valid, invalid and absurd values under the right names."""
     values = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text(max_size=3))
     times = st.dictionaries(
         st.sampled_from(list(SAMPLE[0]["perf_metrics"]["timing_metrics"])), st.one_of(st.floats(0, 1e5), values), max_size=6
@@ -451,10 +453,10 @@ def rows() -> st.SearchStrategy[list[object]]:
 
 @settings(max_examples=100, deadline=None)
 @given(some=rows())
-def test_nothing_that_comes_does_harm(lasting: World, some: list[object]) -> None:
-    """Whatever a page holds, each of its rows is counted once, and each request can be sent."""
-    lasting.told.clear()
-    before, found = counts(lasting.poll()), list[Found]()
+def test_any_response_is_harmless(lasting: World, some: list[object]) -> None:
+    """For any response each row is counted once, and each request can be encoded."""
+    lasting.emitted.clear()
+    before, found = counts(lasting.poll()), list[Measured]()
     with contextlib.suppress(BadPerfMetrics):
         found = lasting.poll(*some)
     after = counts(lasting.poll())
@@ -462,13 +464,13 @@ def test_nothing_that_comes_does_harm(lasting: World, some: list[object]) -> Non
     assert len(lasting.requests) == after.get("taken", 0) - before.get("taken", 0)
     assert all(math.isfinite(each.total or 0) for each in histograms(found).values())
     if lasting.requests:
-        assert request_of(Engine("e", NOW), [Step(1, NOW)], lasting.requests).SerializeToString()
+        assert steps_request(Engine("e", NOW), [Step(1, NOW)], lasting.requests).SerializeToString()
 
 
 @settings(max_examples=60, deadline=None)
 @given(body=st.one_of(st.binary(max_size=60), st.text(alphabet='[]{}",:0123456789.eE-', max_size=40).map(str.encode)))
-def test_random_pages_are_refused(lasting: World, body: bytes) -> None:
+def test_random_responses_are_rejected(lasting: World, body: bytes) -> None:
     """Unless they happen to be lists."""
     with contextlib.suppress(BadPerfMetrics):
-        counts(lasting.poll_page(body))
+        counts(lasting.poll_body(body))
         assert body.strip().startswith(b"[")

@@ -1,4 +1,4 @@
-"""Listening to a real ZMQ publisher: every message is taken or counted, the moment it comes, and nothing that comes ends it."""
+"""A subscription to a real ZMQ publisher: every message is taken or counted on arrival, and none ends the thread."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from hypothesis import strategies as st
 
 from helpers.servers.publisher import Publisher, reachable
 from helpers.servers.waiting import until
-from legato_gpu_agent.collectors import Absent, zmq_subscriber
-from legato_gpu_agent.collectors.decode_errors import Unusable, reason_of
-from legato_gpu_agent.collectors.zmq_subscriber import BYTES_MAX, Subscription
+from legato_gpu_agent.collectors import zmq_subscriber
+from legato_gpu_agent.collectors.base import NotAvailable
+from legato_gpu_agent.collectors.decode_errors import DecodeError, safe_reason
+from legato_gpu_agent.collectors.zmq_subscriber import BYTES_MAX, ZmqSubscriber
 
 END = b"the last one"
 
 
 class Taken:
-    """What a subscription handed on."""
+    """The messages that a subscriber passed on."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, bytes]] = []
 
-    def __call__(self, came_ns: int, payload: bytes) -> None:
-        self.messages.append((came_ns, payload))
+    def __call__(self, arrived_ns: int, payload: bytes) -> None:
+        self.messages.append((arrived_ns, payload))
 
     @property
     def payloads(self) -> list[bytes]:
-        """In their order."""
+        """Return the payloads in order."""
         return [payload for _, payload in self.messages]
 
 
 @contextmanager
-def listening(endpoint: str, take: Callable[[int, bytes], None]) -> Iterator[Subscription]:
-    """A subscription that listens."""
-    subscribed = Subscription(endpoint, take)
+def listening(endpoint: str, take: Callable[[int, bytes], None]) -> Iterator[ZmqSubscriber]:
+    """Create a subscriber that receives."""
+    subscribed = ZmqSubscriber(endpoint, take)
     try:
         subscribed.listen()
         yield subscribed
@@ -52,12 +53,12 @@ def listening(endpoint: str, take: Callable[[int, bytes], None]) -> Iterator[Sub
 
 @pytest.fixture(params=["tcp", "ipc"])
 def endpoint(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    """Both ways that engines publish."""
+    """Both kinds of sockets that engines use."""
     return "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path / 'kv.sock'}"
 
 
-def test_messages_are_taken_as_they_come(endpoint: str) -> None:
-    """In order, each once, whatever its topic, and stamped between its sending and now."""
+def test_messages_are_passed_on_at_once(endpoint: str) -> None:
+    """In order, each once, for any topic, with a time between its sending and now."""
     taken = Taken()
     with Publisher(endpoint) as publisher, listening(publisher.endpoint, taken) as subscribed:
         publisher.wait()
@@ -67,13 +68,13 @@ def test_messages_are_taken_as_they_come(endpoint: str) -> None:
         until(lambda: len(taken.messages) == 500)
         ended_ns = time.time_ns()
         assert taken.payloads == [b"%d" % number for number in range(500)]
-        stamps = [came_ns for came_ns, _ in taken.messages]
+        stamps = [arrived_ns for arrived_ns, _ in taken.messages]
         assert stamps == sorted(stamps) and began_ns <= stamps[0] <= stamps[-1] <= ended_ns
         assert (subscribed.lost, subscribed.bad) == (0, 0)
 
 
-def test_numbers_that_are_left_out_were_lost() -> None:
-    """The first number says nothing; a number that goes back, or that nobody reaches, is a publisher that began anew."""
+def test_missing_numbers_count_as_lost() -> None:
+    """The first number is no loss; a number that goes back, or jumps implausibly, is a restarted publisher."""
     taken = Taken()
     with Publisher() as publisher, listening(publisher.endpoint, taken) as subscribed:
         publisher.wait()
@@ -97,7 +98,7 @@ def test_numbers_that_are_left_out_were_lost() -> None:
     ],
 )
 def test_other_frames_are_bad(frames: tuple[bytes, ...]) -> None:
-    """What is not topic, number and payload is counted, and the next message is taken."""
+    """Frames other than topic, number and payload are counted, and the next message is taken."""
     taken = Taken()
     with Publisher() as publisher, listening(publisher.endpoint, taken) as subscribed:
         publisher.wait()
@@ -107,8 +108,8 @@ def test_other_frames_are_bad(frames: tuple[bytes, ...]) -> None:
         assert (subscribed.lost, subscribed.bad) == (0, 1)
 
 
-def test_a_huge_message_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond its bound it is not taken in; the connection is made anew, and its number was lost."""
+def test_a_huge_message_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound it is not received; the connection is opened again, and the number counts as lost."""
     monkeypatch.setattr(zmq_subscriber, "_REOPEN_S", 0.5)
     taken = Taken()
     with Publisher() as publisher, listening(publisher.endpoint, taken) as subscribed:
@@ -123,7 +124,7 @@ def test_a_huge_message_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_publisher_comes_back(endpoint: str) -> None:
-    """One that vanishes is one that says nothing; its successor at the same endpoint is heard, and nothing was lost of it."""
+    """One that vanishes is silent; its successor at the same endpoint is received, without losses."""
     taken = Taken()
     with Publisher(endpoint) as publisher, listening(publisher.endpoint, taken) as subscribed:
         publisher.wait()
@@ -138,14 +139,14 @@ def test_a_publisher_comes_back(endpoint: str) -> None:
         assert (subscribed.lost, subscribed.bad) == (0, 0)
 
 
-def test_a_publisher_that_says_nothing_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the silence and not before; it is listened to all the same, and is there again when it speaks."""
+def test_a_silent_publisher_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the silence and not before. It stays subscribed, and is available again with its next message."""
     taken = Taken()
     with Publisher() as publisher, listening(publisher.endpoint, taken) as subscribed:
         publisher.wait()
         subscribed.listen()
         monkeypatch.setattr(zmq_subscriber, "_SILENT_S", 0.0)
-        with pytest.raises(Absent, match=r"nothing comes from tcp://.* does the engine publish\?"):
+        with pytest.raises(NotAvailable, match=r"no message from tcp://.* does the engine publish\?"):
             subscribed.listen()
         publisher.publish(0, b"at last")
         until(lambda: taken.payloads == [b"at last"])
@@ -153,8 +154,8 @@ def test_a_publisher_that_says_nothing_is_absent(monkeypatch: pytest.MonkeyPatch
         subscribed.listen()
 
 
-def test_nobody_has_to_be_there_first(endpoint: str, tmp_path: pathlib.Path) -> None:
-    """It may begin before its publisher."""
+def test_the_subscriber_may_start_first(endpoint: str, tmp_path: pathlib.Path) -> None:
+    """Before its publisher."""
     taken = Taken()
     with Publisher(endpoint) as publisher:
         there = publisher.endpoint
@@ -165,11 +166,11 @@ def test_nobody_has_to_be_there_first(endpoint: str, tmp_path: pathlib.Path) -> 
 
 
 @pytest.mark.parametrize("where", ["", "127.0.0.1:5557", "tcp://", "tcp://127.0.0.1", "http://127.0.0.1:5557", "ipc://" + "x" * 200])
-def test_what_is_no_endpoint_is_absent(where: str) -> None:
-    """As often as it is asked, and without a socket or a thread that stays."""
-    subscribed, threads = Subscription(where, Taken()), threading.active_count()
+def test_an_invalid_endpoint_is_not_available(where: str) -> None:
+    """At each call, and no socket or thread remains."""
+    subscribed, threads = ZmqSubscriber(where, Taken()), threading.active_count()
     for _ in range(3):
-        with pytest.raises(Absent, match="is no endpoint to connect to"):
+        with pytest.raises(NotAvailable, match="cannot connect to"):
             subscribed.listen()
     assert threading.active_count() == threads
     subscribed.close()
@@ -177,13 +178,13 @@ def test_what_is_no_endpoint_is_absent(where: str) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("no"), RecursionError("deep"), KeyError("x"), MemoryError("full")])
 def test_a_message_that_cannot_be_taken_ends_nothing(error: Exception) -> None:
-    """Whatever its taker raises, it is a bad message, and the next one is taken."""
+    """For any exception it is a bad message, and the next one is taken."""
     taken = Taken()
 
-    def take(came_ns: int, payload: bytes) -> None:
+    def take(arrived_ns: int, payload: bytes) -> None:
         if payload != END:
             raise error
-        taken(came_ns, payload)
+        taken(arrived_ns, payload)
 
     with Publisher() as publisher, listening(publisher.endpoint, take) as subscribed:
         publisher.wait()
@@ -193,46 +194,46 @@ def test_a_message_that_cannot_be_taken_ends_nothing(error: Exception) -> None:
         assert (subscribed.lost, subscribed.bad) == (0, 1)
 
 
-def test_a_publisher_of_which_nothing_can_be_taken_fails() -> None:
-    """It says how many came, why the last was bad and what was expected; it listens on, and a good message mends it."""
+def test_a_publisher_with_only_bad_messages_fails() -> None:
+    """The error names their number, the last reason and the expected messages; receiving continues, and a good message ends it."""
     taken = Taken()
 
-    def take(came_ns: int, payload: bytes) -> None:
+    def take(arrived_ns: int, payload: bytes) -> None:
         if payload.startswith(b"own"):
-            raise Unusable("words of ours")
+            raise DecodeError("a text of this test")
         if payload != END:
             raise KeyError(payload)
-        taken(came_ns, payload)
+        taken(arrived_ns, payload)
 
     with Publisher() as publisher, listening(publisher.endpoint, take) as subscribed:
 
-        def came(*frames: bytes) -> None:
+        def arrived(*frames: bytes) -> None:
             before = subscribed.bad + subscribed.taken
             publisher.send(*frames)
             until(lambda: subscribed.bad + subscribed.taken == before + 1)
 
         def why() -> str:
-            with pytest.raises(Unusable, match=r"^tcp://.*: none of what came could be taken") as failed:
+            with pytest.raises(DecodeError, match=r"^tcp://.*: no messages could be decoded") as failed:
                 subscribed.listen()
-            return str(failed.value).partition(" could be taken ")[2]
+            return str(failed.value).partition(" could be decoded ")[2]
 
         publisher.wait()
         number, expected = bytes(8), "expected topic, number (8 bytes) and payload"
-        came(b"", number, b"own")
-        assert [why(), why()] == [f"(messages: 1); the last: words of ours; {expected}"] * 2
-        came(b"", number, b"the prompt of a customer")
-        assert why() == f"(messages: 2); the last: KeyError; {expected}"
-        came(b"only one")
-        assert why() == f"(messages: 3); the last: frames (1) that are not topic, number (8 bytes) and payload; {expected}"
-        came(b"", number, END)
-        came(b"only one")
+        arrived(b"", number, b"own")
+        assert [why(), why()] == [f"(1 received); the last: a text of this test; {expected}"] * 2
+        arrived(b"", number, b"the prompt of a customer")
+        assert why() == f"(2 received); the last: KeyError; {expected}"
+        arrived(b"only one")
+        assert why() == f"(3 received); the last: frames (1) other than topic, number (8 bytes) and payload; {expected}"
+        arrived(b"", number, END)
+        arrived(b"only one")
         subscribed.listen()
         subscribed.listen()
-        came(b"only one")
-        # It was understood before: it is said of that message, and not as long as nothing else comes.
-        assert why().startswith("(messages: 1)")
+        arrived(b"only one")
+        # It was understood before, so that message is reported, and nothing while no other arrives.
+        assert why().startswith("(1 received)")
         subscribed.listen()
-        came(b"", number, END)
+        arrived(b"", number, END)
         subscribed.listen()
         assert (subscribed.bad, subscribed.taken) == (5, 2)
 
@@ -250,7 +251,7 @@ class Part(msgspec.Struct):
 
 
 def nested() -> st.SearchStrategy[object]:
-    """Values and names that hold what nobody may see, where other things belong."""
+    """Secret values and names, in place of other types."""
     return st.recursive(
         st.sampled_from([MARK, MARK.encode(), 1, 1.5, None]),
         lambda inner: st.one_of(
@@ -262,19 +263,19 @@ def nested() -> st.SearchStrategy[object]:
 
 @settings(max_examples=200, deadline=None)
 @given(value=nested(), kind=st.sampled_from(["json", "msgpack"]), at=st.integers(0, 200))
-def test_a_reason_holds_nothing_of_what_came(value: object, kind: str, at: int) -> None:
-    """Whatever it holds and wherever it is cut: what msgspec says names types, our fields and places alone."""
+def test_a_reason_quotes_nothing(value: object, kind: str, at: int) -> None:
+    """For any contents and any truncation, msgspec names types, fields of the schema and positions only."""
     encode, decode = (msgspec.json.encode, msgspec.json.decode) if kind == "json" else (msgspec.msgpack.encode, msgspec.msgpack.decode)
     whole = encode(value)
     for payload in (whole, whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
         try:
             decode(payload, type=Part)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            assert MARK not in reason_of(error) and "\n" not in reason_of(error) and len(reason_of(error)) < 150
+            assert MARK not in safe_reason(error) and "\n" not in safe_reason(error) and len(safe_reason(error)) < 150
 
 
-def test_nothing_is_kept_of_what_came() -> None:
-    """A message is its taker's alone."""
+def test_no_message_is_kept() -> None:
+    """Only the callback gets it."""
     seen = []
     with Publisher() as publisher, listening(publisher.endpoint, lambda _, payload: seen.append(len(payload))) as subscribed:
         publisher.wait()
@@ -284,25 +285,25 @@ def test_nothing_is_kept_of_what_came() -> None:
         assert not [each for each in reachable(subscribed) if isinstance(each, bytes) and b"a prompt" in each]
 
 
-def test_close_ends_it() -> None:
-    """Its thread is over, and it may be closed again, or before it began."""
+def test_close_ends_the_thread() -> None:
+    """It may be called again, or before the start."""
     threads = threading.active_count()
     with Publisher() as publisher:
         with listening(publisher.endpoint, Taken()) as subscribed:
             assert threading.active_count() == threads + 1
         subscribed.close()
         assert threading.active_count() == threads
-    Subscription("tcp://127.0.0.1:1", Taken()).close()
+    ZmqSubscriber("tcp://127.0.0.1:1", Taken()).close()
 
 
-def test_a_process_that_listens_may_end() -> None:
-    """Nobody has to close it for that."""
-    code = "from legato_gpu_agent.collectors.zmq_subscriber import Subscription as S; S('tcp://127.0.0.1:9', print).listen()"
+def test_a_process_with_a_subscriber_may_end() -> None:
+    """Without a call of close."""
+    code = "from legato_gpu_agent.collectors.zmq_subscriber import ZmqSubscriber as S; S('tcp://127.0.0.1:9', print).listen()"
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=60, capture_output=True).returncode == 0
 
 
 def test_random_frames_are_counted() -> None:
-    """Whatever the frames, each message is taken or bad, and the last is taken."""
+    """For any frames each message is taken or bad, and the last one is taken."""
     taken = Taken()
     with Publisher() as publisher, listening(publisher.endpoint, taken) as subscribed:
         publisher.wait()

@@ -1,4 +1,4 @@
-"""The datagrams between plugin and agent: what goes in comes out, and no bytes break the reader."""
+"""The datagram format: decoding returns the encoded records, and no bytes break the decoder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from legato_gpu_agent.plugin.protocol import (
     SCHEDULER,
     BadDatagram,
     Datagram,
-    cut,
     decode,
+    decode_all,
     finished_entry,
-    join,
+    pack_entries,
     scheduler_entry,
+    split_datagrams,
     step_packer,
-    understood,
 )
 
 NAMES = st.text(min_size=1, max_size=60)
@@ -36,44 +36,44 @@ ENGINE = Engine("gpu-1:8000", 1_700_000_000_000_000_000)
 
 
 def step_datagram(engine: Engine, step: Step, dropped: int = 0) -> bytes:
-    """A step as the plugin sends it."""
+    """Return a step's datagram as the plugin sends it."""
     number, recorded_ns, *values = astuple(step)
     return step_packer(engine)(number, recorded_ns, dropped, *(-1 if value is None else value for value in values))
 
 
 @given(ENGINES, STEPS, NS)
-def test_a_step_is_read_as_it_was_sent(engine: Engine, step: Step, dropped: int) -> None:
-    """Every field, unknown ones included, with its engine and what was lost."""
+def test_a_step_is_decoded_unchanged(engine: Engine, step: Step, dropped: int) -> None:
+    """Every field, unknown ones included, with its engine and the losses."""
     assert decode(step_datagram(engine, step, dropped)) == Datagram(engine, step, dropped)
 
 
 @given(ENGINES, st.lists(REQUESTS, min_size=1, max_size=200), st.lists(EVENTS, min_size=1, max_size=200))
-def test_lists_are_read_as_they_were_sent(engine: Engine, requests: list[FinishedRequest], events: list[SchedulerEvent]) -> None:
-    """In order, over as many datagrams as the bound makes of them."""
-    finished = list(join(FINISHED, engine, map(finished_entry, requests)))
-    scheduled = list(join(SCHEDULER, engine, map(scheduler_entry, events)))
+def test_lists_are_decoded_unchanged(engine: Engine, requests: list[FinishedRequest], events: list[SchedulerEvent]) -> None:
+    """In order, across as many datagrams as the bound requires."""
+    finished = list(pack_entries(FINISHED, engine, map(finished_entry, requests)))
+    scheduled = list(pack_entries(SCHEDULER, engine, map(scheduler_entry, events)))
     assert max(map(len, finished + scheduled)) <= DATAGRAM_BYTES_MAX
     assert [each for datagram in finished for each in decode(datagram).finished] == requests
     assert [each for datagram in scheduled for each in decode(datagram).events] == events
 
 
-def test_long_lists_are_cut() -> None:
-    """A thousand ends of requests are several datagrams, none too long, and none is lost."""
+def test_long_lists_are_split() -> None:
+    """A thousand finished requests need several datagrams within the bound, and none is lost."""
     requests = [FinishedRequest(1, f"chatcmpl-{i:040}", "length") for i in range(1000)]
-    datagrams = list(join(FINISHED, ENGINE, map(finished_entry, requests)))
+    datagrams = list(pack_entries(FINISHED, ENGINE, map(finished_entry, requests)))
     assert len(datagrams) > 1 and max(map(len, datagrams)) <= DATAGRAM_BYTES_MAX
     assert sum(len(decode(datagram).finished) for datagram in datagrams) == 1000
 
 
-def test_texts_are_cut_between_characters() -> None:
-    """An id of 400 bytes is shortened to whole characters."""
-    long = decode(next(join(FINISHED, ENGINE, [finished_entry(FinishedRequest(1, "ü" * 200))]))).finished[0].response_id
+def test_texts_are_shortened_at_character_boundaries() -> None:
+    """An id of 400 bytes keeps whole characters."""
+    long = decode(next(pack_entries(FINISHED, ENGINE, [finished_entry(FinishedRequest(1, "ü" * 200))]))).finished[0].response_id
     assert long == "ü" * 127
 
 
 @given(st.binary(max_size=600))
-def test_random_bytes_are_refused_or_understood(data: bytes) -> None:
-    """Nothing but `BadDatagram` comes out."""
+def test_random_bytes_are_rejected_or_decoded(data: bytes) -> None:
+    """No error other than `BadDatagram` is raised."""
     try:
         assert decode(data).engine.id
     except BadDatagram as error:
@@ -81,8 +81,8 @@ def test_random_bytes_are_refused_or_understood(data: bytes) -> None:
 
 
 @given(STEPS, st.integers(0, 200), st.integers(1, 255))
-def test_damaged_datagrams_are_refused_or_understood(step: Step, place: int, change: int) -> None:
-    """One changed byte anywhere."""
+def test_damaged_datagrams_are_rejected_or_decoded(step: Step, place: int, change: int) -> None:
+    """One changed byte at any position."""
     data = bytearray(step_datagram(ENGINE, step))
     data[place % len(data)] ^= change
     try:
@@ -95,8 +95,8 @@ GOOD = step_datagram(ENGINE, Step(1, 2))
 
 
 @pytest.mark.parametrize("length", range(len(GOOD)))
-def test_each_truncation_is_refused(length: int) -> None:
-    """Cut anywhere, it is no step."""
+def test_each_truncation_is_rejected(length: int) -> None:
+    """At any position."""
     with pytest.raises(BadDatagram, match="truncated" if length > 3 else "noise"):
         decode(GOOD[:length])
 
@@ -113,43 +113,43 @@ def test_each_truncation_is_refused(length: int) -> None:
         (step_datagram(ENGINE, Step(1, 2**63)), "range"),
         (GOOD.replace(b"gpu-1", b"gpu\xff1"), "text"),
         (GOOD + b"\0", "truncated"),
-        (next(join(FINISHED, ENGINE, [finished_entry(FinishedRequest(1, "abc", "stop"))[:-1]])), "truncated"),
+        (next(pack_entries(FINISHED, ENGINE, [finished_entry(FinishedRequest(1, "abc", "stop"))[:-1]])), "truncated"),
     ],
 )
-def test_what_is_wrong_has_a_reason(data: bytes, reason: str) -> None:
-    """A newer version first of all: it is skipped by name, not misread."""
+def test_each_error_has_a_reason(data: bytes, reason: str) -> None:
+    """A newer version is rejected as such, and not misread."""
     with pytest.raises(BadDatagram) as caught:
         decode(data)
     assert caught.value.reason == reason
 
 
 SOME = st.lists(REQUESTS, min_size=1, max_size=9)
-FINISHES = st.builds(lambda engine, requests: next(join(FINISHED, engine, map(finished_entry, requests))), ENGINES, SOME)
+FINISHES = st.builds(lambda engine, requests: next(pack_entries(FINISHED, engine, map(finished_entry, requests))), ENGINES, SOME)
 DATAGRAMS = st.builds(step_datagram, ENGINES, STEPS) | FINISHES
 
 
 @given(st.lists(DATAGRAMS, max_size=20))
-def test_a_pipe_is_cut_into_what_was_written(written: list[bytes]) -> None:
-    """Each datagram, once, whole, in its order."""
-    assert cut(b"".join(written)) == written
+def test_a_pipe_is_split_into_its_datagrams(written: list[bytes]) -> None:
+    """Each datagram once, complete and in order."""
+    assert split_datagrams(b"".join(written)) == written
 
 
-LONG = next(join(SCHEDULER, Engine("noise", 1), [bytes(4_000)]))
+LONG = next(pack_entries(SCHEDULER, Engine("noise", 1), [bytes(4_000)]))
 NOISE = st.binary(max_size=300) | st.integers(0, 300).map(lambda length: LONG[:length])
 
 
 @given(st.lists(st.tuples(NOISE, DATAGRAMS), max_size=9))
 def test_noise_costs_no_datagram(written: list[tuple[bytes, bytes]]) -> None:
-    """Bytes of anything, and datagrams cut off, before the good: these come all the same, and the others are refused."""
+    """Arbitrary bytes and truncated datagrams before valid ones: the valid ones are decoded, the others rejected."""
     whole = b"".join(noise + datagram for noise, datagram in written)
-    found = cut(whole)
+    found = split_datagrams(whole)
     assert b"".join(found) == whole
-    told = [each for piece in found for each in understood(piece)]
-    assert [each for each in told if isinstance(each, Datagram)] == [decode(datagram) for _, datagram in written]
+    decoded = [each for piece in found for each in decode_all(piece)]
+    assert [each for each in decoded if isinstance(each, Datagram)] == [decode(datagram) for _, datagram in written]
 
 
-def test_a_strangers_damage_costs_no_step() -> None:
-    """Thousands of a stranger's datagrams, cut off anywhere or with bits turned anywhere, between steps that all come, each once."""
+def test_damage_of_another_writer_costs_no_step() -> None:
+    """Thousands of datagrams of another writer, truncated or with flipped bits at any position, between steps that are all decoded once."""
     rng, whole = random.Random(3), bytearray()
     for number in range(1, 4_001):
         stranger = bytearray(step_datagram(Engine(f"stranger-{rng.randrange(200)}", rng.randrange(1, 2**62)), Step(number, number)))
@@ -157,15 +157,15 @@ def test_a_strangers_damage_costs_no_step() -> None:
             stranger[place] ^= 1 << rng.randrange(8)
         whole += rng.choice((stranger, stranger[: rng.randrange(len(stranger))], stranger[:-3], rng.randbytes(rng.randrange(500))))
         whole += step_datagram(ENGINE, Step(number, 2))
-    told = [each for piece in cut(bytes(whole)) for each in understood(piece) if isinstance(each, Datagram)]
-    assert [each.step and each.step.number for each in told if each.engine == ENGINE] == [*range(1, 4_001)]
+    decoded = [each for piece in split_datagrams(bytes(whole)) for each in decode_all(piece) if isinstance(each, Datagram)]
+    assert [each.step and each.step.number for each in decoded if each.engine == ENGINE] == [*range(1, 4_001)]
 
 
 @pytest.mark.parametrize("noise", [LONG[:4] * 1_000, LONG[:20] * 200, (LONG[:4] + b"\x02\xff\x0f" + bytes(11)) * 220])
-def test_noise_that_looks_like_datagrams_costs_little(noise: bytes) -> None:
-    """As much as fits one, made so that another seems to begin at every place."""
+def test_noise_that_resembles_datagrams_is_cheap(noise: bytes) -> None:
+    """One datagram's length of noise in which another datagram seems to begin at every position."""
     started = time.monotonic()
     for size in range(0, 4_000, 100):
-        found = [each for piece in cut(LONG[:20] + noise[size:] + GOOD) for each in understood(piece)]
+        found = [each for piece in split_datagrams(LONG[:20] + noise[size:] + GOOD) for each in decode_all(piece)]
         assert found[-1] == decode(GOOD) and len(found) < 1_100
     assert time.monotonic() - started < 10

@@ -1,4 +1,4 @@
-"""The stat logger's core on stand-ins for vLLM's objects: what it tells, and that nothing they do reaches the engine."""
+"""The step recorder on stand-ins for vLLM's objects: the records it sends, and that no error reaches the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from legato_gpu_agent.agent.pipe_reader import Inlet
+from legato_gpu_agent.agent.pipe_reader import PipeReader
 from legato_gpu_agent.plugin.identity import engine_id, pipe_path
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram, decode
@@ -25,17 +25,17 @@ NOW = 1_700_000_000_000_000_000
 
 
 class Listener:
-    """An agent that keeps what it gets."""
+    """An agent that decodes everything it receives."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.inlet = Inlet(path)
+        self.reader = PipeReader(path)
 
     def datagrams(self) -> list[Datagram]:
-        """What came since the last time."""
-        return [decode(each) for each in self.inlet.read()]
+        """Return the datagrams since the last call."""
+        return [decode(each) for each in self.reader.read()]
 
     def step(self) -> Step:
-        """The one step that came."""
+        """Return the only step since the last call."""
         (datagram,) = (datagram for datagram in self.datagrams() if datagram.step)
         assert datagram.step
         return datagram.step
@@ -43,22 +43,22 @@ class Listener:
 
 @pytest.fixture
 def listener(tmp_path: pathlib.Path) -> Iterator[Listener]:
-    """An agent's pipe."""
+    """Create the agent's end of the pipe."""
     listener = Listener(tmp_path / "s")
     yield listener
-    listener.inlet.close()
+    listener.reader.close()
 
 
 @pytest.fixture
 def recorder(tmp_path: pathlib.Path) -> Iterator[StepRecorder]:
-    """A recorder whose clock stands still."""
+    """Create a recorder with a constant clock."""
     recorder = StepRecorder(environ={"LEGATO_ENGINE_PIPE": str(tmp_path / "s")}, arguments=["vllm", "serve"], clock_ns=lambda: NOW)
     yield recorder
-    recorder.outlet.close()
+    recorder.writer.close()
 
 
 def scheduler(**changes: Any) -> SimpleNamespace:
-    """`SchedulerStats` of a step with everything on."""
+    """Return `SchedulerStats` of a step with all features enabled."""
     details = SimpleNamespace(num_ctx_requests=1, num_ctx_tokens=700, num_generation_requests=11, num_generation_tokens=12, elapsed_ms=30.5)
     base = {
         "num_running_reqs": 12,
@@ -72,7 +72,7 @@ def scheduler(**changes: Any) -> SimpleNamespace:
 
 
 def iteration(**changes: Any) -> SimpleNamespace:
-    """`IterationStats` of the same step."""
+    """Return `IterationStats` of the same step."""
     base = {"inter_token_latencies_iter": [0.0301, 0.0305, 0.2], "num_preempted_reqs": 1, "finished_requests": []}
     return SimpleNamespace(**{**base, **changes})
 
@@ -80,14 +80,14 @@ def iteration(**changes: Any) -> SimpleNamespace:
 FULL = Step(1, NOW, 30_100, 12, 5, 1, 700, 11, 12, 8, 6, 30_500, 250_000, 1, 200_000)
 
 
-def test_a_step_is_told_as_it_was(listener: Listener, recorder: StepRecorder) -> None:
-    """Every field of `Step`, from where vLLM has it."""
+def test_a_step_is_recorded_completely(listener: Listener, recorder: StepRecorder) -> None:
+    """Every field of `Step`, from its place in vLLM's objects."""
     recorder.record(scheduler(), iteration())
     assert listener.step() == FULL
 
 
 def test_steps_are_numbered_from_one(listener: Listener, recorder: StepRecorder) -> None:
-    """By the recorder's own count, under one epoch; a call without either object is no step."""
+    """By the recorder's own count, under one epoch; a call without either object is not a step."""
     for _ in range(3):
         recorder.record(scheduler(), iteration())
         recorder.record(None, None)
@@ -127,17 +127,17 @@ def test_steps_are_numbered_from_one(listener: Listener, recorder: StepRecorder)
         ),
     ],
 )
-def test_what_is_not_there_is_unknown(
+def test_missing_values_are_unknown(
     listener: Listener, recorder: StepRecorder, scheduler_stats: Any, iteration_stats: Any, changes: dict[str, Any]
 ) -> None:
-    """A step lacks what its objects lack, and nothing else."""
+    """A step lacks exactly the fields that its objects lack."""
     recorder.record(scheduler_stats, iteration_stats)
     expected = {name: getattr(FULL, name) for name in FULL.__dataclass_fields__} | changes
     assert listener.step() == Step(**expected)
 
 
 def without(stats: SimpleNamespace, name: str) -> SimpleNamespace:
-    """The same object without an attribute."""
+    """Return the same object without an attribute."""
     return SimpleNamespace(**{key: value for key, value in vars(stats).items() if key != name})
 
 
@@ -151,8 +151,10 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_renamed_attribute_is_said_once(listener: Listener, recorder: StepRecorder, caplog: pytest.LogCaptureFixture, name: str) -> None:
-    """By name, and only its fields are unknown."""
+def test_a_renamed_attribute_is_logged_once(
+    listener: Listener, recorder: StepRecorder, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """With its name; only its fields are unknown."""
     for _ in range(3):
         recorder.record(without(scheduler(), name), without(iteration(), name))
     step = listener.datagrams()[0].step
@@ -162,7 +164,7 @@ def test_a_renamed_attribute_is_said_once(listener: Listener, recorder: StepReco
 
 
 def test_a_property_that_raises_is_unknown(listener: Listener, recorder: StepRecorder) -> None:
-    """Whatever it raises, the step is told without it."""
+    """For any exception, the step is recorded without it."""
 
     class Odd(SimpleNamespace):
         @property
@@ -174,16 +176,16 @@ def test_a_property_that_raises_is_unknown(listener: Listener, recorder: StepRec
     assert step.running is None and step.interval_us == 30_100
 
 
-def test_missing_details_say_what_to_do(recorder: StepRecorder, caplog: pytest.LogCaptureFixture) -> None:
-    """Once, with the option's name."""
+def test_missing_details_name_the_option(recorder: StepRecorder, caplog: pytest.LogCaptureFixture) -> None:
+    """In one log line per recorder."""
     for _ in range(3):
         recorder.record(scheduler(iteration_details=None), iteration())
     assert caplog.text.count("--enable-logging-iteration-details") == 1
 
 
-def test_finished_requests_come_before_their_step(listener: Listener, recorder: StepRecorder) -> None:
-    """With the id that the client knows; one that cannot be told costs itself alone."""
-    ended = SimpleNamespace(
+def test_finished_requests_precede_their_step(listener: Listener, recorder: StepRecorder) -> None:
+    """With the client's id; a request that cannot be recorded affects no other."""
+    request = SimpleNamespace(
         request_id="chatcmpl-1",
         finish_reason=SimpleNamespace(__str__=lambda: "stop"),
         num_preemptions=2,
@@ -193,33 +195,33 @@ def test_finished_requests_come_before_their_step(listener: Listener, recorder: 
         prefill_time=0.25,
         decode_time=9.5,
     )
-    ended.finish_reason = "stop"
-    recorder.record(scheduler(), iteration(finished_requests=[ended, SimpleNamespace(), ended]))
-    told, step = listener.datagrams()
+    request.finish_reason = "stop"
+    recorder.record(scheduler(), iteration(finished_requests=[request, SimpleNamespace(), request]))
+    ended_datagram, step = listener.datagrams()
     good = FinishedRequest(1, "chatcmpl-1", "stop", 2, 40, 300, 1_000, 250_000, 9_500_000)
-    assert told.finished == (good, FinishedRequest(1, ""), good)
+    assert ended_datagram.finished == (good, FinishedRequest(1, ""), good)
     assert step.step == FULL
 
 
-def test_drops_are_told_later(tmp_path: pathlib.Path, recorder: StepRecorder) -> None:
-    """Without an agent no call waits or raises; the first record that arrives says how many were lost."""
+def test_losses_are_reported_with_the_next_record(tmp_path: pathlib.Path, recorder: StepRecorder) -> None:
+    """Without an agent no call blocks or raises; the first record that arrives carries the number of losses."""
     started = time.monotonic()
     for _ in range(1500):
         recorder.record(scheduler(), iteration())
     assert time.monotonic() - started < 2.0
-    assert recorder.outlet.dropped == 1500 - 1024
+    assert recorder.writer.dropped == 1500 - 1024
     listener = Listener(tmp_path / "s")
-    recorder.outlet._look_at = 0.0
+    recorder.writer._next_check_s = 0.0
     dropped = 0
     for _ in range(1100):
         recorder.record(scheduler(), iteration())
         dropped = max([dropped, *(datagram.dropped for datagram in listener.datagrams())])
     assert dropped >= 1500 - 1024
-    listener.inlet.close()
+    listener.reader.close()
 
 
-def test_the_last_steps_of_a_burst_follow_by_themselves(tmp_path: pathlib.Path, recorder: StepRecorder) -> None:
-    """On an event loop, as in vLLM: what the agent's full queue refused is sent although no further step comes."""
+def test_the_last_steps_of_a_burst_are_sent_later(tmp_path: pathlib.Path, recorder: StepRecorder) -> None:
+    """On an event loop as in vLLM, steps that did not fit into the pipe are sent although no further step follows."""
     listener = Listener(tmp_path / "s")
 
     async def engine() -> list[int]:
@@ -231,12 +233,12 @@ def test_the_last_steps_of_a_burst_follow_by_themselves(tmp_path: pathlib.Path, 
             await asyncio.sleep(0.05 if len(found) < 40 else 0)
         return [datagram.step.number for datagram in found if datagram.step]
 
-    assert asyncio.run(engine()) == list(range(1, 41)) and not recorder._waits
-    listener.inlet.close()
+    assert asyncio.run(engine()) == list(range(1, 41)) and not recorder._retry_scheduled
+    listener.reader.close()
 
 
-def test_the_plugins_load_the_standard_library_alone() -> None:
-    """What vLLM's processes import brings neither numpy nor protobuf."""
+def test_the_plugins_import_no_heavy_package() -> None:
+    """Importing them in vLLM's processes loads neither numpy nor protobuf."""
     script = (
         "import sys, legato_gpu_agent.plugin.recorder, legato_gpu_agent.plugin.scheduler_hook as hook; hook.install(); print(*sys.modules)"
     )
@@ -255,20 +257,20 @@ def test_the_plugins_load_the_standard_library_alone() -> None:
         ({}, ["serve", "--port"], 1, "127.0.0.1:8000/1"),
     ],
 )
-def test_the_engine_is_called_as_its_server_is(environ: dict[str, str], arguments: list[str], index: int, expected: str) -> None:
-    """By the setting, else by the address that the middleware sees on this host."""
+def test_the_engine_has_the_id_of_its_server(environ: dict[str, str], arguments: list[str], index: int, expected: str) -> None:
+    """From the setting, or else the address that the middleware sees on this host."""
     assert engine_id(environ, arguments, index) == expected
 
 
-def test_the_middleware_of_the_same_process_says_the_same(tmp_path: pathlib.Path) -> None:
-    """The recorder leaves its id where the middleware looks for it."""
+def test_the_middleware_of_the_same_process_uses_the_same_id(tmp_path: pathlib.Path) -> None:
+    """The recorder stores its id in the variable that the middleware reads."""
     environ = {"LEGATO_ENGINE_PIPE": str(tmp_path / "s")}
     second = StepRecorder(1, environ=environ, arguments=["--host", "::"])
     assert environ["LEGATO_ENGINE_ID"] == "127.0.0.1:8000" and second.engine.id == "127.0.0.1:8000/1"
 
 
-def test_the_pipe_has_one_default() -> None:
-    """The setting, the user's runtime folder, a folder of the user's own."""
+def test_the_pipe_has_one_default_path() -> None:
+    """The setting, the user's runtime folder, or a folder of the user in /tmp."""
     assert str(pipe_path({"LEGATO_ENGINE_PIPE": "/a/b", "XDG_RUNTIME_DIR": "/run/user/7"})) == "/a/b"
     assert str(pipe_path({"XDG_RUNTIME_DIR": "/run/user/7"})) == "/run/user/7/legato/engine.pipe"
     assert pipe_path({}).parts[1:2] == ("tmp",) and pipe_path({}).parent.name.startswith("legato-")

@@ -1,4 +1,4 @@
-"""The scheduler hook on a stand-in with the same method names: what it sees, and that the scheduler never notices."""
+"""The scheduler hook on a stand-in with the same methods: the events it sends, and that the scheduler is not affected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUFFIX = "-a934cdb8"
 
 
 class Clock:
-    """Each reading is a millisecond later."""
+    """A clock that advances by 1 ms at each reading."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -32,7 +32,7 @@ class Clock:
 
 
 def fake() -> Any:
-    """A scheduler class as vLLM has it, as far as the hook looks: it does what it is told, and keeps what was asked of it."""
+    """Return a scheduler class with the methods that the hook wraps, which records its calls."""
 
     class Scheduler:
         def __init__(self) -> None:
@@ -59,24 +59,24 @@ def fake() -> Any:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SchedulerEvent]]:
-    """What the hook sends."""
+    """Collect the events that the hook sends."""
     found: list[SchedulerEvent] = []
-    monkeypatch.setattr("legato_gpu_agent.plugin.pipe_writer.Outlet.send", lambda _, datagram: found.extend(decode(datagram).events))
+    monkeypatch.setattr("legato_gpu_agent.plugin.pipe_writer.PipeWriter.send", lambda _, datagram: found.extend(decode(datagram).events))
     yield found
 
 
 def hooked(scheduler: Any) -> SchedulerHook:
-    """The hook around a class, with a clock that ticks."""
+    """Install the hook on a class, with the advancing clock."""
     return SchedulerHook(scheduler, path="/nowhere/s", environ={}, arguments=[], clock_ns=Clock())
 
 
 def step(scheduler: Any, plan: dict[str, int], victims: tuple[str, ...] = (), **more: Any) -> None:
-    """A whole step."""
+    """Run a complete step."""
     assert scheduler.update_from_output(scheduler.schedule(plan, victims, **more), None) == "outputs"
 
 
-def test_prefill_preemption_and_resumption_are_told(events: list[SchedulerEvent]) -> None:
-    """By the client's id, with tokens; a recompute in pieces is a resumption to its end, and a decode step says nothing."""
+def test_prefill_preemption_and_resumption_are_recorded(events: list[SchedulerEvent]) -> None:
+    """With the client's id and tokens. A recomputation in several steps is a resumption until its end; a decode step has no event."""
     kind = fake()
     hooked(kind)
     scheduler = kind()
@@ -95,20 +95,20 @@ def test_prefill_preemption_and_resumption_are_told(events: list[SchedulerEvent]
         ("c", "prefill", 40),
         ("a", "prefill", 30),
     ]
-    # The clock ticks once as `schedule` begins and once as the update does.
+    # The clock advances once when `schedule` begins and once when the update begins.
     assert events[0].time_ns == NOW + 2_000_000 and events[0].step_us == 1_000
 
 
-def test_drafts_are_no_prefill(events: list[SchedulerEvent]) -> None:
-    """A speculating request has its token and its drafts scheduled."""
+def test_drafts_are_not_prefill(events: list[SchedulerEvent]) -> None:
+    """A speculating request has one token and its drafts scheduled."""
     kind = fake()
     hooked(kind)
     step(kind(), {"a": 5, "b": 5}, drafts={"a": 4})
     assert [event.response_id for event in events] == ["b"]
 
 
-def test_two_steps_may_be_under_way(events: list[SchedulerEvent]) -> None:
-    """Asynchronous scheduling: the next step is scheduled before the last one's output is there."""
+def test_two_steps_may_be_in_progress(events: list[SchedulerEvent]) -> None:
+    """Asynchronous scheduling: the next step is scheduled before the output of the last one exists."""
     kind = fake()
     hooked(kind)
     scheduler = kind()
@@ -118,8 +118,8 @@ def test_two_steps_may_be_under_way(events: list[SchedulerEvent]) -> None:
     assert [(event.response_id, event.step_us > 0) for event in events] == [("a", True), ("b", True)]
 
 
-def test_steps_whose_output_never_comes_are_bounded(events: list[SchedulerEvent]) -> None:
-    """The oldest is told without its duration."""
+def test_steps_without_output_are_bounded(events: list[SchedulerEvent]) -> None:
+    """The oldest is sent without its duration."""
     kind = fake()
     hook = hooked(kind)
     scheduler = kind()
@@ -128,8 +128,8 @@ def test_steps_whose_output_never_comes_are_bounded(events: list[SchedulerEvent]
     assert len(hook._open) == 16
 
 
-def test_the_scheduler_does_what_it_did(events: list[SchedulerEvent]) -> None:
-    """The same calls in the same order, the same answers, and its own exceptions."""
+def test_the_scheduler_is_not_affected(events: list[SchedulerEvent]) -> None:
+    """The same calls in the same order, the same results, and its own exceptions."""
     kind = fake()
     hooked(kind)
     scheduler = kind()
@@ -144,8 +144,8 @@ def test_the_scheduler_does_what_it_did(events: list[SchedulerEvent]) -> None:
 @pytest.mark.parametrize(
     "odd", [None, SimpleNamespace(), SimpleNamespace(num_scheduled_tokens={"a": "many"}, scheduled_spec_decode_tokens={})]
 )
-def test_a_surprise_takes_the_hook_off(odd: Any, events: list[SchedulerEvent], caplog: pytest.LogCaptureFixture) -> None:
-    """With one line, and the class is as it was."""
+def test_an_unexpected_value_removes_the_hook(odd: Any, events: list[SchedulerEvent], caplog: pytest.LogCaptureFixture) -> None:
+    """With one log line, and the class is as before."""
     kind = fake()
     kind.schedule = lambda self, *_: odd
     originals = {name: getattr(kind, name) for name in ("schedule", "_preempt_request", "update_from_output")}
@@ -156,8 +156,8 @@ def test_a_surprise_takes_the_hook_off(odd: Any, events: list[SchedulerEvent], c
     assert [record.levelno for record in caplog.records] == [logging.WARNING] and not events
 
 
-def test_a_class_without_a_method_is_left_alone() -> None:
-    """Nothing is replaced unless all can be."""
+def test_a_class_without_a_method_is_not_changed() -> None:
+    """Either all methods are replaced or none."""
     kind = fake()
     del kind._preempt_request
     schedule = kind.schedule
@@ -167,10 +167,10 @@ def test_a_class_without_a_method_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("setting", "active"), [("", False), ("0", False), ("1", True), ("/some/where.sock", True)])
-def test_it_is_off_unless_asked_for(
+def test_it_is_off_by_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, setting: str, active: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`install`, which vLLM calls in each process, looks at LEGATO_SCHEDULER_HOOK; a path there is the pipe."""
+    """`install`, which vLLM calls in each process, reads LEGATO_SCHEDULER_HOOK; a path there is the pipe."""
     module = ModuleType("vllm.v1.core.sched.scheduler")
     module.Scheduler = kind = fake()  # type: ignore[attr-defined]
     schedule = kind.schedule
@@ -182,11 +182,11 @@ def test_it_is_off_unless_asked_for(
     scheduler_hook.install()
     assert (kind.schedule is not schedule) is active and not caplog.records
     if setting.startswith("/"):
-        assert scheduler_hook._installed and scheduler_hook._installed.outlet.path == setting
+        assert scheduler_hook._installed and scheduler_hook._installed.writer.path == setting
 
 
-def test_another_vllm_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the module is not what it was, one line, and nothing raised."""
+def test_another_vllm_is_not_changed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """If the module has another structure, one line is logged and nothing raised."""
     monkeypatch.setitem(sys.modules, "vllm.v1.core.sched.scheduler", ModuleType("vllm.v1.core.sched.scheduler"))
     monkeypatch.setattr(scheduler_hook, "_installed", None)
     monkeypatch.setenv("LEGATO_SCHEDULER_HOOK", "1")

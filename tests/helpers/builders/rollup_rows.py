@@ -16,7 +16,7 @@ from helpers.builders.batches import received_spans
 from helpers.builders.spans import SECOND_NS, native_span, request
 from helpers.dashboards.minutes import ALIVE, rows_in, stored
 from legato._timeline import pack
-from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, Step, steps_request
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.worker import RollupWorker
@@ -232,7 +232,7 @@ def steps_of(rng: random.Random, engine: str, count: int, first: int = 0) -> Exp
         names = ("running", "waiting", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens", "accepted_tokens")
         columns = {name: known(0, 1, 7, 4_000_000_000) for name in (*names, "preempted")}
         made.append(Step(number, at, interval_us=known(0, 1, 2**14, 2**14 - 1, 25_000), kv_used_ppm=known(0, 999_999), **columns))
-    return request_of(Engine(engine, 5), made)
+    return steps_request(Engine(engine, 5), made)
 
 
 def forget(store: Store, *tables: str) -> None:

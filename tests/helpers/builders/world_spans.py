@@ -11,7 +11,7 @@ from helpers.builders.batches import received_spans
 from helpers.builders.spans import native_span, request
 from helpers.builders.world import World
 from legato._timeline import pack
-from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, steps_request
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
 
@@ -76,4 +76,4 @@ def steps(world: World, streams: int = 1, *, engine_id: str = ENGINE, epoch_ns: 
         for i in range(world.steps)
     ]
     ended = [FinishedRequest(world.steps - 1, response_id(number), queued_us=QUEUED_US, prefill_us=PREFILL_US) for number in range(streams)]
-    return request_of(Engine(engine_id, epoch_ns), made, ended)
+    return steps_request(Engine(engine_id, epoch_ns), made, ended)

@@ -22,7 +22,7 @@ from helpers.builders.spans import SECOND_NS, native_span, request
 from helpers.dashboards.minutes import rows_in
 from helpers.dashboards.panels import DIMENSIONS, Past, Row
 from legato._timeline import pack
-from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, Step, steps_request
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.jobs.self_monitoring import request_of as self_request
 from legato_ingest.metrics import Metrics
@@ -298,12 +298,12 @@ def _speculation(now_ns: int, engine: str) -> ExportTraceServiceRequest:
                 kv_used_ppm=known(250_000, 990_000),
             )
         )
-    return request_of(Engine(engine, 5), steps, [])
+    return steps_request(Engine(engine, 5), steps, [])
 
 
 def _mute(now_ns: int) -> ExportTraceServiceRequest:
     """Steps of an engine without any figures."""
-    return request_of(Engine("mute-0", 5), [Step(number, now_ns - (50 - number) * MINUTE_NS) for number in range(20)], [])
+    return steps_request(Engine("mute-0", 5), [Step(number, now_ns - (50 - number) * MINUTE_NS) for number in range(20)], [])
 
 
 def _rejected(now_ns: int) -> ExportTraceServiceRequest:

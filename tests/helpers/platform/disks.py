@@ -1,4 +1,4 @@
-"""Small disks for single processes, to be filled to the last byte."""
+"""Small file systems for single processes, to be filled completely."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MOUNT = 'mount -t tmpfs -o size={size} tmpfs "{folder}" && exec "$0" "$@"'
 
 @cache
 def can_mount() -> bool:
-    """Whether this user may mount a small disk of its own (a container may forbid it)."""
+    """Return whether this user may mount a separate file system (a container may forbid it)."""
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs tmpfs /mnt"]
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def small_disk(folder: pathlib.Path, size: str) -> list[str]:
-    """What runs a command with a disk of this size (as in ``64m``) at the folder, which exists; nobody else sees it."""
+    """Return a command prefix that mounts a file system of this size (such as ``64m``) at an existing folder, visible to the command only."""
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", _MOUNT.format(size=size, folder=folder)]

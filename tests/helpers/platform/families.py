@@ -1,4 +1,4 @@
-"""A family of real processes, as an engine is one: a server that listens, its child and its grandchild."""
+"""Real processes related like those of an engine: a listening server, its child and its grandchild."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 __all__ = ["Family", "family"]
 
-# The child inherits the socket and keeps it, the grandchild does not. All end when their input does, the eldest last.
+# The child inherits the socket and keeps it, the grandchild closes it. All end when their input is closed, the server last.
 _PROGRAM = """
 import contextlib, os, select, socket, sys
 burns = sys.argv[1:] == ["burn"]
 if burns:
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-door = socket.socket()
-door.bind(("127.0.0.1", 0))
-door.listen()
-os.write(1, b"%d\\n" % door.getsockname()[1])
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen()
+os.write(1, b"%d\\n" % listener.getsockname()[1])
 for generation in range(3):
     os.write(1, b"%d\\n" % os.getpid())
     if generation == 2 or os.fork():
         break
 if generation == 2:
-    door.close()
+    listener.close()
 while not select.select([0], [], [], 0 if burns else None)[0]:
     sum(range(20_000))
 with contextlib.suppress(ChildProcessError):
@@ -35,14 +35,14 @@ with contextlib.suppress(ChildProcessError):
 
 @dataclass(frozen=True)
 class Family:
-    """Where it listens, and who it is: the one that opened the socket, its child, and the child's."""
+    """The port and the three PIDs: the process that opened the socket, its child, and its grandchild."""
 
     port: int
     pids: tuple[int, ...]
     process: subprocess.Popen[str]
 
     def end(self) -> None:
-        """All end, and are gone when this returns."""
+        """End all processes and wait for them."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(20)
@@ -50,7 +50,7 @@ class Family:
 
 @contextlib.contextmanager
 def family(*, burn: bool = False) -> Iterator[Family]:
-    """A family, all of which compute on one CPU if they are to ``burn``."""
+    """Start the processes; with ``burn`` all of them compute on one CPU."""
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *(["burn"] if burn else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

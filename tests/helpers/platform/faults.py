@@ -1,8 +1,8 @@
-"""A proxy before the ingest that does what networks and overloaded servers do: refuses, answers late, cuts half-way.
+"""A proxy in front of the ingest with the faults of networks and overloaded servers: refused, late and truncated.
 
-One idea: it knows where an HTTP/1.1 request begins and ends (by Content-Length, as OTLP exporters send), so a fault hits a whole request at
-a known place: half of its body, or the reply of one that the ingest has stored already. It remembers each body by its hash, so it can tell
-how many requests were retries, and that a retry is the same to the byte.
+It knows where an HTTP/1.1 request begins and ends (by Content-Length, as OTLP exporters send), so a fault affects a request at a known
+place: half of its body, or the reply to a request that the ingest has already stored. It keeps a hash of each body, so it can count retries
+and check that they are identical.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Lengt
 
 
 class FaultyProxy:
-    """Stands at ``url`` before ``port``; ``fault`` is what happens to the requests that begin now.
+    """Listens at ``url`` (``listen_port``, 0: any) and forwards to ``port``; ``fault`` applies to requests that begin from now on.
 
-    ``count``: requests by what happened to them. ``bodies``: how often each body came.
+    ``count``: requests by fault. ``bodies``: number of requests by hash of the body.
     """
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, listen_port: int = 0) -> None:
+        self._port, self._listen_port = port, listen_port
         self.fault: Fault = "none"
         self.count: Counter[str] = Counter()
         self.bodies: Counter[bytes] = Counter()
@@ -42,32 +42,32 @@ class FaultyProxy:
 
     @property
     def retries(self) -> int:
-        """Requests whose body had come before."""
+        """The number of requests with a body that was received before."""
         return self.bodies.total() - len(self.bodies)
 
     def start(self) -> None:
-        """Listen."""
+        """Start listening."""
         self._thread.start()
         self._listening.wait()
 
     def close(self) -> None:
-        """Stop listening; connections that are open are cut."""
+        """Stop listening; open connections are closed."""
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
     async def _run(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self._listen_port, limit=2**20)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._listening.set()
         await self._end.wait()
         server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # The loop itself holds on to no task: one that waits for a connection nobody else knows would be collected.
+        # The event loop keeps no reference to its tasks, so a task that waits for a connection could be garbage-collected.
         task = asyncio.current_task()
         self._tasks.add(task)
-        # A connection that is cut, at either end, is what this is for.
+        # Connections closed at either end are the purpose of this proxy.
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while await self._request(reader, writer):
                 pass
@@ -75,7 +75,7 @@ class FaultyProxy:
         self._tasks.discard(task)
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Handle one request; whether the connection goes on."""
+        """Handle one request; return whether the connection can be used again."""
         request = await _message(reader)
         fault = self.fault
         self.count[fault] += 1
@@ -101,7 +101,7 @@ class FaultyProxy:
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:
-    """Head and body of one request or reply."""
+    """Return head and body of one request or reply."""
     head = await reader.readuntil(b"\r\n\r\n")
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
@@ -111,9 +111,9 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
 
 
 @contextlib.contextmanager
-def faulty(port: int) -> Iterator[FaultyProxy]:
-    """A proxy before ``port``, closed at the end."""
-    proxy = FaultyProxy(port)
+def faulty(port: int, listen_port: int = 0) -> Iterator[FaultyProxy]:
+    """Run a proxy in front of ``port``; close it at the end."""
+    proxy = FaultyProxy(port, listen_port)
     proxy.start()
     try:
         yield proxy

@@ -1,4 +1,4 @@
-"""The Go program that asks as Grafana's data source does: built once a module, asked as often as needed."""
+"""The Go program that queries as Grafana's data source does: built once per module, run once per query."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 __all__ = ["Answer", "ask", "build"]
 
 _SOURCE = pathlib.Path(__file__).parents[2] / "goclient"
-# A cold build compiles the driver and all that it needs.
+# A build without a cache compiles the driver and all its dependencies.
 _BUILD_S_MAX = 900
-_ASK_S_MAX = 120
+_QUERY_S_MAX = 120
 
 Answer = dict[str, Any]
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
-    """The program, built into ``folder``; skips the test where there is no Go."""
+    """Build the program into ``folder``; skip the test where Go is not installed."""
     if shutil.which("go") is None:
-        pytest.skip("there is no `go`: install Go (tests/goclient/go.mod says which) to ask as Grafana does")
+        pytest.skip("Go is not installed: install the version in tests/goclient/go.mod to query as Grafana does")
     program = folder / "goclient"
     command = ["go", "build", "-trimpath", "-o", str(program), "."]
     environ = {**os.environ, "CGO_ENABLED": "0"}
@@ -35,8 +35,8 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 def ask(program: pathlib.Path, url: str, *flags: str, environ: Mapping[str, str] | None = None) -> dict[str, Answer]:
-    """What the program prints, by check. User and password are those of ``environ`` alone."""
+    """Return the output of the program, by check. User and password come from ``environ`` only."""
     command = [str(program), "-addr", url.removeprefix("http://"), *flags]
-    run = subprocess.run(command, env=dict(environ or {}), capture_output=True, text=True, timeout=_ASK_S_MAX, check=False)
+    run = subprocess.run(command, env=dict(environ or {}), capture_output=True, text=True, timeout=_QUERY_S_MAX, check=False)
     assert run.returncode == 0 and not run.stderr, run.stderr
     return {answer["check"]: answer for answer in map(json.loads, run.stdout.splitlines())}

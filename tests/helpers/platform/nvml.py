@@ -1,12 +1,12 @@
-"""A machine's GPUs for the real bindings of NVML, where there are none: the library of `fake_nvml.c`, and the state file that it reads.
+"""Fake GPUs for the real NVML bindings: the library of `fake_nvml.c`, and the state file that it reads.
 
-One idea: a test writes what the world is and the library reads it at the next call; a replaced file is never seen half, nor missed.
+A test writes the state, and the library reads it at the next call. A file is replaced atomically, so it is never read half-written.
 
-Keys of a GPU (numbers are whole unless said; `error CODE` in place of a value is that NVML code, an absent key "not supported"):
+Keys of a GPU (integers if not stated otherwise; `error CODE` in place of a value returns that NVML code, a missing key "not supported"):
 name, uuid, pci, clock.{graphics,sm,mem,video}[.max], event_reasons, supported_event_reasons, power_mw, power_limit_mw, energy_mj,
 memory.{total,used,free,reserved}, temperature[.SENSOR], utilization.{gpu,memory}, violation.POLICY (ns), timestamp_us (else: now),
 pcie_replay, pcie.{generation,width}, ecc.{corrected,uncorrected}[.volatile|.aggregate], nvlink.LINK, supported_events,
-field.ID[.SCOPE] ("61 uint": with a type, which is else ull; double, uint, ulong, ull, sll, int, ushort), process (["PID BYTES", ...]),
+field.ID[.SCOPE] ("61 uint": with a type, by default ull; double, uint, ulong, ull, sll, int, ushort), process (["PID BYTES", ...]),
 mig, mig.{max,pending}, and, of each MIG device N, gi, ci and any of the above after `mig.N.`; error (of every call), hang_ms.
 Keys of no GPU (None): driver, nvml, cuda, init_error, and error and hang_ms of the calls about no device.
 
@@ -32,10 +32,10 @@ _SONAME = "libnvidia-ml.so.1"
 _FLAGS = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-Wl,-soname,{_SONAME}"]
 _COMPILE_S_MAX = 60
 _GIB, _MIB = 1 << 30, 1 << 20
-# The scope of a counter that is summed over all NVLinks.
+# The scope of a counter that is the sum over all NVLinks.
 _ALL_LINKS = 0xFFFFFFFF
 
-# A key that the library does not know would be "not supported" for ever, and the test that wrote it would prove nothing.
+# A key unknown to the library would be "not supported" forever, and the test with it would prove nothing.
 _OF_MACHINE = re.compile(r"driver|nvml|cuda|init_error|error|hang_ms")
 _OF_GPU = re.compile(
     r"error|hang_ms|mig|mig\.(max|pending)|(mig\.[0-7]\.)?("
@@ -49,7 +49,7 @@ Value = int | float | str | list[str]
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
-    """The library, compiled into ``folder`` under the name by which the bindings ask for it."""
+    """Compile the library into ``folder``, under the file name that the bindings load."""
     library = folder / _SONAME
     command = ["cc", *_FLAGS, "-o", str(library), str(_SOURCE)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S_MAX, check=False)
@@ -59,7 +59,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 def h200(index: int) -> dict[str, Value]:
-    """The keys of a busy H200. Fields 269 to 271 are as bindings since 13.580.82 number them: 12.575 and 13.580.65 have 251 to 253."""
+    """Return the keys of a busy H200. Fields 269 to 271 have the numbers of bindings since 13.580.82; 12.575 and 13.580.65 have 251 to 253."""
     keys: dict[str, Value] = {"name": "NVIDIA H200", "uuid": f"GPU-{index:08x}-2c4e-4b6a-9d01-5f3a7e8b9c0d"}
     keys |= {f"clock.{name}{end}": mhz for name, mhz in (("graphics", 1980), ("sm", 1980), ("mem", 3201)) for end in ("", ".max")}
     keys |= {"pci": f"00000000:{27 + index:02X}:00.0", "pcie.generation": 5, "pcie.width": 16, "pcie_replay": 0, "mig": 0}
@@ -74,7 +74,7 @@ def h200(index: int) -> dict[str, Value]:
 
 
 def mig(device: int) -> dict[str, Value]:
-    """The keys that make one MIG device (a seventh of an H200), besides ``mig`` of its GPU, which is 1 then."""
+    """Return the keys of one MIG device (a seventh of an H200); its GPU also needs ``mig``: 1."""
     keys: dict[str, Value] = {"name": "NVIDIA H200 MIG 1g.18gb", "uuid": f"MIG-{device:08x}-7a1b-5c2d-8e3f-4a5b6c7d8e9f", "ci": 0}
     keys |= {"memory.total": 16 * _GIB, "memory.used": 2 * _GIB, "memory.free": 14 * _GIB - 16 * _MIB, "memory.reserved": 16 * _MIB}
     keys["gi"] = 7 + device
@@ -82,7 +82,7 @@ def mig(device: int) -> dict[str, Value]:
 
 
 class FakeGpus:
-    """The GPUs of one state file. Each method replaces the file once, so what it says changes at one moment."""
+    """The GPUs of one state file. Each method replaces the file once, so its changes become visible together."""
 
     def __init__(self, library: pathlib.Path, state: pathlib.Path, *gpus: Mapping[str, Value]) -> None:
         self.library, self.state = library, state
@@ -93,12 +93,12 @@ class FakeGpus:
         self._write()
 
     def set(self, gpu: int | None, keys: Mapping[str, Value]) -> None:
-        """Add or change keys of a GPU, or of none."""
+        """Add or change keys of a GPU, or of the machine (None)."""
         self._keys.setdefault(gpu, {}).update(_checked(gpu, keys))
         self._write()
 
     def remove(self, gpu: int | None, *keys: str) -> None:
-        """Take keys away; without any, the GPU (handles to the last one are of a lost GPU then)."""
+        """Remove keys; without keys, the whole GPU. Handles of the last GPU then refer to a lost GPU."""
         for key in keys:
             del self._keys[gpu][key]
         if not keys:
@@ -106,20 +106,24 @@ class FakeGpus:
         self._write()
 
     def add_event(self, gpu: int, kind: int, data: int, *instance: int) -> None:
-        """An event as of now: of XID errors (kind 8) the data is their number. The instance is the GPU's and the compute one of MIG."""
+        """Add an event with the current time: for an XID error (kind 8) the data is its number. ``instance``: GPU instance and compute
+        instance of MIG.
+        """
         self._events.append(" ".join(map(str, ("event", gpu, kind, data, *instance))))
         self._write()
 
     def environment(self) -> dict[str, str]:
-        """What a subprocess needs, to be laid over its environment."""
+        """Return the variables that a subprocess needs in addition to its environment."""
         folders = [str(self.library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         return {"LD_LIBRARY_PATH": ":".join(folders), "FAKE_NVML_STATE": str(self.state)}
 
     def load(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let the bindings in this process see these GPUs until the test ends. Before anything else loads a library of that name."""
+        """Make these GPUs visible to the bindings in this process until the test ends. Call it before another library of that name is
+        loaded.
+        """
         monkeypatch.setenv("FAKE_NVML_STATE", str(self.state))
         ctypes.CDLL(str(self.library))
-        # From here on the loader answers the bare name with what is loaded under it, wherever the bindings would have looked.
+        # The loader now resolves the bare name to the loaded library, in place of every path that the bindings try.
         if not hasattr(ctypes.CDLL(_SONAME), "fake_nvml"):
             raise RuntimeError(f"this process has loaded another {_SONAME} already: expected the fake one to be the first")
 
@@ -127,7 +131,7 @@ class FakeGpus:
         lines = [line for gpu, keys in self._keys.items() for key, value in keys.items() for line in _lines(gpu, key, value)]
         temporary = self.state.with_name(self.state.name + ".new")
         temporary.write_text("\n".join([*lines, *self._events, ""]), encoding="utf-8")
-        # Clocks of file systems tick in milliseconds: two files within one tick could look the same to the library.
+        # File system clocks tick in milliseconds: the library could not distinguish two files within one tick.
         self._written_ns = max(self._written_ns + 1, time.time_ns())
         os.utime(temporary, ns=(self._written_ns, self._written_ns))
         os.replace(temporary, self.state)

@@ -1,6 +1,6 @@
-"""A /proc that tests write: a node's files with the numbers that a test wants, as Linux formats them.
+"""Writes a /proc for tests: the files of a node with given numbers, in Linux's format.
 
-One idea: `node` writes a whole node, `write` what a test changes of it. Processes are given as they are now: those left out have gone.
+`node` writes a complete node, `write` changes parts of it. A call with processes replaces all processes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 __all__ = ["RECORDED", "Process", "node", "put", "write"]
 
 RECORDED = pathlib.Path(__file__).parents[2] / "gpu_agent" / "data" / "proc"
-"""Files of a real machine."""
+"""Files recorded on a real machine."""
 CPU = (400, 10, 100, 9_000, 40, 0, 20, 30, 7, 7)
-"""Ticks of 10 ms: user, nice, system, idle, iowait, irq, softirq, steal; guest and guest_nice are in user and nice already."""
+"""Ticks of 10 ms: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice; user and nice include the guest times."""
 _SOCKET = "{place:4d}: {address}:{port:04X} {far}:0000 {state} 00000000:00000000 00:00000000 00000000  1000 0 {inode} 1 0 100 0 0 10 0\n"
 _ADDRESSES = {"tcp": ("0100007F", "00000000"), "tcp6": ("0" * 24 + "01000000", "0" * 32)}
 _DEV = "Inter-|   Receive                            |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes …\n"
@@ -23,7 +23,7 @@ _DEV = "Inter-|   Receive                            |  Transmit\n face |bytes p
 
 @dataclass(frozen=True)
 class Process:
-    """``threads``: of each, ns that it ran and ns that it waited for a CPU; ``sockets``: inodes of those that it has open."""
+    """``threads``: for each thread the ns that it ran and that it waited for a CPU; ``sockets``: inodes of its open sockets."""
 
     pid: int
     parent: int = 1
@@ -33,7 +33,7 @@ class Process:
 
 
 def node(root: pathlib.Path) -> pathlib.Path:
-    """A node with two CPUs, two interfaces, and no process."""
+    """Write a node with two CPUs, two interfaces, and no process."""
     memory = {"MemTotal": 1_000, "MemFree": 200, "MemAvailable": 600, "Buffers": 50, "Cached": 300, "SReclaimable": 25}
     write(root, cpus={"": [2 * ticks for ticks in CPU], "0": CPU, "1": CPU}, memory_kib=memory)
     write(root, vmstat={"nr_free_pages": 50, "pswpin": 3, "pswpout": 4, "pgmajfault": 5}, tcp={"OutSegs": 1_000, "RetransSegs": 7})
@@ -55,7 +55,7 @@ def write(
     listening6: Mapping[int, int] | None = None,
     processes: Sequence[Process] | None = None,
 ) -> None:
-    """Write the files of what is given. ``pressure_us``: of some tasks and of all; ``listening``: inodes by port."""
+    """Write the files of the given values. ``pressure_us``: of some and of all tasks; ``listening``: inodes by port."""
     if cpus is not None:
         lines = "".join(f"cpu{name}{'' if name else ' '} {_words(ticks)}\n" for name, ticks in cpus.items())
         put(root, "stat", lines + "intr 60 0 0 1\nctxt 154\nprocesses 382\nprocs_running 1\nsoftirq 40 0 4\n")
@@ -79,7 +79,7 @@ def write(
 
 
 def put(root: pathlib.Path, name: str, text: str) -> None:
-    """A file with this text."""
+    """Write a file with this text."""
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text(text, encoding="utf-8")
 
@@ -89,7 +89,7 @@ def _words(values: Iterable[object]) -> str:
 
 
 def _sockets(ports: Mapping[int, int], address: str, anywhere: str) -> str:
-    """Those that listen, and after them connections from their ports, as a server has, and one that a client has."""
+    """Return listening sockets, then connections of their ports, as a server has, and one connection of a client."""
     lines = ["  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"]
     connections = {**{port: inode + 900_000 for port, inode in ports.items()}, 50_123: 899_999}
     for state, of_state in (("0A", ports), ("01", connections)):

@@ -13,7 +13,7 @@ from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
-from legato_gpu_agent.agent.otlp_spans import Engine, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_ingest.attribution.model.vantage import Vantage
 from legato_ingest.attribution.worker import AttributionWorker
@@ -221,7 +221,7 @@ def test_the_engine_that_finished_a_request_is_its_engine(store: Store) -> None:
     ((engine,),) = store.select("SELECT engine_id FROM verdicts FINAL")
     assert engine == "e"
     store.command("TRUNCATE TABLE engine_requests")
-    put(store, request_of(Engine("e/1", 5), [Step(1, RECEIVED_NS)], [FinishedRequest(1, "chatcmpl-1")]), RECEIVED_NS)
+    put(store, steps_request(Engine("e/1", 5), [Step(1, RECEIVED_NS)], [FinishedRequest(1, "chatcmpl-1")]), RECEIVED_NS)
     worker(store).again(0)
     ((engine,),) = store.select("SELECT engine_id FROM verdicts FINAL")
     assert engine == "e/1"
@@ -265,10 +265,10 @@ def test_an_engine_whose_clock_is_behind_is_late_once(store: Store) -> None:
     due = []
     for sweep in range(1, 5):
         behind = at + sweep * 1000 * MS
-        put(store, request_of(Engine("behind", 1), [Step(sweep, behind - 120_000 * MS)]), behind)
+        put(store, steps_request(Engine("behind", 1), [Step(sweep, behind - 120_000 * MS)]), behind)
         due.append(len(judge._due(int(until) + 1000 * (sweep - 1), int(until) + 1000 * sweep)))
     assert due == [1, 0, 0, 0]
-    put(store, request_of(Engine("behind", 1), [Step(9, at - 900_000 * MS)]), at + 5_000 * MS)
+    put(store, steps_request(Engine("behind", 1), [Step(9, at - 900_000 * MS)]), at + 5_000 * MS)
     assert len(judge._due(int(until) + 4_000, int(until) + 5_000)) == 1, "this one really is late"
 
 

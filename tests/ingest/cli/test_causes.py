@@ -18,7 +18,7 @@ from helpers.builders.world_spans import FIRST_US, PREFILL_US, QUEUED_US, put, s
 from helpers.builders.world_spans import stream as span_of
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from helpers.servers.serving import legato, serve_process
-from legato_gpu_agent.agent.otlp_spans import Engine, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.cli.main import app
@@ -149,7 +149,7 @@ def test_speculation_is_a_deficit_of_rate(url: str, store: Store) -> None:
         )
         for n in range(2000)
     ]
-    put(store, request_of(Engine("spec", 5), made), begun + 60 * 10**9)
+    put(store, steps_request(Engine("spec", 5), made), begun + 60 * 10**9)
     (row,) = data(url, "--since", "all", "--engine", "spec")["speculation"]
     page = typed(url, "--since", "all").replace("\n", " ")
     mean = (3 * 4 + 1 * 1) / 4
@@ -183,9 +183,9 @@ def cached_steps(store: Store, engine: str, queued_us: tuple[int, int]) -> None:
     ]
     ended = [FinishedRequest(10, f"{engine}-0", queued_us=queued_us[0], prefill_us=100_000)]
     later = [FinishedRequest(1399, f"{engine}-1", queued_us=queued_us[1], prefill_us=100_000)]
-    put(store, request_of(Engine(engine, 5), made, ended), CACHE_BEGUN + MINUTE_NS)
+    put(store, steps_request(Engine(engine, 5), made, ended), CACHE_BEGUN + MINUTE_NS)
     last = Step(1_400, CACHE_BEGUN + MINUTE_NS + 30 * 10**9, interval_us=20_000, prefill_tokens=0)
-    put(store, request_of(Engine(engine, 5), [last], later), CACHE_BEGUN + 2 * MINUTE_NS)
+    put(store, steps_request(Engine(engine, 5), [last], later), CACHE_BEGUN + 2 * MINUTE_NS)
 
 
 @pytest.mark.parametrize("names", [(CACHE_HITS, CACHE_QUERIES), (FOREIGN_HITS, FOREIGN_QUERIES)], ids=["agent", "collector"])
@@ -215,7 +215,7 @@ def test_the_wait_of_one_request_does_not_reduce_the_savings_of_others(url: str,
     counted(store, "one", (CACHE_HITS, CACHE_QUERIES), [(0, 0), (1_000, 2_000), (1_000, 2_000), (1_000, 3_000)])
     cached_steps(store, "one", (10_000_000, 3_000_000))
     ended = [FinishedRequest(11, f"one-{number}", prefill_us=100_000) for number in range(2, 11)]
-    put(store, request_of(Engine("one", 6), [Step(11, CACHE_BEGUN + 10**9, interval_us=20_000)], ended), CACHE_BEGUN + MINUTE_NS)
+    put(store, steps_request(Engine("one", 6), [Step(11, CACHE_BEGUN + 10**9, interval_us=20_000)], ended), CACHE_BEGUN + MINUTE_NS)
     (row,) = data(url, "--since", "all", "--engine", "one")["prefix_cache"]
     assert row["requests"] == 11 and row["queue_us"] == 13_000_000
     assert row["saved_us"] == pytest.approx(500_000) and row["wasted_us"] == pytest.approx(50_000)
@@ -283,7 +283,7 @@ def drafting(store: Store, engine: str, drafts: int | None) -> None:
         Step(n, CACHE_BEGUN + 20_000_000 * n, interval_us=20_000, decode_requests=1, draft_tokens=drafts, accepted_tokens=kept)
         for n in range(1, 101)
     ]
-    put(store, request_of(Engine(engine, 5), made), CACHE_BEGUN + MINUTE_NS)
+    put(store, steps_request(Engine(engine, 5), made), CACHE_BEGUN + MINUTE_NS)
 
 
 def test_steps_take_precedence_over_scraped_metrics(url: str, store: Store) -> None:

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.spans import any_value, native_span
-from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, steps_request
 from legato_ingest.columns import ENGINE_REQUESTS, ENGINE_STEPS
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
@@ -48,7 +48,7 @@ def batch(body: ExportTraceServiceRequest) -> Batch:
 def test_steps_are_stored_as_recorded() -> None:
     """Every field of every step is kept, unknown fields are NULL, and times are exact to the microsecond."""
     given = steps(50)
-    found = batch(request_of(ENGINE, given, FINISHED))
+    found = batch(steps_request(ENGINE, given, FINISHED))
     assert (found.steps.schema, found.requests.schema) == (ENGINE_STEPS.schema, ENGINE_REQUESTS.schema)
     rows = found.steps.to_pylist()
     assert [row["step"] for row in rows] == [step.number for step in given]
@@ -68,9 +68,14 @@ def test_a_repeated_or_divided_flush_is_stored_once(store: Store) -> None:
     """Steps and requests have the same keys when they are sent again, in other flushes, or together with streams."""
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
-    both = request_of(ENGINE, steps(40), FINISHED)
+    both = steps_request(ENGINE, steps(40), FINISHED)
     native_span(both)
-    for body in (both, request_of(ENGINE, steps(40), FINISHED), request_of(ENGINE, steps(40)[:15]), request_of(ENGINE, steps(40)[15:])):
+    for body in (
+        both,
+        steps_request(ENGINE, steps(40), FINISHED),
+        steps_request(ENGINE, steps(40)[:15]),
+        steps_request(ENGINE, steps(40)[15:]),
+    ):
         assert committer.submit(batch(body)).result(20).rejected == 0
     committer.close()
     assert store.select("SELECT count(), uniqExact(step) FROM engine_steps") == [(40, 40)]
@@ -95,9 +100,11 @@ def test_a_repeated_or_divided_flush_is_stored_once(store: Store) -> None:
 )
 def test_a_bad_flush_is_rejected_alone(key: str, value: object, reason: str) -> None:
     """The rejection names key and type; another flush and a stream in the same request are stored."""
-    body = request_of(ENGINE, steps(5), FINISHED)
+    body = steps_request(ENGINE, steps(5), FINISHED)
     bad = body.resource_spans[0].scope_spans[0].spans[0]
-    body.resource_spans[0].scope_spans[0].spans.add().CopyFrom(request_of(ENGINE, steps(7, 200)).resource_spans[0].scope_spans[0].spans[0])
+    body.resource_spans[0].scope_spans[0].spans.add().CopyFrom(
+        steps_request(ENGINE, steps(7, 200)).resource_spans[0].scope_spans[0].spans[0]
+    )
     native_span(body)
     for attribute in bad.attributes:
         if attribute.key == key:

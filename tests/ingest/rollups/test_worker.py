@@ -32,7 +32,7 @@ from helpers.builders.world import MS, World
 from helpers.builders.world_spans import steps, stream
 from helpers.dashboards.minutes import differences, stored
 from helpers.dashboards.tables import requests_of_one_span
-from legato_gpu_agent.agent.otlp_spans import Engine, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, Step, steps_request
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.compute import MINUTE_S
@@ -148,7 +148,7 @@ def test_late_rows_touch_their_minute_alone(store: Store) -> None:
         worker.step()
         before = {table: rolled_at(store, table) for table in ("stream_minutes", "engine_minutes")}
         late_ns = THEN_NS - 2 * DAY_NS
-        send(committer, [one("late", 1, start_ns=late_ns), request_of(Engine("e1", 5), [Step(1, late_ns)])])
+        send(committer, [one("late", 1, start_ns=late_ns), steps_request(Engine("e1", 5), [Step(1, late_ns)])])
         assert worker.step().minutes == 2
     assert differences(store) == []
     for table, times in before.items():

@@ -11,9 +11,9 @@ from helpers.builders.batches import received_points
 from helpers.builders.points import metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.repo.repository import ROOT
-from legato_gpu_agent.agent.otlp_metrics import Sample, metrics_of
-from legato_gpu_agent.collectors.exposition import Page
-from legato_gpu_agent.collectors.measurement import Reading
+from legato_gpu_agent.agent.otlp_metrics import metrics_request as agent_request
+from legato_gpu_agent.collectors.exposition import ExpositionReader
+from legato_gpu_agent.collectors.measurement import Measurement
 from legato_gpu_agent.engines.registry import ENGINES
 from legato_ingest.attribution.load.scraped_metrics import scraped_metrics
 from legato_ingest.attribution.model.metric_exclusion import is_still
@@ -29,12 +29,12 @@ START = 10**15
 
 def sampled(store: Store, engine_id: str, kind: str, names: tuple[str, str], boot: str) -> None:
     """Two pages of an engine, a second apart, as the agent sends them."""
-    page, samples = Page(ENGINES[kind], engine_id), []
+    page, samples = ExpositionReader(ENGINES[kind], engine_id), []
     for second, name in enumerate(names):
         now_ns = START + second * S
-        up = Reading("legato.engine.up", "1", 1.0, (("legato.boot.id", boot), ("legato.engine.id", engine_id)))
-        samples += [Sample(now_ns, each) for each in [up, *page.read((PAGES / name).read_bytes(), now_ns)]]
-    rows = received_points(metrics_of("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
+        up = Measurement("legato.engine.up", "1", 1.0, (("legato.boot.id", boot), ("legato.engine.id", engine_id)))
+        samples += [(now_ns, each) for each in [up, *page.read((PAGES / name).read_bytes(), now_ns)]]
+    rows = received_points(agent_request("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
     store.insert("node_samples", rows.samples)
 
 
@@ -59,13 +59,13 @@ RANKED = b'engine="0"'
 
 def told(store: Store, engine_id: str, texts: tuple[bytes, ...]) -> None:
     """Pages a second apart, as the agent sends them, and the CPUs of its host."""
-    page, samples = Page(ENGINES["vllm"], engine_id), []
+    page, samples = ExpositionReader(ENGINES["vllm"], engine_id), []
     for second, text in enumerate(texts):
         now_ns = START + second * S
-        up = Reading("legato.engine.up", "1", 1.0, (("legato.boot.id", "boot"), ("legato.engine.id", engine_id)))
-        cpu = [Reading("system.cpu.time", "s", second * part, (("cpu.mode", mode),), START) for mode, part in (("idle", 6), ("steal", 2))]
-        samples += [Sample(now_ns, each) for each in [up, *cpu, *page.read(text, now_ns)]]
-    rows = received_points(metrics_of("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
+        up = Measurement("legato.engine.up", "1", 1.0, (("legato.boot.id", "boot"), ("legato.engine.id", engine_id)))
+        cpu = [Measurement("system.cpu.time", "s", second * part, (("cpu.mode", mode),), START) for mode, part in (("idle", 6), ("steal", 2))]
+        samples += [(now_ns, each) for each in [up, *cpu, *page.read(text, now_ns)]]
+    rows = received_points(agent_request("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
     store.insert("node_samples", rows.samples)
 
 
@@ -143,7 +143,7 @@ def test_ids_may_have_slashes_and_ranks_may_be_asked_for(store: Store, engine_id
 
 def test_another_s_time_of_cpus_is_left_out(store: Store) -> None:
     """A Collector's hostmetrics beside the agent, or alone: by CPU, by another name of the mode, or without any that was stolen."""
-    up = metrics_of("node", [Sample(START, Reading("legato.engine.up", "1", 1.0, (("legato.engine.id", "e"),)))])
+    up = agent_request("node", [(START, Measurement("legato.engine.up", "1", 1.0, (("legato.engine.id", "e"),)))])
     store.insert("node_samples", received_points(up, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     counted(store, PREEMPTIONS, {0: 0})
     counted(store, "system.cpu.time", {0: 5, 1: 6}, "", state="idle", cpu="cpu0")
@@ -167,7 +167,7 @@ def test_the_time_of_the_host_s_cpus_is_read(store: Store) -> None:
     told(store, "vllm:1", (before, after))
     found = of(store, "vllm:1")
     assert found.counters["stolen"].values.tolist() == [0, 2] and found.counters["system.cpu.time"].values.tolist() == [0, 8]
-    again = metrics_of("other", [Sample(START, Reading("legato.engine.up", "1", 1.0, (("legato.engine.id", "vllm:1"),)))])
+    again = agent_request("other", [(START, Measurement("legato.engine.up", "1", 1.0, (("legato.engine.id", "vllm:1"),)))])
     store.insert("node_samples", received_points(again, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     assert "stolen" not in of(store, "vllm:1").counters
 

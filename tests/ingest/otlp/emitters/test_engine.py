@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.builders.spans import any_value, native_span, request
-from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, request_of
+from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, steps_request
 from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map
 from legato_ingest.otlp.emitters import FAMILIES, engine
 from legato_ingest.otlp.model import EngineFlush
@@ -16,7 +16,7 @@ ARRAYS = ("response_id", "reason", "step", "preemptions", "prompt_tokens", "outp
 def flush(**changes: object) -> EngineFlush | None:
     """Convert a flush with one step and two finished requests, with these arrays instead; None leaves one out."""
     finished = [FinishedRequest(1, "a", "stop", 1, 20, 300), FinishedRequest(2, "b", output_tokens=7)]
-    body = request_of(Engine("host:8000", 5), [Step(number=1, recorded_ns=10**18)], finished)
+    body = steps_request(Engine("host:8000", 5), [Step(number=1, recorded_ns=10**18)], finished)
     span = body.resource_spans[0].scope_spans[0].spans[0]
     attributes = attribute_map(span.attributes)
     for name, value in changes.items():
