@@ -248,7 +248,7 @@ def main() -> None:
     """Run what was asked for, print the figures."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument(
-        "--vllm", type=pathlib.Path, required=True, metavar="ENV", help="a virtual environment with vLLM, legato and its agent"
+        "--vllm", type=pathlib.Path, required=True, metavar="ENV", help="a virtual environment with vLLM, legato and the agent's plugins"
     )
     options.add_argument("--pressure", type=pathlib.Path, metavar="FOLDER", help="a model, run with random weights")
     options.add_argument("--chat", type=pathlib.Path, metavar="FOLDER", help="a model with its weights")

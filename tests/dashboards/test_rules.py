@@ -68,7 +68,9 @@ def preempt(store: Store, engine: str, minutes: Sequence[int], preempted: int = 
         at_ns = begin_ns - ago * MINUTE_NS
         steps.append(Step(len(steps), at_ns, preempted=0, kv_used_ppm=500_000))
         steps.append(Step(len(steps), at_ns + 1_000, preempted=preempted * (ago in minutes), kv_used_ppm=970_000))
-    store.insert("engine_steps", received_spans(steps_request(Engine(engine, 5), steps, []), tenant="", now_ns=NOW_NS, limits=Limits()).steps)
+    store.insert(
+        "engine_steps", received_spans(steps_request(Engine(engine, 5), steps, []), tenant="", now_ns=NOW_NS, limits=Limits()).steps
+    )
     RollupWorker(store, load(), Metrics()).again(0)
 
 

@@ -2,8 +2,8 @@
 
 A flush is encoded once and every attempt sends the same bytes, so a receiver that stored it without the acknowledgement arriving here
 recognises the repetition. OpenTelemetry's own exporter drops a batch after 10 s and keeps none. The queue is bounded in bytes; beyond the
-bound the oldest flush is dropped and counted. One thread sends over one connection, with the standard library's HTTP client. The module does
-not depend on the contents of a flush.
+bound the oldest flush is dropped and counted. One thread sends over one connection, with the standard library's HTTP client. The module
+does not depend on the contents of a flush.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Exporter:
     def export(self, body: Body) -> None:
         """Queue a flush without blocking.
 
-        Beyond the bound the oldest flush of measurements is dropped, or else the oldest one of steps, because steps cannot be measured again.
+        Beyond the bound the oldest flush of measurements is dropped, or else the oldest one of steps, because steps cannot be measured
+        again.
         """
         with self._changed:
             self._queue.append(body)

@@ -1,8 +1,8 @@
 """The agent's loop: reads the pipe and the collectors' buffer, and exports once per flush interval.
 
 The loop polls its pipe every 20 to 250 ms instead of blocking on it, because waking a blocked reader would cost the engine many times the
-cost of the copy. The loop reads and encodes, one thread sends, and each collector has a separate thread, so a source that hangs, fails or is
-down does not stop the others. No content of a datagram can end the loop.
+cost of the copy. The loop reads and encodes, one thread sends, and each collector has a separate thread, so a source that hangs, fails or
+is down does not stop the others. No content of a datagram can end the loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Configures glibc's allocator: one arena, and no large free blocks kept.
 
-By default glibc gives each thread a separate arena and keeps freed memory for later allocations of the same size. The memory of one response
-of several megabytes would stay allocated for the thread that received it, once per thread. Python's threads allocate one at a time, so one
-arena does not slow them down. With another allocator (musl, macOS) nothing is changed, nor are options that the operator has set.
+By default glibc gives each thread a separate arena and keeps freed memory for later allocations of the same size. The memory of one
+response of several megabytes would stay allocated for the thread that received it, once per thread. Python's threads allocate one at a
+time, so one arena does not slow them down. With another allocator (musl, macOS) nothing is changed, nor are options that the operator has
+set.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ __all__ = ["Collector", "NotAvailable"]
 
 
 class NotAvailable(Exception):
-    """The source does not exist here (no driver, no such file, no kernel support), which is not a failure. The text names what is missing."""
+    """The source does not exist here (no driver, no file, no kernel support), which is not a failure. The text names what is missing."""
 
 
 class Collector(Protocol):

@@ -1,8 +1,8 @@
 """Reads the Prometheus exposition text of one engine, scrape after scrape, and returns measurements.
 
 Between two scrapes only the numbers change. The part of a line before its number (its head) is parsed once, by Prometheus' official parser,
-and only for families that a rule uses; a text with the same lines as the one before is not parsed again (`layout_cache`). The module fetches
-nothing.
+and only for families that a rule uses; a text with the same lines as the one before is not parsed again (`layout_cache`). The module
+fetches nothing.
 """
 
 from __future__ import annotations

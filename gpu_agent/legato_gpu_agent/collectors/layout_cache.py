@@ -1,7 +1,7 @@
 """The parsed-layout cache: where the used numbers are in an exposition text, and how they add up.
 
-An engine's text has the same lines at every scrape. Whether a text has the same heads as the one before is checked for all lines at once, in
-C; then only the used numbers are read, by their positions. The module parses no line: the caller passes the parsed heads.
+An engine's text has the same lines at every scrape. Whether a text has the same heads as the one before is checked for all lines at once,
+in C; then only the used numbers are read, by their positions. The module parses no line: the caller passes the parsed heads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads the requests that SGLang finished from the files that it writes with --export-metrics-to-file.
 
 Lines are only appended, so the state of a file is the offset up to which it was read; an incomplete last line is read again in the next
-round. Lines from before the agent's start are not read. A line contains the prompt and may contain the response. The decoder's types have no
-field for either, so they are skipped in the encoded bytes and never become values.
+round. Lines from before the agent's start are not read. A line contains the prompt and may contain the response. The decoder's types have
+no field for either, so they are skipped in the encoded bytes and never become values.
 
 A line does not name the step in which the request ended, so its step is 0 (unknown).
 """

@@ -1,9 +1,9 @@
 """Turns TensorRT-LLM's iterations into steps: the JSON at /metrics of a server with enable_iter_perf_stats.
 
-A read removes the returned iterations from the server's list, so each is returned once, to one client. All iterations of a poll are recorded
-at its end, so a record is late by up to one poll interval; attribution derives the end of a step from the intervals. Iterations that had
-accumulated before the first poll are older than that and are not emitted. Missing numbers are counted: another client read the list. With
-return_perf_metrics the server reads it itself, after each finished request.
+A read removes the returned iterations from the server's list, so each is returned once, to one client. All iterations of a poll are
+recorded at its end, so a record is late by up to one poll interval; attribution derives the end of a step from the intervals. Iterations
+that had accumulated before the first poll are older than that and are not emitted. Missing numbers are counted: another client read the
+list. With return_perf_metrics the server reads it itself, after each finished request.
 
 The duration of a step is that of the engine's loop (hostStepTimeMS). Without it, iterLatencyMS is used, except where the scheduler overlaps
 two iterations, because there it covers both.

@@ -320,7 +320,8 @@ def test_an_unknown_text_is_reported_with_both_paths() -> None:
     """With the response of each path; once an engine serves there, it is read. A given kind is not detected."""
     with Site(GRAFANA) as service:
         metrics = EngineMetrics(service.url)
-        with pytest.raises(BadExposition, match=rf"{service.url}: /metrics has no family of a known engine; /prometheus/metrics answers 404 Not Found"):
+        why = rf"{service.url}: /metrics has no family of a known engine; /prometheus/metrics answers 404 Not Found"
+        with pytest.raises(BadExposition, match=why):
             list(metrics.collect(NOW))
         service.texts = site("vllm")
         assert kind_of(list(metrics.collect(NOW))) == "vllm"

@@ -336,9 +336,7 @@ def test_a_missing_folder_or_file_is_not_available(tmp_path: pathlib.Path) -> No
     with pytest.raises(NotAvailable, match=r"/later is not a folder: does SGLang run with --export-metrics-to-file-dir /.*/later\?"):
         world.round()
     world.folder.mkdir()
-    with pytest.raises(
-        NotAvailable, match=r"/later has no sglang-request-metrics-\*.log: does SGLang run with --export-metrics-to-file\?"
-    ):
+    with pytest.raises(NotAvailable, match=r"/later has no sglang-request-metrics-\*.log: does SGLang run with --export-metrics-to-file\?"):
         world.round()
     world.append(line("r1"))
     assert world.round() == {"taken": 1} and world.ids == ["r1"]

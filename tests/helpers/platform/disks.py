@@ -20,5 +20,5 @@ def can_mount() -> bool:
 
 
 def small_disk(folder: pathlib.Path, size: str) -> list[str]:
-    """Return a command prefix that mounts a file system of this size (such as ``64m``) at an existing folder, visible to the command only."""
+    """Return a command prefix that mounts a file system of this size (``64m``) at an existing folder, visible to the command only."""
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", _MOUNT.format(size=size, folder=folder)]

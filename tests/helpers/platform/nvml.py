@@ -59,7 +59,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 def h200(index: int) -> dict[str, Value]:
-    """Return the keys of a busy H200. Fields 269 to 271 have the numbers of bindings since 13.580.82; 12.575 and 13.580.65 have 251 to 253."""
+    """Return the keys of a busy H200. Fields 269 to 271 are those of bindings since 13.580.82; 12.575 and 13.580.65 have 251 to 253."""
     keys: dict[str, Value] = {"name": "NVIDIA H200", "uuid": f"GPU-{index:08x}-2c4e-4b6a-9d01-5f3a7e8b9c0d"}
     keys |= {f"clock.{name}{end}": mhz for name, mhz in (("graphics", 1980), ("sm", 1980), ("mem", 3201)) for end in ("", ".max")}
     keys |= {"pci": f"00000000:{27 + index:02X}:00.0", "pcie.generation": 5, "pcie.width": 16, "pcie_replay": 0, "mig": 0}

@@ -63,7 +63,9 @@ def told(store: Store, engine_id: str, texts: tuple[bytes, ...]) -> None:
     for second, text in enumerate(texts):
         now_ns = START + second * S
         up = Measurement("legato.engine.up", "1", 1.0, (("legato.boot.id", "boot"), ("legato.engine.id", engine_id)))
-        cpu = [Measurement("system.cpu.time", "s", second * part, (("cpu.mode", mode),), START) for mode, part in (("idle", 6), ("steal", 2))]
+        cpu = [
+            Measurement("system.cpu.time", "s", second * part, (("cpu.mode", mode),), START) for mode, part in (("idle", 6), ("steal", 2))
+        ]
         samples += [(now_ns, each) for each in [up, *cpu, *page.read(text, now_ns)]]
     rows = received_points(agent_request("node", samples), tenant="", now_ns=START, limits=Limits(retention_days=0))
     store.insert("node_samples", rows.samples)
