@@ -48,7 +48,6 @@ OPTIONAL: dict[str, set[str]] = {
 """The modules that are imported inside a function, because they need an optional dependency."""
 
 TESTED_BY: dict[str, str] = {
-    "agent/otlp_metrics.py": "agent/test_node.py",
     "agent/otlp_spans.py": "agent/test_step_buffer.py",
     "agent/self_metrics.py": "agent/test_loop.py",
     "collectors/base.py": "agent/test_collector_runner.py",
