@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from bench.crash_pipelines.serve import Serve
-from helpers.builders.scripted import asked
+from helpers.builders.scripted import read_request
 from helpers.platform.faults import FaultyProxy
 from helpers.platform.nvml import FakeGpus, Value, h200
 from helpers.repo.repository import ROOT
@@ -99,7 +99,7 @@ class PageServer:
 
     def _serve(self, client: socket.socket) -> None:
         client.settimeout(30)
-        while asked(client) and self._answer(client.sendall):
+        while read_request(client) and self._answer(client.sendall):
             pass
 
     def _answer(self, send: Callable[[bytes], object]) -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from helpers.servers.answering import answering
+from helpers.servers.http_server import serve_handler
 from helpers.servers.ports import free_port
 from legato_gpu_agent.agent.exporter import METRICS, Body, Exporter, parse_retry_after
 from legato_gpu_agent.agent.self_metrics import SelfMetrics
@@ -46,7 +46,7 @@ def receiving(receiver: Receiver, port: int = 0) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Log nothing."""
 
-    with answering(Handler, port) as url:
+    with serve_handler(Handler, port) as url:
         yield url
 
 

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 from helpers.repo.repository import ROOT
-from helpers.servers.answering import answering_get
+from helpers.servers.http_server import serve_get
 
 PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
 FINE = b'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.002",model_name="dummy"} 1.0\n'
@@ -41,7 +41,7 @@ def test_each_engine_is_described_by_its_own_metrics() -> None:
         first = page.index(b"vllm:inter_token_latency_seconds_bucket")
         return page[:first] + fine + page[first:] if path.startswith("/fine") else page
 
-    with answering_get(answer) as url:
+    with serve_get(answer) as url:
         text = report(LEGATO_ENGINES=f"fine={url}/fine,coarse={url}/coarse", LEGATO_ITERATIONS=f"trt={url}/iterations")
     assert "vLLM, engine id fine" in section_of(text, "fine") and "vLLM, engine id coarse" in section_of(text, "coarse")
     assert "hint:" in section_of(text, "coarse") and "hint:" not in section_of(text, "fine")

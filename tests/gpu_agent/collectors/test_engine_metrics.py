@@ -10,7 +10,7 @@ import pytest
 
 from helpers.builders.scripted import bound
 from helpers.platform.engine_site import GRAFANA, METRICS, PROMETHEUS, Site, kind_of, site
-from helpers.servers.answering import answering_get
+from helpers.servers.http_server import serve_get
 from legato_gpu_agent.agent.buffer import Buffer
 from legato_gpu_agent.agent.collector_runner import CollectorRunner
 from legato_gpu_agent.agent.self_metrics import SelfMetrics
@@ -107,7 +107,7 @@ def test_a_slow_path_hides_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
             over.wait(20)
         return site("tensorrt_llm").get(path, b"")
 
-    with answering_get(answer) as url:
+    with serve_get(answer) as url:
         metrics = EngineMetrics(url)
         try:
             assert [kind_of(list(metrics.collect(NOW + at * SECOND))) for at in range(2)] == ["tensorrt_llm"] * 2

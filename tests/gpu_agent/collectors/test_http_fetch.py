@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.builders.scripted import PAGE, Script, Server, always, answer, asked, chunked, drip, say, silent
+from helpers.builders.scripted import METRICS_TEXT, Script, Server, always, answer, chunked, drip, read_request, reply_with, silent
 from helpers.servers.certificates import issued
 from helpers.servers.ports import free_port
 from legato_gpu_agent.collectors import http_fetch as module
@@ -37,27 +37,27 @@ def fetching(*scripts: Script, timeout_s: float = LATE_S) -> Iterator[tuple[Fetc
     ("script", "connections"),
     [
         (always(), 1),
-        (always(chunked(PAGE[:100], PAGE[100:]) + b"0\r\n\r\n"), 1),
-        (always(chunked(PAGE) + b"0\r\nTrailer: x\r\n\r\n"), 1),
+        (always(chunked(METRICS_TEXT[:100], METRICS_TEXT[100:]) + b"0\r\n\r\n"), 1),
+        (always(chunked(METRICS_TEXT) + b"0\r\nTrailer: x\r\n\r\n"), 1),
         (always(b"HTTP/1.1 100 Continue\r\n\r\n" + answer()), 1),
-        (say(answer(PAGE, "200 OK", "Connection: close")), 4),
-        (say(answer().replace(b"HTTP/1.1", b"HTTP/1.0")), 4),
-        (say(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE), 4),
-        (say(answer()), 4),
-        (say(answer(), answer()), 2),
+        (reply_with(answer(METRICS_TEXT, "200 OK", "Connection: close")), 4),
+        (reply_with(answer().replace(b"HTTP/1.1", b"HTTP/1.0")), 4),
+        (reply_with(b"HTTP/1.0 200 OK\r\n\r\n" + METRICS_TEXT), 4),
+        (reply_with(answer()), 4),
+        (reply_with(answer(), answer()), 2),
     ],
 )
 def test_a_body_is_complete_each_time(script: Script, connections: int) -> None:
     """For every way to give its length. The connection is kept if the server keeps it, and else opened again."""
     with fetching(script) as (fetcher, server):
-        assert [fetcher.get("/metrics") for _ in range(4)] == [PAGE] * 4
+        assert [fetcher.get("/metrics") for _ in range(4)] == [METRICS_TEXT] * 4
         assert server.connections == connections
 
 
 def test_an_empty_body_is_valid() -> None:
     """And so is one of the maximum length."""
-    with fetching(say(answer(b""), answer(b"x" * BYTES_MAX), answer())) as (fetcher, server):
-        assert [len(fetcher.get("/")) for _ in range(3)] == [0, BYTES_MAX, len(PAGE)] and server.connections == 1
+    with fetching(reply_with(answer(b""), answer(b"x" * BYTES_MAX), answer())) as (fetcher, server):
+        assert [len(fetcher.get("/")) for _ in range(3)] == [0, BYTES_MAX, len(METRICS_TEXT)] and server.connections == 1
 
 
 def test_the_request() -> None:
@@ -65,7 +65,7 @@ def test_the_request() -> None:
     requests: list[bytes] = []
 
     def script(connection: socket.socket) -> None:
-        while request := asked(connection):
+        while request := read_request(connection):
             requests.append(request)
             connection.sendall(answer())
 
@@ -79,20 +79,20 @@ def test_the_request() -> None:
 
 
 REFUSALS = [
-    (say(answer(b"no", "404 Not Found")), FetchError, "/metrics answers 404 Not Found"),
-    (say(answer(b"no", "500 " + "x" * 1_000)), FetchError, "/metrics answers 500 xxx"),
-    (say(answer(b"", "204 No Content")), FetchError, "answers 204"),
-    (say(answer(PAGE, "206 Partial Content")), FetchError, "answers 206"),
-    (say(answer()[:-7]), FetchError, "/metrics was cut off: 7 bytes are missing"),
-    (say(answer()[: -len(PAGE)]), FetchError, f"was cut off: {len(PAGE)} bytes are missing"),
-    (say(chunked(PAGE)), http.client.IncompleteRead, "IncompleteRead"),
-    (say(chunked(PAGE)[:-9]), http.client.IncompleteRead, "IncompleteRead"),
-    (say(chunked(PAGE) + b"7f"), http.client.IncompleteRead, "IncompleteRead"),
-    (say(chunked(PAGE) + b"zz\r\n"), http.client.IncompleteRead, "IncompleteRead"),
-    (say(b"SSH-2.0-OpenSSH_9.6\r\n"), http.client.BadStatusLine, "SSH"),
-    (say(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n"), http.client.HTTPException, "more than 100 headers"),
-    (say(b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000), http.client.HTTPException, "65536"),
-    (say(b""), ConnectionError, "closed connection"),
+    (reply_with(answer(b"no", "404 Not Found")), FetchError, "/metrics answers 404 Not Found"),
+    (reply_with(answer(b"no", "500 " + "x" * 1_000)), FetchError, "/metrics answers 500 xxx"),
+    (reply_with(answer(b"", "204 No Content")), FetchError, "answers 204"),
+    (reply_with(answer(METRICS_TEXT, "206 Partial Content")), FetchError, "answers 206"),
+    (reply_with(answer()[:-7]), FetchError, "/metrics was cut off: 7 bytes are missing"),
+    (reply_with(answer()[: -len(METRICS_TEXT)]), FetchError, f"was cut off: {len(METRICS_TEXT)} bytes are missing"),
+    (reply_with(chunked(METRICS_TEXT)), http.client.IncompleteRead, "IncompleteRead"),
+    (reply_with(chunked(METRICS_TEXT)[:-9]), http.client.IncompleteRead, "IncompleteRead"),
+    (reply_with(chunked(METRICS_TEXT) + b"7f"), http.client.IncompleteRead, "IncompleteRead"),
+    (reply_with(chunked(METRICS_TEXT) + b"zz\r\n"), http.client.IncompleteRead, "IncompleteRead"),
+    (reply_with(b"SSH-2.0-OpenSSH_9.6\r\n"), http.client.BadStatusLine, "SSH"),
+    (reply_with(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n"), http.client.HTTPException, "more than 100 headers"),
+    (reply_with(b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000), http.client.HTTPException, "65536"),
+    (reply_with(b""), ConnectionError, "closed connection"),
     (lambda connection: None, ConnectionError, "closed connection|reset by peer|Broken pipe"),
 ]
 
@@ -105,14 +105,14 @@ def test_other_responses_are_rejected(script: Script, error: type[Exception], me
     with fetching(script, always()) as (fetcher, _):
         with pytest.raises(error, match=message):
             fetcher.get("/metrics")
-        assert fetcher.get("/metrics") == PAGE
+        assert fetcher.get("/metrics") == METRICS_TEXT
 
 
 def test_a_redirect_is_not_followed() -> None:
     """Neither to the same server nor to another one, which receives no request."""
     with Server(always()) as other:
         for where in ("/elsewhere", f"{other.url}/metrics"):
-            with fetching(say(answer(b"", "302 Found", f"Location: {where}")), always()) as (fetcher, server):
+            with fetching(reply_with(answer(b"", "302 Found", f"Location: {where}")), always()) as (fetcher, server):
                 with pytest.raises(FetchError, match="answers 302"):
                     fetcher.get("/metrics")
                 assert server.connections == 1
@@ -136,7 +136,7 @@ def test_a_body_of_50_megabytes_is_rejected(head: bytes, piece: bytes) -> None:
 
     def script(connection: socket.socket) -> None:
         nonlocal sent
-        asked(connection)
+        read_request(connection)
         connection.sendall(head)
         for each in MEGABYTES:
             connection.sendall(piece % each)
@@ -150,7 +150,7 @@ def test_a_body_of_50_megabytes_is_rejected(head: bytes, piece: bytes) -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert fetcher.get("/metrics") == PAGE
+        assert fetcher.get("/metrics") == METRICS_TEXT
     assert BYTES_MAX <= sent < 40 * 2**20 and peak < 2.5 * BYTES_MAX
 
 
@@ -161,9 +161,9 @@ SLOW = {
     "head": drip(b"HTTP/1.1 200 OK\r\n", itertools.repeat(b"A")),
     "status": drip(b"", itertools.repeat(b"H")),
     "continue": drip(b"", itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"), 0),
-    "size": drip(chunked(PAGE), itertools.repeat(b"0")),
-    "chunks": drip(chunked(PAGE), itertools.repeat(b"2\r\nx\n\r\n")),
-    "trailer": drip(chunked(PAGE) + b"0\r\n", itertools.repeat(b"A: b\r\n"), 0),
+    "size": drip(chunked(METRICS_TEXT), itertools.repeat(b"0")),
+    "chunks": drip(chunked(METRICS_TEXT), itertools.repeat(b"2\r\nx\n\r\n")),
+    "trailer": drip(chunked(METRICS_TEXT) + b"0\r\n", itertools.repeat(b"A: b\r\n"), 0),
 }
 
 
@@ -173,7 +173,7 @@ def test_a_slow_server_is_abandoned(name: str, kept: bool) -> None:
 
     def well_at_first(connection: socket.socket) -> None:
         if kept:
-            asked(connection)
+            read_request(connection)
             connection.sendall(answer())
         SLOW[name](connection)
 
@@ -184,7 +184,7 @@ def test_a_slow_server_is_abandoned(name: str, kept: bool) -> None:
         with pytest.raises(TimeoutError, match=r"/metrics was incomplete after 0\.3 s: [\d,]+ bytes received"):
             fetcher.get("/metrics")
         assert SOON_S <= time.monotonic() - began_s < LATE_S
-        assert fetcher.get("/metrics") == PAGE and server.connections == 2
+        assert fetcher.get("/metrics") == METRICS_TEXT and server.connections == 2
 
 
 def test_the_timeout_starts_with_each_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,18 +192,18 @@ def test_the_timeout_starts_with_each_fetch(monkeypatch: pytest.MonkeyPatch) -> 
     clock = itertools.count(0, LATE_S / 10)
     monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     with fetching(always()) as (fetcher, server):
-        assert [fetcher.get("/metrics") for _ in range(20)] == [PAGE] * 20
+        assert [fetcher.get("/metrics") for _ in range(20)] == [METRICS_TEXT] * 20
         assert next(clock) > 2 * LATE_S and server.connections == 1
 
 
 def test_a_kept_connection_that_was_closed_is_opened_again_once() -> None:
     """If the new one fails too, that is reported and no third is opened; a first connection that fails is not retried."""
-    with fetching(say(answer()), lambda connection: None, always()) as (fetcher, server):
-        assert fetcher.get("/metrics") == PAGE and server.connections == 1
+    with fetching(reply_with(answer()), lambda connection: None, always()) as (fetcher, server):
+        assert fetcher.get("/metrics") == METRICS_TEXT and server.connections == 1
         with pytest.raises(ConnectionError):
             fetcher.get("/metrics")
         assert server.connections == 2
-        assert fetcher.get("/metrics") == PAGE and server.connections == 3
+        assert fetcher.get("/metrics") == METRICS_TEXT and server.connections == 3
 
 
 def test_a_server_that_is_away() -> None:
@@ -226,6 +226,6 @@ def test_tls(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
         with contextlib.closing(Fetcher(server.url)) as fetcher:
-            assert [fetcher.get("/metrics"), fetcher.get("/metrics")] == [PAGE, PAGE] and server.connections == 2
+            assert [fetcher.get("/metrics"), fetcher.get("/metrics")] == [METRICS_TEXT, METRICS_TEXT] and server.connections == 2
         with contextlib.closing(Fetcher(server.url, SOON_S)) as fetcher, pytest.raises(TimeoutError, match="was incomplete"):
             fetcher.get("/metrics")

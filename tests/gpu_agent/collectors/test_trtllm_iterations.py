@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.servers.answering import answering_get
+from helpers.servers.http_server import serve_get
 from legato_gpu_agent.agent.otlp_spans import steps_request
 from legato_gpu_agent.agent.step_buffer import StepBuffer
 from legato_gpu_agent.collectors import trtllm_iterations
@@ -100,7 +100,7 @@ def signals(found: list[Measurement]) -> dict[str, float]:
 @contextmanager
 def serving() -> Iterator[World]:
     """A world with a running server and a collector that has not polled yet."""
-    with answering_get(lambda path: served.answer(path)) as url:
+    with serve_get(lambda path: served.answer(path)) as url:
         served = World(url)
         try:
             yield served
@@ -211,7 +211,7 @@ def test_a_server_that_waits_for_rows_is_waited_for() -> None:
         never.wait(2.1)
         return body(row(7)) if path == "/metrics" else b"[]"
 
-    with answering_get(answer) as url, ThreadPoolExecutor(2) as pool:
+    with serve_get(answer) as url, ThreadPoolExecutor(2) as pool:
         steps, requests = Iterations(url, "e", lambda _: None), PerfMetrics(url, "e", lambda _: None)
         with contextlib.closing(steps), contextlib.closing(requests):
             rounds = [pool.submit(lambda each: list(each.collect(NOW)), each) for each in (steps, requests)]

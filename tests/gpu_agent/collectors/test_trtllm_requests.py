@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.servers.answering import answering_get
+from helpers.servers.http_server import serve_get
 from legato_gpu_agent.agent.otlp_spans import steps_request
 from legato_gpu_agent.agent.step_buffer import StepBuffer
 from legato_gpu_agent.collectors.base import NotAvailable
@@ -132,7 +132,7 @@ def histograms(found: list[Measured]) -> dict[str, Distribution]:
 @contextmanager
 def serving() -> Iterator[World]:
     """A world with a running server and a collector that has not polled yet."""
-    with answering_get(lambda path: served.answer(path)) as url:
+    with serve_get(lambda path: served.answer(path)) as url:
         served = World(url)
         try:
             yield served

@@ -9,15 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["PAGE", "Script", "Server", "always", "answer", "asked", "bound", "chunked", "drip", "say", "silent"]
+__all__ = ["METRICS_TEXT", "Script", "Server", "always", "answer", "bound", "chunked", "drip", "read_request", "reply_with", "silent"]
 
-PAGE = b"# a page\nvllm:num_requests_running 3\n" * 20
+METRICS_TEXT = b"# a page\nvllm:num_requests_running 3\n" * 20
 _PATIENCE_S = 20
 
 Script = Callable[[socket.socket], object]
 
 
-def answer(body: bytes = PAGE, status: str = "200 OK", *headers: str) -> bytes:
+def answer(body: bytes = METRICS_TEXT, status: str = "200 OK", *headers: str) -> bytes:
     """An HTTP/1.1 response with a Content-Length."""
     return "\r\n".join([f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]).encode() + body
 
@@ -28,7 +28,7 @@ def chunked(*pieces: bytes) -> bytes:
     return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
 
 
-def asked(connection: socket.socket) -> bytes:
+def read_request(connection: socket.socket) -> bytes:
     """Read one request without a body; empty if the client closed the connection."""
     data = b""
     while not data.endswith(b"\r\n\r\n"):
@@ -39,12 +39,12 @@ def asked(connection: socket.socket) -> bytes:
     return data
 
 
-def say(*answers: bytes) -> Script:
+def reply_with(*answers: bytes) -> Script:
     """A script that sends one of the answers for each request and then closes the connection."""
 
     def script(connection: socket.socket) -> None:
         for each in answers:
-            if asked(connection):
+            if read_request(connection):
                 connection.sendall(each)
 
     return script
@@ -54,7 +54,7 @@ def always(each: bytes = answer()) -> Script:
     """A script that answers every request of a connection in the same way until the client closes it."""
 
     def script(connection: socket.socket) -> None:
-        while asked(connection):
+        while read_request(connection):
             connection.sendall(each)
 
     return script
@@ -64,7 +64,7 @@ def drip(head: bytes, pieces: Iterator[bytes], pause_s: float = 0.01) -> Script:
     """A script that sends the head at once and then one piece every ``pause_s`` seconds until the client closes the connection."""
 
     def script(connection: socket.socket) -> None:
-        asked(connection)
+        read_request(connection)
         connection.sendall(head)
         for piece in pieces:
             connection.sendall(piece)
@@ -75,7 +75,7 @@ def drip(head: bytes, pieces: Iterator[bytes], pause_s: float = 0.01) -> Script:
 
 def silent(connection: socket.socket) -> None:
     """A script that reads requests and answers none."""
-    while asked(connection):
+    while read_request(connection):
         pass
 
 
@@ -90,9 +90,9 @@ def bound(port: int = 0) -> socket.socket:
 class Server:
     """A server that runs the next script for each connection; the last script serves all later ones. It listens inside its context."""
 
-    def __init__(self, *scripts: Script, context: ssl.SSLContext | None = None, door: socket.socket | None = None) -> None:
+    def __init__(self, *scripts: Script, context: ssl.SSLContext | None = None, listener: socket.socket | None = None) -> None:
         self._scripts, self._context, self.connections = scripts, context, 0
-        self._listener = door or bound()
+        self._listener = listener or bound()
         self._threads = [threading.Thread(target=self._accept)]
         self.url = f"http{'s' if context else ''}://127.0.0.1:{self._listener.getsockname()[1]}"
 

@@ -6,7 +6,7 @@ import pathlib
 import socket
 from collections.abc import Mapping, Sequence
 
-from helpers.builders.scripted import Server, answer, asked, bound
+from helpers.builders.scripted import Server, answer, bound, read_request
 from legato_gpu_agent.collectors.measurement import Measured, Measurement
 
 __all__ = ["GRAFANA", "KINDS", "METRICS", "PROMETHEUS", "Site", "kind_of", "site"]
@@ -37,7 +37,7 @@ class Site:
         listener = listener or bound()
         self.port: int = listener.getsockname()[1]
         self.url, self.engine_id = f"http://127.0.0.1:{self.port}", f"127.0.0.1:{self.port}"
-        self._server = Server(self._talk, door=listener)
+        self._server = Server(self._talk, listener=listener)
 
     def __enter__(self) -> Site:
         self._server.__enter__()
@@ -47,7 +47,7 @@ class Site:
         self._server.__exit__()
 
     def _talk(self, connection: socket.socket) -> None:
-        path = asked(connection).split(b" ", 2)[1].decode()
+        path = read_request(connection).split(b" ", 2)[1].decode()
         self.requested.append(path)
         status = self.status or ("200 OK" if path in self.texts else "404 Not Found")
         connection.sendall(answer(self.texts.get(path, b"no"), status, "Connection: close"))

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["answering", "answering_get"]
+__all__ = ["serve_get", "serve_handler"]
 
 
 @contextmanager
-def answering(handler: type[http.server.BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+def serve_handler(handler: type[http.server.BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
     """Run a server with this request handler and yield its URL. Port 0 is a free port."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -25,7 +25,7 @@ def answering(handler: type[http.server.BaseHTTPRequestHandler], port: int = 0) 
 
 
 @contextmanager
-def answering_get(answer: Callable[[str], bytes | int]) -> Iterator[str]:
+def serve_get(answer: Callable[[str], bytes | int]) -> Iterator[str]:
     """Run a server that answers GET with ``answer(path)``, a body or a status code, and yield its URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -45,5 +45,5 @@ def answering_get(answer: Callable[[str], bytes | int]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Log nothing."""
 
-    with answering(Handler) as url:
+    with serve_handler(Handler) as url:
         yield url
