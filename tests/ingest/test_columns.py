@@ -26,7 +26,7 @@ PLAIN = {
 
 
 def arrow(kind: str) -> pa.DataType:
-    """The Arrow type whose values ClickHouse takes for one of its types."""
+    """Return the Arrow type that ClickHouse accepts for one of its types."""
     if match := re.fullmatch(r"(?:LowCardinality|Nullable)\((.+)\)", kind):
         return arrow(match[1])
     if match := re.fullmatch(r"Array\((.+)\)", kind):

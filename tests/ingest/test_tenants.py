@@ -1,4 +1,4 @@
-"""Tenants at every door: nobody writes as another, nobody reads another's rows, and who gives no token is nobody."""
+"""Tenants at both endpoints: no tenant writes as another or reads the rows of another, and a request without a token is refused."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ TENANTS = ("shop", "bank")
 
 
 @dataclass
-class Doors:
-    """Both doors, and a token for each tenant and purpose."""
+class Endpoints:
+    """The URLs of both endpoints, and a token for each tenant and permission."""
 
     otlp: str
     read: str
@@ -43,18 +43,20 @@ class Doors:
     path: pathlib.Path
 
     def write(self, content: bytes, token: str | None, path: str = "/v1/traces") -> httpx.Response:
+        """Send a body with a token, or without one."""
         headers = {**PROTOBUF, **({"authorization": f"Bearer {token}"} if token is not None else {})}
         return httpx.post(f"{self.otlp}{path}", content=content, headers=headers)
 
-    def ask(self, sql: str, tenant: str) -> str:
+    def query(self, sql: str, tenant: str) -> str:
+        """Return the result of a query with the token of a reader."""
         reply = httpx.post(self.read, content=sql, headers={"authorization": f"Bearer {self.token[tenant, READ]}"})
         assert reply.status_code == 200, reply.text
         return reply.text.strip()
 
 
 @pytest.fixture
-def doors(store: Store, tmp_path: pathlib.Path) -> Iterator[Doors]:
-    """Two tenants and an operator, doors over the shared store."""
+def endpoints(store: Store, tmp_path: pathlib.Path) -> Iterator[Endpoints]:
+    """Two tenants and an operator, at endpoints over the shared store."""
     path = tmp_path / "tokens.toml"
     made = {(tenant, may): tokens.add(path, f"{tenant}-{may}", tenant, may) for tenant in TENANTS for may in (READ, WRITE)}
     made[ALL_TENANTS, READ] = tokens.add(path, "operator", ALL_TENANTS, READ)
@@ -64,13 +66,13 @@ def doors(store: Store, tmp_path: pathlib.Path) -> Iterator[Doors]:
     with ExitStack() as stack:
         otlp = stack.enter_context(served(otlp_endpoint.create_app(settings, committer, metrics, lambda: True)))
         reads = stack.enter_context(served(read_endpoint.create_app(settings, store, metrics)))
-        yield Doors(otlp, reads, made, path)
+        yield Endpoints(otlp, reads, made, path)
     committer.close()
 
 
 @pytest.fixture
-def filled(doors: Doors) -> Doors:
-    """Two streams and a sample of the shop, three and two of the bank, under the same trace ids, response ids and names."""
+def filled(endpoints: Endpoints) -> Endpoints:
+    """Two streams and one sample of the shop, three and two of the bank, with the same trace ids, response ids and names."""
     ids = [(bytes([number] * 16), bytes([number] * 8)) for number in (1, 2, 3)]
     for count, tenant in ((2, "shop"), (3, "bank")):
         body = request({"service.name": "same", "service.version": tenant})
@@ -84,56 +86,56 @@ def filled(doors: Doors) -> Doors:
                 duration_ns=made["duration_ns"],
                 start_ns=time.time_ns() // 10**9 * 10**9 - 60 * 10**9,
             )
-        assert doors.write(body.SerializeToString(), doors.token[tenant, WRITE]).status_code == 200
+        assert endpoints.write(body.SerializeToString(), endpoints.token[tenant, WRITE]).status_code == 200
         points = metrics_request({"service.name": f"{tenant}-node"})
         for at in range(count - 1):
             gauge(points, "m", 1.0, time.time_ns() + at)
-        assert doors.write(points.SerializeToString(), doors.token[tenant, WRITE], "/v1/metrics").status_code == 200
-    return doors
+        assert endpoints.write(points.SerializeToString(), endpoints.token[tenant, WRITE], "/v1/metrics").status_code == 200
+    return endpoints
 
 
 @pytest.mark.parametrize("path", ["/v1/traces", "/v1/metrics"])
-def test_who_may_not_write_is_told_so_and_nothing_is_kept(doors: Doors, path: str) -> None:
-    """No token, a wrong one, a reader's: 401 in OTLP's own form with WWW-Authenticate, whatever the body; the token is in no answer."""
-    for token in (None, "wrong-token", doors.token["shop", READ], doors.token["shop", WRITE] + "x"):
-        reply = doors.write(b"\xff", token, path)
+def test_a_request_that_may_not_write_is_refused(endpoints: Endpoints, path: str) -> None:
+    """Without a token, or with a wrong one or a reader's, the reply is a 401 in OTLP's form for any body, and does not quote the token."""
+    for token in (None, "wrong-token", endpoints.token["shop", READ], endpoints.token["shop", WRITE] + "x"):
+        reply = endpoints.write(b"\xff", token, path)
         assert reply.status_code == 401 and reply.headers["www-authenticate"].startswith("Bearer")
         assert reply.headers["content-type"] == PROTOBUF["content-type"]
         assert not token or token.encode() not in reply.content
-    basic = base64.b64encode(f"any:{doors.token['shop', WRITE]}".encode()).decode()
-    assert httpx.post(f"{doors.otlp}{path}", headers={**PROTOBUF, "authorization": f"Basic {basic}"}).status_code == 200
-    assert doors.ask("SELECT count() FROM stream_revs", ALL_TENANTS) == "0"
+    basic = base64.b64encode(f"any:{endpoints.token['shop', WRITE]}".encode()).decode()
+    assert httpx.post(f"{endpoints.otlp}{path}", headers={**PROTOBUF, "authorization": f"Basic {basic}"}).status_code == 200
+    assert endpoints.query("SELECT count() FROM stream_revs", ALL_TENANTS) == "0"
 
 
-def test_the_tenant_is_the_tokens_whatever_the_payload_says(doors: Doors) -> None:
-    """Attributes that name another tenant, on resource, scope and span, change nothing."""
+def test_the_tenant_is_that_of_the_token(endpoints: Endpoints) -> None:
+    """Another tenant in attributes of resource, scope and span, in the URL or in headers changes nothing."""
     claim = {"tenant": "bank", "legato.tenant": "bank"}
     body = request({"service.name": "s", **claim}, {"legato.emitter": "legato-python/0.1.0", **claim})
     native_span(body, claim)
     reply = httpx.post(
-        f"{doors.otlp}/v1/traces?tenant=bank",
+        f"{endpoints.otlp}/v1/traces?tenant=bank",
         content=body.SerializeToString(),
-        headers={**PROTOBUF, "authorization": f"Bearer {doors.token['shop', WRITE]}", "x-tenant": "bank", "x-scope-orgid": "bank"},
+        headers={**PROTOBUF, "authorization": f"Bearer {endpoints.token['shop', WRITE]}", "x-tenant": "bank", "x-scope-orgid": "bank"},
     )
     assert reply.status_code == 200
-    assert doors.ask("SELECT DISTINCT tenant FROM stream_revs", ALL_TENANTS) == "shop"
+    assert endpoints.query("SELECT DISTINCT tenant FROM stream_revs", ALL_TENANTS) == "shop"
 
 
-def test_what_is_refused_is_its_tenants(doors: Doors) -> None:
-    """A bad span of the shop's is told to the shop and to nobody else."""
+def test_a_rejection_belongs_to_its_tenant(endpoints: Endpoints) -> None:
+    """A bad span of the shop is visible to the shop and to no other tenant."""
     body = request()
     native_span(body, {"legato.stream.timeline": b"\xff"})
-    assert doors.write(body.SerializeToString(), doors.token["shop", WRITE]).status_code == 200
-    assert [doors.ask("SELECT count() FROM rejected", reader) for reader in ("shop", "bank", ALL_TENANTS)] == ["1", "0", "1"]
+    assert endpoints.write(body.SerializeToString(), endpoints.token["shop", WRITE]).status_code == 200
+    assert [endpoints.query("SELECT count() FROM rejected", reader) for reader in ("shop", "bank", ALL_TENANTS)] == ["1", "0", "1"]
 
 
-def test_one_tenants_rows_do_not_touch_anothers_with_the_same_ids(filled: Doors) -> None:
-    """The same trace, span and response ids are a stream of each; a retry of one's is a duplicate of that one alone."""
-    assert filled.ask("SELECT tenant, count() FROM streams GROUP BY tenant ORDER BY tenant", ALL_TENANTS) == "bank\t3\nshop\t2"
+def test_rows_of_two_tenants_with_the_same_ids_are_separate(filled: Endpoints) -> None:
+    """The same trace, span and response ids are one stream of each tenant."""
+    assert filled.query("SELECT tenant, count() FROM streams GROUP BY tenant ORDER BY tenant", ALL_TENANTS) == "bank\t3\nshop\t2"
 
 
-# Ways of asking for rows: each must see the tenant's own two (or three), and nothing of the other's.
-ASKED = [
+# Queries that must see the two (or three) rows of the tenant, and none of the other.
+QUERIES = [
     "SELECT count() FROM stream_revs",
     "SELECT count() FROM streams",
     "SELECT count() FROM default.stream_revs",
@@ -153,22 +155,22 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("sql", ASKED)
-def test_a_reader_sees_its_tenants_rows_by_any_question(filled: Doors, sql: str) -> None:
-    """Two of the shop, three of the bank, by whatever question; the operator sees all five rows."""
-    assert [filled.ask(sql, tenant) for tenant in TENANTS] == ["2", "3"]
+@pytest.mark.parametrize("sql", QUERIES)
+def test_a_reader_sees_the_rows_of_its_tenant_in_any_query(filled: Endpoints, sql: str) -> None:
+    """The shop sees two rows and the bank three, in every form of query."""
+    assert [filled.query(sql, tenant) for tenant in TENANTS] == ["2", "3"]
 
 
-def test_a_readers_own_tenant_is_all_there_is(filled: Doors) -> None:
-    """No name of the other's appears in any column of any table, the system's included."""
-    assert [filled.ask("SELECT DISTINCT tenant FROM streams", tenant) for tenant in TENANTS] == list(TENANTS)
-    assert filled.ask("SELECT count() FROM node_samples", "shop") == "1"
-    tables = filled.ask("SHOW TABLES", "shop").split()
+def test_no_table_shows_another_tenant(filled: Endpoints) -> None:
+    """No name of the other tenant is in any column of any table, including those of the system."""
+    assert [filled.query("SELECT DISTINCT tenant FROM streams", tenant) for tenant in TENANTS] == list(TENANTS)
+    assert filled.query("SELECT count() FROM node_samples", "shop") == "1"
+    tables = filled.query("SHOW TABLES", "shop").split()
     assert len(tables) >= 20
     for table in tables:
-        assert "bank" not in filled.ask(f"SELECT * FROM {table} FORMAT TSVRaw", "shop"), table
-    assert filled.ask("SELECT count() FROM attribution_runs", "shop") == "0"
-    assert filled.ask("SELECT count() FROM system.parts", "shop") == "0" != filled.ask("SELECT count() FROM system.parts", ALL_TENANTS)
+        assert "bank" not in filled.query(f"SELECT * FROM {table} FORMAT TSVRaw", "shop"), table
+    assert filled.query("SELECT count() FROM attribution_runs", "shop") == "0"
+    assert filled.query("SELECT count() FROM system.parts", "shop") == "0" != filled.query("SELECT count() FROM system.parts", ALL_TENANTS)
 
 
 @pytest.mark.parametrize(
@@ -188,25 +190,25 @@ def test_a_readers_own_tenant_is_all_there_is(filled: Doors) -> None:
         "SELECT joinGet('stream_revs', 'x', 1)",
     ],
 )
-def test_ways_around_the_filter_are_closed(filled: Doors, sql: str) -> None:
-    """By another function, a setting or a table of the system's: refused, and no row in the refusal."""
+def test_the_filter_cannot_be_bypassed(filled: Endpoints, sql: str) -> None:
+    """Other table functions, settings and system tables are refused, and the error contains no rows."""
     headers = {"authorization": f"Bearer {filled.token['shop', READ]}"}
     reply = httpx.post(filled.read, content=sql, headers=headers, params={"additional_table_filters": "{}", "readonly": "0"})
     assert reply.status_code in (400, 403) and "bank" not in reply.text, reply.text
 
 
-def test_settings_in_the_url_lift_nothing(filled: Doors) -> None:
-    """Whatever a client puts there is ignored."""
+def test_settings_in_the_url_do_not_lift_the_filter(filled: Endpoints) -> None:
+    """They are ignored or refused."""
     headers = {"authorization": f"Bearer {filled.token['shop', READ]}"}
     for more in ({"additional_table_filters": "{}"}, {"readonly": "0"}, {"user": "x", "password": filled.token[ALL_TENANTS, READ]}):
         reply = httpx.post(filled.read, content="SELECT count() FROM streams", headers=headers, params=more)
         assert (reply.status_code, reply.text) == (200, "2\n") or reply.status_code == 403
 
 
-def test_every_client_can_give_a_token(filled: Doors) -> None:
-    """As Bearer, as Basic's password, in ClickHouse's headers, by clickhouse-connect, and by the CLI's reader."""
+def test_every_client_can_send_a_token(filled: Endpoints) -> None:
+    """As a bearer token, as the password of Basic, in ClickHouse's headers, by clickhouse-connect and by the CLI."""
     token = filled.token["bank", READ]
-    basic = base64.b64encode(f"anybody:{token}".encode()).decode()
+    basic = base64.b64encode(f"any:{token}".encode()).decode()
     for headers in (
         {"authorization": f"Bearer {token}"},
         {"authorization": f"Basic {basic}"},
@@ -216,11 +218,11 @@ def test_every_client_can_give_a_token(filled: Doors) -> None:
     port = int(filled.read.rpartition(":")[2])
     with clickhouse_connect.get_client(host="127.0.0.1", port=port, username="grafana", password=token) as client:
         assert client.query("SELECT count() FROM streams").result_rows == [(3,)]
-    assert Reader(filled.read, "anybody", token).rows("SELECT count() AS n FROM streams") == [{"n": 3}]
+    assert Reader(filled.read, "any", token).rows("SELECT count() AS n FROM streams") == [{"n": 3}]
 
 
-def test_who_may_not_read_is_told_so(filled: Doors) -> None:
-    """No token, a wrong one, a writer's, one in the URL: 403 with ClickHouse's code, and the token is in no answer."""
+def test_a_request_that_may_not_read_is_refused(filled: Endpoints) -> None:
+    """Without a token, or with a wrong one, a writer's or one in the URL: 403 with ClickHouse's code, which does not quote the token."""
     write = filled.token["shop", WRITE]
     for headers in ({}, {"authorization": "Bearer no"}, {"authorization": f"Bearer {write}"}, {"x-clickhouse-key": write}):
         reply = httpx.post(filled.read, content="SELECT 1", headers=headers)
@@ -231,8 +233,8 @@ def test_who_may_not_read_is_told_so(filled: Doors) -> None:
         Reader(filled.read).rows("SELECT 1")
 
 
-def test_the_servers_own_metrics_are_an_operators(filled: Doors) -> None:
-    """They name every tenant's services: a tenant's reader is refused; health needs no token."""
+def test_the_metrics_of_the_server_need_a_token_for_all_tenants(filled: Endpoints) -> None:
+    """They contain the services of all tenants. A token of one tenant is refused; health checks need no token."""
     for token, status in ((None, 401), (filled.token["shop", READ], 401), (filled.token[ALL_TENANTS, READ], 200)):
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         reply = httpx.get(f"{filled.otlp}/metrics", headers=headers)
@@ -241,8 +243,8 @@ def test_the_servers_own_metrics_are_an_operators(filled: Doors) -> None:
     assert [httpx.get(f"{filled.otlp}/{path}").status_code for path in ("healthz", "readyz")] == [200, 200]
 
 
-def test_handles_of_one_tenant_are_never_anothers(filled: Doors, store: Store) -> None:
-    """Asked in turn and many times over, also after more tenants than handles are kept."""
+def test_handles_are_never_shared_between_tenants(filled: Endpoints, store: Store) -> None:
+    """With queries of many tenants in turn, including more tenants than handles are kept."""
     for _ in range(3):
         for tenant in (*TENANTS, *(f"t{number}" for number in range(20))):
             expected = {"shop": b"2\n", "bank": b"3\n"}.get(tenant, b"0\n")
@@ -251,22 +253,22 @@ def test_handles_of_one_tenant_are_never_anothers(filled: Doors, store: Store) -
     assert [store.query_bytes("SELECT count() FROM streams", tenant=name) for name in hostile] == [b"0\n"] * len(hostile)
 
 
-def test_a_table_that_comes_later_is_filtered_too(filled: Doors, store: Store) -> None:
-    """Handles that were opened before a table existed are not used for it."""
-    assert filled.ask("SELECT 1", "shop") == "1"
+def test_a_table_that_is_created_later_is_filtered(filled: Endpoints, store: Store) -> None:
+    """Handles that were opened before a table existed are not used to read it."""
+    assert filled.query("SELECT 1", "shop") == "1"
     store.command("CREATE TABLE later (tenant String, x UInt8) ENGINE = MergeTree ORDER BY x")
     try:
         store.command("INSERT INTO later VALUES ('shop', 1), ('bank', 2)")
-        assert filled.ask("SELECT x FROM later", "shop") == "1"
-        # A table's name after IN reads it, too.
-        for asked in ("('bank', 2) IN later", "('bank', 2) IN default.later", "('bank', 2) GLOBAL IN later"):
-            assert filled.ask(f"SELECT {asked}", "shop") == "0" != filled.ask(f"SELECT {asked}", "bank")
+        assert filled.query("SELECT x FROM later", "shop") == "1"
+        # The name of a table after IN reads the table, too.
+        for condition in ("('bank', 2) IN later", "('bank', 2) IN default.later", "('bank', 2) GLOBAL IN later"):
+            assert filled.query(f"SELECT {condition}", "shop") == "0" != filled.query(f"SELECT {condition}", "bank")
     finally:
         store.command("DROP TABLE later")
 
 
-def test_limits_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathlib.Path) -> None:
-    """Rate and names: 429 with Retry-After for this tenant, 200 for the other, and nothing of the refused request is kept."""
+def test_quotas_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathlib.Path) -> None:
+    """Rate and cardinality: 429 with Retry-After for this tenant, 200 for the other; no row of a refused request is stored."""
     path = tmp_path / "tokens.toml"
     made = {tenant: tokens.add(path, tenant, tenant, WRITE) for tenant in TENANTS}
     metrics = Metrics()

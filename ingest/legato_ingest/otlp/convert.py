@@ -64,7 +64,7 @@ def convert_points(request: ExportMetricsServiceRequest, *, tenant: str, now_ns:
 
 
 def _engine_tables(validated: Validated, tenant: str) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of ``engine_steps`` and ``engine_requests``; a flush whose steps cannot be decoded is rejected."""
+    """Return the rows of ``engine_steps`` and ``engine_requests``; a flush with undecodable steps is rejected."""
     steps, requests, bad = engine_tables(validated.flushes, tenant)
     if bad:
         validated.rejections.extend(validated.flushes[i].reject("timeline", reason) for i, reason in bad.items())

@@ -1,4 +1,4 @@
-"""Group commit: one thread inserts the rows of many requests and answers each request with the result of its own rows.
+"""Group commit: one thread inserts the rows of many requests and answers each request with the result for its rows.
 
 All batches that wait when the thread becomes free go into one insert, so they share the cost of a synced insert and no timer delays them.
 The committer alone sets ``received_at``. It decodes nothing; it depends on HTTP only by the types of errors that it raises.

@@ -12,7 +12,7 @@ BEYOND_THE_END = bytes.fromhex("010102000000010d00000000010000000100020005000000
 
 
 def test_columns_of_all_timelines_are_concatenated() -> None:
-    """A column that one of them lacks is 0 there, and the flags tell which have it; kinds are text by default."""
+    """A column that one of them lacks is 0 there, and the flags mark those that have it; kinds are text by default."""
     blobs = [pack([5, 9], [1, 2], None, [1, 7]), pack([]), pack([3], None, [4], None, [10])]
     found, bad = decode(blobs, [read_head(blob) for blob in blobs])
     assert not bad and found.streams.lengths.tolist() == [2, 0, 1]

@@ -1,4 +1,4 @@
-"""What a tenant may take: rates, bytes that wait, names; over a limit it is told when to come back, and others notice nothing."""
+"""Quotas of a tenant: rate, in-flight bytes and cardinality; their time to retry after, and no effect on other tenants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from legato_ingest.write.quotas import TenantQuotas, label_hashes
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -24,40 +24,41 @@ class Clock:
         return self.now
 
 
-def limits(clock: Clock, bytes_per_s: int = 0, in_flight_bytes_max: int = 0, cardinality_max: int = 0) -> TenantQuotas:
+def quotas_of(clock: Clock, bytes_per_s: int = 0, in_flight_bytes_max: int = 0, cardinality_max: int = 0) -> TenantQuotas:
+    """Return quotas with this clock; a quota of 0 is off."""
     return TenantQuotas(bytes_per_s=bytes_per_s, in_flight_bytes_max=in_flight_bytes_max, cardinality_max=cardinality_max, clock=clock)
 
 
-def send(kept: TenantQuotas, size: int, tenant: str = "shop") -> None:
-    """One request from its beginning to its reply."""
-    with kept.request(tenant) as charge:
+def send(quotas: TenantQuotas, size: int, tenant: str = "shop") -> None:
+    """Send one request with a body of this size and receive its reply."""
+    with quotas.request(tenant) as charge:
         charge(size)
 
 
-def test_a_tenant_over_its_rate_waits_as_long_as_it_is_told() -> None:
-    """Ten seconds' worth at once; then 429 with the time after which it is taken, which is true; another tenant is not touched."""
+def test_a_tenant_over_its_rate_is_accepted_after_the_stated_time() -> None:
+    """It can send 10 s of its rate at once, then gets 429 with an exact time to retry after; another tenant is not affected."""
     clock = Clock()
-    kept = limits(clock, bytes_per_s=100)
-    send(kept, 1500)
+    quotas = quotas_of(clock, bytes_per_s=100)
+    send(quotas, 1500)
     with pytest.raises(Overloaded) as refused:
-        send(kept, 1)
+        send(quotas, 1)
     assert refused.value.retry_after_s == 5
-    send(kept, 1000, "other")
+    send(quotas, 1000, "other")
     clock.now += 4.9
     with pytest.raises(Overloaded):
-        send(kept, 1)
+        send(quotas, 1)
     clock.now += 0.1
-    send(kept, 1)
+    send(quotas, 1)
 
 
-def test_a_body_of_any_size_comes_through_when_its_time_has_come() -> None:
-    """A large one overdraws, and nobody is told to wait for longer than a minute."""
+def test_a_body_of_any_size_is_accepted_after_a_wait() -> None:
+    """A large body overdraws the balance. The time to retry after is at most one minute."""
     clock = Clock()
-    kept = limits(clock, bytes_per_s=10)
-    send(kept, 10_000)
+    quotas = quotas_of(clock, bytes_per_s=10)
+    send(quotas, 10_000)
     for _ in range(400):
         try:
-            send(kept, 1)
+            send(quotas, 1)
             break
         except Overloaded as refused:
             assert refused.retry_after_s is not None and 1 <= refused.retry_after_s <= 60
@@ -66,55 +67,55 @@ def test_a_body_of_any_size_comes_through_when_its_time_has_come() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 500)), max_size=60))
-def test_over_any_time_a_tenant_gets_its_rate_and_no_more(requests: list[tuple[float, int]]) -> None:
-    """What was taken is at most the burst, the rate over the time, and one request that overdrew."""
+def test_a_tenant_never_exceeds_its_rate(requests: list[tuple[float, int]]) -> None:
+    """The accepted bytes are at most the burst, the rate times the elapsed time, and one request that overdrew."""
     clock = Clock()
-    kept, taken = limits(clock, bytes_per_s=100), 0
+    quotas, accepted = quotas_of(clock, bytes_per_s=100), 0
     for pause, size in requests:
         clock.now += pause
         try:
-            send(kept, size)
-            taken += size
+            send(quotas, size)
+            accepted += size
         except Overloaded:
             pass
-    assert taken <= 1000 + 100 * (clock.now - 1_000_000) + 500
+    assert accepted <= 1000 + 100 * (clock.now - 1_000_000) + 500
 
 
-def test_what_waits_of_one_tenant_is_bounded() -> None:
-    """Beyond it 429 for this tenant alone, until something of it is answered; a single body of any size is taken."""
-    kept = limits(Clock(), in_flight_bytes_max=100)
-    with kept.request("shop") as charge:
+def test_in_flight_bytes_are_limited_by_tenant() -> None:
+    """Over the limit this tenant gets 429 until one of its requests is answered; a single body of any size is accepted."""
+    quotas = quotas_of(Clock(), in_flight_bytes_max=100)
+    with quotas.request("shop") as charge:
         charge(60)
         charge(60)
         with pytest.raises(Overloaded):
-            send(kept, 1)
-        send(kept, 90, "other")
-    send(kept, 500)
-    send(kept, 500)
+            send(quotas, 1)
+        send(quotas, 90, "other")
+    send(quotas, 500)
+    send(quotas, 500)
 
 
-def test_names_are_counted_by_the_hour() -> None:
-    """What was brought before costs nothing; what is new beyond the limit is 429 until the hour is over."""
+def test_cardinality_is_counted_by_the_hour() -> None:
+    """Known combinations are always accepted; new ones over the limit get 429 until the hour ends."""
     clock = Clock()
-    kept = limits(clock, cardinality_max=3)
-    kept.check_cardinality("shop", {1, 2, 3})
-    kept.check_cardinality("shop", {1, 3})
-    kept.check_cardinality("other", {7, 8, 9})
+    quotas = quotas_of(clock, cardinality_max=3)
+    quotas.check_cardinality("shop", {1, 2, 3})
+    quotas.check_cardinality("shop", {1, 3})
+    quotas.check_cardinality("other", {7, 8, 9})
     with pytest.raises(Overloaded) as refused:
-        kept.check_cardinality("shop", {1, 4})
+        quotas.check_cardinality("shop", {1, 4})
     assert refused.value.retry_after_s is not None and 1 <= refused.value.retry_after_s <= 60
-    kept.check_cardinality("shop", {2})
+    quotas.check_cardinality("shop", {2})
     clock.now += 3600
-    kept.check_cardinality("shop", {4})
+    quotas.check_cardinality("shop", {4})
     clock.now += 3600
-    # One request with more than all of them would be refused for ever: it passes when the hour is new, and the next does not.
-    kept.check_cardinality("shop", {1, 2, 3, 4, 5})
+    # One request with more combinations than the limit would be refused for ever, so the first request of an hour is always accepted.
+    quotas.check_cardinality("shop", {1, 2, 3, 4, 5})
     with pytest.raises(Overloaded):
-        kept.check_cardinality("shop", {6})
+        quotas.check_cardinality("shop", {6})
 
 
-def test_names_are_what_multiplies_rows() -> None:
-    """Combinations of a stream's names and series of samples; ids and times are none."""
+def test_labels_and_series_are_counted() -> None:
+    """Combinations of stream labels and series of samples count; ids and times do not."""
     body = request()
     for model in ("a", "a", "b"):
         native_span(body, {"gen_ai.request.model": model})
