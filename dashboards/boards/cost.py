@@ -121,10 +121,13 @@ def board() -> Kit:
         since="now-24h",
         refresh="5m",
     )
-    money = {
-        name: "currencyUSD"
-        for name in ("cost", "cost per million chunks", "cost per stream", "received as span events", "as one span per chunk")
-    }
+    _add_figures(kit)
+    _add_tables(kit)
+    return kit
+
+
+def _add_figures(kit: Kit) -> None:
+    """The costs of this range as numbers and over time."""
     kit.add(
         number(
             "Received",
@@ -156,6 +159,16 @@ def board() -> Kit:
             PER_CHUNK_OVER_TIME,
             "decbytes",
         ),
+    )
+
+
+def _add_tables(kit: Kit) -> None:
+    """Why the cost changed, and the cost by service, emitter and cancelled streams."""
+    money = {
+        name: "currencyUSD"
+        for name in ("cost", "cost per million chunks", "cost per stream", "received as span events", "as one span per chunk")
+    }
+    kit.add(
         rows(
             "Why the cost changed",
             "This range compared with the one of equal length before it: bytes = tokens × chunks per token × bytes per chunk. The "
@@ -182,4 +195,3 @@ def board() -> Kit:
             height=6,
         ),
     )
-    return kit

@@ -128,6 +128,13 @@ def board() -> Kit:
         annotated=False,
         refresh="",
     )
+    _add_timelines(kit)
+    _add_verdicts(kit)
+    return kit
+
+
+def _add_timelines(kit: Kit) -> None:
+    """The stream at each vantage, and the engine's steps at the same time."""
     seconds = {name: "s" for name in ("TTFB", "TTFT", "duration", "gap p50", "gap p99", "max gap", "open gap")}
     kit.add(
         note(
@@ -162,6 +169,12 @@ def board() -> Kit:
             units={"KV used": "percentunit"},
             width=24,
         ),
+    )
+
+
+def _add_verdicts(kit: Kit) -> None:
+    """The stalls with their verdicts, what would remain without a cause, and simultaneous stalls."""
+    kit.add(
         rows(
             "Stalls, verdicts and evidence",
             "parts add up to the gap. evidence: the numbers that the verdict rests on. excluded: causes that were ruled out, and why. "
@@ -190,4 +203,3 @@ def board() -> Kit:
             causes=("cause",),
         ),
     )
-    return kit
