@@ -8,7 +8,7 @@ PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
-.PHONY: help demo test test-server check bench live install collector up down
+.PHONY: help demo test fuzz test-server check bench live install collector up down
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -17,14 +17,22 @@ help: ## list the targets
 demo: $(VENV)/.installed-demo ## replay recorded streams, store them and print a report; ARGS="--help" lists the options
 	@$(PY) -m demo $(ARGS)
 
-test: $(VENV)/.installed-dev ## run every test; ARGS are passed to pytest
-	@$(PY) -m pytest $(ARGS)
+# Two processes, one test module at a time in each: a module's store is made once. Tests marked `serial` run alone (tests/conftest.py).
+PARALLEL := -n 2 --dist loadfile
 
-# Tests that use a shared store, run on a ClickHouse server: the one in CLICKHOUSE_URL, else chDB's engine behind the same HTTP interface.
-ON_SERVER := attribution/test_worker chunking/test_worker cli/test_causes cli/test_queries cli/test_slo jobs/test_self_monitoring otlp/test_engine_rows query/test_app query/test_sql_guard rollups/test_compute storage/test_retention storage/test_schema test_tenants write/test_app write/test_committer write/test_dedup
+test: $(VENV)/.installed-dev ## run every test; ARGS are passed to pytest
+	@$(PY) -m pytest $(PARALLEL) $(ARGS)
+
+fuzz: $(VENV)/.installed-dev ## run the Hypothesis tests with many new examples, and the long tests; ARGS are passed to pytest
+	@$(PY) -m pytest $(PARALLEL) --hypothesis-profile fuzz $(ARGS)
+
+# Tests that a server can fail although the embedded store passes: inserts and their errors, transactions, TTLs, settings, read-only queries over
+# HTTP. The rest of the SQL runs on the same engine either way. The server: CLICKHOUSE_URL, else chDB's engine behind ClickHouse's HTTP interface.
+ON_SERVER := attribution/test_worker jobs/test_self_monitoring query/test_app rollups/test_worker storage/test_retention \
+	storage/test_schema test_tenants write/test_committer write/test_dedup write/test_group_insert
 
 test-server: $(VENV)/.installed-dev ## run the tests of the store with a ClickHouse server as the store
-	@LEGATO_TEST_STORE=server $(PY) -m pytest $(ON_SERVER:%=tests/ingest/%.py) $(ARGS)
+	@LEGATO_TEST_STORE=server $(PY) -m pytest $(PARALLEL) $(ON_SERVER:%=tests/ingest/%.py) $(ARGS)
 
 check: $(VENV)/.installed-dev ## check lint, format and types
 	$(PY) -m ruff check .
