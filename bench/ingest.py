@@ -1,11 +1,11 @@
-"""How fast `legato serve` takes packed timelines, how much memory it needs, and how long an acknowledgement takes.
+"""Throughput of `legato serve` for packed timelines and metrics, its peak memory, and the latency of its acknowledgements.
 
     python bench/ingest.py [--streams 60000] [--chunks 200] [--points 200000] [--core 0]
 
-What runs is what users run: the `legato serve` command on an embedded store in a fresh folder, fed over HTTP. It is pinned to one
-core, the sender to the others. First it is fed as fast as it acknowledges: bodies of 500 streams, eight requests at a time. Then single
-streams arrive at a steady pace while the heaviest report query runs without a pause, and each acknowledgement is timed. At last it is fed
-metrics: bodies of four scrapes of 500 series (gauges, sums, histograms of 19 buckets; 11 attributes a row), first new, then all again.
+The bench runs the command `legato serve` with an embedded store in a new folder and sends to it over HTTP. The server is pinned to one
+core, the sender to the others. Phase 1 sends as fast as requests are acknowledged: bodies of 500 streams, eight requests at a time. Phase 2
+sends single streams at 50 per second while the heaviest report query runs continuously, and times each acknowledgement. Phase 3 sends
+metrics: bodies of four scrapes of 500 series (gauges, sums, histograms with 19 buckets; 11 attributes per row), and then all of them again.
 Last line: one JSON object with `chunks_per_s_packed`, `peak_rss_mb`, `ack_p99_ms`, `points_per_s`, `points_per_s_again`.
 """
 
@@ -46,7 +46,7 @@ FROM streams GROUP BY model FORMAT JSON
 
 
 def timelines(chunks: int, rng: random.Random, count: int = 400) -> list[tuple[int, bytes]]:
-    """Timelines drawn as engines make them: 25 ms a step, now and then a stall; holds log-normal around 200 µs."""
+    """Return random timelines as engines make them: 25 ms per step with stalls in 2 % of steps; holds are log-normal around 200 µs."""
     out = []
     for _ in range(count):
         time_us, times = rng.randrange(100_000, 900_000), []
@@ -60,7 +60,7 @@ def timelines(chunks: int, rng: random.Random, count: int = 400) -> list[tuple[i
 
 
 def body(streams: int, pool: list[tuple[int, bytes]], rng: random.Random) -> bytes:
-    """One request of so many streams, with ids of their own, that started within the last minute."""
+    """Return a request of this many streams with different ids, which started within the last 70 s."""
     out: ExportTraceServiceRequest = request({"service.name": "bench"})
     for _ in range(streams):
         duration_us, timeline = rng.choice(pool)
@@ -84,20 +84,20 @@ def body(streams: int, pool: list[tuple[int, bytes]], rng: random.Random) -> byt
 
 
 def rss_peak_mb(served: Served) -> float:
-    """The most memory that serve held, from the kernel's high-water mark."""
+    """Return the peak memory of the server in MiB, from the kernel's high-water mark."""
     status = pathlib.Path(f"/proc/{served.process.pid}/status").read_text(encoding="utf-8")
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def query(served: Served, sql: str) -> bytes:
-    """A query through the read endpoint."""
+    """Run a query at the read endpoint and return its result."""
     reply = httpx.post(served.read, content=sql, timeout=60)
     reply.raise_for_status()
     return reply.content
 
 
 def scrapes(count: int, rng: random.Random) -> list[bytes]:
-    """Bodies of so many points in all, of one engine, a scrape a second."""
+    """Return bodies with this many points in total, of one engine with one scrape per second."""
     resource = {"legato.engine.id": "node-1:8000", "host.name": "node-1", **{f"k8s.label.{i}": f"some-value-{i}" for i in range(6)}}
     bounds, out, now = [0.01 * (i + 1) for i in range(18)], list[bytes](), time.time_ns()
     for number in range(count // (SCRAPES_A_BODY * METRICS * SERIES_A_METRIC)):
@@ -117,7 +117,7 @@ def scrapes(count: int, rng: random.Random) -> list[bytes]:
 
 
 def send(client: httpx.Client, url: str, content: bytes) -> float:
-    """Send until acknowledged; seconds that it took."""
+    """Send a body until it is acknowledged, and return the seconds."""
     started = time.perf_counter()
     while True:
         reply = client.post(url, content=content, headers={"Content-Type": "application/x-protobuf"})
@@ -129,7 +129,7 @@ def send(client: httpx.Client, url: str, content: bytes) -> float:
 
 
 def feed(served: Served, bodies: list[bytes], path: str = "/v1/traces") -> float:
-    """Seconds from the first request to the last acknowledgement."""
+    """Send all bodies and return the seconds from the first request to the last acknowledgement."""
     url = f"{served.otlp}{path}"
     with httpx.Client(timeout=120) as client, concurrent.futures.ThreadPoolExecutor(SENDERS) as pool:
         started = time.perf_counter()
@@ -139,16 +139,16 @@ def feed(served: Served, bodies: list[bytes], path: str = "/v1/traces") -> float
 
 
 def acknowledge(served: Served, singles: list[bytes], pace_s: float) -> tuple[list[float], int]:
-    """Seconds of each acknowledgement at an even pace while the heavy query runs without a pause, and how often that ran."""
+    """Send bodies at an even pace during heavy queries. Returns the seconds of each acknowledgement and the number of queries."""
     url, stop, ran = f"{served.otlp}/v1/traces", threading.Event(), [0]
 
-    def ask() -> None:
+    def run_queries() -> None:
         while not stop.is_set():
             query(served, HEAVY)
             ran[0] += 1
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    querying = threading.Thread(target=run_queries)
+    querying.start()
     with httpx.Client(timeout=120) as client, concurrent.futures.ThreadPoolExecutor(16) as pool:
         waiting = []
         for i, content in enumerate(singles):
@@ -157,12 +157,12 @@ def acknowledge(served: Served, singles: list[bytes], pace_s: float) -> tuple[li
             time.sleep(max(0.0, due - time.perf_counter()) if i + 1 < len(singles) else 0)
         seconds = [done.result() for done in waiting]
     stop.set()
-    asking.join()
+    querying.join()
     return seconds, ran[0]
 
 
 def main() -> None:
-    """Run both phases and print the figures."""
+    """Run all phases and print the figures."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--streams", type=int, default=60_000)
     options.add_argument("--chunks", type=int, default=200)
@@ -184,20 +184,20 @@ def main() -> None:
         acks, ran = acknowledge(served, singles, 0.02)
         rss = rss_peak_mb(served)
         stored = int(query(served, "SELECT count() FROM streams FORMAT TSV"))
-        pages = scrapes(given.points, rng)
-        fresh, again = (feed(served, pages, "/v1/metrics") for _ in range(2))
-        # Beside what Legato says of itself.
+        metrics_bodies = scrapes(given.points, rng)
+        fresh, again = (feed(served, metrics_bodies, "/v1/metrics") for _ in range(2))
+        # Without the server's self-monitoring.
         points = int(query(served, "SELECT count() FROM node_samples WHERE NOT startsWith(metric, 'legato_') FORMAT TSV"))
     sent = STREAMS_A_BODY * (len(bodies) + len(warm)) + len(singles)
     if stored != sent:
-        raise SystemExit(f"{sent} streams were acknowledged and {stored} are there")
-    if points != len(pages) * SCRAPES_A_BODY * METRICS * SERIES_A_METRIC:
-        raise SystemExit(f"{points} points are there after {len(pages)} bodies were acknowledged twice")
+        raise SystemExit(f"{sent} streams were acknowledged, but {stored} are stored")
+    if points != len(metrics_bodies) * SCRAPES_A_BODY * METRICS * SERIES_A_METRIC:
+        raise SystemExit(f"{points} points are stored after {len(metrics_bodies)} bodies were acknowledged twice")
     chunks = STREAMS_A_BODY * len(bodies) * given.chunks
     size = sum(map(len, bodies)) / chunks
     print(describe("chdb", "numpy", "pyarrow", "protobuf"))
-    print(f"{chunks:,} chunks in {len(bodies)} requests ({size:.2f} B a chunk): {seconds:.1f} s, serve on one core")
-    print(f"{len(acks):,} single streams at 50 a second beside {ran} report queries: median {1000 * median(acks):.0f} ms")
+    print(f"{chunks:,} chunks in {len(bodies)} requests ({size:.2f} B per chunk): {seconds:.1f} s, server on one core")
+    print(f"{len(acks):,} single streams at 50 per second during {ran} report queries: median {1000 * median(acks):.0f} ms")
     figures = {
         "chunks_per_s_packed": round(chunks / seconds),
         "peak_rss_mb": round(rss),

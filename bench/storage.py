@@ -1,13 +1,14 @@
-"""How many bytes a chunk costs at rest, beside the OpenTelemetry Collector's ClickHouse schema carrying the same facts.
+"""Bytes per stored chunk, compared with the OpenTelemetry Collector's ClickHouse schema for the same data.
 
     python bench/storage.py [--recordings demo/recordings] [--columns]
 
-Every client of every recording becomes a native span, goes through ingest's own code into an embedded store with the schema that
-users have, and is merged to one part a day. The peer's tables are the ClickHouse exporter's `otel_traces` (its columns, codecs, keys
-and indexes), filled by SQL from the very same rows: once with a span event for each chunk (time, bytes, tokens, kind), once with a span
-for each. Such emitters stamp nanoseconds, so theirs have digits below the microsecond, drawn at random. Bytes are those of columns,
-marks, keys and indexes; a part's fixed files (checksums, names of columns: tens of KB whatever its size) are left out on both sides and
-printed. Last line: JSON with `bytes_per_chunk`, `ratio_span_events`, `ratio_span_per_chunk`, `n_chunks`.
+Each client of each recording becomes a native span. The spans pass through ingest's converter into an embedded store with the schema of
+this version, and are merged to one part per day. The tables of the peer are those of the ClickHouse exporter, `otel_traces`, with its
+columns, codecs, keys and indexes. They are filled by SQL from the same rows: once with a span event for each chunk (time, bytes, tokens,
+kind), once with a span for each chunk. Other emitters record nanoseconds, so the times of the peer have random digits below 1 µs. The
+bytes are those of columns, marks, keys and indexes. The files of a part that do not depend on its size (checksums, names of columns: tens
+of kB) are left out on both sides and printed. Last line: JSON with `bytes_per_chunk`, `ratio_span_events`, `ratio_span_per_chunk`,
+`n_chunks`.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ WHERE active AND table = 'wide' GROUP BY column ORDER BY bytes DESC, column
 
 
 def body(streams: list[RecordedStream]) -> ExportTraceServiceRequest:
-    """One request with a native span for each stream."""
+    """Return a request with a native span for each stream."""
     rng = random.Random(1)
     out = request(
         {"service.name": "bench"}, {"legato.emitter": "legato-python/0.1.0", "legato.stream.clock": f"{rng.getrandbits(128):x}:1:2"}
@@ -136,7 +137,7 @@ def main() -> None:
     """Fill the three tables and print their sizes."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--recordings", type=pathlib.Path, default=ROOT / "demo" / "recordings")
-    options.add_argument("--columns", action="store_true", help="print every column's bytes a chunk")
+    options.add_argument("--columns", action="store_true", help="print the bytes per chunk of every column")
     given = options.parse_args()
     streams = streams_of(given.recordings)
     batch = received_spans(body(streams), tenant="", now_ns=time.time_ns(), limits=Limits(retention_days=0))
@@ -171,7 +172,7 @@ def report(sizes: dict[str, Sequence[int]], chunks: int, streams: int) -> None:
     print(describe("chdb", "clickhouse-connect"))
     print(f"{chunks:,} chunks of {streams} streams")
     for table, (size, disk, parts) in sizes.items():
-        print(f"{table:12} {size / chunks:7.3f} B a chunk   ({disk / chunks:.3f} with the fixed files of {parts} parts)")
+        print(f"{table:12} {size / chunks:7.3f} B per chunk   ({disk / chunks:.3f} with the fixed files of {parts} parts)")
     legato = sizes["stream_revs"][0]
     figures = {
         "bytes_per_chunk": round(legato / chunks, 3),

@@ -1,12 +1,12 @@
-"""How many bytes a chunk costs on the wire, before gzip: the requests that the SDK's batch processor makes.
+"""Bytes per chunk on the wire, before gzip, of the requests that the SDK's batch processor makes.
 
     python bench/wire.py [--recordings demo/recordings]
 
-Every client of every recording is played through the SDK: its reads, at their recorded times, hold server-sent events as long as the
-recorded ones; the connection, the usage and the ending are the recording's; each item is held for a time drawn log-normal (median 200 µs,
-p99 20 ms). OpenTelemetry's own batch processor cuts the requests, its own encoder writes them. `bytes_per_chunk` is one span a stream;
-`bytes_per_chunk_with_snapshots` adds what streams of over 10 s send on their way. `timeline_bytes_per_chunk` is the timeline alone,
-without holds. Last line: one JSON object.
+Each client of each recording is replayed through the SDK. Its reads come at their recorded times and hold server-sent events of the
+recorded sizes; connection, usage and outcome are those of the recording. The hold of each item is drawn from a log-normal distribution
+(median 200 µs, p99 20 ms). OpenTelemetry's batch processor divides the spans into requests, and its encoder writes them. `bytes_per_chunk`
+counts one span per stream; `bytes_per_chunk_with_snapshots` adds the snapshots of streams longer than 10 s. `timeline_bytes_per_chunk`
+counts the timelines only, without holds. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from legato._timeline import pack  # noqa: E402
 from legato._worker import Worker  # noqa: E402
 
 SNAPSHOT_INTERVAL_MS = 10_000
-# What stands around a token in the recorded events; the rest of an event's bytes is taken for content.
+# Bytes around a token in a recorded event; the other bytes of an event count as content.
 ENVELOPE = 205
 
 
@@ -57,7 +57,7 @@ class Sink(SpanExporter):
 
 
 class Clock:
-    """The time that the SDK believes in."""
+    """The clock of the SDK, set by the bench."""
 
     def __init__(self) -> None:
         self.ns = 0
@@ -67,13 +67,13 @@ class Clock:
 
 
 class Stepped(Worker):
-    """A worker without a thread: the bench says when it works."""
+    """A worker without a thread, run by the bench."""
 
     def _start(self) -> None:
         pass
 
     def drain(self) -> None:
-        """Finish what has ended."""
+        """Complete the streams that have ended."""
         while not self._queue.empty():
             recorder = self._queue.get()
             if recorder is not None:
@@ -81,7 +81,7 @@ class Stepped(Worker):
 
 
 def events(stream: RecordedStream) -> Iterator[tuple[int, bytes, int]]:
-    """(µs, bytes, items handed to the application) of each read."""
+    """Yield (µs, bytes, items passed to the application) of each read."""
     head = f'data: {{"id":"chatcmpl-{stream.name}","object":"chat.completion.chunk","created":1,"model":"demo","choices":'
     for at, chunks in groupby(stream.chunks, key=lambda chunk: chunk[0]):
         parts, items = [], 0
@@ -90,8 +90,8 @@ def events(stream: RecordedStream) -> Iterator[tuple[int, bytes, int]]:
             if kind == ROLE:
                 parts.append(head + '[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}')
             elif kind == USAGE and stream.usage:
-                asked, given = stream.usage
-                usage = f'{{"prompt_tokens":{asked},"total_tokens":{asked + given},"completion_tokens":{given}}}'
+                prompt, output = stream.usage
+                usage = f'{{"prompt_tokens":{prompt},"total_tokens":{prompt + output},"completion_tokens":{output}}}'
                 parts.append(head + f'[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"length"}}],"usage":{usage}}}')
             elif kind == DONE:
                 parts.append("data: [DONE]")
@@ -103,7 +103,7 @@ def events(stream: RecordedStream) -> Iterator[tuple[int, bytes, int]]:
 
 
 def play(stream: RecordedStream, worker: Stepped, clock: Clock, rng: random.Random) -> None:
-    """One recorded stream through the SDK, in its own time."""
+    """Replay one recorded stream through the SDK, at its recorded times."""
     start = stream.start_ns - anchor_ns
     clock.ns = start
     origin = Origin(
@@ -132,7 +132,7 @@ def play(stream: RecordedStream, worker: Stepped, clock: Clock, rng: random.Rand
 
 
 def timeline_bytes(streams: list[RecordedStream]) -> int:
-    """Bytes of the timelines alone, without holds."""
+    """Return the bytes of the timelines, without holds."""
     total = 0
     for stream in streams:
         times, sizes, kinds = (list(column) for column in zip(*stream.chunks, strict=True))
@@ -141,27 +141,27 @@ def timeline_bytes(streams: list[RecordedStream]) -> int:
 
 
 def main() -> None:
-    """Play all recordings and print the figures."""
+    """Replay all recordings and print the figures."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--recordings", type=pathlib.Path, default=ROOT / "demo" / "recordings")
     given = options.parse_args()
     streams = streams_of(given.recordings)
-    ended, whole = measure(streams, 0), measure(streams, SNAPSHOT_INTERVAL_MS)
+    ended, complete = measure(streams, 0), measure(streams, SNAPSHOT_INTERVAL_MS)
     chunks = sum(len(stream.chunks) for stream in streams)
     print(describe("opentelemetry-sdk"))
-    print(f"{chunks:,} chunks of {len(streams)} streams; with snapshots at 10 s, 30 s, …: {whole.spans - ended.spans} more spans")
+    print(f"{chunks:,} chunks of {len(streams)} streams; with snapshots at 10 s, 30 s, …: {complete.spans - ended.spans} more spans")
     figures = {
         "bytes_per_chunk": round(ended.bytes / chunks, 3),
         "timeline_bytes_per_chunk": round(timeline_bytes(streams) / chunks, 3),
-        "bytes_per_chunk_with_snapshots": round(whole.bytes / chunks, 3),
+        "bytes_per_chunk_with_snapshots": round(complete.bytes / chunks, 3),
         "n_chunks": chunks,
-        "n_snapshots": whole.spans - ended.spans,
+        "n_snapshots": complete.spans - ended.spans,
     }
     print(json.dumps(figures))
 
 
 def measure(streams: list[RecordedStream], snapshot_interval_ms: int) -> Sink:
-    """The requests that all streams make; an interval of 0 sends no snapshots."""
+    """Return the sink after the requests of all streams; with an interval of 0 there are no snapshots."""
     sink, clock, rng = Sink(), Clock(), random.Random(1)
     provider = TracerProvider(resource=Resource.create({"service.name": "bench", "service.version": "1.0.0"}))
     provider.add_span_processor(BatchSpanProcessor(sink, max_queue_size=1 << 20, schedule_delay_millis=3_600_000))
