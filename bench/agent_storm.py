@@ -1,17 +1,17 @@
-"""Does the agent outlive a storm of faults: alive, its memory flat, every collector back, and no step lost?
+"""Does the agent survive a storm of faults: alive, with flat memory, every collector up again, and no step lost?
 
     python bench/agent_storm.py [--minutes 60] [--seed 1]
 
-A `legato-gpu-agent` that looks five times a second reads four engines' pages over HTTP and four GPUs (the fake library of the tests), is
-told steps by `StepRecorder`, and sends to a real `legato serve` behind a proxy. A fault begins every second or so and lasts some. Pages:
-cut off, refused, silent, dripping, 50 MB, going back, NaN, noise, labels that never end or are long, server away, another engine's. GPUs:
-lost, hanging, failing, fields gone, driver gone, XID errors, lowered clocks. Datagrams: garbage. Receiver: refuses, slow, cuts, stands
-still, is killed. ZMQ publishers: garbage, huge, gaps, again from the start, silent, away. The last of every ten minutes is calm.
+A `legato-gpu-agent` reads the metrics pages of four engines over HTTP and four GPUs (the fake library of the tests) five times a second,
+receives steps from `StepRecorder`, and sends to a real `legato serve` behind a proxy. A fault begins about every second and lasts some
+seconds. Metrics pages: truncated, refused, silent, dripping, 50 MB, decreasing, NaN, noise, endless or long labels, server away, wrong
+engine. GPUs: lost, hanging, failing, fields missing, driver missing, XID errors, throttled. Pipe messages: garbage. Receiver: rejects, slow,
+closes, stalls, is killed. ZMQ publishers: garbage, huge, gaps, restarted, silent, away. The last minute of every ten is calm.
 
-`*_early`: the median over the second tenth of the run, `*_late`: over the last; a run of minutes is all warm-up, and fails. In the end all
-is healed: then every collector must come up (within 100 s: what was absent is asked once a minute) and every step be a row, once. Last
-line: one JSON object. Exit status 1 when not so, and when the agent died, its memory grew by more than 10 % + 5 MB, or its threads or open
-files by more than 3.
+`*_early`: the median over the second tenth of the run; `*_late`: over the last. A run of a few minutes is all warm-up and fails. At the
+end all faults are ended: then every collector must be up (within 100 s, since absent sources are tried once a minute) and every step must be one
+row. Last line: one JSON object. Exit status 1 otherwise, and when the agent died, its memory grew by more than 10 % + 5 MB, or its threads
+or open files by more than 3.
 """
 
 from __future__ import annotations

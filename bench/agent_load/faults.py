@@ -1,7 +1,7 @@
-"""What goes wrong around an agent: engines' servers and publishers, GPUs, the receiver, and whoever else writes into its pipe.
+"""Faults around an agent: engines' servers and publishers, GPUs, the receiver, and foreign writers to its pipe.
 
-One idea: a fault is something that begins on a target that is well and gives back how it ends, so any of them can be drawn at any moment
-and healed at any other. All is real but the GPUs, which are the fake library of the tests. It judges nothing.
+A fault begins on a healthy target and returns a function that ends it, so that faults can begin and end at any moment. Everything is real
+except the GPUs, which are the fake library of the tests. The module judges nothing.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ Heal = Callable[[], object]
 
 
 def _seat() -> tuple[socket.socket, int]:
-    """A port that nobody else is given: bound by a socket that never listens, so others may listen there now and then."""
+    """Reserve a port: a socket binds it and never listens, so that servers of the bench can listen on it at times."""
     seat = socket.socket()
     seat.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     seat.bind(("127.0.0.1", 0))
     return seat, int(seat.getsockname()[1])
 
 
-class _Door(socketserver.ThreadingTCPServer):
+class _Listener(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True
 
     def __init__(self, port: int, serve: Callable[[socket.socket], object]) -> None:
@@ -84,8 +84,8 @@ class PageServer:
         """Suffer from this until what is given back is called."""
         self.fault = fault
         if fault == "away":
-            self._door.shutdown()
-            self._door.server_close()
+            self._listener.shutdown()
+            self._listener.server_close()
         return self._heal
 
     def _heal(self) -> None:
@@ -94,8 +94,8 @@ class PageServer:
             self._open()
 
     def _open(self) -> None:
-        self._door = _Door(self.port, self._serve)
-        threading.Thread(target=self._door.serve_forever, args=(0.1,), daemon=True).start()
+        self._listener = _Listener(self.port, self._serve)
+        threading.Thread(target=self._listener.serve_forever, args=(0.1,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         client.settimeout(30)
@@ -213,11 +213,11 @@ class Storm:
             "receiver": (RECEIVER_FAULTS, self._receiver),
             "datagrams": (("garbage",), self._datagrams),
         }
-        # The agent begins on a host whose driver is not loaded yet.
+        # The agent starts on a host on which the driver is not loaded yet.
         self._now: dict[str, tuple[float, Heal]] = {"driver": (time.monotonic() + 10, lambda: gpus.remove(None, "init_error"))}
 
     def heal(self, all_of_them: bool = False) -> None:
-        """End the faults whose time is over, or all of them."""
+        """End the faults that have lasted long enough, or all of them."""
         for target, (until_s, heal) in list(self._now.items()):
             if all_of_them or time.monotonic() >= until_s:
                 del self._now[target]

@@ -1,8 +1,8 @@
-"""What reading an engine's page and a GPU costs: the agent's share of a core, at one and at ten rounds a second.
+"""The cost of reading an engine's metrics page and a GPU: the agent's share of a core, at one and at ten rounds a second.
 
-One idea: the agent is the command as users run it, with everything that it reads on a node (page, GPU, host), and only its own processor
-time counts. The page is a real vLLM's, whose numbers grow; the GPU is the fake library of the tests behind NVIDIA's bindings, so a call
-costs the agent what it costs, and the driver nothing.
+The agent is the command that users run, with everything that it reads on a node (metrics page, GPU, host); only its CPU time counts. The
+metrics page is a real vLLM page with growing numbers. The GPU is the fake library of the tests behind NVIDIA's bindings: a call costs the
+agent its usual time, and the driver none.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ sources besides the plugins' steps:
   LEGATO_ENGINES              scrape targets, URL or ID=URL, separated by commas; default none
   LEGATO_ENGINE_SCAN          also probe listening ports of this host that engines use by default; 0: no; default 1
   LEGATO_FORWARD_PASSES       ID=ENDPOINT of engines that publish their steps over ZMQ (SGLang, Dynamo); default none
-  LEGATO_ITERATIONS           URL or ID=URL of TensorRT-LLM servers, whose data a read removes; default none
+  LEGATO_ITERATIONS           URL or ID=URL of TensorRT-LLM servers (a read removes their data); default none
   LEGATO_KV_EVENTS            ID=ENDPOINT of engines that publish events of their KV cache over ZMQ (vLLM, SGLang); default none
   LEGATO_REQUEST_FILES        ID=FOLDER where SGLang writes a line per request; default none
   LEGATO_PROC_PATH            path of the host's /proc, for a container; default /proc

@@ -24,7 +24,7 @@ NAMES_MAX = 2
 
 
 def test_every_cause_is_complete_and_distinct() -> None:
-    """A name, a label and a colour of its own; one sentence; and time is charged to those that attribution can find."""
+    """Each cause has a distinct name, label and colour, and one sentence; attribution charges time to the causes that it can find."""
     for field in ("name", "label", "color"):
         assert len({getattr(cause, field) for cause in CAUSES}) == len(CAUSES), field
     for cause in CAUSES:
@@ -43,7 +43,7 @@ def test_stored_names_keep_their_order() -> None:
 
 
 def test_groups_follow_from_the_rows() -> None:
-    """Whom a stall burns, what can be replayed, what names no event."""
+    """The budget that a stall burns, the causes with a counterfactual, and the causes without an event."""
     assert set(causes.END_USER) == {"slow_reader", "consumer", "render"} and causes.NETWORK_PATH == ("connection",)
     assert causes.CORE == ("scheduling", "kv_pressure", "gpu_clock", "host") and causes.STEP_PARTS == ("base", *causes.CORE)
     assert causes.REPLAYABLE == (*causes.CORE, "front_end", "coalescing", "connection", "slow_reader", "consumer")

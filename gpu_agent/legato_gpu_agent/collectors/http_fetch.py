@@ -1,7 +1,7 @@
 """HTTP GET from an engine on this node, over one kept connection, with a bound on total time and on bytes.
 
 An engine that hangs, sends slowly or without end costs its collector a bounded time and memory and does not affect other collectors. The
-module uses the standard library's HTTP client, whose timeout applies to each read separately; `_DeadlineReader` makes it a total deadline.
+module uses the standard library's HTTP client; its timeout applies to each read separately; `_DeadlineReader` makes it a total deadline.
 It follows no redirect and does not interpret the body.
 """
 

@@ -76,8 +76,8 @@ def test_a_name_is_local_if_one_of_its_addresses_is(monkeypatch: pytest.MonkeyPa
     names = Names(monkeypatch, gpu7=("10.1.2.3", "127.0.0.2", "::1"), other=("10.1.2.3",))
     assert local_addresses("gpu7") == {"127.0.0.2", "127.0.0.1"} and local_addresses("other") == frozenset()
     with pytest.raises(OSError, match="not known"):
-        local_addresses("nobody")
-    assert names.queried == ["gpu7", "other", "nobody"]
+        local_addresses("unknown")
+    assert names.queried == ["gpu7", "other", "unknown"]
     assert local_addresses("localhost") == local_addresses("::1") == {"127.0.0.1"} and local_addresses("127.0.0.2") == {"127.0.0.2"}
     assert len(names.queried) == 3
 

@@ -147,7 +147,7 @@ def test_excluded_servers_are_not_probed(ports: set[int], monkeypatch: pytest.Mo
         assert [world.count(), world.count()] == [0, 0] and engine.requested == []
 
 
-@pytest.mark.parametrize("host", ["10.1.2.3", "elsewhere", "nobody", "127.0.0.3"])
+@pytest.mark.parametrize("host", ["10.1.2.3", "elsewhere", "unknown", "127.0.0.3"])
 def test_an_engine_of_another_address_hides_none_here(ports: set[int], monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     """At the same port of another host, or at another address than that of this socket."""
     answers_for(monkeypatch, elsewhere=("10.1.2.3",))

@@ -1,11 +1,11 @@
 /*
  * A libnvidia-ml.so.1 for machines without a GPU: what NVIDIA's own Python bindings (nvidia-ml-py) look up, answered from a text file.
  *
- * One idea: the file that FAKE_NVML_STATE names is the world. It is read again by the first call after it was replaced (tests rename a
+ * The file in FAKE_NVML_STATE describes the GPUs. It is read again by the first call after it was replaced (tests rename a
  * new file over it), so a test changes clocks, loses a GPU, lets a call hang or raises an event while the program under test runs.
  *
  * A line is `KEY VALUE` (driver, nvml, cuda, init_error), `gpu INDEX KEY VALUE`, or `event GPU TYPE DATA [GI CI]`; `#` begins a comment.
- * tests/helpers/nvml.py has the keys. What holds for all of them:
+ * tests/helpers/platform/nvml.py has the keys. What holds for all of them:
  *   - A key that is absent is NVML_ERROR_NOT_SUPPORTED. What is asked of a MIG device has keys that begin with `mig.N.`, and no others.
  *   - `error CODE` in place of a value is that code, from the calls that need the value alone.
  *   - The key `error` is the code of every call about the GPU, `hang_ms` how long each of them sleeps before it looks for an answer;
@@ -131,7 +131,7 @@ static struct state *hold(void) {
         struct state *fresh = read_state(path, identity);
         if (!fresh)
             return NULL;
-        /* Whoever has seen more events than there now are would miss the next ones. */
+        /* A reader that has seen more events than there now are would miss the next ones. */
         size_t most = is_another ? 0 : fresh->events_count;
         delivered = delivered < most ? delivered : most;
         for (struct event_set *set = sets; set < sets + SETS_MAX; set++)

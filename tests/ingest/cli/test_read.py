@@ -32,7 +32,7 @@ def response(name: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """One stream at two vantages under one trace, one whose gateway has another trace, an agent's trace of two streams, a cancel."""
+    """One stream at two vantages under one trace, one with another trace id at the gateway, an agent's trace of two streams, a cancel."""
     server, now = {"legato.stream.vantage": "server"}, time.time_ns() - 30 * SECOND_NS
     with open_store(tmp_path_factory.mktemp("cli") / "store") as opened:
         calm = stream(

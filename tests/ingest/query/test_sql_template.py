@@ -106,7 +106,7 @@ NUMBERS = st.one_of(st.integers(0, 2 * 10**18), st.sampled_from([0, 60, 3600, 90
     st.lists(NUMBERS, min_size=8, max_size=8),
 )
 def test_one_key_one_verdict(engine: Engine, pieces: list[str], first: list[int], second: list[int]) -> None:
-    """Statements whose text with stand-ins is the same are both accepted or both rejected, and each runs with its own numbers."""
+    """Statements with the same text after replacement are both accepted or both rejected, and each runs with its own numbers."""
     escaped = [piece if "{}" in piece else piece.replace("{", "{{").replace("}", "}}") for piece in pieces]
     joined = "SELECT toDateTime({}), " + " ".join(escaped)
     texts = [joined.format(7, *numbers) for numbers in (first, second)]

@@ -51,7 +51,7 @@ def gpu_clocks(store: Store, key: EngineKey, low_ns: int, high_ns: int) -> list[
 def _samples_of(store: Store, engine_id: str, where: Mapping[str, str]) -> tuple[str, str]:
     """Return the condition for the samples of the engine's GPUs, and the ids under which they are stored, both in SQL.
 
-    The samples of a shared GPU have no engine id, or that of the engine whose processes use the complete GPU.
+    The samples of a shared GPU have no engine id, or the id of the engine with processes on the complete GPU.
     """
     engines = ids_of_server(engine_id)
     shares: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""The root-cause step of each stall, and the requests whose prompt or recompute it was.
+"""The root-cause step of each stall, and the requests with the prompt or the recompute in that step.
 
 A stall's parts are sums over steps, so the step with the largest part of the named cause is the event behind the stall. One event stalls
 many streams. The last step of a prompt gives the request its first token, and a preempted stream's stall ends with its recompute, so these

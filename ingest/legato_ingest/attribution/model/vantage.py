@@ -55,7 +55,7 @@ class Vantage:
     """The content chunks of one stream at one vantage, in order.
 
     ``times_ns``: ns since the epoch by the vantage's clock. ``sizes``: bytes of content, empty if unknown. ``holds_ns``: how long the
-    application held each chunk, empty if unknown. ``sampled``: indices of the chunks before whose read the socket was sampled; ``unread``:
+    application held each chunk, empty if unknown. ``sampled``: indices of the chunks with a socket sample before their read; ``unread``:
     those of them before which data lay unread in the socket.
     """
 
