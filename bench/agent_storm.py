@@ -5,13 +5,13 @@
 A `legato-gpu-agent` reads the metrics pages of four engines over HTTP and four GPUs (the fake library of the tests) five times a second,
 receives steps from `StepRecorder`, and sends to a real `legato serve` behind a proxy. A fault begins about every second and lasts some
 seconds. Metrics pages: truncated, refused, silent, dripping, 50 MB, decreasing, NaN, noise, endless or long labels, server away, wrong
-engine. GPUs: lost, hanging, failing, fields missing, driver missing, XID errors, throttled. Pipe messages: garbage. Receiver: rejects, slow,
-closes, stalls, is killed. ZMQ publishers: garbage, huge, gaps, restarted, silent, away. The last minute of every ten is calm.
+engine. GPUs: lost, hanging, failing, fields missing, driver missing, XID errors, throttled. Pipe messages: garbage. Receiver: rejects,
+slow, closes, stalls, is killed. ZMQ publishers: garbage, huge, gaps, restarted, silent, away. The last minute of every ten is calm.
 
 `*_early`: the median over the second tenth of the run; `*_late`: over the last. A run of a few minutes is all warm-up and fails. At the
-end all faults are ended: then every collector must be up (within 100 s, since absent sources are tried once a minute) and every step must be one
-row. Last line: one JSON object. Exit status 1 otherwise, and when the agent died, its memory grew by more than 10 % + 5 MB, or its threads
-or open files by more than 3.
+end all faults are ended: then every collector must be up (within 100 s, since absent sources are tried once a minute) and every step must
+be one row. Last line: one JSON object. Exit status 1 otherwise, and when the agent died, its memory grew by more than 10 % + 5 MB, or its
+threads or open files by more than 3.
 """
 
 from __future__ import annotations
