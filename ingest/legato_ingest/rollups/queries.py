@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from legato_ingest.causes import END_USER, NETWORK_PATH, sql_list
 from legato_ingest.definitions import DIMENSIONS, ERRORS, GOOD, JUDGED
+from legato_ingest.quoting import literal
 from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
 __all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup", "hours_sql"]
@@ -242,7 +243,7 @@ def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
         "tenant",
         "toStartOfHour(minute)",
         *rollup.keys,
-        *(f"CAST({_aggregate(name, kind)}, '{_escaped(kind)}')" for name, kind in figures),
+        *(f"CAST({_aggregate(name, kind)}, {literal(kind)})" for name, kind in figures),
     ]
     grouped = ", ".join(("tenant", "toStartOfHour(minute)", *rollup.keys))
     return f"""
@@ -257,10 +258,6 @@ def _aggregate(name: str, kind: str) -> str:
     if kind.startswith("Map"):
         return f"sumMap({name})"
     return f"max({name})" if kind.startswith("DateTime") or name in _MAXIMA else f"sum({name})"
-
-
-def _escaped(kind: str) -> str:
-    return kind.replace("'", "\\'")
 
 
 STREAM_ROLLUPS = (
