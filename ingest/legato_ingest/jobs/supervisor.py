@@ -37,7 +37,7 @@ class Workers:
 
     def __init__(self, settings: Settings, store: Store, committer: Committer, metrics: Metrics) -> None:
         instance = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        received_ms, my_turn = committer.settled_ms, always
+        received_ms, my_turn = committer.watermark_ms, always
         self._lease: Lease | None = None
         self._heartbeat: WriterHeartbeat | None = None
         self._self_monitor = SelfMonitor(store, committer, metrics, instance if settings.server else "")
@@ -46,9 +46,9 @@ class Workers:
         if settings.server is not None:
             # Separate connections: a heartbeat or a lease renewal must not wait for an insert.
             self._handles = [store.clone(), store.clone()]
-            self._heartbeat = WriterHeartbeat(self._handles[0], instance, committer.settled_ms, metrics)
+            self._heartbeat = WriterHeartbeat(self._handles[0], instance, committer.watermark_ms, metrics)
             lease = self._lease = Lease(self._handles[1], "work", instance, metrics)
-            received_ms, my_turn = self._heartbeat.settled_ms, lambda: lease.held
+            received_ms, my_turn = self._heartbeat.watermark_ms, lambda: lease.held
         judged_ms = judgements_followed_until_ms(store)
         self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn)
         self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)

@@ -21,9 +21,9 @@ __all__ = ["WriterHeartbeat"]
 _EVERY_S = 2.0
 _EXPIRES_S = 30
 _SLOWEST = f"""
-SELECT count(), min(settled_ms)
+SELECT count(), min(watermark_ms)
 FROM (
-    SELECT writer, argMax(toUnixTimestamp64Milli(settled_at), seen_at) AS settled_ms, max(seen_at) AS seen
+    SELECT writer, argMax(toUnixTimestamp64Milli(settled_at), seen_at) AS watermark_ms, max(seen_at) AS seen
     FROM writers
     GROUP BY writer
 )
@@ -57,7 +57,7 @@ class WriterHeartbeat:
             # The other instances did not wait for this one, and may have missed the rows that it wrote meanwhile.
             self._metrics.errors.labels("writers", "HeartbeatMissed").inc()
 
-    def settled_ms(self) -> int:
+    def watermark_ms(self) -> int:
         """Return the watermark of all live writers (Unix ms): every row with an earlier or equal stamp is in the store."""
         own = self._own_ms()
         ((writers, slowest),) = self._store.select(_SLOWEST)

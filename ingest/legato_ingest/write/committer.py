@@ -35,7 +35,7 @@ class _Waiting:
 class Committer:
     """Owns the writing thread. ``queue_bytes_max`` limits the queue, ``chunks_max`` one insert (a larger batch is inserted alone).
 
-    Rows get the time of their insert as ``received_at``. It is later than ``after_ms`` and than every value that ``settled_ms`` returned
+    Rows get the time of their insert as ``received_at``. It is later than ``after_ms`` and than every value that ``watermark_ms`` returned
     before. Streams that ended are counted by the SLO with these limits.
     """
 
@@ -88,7 +88,7 @@ class Committer:
             self._changed.notify()
         self._thread.join()
 
-    def settled_ms(self) -> int:
+    def watermark_ms(self) -> int:
         """Return the watermark: all rows with a ``received_at`` up to it are stored, and all later rows get a later one."""
         return self._watermark.reached_ms()
 

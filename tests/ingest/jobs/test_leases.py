@@ -102,13 +102,13 @@ def test_the_watermark_is_that_of_the_slowest_writer(shared: Store) -> None:
     kept = {name: writers(shared, name, lambda name=name: times[name]) for name in times}  # type: ignore[misc]
     for each in kept.values():
         each.beat()
-    assert [each.settled_ms() for each in kept.values()] == [5000, 5000]
+    assert [each.watermark_ms() for each in kept.values()] == [5000, 5000]
     times["a"] = 6000
-    assert [each.settled_ms() for each in kept.values()] == [5000, 5000]
+    assert [each.watermark_ms() for each in kept.values()] == [5000, 5000]
     kept["a"].beat()
-    assert [each.settled_ms() for each in kept.values()] == [6000, 6000]
+    assert [each.watermark_ms() for each in kept.values()] == [6000, 6000]
     times["b"] = 5500
-    assert kept["b"].settled_ms() == 5500
+    assert kept["b"].watermark_ms() == 5500
 
 
 def test_a_silent_writer_is_left_out(shared: Store) -> None:
@@ -124,7 +124,7 @@ def test_a_silent_writer_is_left_out(shared: Store) -> None:
     metrics = Metrics()
     one = WriterHeartbeat(shared, "one", lambda: 9000, metrics)
     one.beat()
-    assert one.settled_ms() == 9000
+    assert one.watermark_ms() == 9000
     one._beat_at -= 100
     one.beat()
     assert metrics.errors.labels("writers", "HeartbeatMissed")._value.get() == 1

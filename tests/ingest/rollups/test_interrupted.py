@@ -19,7 +19,7 @@ def test_an_hour_that_missed_its_minute_is_recomputed(store: Store) -> None:
     """After a kill between a minute and its hour, the next run finds the hour by its overdue stream, although no data arrives."""
     with committing(store) as committer:
         send(committer, [one("a", 1, due_s=1.0, start_ns=time.time_ns() - 40 * SECOND_NS)])
-        worker = rollup_worker(store, committer.settled_ms)
+        worker = rollup_worker(store, committer.watermark_ms)
         worker.step()
         was = "map('running', 1) AS outcomes, fromUnixTimestamp64Milli(5000) AS due_at"
         store.command(f"INSERT INTO stream_hours SELECT * REPLACE ({was}) FROM stream_hours FINAL")

@@ -128,7 +128,7 @@ def test_the_newest_verdict_decides_the_side(store: Store) -> None:
     at_ms = now_ms()
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        worker = rollup_worker(store, committer.settled_ms, lambda: at_ms)
+        worker = rollup_worker(store, committer.watermark_ms, lambda: at_ms)
         worker.step()
         for cause, side in JUDGED:
             at_ms += 1

@@ -69,7 +69,7 @@ def test_a_row_being_inserted_is_processed_by_the_next_run(store: Store, after_m
     double = Double(store)
     with committing(double, after_ms=after_ms) as committer, held(double, "stream_revs") as (begun, go, times):
         store.insert("stream_revs", received_spans(one("a", 1), tenant="", now_ns=NOW_NS, limits=Limits()).revs)
-        worker = rollup_worker(store, committer.settled_ms)
+        worker = rollup_worker(store, committer.watermark_ms)
         worker.step()
         body = one("b", 1, span_id=b"another.", start_ns=THEN_NS + HOUR_NS)
         coming = committer.submit(received_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()))
@@ -77,7 +77,7 @@ def test_a_row_being_inserted_is_processed_by_the_next_run(store: Store, after_m
         for _ in range(2):
             judge(store, now_ms(), {"cause": "host"})
             assert worker.step().minutes == 1
-            assert committer.settled_ms() < times[0]
+            assert committer.watermark_ms() < times[0]
         go.set()
         assert coming.result(PATIENCE_S).rejected == 0
         assert worker.step().minutes == 1
@@ -89,8 +89,8 @@ def test_a_verdict_being_inserted_is_processed_by_the_next_run(store: Store) -> 
     double = Double(store)
     with committing(store) as committer, held(double, "verdicts") as (begun, go, times):
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = AttributionWorker(cast(Store, double), load(attribute_grace_s=0), Metrics(), committer.settled_ms)
-        worker = rollup_worker(store, committer.settled_ms, judging.judged_ms)
+        judging = AttributionWorker(cast(Store, double), load(attribute_grace_s=0), Metrics(), committer.watermark_ms)
+        worker = rollup_worker(store, committer.watermark_ms, judging.judged_ms)
         worker.step()
         with ThreadPoolExecutor(1) as thread:
             sweep = thread.submit(judging.step)
@@ -141,13 +141,13 @@ def test_no_row_is_received_before_the_watermark(asked: list[bool], after_ms: in
             done = committer.submit(BATCH)
             assert store.begun.wait(PATIENCE_S) and store.stamp_ms > reached
             if during:
-                watermark = committer.settled_ms()
+                watermark = committer.watermark_ms()
                 assert reached <= watermark < store.stamp_ms
                 reached = watermark
             store.go.set()
             done.result(PATIENCE_S)
             if not during:
-                watermark = committer.settled_ms()
+                watermark = committer.watermark_ms()
                 assert watermark >= reached
                 reached = watermark
 
@@ -180,7 +180,7 @@ def test_concurrent_reads_of_the_watermark() -> None:
 
         def ask() -> None:
             while not stop.wait(0.0002):
-                watermark = committer.settled_ms()
+                watermark = committer.watermark_ms()
                 watermarks.append((watermark, len(done)))
 
         asking = thread.submit(ask)
@@ -197,7 +197,7 @@ def test_concurrent_reads_of_the_watermark() -> None:
 def test_rows_after_the_clock_was_set_back_are_processed_at_once(store: Store) -> None:
     """Their times are later than the recorded progress, so they are processed without waiting for the clock."""
     with committing(store, after_ms=FUTURE_MS) as committer:
-        worker = rollup_worker(store, committer.settled_ms)
+        worker = rollup_worker(store, committer.watermark_ms)
         worker.step()
         send(committer, [one("a", 1)])
         assert worker.step().minutes == 1
@@ -207,8 +207,8 @@ def test_verdicts_after_the_clock_was_set_back_are_processed_at_once(store: Stor
     """Their times are later than the recorded progress."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.settled_ms, FUTURE_MS)
-        worker = rollup_worker(store, committer.settled_ms, judging.judged_ms)
+        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.watermark_ms, FUTURE_MS)
+        worker = rollup_worker(store, committer.watermark_ms, judging.judged_ms)
         worker.step()
         assert judging.step().verdicts == 1
         assert worker.step().minutes == 1
@@ -218,9 +218,9 @@ def test_verdicts_of_a_restarted_worker_are_later_than_the_progress(store: Store
     """Also if the clock was set back in between, so that none is skipped."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        rollup_worker(store, committer.settled_ms, lambda: FUTURE_MS).step()
+        rollup_worker(store, committer.watermark_ms, lambda: FUTURE_MS).step()
         after_ms = judgements_followed_until_ms(store)
-        assert AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.settled_ms, after_ms).step().verdicts == 1
+        assert AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.watermark_ms, after_ms).step().verdicts == 1
     ((judged_ms,),) = store.select("SELECT toUnixTimestamp64Milli(max(judged_at)) FROM verdicts")
     assert judged_ms > FUTURE_MS
 

@@ -71,14 +71,14 @@ def test_duplicates_change_no_figure(store: Store) -> None:
     with committing(store) as committer:
         send(committer, bodies)
         attribute(store)
-        rollup_worker(store, committer.settled_ms).step()
+        rollup_worker(store, committer.watermark_ms).step()
     once = minutes(store)
     assert differences(store) == [] and all(once.values())
     for empty in (False, True):
         if empty:
             forget(store)
         with committing(store) as committer, ThreadPoolExecutor(4) as senders:
-            again, worker = split_requests(bodies) * 2, rollup_worker(store, committer.settled_ms)
+            again, worker = split_requests(bodies) * 2, rollup_worker(store, committer.watermark_ms)
             rng.shuffle(again)
             while again:
                 now, again = again[:40], again[40:]
@@ -96,8 +96,8 @@ def test_a_repeated_snapshot_after_the_end_changes_nothing(store: Store) -> None
     before, end = one("a", 1, due_s=60.0), one("a", 2, attributes=SLOW, duration_ns=9 * SECOND_NS)
     with committing(store) as committer:
         send(committer, [before, end])
-        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.settled_ms)
-        worker = rollup_worker(store, committer.settled_ms, judging.judged_ms)
+        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.watermark_ms)
+        worker = rollup_worker(store, committer.watermark_ms, judging.judged_ms)
         assert judging.step().verdicts == 1 and worker.step().minutes == 1
         store.command("OPTIMIZE TABLE stream_revs FINAL")
         send(committer, [before])
@@ -107,7 +107,7 @@ def test_a_repeated_snapshot_after_the_end_changes_nothing(store: Store) -> None
 def test_a_later_rev_takes_the_place_of_the_one_before(store: Store) -> None:
     """Also if it names another model, and then the first again: queries see one stream, under its newest model only."""
     with committing(store) as committer:
-        worker = rollup_worker(store, committer.settled_ms)
+        worker = rollup_worker(store, committer.watermark_ms)
         for rev, (model, due_s) in enumerate([("a", 1e6), ("a", 1e6), ("b", 1e6), ("c", None), ("a", None)], 1):
             send(committer, [one(model, rev, due_s=due_s)])
             assert worker.step().minutes == 1
@@ -129,7 +129,7 @@ def test_a_stream_without_its_sender_becomes_abandoned(store: Store) -> None:
             forget(store)
             due_ns = time.time_ns() + int(patience_s * SECOND_NS)
             send(committer, [one("a", 1, due_s=5.0, start_ns=due_ns - 35 * SECOND_NS)])
-            worker = rollup_worker(store, committer.settled_ms)
+            worker = rollup_worker(store, committer.watermark_ms)
             assert worker.step().minutes == 1
             if store.select(query) == [(due_ns // 10**6, {"running": 1}, 0, 0)]:
                 break
@@ -143,7 +143,7 @@ def test_a_stream_without_its_sender_becomes_abandoned(store: Store) -> None:
 def test_late_rows_touch_their_minute_alone(store: Store) -> None:
     """A stream and a step from two days ago change their minutes only."""
     with committing(store) as committer:
-        worker = rollup_worker(store, committer.settled_ms)
+        worker = rollup_worker(store, committer.watermark_ms)
         send(committer, [streams_of(random.Random(3), 30), steps_of(random.Random(3), "e1", 40)])
         worker.step()
         before = {table: rolled_at(store, table) for table in ("stream_minutes", "engine_minutes")}
@@ -160,7 +160,7 @@ def test_late_rows_touch_their_minute_alone(store: Store) -> None:
 def test_streams_in_minutes_computed_before_join_them(store: Store) -> None:
     """New streams in computed minutes: only these minutes are written again, completely."""
     with committing(store) as committer:
-        worker = rollup_worker(store, committer.settled_ms)
+        worker = rollup_worker(store, committer.watermark_ms)
         send(committer, [one("a", 1, span_id=bytes([each]) * 8, start_ns=THEN_NS + each * MINUTE_NS) for each in range(1, 6)])
         worker.step()
         before = rolled_at(store)
@@ -174,8 +174,8 @@ def test_verdicts_of_the_attribution_reach_the_rollups(store: Store) -> None:
     """With the wiring of `legato serve`, the verdict of an attribution run is in the rollups after the next rollup run."""
     with committing(store) as committer:
         send(committer, [one("a", 1, attributes=SLOW, duration_ns=9 * SECOND_NS)])
-        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.settled_ms)
-        worker = rollup_worker(store, committer.settled_ms, judging.judged_ms)
+        judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.watermark_ms)
+        worker = rollup_worker(store, committer.watermark_ms, judging.judged_ms)
         worker.step()
         assert not stored(store, "stall_minutes")
         assert judging.step().verdicts == 1

@@ -209,7 +209,7 @@ def test_all_rows_of_a_commit_have_its_receive_time(store: Store) -> None:
     assert spans.revs["received_at"].null_count == 2 and points.samples["received_at"].null_count == 4
     double = StoreDouble(store)
     with committing(double) as committer:
-        before = committer.settled_ms()
+        before = committer.watermark_ms()
         double.gate.clear()
         first = committer.submit(span_rows(spread_spans(1, seed=9)))
         deadline = time.monotonic() + PATIENCE_S
@@ -219,7 +219,7 @@ def test_all_rows_of_a_commit_have_its_receive_time(store: Store) -> None:
         double.gate.set()
         for future in futures:
             future.result(PATIENCE_S)
-        after = committer.settled_ms()
+        after = committer.watermark_ms()
     found = {
         table: [int(each) for (each,) in store.select(f"SELECT DISTINCT toUnixTimestamp64Milli(received_at) AS t FROM {table} ORDER BY t")]
         for table in ("stream_revs", "node_samples", "rejected")
