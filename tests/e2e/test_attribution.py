@@ -1,6 +1,6 @@
-"""A recorded run through the bench: sent as OTLP, judged by the worker of `legato serve`, read back.
+"""A recording through the benchmark: sent as OTLP, judged by the worker of `legato serve`, and read back.
 
-No truth here: the parts must add up, and what less evidence says must agree with what more of it says.
+The test does not use the recording's ground truth: parts must add up, and verdicts with less evidence must agree with the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MADE_LATE = {"scheduling", "kv_pressure", "host", "front_end", "generation"}
 
 
 def verdicts(folder: pathlib.Path, *hide: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """The bench's verdicts on the recording, by request and start of the gap."""
+    """Return the benchmark's verdicts on the recording, by request and start of the gap."""
     out = folder / "verdicts.jsonl"
     hidden = [word for name in hide for word in ("--hide", name)]
     command = [sys.executable, str(ROOT / "bench" / "attribution.py"), str(KV), "--out", str(out), *hidden]
@@ -37,27 +37,27 @@ def verdicts(folder: pathlib.Path, *hide: str) -> dict[tuple[str, int], dict[str
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict[str, Any]]:
-    """The verdicts with all that an observer may know."""
+    """The verdicts with all vantages."""
     return verdicts(tmp_path_factory.mktemp("all"))
 
 
 def test_a_run_under_kv_pressure_is_explained(known: dict[tuple[str, int], dict[str, Any]]) -> None:
-    """Prefill, preemption and the host, nothing coarse; the longest stall is a preempted stream's."""
+    """The causes are prefill, preemption, host and front end, and none names a side only. A preempted stream has the longest stall."""
     causes = [row["cause"] for row in known.values()]
     assert {"scheduling", "kv_pressure", "host", "front_end"} <= set(causes) and not set(causes) & COARSE
     longest = max(known.values(), key=lambda row: int(row["gap_end_ns"] - row["gap_start_ns"]))
     assert longest["cause"] == "kv_pressure" and longest["components_ns"]["kv_pressure"] > 10_000_000_000
 
 
-def test_without_the_server_the_same_is_said(known: dict[tuple[str, int], dict[str, Any]], tmp_path: pathlib.Path) -> None:
-    """Tokens are matched to steps: nearly every stall is found and named alike."""
+def test_without_the_server_the_verdicts_agree(known: dict[tuple[str, int], dict[str, Any]], tmp_path: pathlib.Path) -> None:
+    """Chunks are matched with steps: nearly every stall is found, with the same cause."""
     less = verdicts(tmp_path, "server")
     alike = [less[key]["cause"] == row["cause"] for key, row in known.items() if key in less]
     assert len(alike) > 0.98 * len(known) and sum(alike) > 0.97 * len(alike)
 
 
-def test_from_the_client_alone_nothing_is_said_against_it(known: dict[tuple[str, int], dict[str, Any]], tmp_path: pathlib.Path) -> None:
-    """Generation, delivery or nothing; and hardly ever delivery for what was made late."""
+def test_the_client_alone_does_not_contradict(known: dict[tuple[str, int], dict[str, Any]], tmp_path: pathlib.Path) -> None:
+    """Its verdicts are generation, delivery or unknown, and rarely delivery for a chunk that was generated late."""
     alone = verdicts(tmp_path, "server", "engine")
     assert {row["cause"] for row in alone.values()} <= COARSE
     sides = [alone[key]["cause"] for key, row in known.items() if key in alone and row["cause"] in MADE_LATE]

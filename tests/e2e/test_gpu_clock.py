@@ -1,6 +1,6 @@
-"""A GPU that gets hot, all the way: NVML's bindings → the agent's collector → OTLP → `legato serve` → its worker → who reads.
+"""A GPU that gets hot, end to end: NVML bindings → the agent's collector → OTLP → `legato serve` → its worker → CLI and dashboards.
 
-The world is simulated and so is the GPU behind the bindings; what reads it, carries it, judges it and shows it is what users run.
+The world and the GPU behind the bindings are simulated; all other parts are the ones that users run.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ pynvml = pytest.importorskip("pynvml")
 
 
 class Owner:
-    """Every process is the engine's."""
+    """An engine registry that assigns every process to the engine."""
 
     def owners_of(self, pids: list[int], is_part: bool = False) -> tuple[str, ...]:
-        """The engine."""
+        """Return the engine."""
         return (ENGINE,) if pids else ()
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """Ten seconds that ended a minute ago; six steps in a row at a sixteenth of the clock."""
+    """Ten seconds that ended a minute ago, with six consecutive steps at a sixteenth of the clock."""
     throttled = {step: float(TIMES) for step in range(200, 206)}
     return World(throttled=throttled, offset_ns=time.time_ns() // 10**9 * 10**9 - 70 * 10**9 - 10**15)
 
 
 @pytest.fixture(scope="module")
 def served(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """All of it was sent, and the worker has judged."""
+    """A server that received everything and has judged it."""
     folder = tmp_path_factory.mktemp("hot")
     settings = {
         "LEGATO_ATTRIBUTE_EVERY_S": "0.5",
@@ -68,12 +68,12 @@ def served(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             reply = httpx.post(out.otlp + path, content=body.SerializeToString(), headers=HEADERS, timeout=30)
             assert reply.status_code == 200 and len(reply.content) < 8, reply.content
         for table in ("verdicts", "replays", "stall_minutes", "but_for_minutes"):
-            until(lambda: int(asked(out, f"SELECT count() AS n FROM {table}")[0]["n"]))  # noqa: B023
+            until(lambda: int(rows_of(out, f"SELECT count() AS n FROM {table}")[0]["n"]))  # noqa: B023
         yield out
 
 
 def samples(world: World, folder: pathlib.Path) -> list[Timed]:
-    """What the collector reads of the GPU ten times a second of the world's time."""
+    """Return the collector's samples of the GPU, ten a second of the world's time."""
     library = folder.parent / "libnvidia-ml.so.1"
     out: list[Timed] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -87,45 +87,45 @@ def samples(world: World, folder: pathlib.Path) -> list[Timed]:
             gpus.set(0, {"clock.sm": int(mhz), HEAT: int(heat_ns)})
             out += [(at_ns, each) for each in gpu.collect(at_ns)]
         assert not gpu.missing or set(gpu.missing) == {"MIG"}
-        # Other tests of this process begin it anew.
+        # Other tests of this process initialize NVML themselves.
         pynvml.nvmlShutdown()
     return out
 
 
-def asked(served: Served, sql: str) -> list[dict[str, Any]]:
-    """A query's rows through the read endpoint."""
+def rows_of(served: Served, sql: str) -> list[dict[str, Any]]:
+    """Return the rows of a query through the read endpoint."""
     reply = httpx.post(served.read, content=f"{sql} FORMAT JSONEachRow", timeout=30)
     assert reply.status_code == 200, reply.text
     return [dict(httpx.Response(200, content=line).json()) for line in reply.text.splitlines()]
 
 
 def shown(served: Served, board: str, title: str) -> list[dict[str, Any]]:
-    """What a panel shows of the last hour."""
+    """Return the rows of a panel over the last hour."""
     now_ms = time.time_ns() // 10**6
-    return asked(served, expand(panels(board)[title], Range(now_ms - 3_600_000, now_ms + 60_000, 60_000)))
+    return rows_of(served, expand(panels(board)[title], Range(now_ms - 3_600_000, now_ms + 60_000, 60_000)))
 
 
-def test_the_stream_says_that_the_clock_was_lowered(served: Served) -> None:
-    """`legato stream` names it, with the driver's time and the clock as its evidence; the parts are the clock's."""
+def test_legato_stream_reports_throttling(served: Served) -> None:
+    """It prints gpu_clock with the driver's time and the clock as evidence, and the parts add up."""
     page = legato("stream", trace_id(0).hex(), environ=served.environ)
     assert page.returncode == 0, page.stderr
     text = " ".join(page.stdout.split())
     assert "gpu_clock" in text and "the driver had lowered a GPU's clock for" in text and "down to 123 MHz of 1980" in text, page.stdout
-    rows = asked(served, "SELECT cause, confidence, parts, gap_us, evidence FROM verdicts FINAL WHERE cause != 'base'")
+    rows = rows_of(served, "SELECT cause, confidence, parts, gap_us, evidence FROM verdicts FINAL WHERE cause != 'base'")
     assert rows and {row["cause"] for row in rows} == {"gpu_clock"} and {row["confidence"] for row in rows} == {"strong"}
     for row in rows:
         assert sum(int(ns) for ns in row["parts"].values()) == 1000 * int(row["gap_us"])
 
 
 def test_the_jitter_attribution_dashboard_shows_it(served: Served) -> None:
-    """By cause, in time and as what would be left without it."""
+    """In the panels of causes and in the counterfactual."""
     assert any("gpu_clock" in str(row) for row in shown(served, "attribution", "Stalled time by cause"))
     assert any("gpu_clock" in str(row) for row in shown(served, "attribution", "Causes and confidence"))
     assert any("gpu_clock" in str(row) for row in shown(served, "attribution", "Counterfactual: without one cause"))
 
 
 def test_the_serving_nodes_dashboard_shows_the_gpu(served: Served, world: World) -> None:
-    """Its clock, its power, and the share of the time in which the heat held it back."""
+    """The clock, the power, and the share of time with thermal throttling."""
     clocks = [float(row["mhz"]) for row in shown(served, "nodes", "GPU clocks") if row["gpu"].endswith("clock.sm")]
     assert 500 < min(clocks) < 1980, clocks
     throttling = shown(served, "nodes", "GPU throttling")

@@ -24,7 +24,7 @@ NAMES_MAX = 2
 
 
 def test_every_cause_is_complete_and_distinct() -> None:
-    """Each cause has a distinct name, label and colour, and one sentence; attribution charges time to the causes that it can find."""
+    """Each has a separate name, label and colour, and one sentence. Time is charged to the causes that attribution can find."""
     for field in ("name", "label", "color"):
         assert len({getattr(cause, field) for cause in CAUSES}) == len(CAUSES), field
     for cause in CAUSES:
@@ -43,7 +43,7 @@ def test_stored_names_keep_their_order() -> None:
 
 
 def test_groups_follow_from_the_rows() -> None:
-    """The budget that a stall burns, the causes with a counterfactual, and the causes without an event."""
+    """Error budgets, replayable causes, and causes that name no event."""
     assert set(causes.END_USER) == {"slow_reader", "consumer", "render"} and causes.NETWORK_PATH == ("connection",)
     assert causes.CORE == ("scheduling", "kv_pressure", "gpu_clock", "host") and causes.STEP_PARTS == ("base", *causes.CORE)
     assert causes.REPLAYABLE == (*causes.CORE, "front_end", "coalescing", "connection", "slow_reader", "consumer")

@@ -20,7 +20,7 @@ STALL_NS = 100_000_000
 
 
 def judgement(records: EngineRecords | None = RECORDS, *, server: bool = True, held_ms: float = 0.0) -> Judgement:
-    """Of two streams with the same long step; the network path held the second from step 10 on."""
+    """Return the judgement of two streams with the same long step; the network path delayed the second from step 10 on."""
     several = []
     for number, held in ((0, 0.0), (1, held_ms)):
         sent = vantage(*ENDS)
@@ -31,7 +31,7 @@ def judgement(records: EngineRecords | None = RECORDS, *, server: bool = True, h
 
 
 def test_each_cause_of_each_stalled_stream_has_a_row() -> None:
-    """The first had the long step alone, the second an outage before it, too."""
+    """The first stream had the long step only, the second also an outage before it."""
     rows = counterfactual_rows(judgement(held_ms=150.0), STALL_NS, 10**9).to_pylist()
     found = {(row["span_id"][0], row["cause"]): (row["stalls"], row["stalls_min"], row["stalls_max"]) for row in rows}
     assert found == {(0, "host"): (1, 0, 0), (1, "host"): (2, 1, 1), (1, "connection"): (2, 1, 1)}
@@ -45,7 +45,7 @@ def test_each_cause_of_each_stalled_stream_has_a_row() -> None:
     ids=["no steps", "no server", "no offset"],
 )
 def test_without_steps_sends_and_their_offset_there_are_none(judged: Judgement) -> None:
-    """The types of the table stay."""
+    """The empty table has the same types."""
     empty = counterfactual_rows(judged, STALL_NS, 10**9)
     assert len(judged.stalls) and not empty.num_rows
     assert empty.schema == counterfactual_rows(judgement(), STALL_NS, 10**9).schema

@@ -1,4 +1,4 @@
-"""The model over worlds of a known truth: each cause is named, parts add up, and no clock's offset changes a verdict."""
+"""The model on simulated worlds with known causes: every cause is named, parts add up, and clock offsets change no verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GAP_NS = 100 * MS
 def judged(
     world: World, stream: int = 0, *, server: bool = True, engine: bool = True, offset_ns: int = 0, drift_ppm: float = 0.0
 ) -> Verdicts:
-    """The verdicts of one stream of a world."""
+    """Return the verdicts on one stream of a world."""
     client = world.client(stream, offset_ns, drift_ppm)
     gaps = gaps_of(client, world.server(stream) if server else None, 0, GAP_NS // world.speed)
     verdicts = charge(gaps, charge_steps(world.records()) if engine else None)
@@ -36,12 +36,12 @@ def judged(
 
 
 def causes(verdicts: Verdicts) -> list[str]:
-    """The names of the causes."""
+    """Return the names of the causes."""
     return verdicts.names()
 
 
 def part(verdicts: Verdicts, name: str, row: int = 0) -> float:
-    """One part of a verdict in ms."""
+    """Return one part of a verdict in ms."""
     return float(verdicts.parts[row, index_of(name)]) / MS
 
 
@@ -57,14 +57,14 @@ WORLDS = {
 @pytest.mark.parametrize("cause", WORLDS)
 @pytest.mark.parametrize("speed", [1, 20])
 def test_each_cause_is_named(cause: str, speed: int) -> None:
-    """With all vantages, also in a world twenty times as fast."""
+    """All vantages are recorded; the second world is 20 times as fast."""
     world = World(**{**{key: value for key, value in vars(WORLDS[cause]).items() if key in World.__dataclass_fields__}, "speed": speed})
     verdicts = judged(world)
     assert len(verdicts.cause) >= 1 and set(causes(verdicts)) == {cause}
 
 
 def test_the_parts_are_right() -> None:
-    """To the millisecond: what the fault took, no more."""
+    """The part equals the duration of the injected fault, within a few ms."""
     assert part(judged(WORLDS["host"]), "host") == pytest.approx(300, abs=3)
     assert part(judged(WORLDS["front_end"]), "front_end") == pytest.approx(380, abs=4)
     assert part(judged(WORLDS["connection"]), "connection") == pytest.approx(480, abs=25)
@@ -72,8 +72,8 @@ def test_the_parts_are_right() -> None:
     assert part(judged(WORLDS["kv_pressure"]), "kv_pressure") == pytest.approx(30 * 20 + 120 + 20, abs=3)
 
 
-def test_anothers_recompute_is_kv_pressure_too() -> None:
-    """The others wait for one long step, which is the victim's recompute."""
+def test_the_recompute_of_another_stream_is_kv_pressure() -> None:
+    """The other streams wait for one long step with the recompute of the preempted stream."""
     verdicts = judged(WORLDS["kv_pressure"], stream=1)
     assert causes(verdicts) == ["kv_pressure"] and part(verdicts, "kv_pressure") == pytest.approx(120, abs=3)
 
@@ -81,16 +81,14 @@ def test_anothers_recompute_is_kv_pressure_too() -> None:
 @pytest.mark.parametrize("cause", WORLDS)
 @pytest.mark.parametrize(("hours", "drift_ppm"), [(1, 0.0), (-1, 0.0), (0, 50.0), (1, -50.0)])
 def test_the_clients_clock_changes_no_verdict(cause: str, hours: int, drift_ppm: float) -> None:
-    """An hour off, or drifting by 50 ppm."""
+    """The client's clock differs by an hour, or drifts by 50 ppm."""
     plain, off = judged(WORLDS[cause]), judged(WORLDS[cause], offset_ns=hours * 3_600_000 * MS, drift_ppm=drift_ppm)
     assert causes(plain) == causes(off)
     assert np.abs(plain.parts - off.parts).max() <= 100_000
 
 
 def test_the_engines_clock_is_found_by_its_finished_requests() -> None:
-    """Records an hour off: the shift is what moves them back, to half a millisecond; of many, those that came sooner still say how far it
-    is off.
-    """
+    """The records' clock is an hour ahead. The offset is exact within half a millisecond; with many requests its error is known."""
     world = World()
     sends = np.array([world.server(stream).times_ns[-1 - stream] for stream in range(4)])
     records = np.array([world.recorded[-1 - stream] for stream in range(4)]) + 3_600_000 * MS
@@ -104,7 +102,7 @@ def test_the_engines_clock_is_found_by_its_finished_requests() -> None:
 @pytest.mark.parametrize("cause", WORLDS)
 @pytest.mark.parametrize("short_ms", [0.4, 1.0, 3.0])
 def test_an_offset_that_is_off_within_its_error_changes_no_verdict(cause: str, short_ms: float) -> None:
-    """A chunk seems to be sent before its step was over: it was made by it all the same, and no front end slept for the whole step."""
+    """A chunk seems to be sent before the end of its step. It still belongs to that step, and the front end is not charged for it."""
     world, off_ns = WORLDS[cause], int(short_ms * MS)
     client, server, steps = world.client(0), world.server(0), charge_steps(world.records())
     right = charge(gaps_of(client, server, 0, GAP_NS), steps)
@@ -114,7 +112,7 @@ def test_an_offset_that_is_off_within_its_error_changes_no_verdict(cause: str, s
 
 
 def test_a_chunk_that_is_sent_late_keeps_its_step() -> None:
-    """Nearer to the step that made it than to the next: that the next preempted somebody is none of its business."""
+    """It was sent nearer to the end of its own step than to the next end, so a preemption in the next step does not concern it."""
     world = World(slow={200: 600 * MS}, preempted=(201, 230))
     steps, client = charge_steps(world.records()), world.client(1)
     times = world.server(1).times_ns.copy()
@@ -126,18 +124,18 @@ def test_a_chunk_that_is_sent_late_keeps_its_step() -> None:
 
 
 def test_a_missing_vantage_weakens_the_claim() -> None:
-    """Without the engine it is generation or the way; from the client alone generation or delivery; never another cause."""
+    """Without the engine: generation or the network path. From the client alone: generation or delivery. Never another cause."""
     for cause, world in WORLDS.items():
-        way = cause == "connection"
-        assert set(causes(judged(world, engine=False))) == {"connection" if way else "generation"}, cause
+        on_path = cause == "connection"
+        assert set(causes(judged(world, engine=False))) == {"connection" if on_path else "generation"}, cause
         for engine in (True, False):
-            # The front end of this world merges nothing: what it kept comes at once, so the chunks did exist.
-            kept = way or cause == "front_end"
+            # The front end of this world merges no chunks: those that it kept arrive together, so they existed.
+            kept = on_path or cause == "front_end"
             assert set(causes(judged(world, server=False, engine=engine))) == {"delivery" if kept else "generation"}, cause
 
 
 def test_the_client_alone_abstains_where_the_stream_ends() -> None:
-    """A gap before the last chunk: whether more would have come right behind, nobody knows."""
+    """A gap before the last chunk: it is unknown whether more chunks would have followed."""
     times = World().server(0).times_ns.copy()
     times[-1] += 400 * MS
     verdicts = charge(gaps_of(Vantage(times, np.zeros(0, np.int64), np.zeros(0, np.int64)), None, 0, GAP_NS), None)
@@ -145,7 +143,7 @@ def test_the_client_alone_abstains_where_the_stream_ends() -> None:
 
 
 def _alone(streams: list[tuple[int, ...]]) -> tuple[Gaps, Verdicts, np.ndarray[Any, np.dtype[np.int64]]]:
-    """Client streams of a chunk every 20 ms, in each a gap of so many ms after so many chunks, of so many in all."""
+    """Return client streams of a chunk every 20 ms, given as (index of the chunk after the gap, gap in ms, number of chunks)."""
     each = []
     for after, gap_ms, chunks in streams:
         times = 20 * MS * np.arange(1, chunks + 1)
@@ -156,7 +154,7 @@ def _alone(streams: list[tuple[int, ...]]) -> tuple[Gaps, Verdicts, np.ndarray[A
 
 
 def test_an_unknown_gap_takes_the_side_of_simultaneous_ones() -> None:
-    """A gap before a stream's last chunk says nothing by itself; others had the same and went on evenly: it was made late."""
+    """A gap before the last chunk is unknown. Other streams with the same gap continued evenly: the chunk was generated late."""
     gaps, verdicts, owners = _alone([(50, 400, 51), (50, 400, 200), (50, 403, 200)])
     assert causes(verdicts) == ["unknown", "generation", "generation"]
     found = corroborate(gaps, verdicts, owners, np.zeros(3, np.int64))
@@ -170,18 +168,18 @@ def test_an_unknown_gap_takes_the_side_of_simultaneous_ones() -> None:
         [(50, 700, 200)],  # ends later
         [(30, 800, 200)],  # begins earlier
         [(20, 400, 200)],  # another moment
-        [(50, 400, 51)],  # knows nothing either
+        [(50, 400, 51)],  # is unknown, too
         [],
     ],
 )
 def test_gaps_that_are_not_simultaneous_corroborate_nothing(others: list[tuple[int, int, int]]) -> None:
-    """Both ends must agree, and somebody must know."""
+    """Both ends must agree, and the other stream must have a side."""
     gaps, verdicts, owners = _alone([(50, 400, 51), *others])
     assert causes(corroborate(gaps, verdicts, owners, np.zeros(len(owners), np.int64)))[0] == "unknown"
 
 
 def test_gaps_by_two_clocks_are_not_simultaneous() -> None:
-    """Times of different clocks say nothing about a moment; and nobody who knows is overruled."""
+    """Times of different clocks are not compared, and a gap with a side keeps it."""
     gaps, verdicts, owners = _alone([(50, 400, 51), (50, 400, 200)])
     assert causes(corroborate(gaps, verdicts, owners, np.array([0, 1]))) == ["unknown", "generation"]
     contrary = replace(verdicts, cause=np.array([index_of("delivery"), index_of("generation")]))
@@ -189,7 +187,7 @@ def test_gaps_by_two_clocks_are_not_simultaneous() -> None:
 
 
 def test_missing_records_are_no_evidence() -> None:
-    """An agent that lost the steps of the fault: the server's gap is generation, not the front end's."""
+    """The records of the slow step are missing: the server's part is generation, and the front end is not charged."""
     world = WORLDS["host"]
     records = world.records()
     kept = np.r_[0:195, 205:400]
@@ -199,7 +197,7 @@ def test_missing_records_are_no_evidence() -> None:
 
 
 def test_a_buffer_is_distinguished_from_an_outage() -> None:
-    """One releases all the time, the other once."""
+    """A buffer releases several chunks all the time, an outage once."""
     world = World()
     server = world.server(0)
     released = -(-(server.times_ns - server.times_ns[0]) // (250 * MS)) * 250 * MS + server.times_ns[0]
@@ -208,8 +206,8 @@ def test_a_buffer_is_distinguished_from_an_outage() -> None:
     assert len(verdicts.cause) > 20 and set(causes(verdicts)) == {"coalescing"}
 
 
-def test_the_applications_hold_is_its_own() -> None:
-    """Half a second of sleep after each tenth chunk, known from the client's record."""
+def test_the_applications_hold_is_consumer() -> None:
+    """The application sleeps half a second after every tenth chunk, which the client records."""
     server = World().server(0)
     slept = np.where(np.arange(400) % 10 == 5, 500 * MS, 0)
     times = np.zeros(400, np.int64)
@@ -223,7 +221,7 @@ def test_the_applications_hold_is_its_own() -> None:
 
 
 def test_the_holds_of_a_read_add_up_to_consumer() -> None:
-    """An application that sleeps after each chunk: ten of them came in one read, so the next read is ten sleeps late."""
+    """The application sleeps after each chunk. Ten chunks arrived in one read, so the next read is ten sleeps late."""
     dt_us = np.array([0, 500_000, *[0] * 9, 5_000_000, 20_000])
     kinds = np.ones(13, np.int64)
     kinds[5] = 0
@@ -234,8 +232,8 @@ def test_the_holds_of_a_read_add_up_to_consumer() -> None:
     assert part(verdicts, "consumer", 1) == pytest.approx(5_000, abs=1)
 
 
-def test_bytes_join_what_is_cut_differently() -> None:
-    """A client that saw two chunks in one where the server sent them apart is compared at the same byte."""
+def test_chunks_are_matched_by_byte() -> None:
+    """The client received in one chunk what the server sent in two; gaps are compared at the same byte."""
     server = Vantage(np.array([0, 10, 20, 500, 510]) * MS, np.array([3, 4, 5, 6, 7]), np.zeros(0, np.int64))
     client = Vantage(np.array([1, 21, 501]) * MS, np.array([7, 5, 13]), np.zeros(0, np.int64))
     gaps = gaps_of(client, server, 0, GAP_NS)
@@ -246,19 +244,19 @@ def test_bytes_join_what_is_cut_differently() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 400), st.booleans(), st.booleans())
 @settings(deadline=None, max_examples=60)
 def test_parts_always_add_up(seed: int, merge: int, at: int, server: bool, engine: bool) -> None:
-    """Whatever is merged, held or missing: whole ns, and never less than nothing beyond the way."""
+    """For any merged, delayed or missing chunks: exact in ns, and only parts of the network path may be negative."""
     world = World(seed=seed, prefill={seed % 390: 900}, frozen=(seed % 380, 150 * MS), preempted=(seed % 300, seed % 300 + 1 + merge))
     times = world.client(0).times_ns
     merged = times[np.minimum((np.arange(len(times)) // merge + 1) * merge - 1, len(times) - 1)]
     gaps = gaps_of(Vantage(merged, np.zeros(0, np.int64), np.zeros(0, np.int64)), world.server(0) if server else None, at * MS, 50 * MS)
     verdicts = charge(gaps, charge_steps(world.records()) if engine else None)
     assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
-    way = [index_of(name) for name in ("coalescing", "connection")]
-    assert (np.delete(verdicts.parts, way, axis=1) >= 0).all()
+    path = [index_of(name) for name in ("coalescing", "connection")]
+    assert (np.delete(verdicts.parts, path, axis=1) >= 0).all()
 
 
 def test_no_streams_and_no_steps_are_no_error() -> None:
-    """Empty arrays all the way."""
+    """Empty arrays in, empty arrays out."""
     nothing = Vantage(*[np.zeros(0, np.int64)] * 3)
     records = World().records()
     empty = type(records)(**{name: getattr(records, name)[:0] for name in records.__dataclass_fields__})
@@ -269,7 +267,7 @@ def test_no_streams_and_no_steps_are_no_error() -> None:
 @pytest.mark.parametrize("cause", WORLDS)
 @pytest.mark.parametrize("hours", [0, -1])
 def test_tokens_are_matched_to_steps_without_a_server(cause: str, hours: int) -> None:
-    """Each cause by its name still, from the client's times and the engine's records, whatever the client's clock says."""
+    """Every cause is still named, from the client's times and the engine's records, for any offset of the client's clock."""
     world = WORLDS[cause]
     client, charges = world.client(0, hours * 3_600_000 * MS), charge_steps(world.records())
     recorded = charges.end_ns + charges.late_ns
@@ -282,7 +280,7 @@ def test_tokens_are_matched_to_steps_without_a_server(cause: str, hours: int) ->
 
 
 def test_a_slow_reader_is_distinguished_from_a_loss() -> None:
-    """By what the socket held just before the read: data that had lain there, or data that had only just come."""
+    """The socket held old unread data before the read, or data that had just arrived."""
     dt_us = np.full(10, 500_000)
     sockets = SocketSamples(
         *(np.array(each) for each in ([2, 4, 6, 8, 99], [9_001, 801, 2_001, 0, 5], [2_001, 60_001, 0, 0, 1], [1, 1, 401, 0, 1]))

@@ -21,7 +21,7 @@ JUDGED_AT_NS = 1_800_000_000_123_000_000
 
 
 def judgement(*, server: bool = True, engine: bool = True, **evidence: Any) -> Judgement:
-    """Of one stream with one long step, which took 300 ms longer than usual."""
+    """Return the judgement of one stream with one step that took 300 ms longer."""
     sent, received = (vantage(*(end + more for end in ENDS)) for more in (1, 2))
     stream = Stream("t", 1_000, b"t" * 16, b"s" * 8, received, sent if server else None, "e", "r", "clock")
     records = EngineRecords(steps(TOOK, ENDS), server_offset=(0, None), client_offsets={"clock": 0}, last_step={"r": 59})
@@ -29,7 +29,7 @@ def judgement(*, server: bool = True, engine: bool = True, **evidence: Any) -> J
 
 
 def test_a_row_has_the_verdict_and_what_it_rests_on() -> None:
-    """Of an aligned stall. The front end has 1 ms, which is less than the error of the clock's offset, so it is excluded."""
+    """An aligned stall. The front end has 1 ms, which is less than the error of the clock's offset, so it is excluded."""
     (row,) = verdict_rows(judgement(), JUDGED_AT_NS).to_pylist()
     assert (row["tenant"], row["trace_id"], row["span_id"], row["engine_id"]) == ("t", b"t" * 16, b"s" * 8, "e")
     assert (row["gap_start_us"], row["gap_us"], row["cause"], row["confidence"]) == (601_999, 320_000, "host", "strong")
@@ -67,7 +67,7 @@ def test_a_withdrawn_stall_is_a_healthy_step() -> None:
 
 
 def test_without_stalls_there_are_no_rows() -> None:
-    """With the types of the table all the same, so tables of several groups can be joined."""
+    """The empty table has the same types, so tables of several groups can be concatenated."""
     nothing = judge(Evidence(judgement().streams), Thresholds(100.0, 900.0))
     empty, full = verdict_rows(nothing, JUDGED_AT_NS), verdict_rows(judgement(), JUDGED_AT_NS)
     assert empty.num_rows == 0 and empty.schema == full.schema

@@ -1,4 +1,4 @@
-"""The attribution's worker over a real store: it judges what settled, once, goes on after a restart, and again when evidence comes late."""
+"""The attribution worker on a real store: it judges each stream once, continues after a restart, and judges again on late evidence."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ RECEIVED_NS = int(WORLD.ends[-1]) + 10**9
 
 
 def worker(store: Store) -> AttributionWorker:
-    """A worker that is told when to sweep."""
+    """Return a worker that runs only on ``step()``."""
     return AttributionWorker(store, load(attribute_grace_s=0), Metrics())
 
 
 def verdicts(store: Store) -> list[Any]:
-    """What readers see."""
+    """Return the current verdicts."""
     return [tuple(row) for row in store.select("SELECT cause, confidence, missing, step_first FROM verdicts FINAL")]
 
 
@@ -45,7 +45,7 @@ PARTS: dict[str, Callable[[], ExportTraceServiceRequest]] = {
 
 
 def test_a_settled_stream_is_judged_once(store: Store) -> None:
-    """With all vantages, and the next sweep, also of another worker, finds nothing to do."""
+    """All vantages are stored; the next run, also of another worker, has nothing to do."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     first = worker(store)
@@ -56,16 +56,16 @@ def test_a_settled_stream_is_judged_once(store: Store) -> None:
     assert first.step().streams == 0 and worker(store).step().streams == 0
 
 
-@pytest.mark.parametrize("told", ["legato.engine.up", "legato.agent.forward_passes"])
+@pytest.mark.parametrize("metric", ["legato.engine.up", "legato.agent.forward_passes"])
 @pytest.mark.parametrize(("boot", "named"), [("boot-1", True), ("boot-2", False), ("", False)])
-def test_steps_that_name_no_request_are_joined_on_one_host(store: Store, boot: str, named: bool, told: str) -> None:
-    """As of an engine that publishes its passes, page read or not: where the server's clock and the agent's are of one boot, only there."""
+def test_steps_without_requests_are_used_on_one_host(store: Store, boot: str, named: bool, metric: str) -> None:
+    """An engine that publishes forward passes, scraped or not: its steps are used only if server and agent report the same boot."""
     put(store, stream(WORLD, "client"), RECEIVED_NS)
     put(store, stream(WORLD, "server", clock="boot-1:time:5"), RECEIVED_NS)
     put(store, steps(WORLD, 0), RECEIVED_NS)
     body = metrics_request({"legato.engine.id": "e"})
     for at in range(10):
-        gauge(body, told, 1, int(WORLD.ends[0]) + at * 1000 * MS, attributes={"legato.boot.id": boot} if boot else {})
+        gauge(body, metric, 1, int(WORLD.ends[0]) + at * 1000 * MS, attributes={"legato.boot.id": boot} if boot else {})
     store.insert("node_samples", received_points(body, tenant="", now_ns=RECEIVED_NS, limits=Limits(retention_days=0)).samples)
     worker(store).step()
     assert verdicts(store) == [("host", "strong", [], 200) if named else ("generation", "strong", ["engine"], None)]
@@ -79,7 +79,7 @@ def test_steps_that_name_no_request_are_joined_on_one_host(store: Store, boot: s
     ],
 )
 def test_late_evidence_is_judged_again(store: Store, late: str, before: tuple[Any, ...]) -> None:
-    """The claim is weaker first, and the full one when the rest has come, whichever it is."""
+    """The first verdict is weaker; the verdict is complete when the missing part has arrived."""
     for name, part in PARTS.items():
         if name != late:
             put(store, part(), RECEIVED_NS)
@@ -94,14 +94,14 @@ def test_late_evidence_is_judged_again(store: Store, late: str, before: tuple[An
 
 
 def test_a_client_alone_is_judged(store: Store) -> None:
-    """Nothing else was recorded: a coarse word, and what is missing."""
+    """Nothing else was recorded: the verdict names a side, and the missing vantages."""
     put(store, PARTS["client"](), RECEIVED_NS)
     assert worker(store).step().verdicts == 1
     assert verdicts(store) == [("generation", "likely", ["server", "engine"], None)]
 
 
 def test_a_stop_leaves_the_rest_for_the_next_start(store: Store) -> None:
-    """What was not judged is not noted as judged."""
+    """Streams that were not judged are not recorded as judged."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     stopped = worker(store)
@@ -110,8 +110,8 @@ def test_a_stop_leaves_the_rest_for_the_next_start(store: Store) -> None:
     assert worker(store).step().verdicts == 1
 
 
-def test_what_proves_healthy_is_told_so(store: Store) -> None:
-    """Without the engine a silence is generated late; its record says that the step was full, and took what such a step takes."""
+def test_a_stall_that_proves_healthy_is_withdrawn(store: Store) -> None:
+    """Without the engine a gap is generation. The engine's record shows a large batch and a duration that is usual for it: ``base``."""
     world = World(busy={n: 60 for n in range(50, 400, 25)})
     for vantage in ("client", "server"):
         put(store, stream(world, vantage), RECEIVED_NS)
@@ -124,7 +124,7 @@ def test_what_proves_healthy_is_told_so(store: Store) -> None:
 
 
 def test_judging_again_changes_nothing_but_when(store: Store) -> None:
-    """`legato reattribute`: the same verdicts, of which the newest count."""
+    """`legato reattribute` writes the same verdicts again, and the newest count."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     judge = worker(store)
@@ -136,19 +136,19 @@ def test_judging_again_changes_nothing_but_when(store: Store) -> None:
     assert rows == newest == 2
 
 
-def test_a_verdict_stands_on_its_grounds(store: Store) -> None:
-    """Its numbers, whom to blame, what is out of the question, and how far it may be off."""
+def test_a_verdict_has_its_evidence(store: Store) -> None:
+    """The numbers, the root-cause step, the excluded causes and the possible error."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     worker(store).step()
-    ((evidence, excluded, error_us, step, blamed_us, whose),) = store.select(
+    ((evidence, excluded, error_us, step, root_us, responses),) = store.select(
         "SELECT evidence, excluded, error_us, culprit_step, culprit_us, culprit_responses FROM verdicts FINAL"
     )
     assert evidence["server_gap_us"] == pytest.approx(620_000, abs=3_000) and "hold_us" not in evidence
     assert excluded["kv_pressure"] == "no preemption and no recompute in its steps" and not {"host", "consumer"} & set(excluded)
-    # Of one request alone nobody knows how late its last send was: the offset may be off by a third of a step.
+    # With one request the delay of its last send is unknown: the error of the offset is a third of a step.
     assert 7_000 <= error_us < 8_000
-    assert (step, whose) == (200, []) and blamed_us == pytest.approx(600_000, abs=3_000)
+    assert (step, responses) == (200, []) and root_us == pytest.approx(600_000, abs=3_000)
     ((joined,),) = store.select(
         "SELECT count() FROM verdicts AS v INNER JOIN engine_steps AS s ON v.engine_id = s.engine_id AND v.culprit_at = s.recorded_at"
         " AND v.culprit_step = s.step"
@@ -160,16 +160,16 @@ def test_a_verdict_stands_on_its_grounds(store: Store) -> None:
     ("counted", "gap_s", "ruled_out"),
     [
         (lambda at: 7, 5, True),
-        (lambda at: 7 if at < 20 else 8, 5, False),  # moved two seconds after the world
-        (lambda at: 7 if at < 200 else 8, 5, True),  # long after
-        (lambda at: 7, 40, False),  # too far apart to say
-        (lambda at: None if at < 0 else 7, 5, False),  # nothing of the time before
+        (lambda at: 7 if at < 20 else 8, 5, False),  # grew two seconds after the world
+        (lambda at: 7 if at < 200 else 8, 5, True),  # grew long after it
+        (lambda at: 7, 40, False),  # scrapes too far apart
+        (lambda at: None if at < 0 else 7, 5, False),  # no scrape before
     ],
 )
-def test_without_steps_counters_that_stand_still_rule_causes_out(
+def test_without_steps_counters_that_do_not_grow_exclude_causes(
     store: Store, counted: Callable[[int], float | None], gap_s: int, ruled_out: bool
 ) -> None:
-    """The scrapes of the stream's engine name no cause, and take preemption off the list where its counter did not move."""
+    """Scraped metrics name no cause here. They exclude preemption if its counter did not grow around the gap."""
     for name in ("client", "server"):
         put(store, PARTS[name](), RECEIVED_NS)
     begun = int(WORLD.ends[0])
@@ -185,8 +185,8 @@ def test_without_steps_counters_that_stand_still_rule_causes_out(
     assert cause == "generation" and ("kv_pressure" in excluded) is ruled_out
 
 
-def test_one_event_stalls_many_and_has_a_name(store: Store) -> None:
-    """A preemption: the victim's own stall is its own, and the others waited for its recompute; without it nothing is left."""
+def test_one_event_stalls_several_streams(store: Store) -> None:
+    """A preemption: one stream was preempted, the other waited for its recompute; without kv_pressure no stall is left."""
     world = World(preempted=(200, 230))
     put(store, steps(world, 2), RECEIVED_NS)
     for number in (0, 1):
@@ -200,8 +200,8 @@ def test_one_event_stalls_many_and_has_a_name(store: Store) -> None:
     assert [tuple(row) for row in replays] == [("kv_pressure", 1, 0, 0, 0)] * 2
 
 
-def test_an_engine_that_starts_again_is_two_engines_in_time(store: Store) -> None:
-    """Step numbers begin anew within the minute: each finished request is of the step of its own time, so no clock is moved."""
+def test_a_restarted_engine_counts_its_steps_from_one_again(store: Store) -> None:
+    """Two runs within a minute: each finished request is matched with the step of its own time, so the clock offset is right."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     again = World(seed=2)
@@ -213,7 +213,7 @@ def test_an_engine_that_starts_again_is_two_engines_in_time(store: Store) -> Non
 
 
 def test_the_engine_that_finished_a_request_is_its_engine(store: Store) -> None:
-    """Several engines behind one server: the server knows one name for all, the record of the finished request the right one."""
+    """The server has one id for several engines; the record of the finished request has the right one."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     put(store, steps(World(seed=3), 0, engine_id="e/1"), RECEIVED_NS)
@@ -228,7 +228,7 @@ def test_the_engine_that_finished_a_request_is_its_engine(store: Store) -> None:
 
 
 def test_streams_that_cannot_be_judged_are_left_out_and_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that fails for ever must not keep the others from being judged for ever."""
+    """A stream that always fails must not keep later streams from being judged."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     metrics = Metrics()
@@ -237,12 +237,12 @@ def test_streams_that_cannot_be_judged_are_left_out_and_counted(store: Store, mo
         broken.setattr("legato_ingest.attribution.run.judge", lambda *_: 1 / 0)
         judge.step()
     assert metrics.errors.labels("attribute", "ZeroDivisionError")._value.get() == 1
-    assert judge.step().streams == 0, "it goes on after them"
+    assert judge.step().streams == 0, "the next run continues after them"
     assert judge.again(0)["verdicts"] == 1
 
 
-def test_a_replay_that_a_newer_judgement_outdates_does_not_count(store: Store) -> None:
-    """By less evidence another cause took part: its row stays in the store, and is of no judgement that counts."""
+def test_a_counterfactual_of_an_older_verdict_does_not_count(store: Store) -> None:
+    """With less evidence another cause took part. Its row stays in the store, but a newer verdict replaced that judgement."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     judge = worker(store)
@@ -255,7 +255,7 @@ def test_a_replay_that_a_newer_judgement_outdates_does_not_count(store: Store) -
 
 
 def test_an_engine_whose_clock_is_behind_is_late_once(store: Store) -> None:
-    """Its steps come two minutes behind their times for ever: streams are judged again for the first of them, not at every sweep."""
+    """Its steps always arrive two minutes after their times: streams are judged again for the first step only, not in every run."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     judge = worker(store)
@@ -263,17 +263,17 @@ def test_an_engine_whose_clock_is_behind_is_late_once(store: Store) -> None:
     ((until,),) = store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM attribution_runs")
     at = int(until) * MS
     due = []
-    for sweep in range(1, 5):
-        behind = at + sweep * 1000 * MS
-        put(store, steps_request(Engine("behind", 1), [Step(sweep, behind - 120_000 * MS)]), behind)
-        due.append(len(judge._due(int(until) + 1000 * (sweep - 1), int(until) + 1000 * sweep)))
+    for run in range(1, 5):
+        behind = at + run * 1000 * MS
+        put(store, steps_request(Engine("behind", 1), [Step(run, behind - 120_000 * MS)]), behind)
+        due.append(len(judge._due(int(until) + 1000 * (run - 1), int(until) + 1000 * run)))
     assert due == [1, 0, 0, 0]
     put(store, steps_request(Engine("behind", 1), [Step(9, at - 900_000 * MS)]), at + 5_000 * MS)
-    assert len(judge._due(int(until) + 4_000, int(until) + 5_000)) == 1, "this one really is late"
+    assert len(judge._due(int(until) + 4_000, int(until) + 5_000)) == 1, "this step is late"
 
 
 class _Waited(World):
-    """A world in which stream 0's last token waited before it was sent."""
+    """A world in which the last token of stream 0 waited before it was sent."""
 
     def server(self, stream: int) -> Vantage:
         seen = super().server(stream)
@@ -283,7 +283,7 @@ class _Waited(World):
 
 
 def test_one_late_send_moves_no_clock(store: Store) -> None:
-    """A sweep may judge a single stream: how far the records' clock is comes from all requests that ended around it."""
+    """A run may judge a single stream; the offset of the records' clock comes from all requests that ended around it."""
     world = _Waited(prefill={200: 3000})
     put(store, steps(world, 4), RECEIVED_NS)
     for number in range(4):

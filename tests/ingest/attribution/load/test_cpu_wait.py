@@ -1,4 +1,4 @@
-"""What the kernel counted beside a stall of the host's: between the samples that surround it, of one node, whatever began anew."""
+"""CPU waits and stolen time read from a store: between the samples around a stall, on one node, over resets of counters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT, CPU = "legato.process.run_queue.wait_time", "system.cpu.time"
 
 
 def sampled(store: Store, name: str, values: dict[int, float], engine_id: str = "", host: str = "node", **attributes: str) -> None:
-    """A counter at these times (ns since ``START``), as an agent sends it."""
+    """Store a counter at these times (ns since ``START``), as an agent sends it."""
     body = metrics_request({"legato.engine.id": engine_id, "host.name": host} if engine_id else {"host.name": host})
     for at, value in values.items():
         total(body, name, value, START + at, attributes={key.replace("__", "."): text for key, text in attributes.items()})
@@ -34,18 +34,18 @@ def sampled(store: Store, name: str, values: dict[int, float], engine_id: str = 
 
 
 def waits(store: Store, engine_id: str = "e", by_scrapes: bool = False) -> CpuSamples:
-    """The samples of an engine over two hours, on its host."""
+    """Return the samples of an engine on its host, over two hours."""
     low, high = START - 3_600 * S, START + 3_600 * S
     return cpu_samples(store, ("", engine_id), low, high, by_scrapes).on_one_host(low, high)
 
 
 def evidence(found: CpuSamples, start: int, end: int) -> dict[str, int]:
-    """The evidence about one stretch, ns since ``START``."""
+    """Return the evidence about one stretch, given in ns since ``START``."""
     return cpu_waits_around(found, np.array([START + start]), np.array([START + end]))[0]
 
 
-def test_what_grew_around_a_stall_is_told(store: Store) -> None:
-    """All processes of the engine and all CPUs of its host; what others waited, and other modes, are not it."""
+def test_growth_around_a_stall_is_evidence(store: Store) -> None:
+    """All processes of the engine and all CPUs of its host count; other engines, other modes and other hosts do not."""
     sampled(store, WAIT, {0: 1.0, S: 1.1, 2 * S: 1.7}, "e", role="api")
     sampled(store, WAIT, {0: 5.0, S: 5.0, 2 * S: 5.2}, "e", role="worker")
     sampled(store, WAIT, {0: 5.0, S: 9.0, 2 * S: 90.0}, "other")
@@ -57,19 +57,19 @@ def test_what_grew_around_a_stall_is_told(store: Store) -> None:
     assert evidence(waits(store, "e/1"), 1_200 * MS, 1_900 * MS) == found
 
 
-def test_time_stolen_is_not_told_twice(store: Store) -> None:
-    """A Collector tells each CPU, by new names or old; the agent beside it all of them: either is all of it."""
+def test_stolen_time_is_not_counted_twice(store: Store) -> None:
+    """A Collector sends each CPU, the agent all CPUs together: either of them is the complete time."""
     sampled(store, WAIT, {0: 1.0, S: 1.1}, "e")
     for cpu, grown in (("0", 0.3), ("1", 0.1)):
         sampled(store, CPU, {0: 5.0, S: 5.0 + grown}, cpu__logical_number=cpu, cpu__mode="steal")
-    told = {"cpu_wait_us": 100_000, "cpu_wait_of_us": 1_000_000, "cpu_stolen_us": 400_000, "cpu_stolen_of_us": 1_000_000}
-    assert evidence(waits(store), 0, S) == told
+    expected = {"cpu_wait_us": 100_000, "cpu_wait_of_us": 1_000_000, "cpu_stolen_us": 400_000, "cpu_stolen_of_us": 1_000_000}
+    assert evidence(waits(store), 0, S) == expected
     sampled(store, CPU, {0: 70.0, S: 70.4}, cpu__mode="steal")
-    assert evidence(waits(store), 0, S) == told
+    assert evidence(waits(store), 0, S) == expected
 
 
 def test_an_older_collectors_names_are_known(store: Store) -> None:
-    """`cpu` and `state`, as hostmetrics had them before the conventions."""
+    """`cpu` and `state`, the attributes of the hostmetrics receiver before the semantic conventions."""
     sampled(store, WAIT, {0: 1.0, S: 1.0}, "e")
     for cpu in ("cpu0", "cpu1"):
         sampled(store, CPU, {0: 5.0, S: 5.2}, cpu=cpu, state="steal")
@@ -77,15 +77,15 @@ def test_an_older_collectors_names_are_known(store: Store) -> None:
     assert evidence(waits(store), 0, S)["cpu_stolen_us"] == 400_000
 
 
-def test_a_counter_that_began_anew_takes_nothing_back(store: Store) -> None:
-    """An engine's process restarted: what it had waited before is not given back, and the others go on."""
+def test_a_reset_counter_takes_nothing_back(store: Store) -> None:
+    """A process of the engine restarted: its earlier waits stay counted, and the other processes continue."""
     sampled(store, WAIT, {0: 9.0, S: 9.5, 2 * S: 0.1, 3 * S: 0.3}, "e", role="api")
     sampled(store, WAIT, {0: 1.0, 3 * S: 1.3}, "e", role="worker")
     assert evidence(waits(store), 1_100 * MS, 2_900 * MS)["cpu_wait_us"] == pytest.approx(500_000, abs=2)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-200 * MS, 300 * MS), (2_900 * MS, 3_200 * MS), (20 * S, 21 * S)])
-def test_without_samples_around_it_nothing_is_said(store: Store, start: int, end: int) -> None:
+def test_without_samples_around_a_stall_there_is_no_evidence(store: Store, start: int, end: int) -> None:
     """Before the first, after the last, and between two that are far apart."""
     sampled(store, WAIT, {0: 9.0, S: 9.5, 3 * S: 9.6}, "e")
     assert evidence(waits(store), start, end) == {}
@@ -93,8 +93,8 @@ def test_without_samples_around_it_nothing_is_said(store: Store, start: int, end
     assert evidence(waits(store), 20 * S, 21 * S) == {}
 
 
-def test_of_two_nodes_nothing_is_said(store: Store) -> None:
-    """Two engines have one id: nobody knows whose threads waited."""
+def test_two_nodes_with_one_engine_id_give_no_evidence(store: Store) -> None:
+    """It is unknown which of the two engines the waits belong to."""
     for host in ("a", "b"):
         sampled(store, WAIT, {0: 1.0, 9 * S: 1.5}, "e", host)
     assert evidence(waits(store), S, 2 * S) == {}
@@ -102,7 +102,7 @@ def test_of_two_nodes_nothing_is_said(store: Store) -> None:
 
 
 def test_a_process_that_was_not_sampled_then_is_not_counted(store: Store) -> None:
-    """Nobody knows when in its minute it waited; and what is no number of seconds is nobody's wait."""
+    """Samples a minute apart do not show when the process waited, and a value that is no number of seconds is left out."""
     sampled(store, WAIT, {0: 1.0, 60 * S: 31.0}, "e", role="seldom")
     sampled(store, WAIT, {second * S: 1.0 + 0.1 * second for second in range(60)}, "e", role="often")
     sampled(store, WAIT, {second * S: 1e300 * second for second in range(60)}, "e", role="broken")
@@ -112,9 +112,9 @@ def test_a_process_that_was_not_sampled_then_is_not_counted(store: Store) -> Non
 HOT, LONG = World(slow={200: 600 * MS}), World(prefill={n: 2_500 for n in range(40, 400, 60)})
 
 
-@pytest.mark.parametrize(("world", "cause", "told"), [(HOT, "host", True), (LONG, "scheduling", False)], ids=["host", "scheduling"])
-def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: World, cause: str, told: bool) -> None:
-    """From samples to the words of `legato stream`; a stall of another cause says nothing of it."""
+@pytest.mark.parametrize(("world", "cause", "expected"), [(HOT, "host", True), (LONG, "scheduling", False)], ids=["host", "scheduling"])
+def test_a_host_stall_reports_the_waits_of_its_threads(store: Store, world: World, cause: str, expected: bool) -> None:
+    """From samples to the text of `legato stream`; a stall with another cause has no such text."""
     received_ns = int(world.ends[-1]) + S
     for part in (stream(world, "client"), stream(world, "server"), steps(world)):
         put(store, part, received_ns)
@@ -128,12 +128,12 @@ def test_a_stall_of_the_hosts_says_what_its_threads_waited(store: Store, world: 
     (row,) = table.to_pylist()
     verdict = {**row, "evidence": {key.decode(): value for key, value in row["evidence"]}, "excluded": {}, "parts": {}}
     assert row["cause"] == cause.encode()
-    assert ("the engine's threads were ready without a CPU for 500 ms in total in the" in words(verdict)) == told
-    assert not told or 500_000 <= verdict["evidence"]["cpu_wait_of_us"] <= 1_300_000
+    assert ("the engine's threads were ready without a CPU for 500 ms in total in the" in words(verdict)) == expected
+    assert not expected or 500_000 <= verdict["evidence"]["cpu_wait_of_us"] <= 1_300_000
 
 
-def test_who_read_the_page_is_not_asked_where_the_processes_are_seen(store: Store) -> None:
-    """It may read from afar: whose host it is, the kernel's count says, and who read the page only where a page named the host."""
+def test_the_host_of_a_scrape_counts_only_without_sampled_processes(store: Store) -> None:
+    """A scraper may run on another host. Sampled processes identify the engine's host; the scraper's host is used only without them."""
     sampled(store, WAIT, {0: 1, S: 1.1}, "e", host="node")
     sampled(store, CPU, {0: 5, S: 6}, host="monitor", cpu__mode="steal")
     body = metrics_request({"legato.engine.id": "e", "host.name": "monitor"})
@@ -147,8 +147,8 @@ def test_who_read_the_page_is_not_asked_where_the_processes_are_seen(store: Stor
     assert evidence(waits(store, "far", by_scrapes=True), 0, S)["cpu_stolen_us"] == 1_000_000
 
 
-def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
-    """Without steps, and without a sight of the engine's processes: its page says on which host it is, the host what was stolen."""
+def test_the_host_of_a_scrape_reports_stolen_time(store: Store) -> None:
+    """No steps and no sampled processes: the scrapes give the engine's host, and its counters the stolen time."""
     world = World(slow={200: 2_000 * MS})
     received_ns = int(world.ends[-1]) + S
     for vantage in ("client", "server"):
@@ -169,7 +169,7 @@ def test_a_host_that_a_page_named_says_what_was_stolen(store: Store) -> None:
 
 
 def words(verdict: dict[str, Any]) -> str:
-    """All that `legato stream` says of it."""
+    """Return the evidence as `legato stream` prints it."""
     return "\n".join(line.plain for line in evidence_lines(verdict))
 
 

@@ -1,4 +1,4 @@
-"""Samples of GPUs read from a store: whose they are, and how the driver's counters are added up."""
+"""Samples of GPUs read from a store: which engine they belong to, and how the driver's counters are added up."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from legato_ingest.storage import Store
 
 
 def test_samples_are_read_as_they_were_sent(store: Store) -> None:
-    """From OTLP to arrays: reasons added up by kind, restarts of a counter no loss, other tenants' and other engines' not."""
+    """From OTLP to arrays: reasons are added up by kind over resets; samples of other tenants and engines are left out."""
     body = metrics_request({"host.name": "node-1"})
     start_ns = 1_790_000_000 * 10**9
     for second in range(6):
         at = start_ns + second * 10**9
         of = {"legato.engine.id": "127.0.0.1:8000", "hw.id": "GPU-1"}
         gauge(body, "hw.gpu.clock.sm", 1980 - 300 * (second == 3), at, attributes=of)
-        # The driver was loaded again after the third second.
+        # The driver was reloaded after the third second, which reset its counter.
         total(body, "hw.gpu.throttle.time", [10, 10, 10.5, 0, 0.25, 0.25][second], at, attributes={**of, "reason": "thermal_hardware"})
         total(body, "hw.gpu.throttle.time", second, at, attributes={**of, "reason": "power_cap"})
         total(body, "hw.gpu.throttle.time", 99 * second, at, attributes={**of, "legato.engine.id": "other", "reason": "thermal"})
@@ -28,11 +28,11 @@ def test_samples_are_read_as_they_were_sent(store: Store) -> None:
     assert (gpu.hard_ns / 1e6).round(6).tolist() == [0, 0, 500, 500, 750, 750]
     assert (gpu.soft_ns / 1e9).round(6).tolist() == [0, 1, 2, 3, 4, 5]
     assert gpu.mhz.tolist() == [1980, 1980, 1980, 1680, 1980, 1980]
-    assert gpu_clocks(store, ("somebody", "127.0.0.1:8000"), start_ns, start_ns + 10**10) == []
+    assert gpu_clocks(store, ("another", "127.0.0.1:8000"), start_ns, start_ns + 10**10) == []
 
 
-def test_a_gpu_that_engines_share_is_each_one_s(store: Store) -> None:
-    """Its samples name nobody; beside them stands whose it is. Another GPU of the node is nobody's."""
+def test_a_shared_gpu_belongs_to_each_of_its_engines(store: Store) -> None:
+    """Its samples have no engine id; a separate metric lists its engines. Another GPU of the node has no engine."""
     start_ns = 1_790_000_000 * 10**9
     body = metrics_request({"host.name": "node-1"})
     for second in range(3):
@@ -45,7 +45,7 @@ def test_a_gpu_that_engines_share_is_each_one_s(store: Store) -> None:
     for engine, count in (("a:1", 1), ("b:1/2", 1), ("c:1", 0)):
         found = gpu_clocks(store, ("", engine), start_ns, start_ns + 10**10)
         assert [len(gpu.times_ns) for gpu in found] == [3] * count
-    # One whose processes are on the whole of it, and a tenant of a part: its figures are told under the first.
+    # One engine uses the complete GPU and another a part of it: the samples have the id of the first.
     body = metrics_request({"host.name": "node-1"})
     for second in range(3):
         at = start_ns + second * 10**9
@@ -58,8 +58,8 @@ def test_a_gpu_that_engines_share_is_each_one_s(store: Store) -> None:
         assert [len(gpu.times_ns) for gpu in gpu_clocks(store, ("", engine), start_ns, start_ns + 10**10)] == [3]
 
 
-def test_what_several_nodes_or_no_counter_tell_is_not_told(store: Store) -> None:
-    """Samples of a clock alone are no evidence; and nobody knows whose GPUs they are where two nodes have an engine of this id."""
+def test_several_nodes_or_a_clock_without_counter_give_no_samples(store: Store) -> None:
+    """A clock without the driver's counter is no evidence. If two nodes have an engine with this id, the GPUs cannot be assigned."""
     start_ns = 1_790_000_000 * 10**9
     for host in ("node-1", "node-2"):
         body = metrics_request({"host.name": host})

@@ -1,4 +1,4 @@
-"""Scraped metrics read from a store: as the agent and Collectors send them, with the series of several ranks added up."""
+"""Scraped metrics read from a store, as the agent and Collectors send them, with the series of several ranks added up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START = 10**15
 
 
 def sampled(store: Store, engine_id: str, kind: str, names: tuple[str, str], boot: str) -> None:
-    """Two pages of an engine, a second apart, as the agent sends them."""
+    """Store two scrapes of an engine, a second apart, as the agent sends them."""
     page, samples = ExpositionReader(ENGINES[kind], engine_id), []
     for second, name in enumerate(names):
         now_ns = START + second * S
@@ -38,8 +38,8 @@ def sampled(store: Store, engine_id: str, kind: str, names: tuple[str, str], boo
     store.insert("node_samples", rows.samples)
 
 
-def test_pages_are_read_as_the_agent_sent_them(store: Store) -> None:
-    """Counters, hosts, and times between tokens of engines whose observations are of a step; others' are not taken for that."""
+def test_scrapes_are_read_as_the_agent_sent_them(store: Store) -> None:
+    """Counters, hosts, and times between tokens; the latter only of engines that observe one time per step."""
     sampled(store, "vllm:1", "vllm", ("vllm_0.32.txt", "vllm_0.32_later.txt"), "boot-a")
     sampled(store, "sglang:1", "sglang", ("sglang_0.5.txt", "sglang_0.5_later.txt"), "boot-b")
     client = World().client(0)
@@ -57,8 +57,8 @@ def test_pages_are_read_as_the_agent_sent_them(store: Store) -> None:
 RANKED = b'engine="0"'
 
 
-def told(store: Store, engine_id: str, texts: tuple[bytes, ...]) -> None:
-    """Pages a second apart, as the agent sends them, and the CPUs of its host."""
+def scraped(store: Store, engine_id: str, texts: tuple[bytes, ...]) -> None:
+    """Store scrapes a second apart, as the agent sends them, and the CPU times of its host."""
     page, samples = ExpositionReader(ENGINES["vllm"], engine_id), []
     for second, text in enumerate(texts):
         now_ns = START + second * S
@@ -72,29 +72,29 @@ def told(store: Store, engine_id: str, texts: tuple[bytes, ...]) -> None:
 
 
 def of(store: Store, engine_id: str) -> ScrapedMetrics:
-    """What is known of an engine that one stream names."""
+    """Return the metrics of an engine that one stream has the id of."""
     return scraped_metrics(store, [Stream("", START, bytes(16), bytes(8), World().client(0), None, engine_id, "", "")])["", engine_id]
 
 
 def test_ranks_behind_one_server_are_added_up(store: Store) -> None:
-    """The server's stream does not say which rank made it: a preemption in any of them is one, and the longest time is of all."""
+    """The rank of a stream is unknown: a preemption in any rank counts, and the longest time is that of all ranks."""
     before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
     both = tuple(text.replace(RANKED, b'engine="1"') + b"".join(_lines(before)) for text in (before, after))
-    told(store, "vllm:1", both)
+    scraped(store, "vllm:1", both)
     found = of(store, "vllm:1")
     assert found.has_ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 1]
     assert found.interval_ns_max.tolist() == [longest(after.decode())]
-    # A page that tells one rank alone, which is not the first.
-    told(store, "vllm:2", tuple(text.replace(RANKED, b'engine="3"') for text in (before, after)))
+    # A scrape of one rank only, which is not the first.
+    scraped(store, "vllm:2", tuple(text.replace(RANKED, b'engine="3"') for text in (before, after)))
     alone = of(store, "vllm:2")
     assert not alone.has_ranks and alone.counters[PREEMPTIONS].values.tolist() == [0, 1]
-    # And one whose id begins alike is another engine.
-    told(store, "vllm:11", (before, after))
+    # Another engine with an id that begins alike.
+    scraped(store, "vllm:11", (before, after))
     assert of(store, "vllm:1").counters[PREEMPTIONS].values.tolist() == [0, 1] and not of(store, "vllm:11").has_ranks
 
 
 def counted(store: Store, name: str, values: dict[int, float], engine_id: str = "e", **attributes: str) -> None:
-    """A counter at these seconds, as somebody else's Collector sends it."""
+    """Store a counter at these seconds, as a Collector sends it."""
     body = metrics_request({"legato.engine.id": engine_id, "host.name": "node"})
     for second, value in values.items():
         total(body, name, value, START + second * S, attributes={key.replace("__", "."): text for key, text in attributes.items()})
@@ -105,15 +105,15 @@ FOREIGN = "vllm:num_preemptions_total"
 
 
 def test_ranks_that_a_collector_scraped_are_ranks(store: Store) -> None:
-    """Under their own names and one id: what one of them counts is told, and that they are several."""
+    """Under their original metric names and one engine id: the count of one rank is kept, and that there are several."""
     for rank, after in (("0", 7), ("1", 8)):
         counted(store, FOREIGN, {0: 7, 1: 7, 2: after}, engine=rank)
     found = of(store, "e")
     assert found.has_ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 0, 1]
 
 
-def test_a_rank_that_begins_anew_hides_nothing(store: Store) -> None:
-    """One counts a preemption in the same second in which the other goes back to zero; and one that appears has counted what it has."""
+def test_a_restarted_rank_hides_nothing(store: Store) -> None:
+    """One rank counts a preemption in the second in which another is reset to zero. A rank that appears has grown by its first value."""
     counted(store, FOREIGN, {0: 0, 1: 1, 2: 1}, engine="0")
     counted(store, FOREIGN, {0: 1, 1: 0, 2: 0}, engine="1")
     counted(store, FOREIGN, {2: 4}, engine="2")
@@ -121,7 +121,7 @@ def test_a_rank_that_begins_anew_hides_nothing(store: Store) -> None:
 
 
 def test_while_one_rank_is_not_scraped_nothing_is_known(store: Store) -> None:
-    """Its preemption would be seen when it is there again, which may be long after the gap."""
+    """A preemption in that rank would be seen at its next scrape, possibly long after the gap."""
     counted(store, FOREIGN, {second: 0 for second in range(120)}, engine="0")
     counted(store, FOREIGN, {second: 0 for second in range(80) if not 20 < second < 60}, engine="1")
     found = of(store, "e").counters[PREEMPTIONS]
@@ -132,19 +132,19 @@ def test_while_one_rank_is_not_scraped_nothing_is_known(store: Store) -> None:
 
 
 @pytest.mark.parametrize("engine_id", ["team/llama", "vllm:1", "vllm:1/1"])
-def test_ids_may_have_slashes_and_ranks_may_be_asked_for(store: Store, engine_id: str) -> None:
-    """A number behind the last slash is a rank, which is told of by itself and with its server, whoever else is asked for."""
+def test_ids_may_have_slashes_and_streams_may_have_a_rank(store: Store, engine_id: str) -> None:
+    """A number behind the last slash is a rank. Its metrics count for the rank and for its server, for any selection of streams."""
     for rank, after in (("", 7), ("/1", 8), ("/canary", 9)):
         counted(store, PREEMPTIONS, {0: 7, 1: after}, engine_id + rank)
     streams = [Stream("", START, bytes(16), bytes(8), World().client(0), None, engine_id + rank, "", "") for rank in ("", "/1")]
-    for asked in (streams, streams[:1]):
-        found = scraped_metrics(store, asked)["", engine_id]
+    for selected in (streams, streams[:1]):
+        found = scraped_metrics(store, selected)["", engine_id]
         assert found.has_ranks and found.counters[PREEMPTIONS].values.tolist() == [0, 1]
     assert not scraped_metrics(store, streams)["", engine_id + "/1"].has_ranks
 
 
-def test_another_s_time_of_cpus_is_left_out(store: Store) -> None:
-    """A Collector's hostmetrics beside the agent, or alone: by CPU, by another name of the mode, or without any that was stolen."""
+def test_cpu_times_of_a_collector_are_left_out(store: Store) -> None:
+    """The hostmetrics of a Collector, with or without the agent: single CPUs, an older attribute name, or no stolen time."""
     up = agent_request("node", [(START, Measurement("legato.engine.up", "1", 1.0, (("legato.engine.id", "e"),)))])
     store.insert("node_samples", received_points(up, tenant="", now_ns=START, limits=Limits(retention_days=0)).samples)
     counted(store, PREEMPTIONS, {0: 0})
@@ -159,14 +159,14 @@ def test_another_s_time_of_cpus_is_left_out(store: Store) -> None:
 
 
 def _lines(page: bytes) -> list[bytes]:
-    """The first rank's lines."""
+    """Return the lines of the first rank."""
     return [line + b"\n" for line in page.splitlines() if RANKED in line]
 
 
-def test_the_time_of_the_host_s_cpus_is_read(store: Store) -> None:
-    """All of it, and what was stolen; of an engine whose page was read on two hosts nothing."""
+def test_the_cpu_time_of_the_host_is_read(store: Store) -> None:
+    """The total and the stolen time; not for an engine that was scraped on two hosts."""
     before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
-    told(store, "vllm:1", (before, after))
+    scraped(store, "vllm:1", (before, after))
     found = of(store, "vllm:1")
     assert found.counters["stolen"].values.tolist() == [0, 2] and found.counters["system.cpu.time"].values.tolist() == [0, 8]
     again = agent_request("other", [(START, Measurement("legato.engine.up", "1", 1.0, (("legato.engine.id", "vllm:1"),)))])
@@ -175,7 +175,7 @@ def test_the_time_of_the_host_s_cpus_is_read(store: Store) -> None:
 
 
 def longest(later: str) -> int:
-    """The upper bound (ns) of the last bucket of times between tokens that grew between the two pages, by plain Python."""
+    """Return the upper bound (ns) of the last bucket of times between tokens that grew between the two scrapes, in plain Python."""
     earlier = (pathlib.Path(PAGES) / "vllm_0.32.txt").read_text(encoding="utf-8")
 
     def buckets(text: str) -> list[tuple[float, float]]:

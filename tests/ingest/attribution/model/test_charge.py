@@ -1,4 +1,4 @@
-"""Every cause on a few steps and gaps with the expected parts written out; and parts that always add up to the gap."""
+"""Every cause on a few steps and gaps, with the expected parts written out. Parts always add up to the gap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE = {"base": 10}
 
 
 def charged(gaps: Gaps, steps: ChargedSteps | None) -> tuple[str, dict[str, float]]:
-    """The cause of one gap and its parts in ms."""
+    """Return the cause of one gap and its parts in ms."""
     verdicts = charge(gaps, steps)
     assert (verdicts.parts.sum(axis=1) == gaps.length_ns).all()
     assert (verdicts.excess_ns == gaps.length_ns - verdicts.parts[:, index_of("base")]).all()
@@ -28,7 +28,7 @@ def charged(gaps: Gaps, steps: ChargedSteps | None) -> tuple[str, dict[str, floa
 
 
 def around_third(**third: float) -> tuple[Gaps, ChargedSteps]:
-    """A gap between the outputs of the second and the third step, which has these parts in addition to its base.
+    """Return a gap between the outputs of the second and the third step, which has these parts in addition to its base.
 
     The server sends 1 ms after each step, the client receives 2 ms after the server.
     """
@@ -39,7 +39,7 @@ def around_third(**third: float) -> tuple[Gaps, ChargedSteps]:
 
 @pytest.mark.parametrize("cause", CORE)
 def test_a_long_step_is_charged_to_its_own_parts(cause: str) -> None:
-    """The gap begins 1 ms after the second step's end: 10 ms of the third are its base, and 299 ms beyond, as 1 ms is not in the gap."""
+    """The gap begins 1 ms after the end of the second step, so 1 ms of the third step is not in the gap, and its part is 299 ms."""
     gaps, steps = around_third(**{cause: 300})
     assert charged(gaps, steps) == (cause, {"base": 10, cause: 299, "front_end": 1})
 
@@ -58,7 +58,7 @@ def test_three_equal_parts_are_mixed() -> None:
 
 
 def test_a_healthy_gap_is_its_base() -> None:
-    """One usual step between two chunks: only the rest of the step and the send."""
+    """The gap is the rest of one usual step, and the send."""
     gaps, steps = around_third()
     assert charged(gaps, steps) == ("front_end", {"base": 9, "front_end": 1})
     full = charged_steps(BASE, BASE, {"base": 400}, BASE)
@@ -66,7 +66,7 @@ def test_a_healthy_gap_is_its_base() -> None:
 
 
 def test_a_preempted_stream_is_charged_whole_steps() -> None:
-    """Steps 2 to 4 brought it nothing while the front end recorded them on time, and step 2 preempted a request."""
+    """Steps 2 to 4 produced nothing for it, the front end recorded them on time, and step 2 preempted a request."""
     steps = charged_steps(BASE, BASE, *[{"base": 100}] * 3, {"base": 10, "kv_pressure": 50}, BASE, preempted=[2])
     verdicts = charge(gap(21, 382, 21, 382), steps)
     assert parts_ms(verdicts) == {"kv_pressure": 359, "front_end": 2} and verdicts.names() == ["kv_pressure"]
@@ -74,14 +74,14 @@ def test_a_preempted_stream_is_charged_whole_steps() -> None:
 
 
 def test_a_frozen_front_end_is_not_a_preemption() -> None:
-    """The same steps with records that were written only when the gap was over: step 2 made the chunk, and the server slept."""
+    """The same steps with records that were written after the gap: step 2 produced the chunk, and the server paused."""
     late = [0, 0, 260, 160, 60, 0, 0]
     steps = charged_steps(BASE, BASE, *[{"base": 100}] * 3, {"base": 10, "kv_pressure": 50}, BASE, preempted=[2], late_ms=late)
     assert charged(gap(21, 382, 21, 382), steps) == ("front_end", {"base": 99, "front_end": 262})
 
 
 def test_several_steps_without_a_preemption_keep_their_parts() -> None:
-    """A stream that got nothing from four steps, none of which preempted anybody."""
+    """The stream got no token from two steps, and none of the steps had a preemption."""
     steps = charged_steps(BASE, BASE, {"base": 10, "host": 90}, {"base": 10, "scheduling": 190}, BASE, BASE)
     verdicts = charge(gap(20, 321, 20, 321), steps)
     assert parts_ms(verdicts) == {"base": 20, "scheduling": 190, "host": 90, "front_end": 1}
@@ -106,7 +106,7 @@ def test_missing_records_are_no_evidence() -> None:
 
 
 def test_without_an_engine_the_servers_part_is_generation() -> None:
-    """Less the stream's usual gap."""
+    """Except for the stream's usual gap, which is healthy."""
     assert charged(gap(0, 310, 0, 310, usual_ns=10), None) == ("generation", {"base": 10, "generation": 300})
 
 
@@ -120,19 +120,19 @@ def test_without_an_engine_the_servers_part_is_generation() -> None:
         ({"socket_known": True}, "connection"),
     ],
 )
-def test_time_beyond_the_server_is_the_paths_or_the_readers(fields: dict[str, Any], cause: str) -> None:
-    """The server's gap was 25 ms of 325, of which its usual gap is 10."""
+def test_time_beyond_the_server_is_charged_to_path_or_client(fields: dict[str, Any], cause: str) -> None:
+    """The server's gap was 25 ms, its usual gap is 10 ms, and the client's gap was 325 ms."""
     assert charged(gap(0, 325, 0, 25, usual_ns=10, **fields), None) == (cause, {"base": 10, "generation": 15, cause: 300})
 
 
 def test_a_chunk_that_caught_up_gives_time_back() -> None:
-    """The server's gap was longer than the client's: what an earlier delay had charged to the connection is given back."""
+    """The server's gap was longer than the client's: time that an earlier delay charged to the connection is given back."""
     assert charged(gap(0, 300, 0, 350, usual_ns=10), None) == ("generation", {"base": 10, "generation": 340, "connection": -50})
 
 
 @pytest.mark.parametrize("hold_ms", [200, 400])
 def test_the_applications_hold_comes_before_the_path(hold_ms: float) -> None:
-    """At most as much as the client waited beyond the server."""
+    """The hold counts at most for the time that the client waited beyond the server."""
     held = min(hold_ms, 300)
     rest = {"connection": 300 - held} if held < 300 else {}
     parts = {"base": 10, "generation": 15, "consumer": held, **rest}
@@ -144,19 +144,19 @@ def test_the_applications_hold_comes_before_the_path(hold_ms: float) -> None:
     [(0.0, "generation"), (0.25, "generation"), (0.26, "unknown"), (0.49, "unknown"), (0.5, "delivery"), (1.2, "delivery")],
 )
 def test_the_client_alone_names_a_side(caught_up: float, cause: str) -> None:
-    """By the share of the missing chunks that came right behind; the usual time of a chunk is healthy."""
+    """By the share of the missing chunks that arrived right behind; the usual time of a chunk is healthy."""
     assert charged(client_gap(320, caught_up, pace_ms=20), None) == (cause, {"base": 20, cause: 300})
 
 
 def test_the_client_alone_abstains_without_a_share() -> None:
-    """As at the end of a stream; a hold is known all the same."""
+    """The share is unknown at the end of a stream. A recorded hold is charged in any case."""
     assert charged(client_gap(320, pace_ms=20), None) == ("unknown", {"base": 20, "unknown": 300})
     held = client_gap(320, pace_ms=20, hold_ns=310, hold_known=True)
     assert charged(held, None) == ("consumer", {"base": 10, "consumer": 310})
 
 
 def test_no_gaps_and_unfitted_steps_are_no_error() -> None:
-    """Empty arrays; and steps without a model explain nothing."""
+    """Empty arrays give empty results, and steps without a fitted model explain nothing."""
     steps = charged_steps(BASE, BASE, {"base": 10, "host": 300}, BASE)
     none = gap(23, 333, 21, 331).at(np.zeros(0, np.int64))
     assert charge(none, steps).names() == [] and charge(none, None).names() == []
@@ -169,7 +169,7 @@ STEP = st.dictionaries(st.sampled_from(STEP_PARTS), st.integers(0, 200), max_siz
 
 @st.composite
 def gaps_and_steps(draw: st.DrawFn) -> tuple[Gaps, ChargedSteps]:
-    """A few gaps of any kind, and steps with any faults."""
+    """Draw a few gaps with any fields, and steps with any parts, delays and preemptions."""
     several = []
     for _ in range(draw(st.integers(1, 4))):
         start, sent = draw(MS_TIMES), draw(MS_TIMES)
@@ -196,7 +196,7 @@ def gaps_and_steps(draw: st.DrawFn) -> tuple[Gaps, ChargedSteps]:
 
 @given(gaps_and_steps(), st.booleans())
 def test_parts_always_add_up_to_the_gap(drawn: tuple[Gaps, ChargedSteps], with_engine: bool) -> None:
-    """In whole ns, whatever was seen; only delays of the path may be negative, where a stream made up for an earlier one."""
+    """Exact in ns for any evidence. Only delays of the path may be negative, where a stream made up for an earlier delay."""
     gaps, steps = drawn
     verdicts = charge(gaps, steps if with_engine else None)
     assert (verdicts.parts.sum(axis=1) == gaps.length_ns).all()

@@ -9,7 +9,7 @@ from legato_ingest.attribution.model.clock_offset import clock_offset
 
 
 def test_the_offset_is_the_ninth_of_ten() -> None:
-    """A send may wait, which makes the sample smaller, so a large one is taken; of few requests the error is unknown."""
+    """A send may wait, which makes its sample smaller, so a large sample is taken. With few requests the error is unknown."""
     sends = ints(*range(0, 100, 10))
     assert clock_offset(sends, sends + ints(5, 1, 5, 4, 5, 0, 5, 5, 9, 5)) == (9_000_000, None)
     assert clock_offset(ints(0), ints(3_600_000)) == (3_600_000_000_000, None)
@@ -25,5 +25,5 @@ def test_of_many_requests_the_error_is_the_distance_to_the_largest_hundredth() -
 
 
 def test_without_requests_there_is_no_offset() -> None:
-    """Nothing was finished."""
+    """No request finished."""
     assert clock_offset(ints(), ints()) is None

@@ -1,4 +1,4 @@
-"""How sure verdicts are: by the table, and weaker in four cases."""
+"""The confidence of verdicts: that of the table, and lower in four cases."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STEPS = charged_steps(*[{"base": 10}] * 3, state=throttling(3, known=True, mhz=9
 
 
 def confidence(cause: str, steps: ChargedSteps | None, *, server: bool = True, **fields: int) -> str:
-    """Of one verdict."""
+    """Return the confidence of one verdict."""
     (found,) = confidences([cause], verdict(cause, {}, **fields), np.array([server]), steps)
     return found
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause.is_part or cause.name == "mixed"], ids=lambda cause: cause.name)
 def test_with_everything_recorded_it_is_the_tables(cause: Cause) -> None:
-    """Of every cause but throttling, which takes a sample of the clock."""
+    """This holds for every cause except throttling, which needs a sample of the clock."""
     assert cause.name == "gpu_clock" or confidence(cause.name, STEPS, step_first=1, step_last=1) == cause.confidence
 
 
@@ -37,14 +37,14 @@ def test_without_steps_it_is_weaker(cause: str, expected: str) -> None:
 
 @pytest.mark.parametrize("cause", PARTS)
 def test_without_the_server_nothing_is_strong(cause: str) -> None:
-    """Which step made a chunk is concluded; a proven hold stays proven."""
+    """The step of a chunk is only concluded. A recorded hold stays proven."""
     assert confidence(cause, STEPS, server=False, step_first=1, step_last=1) != "strong"
     assert confidence("consumer", STEPS, server=False) == "proven"
 
 
 @pytest.mark.parametrize("cause", CORE)
 def test_few_steps_with_work_make_its_cost_unreliable(cause: str) -> None:
-    """So prefill and others' recompute are likely; a stream's own preemption, the clock and the host do not rest on the fit."""
+    """Prefill and the recompute of other streams become likely. The stream's own preemption and the host do not rest on the fit."""
     few = charged_steps(*[{"base": 10}] * 3, work_steps=4, state=throttling(3, known=True, mhz=900))
     weak = cause in ("scheduling", "kv_pressure", "gpu_clock")
     assert confidence(cause, few, step_first=1, step_last=1) == ("likely" if weak else "strong")
@@ -53,6 +53,6 @@ def test_few_steps_with_work_make_its_cost_unreliable(cause: str) -> None:
 
 @pytest.mark.parametrize(("mhz", "expected"), [(900, "strong"), (1970, "likely"), (float("nan"), "likely")])
 def test_throttling_is_strong_where_a_low_clock_was_seen(mhz: float, expected: str) -> None:
-    """Below the usual 1980 MHz by more than 3 %, in a step of the gap."""
+    """Strong needs a sample more than 3 % below the usual 1980 MHz in a step of the gap."""
     steps = replace(charged_steps(*[{"base": 10}] * 3, state=throttling(3, known=True, mhz=mhz)), usual_mhz=1980.0)
     assert confidence("gpu_clock", steps, step_first=0, step_last=1) == expected

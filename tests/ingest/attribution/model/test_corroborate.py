@@ -17,7 +17,7 @@ UNKNOWN, GENERATED, DELIVERED = float("nan"), 0.0, 1.0
 
 
 def corroborated(*streams: tuple[float, float, float], owners: list[int] | None = None, clocks: list[int] | None = None) -> Verdicts:
-    """One gap of each stream: its start (ms), its length (ms), and the share that caught up."""
+    """Return the verdicts on one gap of each stream, given as start (ms), length (ms), and the share that caught up."""
     gaps = Gaps.joined([client_gap(length, share, start_ms=start, pace_ms=20) for start, length, share in streams])
     count = len(streams)
     verdicts = corroborate(gaps, charge(gaps, None), np.array(owners or range(count)), np.array(clocks or [0] * count))
@@ -27,7 +27,7 @@ def corroborated(*streams: tuple[float, float, float], owners: list[int] | None 
 
 @pytest.mark.parametrize(("share", "side"), [(GENERATED, "generation"), (DELIVERED, "delivery")])
 def test_an_unknown_gap_takes_the_side_of_simultaneous_ones(share: float, side: str) -> None:
-    """Its begin and its end differ by less than a twentieth of its 400 ms."""
+    """Begins and ends differ by less than a twentieth of the 400 ms."""
     verdicts = corroborated((1000, 400, UNKNOWN), (1010, 400, share), (990, 415, share))
     assert verdicts.names() == [side] * 3 and verdicts.corroborated_by.tolist() == [2, 0, 0]
     assert parts_ms(verdicts) == {"base": 20, side: 380}
@@ -44,14 +44,14 @@ def test_other_gaps_corroborate_nothing(other: tuple[float, float, float]) -> No
 
 
 def test_the_stream_itself_and_other_clocks_corroborate_nothing() -> None:
-    """A stream is no witness for itself, and times by two clocks cannot be compared."""
+    """A stream does not corroborate itself, and times by two clocks are not compared."""
     assert corroborated((1000, 400, UNKNOWN), (1000, 400, GENERATED), owners=[0, 0]).names()[0] == "unknown"
     assert corroborated((1000, 400, UNKNOWN), (1000, 400, GENERATED), clocks=[0, 1]).names()[0] == "unknown"
 
 
 @pytest.mark.parametrize(("generated", "side"), [(3, "unknown"), (4, "generation")])
 def test_four_in_five_must_agree(generated: int, side: str) -> None:
-    """Against one delivered late."""
+    """One other stream has the opposite side."""
     others = [(1000, 400, GENERATED)] * generated
     verdicts = corroborated((1000, 400, UNKNOWN), (1000, 400, DELIVERED), *others)
     assert verdicts.names()[:2] == [side, "delivery"]

@@ -1,4 +1,4 @@
-"""Counterfactuals against worlds without the cause, run again with the same seed."""
+"""Counterfactuals, compared with the same world simulated without the cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPTS = {step: 1500 for step in range(40, 400, 60)}
 
 
 def replayed(world: World, stream: int = 0) -> tuple[int, int, dict[str, Remaining]]:
-    """The stream's stalls, the time in them, and what would be left without each cause."""
+    """Return the stream's stalls, the time in them, and what would be left without each cause."""
     client, server, steps = world.client(stream), world.server(stream), charge_steps(world.records())
     gaps = gaps_of(client, server, 0, STALL_NS)
     verdicts = charge(gaps, steps)
@@ -39,7 +39,7 @@ def replayed(world: World, stream: int = 0) -> tuple[int, int, dict[str, Remaini
 
 
 def stalls_of(times: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[int, int]:
-    """What a client that saw these times would count."""
+    """Return the stalls that a client with these times would count, and the time in them."""
     gaps = np.diff(times)
     return int((gaps >= STALL_NS).sum()), int(gaps[gaps >= STALL_NS].sum())
 
@@ -63,7 +63,7 @@ WORLDS: dict[str, tuple[World, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("stream", [0, 1])
 @pytest.mark.parametrize("speed", [1, 3])
 def test_it_is_what_really_happens_without_the_cause(name: str, stream: int, speed: int) -> None:
-    """The number of stalls left, and the time in them to a few ms a stall."""
+    """The number of remaining stalls, and the time in them within a few ms a stall."""
     world, cause, without = WORLDS[name]
     world = replace(world, speed=speed)
     stalls, stalled, left = replayed(world, stream)
@@ -76,7 +76,7 @@ def test_it_is_what_really_happens_without_the_cause(name: str, stream: int, spe
 
 
 def test_counting_labels_would_overstate_it() -> None:
-    """An outage hides two prompts: without it there is not one stall less, but one more."""
+    """An outage hides two prompts: without it there is one stall more, not one less."""
     world = World(prefill={100: 1500, 110: 1500}, held=(98, 900 * MS))
     stalls, _, left = replayed(world)
     assert (stalls, left["connection"].stalls_min) == (1, 2)
@@ -84,7 +84,7 @@ def test_counting_labels_would_overstate_it() -> None:
 
 
 def test_a_stream_that_cannot_be_aligned_has_none() -> None:
-    """Steps are missing, chunks cannot be matched, or there is no engine to speak of."""
+    """Steps are missing, chunks cannot be matched, or a vantage has no chunks."""
     world = World(prefill=PROMPTS)
     client, server, steps = world.client(0), world.server(0), charge_steps(world.records())
     records = world.records()
@@ -99,7 +99,7 @@ def test_a_stream_that_cannot_be_aligned_has_none() -> None:
 @given(st.integers(0, 10**6), st.integers(20, 370), st.integers(50, 900), st.integers(20, 350), st.booleans())
 @settings(deadline=None, max_examples=60)
 def test_removing_a_cause_of_the_core_never_adds_time(seed: int, step: int, held_ms: int, frozen: int, preempted: bool) -> None:
-    """Whatever overlaps: the time in stalls shrinks or stays when steps end earlier and nothing delays what comes from them."""
+    """For any overlap: the time in stalls shrinks or stays the same if steps end earlier and nothing delays their output."""
     gone = (frozen, frozen + 20) if preempted else None
     world = World(seed=seed, prefill={step: 1200, (step + 30) % 400: 700}, slow={seed % 390: 200 * MS}, preempted=gone)
     _, stalled, left = replayed(world)
@@ -112,7 +112,7 @@ def test_removing_a_cause_of_the_core_never_adds_time(seed: int, step: int, held
 
 @pytest.mark.parametrize("cause", CORE)
 def test_without_a_cause_of_the_core_the_step_is_shorter(cause: str) -> None:
-    """A step of 10 ms that took 300 longer: without the cause no stall is left, without another one all of it is."""
+    """One step took 300 ms longer. Without its cause no stall is left; without another cause the complete stall is."""
     steps = charged_steps(*[{"base": 10}] * 2, {"base": 10, cause: 300}, *[{"base": 10}] * 3)
     sent = vantage(10, 20, 330, 340, 350, 360)
     result = counterfactual(sent, sent, 0, steps, CORE, [], STALL_NS)
@@ -136,7 +136,7 @@ def test_without_a_delay_chunks_arrive_with_their_steps(cause: str) -> None:
 
 
 def test_noise_of_the_fit_is_not_the_hosts() -> None:
-    """Half a millisecond in each of a hundred steps adds up to 50 ms, and is no cause."""
+    """Half a millisecond in each of 100 steps is an error of the fit and not removed."""
     steps = charged_steps(*[{"base": 10, "host": 0.5}] * 100)
     sent = Vantage(steps.end_ns, ints(), ints())
     result = counterfactual(sent, sent, 0, steps, ["host"], [], int(ints(10.2)[0]))

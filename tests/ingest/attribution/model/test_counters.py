@@ -17,6 +17,6 @@ def test_a_reset_takes_nothing_back() -> None:
 
 @given(st.lists(st.floats(0, 1e9), max_size=20))
 def test_growth_never_falls(values: list[float]) -> None:
-    """From zero on."""
+    """It starts at zero and never falls."""
     growth = grown(np.array(values))
     assert len(growth) == len(values) and (np.diff(growth) >= 0).all() and (growth[:1] == 0).all()

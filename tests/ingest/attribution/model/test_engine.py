@@ -20,19 +20,19 @@ RECORDS = EngineRecords(steps([20.0] * 30, [20.0 * n for n in range(1, 31)]))
     ids=["none", "error unknown", "error known", "error too large"],
 )
 def test_the_error_of_the_offset_is_at_most_a_third_of_a_step(offset: tuple[int, int | None] | None, error_ns: int) -> None:
-    """35 % of 20 ms."""
+    """The bound is 35 % of the 20 ms."""
     engine = Engine.of(replace(RECORDS, server_offset=offset))
     assert (engine.offset_ns, engine.offset_error_ns) == (offset and offset[0], error_ns)
 
 
 def test_the_error_of_the_offset_is_at_most_ten_milliseconds() -> None:
-    """However long the steps."""
+    """Also with steps of 90 ms."""
     slow = EngineRecords(steps([90.0] * 30, [90.0 * n for n in range(1, 31)]))
     assert Engine.of(slow).offset_error_ns == 10 * MS
 
 
 def test_a_first_token_is_of_the_last_step_that_was_over() -> None:
-    """By the server's clock, which is an hour behind the records'; what came before the first step is of none."""
+    """The server's clock is an hour behind the records. A token before the first step has no step."""
     hour = 3_600_000 * MS
     times = {"a": int(ints(41)[0]) - hour, "b": int(ints(40)[0]) - hour, "c": int(ints(19)[0]) - hour}
     records = replace(RECORDS, server_offset=(hour, None), first_token_ns=times)
@@ -41,7 +41,7 @@ def test_a_first_token_is_of_the_last_step_that_was_over() -> None:
 
 
 def test_a_stream_is_covered_where_its_clock_is_known() -> None:
-    """The server's or, without a server, the client's."""
+    """The offset to the server's clock must be known or, without a server, to the client's clock."""
     stream = Stream("", 0, b"", b"", vantage(1), vantage(0), "e", "r", "mine")
     alone = replace(stream, server=None)
     for records, covered in (

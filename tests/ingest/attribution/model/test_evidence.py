@@ -12,14 +12,14 @@ NOTHING = verdict("unknown", {})
 
 
 def test_the_error_of_a_client_is_drift_and_resolution() -> None:
-    """50 ppm of 400 ms are 20 µs, and 4 µs for four times in µs; 64 µs more for a hold."""
+    """50 ppm of 400 ms are 20 µs; four times with 1 µs each are 4 µs; a hold adds 64 µs."""
     assert error_bounds_ns(client_gap(400), NOTHING, None).tolist() == [24_000]
     assert error_bounds_ns(client_gap(400, hold_ns=5, hold_known=True), NOTHING, None).tolist() == [88_000]
     assert error_bounds_ns(client_gap(400, hold_known=True), NOTHING, None).tolist() == [24_000]
 
 
 def test_the_error_of_steps_is_that_of_their_records_and_offset() -> None:
-    """The median record is 2 ms late, the offset may be off by 3 ms, and a concluded server by 10."""
+    """The median record is 2 ms late, the error of the offset is 3 ms, and that of a concluded server 10 ms."""
     steps = charged_steps(BASE, BASE, BASE, late_ms=[1, 2, 9])
     aligned = verdict("host", {}, step_first=1, step_last=1)
     assert error_bounds_ns(gap(0, 400, 0, 400, clock_offset_error_ns=3), aligned, steps).tolist() == [24_000 + 5 * MS]
@@ -28,7 +28,7 @@ def test_the_error_of_steps_is_that_of_their_records_and_offset() -> None:
 
 
 def test_only_known_numbers_are_evidence() -> None:
-    """A client alone, with and without a share; a server with a socket and a hold."""
+    """The client alone, with and without a share, and a server with a socket and a hold."""
     assert evidence_of(client_gap(400), NOTHING, None) == [{}]
     assert evidence_of(client_gap(400, 0.497), NOTHING, None) == [{"caught_up_percent": 49}]
     seen = gap(0, 400, 0, 25, hold_ns=7, hold_known=True, buffered=True, socket_known=True)
@@ -45,7 +45,7 @@ def test_steps_are_evidence_by_their_numbers() -> None:
 
 
 def test_throttling_is_evidence_with_the_clock_that_was_seen() -> None:
-    """Of the longest throttled step; without samples of the clock only the driver's time."""
+    """The numbers are those of the step with the most throttling; without samples of the clock only the driver's time is known."""
     throttled = {"base": 10, "gpu_clock": 90}
     seen = throttling(3, known=True, hard_ms=5, mhz=900)
     seen.hard_ns[2] = 80 * MS

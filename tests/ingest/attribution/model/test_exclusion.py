@@ -1,4 +1,4 @@
-"""Causes that records exclude: each observation of the table on one gap, and none for a vantage that is missing."""
+"""Causes that records exclude: each observation on one gap. A missing vantage excludes nothing."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ PATH = {"coalescing", "connection", "slow_reader"}
 
 
 def excluded(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None = None) -> dict[str, str]:
-    """The excluded causes of one gap, with parts known to a millisecond."""
+    """Return the excluded causes of one gap, with an error of 1 ms."""
     (found,) = excluded_by_records(gaps, verdicts, ERROR, steps)
     return found
 
 
 def engine(*, state: Any = None, preempted: Any = (), **part: Any) -> tuple[Gaps, ChargedSteps]:
-    """A gap over the second of three steps, which has this part beside its base."""
+    """Return a gap over the second of three steps, which has this part in addition to its base."""
     steps = charged_steps(BASE, {"base": 10, **part}, BASE, preempted=preempted, state=state)
     return gap(10, 20 + sum(part.values()), 10, 20 + sum(part.values())), steps
 
 
 def test_a_server_that_sent_in_time_excludes_the_engine() -> None:
-    """All of its causes; the path is what is left."""
+    """All causes of the engine and its front end are excluded; the network path is left."""
     seen = gap(0, 400, 0, 20, buffered=False, socket_known=True)
     reasons = excluded(seen, verdict("connection", {"base": 20, "connection": 380}))
     assert {name for name, reason in reasons.items() if reason == "the server sent it in time"} == {*CORE, "front_end"}
@@ -43,7 +43,7 @@ def test_a_server_that_sent_in_time_excludes_the_engine() -> None:
 
 @pytest.mark.parametrize("cause", CORE)
 def test_steps_exclude_what_they_did_not_contain(cause: str) -> None:
-    """All of the core but the cause that has a part, where the GPUs are known; and the front end that sent at once."""
+    """With samples of the GPUs all other causes of the core are excluded, and the front end, which sent at once."""
     seen, steps = engine(**{cause: 300}, state=throttling(3, known=True))
     reasons = excluded(seen, verdict(cause, {"base": 10, cause: 300}, step_first=1, step_last=1), steps)
     assert set(reasons) >= {*CORE, "front_end"} - {cause} and cause not in reasons
@@ -51,7 +51,7 @@ def test_steps_exclude_what_they_did_not_contain(cause: str) -> None:
 
 
 def test_clocks_are_excluded_only_where_samples_show_them() -> None:
-    """Without samples, and with throttling in a step, nothing is said about the GPU."""
+    """Not without samples, and not with throttling in a step."""
     own = verdict("host", {"base": 10, "host": 300}, step_first=1, step_last=1)
     for state, is_excluded in ((None, False), (throttling(3, known=True, hard_ms=1), False), (throttling(3, known=True), True)):
         seen, steps = engine(host=300, state=state)
@@ -59,7 +59,7 @@ def test_clocks_are_excluded_only_where_samples_show_them() -> None:
 
 
 def test_a_preemption_in_its_steps_excludes_no_preemption() -> None:
-    """Of another request; and a stream that was preempted itself was in none of its steps."""
+    """The preemption may be of another request. A preempted stream was in none of its steps, so they exclude nothing."""
     seen, steps = engine(host=300, preempted=(1,))
     reasons = excluded(seen, verdict("host", {"base": 10, "host": 300}, step_first=1, step_last=1), steps)
     assert "kv_pressure" not in reasons and reasons["scheduling"] == "no prompt in its steps"
@@ -67,8 +67,8 @@ def test_a_preemption_in_its_steps_excludes_no_preemption() -> None:
     assert not set(CORE) & set(excluded(seen, own, steps))
 
 
-def test_what_came_as_soon_as_it_was_sent_excludes_the_path() -> None:
-    """To the error; not where the server's times were concluded from the steps."""
+def test_an_immediate_delivery_excludes_the_path() -> None:
+    """Within the error, and not if the server's times were concluded from the steps."""
     own = verdict("generation", {"base": 20, "generation": 380})
     assert set(excluded(gap(0, 400, 0, 400), own)) == PATH
     assert excluded(gap(0, 400, 0, 400, server_error_ns=20), own) == {"coalescing": "reads came one by one"}
@@ -77,7 +77,7 @@ def test_what_came_as_soon_as_it_was_sent_excludes_the_path() -> None:
 
 
 def test_a_buffer_and_unread_data_exclude_the_connection() -> None:
-    """With the reason that was seen."""
+    """Each with its observation as the reason."""
     coalesced = verdict("coalescing", {"base": 20, "coalescing": 380})
     assert excluded(gap(0, 400, 0, 20, buffered=True), coalesced)["connection"] == "the stream came through a buffer"
     unread = verdict("slow_reader", {"base": 20, "slow_reader": 380})
@@ -86,8 +86,8 @@ def test_a_buffer_and_unread_data_exclude_the_connection() -> None:
 
 
 @pytest.mark.parametrize(("hold_us", "known", "is_excluded"), [(0, True, True), (64, True, True), (65, True, False), (0, False, False)])
-def test_an_application_that_asked_at_once_is_excluded(hold_us: int, known: bool, is_excluded: bool) -> None:
-    """To the resolution of a hold; where holds are not recorded nothing is said."""
+def test_an_application_without_a_hold_is_excluded(hold_us: int, known: bool, is_excluded: bool) -> None:
+    """Up to the resolution of a hold. Without recorded holds nothing is excluded."""
     own = verdict("unknown", {"unknown": 400})
     assert ("consumer" in excluded(client_gap(400, hold_ns=hold_us / 1000, hold_known=known), own)) == is_excluded
 
@@ -96,19 +96,19 @@ def test_an_application_that_asked_at_once_is_excluded(hold_us: int, known: bool
     ("caught_up", "expected"), [(0.0, {"delivery"}), (0.25, {"delivery"}), (0.3, set()), (0.5, {"generation"}), (np.nan, set())]
 )
 def test_the_client_alone_excludes_a_side(caught_up: float, expected: set[str]) -> None:
-    """The one that its own record speaks against."""
+    """The one that its own record contradicts."""
     assert set(excluded(client_gap(400, caught_up), verdict("unknown", {"unknown": 400}))) == expected
 
 
 def test_a_cause_with_a_part_is_never_excluded() -> None:
-    """Beyond the error; a part within it is noise."""
+    """A part beyond the error counts; a smaller part is noise."""
     own = {"base": 20, "connection": 379}
     assert "scheduling" not in excluded(gap(0, 400, 0, 20), verdict("connection", {**own, "scheduling": 2}))
     assert "scheduling" in excluded(gap(0, 400, 0, 20), verdict("connection", {**own, "scheduling": 1}))
 
 
 def test_every_rule_of_the_table_is_observed_somewhere() -> None:
-    """A rule without an observation would exclude nothing; two of them are about scraped metrics."""
+    """A rule without an observation would exclude nothing. Two rules are observed in scraped metrics."""
 
     nothing = (client_gap(400), verdict("unknown", {"unknown": 400}), ERROR)
     observed = {*exclusion._of_steps(*nothing, None), *exclusion._of_delivery(*nothing)}

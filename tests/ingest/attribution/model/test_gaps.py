@@ -1,4 +1,4 @@
-"""Gaps of a few chunks: which they are, when they were at the server, and what the client's own record says of them."""
+"""Gaps of a few chunks: which they are, when they were at the server, and what the client's own record shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_gap_is_between_reads_of_content() -> None:
 
 
 def test_a_gap_is_compared_at_the_same_byte() -> None:
-    """A client that saw two chunks in one, where the server sent them separately."""
+    """The client received in one chunk what the server sent in two."""
     server = vantage(0, 10, 20, 500, 510, sizes=(3, 4, 5, 6, 7))
     gaps = gaps_of(vantage(1, 21, 501, sizes=(7, 5, 13)), server, 7, 100 * MS, 5, 3)
     assert gaps.has_server.tolist() == [True]
@@ -30,20 +30,20 @@ def test_a_gap_is_compared_at_the_same_byte() -> None:
 
 
 def test_the_first_chunk_of_the_server_opens_no_gap() -> None:
-    """A gap before the server's first chunk has no begin there."""
+    """The server must have sent a chunk before the gap, and one after it."""
     assert gaps_of(vantage(0, 500), vantage(499, 500, 501, 502), 0, 100 * MS).has_server.tolist() == [True]
     assert gaps_of(vantage(0, 500, sizes=(1, 1)), vantage(0, sizes=(9,)), 0, 100 * MS).has_server.tolist() == [False]
 
 
 def test_holds_of_a_read_add_up() -> None:
-    """Two chunks came in one read, and the application slept 100 and 200 ms after them."""
+    """Two chunks arrived in one read, and the application held them 100 and 200 ms."""
     gaps = gaps_of(vantage(0, 20, 20, 520, holds_ms=(5, 100, 200, 7)), None, 0, 100 * MS)
     assert gaps.hold_ns.tolist() == [300 * MS] and gaps.hold_known.all()
     assert not gaps_of(vantage(0, 500), None, 0, 100 * MS).hold_known.any()
 
 
 def test_the_pace_is_the_median_time_a_chunk() -> None:
-    """Reads of two chunks after 40 ms each, one after 500 ms."""
+    """Most reads have two chunks after 40 ms; one came after 500 ms."""
     gaps = gaps_of(vantage(0, 40, 40, 80, 80, 580, 580, 620, 620), None, 0, 100 * MS)
     assert gaps.pace_ns.tolist() == [20 * MS]
 
@@ -58,14 +58,17 @@ def test_a_buffer_releases_nearly_everything_in_several(releases: tuple[int, ...
 
 
 def test_the_socket_is_known_where_it_was_sampled() -> None:
-    """Unread data before one of two gaps."""
+    """Only the first of two gaps has a sample, with unread data."""
     client = vantage(0, 300, 600, 620, unread=np.array([1]), sampled=np.array([1]))
     gaps = gaps_of(client, None, 0, 100 * MS)
     assert gaps.unread.tolist() == [True, False] and gaps.socket_known.tolist() == [True, False]
 
 
 def after_gap(*behind_ms: float, count: int = 20) -> float:
-    """What caught up after a gap of 400 ms in a stream of a chunk every 20 ms, whose first chunks after it came so long behind its end."""
+    """Return the share that caught up after a gap of 400 ms in a stream of a chunk every 20 ms.
+
+    ``behind_ms``: when further chunks arrived, relative to the end of the gap. ``count``: the number of chunks of the stream.
+    """
     end = EVEN[9] + 400
     behind = [end, *(end + each for each in behind_ms)]
     rest = [max(behind) + 20 * n for n in range(1, count - 10 - len(behind_ms))]
@@ -73,25 +76,25 @@ def after_gap(*behind_ms: float, count: int = 20) -> float:
     return float(share)
 
 
-def test_kept_chunks_come_right_behind() -> None:
-    """All that a steady stream would have brought, at once with the end of the gap: 19 are missing, and more than that are left."""
+def test_kept_chunks_arrive_right_behind() -> None:
+    """The chunks of a steady stream arrive together at the end of the gap. 19 are missing, and more than that are left."""
     assert after_gap(*[0] * 19, count=60) == pytest.approx(1.0)
     assert after_gap(*[0] * 9, count=60) == pytest.approx(9 / 19)
 
 
-def test_chunks_that_were_made_late_come_evenly() -> None:
-    """Nothing but what comes in that time in any case."""
+def test_chunks_that_were_generated_late_arrive_evenly() -> None:
+    """Only the chunks that arrive in that time in any case."""
     assert after_gap(count=60) == 0.0
 
 
 def test_near_the_streams_end_nothing_can_be_concluded() -> None:
-    """One or two chunks are left, or none: unknown, unless all that was left came at once."""
+    """With few or no chunks left the share is unknown, unless all of them arrived together."""
     assert np.isnan(after_gap(count=11)) and np.isnan(after_gap(count=13))
     assert after_gap(0, 0, count=13) == pytest.approx(1.0)
 
 
 def test_gaps_can_be_taken_and_joined() -> None:
-    """Rows by index; several streams' end to end."""
+    """By index, and one after another."""
     gaps = gaps_of(vantage(0, 300, 700), None, 0, 100 * MS)
     both = Gaps.joined([gaps, gaps.at(np.array([1]))])
     assert (both.length_ns // MS).tolist() == [300, 400, 400]

@@ -1,4 +1,4 @@
-"""GPU throttling on a few samples, and over worlds of a known truth: charged as far as the driver counted, and never without it."""
+"""GPU throttling on a few samples and on simulated worlds: charged as far as the driver counted, and never without its counter."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ BURST = {step: 8.0 for step in range(200, 206)}
 
 
 def gpu(*times_ms: float, hard_ms: Sequence[float] = (), soft_ms: Sequence[float] = (), mhz: Sequence[float] = ()) -> GpuClock:
-    """Samples at these times; counters are 0 and the clock is unknown unless given."""
+    """Return samples at these times; counters are 0 and the clock is unknown unless given."""
     count = len(times_ms)
     columns = [np.array(each or [missing] * count, np.float64) for each, missing in ((hard_ms, 0.0), (soft_ms, 0.0), (mhz, np.nan))]
     return GpuClock(ints(*times_ms), MS * columns[0], MS * columns[1], columns[2])
 
 
 def around(gpus: Sequence[GpuClock], start_ms: float, end_ms: float) -> Throttling:
-    """The throttling in one stretch."""
+    """Return the throttling in one stretch."""
     return throttling_in(gpus, ints(start_ms), ints(end_ms))
 
 
 def test_samples_around_a_stretch_bound_its_throttling() -> None:
-    """The counters grew by 30 and 80 ms from 0 to 200 ms; of 50 ms no more than 50 can have been throttled."""
+    """The counters grew by 30 and 80 ms around a stretch of 50 ms, which bounds the second."""
     one = gpu(0, 200, 400, hard_ms=(5, 35, 35), soft_ms=(0, 80, 80), mhz=(1980, 900, 1980))
     found = around([one], 100, 150)
     assert found.known.all() and (found.hard_ns[0], found.soft_ns[0], found.mhz[0]) == (30 * MS, 50 * MS, 900)
@@ -55,7 +55,7 @@ def test_without_samples_around_it_nothing_is_known(start: float, end: float) ->
 
 
 def test_all_gpus_must_be_known_and_the_slowest_counts() -> None:
-    """Of each stretch the longest time and the lowest clock."""
+    """The longest time and the lowest clock of all GPUs."""
     hot, cool = gpu(0, 200, hard_ms=(0, 40), mhz=(900, 900)), gpu(0, 200, mhz=(1980, 1980))
     found = around([hot, cool], 50, 150)
     assert found.known.all() and (found.hard_ns[0], found.mhz[0]) == (40 * MS, 900)
@@ -63,24 +63,24 @@ def test_all_gpus_must_be_known_and_the_slowest_counts() -> None:
 
 
 def granted(one: GpuClock, demand_ms: Sequence[float], usual_mhz: float = 1980.0) -> list[float]:
-    """What is granted of the demands of steps of 100 ms, from 0 on."""
+    """Return what is granted of the demands of consecutive steps of 100 ms, in ms."""
     ends = ints(*range(100, 100 + 100 * len(demand_ms), 100))
     return [round(value / MS, 3) for value in throttling_share_ns([one], ends, MS * np.array(demand_ms, np.float64), usual_mhz)]
 
 
 def test_no_more_is_granted_than_was_counted_between_two_samples() -> None:
-    """60 ms from 100 to 200 ms: all of a demand of 40, and 60 of one of 90. The first step's own demand is not known to lie in it."""
+    """60 ms were counted in the second step: a demand of 40 ms is granted completely, one of 90 ms up to 60 ms."""
     one = gpu(0, 100, 200, 300, 400, hard_ms=(0, 0, 60, 60, 60))
     assert granted(one, [0, 40, 0]) == [0, 40, 0] and granted(one, [0, 90, 20]) == [0, 60, 0]
 
 
 def test_several_steps_between_two_samples_share_what_was_counted() -> None:
-    """60 ms for demands of 40 and 80: in proportion."""
+    """60 ms are shared in proportion to the demands of 40 and 80 ms."""
     assert granted(gpu(0, 100, 300, 400, hard_ms=(0, 0, 60, 60)), [0, 40, 80]) == [0, 20, 40]
 
 
 def test_a_power_limit_counts_where_the_clock_was_low() -> None:
-    """Below 97 % of the usual frequency."""
+    """The clock must have been below 97 % of the usual frequency."""
     times, counted = (0, 100, 200, 300), (0, 0, 60, 60)
     assert granted(gpu(*times, soft_ms=counted, mhz=(1980, 1980, 1900, 1980)), [0, 90, 0]) == [0, 60, 0]
     assert granted(gpu(*times, soft_ms=counted, mhz=(1980, 1980, 1930, 1980)), [0, 90, 0]) == [0, 0, 0]
@@ -88,13 +88,13 @@ def test_a_power_limit_counts_where_the_clock_was_low() -> None:
 
 
 def test_a_hole_between_samples_grants_nothing() -> None:
-    """More than 10 s; nor does a single sample."""
+    """A hole is longer than 10 s. A single sample grants nothing either."""
     assert granted(gpu(0, 100, 20_000, hard_ms=(0, 0, 9_000)), [0, 90, 0]) == [0, 0, 0]
     assert granted(gpu(0), [0, 90, 0]) == [0, 0, 0]
 
 
 def judged(world: World, gpus: Sequence[GpuClock]) -> tuple[Gaps, Verdicts, ChargedSteps]:
-    """One stream's gaps, their verdicts and the charged steps they rest on."""
+    """Return the gaps of one stream, their verdicts and the charged steps."""
     gaps, steps = gaps_of(world.client(0), world.server(0), 0, GAP_NS), charge_steps(world.records(), gpus)
     verdicts = charge(gaps, steps)
     assert (verdicts.parts.sum(axis=1) == gaps.end_ns - gaps.start_ns).all()
@@ -103,18 +103,18 @@ def judged(world: World, gpus: Sequence[GpuClock]) -> tuple[Gaps, Verdicts, Char
 
 
 def causes(verdicts: Verdicts) -> set[str]:
-    """The names of the causes."""
+    """Return the names of the causes."""
     return set(verdicts.names())
 
 
 def part(verdicts: Verdicts, name: str) -> float:
-    """One part of all verdicts in ms."""
+    """Return one part of all verdicts in ms."""
     return float(verdicts.parts[:, index_of(name)].sum()) / MS
 
 
 @pytest.mark.parametrize("soft", [False, True], ids=["heat", "power"])
-def test_a_lowered_clock_is_named_with_its_evidence(soft: bool) -> None:
-    """Steps that took eight times as long while the clock was an eighth: nearly all beyond the base is the clock's."""
+def test_throttling_is_named_with_its_evidence(soft: bool) -> None:
+    """Steps took eight times as long at an eighth of the clock: nearly all of the excess is throttling."""
     gaps, verdicts, steps = judged(World(throttled=BURST), [World(throttled=BURST).gpu(soft=soft)])
     assert causes(verdicts) == {"gpu_clock"}
     assert part(verdicts, "gpu_clock") > 0.95 * float(verdicts.excess_ns.sum()) / MS
@@ -124,7 +124,7 @@ def test_a_lowered_clock_is_named_with_its_evidence(soft: bool) -> None:
 
 
 def test_a_burst_between_two_samples_is_found_by_the_drivers_count() -> None:
-    """Nobody saw the clock low, but the driver counted the time."""
+    """No sample shows a low clock, but the driver counted the time."""
     world = World(throttled={step: 8.0 for step in range(200, 204)})
     gpu = world.gpu(every_ns=2_000 * MS)
     gaps, verdicts, steps = judged(world, [replace(gpu, mhz=np.full(len(gpu.mhz), 1980.0))])
@@ -132,16 +132,16 @@ def test_a_burst_between_two_samples_is_found_by_the_drivers_count() -> None:
     assert not [each for each in evidence_of(gaps, verdicts, steps) if each["clock_mhz"] < 1980]
 
 
-def test_a_power_limit_that_is_always_there_is_no_news() -> None:
-    """Its time grows all the while and the clock is as ever: a busy host keeps the blame."""
+def test_a_permanent_power_limit_is_no_cause() -> None:
+    """Its counter grows all the time and the clock is as usual: the stall stays charged to the host."""
     world = World(slow={200: 300 * MS})
     gpu = world.gpu()
     _, verdicts, _ = judged(world, [replace(gpu, soft_ns=(gpu.times_ns - gpu.times_ns[0]).astype(float))])
     assert causes(verdicts) == {"host"} and part(verdicts, "gpu_clock") == 0
 
 
-def test_prompts_that_bring_a_gpu_to_its_power_limit_are_prompts() -> None:
-    """They are what limits it: the cost of their tokens still comes from their steps, and they keep the blame."""
+def test_prefill_at_the_power_limit_is_scheduling() -> None:
+    """The prefill causes the power limit. The cost of its tokens is still fitted from its steps, and it stays charged for them."""
     world = World(prefill={n: 1500 for n in range(40, 400, 60)})
     gpu = world.gpu()
     starts = world.ends - world.took
@@ -152,8 +152,8 @@ def test_prompts_that_bring_a_gpu_to_its_power_limit_are_prompts() -> None:
     assert causes(verdicts) == {"scheduling"} and len(gaps.start_ns) == 6 and steps.work_steps == 6
 
 
-def test_a_clock_without_a_count_of_its_time_rules_nothing_out() -> None:
-    """A GPU that tells its clock alone may have been lowered between two samples."""
+def test_a_clock_without_the_drivers_counter_excludes_nothing() -> None:
+    """A GPU that only reports its clock may have been throttled between two samples."""
     world = World(prefill={n: 1500 for n in range(40, 400, 60)})
     none = np.zeros(0)
     silent = GpuClock(np.zeros(0, np.int64), none, none, none)
@@ -163,7 +163,7 @@ def test_a_clock_without_a_count_of_its_time_rules_nothing_out() -> None:
 
 
 def test_no_more_is_charged_than_the_driver_counted() -> None:
-    """Four stalls of the host's between two samples in which clocks were lowered for 30 ms: those are all that the clock gets."""
+    """Four host stalls between two samples with 30 ms of throttling: throttling is charged 30 ms in total."""
     world = World(slow={step: 200 * MS for step in (100, 102, 104, 106)})
     gpu = world.gpu(every_ns=2_000 * MS)
     inside = int(np.searchsorted(gpu.times_ns, world.ends[103]))
@@ -173,23 +173,23 @@ def test_no_more_is_charged_than_the_driver_counted() -> None:
     assert int(steps.parts.gpu_clock.sum()) <= 30 * MS
 
 
-def test_a_gpu_that_is_slow_most_of_the_time_is_not_the_measure() -> None:
-    """The healthy step comes from the steps at the usual clock, however few they are."""
+def test_a_gpu_that_is_mostly_throttled_does_not_define_the_healthy_step() -> None:
+    """The healthy step is fitted to the steps at the usual clock, even if they are few."""
     world = World(throttled={step: 6.0 for step in range(100, 400)})
     _, verdicts, steps = judged(world, [world.gpu()])
     assert causes(verdicts) == {"gpu_clock"} and steps.usual_mhz == 1980
     assert len(verdicts.cause) > 250
 
 
-def test_of_several_gpus_the_slowest_counts() -> None:
-    """One of eight that gets hot makes all wait."""
+def test_the_slowest_of_several_gpus_counts() -> None:
+    """One hot GPU of eight makes all others wait."""
     world = World(throttled=BURST)
     _, verdicts, _ = judged(world, [*[world.gpu(idle=True)] * 7, world.gpu()])
     assert causes(verdicts) == {"gpu_clock"}
 
 
-def test_without_samples_the_clock_is_not_spoken_of() -> None:
-    """No samples, samples that are far apart, or of another time: what is left over stays the host's, and the clock is not ruled out."""
+def test_without_samples_throttling_is_neither_named_nor_excluded() -> None:
+    """No samples, samples that are far apart, or samples of another time: the time is the host's, and throttling is not excluded."""
     world = World(throttled=BURST)
     gpu = world.gpu(every_ns=20_000 * MS)
     for gpus in ([], [gpu], [replace(world.gpu(), times_ns=world.gpu().times_ns - 10**12)]):
@@ -199,8 +199,8 @@ def test_without_samples_the_clock_is_not_spoken_of() -> None:
         assert all("gpu_clock" not in each for each in excluded)
 
 
-def test_clocks_that_were_never_lowered_are_ruled_out() -> None:
-    """A sampled GPU that ran as usual is out of the question."""
+def test_a_gpu_without_throttling_is_excluded() -> None:
+    """Samples cover the steps and show no throttling."""
     world = World(prefill={n: 1500 for n in range(40, 400, 60)})
     gaps, verdicts, steps = judged(world, [world.gpu()])
     assert causes(verdicts) == {"scheduling"}
@@ -216,8 +216,10 @@ def test_clocks_that_were_never_lowered_are_ruled_out() -> None:
     low=st.dictionaries(st.integers(30, 390), st.floats(1.0, 20.0), max_size=30),
     soft=st.booleans(),
 )
-def test_the_clock_never_gets_more_than_its_time(seed: int, every_ms: int, slow: dict[int, int], low: dict[int, float], soft: bool) -> None:
-    """Whatever else happens: parts add up, and in any stretch between samples the clock is charged no more than the driver counted."""
+def test_throttling_is_never_charged_more_than_its_time(
+    seed: int, every_ms: int, slow: dict[int, int], low: dict[int, float], soft: bool
+) -> None:
+    """For any faults: parts add up, and between two samples throttling is charged no more than the driver counted."""
     world = World(seed=seed, slow={step: ms * MS for step, ms in slow.items()}, throttled=low)
     gpu = world.gpu(every_ns=every_ms * MS, soft=soft)
     _, _, steps = judged(world, [gpu])

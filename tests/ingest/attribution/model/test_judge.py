@@ -1,4 +1,4 @@
-"""Judgements of groups of streams: from evidence to verdicts, for each kind of evidence, without a store."""
+"""Judgements of groups of streams from each kind of evidence, without a store."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ RECORDS = EngineRecords(steps(TOOK, ENDS), server_offset=(0, None), client_offse
 
 
 def stream(number: int = 0, **fields: Any) -> Stream:
-    """A chunk of every step, sent 1 ms after its end and received 1 ms later."""
+    """Return a stream with a chunk of every step, sent 1 ms after the step's end and received 1 ms later."""
     client, server = (vantage(*(end + more for end in ENDS)) for more in (2, 1))
     known: dict[str, Any] = {"tenant": "", "start_ns": 0, "trace_id": b"t", "span_id": bytes([number]), "client": client, "server": server}
     return Stream(**{**known, "engine_id": "e", "response_id": "r", "clock": "clock", **fields})
 
 
 def judged(*streams: Stream, **evidence: Any) -> Judgement:
-    """The judgement of a group, with gaps of 100 ms."""
+    """Return the judgement of a group; gaps of 100 ms or more are judged."""
     out = judge(Evidence(streams, **evidence), Thresholds(100.0, 50.0))
     assert (out.verdicts.parts.sum(axis=1) == out.gaps.length_ns).all()
     return out
 
 
 def test_the_steps_of_a_streams_engine_explain_its_stall() -> None:
-    """Of two streams one gap each."""
+    """Two streams have one gap each."""
     out = judged(stream(), stream(1), engine=RECORDS)
     assert out.verdicts.names() == ["host", "host"] and out.owners.tolist() == [0, 1] and out.stalls.tolist() == [0, 1]
     # The gap begins 1 ms after a step's end, so 1 ms of the long step is before it, and 1 ms is the front end's.
@@ -46,26 +46,26 @@ def test_the_steps_of_a_streams_engine_explain_its_stall() -> None:
 
 
 def test_without_a_server_it_is_concluded_from_the_steps() -> None:
-    """By the client's times and the offset of its clock; as far as a step may be off."""
+    """By the client's times and the offset of its clock, with an error of one step."""
     out = judged(stream(server=None), engine=RECORDS)
     assert out.verdicts.names() == ["host"] and out.gaps.server_error_ns.tolist() == [20 * MS]
 
 
-def test_without_steps_a_server_says_generation() -> None:
-    """And a client alone as much, where nothing came right behind."""
+def test_without_steps_it_is_generation() -> None:
+    """With the server, and with the client alone if nothing arrived right behind."""
     for each in (stream(), stream(server=None)):
         out = judged(each)
         assert out.verdicts.names() == ["generation"] and not out.verdicts.aligned.any() and out.engine is None
 
 
 def metrics(**fields: Any) -> Mapping[tuple[str, str], ScrapedMetrics]:
-    """Scrapes of the engine every second, whose times between tokens were never long."""
+    """Return scrapes of the engine every second, without long times between tokens."""
     seen = ints(*range(-120_000, 120_000, 1_000))
     return {ENGINE: ScrapedMetrics({}, seen, seen, np.full(len(seen), 20 * MS), True, **fields)}
 
 
 def test_scraped_metrics_name_what_they_leave() -> None:
-    """The engine's core made no time half as long: it was the front end, and the reasons are kept. Of another engine they say nothing."""
+    """The engine's core had no time half as long: it was the front end, and the reasons are kept. Other engines are not concerned."""
     out = judged(stream(), metrics=metrics())
     assert out.verdicts.names() == ["front_end"] and set(out.excluded[0]) == {"scheduling", "kv_pressure", "gpu_clock", "host"}
     assert judged(stream(engine_id="other"), metrics=metrics()).verdicts.names() == ["generation"]
@@ -73,7 +73,7 @@ def test_scraped_metrics_name_what_they_leave() -> None:
 
 @pytest.mark.parametrize(("boot", "name"), [("boot", "front_end"), ("", "generation"), ("other", "generation")])
 def test_scrapes_are_near_only_on_the_servers_own_clock(boot: str, name: str) -> None:
-    """A long time between tokens half a minute after the gap is of another one, if the clocks are the same."""
+    """With one clock a long time between tokens half a minute after the gap does not concern it."""
     longest = dict(metrics(boots=frozenset({"boot"})))
     scraped = longest[ENGINE]
     later = replace(scraped, interval_ns_max=np.where(scraped.scraped_ns == 30_000 * MS, 400 * MS, 20 * MS))
@@ -82,14 +82,14 @@ def test_scrapes_are_near_only_on_the_servers_own_clock(boot: str, name: str) ->
 
 @pytest.mark.parametrize("known", [True, False])
 def test_waits_of_the_host_are_evidence_of_its_stalls(known: bool) -> None:
-    """Of gaps that are aligned with steps, or that metrics named; not of a stall of another cause."""
+    """The gap must be aligned with steps and have a part of the host."""
     waits = CpuSamples([CpuSeries("node", ints(0, 2000), np.array([0.0, 0.25]))])
     out = judged(stream(), engine=RECORDS if known else None, cpu={ENGINE: waits})
     assert out.cpu_waits == ({0: {"cpu_wait_us": 250_000, "cpu_wait_of_us": 2_000_000}} if known else {})
 
 
 def test_an_unknown_gap_takes_the_side_of_streams_on_its_clock() -> None:
-    """The stream ended with the gap; another had the same gap and went on."""
+    """The stream ended with the gap; another stream had the same gap and continued."""
     ended = Vantage(stream().client.times_ns[:31], ints(), ints())
     short = stream(client=ended, server=None)
     assert judged(short).verdicts.names() == ["unknown"]
@@ -100,7 +100,7 @@ def test_an_unknown_gap_takes_the_side_of_streams_on_its_clock() -> None:
 
 
 def test_a_healthy_gap_is_withdrawn_where_the_store_has_it_as_a_stall() -> None:
-    """A step with more requests takes longer: its gap is long, and healthy. Only the stored one of the same stream and start counts."""
+    """A step with more requests takes longer, so its long gap is healthy. It is withdrawn only if the store has this very gap."""
     busy = [20.0 + 5 * (n % 3) + 200.0 * (n == 30) for n in range(60)]
     requests = [4.0 + (n % 3) + 40.0 * (n == 30) for n in range(60)]
     ends = list(np.cumsum(busy))
@@ -114,6 +114,6 @@ def test_a_healthy_gap_is_withdrawn_where_the_store_has_it_as_a_stall() -> None:
 
 
 def test_streams_without_a_long_gap_are_no_error() -> None:
-    """Their longest gap may have been the open one at the end."""
+    """The longest gap of a loaded stream may be its open gap."""
     out = judged(stream(client=vantage(1, 2, 3), server=None), metrics=metrics(), cpu={ENGINE: CpuSamples()})
     assert len(out.gaps.start_ns) == 0 and out.stalls.tolist() == [] and out.cpu_waits == {}

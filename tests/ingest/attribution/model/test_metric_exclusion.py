@@ -1,4 +1,4 @@
-"""What scraped metrics exclude and name where no step was recorded: only with scrapes all the time, and never more than they show."""
+"""What scraped metrics exclude and name where no step was recorded: only with scrapes all the time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def metrics(
     stolen_s: float = 0.0,
     ranks: bool = False,
 ) -> ScrapedMetrics:
-    """Scrapes in which these counters moved by so much in the given second; the longest time between tokens then; what was waited in it,
-    and what was stolen of eight CPUs.
+    """Return scrapes in which these counters grew by so much in the given second, with the longest time between tokens, the
+    engine's waits, and the stolen time of eight CPUs in that second.
     """
     counters = {name: MetricCounter(SEEN, np.where(SEEN >= START + at_s * S, more, 0.0)) for name, more in (moved or {}).items()}
     for name in (PROMPT_TOKENS, PREEMPTIONS):
@@ -46,7 +46,7 @@ def metrics(
 
 
 def named(scraped: ScrapedMetrics, same_clock: bool = True, gap: tuple[int, int] = GAP) -> tuple[str, dict[str, str]]:
-    """What a gap that the server waited for is called, and what is out of the question."""
+    """Return the cause of a gap at the server, and the excluded causes."""
     start, end = np.array([gap[0]]), np.array([gap[1]])
     findings = excluded_by_metrics(scraped, start, end, np.array([same_clock]))
     gaps, verdicts = waited_for()
@@ -56,7 +56,7 @@ def named(scraped: ScrapedMetrics, same_clock: bool = True, gap: tuple[int, int]
 
 
 def waited_for() -> tuple[Gaps, Verdicts]:
-    """One gap that the server saw, without its engine's steps."""
+    """Return one gap that the server saw, without steps of its engine, and its verdict."""
     gaps = gap(0, 425, 0, 424, usual_ns=20)
     verdicts = charge(gaps, None)
     assert verdicts.names() == ["generation"]
@@ -64,7 +64,7 @@ def waited_for() -> tuple[Gaps, Verdicts]:
 
 
 def test_what_the_engine_never_made_was_the_front_end() -> None:
-    """Its own histogram has nothing half as long around the gap: no cause of its core is left."""
+    """The engine's histogram has no time half as long as the gap around it, so its core is excluded."""
     cause, excluded = named(metrics({PROMPT_TOKENS: 300, PREEMPTIONS: 1}, longest_ms=200))
     assert cause == "front_end" and set(excluded) == {"scheduling", "kv_pressure", "gpu_clock", "host"}
     assert named(metrics({PROMPT_TOKENS: 300, PREEMPTIONS: 1}, longest_ms=201))[0] == "generation"
@@ -92,19 +92,19 @@ def test_what_the_engine_never_made_was_the_front_end() -> None:
     ],
 )
 def test_what_is_left_is_named(scraped: ScrapedMetrics, cause: str) -> None:
-    """A prompt where no preemption was counted, a preemption where no prompt was, the host where threads waited as they seldom do."""
+    """A prompt if no preemption was counted, a preemption if no prompt was, the host if threads waited much more than usual."""
     assert named(scraped)[0] == cause
 
 
 def test_a_prompt_is_counted_after_its_last_piece() -> None:
-    """Three seconds later it may still have been the cause; a minute later only where clocks may disagree."""
+    """A prompt counted 3 s after the gap may be its cause; one counted 30 s after it only if the clocks may differ."""
     assert "scheduling" not in named(metrics({PROMPT_TOKENS: 300}, at_s=103))[1]
     assert "scheduling" in named(metrics({PROMPT_TOKENS: 300}, at_s=130))[1]
     assert "scheduling" not in named(metrics({PROMPT_TOKENS: 300}, at_s=130), same_clock=False)[1]
 
 
 def test_holes_rule_nothing_out() -> None:
-    """No scrape for half a minute, none before, none after, no page at all: nothing is said."""
+    """No scrape for half a minute, before the gap, after it, or at all: nothing is concluded."""
     whole = metrics({}, longest_ms=10)
     holed = np.flatnonzero((START + 90 * S > SEEN) | (START + 125 * S < SEEN))
     for kept in (holed, np.arange(0, 99), np.arange(101, 200), np.arange(0)):
@@ -119,7 +119,7 @@ def test_holes_rule_nothing_out() -> None:
     times=st.lists(st.integers(0, 100), unique=True), values=st.lists(st.integers(0, 3)), low=st.integers(0, 100), length=st.integers(0, 50)
 )
 def test_is_still_is_what_a_loop_would_say(times: list[int], values: list[int], low: int, length: int) -> None:
-    """Against plain Python over the scrapes from the one before the stretch to the one after it."""
+    """Compared with plain Python over the scrapes around the stretch."""
     count = min(len(times), len(values))
     at = sorted(times[:count])
     counter = MetricCounter(np.array(at, np.int64) * S, np.array(values[:count], float))
@@ -133,7 +133,7 @@ def test_is_still_is_what_a_loop_would_say(times: list[int], values: list[int], 
 
 
 def test_engines_of_several_hosts_under_one_id_exclude_nothing() -> None:
-    """Which of them served the stream is not known."""
+    """It is unknown which of them served the stream."""
     assert named(replace(metrics({}, longest_ms=10), boots=frozenset({"a", "b"}))) == ("generation", {})
 
 
@@ -141,7 +141,7 @@ def test_engines_of_several_hosts_under_one_id_exclude_nothing() -> None:
     ("cause", "fields"), [("host", {"step_first": 1}), ("connection", {}), ("unknown", {})], ids=["aligned", "path", "unknown"]
 )
 def test_only_generation_at_the_server_takes_a_name(cause: str, fields: dict[str, int]) -> None:
-    """What is known already, and what the server did not see, stays."""
+    """Other verdicts stay, and so does a gap that the server did not see."""
     findings = MetricFindings.none(1)
     findings.excluded[0].update(dict.fromkeys(CORE, "excluded"))
     seen, own = gap(0, 400, 0, 400), verdict(cause, {cause: 400}, **fields)
@@ -152,7 +152,7 @@ def test_only_generation_at_the_server_takes_a_name(cause: str, fields: dict[str
 
 
 def test_findings_of_several_engines_are_put_together() -> None:
-    """Each at the rows of its own gaps."""
+    """Each at the rows of its gaps."""
     out, part = MetricFindings.none(3), MetricFindings.none(1)
     part.excluded[0]["host"] = "why"
     part.prompts[:] = part.waited[:] = True

@@ -14,13 +14,13 @@ BASE = {"base": 10}
 
 
 def long_and_longer(cause: str) -> ChargedSteps:
-    """Four steps, of which the second and the third have a part of this cause."""
+    """Return four steps, of which the second and the third have a part of this cause."""
     return charged_steps(BASE, {"base": 10, cause: 100}, {"base": 10, cause: 200}, BASE)
 
 
 @pytest.mark.parametrize("cause", CORE)
 def test_the_longest_step_of_the_cause_is_the_root(cause: str) -> None:
-    """Of those that the gap is aligned with; with what the cause took in it."""
+    """Among the steps that the gap is aligned with; the result has the cause's part in it."""
     roots = root_steps(long_and_longer(cause), verdict(cause, {cause: 300}, step_first=0, step_last=3))
     assert (roots.step.tolist(), roots.ns.tolist()) == ([2], [200 * MS])
     first = root_steps(long_and_longer(cause), verdict(cause, {cause: 100}, step_first=0, step_last=1))
@@ -28,31 +28,31 @@ def test_the_longest_step_of_the_cause_is_the_root(cause: str) -> None:
 
 
 def test_a_preempted_streams_root_is_its_preemption() -> None:
-    """However long other steps were; the part is all of its own."""
+    """However long other steps were; the part is the complete time."""
     found = root_steps(long_and_longer("kv_pressure"), verdict("kv_pressure", {"kv_pressure": 330}, step_first=1, step_last=3, preempted=1))
     assert (found.step.tolist(), found.ns.tolist()) == ([1], [330 * MS])
 
 
 def test_the_front_ends_root_is_the_step_that_it_did_not_send() -> None:
-    """The last that was over when it paused."""
+    """The last step that had ended when the front end paused."""
     found = root_steps(long_and_longer("host"), verdict("front_end", {"front_end": 400}, step_first=2, step_last=2))
     assert (found.step.tolist(), found.ns.tolist()) == ([2], [400 * MS])
 
 
 @pytest.mark.parametrize("cause", ["connection", "mixed", "generation"])
 def test_other_causes_have_no_root(cause: str) -> None:
-    """Nor has any stall without steps."""
+    """A stall without steps has none either."""
     assert root_steps(long_and_longer("host"), verdict(cause, {}, step_first=1, step_last=2)).step.tolist() == [-1]
     assert root_steps(None, verdict("host", {"host": 1})).step.tolist() == [-1]
 
 
 def prefilled(*prompt_steps: int) -> ChargedSteps:
-    """Ten steps with prefill in these."""
+    """Return ten steps with prefill in these."""
     return charged_steps(*({"base": 10, "scheduling": 50} if n in prompt_steps else BASE for n in range(10)))
 
 
 def test_a_prompt_is_in_all_steps_up_to_its_first_token() -> None:
-    """Two requests got their first tokens from step 4, the last of three with prefill; what came later is of another prompt."""
+    """Two requests got their first tokens from step 4, the last of three with prefill; later first tokens belong to another prompt."""
     steps = prefilled(2, 3, 4, 7)
     first_tokens = {"a": 4, "b": 4, "c": 9, "d": 1}
     assert prompts_in_steps(steps, [2, 4, 7], first_tokens) == {2: ["a", "b"], 4: ["a", "b"]}
@@ -60,7 +60,7 @@ def test_a_prompt_is_in_all_steps_up_to_its_first_token() -> None:
 
 
 def test_responses_are_those_prefilled_recomputed_or_the_stream_itself() -> None:
-    """A gap of each kind."""
+    """One gap of each kind."""
     steps = prefilled(2, 3, 4, 7)
     rows = np.array([0])
 
@@ -76,7 +76,7 @@ def test_responses_are_those_prefilled_recomputed_or_the_stream_itself() -> None
 
 
 def test_others_waited_for_the_recompute_of_a_preempted_stream() -> None:
-    """Its stall ended with step 8, which is the root of the others' stall."""
+    """The preempted stream's stall ended with step 8, the root-cause step of the other stream's stall."""
     one = verdict("kv_pressure", {}, step_first=5, step_last=8, preempted=5)
     other = verdict("kv_pressure", {}, step_first=8, step_last=8)
     both = type(one)(*(np.concatenate([getattr(each, name) for each in (one, other)]) for name in one.__dataclass_fields__))

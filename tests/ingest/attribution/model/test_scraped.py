@@ -15,7 +15,7 @@ MINUTE_S = 60
     ("every_s", "before_s", "after_s"), [(1, 2, 5), (10, 20, 23), (50, MINUTE_S, MINUTE_S)], ids=["1 s", "10 s", "50 s"]
 )
 def test_on_one_clock_it_is_two_scrapes_and_some_seconds(every_s: int, before_s: int, after_s: int) -> None:
-    """At most a minute, as with clocks that may differ."""
+    """At most a minute, which is also the length if clocks may differ."""
     scraped = ScrapedMetrics({}, ints(*(1_000 * every_s * n for n in range(5))), ints(), ints(), False)
     before, after = scraped.around_ns(np.array([True, False]))
     assert (before // 10**9).tolist() == [before_s, MINUTE_S] and (after // 10**9).tolist() == [after_s, MINUTE_S]

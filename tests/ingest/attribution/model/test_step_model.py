@@ -1,4 +1,4 @@
-"""Recorded steps charged: their true ends, the fit, and what is left of each for the host."""
+"""Recorded steps are charged: their true ends, the fit, and the rest for the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFILL = [100.0 if n and n % 5 == 0 else 0.0 for n in range(COUNT)]
 
 
 def run(longer_ms: dict[int, float], gpus: list[GpuClock] | None = None, **columns: Any) -> ChargedSteps:
-    """The forty steps, some of which took longer, recorded at once."""
+    """Return the charged forty steps, some of which took longer; all are recorded at once."""
     took = [20.0 + 0.3 * PREFILL[n] + longer_ms.get(n, 0.0) for n in range(COUNT)]
     charged = charge_steps(steps(took, list(np.cumsum(took)), **{"prefill_tokens": PREFILL, **columns}), gpus or [])
     assert (np.sum([charged.parts.of(name) for name in STEP_PARTS], axis=0) == charged.duration_ns).all()
@@ -29,7 +29,7 @@ def run(longer_ms: dict[int, float], gpus: list[GpuClock] | None = None, **colum
 
 
 def parts_of(charged: ChargedSteps, step: int) -> dict[str, float]:
-    """One step's parts in ms, without those under 10 µs."""
+    """Return the parts of one step in ms, without parts under 10 µs."""
     parts = {name: float(charged.parts.of(name)[step]) / MS for name in STEP_PARTS}
     return {name: round(value, 2) for name, value in parts.items() if value >= 0.01}
 
@@ -50,21 +50,21 @@ def test_a_missing_duration_or_number_begins_a_new_run() -> None:
 
 
 def test_prefill_is_scheduling() -> None:
-    """30 ms of the step for its 100 tokens; the others are base."""
+    """The step takes 30 ms for its 100 tokens; the rest is base."""
     charged = run({})
     assert charged.fitted and charged.work_steps == 7
     assert parts_of(charged, 10) == {"base": 20, "scheduling": 30} and parts_of(charged, 11) == {"base": 20}
 
 
 def test_what_the_work_does_not_explain_is_the_hosts() -> None:
-    """A step without prefill; and one with, where half more than the fit and 5 ms are still work."""
+    """One step without prefill, and one with prefill, in which 1.5 times the fitted cost and 5 ms still count as work."""
     charged = run({13: 100, 20: 100})
     assert parts_of(charged, 13) == {"base": 20, "host": 100}
     assert parts_of(charged, 20) == {"base": 20, "scheduling": 50, "host": 80}
 
 
 def test_recompute_is_kv_pressure_and_drafts_are_not() -> None:
-    """The engine counts recomputed tokens as decoded: 100 more than its requests. Rejected drafts are as many, and are no work."""
+    """The engine counts recomputed tokens as decoded, 100 more than its requests. The same number of drafted tokens is no work."""
     decode = [4.0 + PREFILL[n] for n in range(COUNT)]
     plain: dict[str, Any] = {"prefill_tokens": [0.0] * COUNT, "decode_tokens": decode}
     charged = run({}, **plain)
@@ -74,14 +74,14 @@ def test_recompute_is_kv_pressure_and_drafts_are_not() -> None:
 
 
 def test_prefill_and_recompute_share_the_work() -> None:
-    """Half of the tokens each."""
+    """Each has half of the tokens."""
     halves = [tokens / 2 for tokens in PREFILL]
     charged = run({}, prefill_tokens=halves, decode_tokens=[4.0 + half for half in halves])
     assert parts_of(charged, 10) == {"base": 20, "scheduling": 15, "kv_pressure": 15}
 
 
 def test_a_throttled_gpu_takes_the_blame_of_the_host() -> None:
-    """As far as the driver counted: 60 of the 100 ms that the step took longer."""
+    """The driver counted 60 of the 100 ms that the step took longer."""
     at = sum(20.0 + 0.3 * PREFILL[n] for n in range(13))
     times = ints(-100, at - 5, at + 125, at + 1000, at + 3000)
     gpu = GpuClock(times, np.array([0.0, 0, 60, 60, 60]) * MS, np.zeros(5), np.full(5, 1980.0))
@@ -91,7 +91,7 @@ def test_a_throttled_gpu_takes_the_blame_of_the_host() -> None:
 
 @pytest.mark.parametrize(("finished", "waits", "preempted"), [(0.0, 1.0, True), (1.0, 1.0, False), (0.0, 0.0, False)])
 def test_a_preemption_is_a_request_that_stopped_running_and_waits(finished: float, waits: float, preempted: bool) -> None:
-    """Running falls by one at step 2: unless a request ended, or nobody waits more than before."""
+    """Running falls by one at step 2: unless a request ended, or the number of waiting requests did not rise."""
     charged = charge_steps(
         steps([10] * 4, [10, 20, 30, 40], running=[4, 4, 3, 3], waiting=[0, 0, waits, waits], finished=[0, 0, finished, 0])
     )
@@ -99,7 +99,7 @@ def test_a_preemption_is_a_request_that_stopped_running_and_waits(finished: floa
 
 
 def test_steps_are_linked_while_the_engine_is_busy() -> None:
-    """Not after a missing number, and not after a step that left the engine idle. Complete are those with a duration and a load."""
+    """A missing record or an idle engine breaks the link. Linked steps with a duration and a load are complete."""
     charged = charge_steps(
         steps(
             [10, 10, 10, 10, np.nan],
@@ -114,7 +114,7 @@ def test_steps_are_linked_while_the_engine_is_busy() -> None:
 
 
 def test_too_few_steps_fit_nothing() -> None:
-    """All of a step is then the host's, and charge() does not use it."""
+    """The steps are marked as not fitted, so that they explain no gap."""
     charged = charge_steps(steps([10] * 15, list(range(10, 160, 10))))
     assert not charged.fitted and charged.parts.host.sum() == charged.duration_ns.sum()
     assert charge_steps(steps([], [])).median_ns == 0

@@ -14,7 +14,7 @@ TIME = st.integers(0, 10**9)
 
 
 def parts_of(duration: int, base: float, work: float, throttling: float, recompute: float) -> dict[str, int]:
-    """One step's parts."""
+    """Return the parts of one step."""
     limits = Limits(*(np.array([value], np.float64) for value in (base, work, throttling, recompute)))
     parts = split_durations(np.array([duration]), limits)
     return {name: int(parts.of(name)[0]) for name in STEP_PARTS}
@@ -30,18 +30,18 @@ def parts_of(duration: int, base: float, work: float, throttling: float, recompu
     ],
 )
 def test_base_comes_first_then_work_then_throttling_and_the_rest_is_the_hosts(duration: int, expected: tuple[int, ...]) -> None:
-    """Limits of 10 for the base, 40 for work, of which a quarter is recompute, and 30 for throttling."""
+    """The limits are 10 for the base, 40 for work (a quarter of it recompute), and 30 for throttling."""
     assert tuple(parts_of(duration, 10, 40, 30, 0.25).values()) == expected
 
 
 def test_the_parts_are_the_causes_of_the_table() -> None:
-    """So a part has no name that a reader does not know."""
+    """Every field is a cause, in the order of the table."""
     assert tuple(StepParts.__dataclass_fields__) == STEP_PARTS
 
 
 @given(TIME, TIME, TIME, TIME, st.floats(0, 1))
 def test_parts_add_up_to_the_duration(duration: int, base: int, work: int, throttling: int, recompute: float) -> None:
-    """In whole ns, none negative, each within its limit."""
+    """Exact in ns, none negative, each within its limit."""
     parts = parts_of(duration, base, work, throttling, recompute)
     assert sum(parts.values()) == duration and min(parts.values()) >= 0
     assert parts["base"] <= base and parts["gpu_clock"] <= throttling and parts["scheduling"] + parts["kv_pressure"] <= work

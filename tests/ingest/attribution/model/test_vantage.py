@@ -1,4 +1,4 @@
-"""Vantages from stored arrays: content alone, holds of what follows it, and what the socket held."""
+"""Vantages from stored arrays: content chunks, their holds, and samples of the socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NONE = np.zeros(0, np.int64)
 
 
 def test_chunks_without_content_are_left_out() -> None:
-    """Text, reasoning and tool stay; the others pass their time and their hold on to the chunk before."""
+    """Text, reasoning and tool chunks stay; the hold of another chunk is added to the content chunk before it."""
     dt_us = np.array([100, 50, 50, 50, 50])
     seen = Vantage.of(10**9, dt_us, np.array([0, 1, 4, 2, 3]), np.array([0, 5, 9, 6, 7]), np.array([1, 1, 2, 0, 3]))
     assert (seen.times_ns - 10**9).tolist() == [150_000, 250_000, 300_000]
@@ -23,7 +23,7 @@ def test_chunks_without_content_are_left_out() -> None:
 
 
 def test_a_stream_without_content_is_empty() -> None:
-    """Heartbeats only."""
+    """It has heartbeats only."""
     seen = Vantage.of(0, np.array([10, 10]), np.array([6, 6]), np.array([1, 1]), np.array([5, 5]))
     assert [len(column) for column in (seen.times_ns, seen.sizes, seen.holds_ns)] == [0, 0, 0]
 
@@ -46,7 +46,7 @@ def test_samples_follow_the_content_chunks() -> None:
 
 
 def test_a_stream_begins_and_ends_where_its_server_saw_it() -> None:
-    """Else where its client did, and without content at its start."""
+    """Without a server the client's times count, and without content the start of the request."""
     stream = Stream("", 5 * MS, b"", b"", vantage(12, 22), vantage(10, 20), "e", "r", "c")
     assert (stream.first_ns, stream.last_ns) == (10 * MS, 20 * MS)
     alone = replace(stream, server=None)
