@@ -23,9 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.common.machine import describe, median, quantile  # noqa: E402
-from demo.plan import Plan  # noqa: E402
 from helpers.servers.ports import free_port  # noqa: E402
-from helpers.servers.replay import read_streams, replay_server  # noqa: E402
+from helpers.servers.replay import read_recording  # noqa: E402
 
 __all__ = ["main"]
 
@@ -56,12 +55,8 @@ def demo() -> Figures:
 
 def server() -> Figures:
     """Read the first seconds of the recording from the replaying server alone."""
-    plan = Plan(("kv",), 1.0, SERVER_S, "f1de")
-    (recording,) = plan.recordings()
-    with replay_server(plan) as port:
-        arrived = read_streams(port, recording.streams)
     differences_ms = []
-    for stream, one in zip(recording.streams, arrived, strict=True):
+    for stream, one in read_recording("kv", SERVER_S):
         # Without the role frame and the usage frame.
         times_s = one.times_s[1:-1]
         gaps_ms = [(later - earlier) * 1e3 for earlier, later in zip(times_s, times_s[1:], strict=False)]

@@ -16,7 +16,7 @@ from demo.plan import Plan
 from demo.recording import Stream
 from helpers.servers.ports import free_port
 
-__all__ = ["Arrivals", "read_streams", "replay_server"]
+__all__ = ["Arrivals", "read_recording", "read_streams", "replay_server"]
 
 _PATIENCE_S = 30
 
@@ -83,3 +83,11 @@ async def _read(port: int, stream: Stream) -> Arrivals:
     await writer.wait_closed()
     frames = [line for line in received.splitlines() if line.startswith(b"data: {")]
     return Arrivals(frames, times)
+
+
+def read_recording(name: str, seconds: float) -> list[tuple[Stream, Arrivals]]:
+    """Replay the first seconds of a recording and return each of its streams with what a client received."""
+    plan = Plan((name,), 1.0, seconds, "ab12")
+    (recording,) = plan.recordings()
+    with replay_server(plan) as port:
+        return list(zip(recording.streams, read_streams(port, recording.streams), strict=True))
