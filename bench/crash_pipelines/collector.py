@@ -24,7 +24,7 @@ from helpers.platform.faults import Fault, FaultyProxy, faulty
 from helpers.repo.repository import ROOT
 from helpers.servers.collector import Collector
 
-__all__ = ["RETRYABLE", "TRIALS", "Pipeline", "Trial", "aim", "pipeline"]
+__all__ = ["RETRYABLE", "TRIALS", "Load", "Pipeline", "Trial", "aim", "pipeline"]
 
 # What OpenTelemetry's SDKs send again, of what a receiver may answer; the rest they drop.
 RETRYABLE = frozenset((429, 502, 503, 504))
@@ -50,20 +50,30 @@ class Trial:
     retries: int
 
 
-class Pipeline:
-    """The processes, with a proxy between Collector and ingest. ``rate``: streams a second that the application records."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Streams per second, kills in each trial that kills, and seconds for which the ingest is away."""
 
-    def __init__(self, folder: pathlib.Path, serve: Serve, proxy: FaultyProxy, rate: float, seed: int) -> None:
+    rate: float = 200
+    kills: int = 7
+    away_s: float = 60
+
+
+class Pipeline:
+    """The processes, with a proxy between Collector and ingest. ``load`` is what it has to bear."""
+
+    def __init__(self, folder: pathlib.Path, serve: Serve, proxy: FaultyProxy, load: Load, seed: int) -> None:
         self.serve, self.proxy = serve, proxy
         self.collector = Collector(folder / "collector", ["gateway.yaml"], LEGATO_INGEST_URL=proxy.url)
         self.random = random.Random(seed)
         self.kills = 0
-        self._ledger, self._rate = folder / "ledger", rate
+        self.load = load
+        self._ledger = folder / "ledger"
         self._ledger.touch()
 
     def start_application(self) -> None:
         """Start the application."""
-        command = [sys.executable, str(_APPLICATION), self.collector.http, str(self._ledger), str(self._rate)]
+        command = [sys.executable, str(_APPLICATION), self.collector.http, str(self._ledger), str(self.load.rate)]
         self._application = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill_application(self) -> None:
@@ -116,12 +126,12 @@ class Pipeline:
 
 
 @contextlib.contextmanager
-def pipeline(folder: pathlib.Path, *, rate: float = 200, seed: int = 1) -> Iterator[Pipeline]:
+def pipeline(folder: pathlib.Path, load: Load = Load(), *, seed: int = 1) -> Iterator[Pipeline]:
     """The pipeline under load; everything is stopped at the end."""
     serve = Serve(folder)
     try:
         with faulty(serve.otlp) as proxy:
-            running = Pipeline(folder, serve, proxy, rate, seed)
+            running = Pipeline(folder, serve, proxy, load, seed)
             running.collector.start()
             running.start_application()
             try:
@@ -133,9 +143,9 @@ def pipeline(folder: pathlib.Path, *, rate: float = 200, seed: int = 1) -> Itera
         serve.stop()
 
 
-def _kill(kill: Callable[[Pipeline], None], start: Callable[[Pipeline], None], times: int = 7) -> Callable[[Pipeline], None]:
+def _kill(kill: Callable[[Pipeline], None], start: Callable[[Pipeline], None]) -> Callable[[Pipeline], None]:
     def trial(running: Pipeline) -> None:
-        for _ in range(times):
+        for _ in range(running.load.kills):
             time.sleep(running.random.uniform(0.05, 1.0))
             kill(running)
             running.kills += 1
@@ -154,10 +164,10 @@ def _fault(fault: Fault, seconds: float) -> Callable[[Pipeline], None]:
 
 
 def _outage(running: Pipeline) -> None:
-    """The ingest is stopped for a minute."""
+    """The ingest is stopped for a while."""
     running.serve.process.terminate()
     running.serve.process.wait(60)
-    time.sleep(60)
+    time.sleep(running.load.away_s)
     running.serve.start()
 
 
@@ -207,7 +217,7 @@ TRIALS: Mapping[str, Callable[[Pipeline], None]] = {
     "replies are cut off": _fault("cut_reply", 5),
     "the store's disk is full": _full_disk,
     "the Collector's queue is full": _full_queue,
-    "the ingest is away for a minute": _outage,
+    "the ingest is away": _outage,
 }
 
 

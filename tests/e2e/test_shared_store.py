@@ -17,7 +17,7 @@ from helpers.servers.serving import legato, serving
 from helpers.servers.waiting import until
 
 HEADERS = {"content-type": "application/x-protobuf"}
-BODIES, STREAMS = 60, 20
+BODIES, STREAMS = 24, 20
 FAST = {"LEGATO_ATTRIBUTE_EVERY_S": "1", "LEGATO_ATTRIBUTE_GRACE_S": "1", "LEGATO_ROLLUP_EVERY_S": "1"}
 
 
@@ -34,7 +34,7 @@ def test_several_instances_write_and_one_runs_the_jobs(tmp_path: pathlib.Path) -
     """Both instances get the same bodies, some of them twice: each stream counts once, also in rollups. Then the active one is killed."""
     rng = random.Random(3)
     bodies = [body_of(rng) for _ in range(BODIES)]
-    with clickhouse(tmp_path) as server, ExitStack() as stack:
+    with clickhouse(tmp_path / "server", migrated=True) as server, ExitStack() as stack:
         ports = [(free_port(), free_port()) for _ in range(2)]
         environs = [{**server.settings, **FAST, "LEGATO_OTLP_PORT": str(otlp), "LEGATO_READ_PORT": str(read)} for otlp, read in ports]
         processes = [stack.enter_context(serving(environ)) for environ in environs]
