@@ -108,7 +108,7 @@ def test_late_requests_are_sent_with_the_repeated_last_step() -> None:
 
 
 def test_waiting_records_are_sent_at_the_end() -> None:
-    """At once, also for an engine whose epoch has ended; scheduler events go to the newest epoch."""
+    """At once, also for an engine with an ended epoch; scheduler events go to the newest epoch."""
     step_buffer, newer = StepBuffer(), Engine("e", 6)
     for engine in (ENGINE, newer):
         step_buffer.add(step(4, engine=engine), NOW)

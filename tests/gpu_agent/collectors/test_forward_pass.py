@@ -190,7 +190,7 @@ def test_passes_are_emitted_between_rounds(world: World) -> None:
 
 
 def test_only_consecutive_passes_have_an_interval(world: World) -> None:
-    """Neither the first, nor one after a gap, whose messages are counted as lost."""
+    """Neither the first, nor one after a gap; messages in the gap are counted as lost."""
     world.publish(a_pass(3), a_pass(4), first=3)
     world.publish(a_pass(8), a_pass(9), first=8)
     assert [(step.number, step.interval_us is not None) for step in world.steps] == [(3, False), (4, True), (8, False), (9, True)]

@@ -24,7 +24,7 @@ from legato_gpu_agent.collectors.base import NotAvailable
 from legato_gpu_agent.collectors.procfs import Listener, Proc
 
 LIVE = Proc(pathlib.Path("/proc"))
-NOBODY = 65_534
+UNPRIVILEGED = 65_534
 READERS: dict[str, Callable[[Proc], Any]] = {
     "stat": Proc.cpu_seconds,
     "pressure/io": lambda proc: proc.pressure_seconds("io"),
@@ -45,7 +45,7 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
 def another_user() -> Iterator[None]:
     """Read files in this thread as an unprivileged user, because root may read everything."""
     libc = ctypes.CDLL(None)
-    before = libc.setfsuid(NOBODY)
+    before = libc.setfsuid(UNPRIVILEGED)
     try:
         yield
     finally:

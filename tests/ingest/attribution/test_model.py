@@ -112,7 +112,7 @@ def test_an_offset_that_is_off_within_its_error_changes_no_verdict(cause: str, s
 
 
 def test_a_chunk_that_is_sent_late_keeps_its_step() -> None:
-    """It was sent nearer to the end of its own step than to the next end, so a preemption in the next step does not concern it."""
+    """It was sent nearer to the end of its step than to the next end, so a preemption in the next step does not concern it."""
     world = World(slow={200: 600 * MS}, preempted=(201, 230))
     steps, client = charge_steps(world.records()), world.client(1)
     times = world.server(1).times_ns.copy()

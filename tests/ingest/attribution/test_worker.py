@@ -201,7 +201,7 @@ def test_one_event_stalls_several_streams(store: Store) -> None:
 
 
 def test_a_restarted_engine_counts_its_steps_from_one_again(store: Store) -> None:
-    """Two runs within a minute: each finished request is matched with the step of its own time, so the clock offset is right."""
+    """Two runs within a minute: each finished request is matched with the step at its time, so the clock offset is right."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
     again = World(seed=2)
@@ -254,7 +254,7 @@ def test_a_counterfactual_of_an_older_verdict_does_not_count(store: Store) -> No
     assert {str(row[0]): int(row[1]) for row in store.select(sql)} == {"host": 1, "": 1}
 
 
-def test_an_engine_whose_clock_is_behind_is_late_once(store: Store) -> None:
+def test_an_engine_with_a_slow_clock_is_late_once(store: Store) -> None:
     """Its steps always arrive two minutes after their times: streams are judged again for the first step only, not in every run."""
     for part in PARTS.values():
         put(store, part(), RECEIVED_NS)
