@@ -1,7 +1,7 @@
 """Authentication of both endpoints: which tenant a request writes or reads as.
 
-``Gate`` is the only place that checks tokens and the readers' password. Without either, every request that reaches an endpoint is allowed;
-``serve`` then listens on loopback only. It sends no reply: it returns a tenant or raises ``Denied``.
+``Authenticator`` is the only place that checks tokens and the readers' password. Without either, every request that reaches an endpoint is
+allowed; ``serve`` then listens on loopback only. It sends no reply: it returns a tenant or raises ``Denied``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import Denied
 from legato_ingest.settings import Settings
 
-__all__ = ["Gate"]
+__all__ = ["Authenticator"]
 
 _HOW = "send `Authorization: Bearer TOKEN`"
 _HOW_TO_READ = f"{_HOW}, or the token as the password of any user"
 
 
-class Gate:
+class Authenticator:
     """The tokens of ``settings`` and the readers' password. Raises ``SettingsError`` when the tokens' file cannot be used."""
 
     def __init__(self, settings: Settings) -> None:

@@ -54,7 +54,7 @@ def _user_and_password(request: Request) -> tuple[bytes, bytes] | None:
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         return _basic(value)
-    # The server passes headers on as Latin-1, whatever encoding the client used.
+    # The server passes headers on as Latin-1, in whichever encoding the client sent them.
     names = [request.headers.get(name, "").encode("latin-1") for name in ("x-clickhouse-user", "x-clickhouse-key")]
     return (names[0], names[1]) if all(names) else None
 

@@ -19,7 +19,7 @@ import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from legato_ingest.auth.authenticate import Gate
+from legato_ingest.auth.authenticate import Authenticator
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import BadRequest, Denied, StoreError
 from legato_ingest.metrics import Metrics
@@ -80,7 +80,7 @@ class _Endpoint:
 
     def __init__(self, settings: Settings, store: QueryStore, metrics: Metrics) -> None:
         self._settings, self._store, self._metrics = settings, store, metrics
-        self._gate = Gate(settings)
+        self._authenticator = Authenticator(settings)
         own = settings.server.database if settings.server else "default"
         self._guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
         self._running = anyio.CapacityLimiter(settings.queries_max)
@@ -93,7 +93,7 @@ class _Endpoint:
 
     def authenticated(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """A handler that receives the tenant that the request's credentials read as."""
-        return self._guarded(handler, self._gate.reader)
+        return self._guarded(handler, self._authenticator.reader)
 
     async def slo(self, request: Request, tenant: str) -> Response:
         """The SLO's limits and the stall threshold of this server, in ms."""
@@ -139,7 +139,7 @@ class _Endpoint:
 
         async def guarded(request: Request) -> Response:
             try:
-                foreign = _foreign(request, self._settings.read_host, self._gate)
+                foreign = _foreign(request, self._settings.read_host, self._authenticator)
                 if foreign is not None:
                     self._metrics.queries.labels("foreign").inc()
                     return foreign
@@ -159,9 +159,9 @@ class _Endpoint:
         return guarded
 
 
-def _foreign(request: Request, host: str, gate: Gate) -> Response | None:
+def _foreign(request: Request, host: str, authenticator: Authenticator) -> Response | None:
     """The refusal for a web page of another origin and for a foreign name that resolves to this host; None for all other requests."""
-    if not gate.guards_reading and not is_local(request, host):
+    if not authenticator.guards_reading and not is_local(request, host):
         message = "the Host (or Origin) is not a loopback name; use http://127.0.0.1 or http://localhost\n"
         return Response(message, 403, media_type=_PLAIN)
     if has_foreign_origin(request, host):

@@ -18,7 +18,7 @@ import anyio
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from legato_ingest.auth.authenticate import Gate
+from legato_ingest.auth.authenticate import Authenticator
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import BadRequest, Denied, LegatoError, Overloaded, StoreUnavailable, TooLarge
 from legato_ingest.metrics import Metrics
@@ -64,8 +64,8 @@ class _Admission:
 class _Receiver:
     """Handles OTLP requests: authenticates, reads, converts, submits to the committer, and answers."""
 
-    def __init__(self, settings: Settings, gate: Gate, committer: Committer, metrics: Metrics) -> None:
-        self._settings, self._gate, self._committer, self._metrics = settings, gate, committer, metrics
+    def __init__(self, settings: Settings, authenticator: Authenticator, committer: Committer, metrics: Metrics) -> None:
+        self._settings, self._authenticator, self._committer, self._metrics = settings, authenticator, committer, metrics
         self._admission = _Admission(settings.queue_bytes_max)
         self._quotas = TenantQuotas(
             bytes_per_s=settings.tenant_bytes_per_s,
@@ -84,7 +84,7 @@ class _Receiver:
         return response
 
     async def _receive(self, request: Request, signal: Signal) -> Receipt:
-        tenant = self._gate.writer(request)
+        tenant = self._authenticator.writer(request)
         http.check_type(request.headers.get("content-type", ""))
         with self._quotas.request(tenant) as count:
             future = await self._submit(request, signal, tenant, count)
@@ -115,8 +115,8 @@ class _Receiver:
 def create_app(settings: Settings, committer: Committer, metrics: Metrics, ready: Callable[[], bool]) -> FastAPI:
     """Return the app of the OTLP endpoint. ``ready`` returns whether the store answers and its schema is current; it may block."""
     app = FastAPI(title="Legato OTLP", docs_url=None, redoc_url=None, openapi_url=None)
-    gate = Gate(settings)
-    receiver = _Receiver(settings, gate, committer, metrics)
+    authenticator = Authenticator(settings)
+    receiver = _Receiver(settings, authenticator, committer, metrics)
 
     @app.post(SPANS.path)
     async def traces(request: Request) -> Response:
@@ -142,7 +142,7 @@ def create_app(settings: Settings, committer: Committer, metrics: Metrics, ready
     async def prometheus(request: Request) -> Response:
         try:
             # The metrics contain the names of all tenants' services.
-            if gate.tokens is not None and gate.reader(request) != ALL_TENANTS:
+            if authenticator.tokens is not None and authenticator.reader(request) != ALL_TENANTS:
                 raise Denied(f"these metrics cover all tenants: send a token that may read, of the tenant {ALL_TENANTS}")
         except Denied as error:
             return Response(f"{error}\n", error.status, _CHALLENGE, media_type="text/plain")

@@ -8,7 +8,7 @@ import pytest
 from fastapi import Request
 
 from legato_ingest.auth import tokens
-from legato_ingest.auth.authenticate import Gate
+from legato_ingest.auth.authenticate import Authenticator
 from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import Denied, SettingsError
@@ -25,22 +25,22 @@ def request(token: str = "", user: str = "", key: str = "") -> Request:
 
 def test_without_tokens_and_password_every_request_is_allowed() -> None:
     """It writes as the empty tenant and reads all tenants."""
-    gate = Gate(load())
-    assert gate.writer(request()) == "" and gate.reader(request()) == ALL_TENANTS and not gate.guards_reading
+    authenticator = Authenticator(load())
+    assert authenticator.writer(request()) == "" and authenticator.reader(request()) == ALL_TENANTS and not authenticator.guards_reading
 
 
 def test_tokens_decide_tenant_and_permission(tmp_path: pathlib.Path) -> None:
     """Each token has one permission; without a token, or with another one, a request is denied."""
     path = tmp_path / "tokens.toml"
     write, read = tokens.add(path, "w", "shop", WRITE), tokens.add(path, "r", "shop", READ)
-    gate = Gate(load(tokens_file=path))
-    assert gate.guards_reading and gate.writer(request(write)) == gate.reader(request(read)) == "shop"
+    authenticator = Authenticator(load(tokens_file=path))
+    assert authenticator.guards_reading and authenticator.writer(request(write)) == authenticator.reader(request(read)) == "shop"
     for denied in ("", read, "legato_other"):
         with pytest.raises(Denied):
-            gate.writer(request(denied))
+            authenticator.writer(request(denied))
     for denied in ("", write, "legato_other"):
         with pytest.raises(Denied):
-            gate.reader(request(denied))
+            authenticator.reader(request(denied))
 
 
 def test_the_password_reads_all_tenants_with_and_without_tokens(tmp_path: pathlib.Path) -> None:
@@ -48,16 +48,16 @@ def test_the_password_reads_all_tenants_with_and_without_tokens(tmp_path: pathli
     path = tmp_path / "tokens.toml"
     read = tokens.add(path, "r", "shop", READ)
     settings = load(read_user="grafana", read_password=PASSWORD), load(read_user="grafana", read_password=PASSWORD, tokens_file=path)
-    for gate in map(Gate, settings):
-        assert gate.guards_reading and gate.reader(request(user="grafana", key=PASSWORD)) == ALL_TENANTS
+    for authenticator in map(Authenticator, settings):
+        assert authenticator.guards_reading and authenticator.reader(request(user="grafana", key=PASSWORD)) == ALL_TENANTS
         with pytest.raises(Denied):
-            gate.reader(request(user="grafana", key="another"))
-    assert gate.reader(request(read)) == gate.reader(request(user="any", key=read)) == "shop"
+            authenticator.reader(request(user="grafana", key="another"))
+    assert authenticator.reader(request(read)) == authenticator.reader(request(user="any", key=read)) == "shop"
     with pytest.raises(Denied):
-        gate.writer(request(PASSWORD))
+        authenticator.writer(request(PASSWORD))
 
 
 def test_an_unusable_token_file_prevents_the_start(tmp_path: pathlib.Path) -> None:
     """The error names the file."""
     with pytest.raises(SettingsError, match="missing.toml"):
-        Gate(load(tokens_file=tmp_path / "missing.toml"))
+        Authenticator(load(tokens_file=tmp_path / "missing.toml"))

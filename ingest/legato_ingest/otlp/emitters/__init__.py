@@ -2,7 +2,7 @@
 
 A family is a module with one function, ``convert(span, attributes)``. It returns the record of a span of the family, returns ``None`` for
 any other span, and raises ``AttributeFault`` for an attribute of the wrong type or with an impossible value. The docstring of the module
-states what the family can and cannot know; values that it cannot know keep the record's defaults. To add a family, write its module and add
+states which values the family can carry; values that it cannot carry keep the record's defaults. To add a family, write its module and add
 it to ``FAMILIES``. What all families with GenAI attributes share is in ``common``.
 """
 
