@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.platform.engine_sources import NOW, PublishingEngine, published
 from helpers.servers.publisher import Publisher, reachable
 from helpers.servers.waiting import until
 from legato_gpu_agent.agent.buffer import Buffer
@@ -26,8 +26,6 @@ from legato_gpu_agent.collectors.forward_pass import ForwardPasses
 from legato_gpu_agent.collectors.measurement import Measurement
 from legato_gpu_agent.plugin.model import Step
 from legato_gpu_agent.plugin.protocol import Datagram
-
-NOW = 1_700_000_000_000_000_000
 
 
 class ScheduledRequestMetrics(msgspec.Struct):
@@ -77,34 +75,22 @@ def with_fields(**changed: Any) -> bytes:
     return msgspec.msgpack.encode({key: value for key, value in fields.items() if value is not None})
 
 
-class World:
-    """A publisher, the collector that receives from it, and the emitted steps."""
+class World(PublishingEngine):
+    """An engine that publishes forward passes."""
 
     def __init__(self, publisher: Publisher) -> None:
-        self.publisher = publisher
-        self.emitted: list[Datagram] = []
-        self.passes = ForwardPasses("e", publisher.endpoint, self.emitted.append)
+        super().__init__(publisher)
+        self.collector: ForwardPasses = ForwardPasses("e", publisher.endpoint, self.emitted.append)
 
     def counts(self) -> dict[str, float]:
         """Return messages by outcome, without outcomes of 0."""
         out = {}
-        for each in self.passes.collect(NOW):
+        for each in self.collector.collect(NOW):
             assert isinstance(each, Measurement) and each.metric == "legato.agent.forward_passes" and each.start_ns == NOW
             out[dict(each.attributes)["legato.outcome"]] = each.value
             assert dict(each.attributes)["legato.engine.id"] == "e"
         assert set(out) == {"taken", "lost", "other", "bad"}
         return {what: count for what, count in out.items() if count}
-
-    def come(self) -> int:
-        """Return the number of received messages."""
-        return self.passes._subscriber.taken + self.passes._subscriber.bad
-
-    def publish(self, *payloads: bytes, first: int = 0) -> None:
-        """Send these messages with numbers, and wait until they are received."""
-        wanted = self.come() + len(payloads)
-        for number, payload in enumerate(payloads, first):
-            self.publisher.publish(number, payload)
-        until(lambda: self.come() == wanted)
 
     def has_emitted(self, count: int) -> bool:
         """Return whether that many were emitted."""
@@ -116,30 +102,17 @@ class World:
         return [each.step for each in self.emitted if each.step is not None]
 
 
-@contextmanager
-def listening() -> Iterator[World]:
-    """Create a world with a subscribed collector."""
-    with Publisher() as publisher:
-        world = World(publisher)
-        try:
-            world.counts()
-            publisher.wait()
-            yield world
-        finally:
-            world.passes.close()
-
-
 @pytest.fixture
 def world() -> Iterator[World]:
     """A world for one test."""
-    with listening() as each:
+    with published(World) as each:
         yield each
 
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[World]:
     """A world for many examples."""
-    with listening() as each:
+    with published(World) as each:
         yield each
 
 
@@ -176,7 +149,7 @@ def test_a_pass_is_a_step(world: World) -> None:
         decode_tokens=9,
         elapsed_us=21_500,
     )
-    assert {each.engine.id for each in world.emitted} == {"e"} and world.passes.epoch_ns() == first.recorded_ns
+    assert {each.engine.id for each in world.emitted} == {"e"} and world.collector.epoch_ns() == first.recorded_ns
     assert world.counts() == {"taken": 2}
 
 
@@ -221,7 +194,7 @@ def test_a_restarted_engine_is_another_one(world: World, idle: bool) -> None:
         until(lambda: len(world.emitted) == 4)
     before, after = world.emitted[:2], world.emitted[2:]
     assert len({each.engine for each in before}) == len({each.engine for each in after}) == 1
-    assert after[0].engine.epoch_ns > before[0].engine.epoch_ns and world.passes.epoch_ns() == after[0].engine.epoch_ns
+    assert after[0].engine.epoch_ns > before[0].engine.epoch_ns and world.collector.epoch_ns() == after[0].engine.epoch_ns
     assert [(step.number, step.interval_us is not None) for step in world.steps[2:]] == [(1, True), (2, True)]
     assert [each.dropped for each in world.emitted] == [0, 2, 0, 0]
     step_buffer, now_ns = StepBuffer(), world.steps[-1].recorded_ns
@@ -279,7 +252,7 @@ def test_an_invalid_pass_is_not_a_step(world: World, payload: bytes) -> None:
 
 def test_an_engine_of_another_version_is_down(world: World) -> None:
     """With the reason, as long as no message can be decoded; it is up with the next good message, also a heartbeat."""
-    runner = CollectorRunner(world.passes, Buffer(), SelfMetrics())
+    runner = CollectorRunner(world.collector, Buffer(), SelfMetrics())
     assert runner.run_once().state == "up"
     world.publish(with_fields(version=2), with_fields(version=2))
     why = "no messages could be decoded (2 received); the last: version 2; expected forward passes of version 1"
@@ -345,7 +318,7 @@ def test_any_message_is_harmless(lasting: World) -> None:
         assert all(is_step_for_the_wire(each) for each in lasting.emitted)
         lasting.counts()
         lasting.emitted.clear()
-        held.append(sum(1 for _ in reachable(lasting.passes)))
+        held.append(sum(1 for _ in reachable(lasting.collector)))
 
     check()
     assert max(held) < 2 * held[0] + 100
@@ -354,7 +327,7 @@ def test_any_message_is_harmless(lasting: World) -> None:
 def test_close_ends_the_thread() -> None:
     """No thread remains."""
     threads = threading.active_count()
-    with listening() as each:
+    with published(World) as each:
         each.publish(a_pass(1))
         assert each.has_emitted(1) and threading.active_count() == threads + 1
     assert threading.active_count() == threads

@@ -6,7 +6,6 @@ import json
 import pathlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.platform.engine_sources import NOW, PublishingEngine, published
 from helpers.servers.publisher import Publisher, reachable
 from helpers.servers.waiting import until
 from legato_gpu_agent.collectors import zmq_subscriber
@@ -22,7 +22,6 @@ from legato_gpu_agent.collectors.decode_errors import DecodeError
 from legato_gpu_agent.collectors.kv_events import KvEvents
 from legato_gpu_agent.collectors.measurement import Measurement
 
-NOW = 1_700_000_000_000_000_000
 RECORDED = pathlib.Path(__file__).parents[1] / "data" / "kv_events.jsonl"
 """Batches as a real vLLM 0.32 published them, one per line."""
 
@@ -40,7 +39,7 @@ class KVCacheEvent(msgspec.Struct, omit_defaults=True, tag=True):
 
 
 class BlockStored(KVCacheEvent):
-    """Return an event of stored blocks, with the tokens of the prompt."""
+    """An event of stored blocks, with the tokens of the prompt."""
 
     block_hashes: list[int | bytes]
     parent_block_hash: int | None
@@ -52,14 +51,14 @@ class BlockStored(KVCacheEvent):
 
 
 class BlockRemoved(KVCacheEvent):
-    """Return an event of removed blocks."""
+    """An event of removed blocks."""
 
     block_hashes: list[int | bytes]
     medium: str | None = None
 
 
 class AllBlocksCleared(KVCacheEvent):
-    """Return an event of a cleared cache."""
+    """An event of a cleared cache."""
 
 
 def batch(*events: KVCacheEvent) -> bytes:
@@ -68,20 +67,23 @@ def batch(*events: KVCacheEvent) -> bytes:
 
 
 def stored(hashes: Sequence[int | bytes], medium: str | None = "GPU", tokens: Sequence[int] = (1, 2, 3)) -> BlockStored:
-    """Stored blocks, with the tokens of a prompt."""
+    """Return an event of stored blocks, with the tokens of a prompt."""
     return BlockStored(list(hashes), None, list(tokens), 16, None, medium, "a session")
 
 
-class World:
-    """A publisher and the collector that receives from it."""
+class World(PublishingEngine):
+    """An engine that publishes KV cache events."""
+
+    topic = b"kv-events"
 
     def __init__(self, publisher: Publisher) -> None:
-        self.publisher, self.events = publisher, KvEvents("e", publisher.endpoint)
+        super().__init__(publisher)
+        self.collector: KvEvents = KvEvents("e", publisher.endpoint)
         self.number = 0
 
     def collect(self) -> list[Measurement]:
         """Run a round."""
-        found = list(self.events.collect(NOW))
+        found = list(self.collector.collect(NOW))
         assert all(isinstance(each, Measurement) and each.start_ns == NOW for each in found)
         return [each for each in found if isinstance(each, Measurement)]
 
@@ -95,40 +97,24 @@ class World:
         """Return the numbers of lost and bad messages."""
         return {dict(each.attributes)["legato.outcome"]: each.value for each in self.collect() if each.metric == "legato.agent.kv_events"}
 
-    def publish(self, *payloads: bytes) -> None:
-        """Send these messages, and wait until they are received."""
-        subscriber = self.events._subscriber
-        wanted = subscriber.taken + subscriber.bad + len(payloads)
-        for payload in payloads:
-            self.publisher.publish(self.number, payload, b"kv-events")
-            self.number += 1
-        until(lambda: subscriber.taken + subscriber.bad == wanted)
-
-
-@contextmanager
-def listening() -> Iterator[World]:
-    """Create a world with a subscribed collector."""
-    with Publisher() as publisher:
-        world = World(publisher)
-        try:
-            world.collect()
-            publisher.wait()
-            yield world
-        finally:
-            world.events.close()
+    def publish(self, *payloads: bytes, first: int | None = None) -> None:
+        """Send these messages with consecutive numbers, and wait until they are received."""
+        start = self.number if first is None else first
+        self.number = start + len(payloads)
+        super().publish(*payloads, first=start)
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
     """A world for one test."""
-    with listening() as each:
+    with published(World) as each:
         yield each
 
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[World]:
     """A world for many examples."""
-    with listening() as each:
+    with published(World) as each:
         yield each
 
 
@@ -159,7 +145,7 @@ def test_recorded_events_are_counted() -> None:
     for _, events, _ in batches:
         for event in events:
             expected[event["type"].removeprefix("Block").lower(), event["medium"]] += len(event["block_hashes"])
-    with listening() as world:
+    with published(World) as world:
         world.publish(*(msgspec.msgpack.encode(each) for each in batches))
         assert len(batches) == 24 and world.blocks() == expected and len(expected) == 2
 
@@ -191,12 +177,12 @@ def test_no_token_of_a_prompt_is_kept(world: World) -> None:
     for number in range(50):
         world.publisher.publish(number, batch(stored([number], "GPU", MARKS)))
     until(lambda: world.blocks().get(("stored", "GPU")) == 50)
-    held = list(reachable(world.events))
+    held = list(reachable(world.collector))
     assert "GPU" in held
     numbers, texts = [each for each in held if isinstance(each, int)], [each for each in held if isinstance(each, bytes | bytearray)]
     assert not set(MARKS) & set(numbers)
     assert not [each for each in texts for mark in MARKS if mark.to_bytes(4, "big") in each]
-    (event,) = world.events._decoder.decode(batch(stored([1]))).events
+    (event,) = world.collector._decoder.decode(batch(stored([1]))).events
     assert event.__struct_fields__ == ("type", "block_hashes", "medium")
 
 
@@ -295,6 +281,6 @@ def test_any_message_is_harmless(lasting: World) -> None:
         lasting.publish(*payloads, batch())
         after = lasting.blocks()
         assert all(after[key] >= count for key, count in before.items())
-        assert len(after) <= 48 and sum(1 for _ in reachable(lasting.events)) < 2_000
+        assert len(after) <= 48 and sum(1 for _ in reachable(lasting.collector)) < 2_000
 
     check()

@@ -8,9 +8,8 @@ import itertools
 import json
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,18 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.platform.engine_sources import NOW, SECOND, PolledEngine, polled, rows_body
 from helpers.servers.http_server import serve_get
 from legato_gpu_agent.agent.otlp_spans import steps_request
 from legato_gpu_agent.agent.step_buffer import StepBuffer
 from legato_gpu_agent.collectors import trtllm_iterations
-from legato_gpu_agent.collectors.measurement import Measurement
+from legato_gpu_agent.collectors.measurement import Measured, Measurement
 from legato_gpu_agent.collectors.trtllm_iterations import BadIterations, Iterations
 from legato_gpu_agent.collectors.trtllm_requests import PerfMetrics
 from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.plugin.model import Step
-from legato_gpu_agent.plugin.protocol import Datagram
 
-NOW, SECOND = 1_700_000_000_000_000_000, 10**9
 PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"
 SAMPLE = json.loads((PAGES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
 
@@ -40,37 +38,12 @@ def row(number: int, **changed: Any) -> dict[str, Any]:
     return {key: value for key, value in out.items() if value is not ...}
 
 
-def body(*rows: object) -> bytes:
-    """Return a response of /metrics."""
-    return json.dumps(rows).encode()
-
-
-class World:
-    """A server that returns these responses once each and then an empty list; the collector that reads it, and the emitted steps."""
+class World(PolledEngine):
+    """TensorRT-LLM's /metrics."""
 
     def __init__(self, url: str) -> None:
-        self.bodies: list[bytes | int] = []
-        self.paths: list[str] = []
-        self.emitted: list[Datagram] = []
-        self.now_ns = NOW
-        self.url, self.iterations = url, Iterations(url, "e", self.emitted.append)
-
-    def answer(self, path: str) -> bytes | int:
-        """Return the server's response."""
-        self.paths.append(path)
-        return self.bodies.pop(0) if self.bodies else b"[]"
-
-    def poll(self, *rows: object, after_s: float = 1.0) -> list[Measurement]:
-        """Run a round one second after the last, with these rows."""
-        return self.poll_body(body(*rows), after_s)
-
-    def poll_body(self, body: bytes | int, after_s: float = 1.0) -> list[Measurement]:
-        """Run a round with this body, or with this status."""
-        self.bodies.append(body)
-        self.now_ns += int(after_s * SECOND)
-        found = list(self.iterations.collect(self.now_ns))
-        assert all(isinstance(each, Measurement) for each in found)
-        return [each for each in found if isinstance(each, Measurement)]
+        super().__init__(url)
+        self.collector: Iterations = Iterations(url, "e", self.emitted.append)
 
     @property
     def steps(self) -> list[Step]:
@@ -78,18 +51,20 @@ class World:
         return [each.step for each in self.emitted if each.step is not None]
 
 
-def counts(found: list[Measurement]) -> dict[str, float]:
+def counts(found: Sequence[Measured]) -> dict[str, float]:
     """Return rows by outcome, without outcomes of 0."""
-    named = {dict(each.attributes)["legato.outcome"]: each.value for each in found if each.metric == "legato.agent.iterations"}
+    own = [each for each in found if isinstance(each, Measurement) and each.metric == "legato.agent.iterations"]
+    named = {dict(each.attributes)["legato.outcome"]: each.value for each in own}
     assert set(named) == {"taken", "late", "missing", "other", "bad"}
     return {what: count for what, count in named.items() if count}
 
 
-def signals(found: list[Measurement]) -> dict[str, float]:
+def signals(found: Sequence[Measured]) -> dict[str, float]:
     """Return the measurements of the engine by name; each has its unit, and counters have a start."""
     out = {}
     for each in found:
         if each.metric.startswith("legato.engine."):
+            assert isinstance(each, Measurement)
             assert dict(each.attributes) == {"legato.engine.id": "e", "legato.engine.kind": "tensorrt_llm"}
             known = SIGNALS.get(each.metric)
             assert known is None or (each.unit, bool(each.start_ns)) == (known.unit, known.kind == "counter")
@@ -97,21 +72,10 @@ def signals(found: list[Measurement]) -> dict[str, float]:
     return out
 
 
-@contextmanager
-def serving() -> Iterator[World]:
-    """A world with a running server and a collector that has not polled yet."""
-    with serve_get(lambda path: served.answer(path)) as url:
-        served = World(url)
-        try:
-            yield served
-        finally:
-            served.iterations.close()
-
-
 @pytest.fixture
 def world() -> Iterator[World]:
     """A world that was polled once, so that the list is empty."""
-    with serving() as each:
+    with polled(World) as each:
         each.poll()
         yield each
 
@@ -119,7 +83,7 @@ def world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[World]:
     """A world for many examples."""
-    with serving() as each:
+    with polled(World) as each:
         each.poll()
         yield each
 
@@ -145,7 +109,7 @@ def test_iterations_are_steps(world: World) -> None:
     )
     assert (world.steps[0].prefill_requests, world.steps[0].prefill_tokens, world.steps[0].decode_tokens) == (1, 1024, 51)
     assert len({step.recorded_ns for step in world.steps}) == 1 and 0 <= world.steps[0].recorded_ns - world.now_ns < 20 * SECOND
-    assert {(each.engine.id, each.engine.epoch_ns) for each in world.emitted} == {("e", world.iterations.epoch_ns())}
+    assert {(each.engine.id, each.engine.epoch_ns) for each in world.emitted} == {("e", world.collector.epoch_ns())}
     world.poll(row(20417))
     assert [step.number for step in world.steps[6:]] == [20417] and world.steps[6].interval_us == 31_674
 
@@ -177,8 +141,8 @@ def test_the_newest_iteration_is_measured(world: World) -> None:
 
 def test_an_idle_engine_is_up() -> None:
     """Without further values: an unknown value is absent, never 0."""
-    with serving() as world:
-        assert signals(world.poll()) == {"up": 1} and world.iterations.epoch_ns() == 0
+    with polled(World) as world:
+        assert signals(world.poll()) == {"up": 1} and world.collector.epoch_ns() == 0
 
 
 def test_steps_name_the_boot_of_their_clock(world: World) -> None:
@@ -193,7 +157,7 @@ def test_steps_name_the_boot_of_their_clock(world: World) -> None:
 
 def test_accumulated_iterations_are_not_emitted() -> None:
     """Their age is unknown, at the first poll and after a pause. They count as measurements, and later iterations are emitted."""
-    with serving() as world:
+    with polled(World) as world:
         found = world.poll(row(5), row(6))
         assert not world.emitted and signals(found)["requests.running"] == 20 and "speculation.draft_tokens" not in signals(found)
         world.poll(row(7))
@@ -209,7 +173,7 @@ def test_a_server_that_waits_for_rows_is_waited_for() -> None:
 
     def answer(path: str) -> bytes:
         never.wait(2.1)
-        return body(row(7)) if path == "/metrics" else b"[]"
+        return rows_body(row(7)) if path == "/metrics" else b"[]"
 
     with serve_get(answer) as url, ThreadPoolExecutor(2) as pool:
         steps, requests = Iterations(url, "e", lambda _: None), PerfMetrics(url, "e", lambda _: None)
@@ -239,7 +203,7 @@ def test_iterations_read_by_another_client_are_missing(world: World) -> None:
 
 def test_iterations_of_unknown_number_are_not_missing() -> None:
     """Before the first, after a restart, during a pause, undecodable ones, and implausibly many."""
-    with serving() as world:
+    with polled(World) as world:
         assert counts(world.poll(row(5), row(8))) == {"late": 2}
         world.poll(row(9))
         world.poll(row(3), row(4))
@@ -286,7 +250,7 @@ def test_a_restarted_engine_is_another_one(world: World) -> None:
     before, after = world.emitted[:2], world.emitted[2:]
     assert [step.number for step in world.steps] == [900, 901, 1, 2] and counts(found) == {"taken": 4, "other": 1}
     assert len({each.engine for each in before}) == len({each.engine for each in after}) == 1
-    assert after[0].engine.epoch_ns == world.iterations.epoch_ns() > before[0].engine.epoch_ns
+    assert after[0].engine.epoch_ns == world.collector.epoch_ns() > before[0].engine.epoch_ns
     assert [step.interval_us is not None for step in world.steps] == [False, True, False, True]
     step_buffer = StepBuffer()
     for each in world.emitted:
@@ -375,7 +339,7 @@ BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
         "is not a list of iterations .*: expected TensorRT-LLM's JSON, .*enable_iter_perf",
     ),
     "an object": (b"{}", r"is not a list of iterations \(Expected `array`, got `object`\)"),
-    "cut": (body(row(7))[:-10], "is not a list of iterations"),
+    "cut": (rows_body(row(7))[:-10], "is not a list of iterations"),
     "no number of JSON": (b'[{"iter": NaN}]', "is not a list of iterations"),
     "deep": (b"[" * 60_000, "is not a list of iterations"),
     "no text": (b'["\xff\xfe', "is not a list of iterations"),
@@ -396,7 +360,7 @@ def test_an_invalid_response_is_described(world: World, body: bytes | int, why: 
 
 def test_a_stopped_server_is_an_error() -> None:
     """The error of its connection."""
-    with serving() as world:
+    with polled(World) as world:
         pass
     with pytest.raises(ConnectionError):
         world.poll()

@@ -12,14 +12,13 @@ import json
 import math
 import pathlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.servers.http_server import serve_get
+from helpers.platform.engine_sources import NOW, SECOND, PolledEngine, polled, rows_body
 from legato_gpu_agent.agent.otlp_spans import steps_request
 from legato_gpu_agent.agent.step_buffer import StepBuffer
 from legato_gpu_agent.collectors.base import NotAvailable
@@ -30,7 +29,6 @@ from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram
 
-NOW, SECOND = 1_700_000_000_000_000_000, 10**9
 PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"
 SAMPLE = json.loads((PAGES / "tensorrt_llm_perf_metrics.json").read_text(encoding="utf-8"))
 ITERATIONS = json.loads((PAGES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
@@ -63,38 +61,20 @@ def disaggregated(number: int = 7) -> dict[str, Any]:
     }
 
 
-def body(*rows: object) -> bytes:
-    """Return a response of /perf_metrics."""
-    return json.dumps(rows).encode()
-
-
-class World:
-    """A server that returns these responses once each and then an empty list; the collector that reads it, and the emitted requests."""
+class World(PolledEngine):
+    """TensorRT-LLM's /perf_metrics, and its /metrics with iterations at the second request."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.bodies: list[bytes | int] = []
-        self.paths: list[str] = []
-        self.emitted: list[Datagram] = []
-        self.now_ns, self.epoch_ns = NOW, 77
-        self.metrics = PerfMetrics(url, "e", self.emitted.append, epoch_ns=lambda: self.epoch_ns)
+        super().__init__(url)
+        self.epoch_ns = 77
+        self.collector: PerfMetrics = PerfMetrics(url, "e", self.emitted.append, epoch_ns=lambda: self.epoch_ns)
 
     def answer(self, path: str) -> bytes | int:
         """Return the server's response."""
+        if path != "/metrics":
+            return super().answer(path)
         self.paths.append(path)
-        if path == "/metrics":
-            return json.dumps(ITERATIONS).encode() if self.paths.count(path) == 2 else b"[]"
-        return self.bodies.pop(0) if self.bodies else b"[]"
-
-    def poll(self, *rows: object, after_s: float = 1.0) -> list[Measured]:
-        """Run a round one second after the last, with these rows."""
-        return self.poll_body(body(*rows), after_s)
-
-    def poll_body(self, body: bytes | int, after_s: float = 1.0) -> list[Measured]:
-        """Run a round with this body, or with this status."""
-        self.bodies.append(body)
-        self.now_ns += int(after_s * SECOND)
-        return list(self.metrics.collect(self.now_ns))
+        return json.dumps(ITERATIONS).encode() if self.paths.count(path) == 2 else b"[]"
 
     @property
     def requests(self) -> list[FinishedRequest]:
@@ -129,21 +109,10 @@ def histograms(found: list[Measured]) -> dict[str, Distribution]:
     return out
 
 
-@contextmanager
-def serving() -> Iterator[World]:
-    """A world with a running server and a collector that has not polled yet."""
-    with serve_get(lambda path: served.answer(path)) as url:
-        served = World(url)
-        try:
-            yield served
-        finally:
-            served.metrics.close()
-
-
 @pytest.fixture
 def world() -> Iterator[World]:
     """A world that was polled once, so that the list is empty."""
-    with serving() as each:
+    with polled(World) as each:
         each.poll()
         yield each
 
@@ -151,7 +120,7 @@ def world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[World]:
     """A world for many examples."""
-    with serving() as each:
+    with polled(World) as each:
         each.poll(row())
         yield each
 
@@ -203,7 +172,7 @@ def test_a_read_list_is_empty(world: World) -> None:
 
 def test_accumulated_requests_are_not_emitted() -> None:
     """Their age is unknown, at the first poll and after a pause. Later ones are emitted."""
-    with serving() as world:
+    with polled(World) as world:
         found = world.poll(row(1), row(2))
         assert counts(found) == {"late": 2} and not world.emitted and not histograms(found)
         world.poll(row(3))
@@ -215,7 +184,7 @@ def test_accumulated_requests_are_not_emitted() -> None:
 
 def test_after_an_empty_list_nothing_is_old() -> None:
     """For a pause of any length; but not after a failed poll, because the server may be another one."""
-    with serving() as world:
+    with polled(World) as world:
         world.poll()
         assert counts(world.poll(row(1), after_s=90)) == {"taken": 1}
         world.poll()
@@ -312,7 +281,7 @@ def test_only_invalid_rows_are_an_error(world: World) -> None:
 
 def test_an_infinite_time_is_bad(world: World) -> None:
     """JSON can spell a number that exceeds the range of a float."""
-    rows = body(row(7), with_times(8, last_token_time=1e300), row(9)).replace(b"1e+300", b"1e999")
+    rows = rows_body(row(7), with_times(8, last_token_time=1e300), row(9)).replace(b"1e+300", b"1e999")
     assert counts(world.poll_body(rows)) == {"taken": 2, "bad": 1} and world.ids == ["7", "9"]
 
 
@@ -349,7 +318,7 @@ def test_without_a_source_of_steps_the_epoch_is_the_first_round(world: World) ->
     alone = PerfMetrics(world.url, "e", world.emitted.append)
     with contextlib.closing(alone):
         list(alone.collect(NOW))
-        world.bodies.append(body(row(7)))
+        world.bodies.append(rows_body(row(7)))
         list(alone.collect(NOW + SECOND))
     assert [each.engine for each in world.emitted] == [Engine("e", NOW)] and world.ids == ["7"]
 
@@ -360,7 +329,7 @@ def test_requests_are_sent_with_the_steps_of_their_engine(world: World) -> None:
     metrics = PerfMetrics(world.url, "e", world.emitted.append, epoch_ns=iterations.epoch_ns)
     ended = row(5, perf_metrics={**SAMPLE[0]["perf_metrics"], "last_iter": ITERATIONS[1]["iter"]})
     with contextlib.closing(iterations), contextlib.closing(metrics):
-        world.bodies += [b"[]", body(ended), b"[]"]
+        world.bodies += [b"[]", rows_body(ended), b"[]"]
         for at in range(3):
             # The requests first, because they wait for the step.
             list(metrics.collect(NOW + at * SECOND))
@@ -385,7 +354,7 @@ def test_a_server_without_the_path_is_not_available(world: World) -> None:
 
 def test_a_server_that_never_returns_any_is_not_available() -> None:
     """Its list is empty, as that of an idle server: a minute after the engine's first step the reason names the options."""
-    with serving() as world:
+    with polled(World) as world:
         world.epoch_ns = 0
         world.poll()
         world.poll(after_s=3600)
@@ -406,8 +375,8 @@ BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
         "is not a list of finished requests .*: expected TensorRT-LLM's JSON, .*perf_metrics_max_requests.*LEGATO_ITERATIONS",
     ),
     "an object": (b"{}", r"is not a list of finished requests \(Expected `array`, got `object`\)"),
-    "cut": (body(row(7))[:-10], "is not a list of finished requests"),
-    "no number of JSON": (body(row(7), with_times(8, last_token_time=math.nan)), "is not a list of finished requests"),
+    "cut": (rows_body(row(7))[:-10], "is not a list of finished requests"),
+    "no number of JSON": (rows_body(row(7), with_times(8, last_token_time=math.nan)), "is not a list of finished requests"),
     "deep": (b"[" * 60_000, "is not a list of finished requests"),
     "no text": (b'["\xff\xfe', "is not a list of finished requests"),
     "50 MB": (
@@ -429,7 +398,7 @@ def test_an_invalid_response_is_described(world: World, body: bytes | int, why: 
 
 def test_a_stopped_server_is_an_error() -> None:
     """The error of its connection."""
-    with serving() as world:
+    with polled(World) as world:
         pass
     with pytest.raises(ConnectionError):
         world.poll()
