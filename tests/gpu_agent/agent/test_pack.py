@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato._timeline import pack as sdk_pack
@@ -15,7 +15,6 @@ VALUES = st.lists(st.one_of(st.integers(0, 20), st.integers(0, 2**32 - 1)), max_
 
 
 @given(VALUES, st.integers(1, 200))
-@settings(deadline=None)
 def test_packed_columns_are_decoded(values: list[int], number: int) -> None:
     """Any column under any id, next to the required one."""
     zeros = np.zeros(len(values), np.int64)

@@ -7,10 +7,11 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from legato_gpu_agent.collectors import exposition
 from legato_gpu_agent.collectors.exposition import BadExposition, ExpositionReader
 from legato_gpu_agent.collectors.measurement import Distribution, Measured, Measurement
 from legato_gpu_agent.engines.registry import ENGINES, detect_engine
@@ -304,19 +305,20 @@ def test_histograms_with_values_that_are_not_finite() -> None:
     assert (found.bounds, found.counts, found.total, found.start_ns) == ((0.1, 1.0), (2, 0, 6), 1.0, S)
 
 
-def test_unbounded_labels_use_bounded_memory() -> None:
-    """A text with new labels at every scrape is removed from the cache again and again."""
+@pytest.mark.parametrize(("heads_max", "kept", "left"), [(50_000, 1_000 + 3 * 2_000, 1), (1_500, 1_500, 501)])
+def test_unbounded_labels_use_bounded_memory(monkeypatch: pytest.MonkeyPatch, heads_max: int, kept: int, left: int) -> None:
+    """A text with new labels at every scrape is removed from the cache again and again, and one beyond the bound while it is read."""
+    monkeypatch.setattr(exposition, "_HEADS_MAX", heads_max)
     reader = ExpositionReader(ENGINES["vllm"], "e")
-    for number in range(30):
-        lines = b"".join(b'vllm:num_requests_running{x="%d-%d"} 1\n' % (number, each) for each in range(5_000))
-        ((reading,),) = [reader.read(lines, (number + 1) * S)]
-        assert isinstance(reading, Measurement) and reading.value == 5_000
-    assert len(reader._heads) <= 50_000
+    for number in range(10):
+        lines = b"".join(b'vllm:num_requests_running{x="%d-%d"} 1\n' % (number, each) for each in range(2_000))
+        (found,) = reader.read(lines, (number + 1) * S)
+        assert isinstance(found, Measurement) and found.value == 2_000
+        assert len(reader._heads) <= kept
     reader.read(b"vllm:num_requests_running 1\n", 40 * S)
-    assert len(reader._heads) == 1
+    assert len(reader._heads) == left
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_bytes_are_measurements_or_an_error(data: st.DataObject) -> None:
     """Texts with parts removed, repeated or replaced raise no other error, and yield no value that is not finite."""

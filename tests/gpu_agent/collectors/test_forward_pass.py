@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.platform.engine_sources import NOW, PublishingEngine, published
+from helpers.platform.examples import examples
 from helpers.servers.publisher import Publisher, reachable
 from helpers.servers.waiting import until
 from legato_gpu_agent.agent.buffer import Buffer
@@ -309,7 +310,7 @@ def test_any_message_is_harmless(lasting: World) -> None:
     """For any published message a round raises nothing else, each step can be encoded, and the state does not grow."""
     held: list[int] = []
 
-    @settings(max_examples=60, deadline=None)
+    @examples(30)
     @given(st.lists(hostile(), min_size=1, max_size=5))
     def check(payloads: list[bytes]) -> None:
         lasting.emitted.clear()

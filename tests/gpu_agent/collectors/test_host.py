@@ -73,7 +73,7 @@ def test_shares_cover_the_time_between_two_rounds(tree: pathlib.Path) -> None:
     assert shares(measured(collector)) == {}, "no time has passed"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.integers(0, 10**9), min_size=8, max_size=8), min_size=2, max_size=3))
 def test_shares_add_up_for_any_counters(tmp_path: pathlib.Path, rounds: list[list[int]]) -> None:
     """Also if some modes go back, as iowait does: no share is below 0 or above 1, and no counter goes back."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.platform.engine_sources import NOW, PublishingEngine, published
+from helpers.platform.examples import examples
 from helpers.servers.publisher import Publisher, reachable
 from helpers.servers.waiting import until
 from legato_gpu_agent.collectors import zmq_subscriber
@@ -274,7 +275,7 @@ def hostile() -> st.SearchStrategy[bytes]:
 def test_any_message_is_harmless(lasting: World) -> None:
     """For any published message a round raises nothing else, counters only grow, and the state is bounded."""
 
-    @settings(max_examples=60, deadline=None)
+    @examples(30)
     @given(st.lists(hostile(), min_size=1, max_size=5))
     def check(payloads: list[bytes]) -> None:
         before = lasting.blocks()

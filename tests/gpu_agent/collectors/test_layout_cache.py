@@ -6,9 +6,10 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.platform.examples import examples
 from legato_gpu_agent.collectors.exposition import BadExposition, ExpositionReader
 from legato_gpu_agent.collectors.layout_cache import ParsedLayout
 from legato_gpu_agent.collectors.measurement import Measured, Measurement
@@ -45,7 +46,7 @@ def test_results_equal_those_without_the_cache(kind: str, name: str) -> None:
     """Text after text, each slightly different from the last one, compared with a reader that parses every line each time."""
     texts = [(PAGES / f"{name}{later}.txt").read_bytes().split(b"\n")[:-1] for later in ("", "_later")]
 
-    @settings(max_examples=60, deadline=None)
+    @examples(20)
     @given(st.lists(st.tuples(st.booleans(), EDITS), min_size=2, max_size=6))
     def check(steps: list[tuple[bool, list[tuple[Callable[[list[bytes], int, int], object], int, int]]]]) -> None:
         quick, slow = ExpositionReader(ENGINES[kind], "e"), ExpositionReader(ENGINES[kind], "e")

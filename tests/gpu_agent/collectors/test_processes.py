@@ -6,9 +6,10 @@ import pathlib
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from helpers.platform.examples import examples
 from helpers.platform.families import family
 from helpers.platform.proctree import Process, node, write
 from helpers.servers.waiting import until
@@ -172,7 +173,7 @@ _ROUND = st.dictionaries(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_ROUND, max_size=6))
 def test_no_sum_goes_back(tmp_path: pathlib.Path, rounds: list[dict[int, dict[int, tuple[float, float]]]]) -> None:
     """For any start and end of threads, with any values."""

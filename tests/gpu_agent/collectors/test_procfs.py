@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from helpers.platform.examples import examples
 from helpers.platform.families import family
 from helpers.platform.proctree import RECORDED, Process, node, put, write
 from legato_gpu_agent.collectors import procfs as module
@@ -288,7 +289,7 @@ def test_an_incomplete_file_yields_no_false_value(tree: pathlib.Path, name: str,
         READERS[name](Proc(tree))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 def test_any_bytes_are_accepted_in_shared_tables(tmp_path: pathlib.Path, data: bytes) -> None:
     """For any contents of the tables of sockets and processes, the result is a value or nothing."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.platform.examples import examples
 from helpers.servers.publisher import reachable
 from legato_gpu_agent.agent.otlp_spans import steps_request
 from legato_gpu_agent.agent.step_buffer import StepBuffer
@@ -390,7 +391,7 @@ def with_fields(changed: dict[str, Any]) -> bytes:
     return json.dumps({**json.loads(line()), **changed}).encode() + b"\n"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(
     data=st.lists(
         st.one_of(

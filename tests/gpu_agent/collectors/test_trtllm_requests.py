@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.platform.engine_sources import NOW, SECOND, PolledEngine, polled, rows_body
+from helpers.platform.examples import examples
 from legato_gpu_agent.agent.otlp_spans import steps_request
 from legato_gpu_agent.agent.step_buffer import StepBuffer
 from legato_gpu_agent.collectors.base import NotAvailable
@@ -420,7 +421,7 @@ def rows() -> st.SearchStrategy[list[object]]:
     return st.lists(st.one_of(values, whole), max_size=5)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(some=rows())
 def test_any_response_is_harmless(lasting: World, some: list[object]) -> None:
     """For any response each row is counted once, and each request can be encoded."""
@@ -436,7 +437,7 @@ def test_any_response_is_harmless(lasting: World, some: list[object]) -> None:
         assert steps_request(Engine("e", NOW), [Step(1, NOW)], lasting.requests).SerializeToString()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(body=st.one_of(st.binary(max_size=60), st.text(alphabet='[]{}",:0123456789.eE-', max_size=40).map(str.encode)))
 def test_random_responses_are_rejected(lasting: World, body: bytes) -> None:
     """Unless they happen to be lists."""

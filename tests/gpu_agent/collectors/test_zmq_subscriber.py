@@ -12,9 +12,10 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.platform.examples import examples
 from helpers.servers.publisher import Publisher, reachable
 from helpers.servers.waiting import until
 from legato_gpu_agent.collectors import zmq_subscriber
@@ -261,7 +262,6 @@ def nested() -> st.SearchStrategy[object]:
     )
 
 
-@settings(max_examples=200, deadline=None)
 @given(value=nested(), kind=st.sampled_from(["json", "msgpack"]), at=st.integers(0, 200))
 def test_a_reason_quotes_nothing(value: object, kind: str, at: int) -> None:
     """For any contents and any truncation, msgspec names types, fields of the schema and positions only."""
@@ -308,7 +308,7 @@ def test_random_frames_are_counted() -> None:
     with Publisher() as publisher, listening(publisher.endpoint, taken) as subscribed:
         publisher.wait()
 
-        @settings(max_examples=60, deadline=None)
+        @examples(30)
         @given(st.lists(st.lists(st.binary(max_size=12), min_size=1, max_size=4), max_size=5))
         def check(messages: list[list[bytes]]) -> None:
             bad = subscribed.bad
