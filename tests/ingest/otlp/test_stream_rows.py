@@ -61,6 +61,14 @@ def test_a_native_span_fills_a_row() -> None:
     assert (row["parent_span_id"], row["received_at"]) == (bytes(8), None)
 
 
+def test_dropped_chunks_are_counted_as_chunks() -> None:
+    """The timeline holds 20 chunks, and the SDK reports three more that it could not keep."""
+    body = request()
+    span(body, {"legato.stream.chunks_dropped": 3})
+    row = only_row(body)
+    assert (row["chunks"], row["chunks_dropped"], len(row["dt_us"])) == (23, 3, 20)
+
+
 def test_rows_with_and_without_a_timeline_do_not_mix() -> None:
     """In one request, a span without a timeline has the TTFT and chunks of its summary, and the other those of its timeline."""
     body = request()

@@ -9,6 +9,8 @@ from legato_ingest.timeline.codec import CHUNKS_MAX, IDLE, QUEUED, TimelineError
 
 # One chunk, and an exception for the chunk after it.
 BEYOND_THE_END = bytes.fromhex("010102000000010d00000000010000000100020005000000")
+# Two chunks, and two exceptions for the second of them: columns are (id, length), then width, base, exceptions, positions, values.
+SAME_POSITION = bytes.fromhex("01010200000001" + "13000000" + "00" + "01000000" + "0200" + "01000100" + "0500000006000000")
 
 
 def test_columns_of_all_timelines_are_concatenated() -> None:
@@ -36,6 +38,11 @@ def test_an_undecodable_timeline_is_reported_by_index() -> None:
     rows, columns, bad = decode_columns(blobs, [read_head(blob) for blob in blobs], frozenset((1,)))
     assert bad == {1: "exceptions"}
     assert [columns[1][rows.starts[i] : rows.ends[i]].tolist() for i in (0, 2)] == [[5, 4], [5, 4]]
+
+
+def test_positions_of_exceptions_must_increase() -> None:
+    """Two exceptions for one chunk make a timeline undecodable: its values would depend on the order of writing."""
+    assert decode([SAME_POSITION], [read_head(SAME_POSITION)])[1] == {0: "exceptions"}
 
 
 @pytest.mark.parametrize("chunks", [CHUNKS_MAX + 1, 2**32 - 1])

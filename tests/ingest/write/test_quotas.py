@@ -114,6 +114,15 @@ def test_cardinality_is_counted_by_the_hour() -> None:
         quotas.check_cardinality("shop", {6})
 
 
+def test_new_combinations_are_accepted_up_to_the_limit() -> None:
+    """Not only in the first request of an hour."""
+    quotas = quotas_of(Clock(), cardinality_max=3)
+    for labels in ({1}, {2}, {3}):
+        quotas.check_cardinality("shop", labels)
+    with pytest.raises(Overloaded):
+        quotas.check_cardinality("shop", {4})
+
+
 def test_labels_and_series_are_counted() -> None:
     """Combinations of stream labels and series of samples count; ids and times do not."""
     body = request()
