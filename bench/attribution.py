@@ -1,13 +1,15 @@
-"""Attributes the stalls of a recording, by what an observer may know of it.
+"""Attribute the stalls of a recording, from the files that an observer would have.
 
     python bench/attribution.py RECORDING --out VERDICTS.jsonl [--hide server|engine] [--scrapes-only] [--gap-ms 100 --excess-ms 50]
 
-The recording's clients, servers, engine steps and node samples (scrapes, host counters, server sockets) are sent as OTLP to a fresh
-`legato serve` through the ordinary path (steps by the agent's own encoder), its worker judges them, and the verdicts are read back and
-written a line each. `--hide engine` hides steps, scrapes and host counters, `--hide server` the middleware and the sockets (twice: both).
-`--scrapes-only` hides the steps alone, and says that middleware and agent are on one host. No `truth_*` file and no `run.json` is opened; a
-file that the folder lacks counts as hidden. Else no clock is declared to be shared between files. Sizes are unknown, so a boundary is an
-event's place. Last line: one JSON object with `gaps_per_s` (the judgement alone, on this core), `verdicts`, `streams`, `n_gaps`.
+The script sends the recording's clients, servers, engine steps and node samples (scrapes, host counters, server sockets) as OTLP to a new
+`legato serve`, the steps with the agent's own encoder. The worker judges them, and the script writes the verdicts, one per line.
+
+`--hide engine` leaves out steps, scrapes and host counters; `--hide server` leaves out the middleware and the sockets. Both may be given.
+`--scrapes-only` leaves out the steps, and reports the same host for middleware and agent; otherwise the files share no clock. The script
+opens no `truth_*` file and not `run.json`. A missing file counts as hidden. Sizes are unknown, so chunks are matched by their index.
+
+The last line is a JSON object: `gaps_per_s` (charging gaps only, on one core), `verdicts`, `streams`, `n_gaps`.
 """
 
 from __future__ import annotations
@@ -46,23 +48,23 @@ PATIENCE_S = 60
 
 
 def trace_of(ident: str) -> bytes:
-    """The trace that a client's request id stands for."""
+    """Return the trace id of a client's request id."""
     return hashlib.blake2b(ident.encode(), digest_size=16).digest()
 
 
 def send(served: Served, content: bytes, path: str = "/v1/traces") -> None:
-    """Post a body until it is acknowledged as a whole."""
+    """Post a body until it is acknowledged completely."""
     while True:
         reply = httpx.post(f"{served.otlp}{path}", content=content, headers={"Content-Type": "application/x-protobuf"}, timeout=120)
         if reply.status_code == 200 and not reply.content:
             return
         if reply.status_code not in (429, 503):
-            raise SystemExit(f"the recording was not taken: {reply.status_code} {reply.content[:300]!r}")
+            raise SystemExit(f"the recording was not accepted: {reply.status_code} {reply.content[:300]!r}")
         time.sleep(0.2)
 
 
 def send_samples(served: Served, bodies: Iterator[tuple[bytes, int]]) -> int:
-    """Node samples; how many."""
+    """Send node samples, and return their number."""
     count = 0
     for content, points in bodies:
         send(served, content, "/v1/metrics")
@@ -71,7 +73,7 @@ def send_samples(served: Served, bodies: Iterator[tuple[bytes, int]]) -> int:
 
 
 def send_streams(served: Served, streams: Iterator[tuple[str, int, int, str, bytes, str, str]], clock: str = "") -> int:
-    """Spans of (id, start ns, end µs, vantage, timeline, outcome, engine id), in bodies of a few hundred, by one clock; how many."""
+    """Send spans in requests of 300, and return their number. A stream is (id, start ns, end µs, vantage, timeline, outcome, engine id)."""
     rng, count = random.Random(), 0
     body = request({"service.name": "recording"})
     for ident, start_ns, end_us, vantage, timeline, outcome, engine_id in streams:
@@ -93,7 +95,7 @@ def send_streams(served: Served, streams: Iterator[tuple[str, int, int, str, byt
 
 
 def clients(folder: pathlib.Path) -> Iterator[tuple[str, int, int, str, bytes, str, str]]:
-    """The clients' streams."""
+    """Yield the clients' streams."""
     samples: dict[str, list[dict[str, Any]]] = {}
     for sample in lines(folder, "tcpinfo"):
         if sample["side"] == "client":
@@ -105,7 +107,7 @@ def clients(folder: pathlib.Path) -> Iterator[tuple[str, int, int, str, bytes, s
 
 
 def sockets_of(stream: RecordedStream, samples: list[dict[str, Any]]) -> dict[int, list[int]] | None:
-    """The timeline's columns of the socket, from what was sampled just before some reads: a sample is of the first read after it."""
+    """Return the socket columns of a timeline. A sample belongs to the first read after it."""
     if not samples:
         return None
     times = [at for at, _, _ in stream.chunks]
@@ -119,12 +121,12 @@ def sockets_of(stream: RecordedStream, samples: list[dict[str, Any]]) -> dict[in
 
 
 def end_of(stream: RecordedStream) -> int:
-    """When a stream was over: with its last chunk at the earliest."""
+    """Return the end of a stream, in µs since its start: not before its last chunk."""
     return max(stream.end_us, stream.chunks[-1][0])
 
 
 def servers(folder: pathlib.Path) -> Iterator[tuple[str, int, int, str, bytes, str, str]]:
-    """The same streams as the server's middleware saw them: the first send opens, the last two close one that ended."""
+    """Yield the same streams at the server's middleware. The first send opens a stream; the last two close it if it ended."""
     for path in sorted(folder.glob("server*.jsonl.gz")):
         suffix = path.name.removeprefix("server").removesuffix(".jsonl.gz")
         for record in lines(folder, f"server{suffix}"):
@@ -141,7 +143,7 @@ def servers(folder: pathlib.Path) -> Iterator[tuple[str, int, int, str, bytes, s
 
 
 def send_steps(served: Served, folder: pathlib.Path) -> int:
-    """The engines' steps, by the agent's encoder; how many."""
+    """Send the engines' steps with the agent's encoder, and return their number."""
     count = 0
     for path in sorted(folder.glob("steps*.jsonl.gz")):
         suffix = path.name.removeprefix("steps").removesuffix(".jsonl.gz")
@@ -157,7 +159,7 @@ def send_steps(served: Served, folder: pathlib.Path) -> int:
 
 
 def step_of(record: dict[str, Any]) -> Step:
-    """A recorded step as the plugin gives it to the agent."""
+    """Return a recorded step as the plugin passes it to the agent."""
     work, intervals, spec = record.get("it") or {}, record.get("itl") or [], record.get("spec") or {}
     return Step(
         number=record["n"],
@@ -179,7 +181,7 @@ def step_of(record: dict[str, Any]) -> Step:
 
 
 def finished_of(record: dict[str, Any], each: dict[str, Any]) -> FinishedRequest:
-    """A recorded end of a request."""
+    """Return a recorded end of a request."""
     return FinishedRequest(
         step=record["n"],
         response_id=each["id"],
@@ -194,14 +196,14 @@ def finished_of(record: dict[str, Any], each: dict[str, Any]) -> FinishedRequest
 
 
 def rows(served: Served, sql: str) -> list[dict[str, Any]]:
-    """A query's rows through the read endpoint."""
+    """Return the rows of a query through the read endpoint."""
     reply = httpx.post(served.read, content=f"{sql} FORMAT JSONEachRow", timeout=120)
     reply.raise_for_status()
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
 def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
-    """The worker's verdicts in the scorer's format, once it has gone over all that was sent."""
+    """Return the verdicts in the scorer's format, once the worker has judged everything that was sent."""
     last = "SELECT toUnixTimestamp64Milli(max(received_at)) AS t FROM stream_revs"
     swept = "SELECT toUnixTimestamp64Milli(max(until)) AS t FROM attribution_runs"
     until = time.monotonic() + PATIENCE_S
@@ -228,7 +230,7 @@ def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
-    """The judgement's own speed: a hundred thousand gaps over an hour of steps, the median of some runs."""
+    """Return the speed of charging 100,000 gaps over an hour of steps (the median of some runs), and the number of gaps."""
     from legato_ingest.attribution.model.charge import charge
     from legato_ingest.attribution.model.gaps import Gaps
     from legato_ingest.attribution.model.step_model import charge_steps
@@ -271,17 +273,17 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Send, wait, write, print the figures."""
+    """Send the recording, wait for the verdicts, write them and print the figures."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("recording", type=pathlib.Path)
     options.add_argument("--out", type=pathlib.Path, required=True)
     options.add_argument("--hide", action="append", choices=("server", "engine"), default=[])
-    options.add_argument("--scrapes-only", action="store_true", help="send the engines' pages and hosts, and no step")
+    options.add_argument("--scrapes-only", action="store_true", help="send the engines' scrapes and hosts, and no step")
     options.add_argument("--gap-ms", type=float, default=100.0)
     options.add_argument("--excess-ms", type=float, default=50.0)
     given = options.parse_args()
     if not (given.recording / "client.jsonl.gz").exists():
-        raise SystemExit(f"{given.recording} is no recording: expected client.jsonl.gz in it")
+        raise SystemExit(f"{given.recording} is no recording: it contains no client.jsonl.gz")
     settings = {
         "LEGATO_RETENTION_DAYS": "0",
         "LEGATO_STALL_MS": str(given.gap_ms),
@@ -297,7 +299,7 @@ def main() -> None:
             samples += send_samples(served, engine_samples(given.recording))
         if "server" not in given.hide:
             samples += send_samples(served, socket_samples(given.recording))
-            # Middleware and agent are on one host, and say so: what scrapes need.
+            # Metrics are used only if middleware and agent report the same host and boot.
             send_streams(served, servers(given.recording), f"{HOST}::0" if given.scrapes_only else "")
         streams = send_streams(served, clients(given.recording))
         found = verdicts(served, names)
