@@ -1,13 +1,13 @@
-"""What the agent beside an engine costs: the engine for each step, and the machine.
+"""The cost of the agent and its plugin: for the engine per step, and for the machine.
 
     python bench/agent.py [--steps 6000] [--seconds 30]
 
-`step_record_us`: one call of the stat logger's `record()` with statistics as vLLM's are (16 requests, details of the iteration, every
-fortieth step ends a request), sent to a real `legato-gpu-agent` that sends on to a real `legato serve`. The median over calls in bursts of
-six, with a look of the agent between two bursts. `step_record_paced_us`: the median of single calls with 5 ms of other
-Python between them: what the same costs with cold caches, as in an engine. `step_core_share`: the agent's share of one core at 40 steps a
-second. `core_share_1hz`, `core_share_10hz`: its share while it reads a vLLM page of 51 KB, a GPU and the host once, and ten times, a
-second. Nothing may be dropped or lost, else the script fails. Last line: one JSON object.
+`step_record_us`: one call of the stat logger's `record()` with statistics like vLLM's (16 requests, iteration details, a finished request
+in every fortieth step), sent to a real `legato-gpu-agent` that sends to a real `legato serve`. The median over calls in bursts of six, with
+a poll of the agent between two bursts. `step_record_paced_us`: the median of single calls with 5 ms of other Python code between them, so
+with cold caches as in an engine. `step_core_share`: the agent's share of one core at 40 steps per second. `core_share_1hz`,
+`core_share_10hz`: its share while it reads a vLLM metrics endpoint of 51 KB, a GPU and the host once, and ten times, per second. The script
+fails if a record is dropped or lost. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from bench.agent_load.pages import core_share, processor_s  # noqa: E402
+from bench.agent_load.metrics_endpoint import core_share, processor_s  # noqa: E402
 from bench.attribution import rows  # noqa: E402
 from bench.common.machine import describe, quantile  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
@@ -42,7 +42,7 @@ STEPS_HZ = 40
 
 @dataclass
 class Details:
-    """As vLLM's `SchedulerIterationDetails`."""
+    """Like vLLM's `SchedulerIterationDetails`."""
 
     iteration_index: int = 0
     num_ctx_requests: int = 0
@@ -55,7 +55,7 @@ class Details:
 
 @dataclass
 class SchedulerStats:
-    """As vLLM's."""
+    """Like vLLM's class of this name."""
 
     num_running_reqs: int = 16
     num_waiting_reqs: int = 1
@@ -68,7 +68,7 @@ class SchedulerStats:
 
 
 class IterationStats:
-    """As vLLM's."""
+    """Like vLLM's class of this name."""
 
     def __init__(self, number: int) -> None:
         self.iteration_timestamp = time.time()
@@ -87,7 +87,7 @@ class IterationStats:
 
 @contextmanager
 def agent(path: pathlib.Path, served: Served) -> Iterator[subprocess.Popen[bytes]]:
-    """The command, listening."""
+    """Run the command; yield it when it listens."""
     environ = {**os.environ, "LEGATO_ENGINE_PIPE": str(path), "LEGATO_ENDPOINT": served.otlp}
     with subprocess.Popen([sys.executable, "-m", "legato_gpu_agent"], env=environ, stderr=subprocess.DEVNULL) as process:
         until = time.monotonic() + 30
@@ -103,7 +103,7 @@ def agent(path: pathlib.Path, served: Served) -> Iterator[subprocess.Popen[bytes
 
 
 def timed(recorder: StepRecorder, number: int) -> float:
-    """Microseconds of one call."""
+    """Return the duration of one call in µs."""
     scheduler, iteration = SchedulerStats(), IterationStats(number)
     started = time.perf_counter_ns()
     recorder.record(scheduler, iteration)
@@ -111,7 +111,7 @@ def timed(recorder: StepRecorder, number: int) -> float:
 
 
 def in_bursts(recorder: StepRecorder, steps: int) -> list[float]:
-    """Calls close together, with a pause in which the agent looks."""
+    """Make calls in bursts, with a pause in which the agent polls; return their durations in µs."""
     found = []
     for number in range(1, steps + 1):
         found.append(timed(recorder, number))
@@ -121,7 +121,7 @@ def in_bursts(recorder: StepRecorder, steps: int) -> list[float]:
 
 
 def paced(recorder: StepRecorder, steps: int) -> list[float]:
-    """Single calls, with work between that has nothing to do with them."""
+    """Make single calls with other work between them; return their durations in µs."""
     found = []
     for number in range(1, steps + 1):
         until = time.perf_counter() + PACE_S
@@ -132,7 +132,7 @@ def paced(recorder: StepRecorder, steps: int) -> list[float]:
 
 
 def step_core_share(recorder: StepRecorder, process: subprocess.Popen[bytes], seconds: float) -> float:
-    """The agent's processor time over wall time, while an engine steps."""
+    """Return the agent's CPU time divided by wall time, while an engine steps."""
     before, started, number = processor_s(process.pid), time.monotonic(), 0
     while time.monotonic() < started + seconds:
         number += 1
@@ -142,7 +142,7 @@ def step_core_share(recorder: StepRecorder, process: subprocess.Popen[bytes], se
 
 
 def await_rows(served: Served, steps: int) -> None:
-    """Until every step is a row, once."""
+    """Wait until every step is stored as one row."""
     until = time.monotonic() + 30
     while (count := int(rows(served, "SELECT count() AS n FROM engine_steps")[0]["n"])) != steps:
         if time.monotonic() > until:
@@ -151,10 +151,10 @@ def await_rows(served: Served, steps: int) -> None:
 
 
 def main() -> None:
-    """Run, print the figures."""
+    """Run the bench and print the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--steps", type=int, default=6_000, help="calls in bursts; a third as many paced ones")
-    options.add_argument("--seconds", type=float, default=30.0, help="how long the agent's share is measured")
+    options.add_argument("--steps", type=int, default=6_000, help="number of calls in bursts; a third of it single calls")
+    options.add_argument("--seconds", type=float, default=30.0, help="duration of each measurement of the share")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store") as served:
         path = pathlib.Path(folder) / "s"
@@ -166,7 +166,7 @@ def main() -> None:
             while not recorder.flush():
                 time.sleep(0.05)
             await_rows(served, recorder.number)
-        pages = {hz: core_share(pathlib.Path(folder), served, 1000 // hz, given.seconds) for hz in (1, 10)}
+        shares = {hz: core_share(pathlib.Path(folder), served, 1000 // hz, given.seconds) for hz in (1, 10)}
         sampled = int(rows(served, "SELECT count() AS n FROM node_samples WHERE engine_id = 'bench-page'")[0]["n"])
     if recorder.writer.dropped:
         raise SystemExit(f"{recorder.writer.dropped} datagrams were dropped")
@@ -175,17 +175,17 @@ def main() -> None:
         print(
             f"{len(calls):,} calls {name}: " + ", ".join(f"p{100 * share:g} {quantile(calls, share):.2f} µs" for share in (0.5, 0.9, 0.99))
         )
-    figures = {
+    results = {
         "step_record_us": round(quantile(bursts, 0.5), 2),
         "step_record_paced_us": round(quantile(single, 0.5), 2),
         "step_core_share": round(core, 4),
-        **{f"core_share_{hz}hz": round(share, 4) for hz, (share, _) in pages.items()},
-        **{f"n_pages_{hz}hz": count for hz, (_, count) in pages.items()},
+        **{f"core_share_{hz}hz": round(share, 4) for hz, (share, _) in shares.items()},
+        **{f"n_pages_{hz}hz": count for hz, (_, count) in shares.items()},
         "n_samples": sampled,
         "n_calls": len(bursts),
         "n_paced": len(single),
     }
-    print(json.dumps(figures))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Does the agent survive a storm of faults: alive, with flat memory, every collector up again, and no step lost?
+"""Does the agent survive a storm of faults, with constant memory, every collector up again, and no lost step?
 
     python bench/agent_storm.py [--minutes 60] [--seed 1]
 
-A `legato-gpu-agent` reads the metrics pages of four engines over HTTP and four GPUs (the fake library of the tests) five times a second,
-receives steps from `StepRecorder`, and sends to a real `legato serve` behind a proxy. A fault begins about every second and lasts some
-seconds. Metrics pages: truncated, refused, silent, dripping, 50 MB, decreasing, NaN, noise, endless or long labels, server away, wrong
-engine. GPUs: lost, hanging, failing, fields missing, driver missing, XID errors, throttled. Pipe messages: garbage. Receiver: rejects,
+A `legato-gpu-agent` reads the metrics endpoints of four engines over HTTP and four GPUs (the fake library of the tests) five times a
+second, receives steps from `StepRecorder`, and sends to a real `legato serve` behind a proxy. A fault begins about every second and lasts
+1 to 8 s. Metrics endpoints: truncated, rejected, silent, slow, 50 MB, decreasing, NaN, noise, endless or long labels, server away, wrong
+engine. GPUs: lost, hanging, failing, fields missing, driver missing, XID errors, throttled. Pipe: invalid datagrams. Receiver: rejects,
 slow, closes, stalls, is killed. ZMQ publishers: garbage, huge, gaps, restarted, silent, away. The last minute of every ten is calm.
 
 `*_early`: the median over the second tenth of the run; `*_late`: over the last. A run of a few minutes is all warm-up and fails. At the
-end all faults are ended: then every collector must be up (within 100 s, since absent sources are tried once a minute) and every step must
+end all faults are ended: then every collector must be up (within 100 s, since absent sources are retried once a minute) and every step must
 be one row. Last line: one JSON object. Exit status 1 otherwise, and when the agent died, its memory grew by more than 10 % + 5 MB, or its
 threads or open files by more than 3.
 """
@@ -39,8 +39,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.agent import timed  # noqa: E402
-from bench.agent_load.faults import GPUS, PAGES, PageServer, Speaker, Storm, kv_events, one_pass  # noqa: E402
-from bench.agent_load.pages import processor_s  # noqa: E402
+from bench.agent_load.faults import ENGINES, GPUS, EnginePublisher, EngineServer, Storm, kv_events, one_pass  # noqa: E402
+from bench.agent_load.metrics_endpoint import processor_s  # noqa: E402
 from bench.common.machine import describe  # noqa: E402
 from bench.crash_pipelines.serve import Serve  # noqa: E402
 from helpers.platform.faults import faulty  # noqa: E402
@@ -57,8 +57,8 @@ _METRIC = re.compile(r'^legato_agent_(\w+?)(?:_total)?\{\w+="([^"]*)".*\} (\S+)$
 _HEAD = "  min  RSS MB threads  fds  core     up  samples sent   dropped  errors  faults"
 
 
-class Look(NamedTuple):
-    """What the agent's process had, so many seconds after its start."""
+class Resources(NamedTuple):
+    """Resources of the agent's process at a time after its start."""
 
     at_s: float
     rss_mb: float
@@ -67,33 +67,33 @@ class Look(NamedTuple):
 
 
 class Agent:
-    """The agent's process, from outside."""
+    """The agent's process, observed from outside."""
 
     def __init__(self, process: subprocess.Popen[bytes], metrics_port: int, log: pathlib.Path) -> None:
-        self.process, self._log, self.looks = process, log, list[Look]()
+        self.process, self._log, self.resources = process, log, list[Resources]()
         self._url, self._began_s = f"http://127.0.0.1:{metrics_port}/metrics", time.monotonic()
         pressure = ("pressure",) if pathlib.Path("/proc/pressure/cpu").exists() else ()
-        self.collectors = (*NODE, *pressure, *(f"page storm-{kind}" for kind in PAGES), *(f"gpu {index}" for index in range(GPUS)))
+        self.collectors = (*NODE, *pressure, *(f"page storm-{kind}" for kind in ENGINES), *(f"gpu {index}" for index in range(GPUS)))
         self.collectors += ("forward passes storm-sglang", "kv events storm-vllm")
 
-    def look(self) -> None:
-        """Note what it has now. Ends the bench when it is no more."""
+    def record_resources(self) -> None:
+        """Record its resources. Ends the bench if the process has ended."""
         if self.process.poll() is not None:
             tail = self._log.read_text(encoding="utf-8", errors="replace")[-3_000:]
             raise SystemExit(f"the agent ended with status {self.process.returncode}:\n{tail}")
         of = pathlib.Path(f"/proc/{self.process.pid}")
         fields = dict(line.split(":", 1) for line in (of / "status").read_text(encoding="ascii").splitlines())
         rss_mb, fds = int(fields["VmRSS"].split()[0]) / 1024, len(os.listdir(of / "fd"))
-        self.looks.append(Look(time.monotonic() - self._began_s, rss_mb, int(fields["Threads"]), fds))
+        self.resources.append(Resources(time.monotonic() - self._began_s, rss_mb, int(fields["Threads"]), fds))
 
-    def answers(self) -> bool:
-        """Whether it has started."""
+    def has_started(self) -> bool:
+        """Return whether it has started."""
         with suppress(httpx.TransportError):
             return bool(self.sums())
         return False
 
     def sums(self) -> Counter[str]:
-        """Its counters, by family, and by family and first label."""
+        """Return its counters, by family, and by family and first label."""
         out = Counter[str]()
         for name, label, value in _METRIC.findall(httpx.get(self._url, timeout=30).text):
             for key in (name, f"{name} {label}"):
@@ -101,13 +101,13 @@ class Agent:
         return out
 
     def down(self) -> list[str]:
-        """The collectors that should be up, and are not."""
+        """Return the collectors that should be up and are not."""
         sums = self.sums()
         return [name for name in self.collectors if not sums[f"collector_up {name}"]]
 
     def row(self, faults: int) -> str:
-        """Of the table."""
-        at_s, rss_mb, threads, fds = self.looks[-1]
+        """Return a row of the table."""
+        at_s, rss_mb, threads, fds = self.resources[-1]
         sums, up = self.sums(), f"{len(self.collectors) - len(self.down())}/{len(self.collectors)}"
         errors = sums["collector_errors"] + sums["send_errors"]
         return (
@@ -116,13 +116,13 @@ class Agent:
         )
 
     def exceptions(self) -> int:
-        """Tracebacks in its log."""
+        """Return the number of tracebacks in its log."""
         return self._log.read_text(encoding="utf-8", errors="replace").count("Traceback")
 
 
 @contextmanager
 def receiver(folder: pathlib.Path) -> Iterator[Serve]:
-    """`legato serve`, gone at the end whatever was done to it."""
+    """Run `legato serve`; kill it at the end, in any state."""
     serve = Serve(folder)
     try:
         yield serve
@@ -131,18 +131,20 @@ def receiver(folder: pathlib.Path) -> Iterator[Serve]:
 
 
 @contextmanager
-def agent(folder: pathlib.Path, endpoint: str, pages: Sequence[PageServer], speakers: Sequence[Speaker], gpus: FakeGpus) -> Iterator[Agent]:
-    """The command, listening."""
+def agent(
+    folder: pathlib.Path, endpoint: str, servers: Sequence[EngineServer], publishers: Sequence[EnginePublisher], gpus: FakeGpus
+) -> Iterator[Agent]:
+    """Run the command; yield it when it listens."""
     port, log = free_port(), folder / "agent.log"
     environ = {
         **os.environ,
         **gpus.environment(),
         "LEGATO_ENGINE_PIPE": str(folder / "s"),
         "LEGATO_ENDPOINT": endpoint,
-        "LEGATO_ENGINES": ",".join(f"storm-{page.kind}=http://127.0.0.1:{page.port}" for page in pages),
+        "LEGATO_ENGINES": ",".join(f"storm-{server.kind}=http://127.0.0.1:{server.port}" for server in servers),
         "LEGATO_ENGINE_SCAN": "0",
-        "LEGATO_FORWARD_PASSES": f"storm-sglang={speakers[0].endpoint}",
-        "LEGATO_KV_EVENTS": f"storm-vllm={speakers[1].endpoint}",
+        "LEGATO_FORWARD_PASSES": f"storm-sglang={publishers[0].endpoint}",
+        "LEGATO_KV_EVENTS": f"storm-vllm={publishers[1].endpoint}",
         "LEGATO_SAMPLE_MS": str(SAMPLE_MS),
         "LEGATO_AGENT_METRICS_PORT": str(port),
     }
@@ -150,12 +152,12 @@ def agent(folder: pathlib.Path, endpoint: str, pages: Sequence[PageServer], spea
     with log.open("wb") as out, subprocess.Popen(command, env=environ, stdout=out, stderr=out) as process:
         try:
             running, until = Agent(process, port, log), time.monotonic() + 30
-            while not running.answers():
-                running.look()
+            while not running.has_started():
+                running.record_resources()
                 if time.monotonic() > until:
                     raise SystemExit("the agent did not start")
                 time.sleep(0.1)
-            running.looks.clear()
+            running.resources.clear()
             yield running
         finally:
             process.terminate()
@@ -163,7 +165,7 @@ def agent(folder: pathlib.Path, endpoint: str, pages: Sequence[PageServer], spea
 
 
 def step(recorder: StepRecorder, ending: threading.Event) -> None:
-    """What an engine does all the time, until it ends."""
+    """Record steps as an engine does, until the end."""
     for number in range(1, 2**62):
         timed(recorder, number)
         if ending.wait(1 / STEPS_HZ):
@@ -173,39 +175,39 @@ def step(recorder: StepRecorder, ending: threading.Event) -> None:
         time.sleep(0.05)
 
 
-def blow(running: Agent, storm: Storm, minutes: float, seed: int) -> None:
-    """Faults at random, with a look and a row of the table now and then."""
+def run_faults(running: Agent, storm: Storm, minutes: float, seed: int) -> None:
+    """Begin and end random faults, record resources every 5 s, and print a row of the table every 120 s."""
     rng, began_s = random.Random(seed), time.monotonic()
-    look_s = table_s = draw_s = began_s
+    poll_s = table_s = begin_s = began_s
     while (now_s := time.monotonic()) < began_s + minutes * 60:
-        storm.heal()
-        if now_s >= draw_s:
-            draw_s = now_s + rng.expovariate(1 / FAULT_EVERY_S)
+        storm.end_due()
+        if now_s >= begin_s:
+            begin_s = now_s + rng.expovariate(1 / FAULT_EVERY_S)
             if (now_s - began_s) % CALM_EVERY_S < CALM_EVERY_S - CALM_S:
-                storm.draw()
-        if now_s >= look_s:
-            look_s = now_s + POLL_EVERY_S
-            running.look()
+                storm.begin_random()
+        if now_s >= poll_s:
+            poll_s = now_s + POLL_EVERY_S
+            running.record_resources()
         if now_s >= table_s:
             table_s += TABLE_EVERY_S
             print(running.row(storm.count.total()), flush=True)
         time.sleep(0.1)
 
 
-def healed(running: Agent, storm: Storm) -> list[str]:
-    """Nothing is wrong any more: the collectors that stay down all the same."""
-    storm.heal(all_of_them=True)
+def end_faults(running: Agent, storm: Storm) -> list[str]:
+    """End all faults; return the collectors that stay down."""
+    storm.end_due(all_of_them=True)
     began_s = time.monotonic()
     time.sleep(HEAL_S)
     while (down := running.down()) and time.monotonic() < began_s + BACK_S_MAX:
         time.sleep(1)
-    running.look()
-    print(f"{running.row(storm.count.total())}   {time.monotonic() - began_s:.0f} s after all was healed", flush=True)
+    running.record_resources()
+    print(f"{running.row(storm.count.total())}   {time.monotonic() - began_s:.0f} s after the end of all faults", flush=True)
     return down
 
 
 def stored(serve: Serve, steps: int) -> tuple[int, int]:
-    """How many steps are rows, and how many rows are there twice. Waits for them: an attempt to send may be half a minute away."""
+    """Return the number of stored steps, and of duplicate rows. Waits for them, because the next attempt to send may be 30 s away."""
     until = time.monotonic() + ROWS_S_MAX
     while True:
         ((count, distinct),) = serve.rows("SELECT count(), uniqExact(step) FROM engine_steps FINAL WHERE engine_id = 'storm'")
@@ -214,12 +216,12 @@ def stored(serve: Serve, steps: int) -> tuple[int, int]:
         time.sleep(1)
 
 
-def figures(looks: Sequence[Look]) -> dict[str, float]:
-    """Early and late, and how fast memory grew in between."""
-    end_s = looks[-1].at_s
-    early = [each for each in looks if 0.1 * end_s <= each.at_s < 0.2 * end_s] or looks[:1]
-    late = [each for each in looks if each.at_s >= 0.9 * end_s]
-    warm = [each for each in looks if each.at_s >= 0.1 * end_s]
+def summary(resources: Sequence[Resources]) -> dict[str, float]:
+    """Return early and late medians, and the growth rate of the memory."""
+    end_s = resources[-1].at_s
+    early = [each for each in resources if 0.1 * end_s <= each.at_s < 0.2 * end_s] or resources[:1]
+    late = [each for each in resources if each.at_s >= 0.9 * end_s]
+    warm = [each for each in resources if each.at_s >= 0.1 * end_s]
     out: dict[str, float] = {}
     for name in ("rss_mb", "threads", "fds"):
         for when, which in (("early", early), ("late", late)):
@@ -228,21 +230,21 @@ def figures(looks: Sequence[Look]) -> dict[str, float]:
     return {**out, "rss_slope_mb_per_h": round(slope, 2)}
 
 
-def wrong(found: dict[str, float]) -> Iterator[str]:
-    """What must not be."""
+def problems_in(found: dict[str, float]) -> Iterator[str]:
+    """Yield the requirements that are not met."""
     if found["rss_mb_late"] > found["rss_mb_early"] * (1 + GROWN_SHARE_MAX) + GROWN_MB_MAX:
-        yield "its memory grew"
+        yield "its memory grew beyond the bound"
     for name in ("threads", "fds"):
         if found[f"{name}_late"] > found[f"{name}_early"] + GROWN_COUNT_MAX:
-            yield f"its {name} grew"
+            yield f"its number of {name} grew beyond the bound"
     if found["steps_stored"] != found["steps_sent"] or found["steps_doubled"]:
-        yield "steps were lost or doubled"
+        yield "steps were lost or duplicated"
     if found["collectors_up"] < found["collectors"]:
-        yield "not all collectors came back"
+        yield "some collectors stayed down"
 
 
 def main() -> None:
-    """Run, judge, print the figures."""
+    """Run the bench, check the results and print them."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--minutes", type=float, default=60.0)
     options.add_argument("--seed", type=int, default=1)
@@ -252,30 +254,30 @@ def main() -> None:
         folder = pathlib.Path(name)
         gpus = FakeGpus(build(folder), folder / "gpus", *map(h200, range(GPUS)))
         gpus.set(None, {"init_error": 9})
-        pages = [PageServer(kind, random.Random(given.seed + place)) for place, kind in enumerate(PAGES)]
-        speakers = [Speaker(payload, random.Random(given.seed)) for payload in (one_pass, kv_events)]
+        servers = [EngineServer(kind, random.Random(given.seed + place)) for place, kind in enumerate(ENGINES)]
+        publishers = [EnginePublisher(payload, random.Random(given.seed)) for payload in (one_pass, kv_events)]
         pipe, ending = folder / "s", threading.Event()
-        with receiver(folder) as serve, faulty(serve.otlp) as proxy, agent(folder, proxy.url, pages, speakers, gpus) as running:
+        with receiver(folder) as serve, faulty(serve.otlp) as proxy, agent(folder, proxy.url, servers, publishers, gpus) as running:
             recorder = StepRecorder(environ={"LEGATO_ENGINE_PIPE": str(pipe), "LEGATO_ENGINE_ID": "storm"}, arguments=[])
             steps = threading.Thread(target=step, args=(recorder, ending))
-            storm = Storm(pages, speakers, gpus, (proxy, serve), pipe, given.seed)
+            storm = Storm(servers, publishers, gpus, (proxy, serve), pipe, given.seed)
             steps.start()
             try:
-                blow(running, storm, given.minutes, given.seed)
-                found = figures(running.looks)
-                down = healed(running, storm)
+                run_faults(running, storm, given.minutes, given.seed)
+                found = summary(running.resources)
+                down = end_faults(running, storm)
             finally:
                 ending.set()
                 steps.join()
-            rows, doubled = stored(serve, recorder.number)
+            rows, duplicates = stored(serve, recorder.number)
             exceptions, sums = running.exceptions(), running.sums()
     print("faults: " + ", ".join(f"{what} {count}" for what, count in sorted(storm.count.items())))
     dropped = ", ".join(f"{count:,} of {key.split()[-1]}" for key, count in sums.items() if key.startswith("dropped_records "))
     print(f"receiver: {dict(proxy.count)}, {proxy.retries} retries; dropped: {dropped or 'none'}")
     print(f"{exceptions} tracebacks in the agent's log; down: {', '.join(down) or 'none'}")
     found |= {"minutes": given.minutes, "faults": storm.count.total(), "steps_sent": recorder.number, "steps_stored": rows}
-    found |= {"steps_doubled": doubled, "collectors_up": len(running.collectors) - len(down), "collectors": len(running.collectors)}
-    problems = list(wrong(found))
+    found |= {"steps_doubled": duplicates, "collectors_up": len(running.collectors) - len(down), "collectors": len(running.collectors)}
+    problems = list(problems_in(found))
     print(*problems, sep="\n", end="\n" if problems else "")
     print(json.dumps(found))
     sys.exit(1 if problems else 0)

@@ -10,7 +10,7 @@ from collections import Counter
 from helpers.repo.repository import ROOT
 from helpers.servers.http_server import serve_get
 
-PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
+PAGES = ROOT / "tests" / "gpu_agent" / "data" / "responses"
 FINE = b'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.002",model_name="dummy"} 1.0\n'
 
 

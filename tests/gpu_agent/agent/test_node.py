@@ -25,7 +25,7 @@ from helpers.servers.serving import Served
 from helpers.servers.waiting import until
 from legato_ingest.cli.client import Reader
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"
+PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
 HOST = "node-7"
 
 

@@ -17,7 +17,7 @@ from legato_gpu_agent.collectors.measurement import Distribution, Measured, Meas
 from legato_gpu_agent.engines.registry import ENGINES, detect_engine
 from legato_gpu_agent.engines.signals import SIGNALS
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"
+PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
 S = 10**9
 # Expected from the later of two texts: signals with their value, and histograms with the number and sum of the observations in between.
 EXPECTED: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from legato_gpu_agent.collectors.layout_cache import ParsedLayout
 from legato_gpu_agent.collectors.measurement import Measured, Measurement
 from legato_gpu_agent.engines.registry import ENGINES
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"
+PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
 S = 10**9
 # One line more, less, moved, renamed, or with another number: changes to the lines of a text at a position.
 CHANGES: tuple[Callable[[list[bytes], int, int], object], ...] = (

@@ -29,7 +29,7 @@ from legato_gpu_agent.collectors.trtllm_requests import PerfMetrics
 from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.plugin.model import Step
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"
+PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
 SAMPLE = json.loads((PAGES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
 
 

@@ -30,7 +30,7 @@ from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "pages"
+PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
 SAMPLE = json.loads((PAGES / "tensorrt_llm_perf_metrics.json").read_text(encoding="utf-8"))
 ITERATIONS = json.loads((PAGES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
 OUTCOMES = {"taken", "late", "other", "bad", "dropped"}

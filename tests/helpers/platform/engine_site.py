@@ -11,7 +11,7 @@ from legato_gpu_agent.collectors.measurement import Measured, Measurement
 
 __all__ = ["GRAFANA", "KINDS", "METRICS", "PROMETHEUS", "Site", "kind_of", "site"]
 
-_TEXTS = pathlib.Path(__file__).parents[2] / "gpu_agent" / "data" / "pages"
+_TEXTS = pathlib.Path(__file__).parents[2] / "gpu_agent" / "data" / "responses"
 METRICS, PROMETHEUS = "/metrics", "/prometheus/metrics"
 KINDS = {
     "vllm": {METRICS: "vllm_0.32.txt"},

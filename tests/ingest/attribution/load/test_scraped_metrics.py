@@ -22,7 +22,7 @@ from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
 
-PAGES = ROOT / "tests" / "gpu_agent" / "data" / "pages"
+PAGES = ROOT / "tests" / "gpu_agent" / "data" / "responses"
 S = 1000 * MS
 START = 10**15
 

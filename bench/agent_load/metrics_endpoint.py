@@ -1,8 +1,8 @@
-"""The cost of reading an engine's metrics page and a GPU: the agent's share of a core, at one and at ten rounds a second.
+"""The cost of scraping an engine and reading a GPU: the agent's share of a core, at one and at ten rounds per second.
 
-The agent is the command that users run, with everything that it reads on a node (metrics page, GPU, host); only its CPU time counts. The
-metrics page is a real vLLM page with growing numbers. The GPU is the fake library of the tests behind NVIDIA's bindings: a call costs the
-agent its usual time, and the driver none.
+The agent is the command that users run, with all sources of a node (metrics endpoint, GPU, host); only its CPU time counts. The endpoint
+serves a real vLLM text with growing numbers. The GPU is the tests' fake library behind NVIDIA's bindings: a call costs the agent its usual
+time, and the driver none.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from helpers.servers.serving import Served
 
 __all__ = ["core_share"]
 
-PAGE = ROOT / "tests" / "gpu_agent" / "data" / "pages" / "vllm_0.32.txt"
+TEXT = ROOT / "tests" / "gpu_agent" / "data" / "responses" / "vllm_0.32.txt"
 WARM_UP_S = 5.0
 _COUNTER = re.compile(rb"^(vllm:(?:generation_tokens_total|prompt_tokens_total|inter_token_latency_seconds_[a-z]+)\S*) ([0-9.e+]+)$", re.M)
 
 
-class _Page(http.server.BaseHTTPRequestHandler):
-    """Answers with the page, its counters grown since the answer before."""
+class _Endpoint(http.server.BaseHTTPRequestHandler):
+    """Serves the text, with counters that grow at each request."""
 
     protocol_version = "HTTP/1.1"
-    text = PAGE.read_bytes()
+    text = TEXT.read_bytes()
     served = 0
 
     def do_GET(self) -> None:
-        """The page."""
+        """Serve the text."""
         type(self).served += 1
         grown = _COUNTER.sub(lambda line: line[1] + b" " + repr(float(line[2]) + 250.0 * self.served).encode(), self.text)
         self.send_response(200)
@@ -47,12 +47,12 @@ class _Page(http.server.BaseHTTPRequestHandler):
         self.wfile.write(grown)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing to say."""
+        """Log nothing."""
 
 
 @contextmanager
 def _engine() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -62,7 +62,7 @@ def _engine() -> Iterator[str]:
 
 
 def core_share(folder: pathlib.Path, served: Served, sample_ms: int, seconds: float) -> tuple[float, int]:
-    """The agent's processor time over wall time, and how many pages it read meanwhile."""
+    """Return the agent's CPU time divided by wall time, and the number of scrapes in that time."""
     gpus = FakeGpus(build(folder), folder / "gpus", h200(0))
     with _engine() as url:
         settings = {
@@ -76,24 +76,24 @@ def core_share(folder: pathlib.Path, served: Served, sample_ms: int, seconds: fl
         with subprocess.Popen(command, env={**os.environ, **gpus.environment(), **settings}, stderr=subprocess.DEVNULL) as process:
             try:
                 time.sleep(WARM_UP_S)
-                pages, before, began = _Page.served, processor_s(process.pid), time.monotonic()
+                scrapes, before, began = _Endpoint.served, processor_s(process.pid), time.monotonic()
                 time.sleep(seconds)
                 share = (processor_s(process.pid) - before) / (time.monotonic() - began)
-                pages = _Page.served - pages
+                scrapes = _Endpoint.served - scrapes
             finally:
                 process.terminate()
                 process.wait(30)
-    if pages < 0.9 * seconds * 1000 / sample_ms:
-        raise SystemExit(f"{pages} pages were read in {seconds:.0f} s, {seconds * 1000 / sample_ms:.0f} were due")
-    return share, pages
+    if scrapes < 0.9 * seconds * 1000 / sample_ms:
+        raise SystemExit(f"{scrapes} scrapes in {seconds:.0f} s: expected {seconds * 1000 / sample_ms:.0f}")
+    return share, scrapes
 
 
 def processor_s(pid: int) -> float:
-    """Processor seconds of a process so far, to the ns."""
+    """Return the CPU time of a process so far, in s, with a resolution of 1 ns."""
     fields = pathlib.Path(f"/proc/{pid}/schedstat")
     total = 0
     for task in (fields.parent / "task").iterdir():
-        # A thread may end while they are read.
+        # A thread may end while its file is read.
         with suppress(OSError):
             total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
     return total / 1e9
