@@ -10,7 +10,7 @@ from collections import Counter
 from helpers.repo.repository import ROOT
 from helpers.servers.http_server import serve_get
 
-PAGES = ROOT / "tests" / "gpu_agent" / "data" / "responses"
+RESPONSES = ROOT / "tests" / "gpu_agent" / "data" / "responses"
 FINE = b'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.002",model_name="dummy"} 1.0\n'
 
 
@@ -32,14 +32,14 @@ def section_of(text: str, engine_id: str) -> str:
 
 def test_each_engine_is_described_by_its_own_metrics() -> None:
     """The hint on finer buckets is given for the engine with coarse buckets only."""
-    before, after = ((PAGES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
+    before, after = ((RESPONSES / name).read_bytes() for name in ("vllm_0.32.txt", "vllm_0.32_later.txt"))
     requested: Counter[str] = Counter()
 
     def answer(path: str) -> bytes:
         requested[path] += 1
-        page, fine = (after, FINE.replace(b"1.0", b"2.0")) if requested[path] > 1 else (before, FINE)
-        first = page.index(b"vllm:inter_token_latency_seconds_bucket")
-        return page[:first] + fine + page[first:] if path.startswith("/fine") else page
+        text_of_engine, fine = (after, FINE.replace(b"1.0", b"2.0")) if requested[path] > 1 else (before, FINE)
+        first = text_of_engine.index(b"vllm:inter_token_latency_seconds_bucket")
+        return text_of_engine[:first] + fine + text_of_engine[first:] if path.startswith("/fine") else text_of_engine
 
     with serve_get(answer) as url:
         text = report(LEGATO_ENGINES=f"fine={url}/fine,coarse={url}/coarse", LEGATO_ITERATIONS=f"trt={url}/iterations")

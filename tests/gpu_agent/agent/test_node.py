@@ -25,7 +25,7 @@ from helpers.servers.serving import Served
 from helpers.servers.waiting import until
 from legato_ingest.cli.client import Reader
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
+RESPONSES = pathlib.Path(__file__).parents[1] / "data" / "responses"
 HOST = "node-7"
 
 
@@ -80,7 +80,7 @@ def test_a_node_becomes_rows(served: Served, tmp_path: pathlib.Path, tmp_path_fa
     """
     library = tmp_path_factory.getbasetemp() / "libnvidia-ml.so.1"
     gpus = FakeGpus(library if library.exists() else build(library.parent), tmp_path / "gpus", h200(0))
-    text = always(answer((PAGES / "vllm_0.32.txt").read_bytes()))
+    text = always(answer((RESPONSES / "vllm_0.32.txt").read_bytes()))
     with Server(text) as engine, Server(silent) as hung:
         engines = f"prod={engine.url},hung={hung.url}"
         with agent(tmp_path, served.otlp, LEGATO_ENGINES=engines, **gpus.environment()) as (process, port):
@@ -115,8 +115,8 @@ def test_published_passes_become_steps(served: Served, tmp_path: pathlib.Path) -
             until(lambda: one(served, f"SELECT max(value) AS lost FROM node_samples WHERE {lost}")["lost"] == 1)
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
-    figures = "count() AS n, uniqExact(step) AS steps, min(step) AS first, max(step) AS last, max(running) AS running"
-    found = one(served, f"SELECT {figures} FROM engine_steps WHERE engine_id = 'sglang-0'")
+    columns = "count() AS n, uniqExact(step) AS steps, min(step) AS first, max(step) AS last, max(running) AS running"
+    found = one(served, f"SELECT {columns} FROM engine_steps WHERE engine_id = 'sglang-0'")
     assert [int(found[name]) for name in ("n", "steps", "first", "last", "running")] == [39, 39, 1, 40, 9]
 
 

@@ -183,7 +183,7 @@ def test_events_of_engines_without_steps_are_forgotten() -> None:
     """After ten minutes. Until then engines up to the bound are kept; afterwards a new one is accepted."""
     step_buffer, event = StepBuffer(), SchedulerEvent(1, "r", "resume", 1)
     for number in range(64):
-        step_buffer.add(Datagram(Engine(f"stranger {number}", 1), events=(event,)), NOW)
+        step_buffer.add(Datagram(Engine(f"other {number}", 1), events=(event,)), NOW)
     with pytest.raises(BadDatagram, match="engines"):
         step_buffer.add(Datagram(Engine("new", 1), events=(event,)), NOW)
     assert not list(step_buffer.flushes(NOW + 601 * 10**9))

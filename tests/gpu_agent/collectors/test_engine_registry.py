@@ -49,13 +49,13 @@ def test_an_engine_owns_all_descendants_of_the_listener(clock: Clock) -> None:
     """With real processes: the listener, its child and its grandchild, and neither siblings nor the parent."""
     engine_registry = EngineRegistry(LIVE, clock)
     sibling = [sys.executable, "-I", "-S", "-c", "open(0).read()"]
-    with family() as one, family() as other, subprocess.Popen(sibling, stdin=subprocess.PIPE) as stranger:
+    with family() as one, family() as other, subprocess.Popen(sibling, stdin=subprocess.PIPE) as unrelated:
         engine_registry.register(f"127.0.0.1:{one.port}")
         engine_registry.register("prod", f"http://localhost:{other.port}/v1")
         assert engine_registry.pids() == {f"127.0.0.1:{one.port}": tuple(sorted(one.pids)), "prod": tuple(sorted(other.pids))}
         assert [engine_registry.owners_of([pid]) for pid in one.pids] == [(f"127.0.0.1:{one.port}",)] * 3
-        assert engine_registry.owners_of([stranger.pid, other.pids[2]]) == ("prod",)
-        assert engine_registry.owners_of([stranger.pid, os.getpid()]) == ()
+        assert engine_registry.owners_of([unrelated.pid, other.pids[2]]) == ("prod",)
+        assert engine_registry.owners_of([unrelated.pid, os.getpid()]) == ()
 
 
 def test_a_stopped_engine_has_no_processes(clock: Clock) -> None:
@@ -269,7 +269,7 @@ def test_engines_are_bounded(tree: pathlib.Path, clock: Clock) -> None:
     engine_registry = EngineRegistry(Proc(tree), clock)
     engine_registry.register("prod", "http://127.0.0.1:8000")
     for number in range(1_000):
-        engine_registry.register(f"stranger {number}")
+        engine_registry.register(f"other {number}")
     assert engine_registry.owners_of([10]) == ("prod",) and len(engine_registry.pids()) == 64
     for number in range(100):
         engine_registry.register(f"127.0.0.1:{9_000 + number}")

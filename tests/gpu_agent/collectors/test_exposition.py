@@ -17,7 +17,7 @@ from legato_gpu_agent.collectors.measurement import Distribution, Measured, Meas
 from legato_gpu_agent.engines.registry import ENGINES, detect_engine
 from legato_gpu_agent.engines.signals import SIGNALS
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
+RESPONSES = pathlib.Path(__file__).parents[1] / "data" / "responses"
 S = 10**9
 # Expected from the later of two texts: signals with their value, and histograms with the number and sum of the observations in between.
 EXPECTED: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ KINDS = {"llamacpp_real": "llamacpp", "dynamo_component": "vllm", "tensorrt_llm_
 
 def text_of(name: str) -> bytes:
     """Return the bytes of a recorded text."""
-    return (PAGES / f"{name}.txt").read_bytes()
+    return (RESPONSES / f"{name}.txt").read_bytes()
 
 
 def read_twice(name: str, engine_id: str = "e") -> list[Measured]:
@@ -185,7 +185,7 @@ def test_each_data_parallel_rank_of_sglang_is_read() -> None:
         for at, own in enumerate(("e", "e/1", "e/2", "e/3"))
         for name in ("requests.running", "queue.time")
     }
-    assert reader._layout is layout, "a page that is laid out as the one before is not judged anew"
+    assert reader._layout is layout, "a text with the same lines as the last one is not parsed again"
 
 
 def test_the_lowest_rank_is_the_lowest_number() -> None:
@@ -326,9 +326,9 @@ def test_any_bytes_are_measurements_or_an_error(data: st.DataObject) -> None:
     engine = detect_engine(text)
     assert engine is not None
     at, end = sorted((data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text)))))
-    hurt = text[:at] + data.draw(st.one_of(st.just(b""), st.just(text[at:end] * 2), st.binary(max_size=200))) + text[end:]
+    damaged = text[:at] + data.draw(st.one_of(st.just(b""), st.just(text[at:end] * 2), st.binary(max_size=200))) + text[end:]
     reader = ExpositionReader(engine, "e")
-    for now_s, each in enumerate((text, hurt, text), 1):
+    for now_s, each in enumerate((text, damaged, text), 1):
         try:
             found = reader.read(each, now_s * S)
         except BadExposition:
@@ -370,7 +370,7 @@ def test_the_official_parser_agrees(name: str) -> None:
 
 def test_vanished_lines_are_removed_from_the_cache() -> None:
     """After a line of a megabyte, or ten thousand labels a second, the cache shrinks to the usual text."""
-    text, reader = (PAGES / "vllm_0.32.txt").read_bytes(), ExpositionReader(ENGINES["vllm"], "e")
+    text, reader = (RESPONSES / "vllm_0.32.txt").read_bytes(), ExpositionReader(ENGINES["vllm"], "e")
     for second in range(60):
         strange = b"".join(b'made_up{id="%d.%d"} 1\n' % (second, number) for number in range(1_000))
         by_signal = b'vllm:num_requests_running{engine="0",model_name="%d"} 1\n' % second

@@ -294,7 +294,7 @@ def is_step_for_the_wire(emitted: Datagram) -> bool:
     return bool(steps_request(emitted.engine, [emitted.step]).SerializeToString())
 
 
-def hostile() -> st.SearchStrategy[bytes]:
+def arbitrary_messages() -> st.SearchStrategy[bytes]:
     """Random bytes, passes with changed bytes, and maps with random numbers under the right names."""
     numbers = st.one_of(st.integers(-(2**63), 2**64 - 1), st.floats(), st.none(), st.text(max_size=3))
     requests = st.dictionaries(st.sampled_from(ScheduledRequestMetrics.__struct_fields__), numbers, max_size=4)
@@ -311,7 +311,7 @@ def test_any_message_is_harmless(lasting: World) -> None:
     held: list[int] = []
 
     @examples(30)
-    @given(st.lists(hostile(), min_size=1, max_size=5))
+    @given(st.lists(arbitrary_messages(), min_size=1, max_size=5))
     def check(payloads: list[bytes]) -> None:
         lasting.emitted.clear()
         lasting.publish(*payloads, a_pass(2), a_pass(1, decode=77))

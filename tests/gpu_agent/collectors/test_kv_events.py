@@ -262,7 +262,7 @@ def test_an_endpoint_without_a_publisher_is_not_available(monkeypatch: pytest.Mo
     events.close()
 
 
-def hostile() -> st.SearchStrategy[bytes]:
+def arbitrary_messages() -> st.SearchStrategy[bytes]:
     """Random bytes, batches with changed bytes, and events with random values under the right names."""
     values = st.one_of(st.none(), st.integers(-(2**63), 2**64 - 1), st.text(max_size=40), st.lists(st.integers(0, 2**64 - 1), max_size=20))
     kinds = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "Other"])
@@ -276,7 +276,7 @@ def test_any_message_is_harmless(lasting: World) -> None:
     """For any published message a round raises nothing else, counters only grow, and the state is bounded."""
 
     @examples(30)
-    @given(st.lists(hostile(), min_size=1, max_size=5))
+    @given(st.lists(arbitrary_messages(), min_size=1, max_size=5))
     def check(payloads: list[bytes]) -> None:
         before = lasting.blocks()
         lasting.publish(*payloads, batch())

@@ -15,7 +15,7 @@ from legato_gpu_agent.collectors.layout_cache import ParsedLayout
 from legato_gpu_agent.collectors.measurement import Measured, Measurement
 from legato_gpu_agent.engines.registry import ENGINES
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
+RESPONSES = pathlib.Path(__file__).parents[1] / "data" / "responses"
 S = 10**9
 # One line more, less, moved, renamed, or with another number: changes to the lines of a text at a position.
 CHANGES: tuple[Callable[[list[bytes], int, int], object], ...] = (
@@ -44,7 +44,7 @@ def result(text: ExpositionReader, lines: Sequence[bytes], now_ns: int) -> list[
 @pytest.mark.parametrize(("kind", "name"), [("vllm", "vllm_0.32"), ("tgi", "tgi_3.3"), ("sglang", "sglang_0.5_tp2")])
 def test_results_equal_those_without_the_cache(kind: str, name: str) -> None:
     """Text after text, each slightly different from the last one, compared with a reader that parses every line each time."""
-    texts = [(PAGES / f"{name}{later}.txt").read_bytes().split(b"\n")[:-1] for later in ("", "_later")]
+    texts = [(RESPONSES / f"{name}{later}.txt").read_bytes().split(b"\n")[:-1] for later in ("", "_later")]
 
     @examples(20)
     @given(st.lists(st.tuples(st.booleans(), EDITS), min_size=2, max_size=6))

@@ -23,7 +23,7 @@ _GIB, _MIB = 1 << 30, 1 << 20
 _ALL = 0xFFFFFFFF
 _TX, _RX = f"field.138.{_ALL}", f"field.139.{_ALL}"
 # An H200 after some hours of work, with a distinct number for each value.
-_WORKED: dict[str, Value] = {
+_WORK: dict[str, Value] = {
     **{"clock.sm": 1755, "clock.sm.max": 1980, "clock.mem": 3201, "clock.mem.max": 3202, "clock.graphics": 1, "clock.graphics.max": 2},
     **{"field.74": 5_000_000_000, "field.75": 4_000_000_000, "field.76": 1_000_000, "field.77": 2_500_000_000},
     **{"field.269": 3_250_000_000, "field.270": 750_000_000, "field.271": 1, "field.78": 7, "field.81": 8},
@@ -85,7 +85,7 @@ _WHY = {
 @pytest.fixture
 def gpus(tmp_path_factory: pytest.TempPathFactory, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpus]:
     library = tmp_path_factory.getbasetemp() / "libnvidia-ml.so.1"
-    world = FakeGpus(library if library.exists() else build(library.parent), tmp_path / "state", {**h200(0), **_WORKED})
+    world = FakeGpus(library if library.exists() else build(library.parent), tmp_path / "state", {**h200(0), **_WORK})
     world.load(monkeypatch)
     nv.nvmlInit()
     yield world
@@ -105,7 +105,7 @@ def _all_but(*missing: str) -> dict[str, list[Measurement]]:
 
 
 def _throttled() -> dict[str, float]:
-    return {dict(figure.attributes)["reason"]: figure.value for figure in _values("throttle time")}
+    return {dict(each_value.attributes)["reason"]: each_value.value for each_value in _values("throttle time")}
 
 
 def test_every_value_of_an_h200(gpus: FakeGpus) -> None:
@@ -120,8 +120,8 @@ def test_an_unsupported_query_is_made_once(gpus: FakeGpus, what: str) -> None:
     """It is missing, with the reason, until the GPU is opened again; all other values are unaffected."""
     engine_registry: Any = SimpleNamespace(owners_of=lambda pids, **_: ())
     gpu = Gpu(0, str(h200(0)["uuid"]), "NVIDIA H200", engine_registry)
-    keys = {key: {**h200(0), **_WORKED}[key] for key in _KEYS.get(what, ["mig"])}
-    left = sorted((figure.metric, figure.value) for other, values in _EXPECTED.items() if other != what for figure in values)
+    keys = {key: {**h200(0), **_WORK}[key] for key in _KEYS.get(what, ["mig"])}
+    left = sorted((each_value.metric, each_value.value) for other, values in _EXPECTED.items() if other != what for each_value in values)
     gpus.remove(0, *keys)
     for _ in range(2):
         assert sorted((each.metric, each.value) for each in gpu.collect(1) if isinstance(each, Measurement)) == left

@@ -36,15 +36,15 @@ class Node:
         engine_registry.register("two", "http://127.0.0.1:8001")
         self.collector = Processes(proc, engine_registry)
 
-    def ask(self, *processes: Process, now_ns: int = NOW) -> dict[str, tuple[float, float, float]]:
+    def round(self, *processes: Process, now_ns: int = NOW) -> dict[str, tuple[float, float, float]]:
         """Return CPU time, waiting and threads of each engine, with these processes."""
         write(self.root, processes=processes)
         return values(self.collector, now_ns)
 
-    def ask_later(self, *processes: Process, after_s: float = 10.0) -> dict[str, tuple[float, float, float]]:
+    def round_later(self, *processes: Process, after_s: float = 10.0) -> dict[str, tuple[float, float, float]]:
         """The same, some seconds after the last call."""
         self.now_ns += round(after_s * SECOND)
-        return self.ask(*processes, now_ns=self.now_ns)
+        return self.round(*processes, now_ns=self.now_ns)
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def test_real_processes_that_compete_for_a_cpu() -> None:
 
 def test_time_before_the_first_round_is_not_counted(engines: Node) -> None:
     """An engine that has run for days starts at 0, in the first round; then the increase of its threads is added."""
-    assert engines.ask(engine(10, {10: (90_000, 50), 11: (1, 1)})) == {"one": (0.0, 0.0, 2.0)}
-    assert engines.ask(engine(10, {10: (90_001, 50.5), 11: (1.5, 1)})) == {"one": (1.5, 0.5, 2.0)}
+    assert engines.round(engine(10, {10: (90_000, 50), 11: (1, 1)})) == {"one": (0.0, 0.0, 2.0)}
+    assert engines.round(engine(10, {10: (90_001, 50.5), 11: (1.5, 1)})) == {"one": (1.5, 0.5, 2.0)}
     found = list(engines.collector.collect(NOW + SECOND))
     owner = (("legato.engine.id", "one"),)
     assert found == [
@@ -105,47 +105,47 @@ def test_time_before_the_first_round_is_not_counted(engines: Node) -> None:
 def test_all_processes_of_an_engine_are_added_up(engines: Node) -> None:
     """Descendants of the listener too; those of another engine count for that one."""
     other = engine(20, {20: (5, 5)}, socket=222)
-    engines.ask(engine(10, {10: (1, 1)}), engine(11, {11: (2, 2)}, socket=9, parent=10), other)
-    found = engines.ask(engine(10, {10: (2, 1)}), engine(11, {11: (4, 2.25)}, socket=9, parent=10), other)
+    engines.round(engine(10, {10: (1, 1)}), engine(11, {11: (2, 2)}, socket=9, parent=10), other)
+    found = engines.round(engine(10, {10: (2, 1)}), engine(11, {11: (4, 2.25)}, socket=9, parent=10), other)
     assert found == {"one": (3.0, 0.25, 2.0), "two": (0.0, 0.0, 1.0)}
 
 
 def test_a_restarted_engine_continues(engines: Node) -> None:
     """The old processes have ended and new ones start at 0: the sum keeps its value, and then grows with the new ones."""
-    engines.ask(engine(10, {10: (100, 10)}))
-    assert engines.ask(engine(10, {10: (107, 12)})) == {"one": (7.0, 2.0, 1.0)}
-    assert engines.ask(engine(40, {40: (3, 1)})) == {"one": (7.0, 2.0, 1.0)}
-    assert engines.ask(engine(40, {40: (4, 1.5)})) == {"one": (8.0, 2.5, 1.0)}
+    engines.round(engine(10, {10: (100, 10)}))
+    assert engines.round(engine(10, {10: (107, 12)})) == {"one": (7.0, 2.0, 1.0)}
+    assert engines.round(engine(40, {40: (3, 1)})) == {"one": (7.0, 2.0, 1.0)}
+    assert engines.round(engine(40, {40: (4, 1.5)})) == {"one": (8.0, 2.5, 1.0)}
 
 
 def test_a_reused_number_lowers_nothing(engines: Node) -> None:
     """Another thread with the same number has a lower value, of one or both: it started at 0, and all of it counts."""
-    engines.ask_later(engine(10, {10: (100, 10)}))
-    engines.ask_later(engine(10, {10: (107, 12)}))
-    assert engines.ask_later(engine(10, {10: (1, 0)})) == {"one": (8.0, 2.0, 1.0)}
-    assert engines.ask_later(engine(10, {10: (2, 3)})) == {"one": (9.0, 5.0, 1.0)}
-    assert engines.ask_later(engine(10, {10: (1, 4)})) == {"one": (10.0, 9.0, 1.0)}
+    engines.round_later(engine(10, {10: (100, 10)}))
+    engines.round_later(engine(10, {10: (107, 12)}))
+    assert engines.round_later(engine(10, {10: (1, 0)})) == {"one": (8.0, 2.0, 1.0)}
+    assert engines.round_later(engine(10, {10: (2, 3)})) == {"one": (9.0, 5.0, 1.0)}
+    assert engines.round_later(engine(10, {10: (1, 4)})) == {"one": (10.0, 9.0, 1.0)}
 
 
 def test_an_ended_thread_hides_no_increase(engines: Node) -> None:
     """For any value of the ended thread; all of the time of a new thread counts."""
-    engines.ask_later(engine(10, {10: (5, 1), 11: (100, 100)}))
-    assert engines.ask_later(engine(10, {10: (5.25, 1.875)})) == {"one": (0.25, 0.875, 1.0)}
-    assert engines.ask_later(engine(10, {10: (5.25, 1.875), 12: (0.5, 0.125)})) == {"one": (0.75, 1.0, 2.0)}
+    engines.round_later(engine(10, {10: (5, 1), 11: (100, 100)}))
+    assert engines.round_later(engine(10, {10: (5.25, 1.875)})) == {"one": (0.25, 0.875, 1.0)}
+    assert engines.round_later(engine(10, {10: (5.25, 1.875), 12: (0.5, 0.125)})) == {"one": (0.75, 1.0, 2.0)}
 
 
 def test_an_old_thread_missed_once_adds_only_the_elapsed_time(engines: Node) -> None:
     """Its file could not be read, or it was beyond the bound: at most the time since the last round counts."""
     both = {10: (5, 1), 11: (3_600, 99)}
-    engines.ask_later(engine(10, both))
-    engines.ask_later(engine(10, {10: (5, 1)}), after_s=1)
-    assert engines.ask_later(engine(10, both), after_s=1) == {"one": (1.0, 1.0, 2.0)}
+    engines.round_later(engine(10, both))
+    engines.round_later(engine(10, {10: (5, 1)}), after_s=1)
+    assert engines.round_later(engine(10, both), after_s=1) == {"one": (1.0, 1.0, 2.0)}
 
 
 def test_a_failed_round_counts_nothing_twice(engines: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """One engine was read and the next failed: the increase of the first counts once after the next round."""
     other = engine(20, {20: (5, 5)}, socket=222)
-    engines.ask(engine(10, {10: (1, 1)}), other)
+    engines.round(engine(10, {10: (1, 1)}), other)
     read = Proc.threads_ns
 
     def failing(proc: Proc, pid: int) -> dict[str, tuple[int, int]]:
@@ -155,17 +155,17 @@ def test_a_failed_round_counts_nothing_twice(engines: Node, monkeypatch: pytest.
 
     monkeypatch.setattr(Proc, "threads_ns", failing)
     with pytest.raises(OSError, match="Too many"):
-        engines.ask(engine(10, {10: (3, 2)}), other)
+        engines.round(engine(10, {10: (3, 2)}), other)
     monkeypatch.undo()
-    assert engines.ask(engine(10, {10: (4, 2)}), other) == {"one": (3.0, 1.0, 1.0), "two": (0.0, 0.0, 1.0)}
+    assert engines.round(engine(10, {10: (4, 2)}), other) == {"one": (3.0, 1.0, 1.0), "two": (0.0, 0.0, 1.0)}
 
 
 def test_threads_and_processes_that_end_lower_nothing(engines: Node) -> None:
     """Their time stays in the sum."""
-    engines.ask(engine(10, {10: (1, 1), 11: (1, 1)}), engine(12, {12: (5, 5)}, socket=9, parent=10))
-    assert engines.ask(engine(10, {10: (2, 2), 11: (2, 2)}), engine(12, {12: (6, 6)}, socket=9, parent=10)) == {"one": (3.0, 3.0, 3.0)}
-    assert engines.ask(engine(10, {10: (2, 2)})) == {"one": (3.0, 3.0, 1.0)}
-    assert engines.ask(engine(10, {10: (3, 2.5)})) == {"one": (4.0, 3.5, 1.0)}
+    engines.round(engine(10, {10: (1, 1), 11: (1, 1)}), engine(12, {12: (5, 5)}, socket=9, parent=10))
+    assert engines.round(engine(10, {10: (2, 2), 11: (2, 2)}), engine(12, {12: (6, 6)}, socket=9, parent=10)) == {"one": (3.0, 3.0, 3.0)}
+    assert engines.round(engine(10, {10: (2, 2)})) == {"one": (3.0, 3.0, 1.0)}
+    assert engines.round(engine(10, {10: (3, 2.5)})) == {"one": (4.0, 3.5, 1.0)}
 
 
 _ROUND = st.dictionaries(
@@ -180,7 +180,7 @@ def test_no_sum_goes_back(tmp_path: pathlib.Path, rounds: list[dict[int, dict[in
     engines, before = Node(tmp_path), (0.0, 0.0)
     for processes in rounds:
         try:
-            now = engines.ask(*(engine(pid, threads) for pid, threads in processes.items()))
+            now = engines.round(*(engine(pid, threads) for pid, threads in processes.items()))
         except NotAvailable:
             assert not any(processes.values())
             continue
@@ -191,17 +191,17 @@ def test_no_sum_goes_back(tmp_path: pathlib.Path, rounds: list[dict[int, dict[in
 def test_no_visible_process_is_not_available(engines: Node) -> None:
     """Without an engine, or with invisible processes only, the reason is reported; measurements follow once processes are visible."""
     with pytest.raises(NotAvailable, match="runs as another user"):
-        engines.ask(Process(30))
-    engines.ask(engine(10, {10: (1, 1)}))
-    engines.ask(engine(10, {10: (2, 2)}))
+        engines.round(Process(30))
+    engines.round(engine(10, {10: (1, 1)}))
+    engines.round(engine(10, {10: (2, 2)}))
     with pytest.raises(NotAvailable):
-        engines.ask()
-    assert engines.ask(engine(40, {40: (3, 3)})) == {"one": (1.0, 1.0, 1.0)}
+        engines.round()
+    assert engines.round(engine(40, {40: (3, 3)})) == {"one": (1.0, 1.0, 1.0)}
 
 
 def test_a_kernel_without_schedstat_is_not_available(engines: Node) -> None:
     """Nothing is reported as 0; one unreadable process among several is skipped."""
     with pytest.raises(NotAvailable, match="no schedstat of one"):
-        engines.ask(engine(10, {}))
-    assert engines.ask(engine(10, {}), engine(11, {11: (1, 1)}, socket=9, parent=10)) == {"one": (0.0, 0.0, 1.0)}
-    assert engines.ask(engine(10, {}), engine(11, {11: (2, 1)}, socket=9, parent=10)) == {"one": (1.0, 0.0, 1.0)}
+        engines.round(engine(10, {}))
+    assert engines.round(engine(10, {}), engine(11, {11: (1, 1)}, socket=9, parent=10)) == {"one": (0.0, 0.0, 1.0)}
+    assert engines.round(engine(10, {}), engine(11, {11: (2, 1)}, socket=9, parent=10)) == {"one": (1.0, 0.0, 1.0)}

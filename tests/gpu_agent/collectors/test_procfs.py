@@ -242,8 +242,8 @@ def test_several_sockets_at_a_port(tree: pathlib.Path) -> None:
     put(tree, "net/tcp", "head\n" + "".join(_SOCKET.format(each, 8000, "0" * 8, 111 + at) for at, each in enumerate(written)))
     put(tree, "net/tcp6", "head\n" + _SOCKET.format("000000FD000000000000000005000000", 8001, "0" * 32, 222))
     assert Proc(tree).listeners() == {8000: Listener(112, "127.0.0.1"), 8001: Listener(222, "fd00::5")}
-    torn = [_SOCKET.format(each, 8000, "0" * 8, 111) for each in ("", "05", "0500000G", "0500000A0500000A")]
-    put(tree, "net/tcp", "head\n" + "".join([*torn, _SOCKET.format("0600000A", 8000, "0" * 8, 333)]))
+    incomplete = [_SOCKET.format(each, 8000, "0" * 8, 111) for each in ("", "05", "0500000G", "0500000A0500000A")]
+    put(tree, "net/tcp", "head\n" + "".join([*incomplete, _SOCKET.format("0600000A", 8000, "0" * 8, 333)]))
     assert Proc(tree).listeners()[8000] == Listener(333, "10.0.0.6")
 
 
@@ -268,7 +268,7 @@ def test_a_huge_file_is_read_up_to_a_bound(tree: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "torn"),
+    ("name", "incomplete"),
     [
         ("stat", "cpu  1 2 x\n"),
         ("stat", "cpu  1 2\n\n"),
@@ -280,11 +280,11 @@ def test_a_huge_file_is_read_up_to_a_bound(tree: pathlib.Path) -> None:
         ("net/dev", "head\nhead\neth0: 1 é 2\n"),
     ],
 )
-def test_an_incomplete_file_yields_no_false_value(tree: pathlib.Path, name: str, torn: str) -> None:
+def test_an_incomplete_file_yields_no_false_value(tree: pathlib.Path, name: str, incomplete: str) -> None:
     """An empty file yields nothing; lines without numbers, or with words in place of numbers, are an error."""
     put(tree, name, "")
     assert not READERS[name](Proc(tree))
-    put(tree, name, torn)
+    put(tree, name, incomplete)
     with pytest.raises((ValueError, KeyError)):
         READERS[name](Proc(tree))
 

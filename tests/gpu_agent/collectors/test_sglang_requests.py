@@ -222,9 +222,9 @@ def test_removed_files_are_forgotten(world: World) -> None:
     world.file(16).unlink()
     world.round()
     world.append(line("again"), hour=14)
-    world.append(line("anew"), hour=18)
+    world.append(line("once more"), hour=18)
     world.round()
-    assert world.ids[3:] == ["again", "anew"]
+    assert world.ids[3:] == ["again", "once more"]
 
 
 def test_a_truncated_or_replaced_file_is_read_from_its_start(world: World) -> None:

@@ -29,8 +29,8 @@ from legato_gpu_agent.collectors.trtllm_requests import PerfMetrics
 from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.plugin.model import Step
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
-SAMPLE = json.loads((PAGES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
+RESPONSES = pathlib.Path(__file__).parents[1] / "data" / "responses"
+SAMPLE = json.loads((RESPONSES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
 
 
 def row(number: int, **changed: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def lasting() -> Iterator[World]:
 
 def test_iterations_are_steps(world: World) -> None:
     """Each once, all of a poll recorded at its end, with the engine's values in the units of a step."""
-    world.poll_body((PAGES / "tensorrt_llm_iterations.json").read_bytes())
+    world.poll_body((RESPONSES / "tensorrt_llm_iterations.json").read_bytes())
     assert [step.number for step in world.steps] == [20411, 20412, 20413, 20414, 20415, 20416] and set(world.paths) == {"/metrics"}
     assert world.steps[1] == Step(
         number=20412,
@@ -335,8 +335,8 @@ def test_only_invalid_rows_are_an_error(world: World) -> None:
 
 BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
     "nothing": (b"", "is not a list of iterations"),
-    "another engine's page": (
-        (PAGES / "vllm_0.32.txt").read_bytes(),
+    "another engine's response": (
+        (RESPONSES / "vllm_0.32.txt").read_bytes(),
         "is not a list of iterations .*: expected TensorRT-LLM's JSON, .*enable_iter_perf",
     ),
     "an object": (b"{}", r"is not a list of iterations \(Expected `array`, got `object`\)"),

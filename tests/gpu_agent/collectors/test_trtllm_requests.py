@@ -30,9 +30,9 @@ from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram
 
-PAGES = pathlib.Path(__file__).parents[1] / "data" / "responses"
-SAMPLE = json.loads((PAGES / "tensorrt_llm_perf_metrics.json").read_text(encoding="utf-8"))
-ITERATIONS = json.loads((PAGES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
+RESPONSES = pathlib.Path(__file__).parents[1] / "data" / "responses"
+SAMPLE = json.loads((RESPONSES / "tensorrt_llm_perf_metrics.json").read_text(encoding="utf-8"))
+ITERATIONS = json.loads((RESPONSES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
 OUTCOMES = {"taken", "late", "other", "bad", "dropped"}
 
 
@@ -128,7 +128,7 @@ def lasting() -> Iterator[World]:
 
 def test_rows_are_finished_requests(world: World) -> None:
     """With the engine's number, which is not a client's id; the step in which they ended; and waiting, prefill and decode times."""
-    found = world.poll_body((PAGES / "tensorrt_llm_perf_metrics.json").read_bytes())
+    found = world.poll_body((RESPONSES / "tensorrt_llm_perf_metrics.json").read_bytes())
     assert world.emitted == [
         Datagram(
             Engine("e", 77),
@@ -371,8 +371,8 @@ def test_a_server_that_never_returns_any_is_not_available() -> None:
 
 BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
     "nothing": (b"", "is not a list of finished requests"),
-    "another engine's page": (
-        (PAGES / "vllm_0.32.txt").read_bytes(),
+    "another engine's response": (
+        (RESPONSES / "vllm_0.32.txt").read_bytes(),
         "is not a list of finished requests .*: expected TensorRT-LLM's JSON, .*perf_metrics_max_requests.*LEGATO_ITERATIONS",
     ),
     "an object": (b"{}", r"is not a list of finished requests \(Expected `array`, got `object`\)"),

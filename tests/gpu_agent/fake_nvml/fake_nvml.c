@@ -1,19 +1,19 @@
 /*
- * A libnvidia-ml.so.1 for machines without a GPU: what NVIDIA's own Python bindings (nvidia-ml-py) look up, answered from a text file.
+ * A libnvidia-ml.so.1 for machines without a GPU: the functions that NVIDIA's Python bindings (nvidia-ml-py) call, with values from a file.
  *
- * The file in FAKE_NVML_STATE describes the GPUs. It is read again by the first call after it was replaced (tests rename a
- * new file over it), so a test changes clocks, loses a GPU, lets a call hang or raises an event while the program under test runs.
+ * The file in FAKE_NVML_STATE describes the GPUs. The first call after it was replaced (tests rename a new file over it) reads it again, so
+ * a test can change clocks, lose a GPU, let a call hang or raise an event while the program under test runs.
  *
  * A line is `KEY VALUE` (driver, nvml, cuda, init_error), `gpu INDEX KEY VALUE`, or `event GPU TYPE DATA [GI CI]`; `#` begins a comment.
- * tests/helpers/platform/nvml.py has the keys. What holds for all of them:
- *   - A key that is absent is NVML_ERROR_NOT_SUPPORTED. What is asked of a MIG device has keys that begin with `mig.N.`, and no others.
- *   - `error CODE` in place of a value is that code, from the calls that need the value alone.
- *   - The key `error` is the code of every call about the GPU, `hang_ms` how long each of them sleeps before it looks for an answer;
- *     without `gpu INDEX`, of every call about none. Taking hang_ms away wakes those that sleep.
- *   - An event line more at the end is a new event. Each event set sees it once, and a set made later than it was seen never does.
+ * tests/helpers/platform/nvml.py lists the keys. Rules for all of them:
+ *   - A missing key returns NVML_ERROR_NOT_SUPPORTED. The values of a MIG device have keys that begin with `mig.N.`, and no others.
+ *   - `error CODE` in place of a value returns that code, from the calls that need the value only.
+ *   - The key `error` is the code of every call for the GPU, `hang_ms` the time that each of them sleeps before it reads the state;
+ *     without `gpu INDEX`, of every call for no GPU. Removing hang_ms wakes the sleeping calls.
+ *   - One more event line at the end is a new event. Each event set receives it once, and a set created afterwards never does.
  *
- * What it does not do: it changes nothing by itself (no counter counts, no clock moves), it does not know which values are plausible
- * together, it does not check permissions, and it has none of the calls that set something.
+ * Limits: nothing changes by itself (counters and clocks are constant), values are not checked against each other or for permissions, and
+ * there are no setters.
  */
 #include <pthread.h>
 #include <stdarg.h>
@@ -28,11 +28,11 @@
 enum { DONE, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15,
        VERSION_MISMATCH = 25, UNKNOWN = 999 };
 enum { GPUS_MAX = 32, MIGS_MAX = 8, SETS_MAX = 64, POLL_MS = 100 };
-#define NONE 0xFFFFFFFFu  /* no GPU; also what NVML says for the instance of what is no MIG device */
+#define NONE 0xFFFFFFFFu  /* no GPU; also the instance that NVML returns for a device that is not a MIG device */
 
-/* A handle is an address in this table: its place says which GPU it is about, and which MIG device of it. */
+/* A handle is an address in this table: its position is the GPU and its MIG device. */
 static const struct handle { char none; } handles[GPUS_MAX][1 + MIGS_MAX], machine;
-const int fake_nvml = 1;  /* by which a test knows that the bindings did not find the machine's own library */
+const int fake_nvml = 1;  /* shows a test that the bindings did not load the machine's own library */
 
 typedef unsigned long long u64;
 typedef const struct handle *device_t;
@@ -47,7 +47,7 @@ static struct event_set sets[SETS_MAX];
 static size_t delivered;
 static atomic_int initialised;
 
-/* Never held while a call sleeps: one GPU that hangs must not stop another. */
+/* Never held while a call sleeps: a GPU that hangs must not block another. */
 static pthread_mutex_t *locked(void) { pthread_mutex_lock(&mutex); return &mutex; }
 static void unlock(pthread_mutex_t **held) { pthread_mutex_unlock(*held); }
 #define LOCK __attribute__((cleanup(unlock), unused)) pthread_mutex_t *held = locked()
@@ -116,7 +116,7 @@ static struct state *read_state(const char *path, const u64 *identity) {
     return file && is_good ? state : NULL;
 }
 
-/* The state as of now, unchanged for as long as the caller holds it; NULL when there is none that can be read. */
+/* Return the current state, which does not change while the caller holds it; NULL if it cannot be read. */
 static struct state *hold(void) {
     LOCK;
     const char *path = getenv("FAKE_NVML_STATE");
@@ -131,7 +131,7 @@ static struct state *hold(void) {
         struct state *fresh = read_state(path, identity);
         if (!fresh)
             return NULL;
-        /* A reader that has seen more events than there now are would miss the next ones. */
+        /* A set that has received more events than now exist would miss the next ones. */
         size_t most = is_another ? 0 : fresh->events_count;
         delivered = delivered < most ? delivered : most;
         for (struct event_set *set = sets; set < sets + SETS_MAX; set++)
@@ -145,7 +145,7 @@ static struct state *hold(void) {
 
 /* ---- One call ------------------------------------------------------------------------------------------------------------------- */
 
-struct call { struct state *state; unsigned gpu; int mig, code; char key[96]; };  /* the code is that of the first thing that failed */
+struct call { struct state *state; unsigned gpu; int mig, code; char key[96]; };  /* code: of the first failure */
 
 static void end(struct call *call) { LOCK; release(call->state); }
 
@@ -156,7 +156,7 @@ static const char *find(const struct state *state, unsigned gpu, const char *key
     return NULL;
 }
 
-/* Hold the state when the hang that it asks for is over. It is asked anew all the time, so that a test can end what it began. */
+/* Return the state after its hang has ended. The state is read repeatedly, so that a test can end the hang. */
 static void hold_after_hang(struct call *call) {
     for (u64 begun = now_us(CLOCK_MONOTONIC);; nap()) {
         call->state = hold();
@@ -242,7 +242,7 @@ int nvmlInitWithFlags(unsigned flags) {
 }
 int nvmlShutdown(void) { BEGIN(&machine); initialised--; return DONE; }
 
-/* The bindings have words of their own for most codes, and ask for those of the others. */
+/* The bindings have texts for most codes, and call this function for the others. */
 const char *nvmlErrorString(int code) { return code == DONE ? "Success" : code == VERSION_MISMATCH ? "Version Mismatch" : "Fake Error"; }
 
 TEXT(&machine, nvmlSystemGetDriverVersion(char *out, unsigned size), "driver")
@@ -297,10 +297,10 @@ static const char *kind_of(unsigned type) { return type ? "uncorrected" : "corre
 ANSWER(device, nvmlDeviceGetTotalEccErrors(device_t device, unsigned type, unsigned counter, u64 *out),
        (has(key(&call, "ecc.%s.%s", kind_of(type), counter_of(counter))) ? number(&call) : N("ecc.%s", kind_of(type))))
 
-/* Of a MIG device this is its index among those of its GPU. */
+/* For a MIG device: its index among those of its GPU. */
 ANSWER(device, nvmlDeviceGetIndex(device_t device, unsigned *out), (call.mig < 0 ? call.gpu : (unsigned)call.mig))
 
-/* Sensor 0 is the GPU's own, which everybody means. */
+/* Sensor 0 is that of the GPU. */
 ANSWER(device, nvmlDeviceGetTemperature(device_t device, unsigned sensor, unsigned *out),
        (sensor ? N("temperature.%u", sensor) : N("temperature")))
 struct temperature { unsigned version, sensor, celsius; };
@@ -327,7 +327,7 @@ struct memory { u64 total, free, used; };
 int nvmlDeviceGetMemoryInfo(device_t device, struct memory *out) {
     struct memory_v2 memory = {0};
     int code = memory_of(device, &memory);
-    /* The older call counts as used what the newer one calls reserved. */
+    /* The older call includes the reserved memory of the newer one in the used memory. */
     *out = (struct memory){memory.total, memory.free, memory.used + memory.reserved};
     return code;
 }
@@ -347,7 +347,7 @@ static int get_field(struct call call, struct field *out) {
     for (out->type = 0; strcmp(types[out->type].name, name);)
         if (++out->type == sizeof types / sizeof *types)
             return UNKNOWN;
-    /* What is narrower than the union leaves rubbish in the rest of it: who reads the wrong member shall learn of it. */
+    /* Fill the rest of the union with garbage, so that a read of the wrong member is noticed. */
     memset(&out->value, 0xFF, sizeof out->value);
     memcpy(&out->value, out->type ? (void *)&whole : (void *)&real, types[out->type].bytes);
     return DONE;
@@ -369,7 +369,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *count, st
     if (has(key(&call, "process")))
         value_of_key(&call);
     for (const struct line *line = call.state->lines; line < call.state->lines + call.state->count && !call.code; line++) {
-        /* Without a number of bytes: NVML_VALUE_NOT_AVAILABLE, which the bindings turn into None. */
+        /* Without a number of bytes: NVML_VALUE_NOT_AVAILABLE, which the bindings return as None. */
         struct process process = {0, ~0ull, gi, ci};
         if (line->gpu != call.gpu || strcmp(line->key, call.key))
             continue;
@@ -385,7 +385,7 @@ int nvmlDeviceGetComputeRunningProcesses_v2(device_t device, unsigned *count, st
     return nvmlDeviceGetComputeRunningProcesses_v3(device, count, out);
 }
 
-/* ---- MIG: a device of a GPU is there as soon as it has a UUID ------------------------------------------------------------------- */
+/* ---- MIG: a device exists if it has a UUID -------------------------------------------------------------------------------------- */
 
 ANSWER(device, nvmlDeviceGetGpuInstanceId(device_t device, unsigned *out), N("gi"))
 ANSWER(device, nvmlDeviceGetComputeInstanceId(device_t device, unsigned *out), N("ci"))

@@ -152,10 +152,10 @@ def test_damage_of_another_writer_costs_no_step() -> None:
     """Thousands of datagrams of another writer, truncated or with flipped bits at any position, between steps that are all decoded once."""
     rng, whole = random.Random(3), bytearray()
     for number in range(1, 4_001):
-        stranger = bytearray(step_datagram(Engine(f"stranger-{rng.randrange(200)}", rng.randrange(1, 2**62)), Step(number, number)))
-        for place in rng.choices(range(len(stranger)), k=rng.randrange(4)):
-            stranger[place] ^= 1 << rng.randrange(8)
-        whole += rng.choice((stranger, stranger[: rng.randrange(len(stranger))], stranger[:-3], rng.randbytes(rng.randrange(500))))
+        unrelated = bytearray(step_datagram(Engine(f"other-{rng.randrange(200)}", rng.randrange(1, 2**62)), Step(number, number)))
+        for place in rng.choices(range(len(unrelated)), k=rng.randrange(4)):
+            unrelated[place] ^= 1 << rng.randrange(8)
+        whole += rng.choice((unrelated, unrelated[: rng.randrange(len(unrelated))], unrelated[:-3], rng.randbytes(rng.randrange(500))))
         whole += step_datagram(ENGINE, Step(number, 2))
     decoded = [each for piece in split_datagrams(bytes(whole)) for each in decode_all(piece) if isinstance(each, Datagram)]
     assert [each.step and each.step.number for each in decoded if each.engine == ENGINE] == [*range(1, 4_001)]
