@@ -32,7 +32,7 @@ _APPLICATION = ROOT / "tests" / "e2e" / "pipeline_application.py"
 _DRAIN_S_MAX = 240
 # Longer than the longest pause between two attempts (gateway.yaml), and an attempt.
 _STILL_S = 75
-_WAIT_S_MAX = 90
+_WAIT_S_MAX = 180
 _FETCHING = b"Fetching items left for dispatch"
 # Bytes of a queue that a few seconds of the load fill.
 _SMALL_QUEUE = 400_000

@@ -10,7 +10,7 @@ from bench.crash_pipelines.collector import RETRYABLE, TRIALS, Load, pipeline
 from bench.crash_pipelines.serve import Found, judge
 from helpers.servers import collector
 
-BRIEF = Load(rate=100, kills=3, away_s=15)
+BRIEF = Load(rate=50, kills=2, away_s=12)
 
 
 @pytest.mark.parametrize("load", [BRIEF, pytest.param(Load(), marks=pytest.mark.long)], ids=["brief", "long"])
