@@ -20,19 +20,26 @@ demo: $(VENV)/.installed-demo ## replay recorded streams, store them and print a
 # Two processes, one test module at a time in each: a module's store is made once. Tests marked `serial` run alone (tests/conftest.py).
 PARALLEL := -n 2 --dist loadfile
 
+# Tests run in this many processes. A file's tests stay together unless one process has none left (--dist worksteal).
+WORKERS ?= 2
+PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist worksteal
+
 test: $(VENV)/.installed-dev ## run every test; ARGS are passed to pytest
-	@$(PY) -m pytest $(PARALLEL) $(ARGS)
+	@$(PYTEST) $(ARGS)
 
-fuzz: $(VENV)/.installed-dev ## run the Hypothesis tests with many new examples, and the long tests; ARGS are passed to pytest
-	@$(PY) -m pytest $(PARALLEL) --hypothesis-profile fuzz $(ARGS)
+fuzz: $(VENV)/.installed-dev ## run the tests of Hypothesis with new and many examples, and the long variants of tests; takes an hour
+	@$(PYTEST) --hypothesis-profile=fuzz $(ARGS)
 
-# Tests that a server can fail although the embedded store passes: inserts and their errors, transactions, TTLs, settings, read-only queries over
-# HTTP. The rest of the SQL runs on the same engine either way. The server: CLICKHOUSE_URL, else chDB's engine behind ClickHouse's HTTP interface.
-ON_SERVER := attribution/test_worker jobs/test_self_monitoring query/test_app rollups/test_worker storage/test_retention \
-	storage/test_schema test_tenants write/test_committer write/test_dedup write/test_group_insert
+# The tests of what can differ on a ClickHouse server: the one in CLICKHOUSE_URL, else chDB's engine behind the same HTTP interface.
+# Inserts, deduplication, schema, retention and leases differ in transactions and DDL; self-monitoring, the rollups' computation, the
+# attribution worker and the chunking worker in the types that they read and write; tenants in how filters are passed; `legato slo` is one
+# reader. Not here: tests that open a store themselves, and those of HTTP, whose part of the store is the committer's.
+# storage/test_server.py, storage/test_backup.py and tests/e2e/test_shared_store.py always run on a server.
+ON_SERVER := write/test_committer write/test_dedup write/test_group_insert storage/test_schema storage/test_retention jobs/test_leases \
+	jobs/test_self_monitoring rollups/test_compute attribution/test_worker chunking/test_worker otlp/test_engine_rows test_tenants cli/test_slo
 
 test-server: $(VENV)/.installed-dev ## run the tests of the store with a ClickHouse server as the store
-	@LEGATO_TEST_STORE=server $(PY) -m pytest $(PARALLEL) $(ON_SERVER:%=tests/ingest/%.py) $(ARGS)
+	@LEGATO_TEST_STORE=server $(PYTEST) $(ON_SERVER:%=tests/ingest/%.py) $(ARGS)
 
 check: $(VENV)/.installed-dev ## check lint, format and types
 	$(PY) -m ruff check .
@@ -57,7 +64,7 @@ down: ## stop the services of `make up`; volumes stay
 install: $(VENV)/.installed-dev ## create .venv with all development dependencies
 
 collector/dist/otelcol-legato: collector/builder.yaml
-	@command -v go > /dev/null || { echo "no `go` command found: building the Collector needs Go 1.25 or newer; install it (on Debian: golang-go, from backports)"; exit 1; }
+	@command -v go > /dev/null || { echo "no 'go' command found: building the Collector needs Go 1.25 or newer; install it (on Debian: golang-go, from backports)"; exit 1; }
 	cd collector && go run go.opentelemetry.io/collector/cmd/builder@v0.159.0 --config builder.yaml
 
 $(PY):
