@@ -92,9 +92,9 @@ class Cause:
     is_part: bool = True
 
 
-_ON_TIME: tuple[Rule, str] = ("server on time", "the server sent it in time")
-_DELIVERED: tuple[Rule, str] = ("delivered at once", "it came as soon as it was sent")
-_INTERVALS: tuple[Rule, str] = ("intervals short", "its engine made no time between tokens half as long around it")
+_ON_TIME: tuple[Rule, str] = ("server on time", "the server sent the chunk in time")
+_DELIVERED: tuple[Rule, str] = ("delivered at once", "the chunk arrived as soon as it was sent")
+_INTERVALS: tuple[Rule, str] = ("intervals short", "the engine had no time between tokens half as long around the gap")
 _STEPS_OR_METRICS = "engine steps; with lower confidence the engine's scraped metrics"
 
 # Colours of causes that name an event: the nine of Paul Tol's scheme "muted" (Colour Schemes, SRON/EPS/TN/09-002, 2021), which people with
@@ -121,8 +121,8 @@ CAUSES = (
         by_exclusion="possible",
         excluded_by=(
             _ON_TIME,
-            ("no prefill", "no prompt in its steps"),
-            ("counter still", "its engine counted no prompt around it"),
+            ("no prefill", "no prefill in its steps"),
+            ("counter still", "the engine counted no prompt tokens around the gap"),
             _INTERVALS,
         ),
         replay="step",
@@ -139,7 +139,7 @@ CAUSES = (
         excluded_by=(
             _ON_TIME,
             ("no recompute", "no preemption and no recompute in its steps"),
-            ("counter still", "its engine counted no preemption around it"),
+            ("counter still", "the engine counted no preemption around the gap"),
             _INTERVALS,
         ),
         replay="step",
@@ -152,7 +152,7 @@ CAUSES = (
         color="#882255",
         group="core",
         confidence="strong",
-        excluded_by=(_ON_TIME, ("no throttling", "its GPUs' clocks were not lowered in its steps"), _INTERVALS),
+        excluded_by=(_ON_TIME, ("no throttling", "no GPU was throttled in its steps"), _INTERVALS),
         replay="step",
     ),
     Cause(
@@ -167,7 +167,7 @@ CAUSES = (
         group="core",
         confidence="strong",
         by_exclusion="possible",
-        excluded_by=(_ON_TIME, ("duration explained", "its steps took what their work explains"), _INTERVALS),
+        excluded_by=(_ON_TIME, ("duration explained", "the work of its steps explains their duration"), _INTERVALS),
         replay="step",
     ),
     Cause(
@@ -179,7 +179,7 @@ CAUSES = (
         group="server",
         confidence="strong",
         by_exclusion="likely",
-        excluded_by=(_ON_TIME, ("sent at once", "sent as soon as its step was over")),
+        excluded_by=(_ON_TIME, ("sent at once", "the output was sent as soon as its step was over")),
         replay="delay",
     ),
     Cause(
@@ -190,7 +190,7 @@ CAUSES = (
         color="#44AA99",
         group="path",
         confidence="strong",
-        excluded_by=(_DELIVERED, ("separate reads", "reads came one by one")),
+        excluded_by=(_DELIVERED, ("separate reads", "the chunks arrived in separate reads")),
         replay="delay",
     ),
     Cause(
@@ -203,8 +203,8 @@ CAUSES = (
         confidence="likely",
         excluded_by=(
             _DELIVERED,
-            ("socket unread", "it lay unread in the socket"),
-            ("buffered", "the stream came through a buffer"),
+            ("socket unread", "the data lay unread in the socket"),
+            ("buffered", "the stream passed through a buffer"),
         ),
         replay="delay",
         budget="network path",
@@ -217,7 +217,7 @@ CAUSES = (
         color="#332288",
         group="client",
         confidence="strong",
-        excluded_by=(_DELIVERED, ("socket empty", "nothing lay unread in the socket")),
+        excluded_by=(_DELIVERED, ("socket empty", "no data lay unread in the socket")),
         replay="delay",
         budget="end user",
     ),
@@ -229,7 +229,7 @@ CAUSES = (
         color="#999933",
         group="client",
         confidence="proven",
-        excluded_by=(("no hold", "the application asked for more at once"),),
+        excluded_by=(("no hold", "the application did not hold the stream"),),
         replay="delay",
         budget="end user",
     ),
@@ -241,7 +241,7 @@ CAUSES = (
         color="#BBBBBB",
         group="side",
         confidence="strong",
-        excluded_by=(("all behind", "what was missing came right behind it"),),
+        excluded_by=(("all behind", "the missing chunks arrived right behind the gap"),),
     ),
     Cause(
         name="delivery",
@@ -251,7 +251,7 @@ CAUSES = (
         color="#999999",
         group="side",
         confidence="likely",
-        excluded_by=(("none behind", "what was missing did not come behind it"),),
+        excluded_by=(("none behind", "the missing chunks did not arrive right behind the gap"),),
     ),
     Cause(
         name="unknown",

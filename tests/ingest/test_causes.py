@@ -48,7 +48,7 @@ def test_groups_follow_from_the_rows() -> None:
     assert causes.CORE == ("scheduling", "kv_pressure", "gpu_clock", "host") and causes.STEP_PARTS == ("base", *causes.CORE)
     assert causes.REPLAYABLE == (*causes.CORE, "front_end", "coalescing", "connection", "slow_reader", "consumer")
     assert causes.COARSE == ("generation", "delivery", "mixed") and causes.UNEXPLAINED == ("generation", "delivery", "unknown")
-    assert excluded_when("no hold") == {"consumer": "the application asked for more at once"}
+    assert excluded_when("no hold") == {"consumer": "the application did not hold the stream"}
 
 
 def test_names_in_sql_are_literals() -> None:

@@ -221,7 +221,7 @@ def test_the_verdict_is_next_to_the_stall() -> None:
     verdict = {
         "gap_start_us": "1200000", "gap_us": "600000", "parts": {"base": 20_000_000, "scheduling": 480_000_000, "connection": 100_000_000},
         "cause": "scheduling", "confidence": "likely", "step_first": "41", "step_last": "43", "missing": ["server"],
-        "evidence": {"server_gap_us": "510000", "unread": "1"}, "excluded": {"host": "its steps took what their work explains"},
+        "evidence": {"server_gap_us": "510000", "unread": "1"}, "excluded": {"host": "the work of its steps explains their duration"},
         "error_us": 1200,
         "culprit_responses": ["chatcmpl-7", "chatcmpl-8\x1b[2J"],
     }  # fmt: skip
@@ -229,7 +229,7 @@ def test_the_verdict_is_next_to_the_stall() -> None:
     assert "scheduling 480 ms, connection 100 ms · likely · steps 41 to 43 · prompt of chatcmpl-7 and 1 more · without server" in page
     assert "parts: base 20.000 ms, scheduling 480.000 ms, connection 100.000 ms; each within 1.2 ms" in page
     assert "evidence: the server sent the next chunk after 510 ms; data lay unread in the client's socket" in page
-    assert "excluded: host: its steps took what their work explains" in page
+    assert "excluded: host: the work of its steps explains their duration" in page
     shown = render_stream([row(verdicts=[{**verdict, "culprit_responses": ["x\x1b[2J\x1b]0;own"]}])], 200)
     assert "\x1b[2J" not in text(shown, 200) and "prompt of x\ufffd[2J" in text(shown, 200)
     assert "why" not in text(render_stream([row(verdicts=[])], 200), 200)

@@ -36,8 +36,8 @@ def test_a_server_that_sent_in_time_excludes_the_engine() -> None:
     """All causes of the engine and its front end are excluded; the network path is left."""
     seen = gap(0, 400, 0, 20, buffered=False, socket_known=True)
     reasons = excluded(seen, verdict("connection", {"base": 20, "connection": 380}))
-    assert {name for name, reason in reasons.items() if reason == "the server sent it in time"} == {*CORE, "front_end"}
-    assert reasons["coalescing"] == "reads came one by one" and reasons["slow_reader"] == "nothing lay unread in the socket"
+    assert {name for name, reason in reasons.items() if reason == "the server sent the chunk in time"} == {*CORE, "front_end"}
+    assert reasons["coalescing"] == "the chunks arrived in separate reads" and reasons["slow_reader"] == "no data lay unread in the socket"
     assert "connection" not in reasons
 
 
@@ -47,7 +47,7 @@ def test_steps_exclude_what_they_did_not_contain(cause: str) -> None:
     seen, steps = engine(**{cause: 300}, state=throttling(3, known=True))
     reasons = excluded(seen, verdict(cause, {"base": 10, cause: 300}, step_first=1, step_last=1), steps)
     assert set(reasons) >= {*CORE, "front_end"} - {cause} and cause not in reasons
-    assert reasons.get("front_end") == "sent as soon as its step was over"
+    assert reasons.get("front_end") == "the output was sent as soon as its step was over"
 
 
 def test_clocks_are_excluded_only_where_samples_show_them() -> None:
@@ -62,7 +62,7 @@ def test_a_preemption_in_its_steps_excludes_no_preemption() -> None:
     """The preemption may be of another request. A preempted stream was in none of its steps, so they exclude nothing."""
     seen, steps = engine(host=300, preempted=(1,))
     reasons = excluded(seen, verdict("host", {"base": 10, "host": 300}, step_first=1, step_last=1), steps)
-    assert "kv_pressure" not in reasons and reasons["scheduling"] == "no prompt in its steps"
+    assert "kv_pressure" not in reasons and reasons["scheduling"] == "no prefill in its steps"
     own = verdict("kv_pressure", {"kv_pressure": 310}, step_first=1, step_last=1, preempted=1)
     assert not set(CORE) & set(excluded(seen, own, steps))
 
@@ -71,7 +71,7 @@ def test_an_immediate_delivery_excludes_the_path() -> None:
     """Within the error, and not if the server's times were concluded from the steps."""
     own = verdict("generation", {"base": 20, "generation": 380})
     assert set(excluded(gap(0, 400, 0, 400), own)) == PATH
-    assert excluded(gap(0, 400, 0, 400, server_error_ns=20), own) == {"coalescing": "reads came one by one"}
+    assert excluded(gap(0, 400, 0, 400, server_error_ns=20), own) == {"coalescing": "the chunks arrived in separate reads"}
     late = verdict("generation", {"base": 20, "generation": 370, "connection": 10})
     assert set(excluded(gap(0, 400, 0, 390), late)) == {"coalescing"}
 
@@ -79,10 +79,10 @@ def test_an_immediate_delivery_excludes_the_path() -> None:
 def test_a_buffer_and_unread_data_exclude_the_connection() -> None:
     """Each with its observation as the reason."""
     coalesced = verdict("coalescing", {"base": 20, "coalescing": 380})
-    assert excluded(gap(0, 400, 0, 20, buffered=True), coalesced)["connection"] == "the stream came through a buffer"
+    assert excluded(gap(0, 400, 0, 20, buffered=True), coalesced)["connection"] == "the stream passed through a buffer"
     unread = verdict("slow_reader", {"base": 20, "slow_reader": 380})
     reasons = excluded(gap(0, 400, 0, 20, unread=True, socket_known=True), unread)
-    assert reasons["connection"] == "it lay unread in the socket" and "slow_reader" not in reasons
+    assert reasons["connection"] == "the data lay unread in the socket" and "slow_reader" not in reasons
 
 
 @pytest.mark.parametrize(("hold_us", "known", "is_excluded"), [(0, True, True), (64, True, True), (65, True, False), (0, False, False)])
