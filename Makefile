@@ -33,7 +33,7 @@ fuzz: $(VENV)/.installed-dev ## run the tests of Hypothesis with new and many ex
 # The tests of what can differ on a ClickHouse server: the one in CLICKHOUSE_URL, else chDB's engine behind the same HTTP interface.
 # Inserts, deduplication, schema, retention and leases differ in transactions and DDL; self-monitoring, the rollups' computation, the
 # attribution worker and the chunking worker in the types that they read and write; tenants in how filters are passed; `legato slo` is one
-# reader. Not here: tests that open a store themselves, and those of HTTP, whose part of the store is the committer's.
+# reader. Not here: tests that open a store themselves, and those of HTTP, which use the store through the committer.
 # storage/test_server.py, storage/test_backup.py and tests/e2e/test_shared_store.py always run on a server.
 ON_SERVER := write/test_committer write/test_dedup write/test_group_insert storage/test_schema storage/test_retention jobs/test_leases \
 	jobs/test_self_monitoring rollups/test_compute attribution/test_worker chunking/test_worker otlp/test_engine_rows test_tenants cli/test_slo
