@@ -17,10 +17,8 @@ help: ## list the targets
 demo: $(VENV)/.installed-demo ## replay recorded streams, store them and print a report; ARGS="--help" lists the options
 	@$(PY) -m demo $(ARGS)
 
-# Two processes, one test module at a time in each: a module's store is made once. Tests marked `serial` run alone (tests/conftest.py).
-PARALLEL := -n 2 --dist loadfile
-
-# Tests run in this many processes. A file's tests stay together unless one process has none left (--dist worksteal).
+# Tests run in this many processes. A file's tests stay together unless one process has none left (--dist worksteal). Tests marked `serial`
+# run alone (tests/conftest.py).
 WORKERS ?= 2
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 
