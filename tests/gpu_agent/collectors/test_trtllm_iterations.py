@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
-import json
-import pathlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -17,60 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.platform.engine_sources import NOW, SECOND, PolledEngine, polled, rows_body
+from helpers.platform.engine_sources import NOW, SECOND, polled, rows_body
 from helpers.platform.examples import examples
+from helpers.platform.trtllm import ITERATION_ROWS as SAMPLE
+from helpers.platform.trtllm import RESPONSES
+from helpers.platform.trtllm import IterationsEngine as World
+from helpers.platform.trtllm import iteration_counts as counts
+from helpers.platform.trtllm import iteration_row as row
+from helpers.platform.trtllm import iteration_signals as signals
 from helpers.servers.http_server import serve_get
 from legato_gpu_agent.agent.otlp_spans import steps_request
 from legato_gpu_agent.agent.step_buffer import StepBuffer
 from legato_gpu_agent.collectors import trtllm_iterations
-from legato_gpu_agent.collectors.measurement import Measured, Measurement
+from legato_gpu_agent.collectors.measurement import Measurement
 from legato_gpu_agent.collectors.trtllm_iterations import BadIterations, Iterations
 from legato_gpu_agent.collectors.trtllm_requests import PerfMetrics
-from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.plugin.model import Step
-
-RESPONSES = pathlib.Path(__file__).parents[1] / "data" / "responses"
-SAMPLE = json.loads((RESPONSES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
-
-
-def row(number: int, **changed: Any) -> dict[str, Any]:
-    """Return an iteration; ``Ellipsis`` removes a field."""
-    out = {**copy.deepcopy(SAMPLE[0]), "iter": number, **changed}
-    return {key: value for key, value in out.items() if value is not ...}
-
-
-class World(PolledEngine):
-    """TensorRT-LLM's /metrics."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.collector: Iterations = Iterations(url, "e", self.emitted.append)
-
-    @property
-    def steps(self) -> list[Step]:
-        """Return the emitted steps."""
-        return [each.step for each in self.emitted if each.step is not None]
-
-
-def counts(found: Sequence[Measured]) -> dict[str, float]:
-    """Return rows by outcome, without outcomes of 0."""
-    own = [each for each in found if isinstance(each, Measurement) and each.metric == "legato.agent.iterations"]
-    named = {dict(each.attributes)["legato.outcome"]: each.value for each in own}
-    assert set(named) == {"taken", "late", "missing", "other", "bad"}
-    return {what: count for what, count in named.items() if count}
-
-
-def signals(found: Sequence[Measured]) -> dict[str, float]:
-    """Return the measurements of the engine by name; each has its unit, and counters have a start."""
-    out = {}
-    for each in found:
-        if each.metric.startswith("legato.engine."):
-            assert isinstance(each, Measurement)
-            assert dict(each.attributes) == {"legato.engine.id": "e", "legato.engine.kind": "tensorrt_llm"}
-            known = SIGNALS.get(each.metric)
-            assert known is None or (each.unit, bool(each.start_ns)) == (known.unit, known.kind == "counter")
-            out[each.metric.removeprefix("legato.engine.")] = each.value
-    return out
 
 
 @pytest.fixture
@@ -333,40 +292,6 @@ def test_only_invalid_rows_are_an_error(world: World) -> None:
     assert counts(world.poll(row(9))) == {"taken": 1, "bad": 4, "other": 3}
 
 
-BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
-    "nothing": (b"", "is not a list of iterations"),
-    "another engine's response": (
-        (RESPONSES / "vllm_0.32.txt").read_bytes(),
-        "is not a list of iterations .*: expected TensorRT-LLM's JSON, .*enable_iter_perf",
-    ),
-    "an object": (b"{}", r"is not a list of iterations \(Expected `array`, got `object`\)"),
-    "cut": (rows_body(row(7))[:-10], "is not a list of iterations"),
-    "no number of JSON": (b'[{"iter": NaN}]', "is not a list of iterations"),
-    "deep": (b"[" * 60_000, "is not a list of iterations"),
-    "no text": (b'["\xff\xfe', "is not a list of iterations"),
-    "50 MB": (b"[" + b" " * 50_000_000 + b"]", "/metrics is longer than 8 MiB"),
-    "another path": (404, "/metrics answers 404"),
-    "a failure": (500, "/metrics answers 500"),
-}
-
-
-@pytest.mark.parametrize(("body", "why"), BAD_PAGES.values(), ids=BAD_PAGES.keys())
-def test_an_invalid_response_is_described(world: World, body: bytes | int, why: str) -> None:
-    """With the URL, and nothing is emitted; the next response is read."""
-    with pytest.raises(BadIterations, match=rf"^http://127.0.0.1:\d+.*{why}"):
-        world.poll_body(body)
-    assert not world.emitted
-    assert counts(world.poll(row(7))) == {"taken": 1} and issubclass(BadIterations, ValueError)
-
-
-def test_a_stopped_server_is_an_error() -> None:
-    """The error of its connection."""
-    with polled(World) as world:
-        pass
-    with pytest.raises(ConnectionError):
-        world.poll()
-
-
 def rows() -> st.SearchStrategy[list[object]]:
     """Rows with valid, invalid and absurd values under the right names."""
     values = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text(max_size=3))
@@ -397,12 +322,3 @@ def test_any_response_is_harmless(lasting: World, some: list[object]) -> None:
     assert sum(after.values()) == sum(before.values()) + len(some) and missing >= 0
     for each in lasting.emitted:
         assert each.step is not None and steps_request(each.engine, [each.step]).SerializeToString()
-
-
-@examples(30)
-@given(body=st.one_of(st.binary(max_size=60), st.text(alphabet='[]{}",:0123456789.eE-', max_size=40).map(str.encode)))
-def test_random_responses_are_rejected(lasting: World, body: bytes) -> None:
-    """Unless they happen to be lists."""
-    with contextlib.suppress(BadIterations):
-        counts(lasting.poll_body(body))
-        assert body.strip().startswith(b"[")

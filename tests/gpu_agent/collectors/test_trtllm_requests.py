@@ -1,16 +1,9 @@
-"""TensorRT-LLM's finished requests over real HTTP: each is emitted once, with the steps of its engine; invalid ones are not.
-
-The rows are not recorded: they are written after the published source, `get_perf_metrics` in NVIDIA/TensorRT-LLM's
-`tensorrt_llm/serve/openai_server.py` at 0005772, and for disaggregated serving `tensorrt_llm/serve/perf_metrics.py` at 07fe631.
-"""
+"""TensorRT-LLM's finished requests over real HTTP: each is emitted once, with the steps of its engine; invalid ones are not."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
 import math
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,96 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.platform.engine_sources import NOW, SECOND, PolledEngine, polled, rows_body
+from helpers.platform.engine_sources import NOW, SECOND, polled, rows_body
 from helpers.platform.examples import examples
+from helpers.platform.trtllm import ITERATION_ROWS, RESPONSES
+from helpers.platform.trtllm import REQUEST_ROWS as SAMPLE
+from helpers.platform.trtllm import RequestsEngine as World
+from helpers.platform.trtllm import disaggregated_row as disaggregated
+from helpers.platform.trtllm import request_counts as counts
+from helpers.platform.trtllm import request_histograms as histograms
+from helpers.platform.trtllm import request_row as row
+from helpers.platform.trtllm import request_with_times as with_times
 from legato_gpu_agent.agent.otlp_spans import steps_request
 from legato_gpu_agent.agent.step_buffer import StepBuffer
 from legato_gpu_agent.collectors.base import NotAvailable
-from legato_gpu_agent.collectors.measurement import Distribution, Measured, Measurement
+from legato_gpu_agent.collectors.measurement import Measured
 from legato_gpu_agent.collectors.trtllm_iterations import Iterations
 from legato_gpu_agent.collectors.trtllm_requests import ROWS_MAX, BadPerfMetrics, PerfMetrics
-from legato_gpu_agent.engines.signals import SIGNALS
 from legato_gpu_agent.plugin.model import Engine, FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram
-
-RESPONSES = pathlib.Path(__file__).parents[1] / "data" / "responses"
-SAMPLE = json.loads((RESPONSES / "tensorrt_llm_perf_metrics.json").read_text(encoding="utf-8"))
-ITERATIONS = json.loads((RESPONSES / "tensorrt_llm_iterations.json").read_text(encoding="utf-8"))
-OUTCOMES = {"taken", "late", "other", "bad", "dropped"}
-
-
-def row(number: object = 7, **changed: Any) -> dict[str, Any]:
-    """Return a request; ``Ellipsis`` removes a field."""
-    out = {**copy.deepcopy(SAMPLE[0]), "request_id": number, **changed}
-    return {key: value for key, value in out.items() if value is not ...}
-
-
-def with_times(number: int = 7, **times: object) -> dict[str, Any]:
-    """Return a request with these times; ``Ellipsis`` removes one."""
-    out = row(number)
-    known = {**out["perf_metrics"]["timing_metrics"], **times}
-    out["perf_metrics"]["timing_metrics"] = {key: value for key, value in known.items() if value is not ...}
-    return out
-
-
-def disaggregated(number: int = 7) -> dict[str, Any]:
-    """Return a row of the server in front of disaggregated ones, with the values of both."""
-    return {
-        "ctx_server": "10.0.0.1:8001",
-        "gen_server": "10.0.0.2:8002",
-        "disagg_server_arrival_time": 61204.1,
-        "disagg_server_first_token_time": 61204.2,
-        "ctx_perf_metrics": row(number, ctx_request_id=number),
-        "gen_perf_metrics": row(number, ctx_request_id=number),
-    }
-
-
-class World(PolledEngine):
-    """TensorRT-LLM's /perf_metrics, and its /metrics with iterations at the second request."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.epoch_ns = 77
-        self.collector: PerfMetrics = PerfMetrics(url, "e", self.emitted.append, epoch_ns=lambda: self.epoch_ns)
-
-    def answer(self, path: str) -> bytes | int:
-        """Return the server's response."""
-        if path != "/metrics":
-            return super().answer(path)
-        self.paths.append(path)
-        return json.dumps(ITERATIONS).encode() if self.paths.count(path) == 2 else b"[]"
-
-    @property
-    def requests(self) -> list[FinishedRequest]:
-        """Return the emitted requests."""
-        return [request for each in self.emitted for request in each.finished]
-
-    @property
-    def ids(self) -> list[str]:
-        """Return their ids."""
-        return [request.response_id for request in self.requests]
-
-
-def counts(found: list[Measured]) -> dict[str, float]:
-    """Return rows by outcome, without outcomes of 0."""
-    own = [each for each in found if isinstance(each, Measurement)]
-    assert all(each.metric == "legato.agent.perf_metrics" and each.unit == "{request}" and each.start_ns for each in own)
-    assert all(dict(each.attributes)["legato.engine.id"] == "e" for each in own)
-    named = {dict(each.attributes)["legato.outcome"]: each.value for each in own}
-    assert set(named) == OUTCOMES
-    return {what: count for what, count in named.items() if count}
-
-
-def histograms(found: list[Measured]) -> dict[str, Distribution]:
-    """Return the durations of this round's requests by name; each has its unit."""
-    out = {}
-    for each in found:
-        if isinstance(each, Distribution):
-            assert dict(each.attributes) == {"legato.engine.id": "e", "legato.engine.kind": "tensorrt_llm"}
-            assert (each.unit, "histogram") == (SIGNALS[each.metric].unit, SIGNALS[each.metric].kind)
-            assert len(each.counts) == len(each.bounds) + 1 and any(each.counts) and list(each.bounds) == sorted(each.bounds)
-            out[each.metric.removeprefix("legato.engine.")] = each
-    return out
 
 
 @pytest.fixture
@@ -328,7 +249,7 @@ def test_requests_are_sent_with_the_steps_of_their_engine(world: World) -> None:
     """Both collectors read one server, each its own list, and one span has the data of both."""
     iterations = Iterations(world.url, "e", world.emitted.append)
     metrics = PerfMetrics(world.url, "e", world.emitted.append, epoch_ns=iterations.epoch_ns)
-    ended = row(5, perf_metrics={**SAMPLE[0]["perf_metrics"], "last_iter": ITERATIONS[1]["iter"]})
+    ended = row(5, perf_metrics={**SAMPLE[0]["perf_metrics"], "last_iter": ITERATION_ROWS[1]["iter"]})
     with contextlib.closing(iterations), contextlib.closing(metrics):
         world.bodies += [b"[]", rows_body(ended), b"[]"]
         for at in range(3):
@@ -369,42 +290,6 @@ def test_a_server_that_never_returns_any_is_not_available() -> None:
         assert counts(world.poll(after_s=3600)) == {"taken": 1}
 
 
-BAD_PAGES: dict[str, tuple[bytes | int, str]] = {
-    "nothing": (b"", "is not a list of finished requests"),
-    "another engine's response": (
-        (RESPONSES / "vllm_0.32.txt").read_bytes(),
-        "is not a list of finished requests .*: expected TensorRT-LLM's JSON, .*perf_metrics_max_requests.*LEGATO_ITERATIONS",
-    ),
-    "an object": (b"{}", r"is not a list of finished requests \(Expected `array`, got `object`\)"),
-    "cut": (rows_body(row(7))[:-10], "is not a list of finished requests"),
-    "no number of JSON": (rows_body(row(7), with_times(8, last_token_time=math.nan)), "is not a list of finished requests"),
-    "deep": (b"[" * 60_000, "is not a list of finished requests"),
-    "no text": (b'["\xff\xfe', "is not a list of finished requests"),
-    "50 MB": (
-        b"[" + b" " * 50_000_000 + b"]",
-        "/perf_metrics is longer than 8 MiB: expected a list of finished requests; a long one needs a smaller LEGATO_SAMPLE_MS",
-    ),
-    "a failure": (500, "/perf_metrics answers 500"),
-}
-
-
-@pytest.mark.parametrize(("body", "why"), BAD_PAGES.values(), ids=BAD_PAGES.keys())
-def test_an_invalid_response_is_described(world: World, body: bytes | int, why: str) -> None:
-    """With the URL, and nothing is emitted; the next response is read."""
-    with pytest.raises(BadPerfMetrics, match=rf"^http://127.0.0.1:\d+.*{why}"):
-        world.poll_body(body)
-    assert not world.emitted
-    assert counts(world.poll(row(7))) == {"taken": 1} and issubclass(BadPerfMetrics, ValueError)
-
-
-def test_a_stopped_server_is_an_error() -> None:
-    """The error of its connection."""
-    with polled(World) as world:
-        pass
-    with pytest.raises(ConnectionError):
-        world.poll()
-
-
 def rows() -> st.SearchStrategy[list[object]]:
     """Rows with valid, invalid and absurd values under the right names."""
     values = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text(max_size=3))
@@ -435,12 +320,3 @@ def test_any_response_is_harmless(lasting: World, some: list[object]) -> None:
     assert all(math.isfinite(each.total or 0) for each in histograms(found).values())
     if lasting.requests:
         assert steps_request(Engine("e", NOW), [Step(1, NOW)], lasting.requests).SerializeToString()
-
-
-@examples(30)
-@given(body=st.one_of(st.binary(max_size=60), st.text(alphabet='[]{}",:0123456789.eE-', max_size=40).map(str.encode)))
-def test_random_responses_are_rejected(lasting: World, body: bytes) -> None:
-    """Unless they happen to be lists."""
-    with contextlib.suppress(BadPerfMetrics):
-        counts(lasting.poll_body(body))
-        assert body.strip().startswith(b"[")
