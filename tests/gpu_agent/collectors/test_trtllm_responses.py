@@ -35,7 +35,7 @@ def invalid(what: str, options: str, truncated: bytes, not_a_number: bytes) -> d
         "empty": (b"", no_list),
         "another engine's response": (
             (RESPONSES / "vllm_0.32.txt").read_bytes(),
-            f"{no_list} .*: expected .*'s JSON, .*{options}",
+            f"{no_list} .*: expected TensorRT-LLM's JSON, .*{options}",
         ),
         "an object": (b"{}", rf"{no_list} \(Expected `array`, got `object`\)"),
         "truncated": (truncated, no_list),
