@@ -10,6 +10,9 @@ import pytest
 
 from helpers.servers.filled import send_stalls
 from helpers.servers.serving import legato, serve_process
+from legato_ingest.cli import admin_client
+from legato_ingest.errors import LegatoError
+from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.part_checksums import listed_sizes
 
@@ -56,7 +59,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         done.set()
         sender.join()
         assert made.returncode == 0 and "restored once, and identical" in made.stdout, made.stderr
-        again = legato("backup", "one", environ=served.environ)
-        assert again.returncode == 1 and "exists already" in again.stderr
-        assert legato("backup", "../one", environ=served.environ).returncode == 1
+        settings = load(store=served.environ["LEGATO_STORE"])
+        with pytest.raises(LegatoError, match="exists already"):
+            admin_client.backup(settings, "one")
+        with pytest.raises(LegatoError, match="a backup's name has"):
+            admin_client.backup(settings, "../one")
     return store

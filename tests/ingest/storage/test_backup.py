@@ -12,6 +12,7 @@ from helpers.servers.serving import legato, serve_process
 from legato_ingest.cli.main import main
 from legato_ingest.errors import LegatoError
 from legato_ingest.storage.backup import restore
+from legato_ingest.storage.lock import StoreLock
 
 
 def backup_of(store: pathlib.Path) -> pathlib.Path:
@@ -32,12 +33,12 @@ def test_a_backup_made_under_load_is_restored(full: pathlib.Path, tmp_path: path
 
 
 def test_a_restore_needs_an_unused_empty_store(full: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A store with tables, a store in use, a missing backup: one line each, and nothing is changed."""
-    there = legato("restore", str(backup_of(full)), "--store", f"chdb://{full}")
-    assert there.returncode == 1 and "holds tables already" in there.stderr
-    with serve_process(tmp_path / "served") as served:
-        held = legato("restore", str(backup_of(full)), "--store", f"chdb://{served.store}")
-        assert held.returncode == 1 and "is in use" in held.stderr
+    """A store with tables, a store in use, a missing backup: each is refused, and nothing is changed."""
+    with pytest.raises(LegatoError, match="holds tables already"):
+        restore(backup_of(full), full)
+    with StoreLock(tmp_path / "held"):
+        held = legato("restore", str(backup_of(full)), "--store", f"chdb://{tmp_path}/held")
+        assert held.returncode == 1 and "is in use" in held.stderr and held.stderr.count("\n") == 1
     with pytest.raises(LegatoError, match="is no backup"):
         restore(tmp_path / "none.tzst", tmp_path / "x")
 
@@ -49,8 +50,8 @@ def test_a_damaged_backup_is_an_error(full: pathlib.Path, tmp_path: pathlib.Path
     manifest = json.loads(backup_of(full).with_suffix(".json").read_text())
     manifest["tables"]["stream_revs"][0] += 1
     copy.with_suffix(".json").write_text(json.dumps(manifest))
-    wrong = legato("restore", str(copy), "--store", f"chdb://{tmp_path}/wrong", timeout_s=120)
-    assert wrong.returncode == 1 and "stream_revs differ" in wrong.stderr
+    with pytest.raises(LegatoError, match="but stream_revs differ from what was backed up"):
+        restore(copy, tmp_path / "wrong")
     copy.write_bytes(backup_of(full).read_bytes()[:-1000])
     cut = legato("restore", str(copy), "--store", f"chdb://{tmp_path}/cut", timeout_s=120)
     assert cut.returncode == 1 and "Traceback" not in cut.stderr

@@ -1,0 +1,75 @@
+"""`legato copy` copies an embedded store to a server, continues an interrupted copy, and reports differences."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from helpers.servers.clickhouse import Server, clickhouse
+from helpers.servers.filled import row_counts, send_stalls
+from helpers.servers.serving import legato, serve_process
+from legato_ingest.cli.main import main
+from legato_ingest.settings import Settings, load
+from legato_ingest.storage import EmbeddedStore, open_store
+from legato_ingest.storage.copy import CopiedPartition, copy_rows
+
+
+@pytest.fixture
+def server(tmp_path: pathlib.Path) -> Iterator[Server]:
+    """An empty ClickHouse server."""
+    with clickhouse(tmp_path / "server") as running:
+        yield running
+
+
+def copied(store: pathlib.Path, settings: Settings) -> list[CopiedPartition]:
+    """The partitions of a store after a copy to a server; all are the same on both sides."""
+    source, target = EmbeddedStore(store), open_store(settings)
+    try:
+        partitions = list(copy_rows(source, target))
+    finally:
+        source.close()
+        target.close()
+    assert all(each.same for each in partitions)
+    return partitions
+
+
+def test_a_store_is_copied_and_a_copy_continues(full: pathlib.Path, server: Server, tmp_path: pathlib.Path) -> None:
+    """All partitions are copied and compared; a second run copies none; after one was lost, only that one is copied again."""
+    environ = {"LEGATO_STORE": f"chdb://{full}", "LEGATO_STORE_PASSWORD": server.password}
+    first = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
+    assert first.returncode == 0 and "equal on both sides" in first.stdout, first.stderr
+    settings = load(store=server.store, store_password=server.password)
+    again = copied(full, settings)
+    assert len(again) > 5 and not any(each.copied for each in again)
+    httpx.post(server.url, content="ALTER TABLE verdicts DELETE WHERE 1 SETTINGS mutations_sync = 1").raise_for_status()
+    assert [each.table for each in copied(full, settings) if each.copied] == ["verdicts"]
+    with serve_process(full) as here:
+        wanted = row_counts(here)
+        busy = legato("copy", "--to", server.store, environ=environ)
+        assert busy.returncode == 1 and "is in use" in busy.stderr
+    with serve_process(tmp_path / "unused", **server.settings) as there:
+        assert row_counts(there) == wanted
+
+
+def test_other_rows_on_the_server_are_reported(full: pathlib.Path, server: Server, tmp_path: pathlib.Path) -> None:
+    """The rows of both sides are kept, and the command ends with an error that names the table."""
+    with serve_process(tmp_path / "unused", **server.settings) as there:
+        send_stalls(there, 3)
+    environ = {"LEGATO_STORE": f"chdb://{full}", "LEGATO_STORE_PASSWORD": server.password}
+    moved = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
+    assert moved.returncode == 1 and "the server has other rows" in moved.stderr and "stream_revs" in moved.stderr
+
+
+@pytest.mark.parametrize("arguments", [("copy", "--to", "chdb:///x"), ("move", "--to", "x")])
+def test_the_target_must_be_a_server(
+    arguments: tuple[str, ...], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any other target is an error of one line."""
+    monkeypatch.setenv("LEGATO_STORE", f"chdb://{tmp_path}/x")
+    monkeypatch.setattr("sys.argv", ["legato", *arguments])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err.count("\n") == 1
