@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gaps import Gaps
 from legato_ingest.attribution.model.gpu_throttle import Throttling
-from legato_ingest.attribution.model.steps import ChargedSteps, Limits, StepParts, Steps
+from legato_ingest.attribution.model.steps import ChargedSteps, StepLimits, StepParts, Steps
 from legato_ingest.attribution.model.vantage import Vantage
 from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import PARTS, index_of
@@ -74,7 +74,7 @@ def charged_steps(
     parts = StepParts(**{name: ints(*(each.get(name, 0) for each in durations)) for name in StepParts.__dataclass_fields__})
     duration = np.sum([parts.of(name) for name in StepParts.__dataclass_fields__], axis=0)
     end, late = np.cumsum(duration), ints(*(late_ms or [0] * count))
-    work = (parts.scheduling + parts.kv_pressure).astype(float)
+    work = parts.scheduling + parts.kv_pressure
     share = np.divide(parts.kv_pressure, work, out=np.zeros(count), where=work > 0)
     linked = ~np.isin(np.arange(count), missing)
     return ChargedSteps(
@@ -85,7 +85,7 @@ def charged_steps(
         duration_ns=duration,
         median_ns=int(np.median(duration)),
         parts=parts,
-        limits=Limits(parts.base.astype(float), work, parts.gpu_clock.astype(float), share),
+        limits=StepLimits(parts.base, work, parts.gpu_clock, share),
         prefill_tokens=(parts.scheduling > 0).astype(float),
         preempted=np.isin(np.arange(count), preempted),
         linked=linked,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gpu_throttle import CLOCK_DROP_MIN, GpuClock, Throttling, throttling_in, throttling_share_ns
-from legato_ingest.attribution.model.steps import ChargedSteps, Limits, Steps, split_durations
+from legato_ingest.attribution.model.steps import ChargedSteps, StepLimits, Steps, split_durations
 
 __all__ = ["WORK_STEPS_MIN", "charge_steps", "step_ends"]
 
@@ -99,7 +99,8 @@ def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = ()) -> ChargedSteps:
     left = np.maximum(duration - base - work_max, 0.0)
     # The engine may have been idle during a step that is not complete, so such a step demands nothing of throttling.
     demand = np.where(complete, _throttling_demand(throttling, usual_mhz, base + model.work_ns(work), left), 0.0)
-    limits = Limits(base, work_max, throttling_share_ns(gpus, end, demand, usual_mhz), work.recompute_share)
+    throttled = throttling_share_ns(gpus, end, demand, usual_mhz)
+    limits = StepLimits(base.astype(np.int64), work_max.astype(np.int64), throttled.astype(np.int64), work.recompute_share)
     return ChargedSteps(
         number=steps.number,
         recorded_ns=steps.recorded_ns,

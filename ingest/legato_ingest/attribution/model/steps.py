@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.model.gpu_throttle import Throttling
 from legato_ingest.causes import STEP_PARTS
 
-__all__ = ["ChargedSteps", "Limits", "StepParts", "Steps", "split_durations"]
+__all__ = ["ChargedSteps", "StepLimits", "StepParts", "Steps", "split_durations"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -56,20 +56,20 @@ class StepParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """The most that may be charged of each step, in ns: as base, as work (prefill and recompute), and to throttling.
 
     ``recompute_share``: the share of the work that is recompute.
     """
 
-    base_ns: Floats
-    work_ns: Floats
-    throttling_ns: Floats
+    base_ns: Ints
+    work_ns: Ints
+    throttling_ns: Ints
     recompute_share: Floats
 
-    def at(self, steps: Ints) -> Limits:
+    def at(self, steps: Ints) -> StepLimits:
         """Return the limits of these steps."""
-        return Limits(self.base_ns[steps], self.work_ns[steps], self.throttling_ns[steps], self.recompute_share[steps])
+        return StepLimits(self.base_ns[steps], self.work_ns[steps], self.throttling_ns[steps], self.recompute_share[steps])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ChargedSteps:
     duration_ns: Ints
     median_ns: int
     parts: StepParts
-    limits: Limits
+    limits: StepLimits
     prefill_tokens: Floats
     preempted: Bools
     linked: Bools
@@ -101,10 +101,10 @@ class ChargedSteps:
     usual_mhz: float
 
 
-def split_durations(duration_ns: Ints, limits: Limits) -> StepParts:
+def split_durations(duration_ns: Ints, limits: StepLimits) -> StepParts:
     """Split durations of steps (or of their last parts) into whole ns that add up exactly."""
-    base = np.minimum(duration_ns, limits.base_ns.astype(np.int64))
-    work = np.minimum(duration_ns - base, limits.work_ns.astype(np.int64))
-    throttled = np.minimum(duration_ns - base - work, limits.throttling_ns.astype(np.int64))
+    base = np.minimum(duration_ns, limits.base_ns)
+    work = np.minimum(duration_ns - base, limits.work_ns)
+    throttled = np.minimum(duration_ns - base - work, limits.throttling_ns)
     recompute = (work * limits.recompute_share).astype(np.int64)
     return StepParts(base, work - recompute, recompute, throttled, duration_ns - base - work - throttled)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato_ingest.attribution.model.steps import Limits, StepParts, split_durations
+from legato_ingest.attribution.model.steps import StepLimits, StepParts, split_durations
 from legato_ingest.causes import STEP_PARTS
 
 TIME = st.integers(0, 10**9)
@@ -15,7 +15,8 @@ TIME = st.integers(0, 10**9)
 
 def parts_of(duration: int, base: float, work: float, throttling: float, recompute: float) -> dict[str, int]:
     """Return the parts of one step."""
-    limits = Limits(*(np.array([value], np.float64) for value in (base, work, throttling, recompute)))
+    base_ns, work_ns, throttling_ns = (np.array([round(value)]) for value in (base, work, throttling))
+    limits = StepLimits(base_ns, work_ns, throttling_ns, np.array([recompute]))
     parts = split_durations(np.array([duration]), limits)
     return {name: int(parts.of(name)[0]) for name in STEP_PARTS}
 
