@@ -28,6 +28,22 @@ DISTRIBUTIONS = {"sdk": "legato", "ingest": "legato_ingest", "gpu_agent": "legat
 ROOMS = (*DISTRIBUTIONS, "dashboards", "demo", "bench", "deploy", "tests")
 REFERENCE = ROOT / "docs" / "reference.md"
 
+# Modules of 100 lines or more without a test file of their own, and the file that tests them.
+TESTED_BY = {
+    "ingest/legato_ingest/cli/dashboards.py": "tests/ingest/cli/grafana/test_client.py",
+    "ingest/legato_ingest/cli/doctor/data.py": "tests/ingest/cli/doctor/test_doctor.py",
+    "ingest/legato_ingest/cli/doctor/endpoints.py": "tests/ingest/cli/doctor/test_doctor.py",
+    "ingest/legato_ingest/cli/doctor/findings.py": "tests/ingest/cli/doctor/test_doctor.py",
+    "ingest/legato_ingest/cli/grafana/dashboard_files.py": "tests/dashboards/test_provisioning.py",
+    "ingest/legato_ingest/cli/store.py": "tests/ingest/storage/test_copy_command.py",
+    "ingest/legato_ingest/metrics.py": "tests/ingest/write/test_app_metrics.py",
+    "ingest/legato_ingest/serve.py": "tests/e2e/test_crash.py",
+    "ingest/legato_ingest/storage/clients.py": "tests/ingest/storage/test_server.py",
+    "sdk/legato/_spans.py": "tests/sdk/test_recorder.py",
+    "sdk/legato/_worker.py": "tests/sdk/test_recorder.py",
+    "sdk/legato/_wrap.py": "tests/sdk/test_openai.py",
+}
+
 
 def _where(path: pathlib.Path, node: ast.AST | None = None) -> str:
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
@@ -44,6 +60,25 @@ def test_no_module_of_a_package_is_longer_than_400_lines() -> None:
     packages = modules(*DISTRIBUTIONS, "dashboards", "demo", "bench")
     lengths = {_where(path): len(path.read_text(encoding="utf-8").splitlines()) for path in packages}
     assert not {path: lines for path, lines in lengths.items() if lines > 400}
+
+
+def test_every_module_of_100_lines_has_its_tests_where_a_reader_looks() -> None:
+    """``ROOM/test_MODULE*.py``, or the file in ``TESTED_BY``, which lists no module without need."""
+    listed, missing = set(), []
+    for room, package in DISTRIBUTIONS.items():
+        for path in modules(room):
+            if not path.is_relative_to(ROOT / room / package):
+                continue
+            where = path.relative_to(ROOT / room / package).parent
+            own = list((ROOT / "tests" / room / where).glob(f"test_{path.stem.lstrip('_')}*.py"))
+            name = str(path.relative_to(ROOT))
+            if own or path.stem.startswith("__") or len(path.read_text(encoding="utf-8").splitlines()) < 100:
+                continue
+            listed.add(name)
+            if not (ROOT / TESTED_BY.get(name, "-")).is_file():
+                missing.append(name)
+    assert not missing
+    assert listed == set(TESTED_BY)
 
 
 def test_every_module_has_a_docstring() -> None:

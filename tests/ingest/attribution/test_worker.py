@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.batches import received_points
+from helpers.builders.judging import PARTS, RECEIVED_NS, WORLD, put_all, verdicts, worker
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
 from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
-from legato_gpu_agent.plugin.model import FinishedRequest, Step
-from legato_ingest.attribution.model.vantage import Vantage
+from legato_gpu_agent.plugin.model import Step
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.cli.queries import BUT_FOR
 from legato_ingest.metrics import Metrics
@@ -23,31 +21,10 @@ from legato_ingest.otlp.batch import Limits
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 
-WORLD = World(slow={200: 600 * MS})
-RECEIVED_NS = int(WORLD.ends[-1]) + 10**9
-
-
-def worker(store: Store) -> AttributionWorker:
-    """Return a worker that runs only on ``step()``."""
-    return AttributionWorker(store, load(attribute_grace_s=0), Metrics())
-
-
-def verdicts(store: Store) -> list[Any]:
-    """Return the current verdicts."""
-    return [tuple(row) for row in store.select("SELECT cause, confidence, missing, step_first FROM verdicts FINAL")]
-
-
-PARTS: dict[str, Callable[[], ExportTraceServiceRequest]] = {
-    "client": lambda: stream(WORLD, "client"),
-    "server": lambda: stream(WORLD, "server"),
-    "steps": lambda: steps(WORLD),
-}
-
 
 def test_a_settled_stream_is_judged_once(store: Store) -> None:
     """All vantages are stored; the next run, also of another worker, has nothing to do."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
+    put_all(store)
     first = worker(store)
     assert first.step().verdicts == 1
     assert verdicts(store) == [("host", "strong", [], 200)]
@@ -102,31 +79,16 @@ def test_a_client_alone_is_judged(store: Store) -> None:
 
 def test_a_stop_leaves_the_rest_for_the_next_start(store: Store) -> None:
     """Streams that were not judged are not recorded as judged."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
+    put_all(store)
     stopped = worker(store)
     stopped._task.closing.set()
     assert stopped.step().streams == 0
     assert worker(store).step().verdicts == 1
 
 
-def test_a_stall_that_proves_healthy_is_withdrawn(store: Store) -> None:
-    """Without the engine a gap is generation. The engine's record shows a large batch and a duration that is usual for it: ``base``."""
-    world = World(busy={n: 60 for n in range(50, 400, 25)})
-    for vantage in ("client", "server"):
-        put(store, stream(world, vantage), RECEIVED_NS)
-    judge = worker(store)
-    judge.step()
-    assert [row[0] for row in verdicts(store)] == ["generation"] * 14
-    put(store, steps(world), RECEIVED_NS)
-    judge.again(0)
-    assert [row[0] for row in verdicts(store)] == ["base"] * 14
-
-
 def test_judging_again_changes_nothing_but_when(store: Store) -> None:
     """`legato reattribute` writes the same verdicts again, and the newest count."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
+    put_all(store)
     judge = worker(store)
     judge.step()
     before = verdicts(store)
@@ -138,8 +100,7 @@ def test_judging_again_changes_nothing_but_when(store: Store) -> None:
 
 def test_a_verdict_has_its_evidence(store: Store) -> None:
     """The numbers, the root-cause step, the excluded causes and the possible error."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
+    put_all(store)
     worker(store).step()
     ((evidence, excluded, error_us, step, root_us, responses),) = store.select(
         "SELECT evidence, excluded, error_us, culprit_step, culprit_us, culprit_responses FROM verdicts FINAL"
@@ -200,51 +161,9 @@ def test_one_event_stalls_several_streams(store: Store) -> None:
     assert [tuple(row) for row in replays] == [("kv_pressure", 1, 0, 0, 0)] * 2
 
 
-def test_a_restarted_engine_counts_its_steps_from_one_again(store: Store) -> None:
-    """Two runs within a minute: each finished request is matched with the step at its time, so the clock offset is right."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
-    again = World(seed=2)
-    shift = int(WORLD.ends[-1]) - int(again.ends[0]) + 5_000 * MS
-    later = steps(replace(again, offset_ns=shift), 0, epoch_ns=9)
-    put(store, later, RECEIVED_NS)
-    worker(store).step()
-    assert verdicts(store) == [("host", "strong", [], 200)]
-
-
-def test_the_engine_that_finished_a_request_is_its_engine(store: Store) -> None:
-    """The server has one id for several engines; the record of the finished request has the right one."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
-    put(store, steps(World(seed=3), 0, engine_id="e/1"), RECEIVED_NS)
-    worker(store).step()
-    ((engine,),) = store.select("SELECT engine_id FROM verdicts FINAL")
-    assert engine == "e"
-    store.command("TRUNCATE TABLE engine_requests")
-    put(store, steps_request(Engine("e/1", 5), [Step(1, RECEIVED_NS)], [FinishedRequest(1, "chatcmpl-1")]), RECEIVED_NS)
-    worker(store).again(0)
-    ((engine,),) = store.select("SELECT engine_id FROM verdicts FINAL")
-    assert engine == "e/1"
-
-
-def test_streams_that_cannot_be_judged_are_left_out_and_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that always fails must not keep later streams from being judged."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
-    metrics = Metrics()
-    judge = AttributionWorker(store, load(attribute_grace_s=0), metrics)
-    with monkeypatch.context() as broken:
-        broken.setattr("legato_ingest.attribution.run.judge", lambda *_: 1 / 0)
-        judge.step()
-    assert metrics.errors.labels("attribute", "ZeroDivisionError")._value.get() == 1
-    assert judge.step().streams == 0, "the next run continues after them"
-    assert judge.again(0)["verdicts"] == 1
-
-
 def test_a_counterfactual_of_an_older_verdict_does_not_count(store: Store) -> None:
     """With less evidence another cause took part. Its row stays in the store, but a newer verdict replaced that judgement."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
+    put_all(store)
     judge = worker(store)
     judge.step()
     store.command("INSERT INTO replays SELECT * REPLACE ('front_end' AS cause, judged_at - INTERVAL 1 HOUR AS judged_at) FROM replays")
@@ -256,8 +175,7 @@ def test_a_counterfactual_of_an_older_verdict_does_not_count(store: Store) -> No
 
 def test_an_engine_with_a_slow_clock_is_late_once(store: Store) -> None:
     """Its steps always arrive two minutes after their times: streams are judged again for the first step only, not in every run."""
-    for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
+    put_all(store)
     judge = worker(store)
     judge.step()
     ((until,),) = store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM attribution_runs")
@@ -270,24 +188,3 @@ def test_an_engine_with_a_slow_clock_is_late_once(store: Store) -> None:
     assert due == [1, 0, 0, 0]
     put(store, steps_request(Engine("behind", 1), [Step(9, at - 900_000 * MS)]), at + 5_000 * MS)
     assert len(judge._due(int(until) + 4_000, int(until) + 5_000)) == 1, "this step is late"
-
-
-class _Waited(World):
-    """A world in which the last token of stream 0 waited before it was sent."""
-
-    def server(self, stream: int) -> Vantage:
-        seen = super().server(stream)
-        if stream == 0:
-            seen.times_ns[-1] += 45 * MS
-        return seen
-
-
-def test_one_late_send_moves_no_clock(store: Store) -> None:
-    """A run may judge a single stream; the offset of the records' clock comes from all requests that ended around it."""
-    world = _Waited(prefill={200: 3000})
-    put(store, steps(world, 4), RECEIVED_NS)
-    for number in range(4):
-        put(store, stream(world, "server", number), RECEIVED_NS)
-    put(store, stream(world, "client"), RECEIVED_NS)
-    worker(store).step()
-    assert [(row[0], row[3]) for row in verdicts(store)] == [("scheduling", 200)]

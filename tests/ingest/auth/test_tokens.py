@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pathlib
 import stat
 import time
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.servers.serving import legato
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import READ, WRITE, Tokens
 from legato_ingest.definitions import ALL_TENANTS
@@ -130,25 +128,3 @@ def test_an_invalid_name_or_tenant_is_not_written(path: pathlib.Path, name: str,
     with pytest.raises(LegatoError):
         tokens.add(path, name, tenant, may)
     assert not path.exists()
-
-
-def test_the_commands(path: pathlib.Path) -> None:
-    """`legato token` adds, lists without secrets and removes; each mistake is reported in one line with exit status 1."""
-    environ = {"LEGATO_TOKENS_FILE": str(path)}
-    added = legato("token", "add", "app", "--tenant", "shop", "--write", environ=environ)
-    secret = added.stdout.strip()
-    assert added.returncode == 0 and secret.startswith("legato_") and secret not in added.stderr
-    listed = legato("token", "list", environ=environ)
-    assert "app" in listed.stdout and "shop" in listed.stdout and secret not in listed.stdout
-    for arguments, message in (
-        (("add", "app", "--tenant", "shop", "--read"), "already has a token app"),
-        (("add", "other", "--tenant", "shop"), "one of --write and --read"),
-        (("add", "other", "--tenant", "a'b", "--read"), "tenant"),
-        (("remove", "missing"), "no token missing"),
-    ):
-        failed = legato("token", *arguments, environ=environ)
-        assert failed.returncode == 1 and message in failed.stderr and failed.stderr.count("\n") == 1, failed.stderr
-    assert legato("token", "remove", "app", environ=environ).returncode == 0
-    assert tokens.load(path) == ()
-    nowhere = legato("token", "list", environ={"LEGATO_TOKENS_FILE": os.devnull + "/x"})
-    assert nowhere.returncode == 1 and "legato token add" in nowhere.stderr

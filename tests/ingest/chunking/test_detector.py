@@ -5,77 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from helpers.builders.chunking_minutes import DAY, MONDAY_S, even, series, steps
 from helpers.platform.examples import examples
 from legato_ingest.chunking.detector import Change, Rules, find_changes
-from legato_ingest.chunking.e_process import FRACTIONS, first_alarm
-from legato_ingest.chunking.effect import means, rate
-from legato_ingest.chunking.series import DAY_S, Minutes, expect
-
-# A Monday, 00:00 UTC.
-MONDAY_S = 1_760_313_600
-DAY, WEEK = 1440, 10_080
-Floats = NDArray[np.float64]
-Level = Callable[[NDArray[np.int64]], Floats]
-
-
-def steps(*levels: tuple[int, float]) -> Level:
-    """Return a step function with these (minute, level) pairs."""
-    starts, values = (np.array(column) for column in zip(*levels, strict=True))
-    return lambda minute: np.asarray(values[np.searchsorted(starts, minute, side="right") - 1], np.float64)
-
-
-FLAT = steps((0, 1.0))
-
-
-def office_hours(minute: NDArray[np.int64], busy: float) -> Floats:
-    """Return streams per minute: ``busy`` at 15:00 on weekdays, a sixth of that at night, about a third at weekends."""
-    day = 0.5 - 0.5 * np.cos(2 * np.pi * (minute / 60 - 3) / 24)
-    return np.asarray(busy * (0.15 + 0.85 * day) * np.where(minute // DAY % 7 >= 5, 0.35, 1.0))
-
-
-def even(minute: NDArray[np.int64], busy: float) -> Floats:
-    """Return a constant number of streams per minute."""
-    return np.full(len(minute), busy)
-
-
-def series(
-    seed: int, days: int, busy: float, share: Level, *, rate: Level = FLAT, cycle: float = 0.03, load: Any = office_hours
-) -> Minutes:
-    """Return minutes from Monday on. Shares deviate by 0.1 about ``share`` and a daily cycle, rates by e^±0.3 about 60 × ``rate``."""
-    rng = np.random.default_rng(seed)
-    minute = np.arange(days * DAY)
-    n = rng.poisson(load(minute, busy))
-    minute, n = minute[n > 0], n[n > 0]
-    mean = np.repeat(np.clip(share(minute) + cycle * np.sin(2 * np.pi * (minute / 60 - 9) / 24), 0.0, 1.0), n)
-    inside = np.clip(mean, 0.001, 0.999)
-    spread = np.maximum(inside * (1 - inside) / 0.01 - 1, 0.5)
-    x = np.where((mean > 0) & (mean < 1), rng.beta(inside * spread, (1 - inside) * spread), mean)
-    y = np.log(60 * np.repeat(rate(minute), n)) + rng.normal(0, 0.3, len(mean))
-    first = np.concatenate([[0], np.cumsum(n)[:-1]]).astype(np.int64)
-    sums = [np.add.reduceat(column, first) if len(first) else column for column in (x, 1 + x, y, y * y)]
-    return Minutes(MONDAY_S + 60 * minute, n, sums[0], n, sums[1], n, sums[2], sums[3])
+from legato_ingest.chunking.series import DAY_S, Minutes
 
 
 def minute_of(change: Change) -> int:
     """Return the date of the change in minutes since Monday."""
     return (change.changed_at_s - MONDAY_S) // 60
-
-
-def tiny(**columns: Any) -> Minutes:
-    """Return three minutes of two streams, with these columns replaced."""
-    two, one = np.full(3, 2), np.ones(3)
-    plain = {"minute_s": MONDAY_S + 60 * np.arange(3), "streams": two, "share_sum": one, "chunking_streams": two}
-    plain |= {"tokens_per_chunk_sum": 2 * one, "rate_streams": two, "log_rate_sum": one, "log_rate_sq_sum": one}
-    return Minutes(**(plain | columns))
 
 
 @pytest.mark.parametrize("busy", [0.05, 0.5, 5.0])
@@ -140,24 +85,6 @@ def test_an_unknown_rate_is_not_called_flat() -> None:
     (change,) = find_changes(blind)
     assert math.isnan(change.rate_ratio) and not change.rate_flat
     assert (change.kind, change.rate_streams_before, change.rate_streams_after) == ("rate change", 0, 0)
-
-
-def test_a_rate_needs_evidence_to_be_flat() -> None:
-    """The same means of ln TPS are flat over thousands of streams and not over a few."""
-    minutes = series(7, 4, 5.0, steps((0, 0.1)), load=even)
-    assert rate(minutes, slice(0, 2 * DAY), slice(2 * DAY, 4 * DAY)).flat
-    few = rate(minutes, slice(0, 2 * DAY), slice(2 * DAY, 2 * DAY + 5))
-    assert not few.flat and few.streams_after < 60
-
-
-def test_a_part_of_a_day_is_compared_with_the_same_hours() -> None:
-    """A daily cycle is no difference between an afternoon and the days before; parts without a common hour are compared as a whole."""
-    minutes = series(8, 3, 20.0, steps((0, 0.10)), load=even)
-    same = means(minutes, "share_sum", "streams", slice(0, 2 * DAY), slice(2 * DAY + 780, 2 * DAY + 900))
-    assert same.after - same.before == pytest.approx(0, abs=0.005)
-    apart = means(minutes, "share_sum", "streams", slice(120, 240), slice(840, 960))
-    assert apart.after - apart.before == pytest.approx(0.06, abs=0.01)
-    assert math.isnan(means(minutes, "share_sum", "streams", slice(0, 0), slice(0, 10)).before)
 
 
 def test_several_changes_in_one_series_are_found() -> None:
@@ -233,64 +160,6 @@ def test_a_change_stays_the_same() -> None:
     assert find_changes(a_day_later) == [final]
 
 
-def test_the_week_before_is_the_reference() -> None:
-    """A weekly cycle is followed in its second week: the expectation of each hour is that of the week before, not the day's mean."""
-    minutes = series(17, 15, 20.0, steps((0, 0.10)), load=even)
-    expected = expect(minutes, 0, DAY)
-    second_week = expected.mean[8 * 24 : 14 * 24]
-    truth = 0.10 + 0.03 * np.sin(2 * np.pi * (np.arange(8 * 24, 14 * 24) + 0.5 - 9) / 24)
-    assert np.abs(second_week - truth).max() < 0.015
-    assert expected.error.max() < 0.01
-
-
-def definition(x: list[float], upper: list[float], fractions: tuple[float, ...] = FRACTIONS) -> list[float]:
-    """Return the paper's recursion in plain Python: the mean of the e-processes after each minute."""
-    process, out = [0.0] * len(fractions), []
-    for value, limit in zip(x, upper, strict=True):
-        process = [(w + 1) * (1 + f * (value / limit - 1)) for w, f in zip(process, fractions, strict=True)]
-        out.append(sum(process) / len(process))
-    return out
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.02, 0.98)), min_size=1, max_size=60), st.floats(5, 100), st.booleans())
-def test_the_e_process_equals_its_definition(pairs: list[tuple[float, float]], threshold: float, rise: bool) -> None:
-    """The alarm is at the first minute at which the plain recursion reaches the threshold, with its value, on either side."""
-    x, limit = (list(column) for column in zip(*pairs, strict=True))
-    process = definition(x, limit)
-    over = [at for at, value in enumerate(process) if value >= threshold]
-    near = any(math.isclose(value, threshold, rel_tol=1e-9) for value in process)
-    # A side that always shrinks still has a value of 4.9: with a small f the latest starts have not shrunk yet.
-    never = np.full(len(x), 1e9)
-    values, limits = np.array(x), np.array(limit)
-    found = first_alarm(values, limits, -never, threshold) if rise else first_alarm(1 - values, never, 1 - limits, threshold)
-    if not near:
-        assert (None if found is None else found.at) == (over[0] if over else None)
-    if found is not None and not near:
-        assert found.rose is rise and found.began <= found.at
-        assert found.log_e == pytest.approx(math.log(process[found.at]), abs=1e-6)
-
-
-def test_the_e_process_continues_over_blocks() -> None:
-    """With factors of 1 the process counts its starts: 5000 after 5000 minutes, for any block size."""
-    fair = np.full(9000, 0.1)
-    found = first_alarm(fair, fair, fair - 1.0, 4999.5)
-    assert found is not None and found.at == 4999
-    assert definition(fair[:5000].tolist(), fair[:5000].tolist())[-2:] == [4999.0, 5000.0]
-
-
-@pytest.mark.parametrize("draw", ["coins", "means"])
-@pytest.mark.parametrize("rise", [True, False])
-def test_at_the_limit_false_alarms_are_rare(draw: str, rise: bool) -> None:
-    """With the mean exactly at the limit, the mean time to an alarm over 200 runs exceeds the threshold (here 100 minutes)."""
-    rng = np.random.default_rng(18)
-    waits = []
-    for _ in range(200):
-        x = (rng.random(2000) < 0.12).astype(np.float64) if draw == "coins" else rng.beta(12, 88, 2000)
-        found = first_alarm(x, np.full(2000, 0.12 if rise else 9.0), np.full(2000, -9.0 if rise else 0.12), 100.0)
-        waits.append(2000 if found is None else found.at + 1)
-    assert np.mean(waits) >= 100
-
-
 @st.composite
 def any_minutes(draw: st.DrawFn) -> Minutes:
     """Return any sums that streams can have: with gaps, empty columns, and edge values."""
@@ -335,32 +204,6 @@ def test_a_year_takes_less_than_two_seconds() -> None:
     assert len(changes) == 25
 
 
-NAN = np.array([0.5, math.nan, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"share_sum": NAN}, r"share_sum\[1\] is nan .*; expected 0 to 1 for each of its streams"),
-        ({"share_sum": np.array([0.5, 0.5, 2.1])}, r"share_sum\[2\] is 2.1 "),
-        ({"share_sum": np.array([-0.1, 0.5, 0.5])}, r"share_sum\[0\] is -0.1 "),
-        ({"log_rate_sum": np.array([1.0, math.inf, 1.0])}, r"log_rate_sum\[1\] is inf .*for each of its rate_streams"),
-        ({"log_rate_sq_sum": NAN}, r"log_rate_sq_sum\[1\] is nan"),
-        ({"tokens_per_chunk_sum": NAN}, r"tokens_per_chunk_sum\[1\] is nan .*for each of its chunking_streams"),
-        ({"streams": np.array([2, -1, 2])}, r"streams\[1\] is -1 .*expected 0 or more"),
-        ({"streams": np.array([2.0, 1.0, 2.0])}, r"streams has type float64; expected integers"),
-        ({"streams": np.array([2, 2])}, r"streams has shape \(2,\); expected \(3,\)"),
-        ({"minute_s": MONDAY_S + np.array([0, 60, 90])}, r"minute_s\[2\] is \d+ .*multiple of 60"),
-        ({"minute_s": MONDAY_S + np.array([0, 60, 60])}, r"minute_s\[2\] is \d+ .*sort by minute"),
-        ({"minute_s": MONDAY_S + np.array([60, 0, 120])}, r"minute_s\[1\] is \d+ .*sort by minute"),
-    ],
-)
-def test_impossible_sums_are_rejected(columns: dict[str, Any], message: str) -> None:
-    """The error names the column, the entry, the value found and the expected range."""
-    with pytest.raises(ValueError, match=message):
-        tiny(**columns)
-
-
 @pytest.mark.parametrize(
     "rules",
     [{"tolerance": 0.0}, {"tolerance": 1.0}, {"reference_s": 0}, {"threshold": 1.0}, {"threshold": math.inf}, {"tolerance": math.nan}],
@@ -369,10 +212,3 @@ def test_rules_out_of_range_are_rejected(rules: dict[str, Any]) -> None:
     """Rules out of range raise ``ValueError``."""
     with pytest.raises(ValueError, match="cannot be used; expected 0 < tolerance < 1"):
         Rules(**rules)
-
-
-def test_columns_of_the_store_are_accepted() -> None:
-    """Unsigned and narrow integers, and sums of 32-bit shares slightly above n, are accepted."""
-    minutes = tiny(streams=np.full(3, 2, np.uint32), share_sum=np.full(3, 2.0000001))
-    assert minutes.streams.dtype == np.int64
-    assert minutes.shares.tolist() == [1.0, 1.0, 1.0]

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pyarrow as pa
 import pytest
 
 from legato_ingest.jobs import leases
 from legato_ingest.jobs.leases import Lease
-from legato_ingest.jobs.writer_heartbeat import WriterHeartbeat
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage import Store
-
-
-@pytest.fixture
-def shared(store: Store) -> Store:
-    """The store without claims and heartbeats."""
-    for table in ("leases", "writers"):
-        store.command(f"TRUNCATE TABLE {table}")
-    return store
 
 
 @pytest.fixture
@@ -90,41 +78,3 @@ def test_the_later_of_two_acting_instances_stops(shared: Store, soon: None) -> N
     one.step()
     two.step()
     assert (one.held, two.held) == (True, False)
-
-
-def writers(store: Store, name: str, own_ms: Callable[[], int]) -> WriterHeartbeat:
-    return WriterHeartbeat(store, name, own_ms, Metrics())
-
-
-def test_the_watermark_is_that_of_the_slowest_writer(shared: Store) -> None:
-    """Of the live writers; the own watermark is always current."""
-    times = {"a": 5000, "b": 7000}
-    kept = {name: writers(shared, name, lambda name=name: times[name]) for name in times}  # type: ignore[misc]
-    for each in kept.values():
-        each.beat()
-    assert [each.watermark_ms() for each in kept.values()] == [5000, 5000]
-    times["a"] = 6000
-    assert [each.watermark_ms() for each in kept.values()] == [5000, 5000]
-    kept["a"].beat()
-    assert [each.watermark_ms() for each in kept.values()] == [6000, 6000]
-    times["b"] = 5500
-    assert kept["b"].watermark_ms() == 5500
-
-
-def test_a_silent_writer_is_left_out(shared: Store) -> None:
-    """A dead writer does not hold up the others; a writer that missed its heartbeat counts an error."""
-    moment = pa.timestamp("ms", "UTC")
-    old = {
-        "tenant": pa.array([""]),
-        "writer": pa.array(["dead"]),
-        "settled_at": pa.array([1000], moment),
-        "seen_at": pa.array([10**12], moment),
-    }
-    shared.insert("writers", pa.table(old))
-    metrics = Metrics()
-    one = WriterHeartbeat(shared, "one", lambda: 9000, metrics)
-    one.beat()
-    assert one.watermark_ms() == 9000
-    one._beat_at -= 100
-    one.beat()
-    assert metrics.errors.labels("writers", "HeartbeatMissed")._value.get() == 1

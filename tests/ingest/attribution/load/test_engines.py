@@ -1,0 +1,59 @@
+"""Engines as evidence: which one ran a request, its steps over a restart, and the offset of its clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from helpers.builders.judging import RECEIVED_NS, WORLD, put_all, verdicts, worker
+from helpers.builders.world import MS, World
+from helpers.builders.world_spans import put, steps, stream
+from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
+from legato_gpu_agent.plugin.model import FinishedRequest, Step
+from legato_ingest.attribution.model.vantage import Vantage
+from legato_ingest.storage import Store
+
+
+def test_a_restarted_engine_counts_its_steps_from_one_again(store: Store) -> None:
+    """Two runs within a minute: each finished request is matched with the step at its time, so the clock offset is right."""
+    put_all(store)
+    again = World(seed=2)
+    shift = int(WORLD.ends[-1]) - int(again.ends[0]) + 5_000 * MS
+    later = steps(replace(again, offset_ns=shift), 0, epoch_ns=9)
+    put(store, later, RECEIVED_NS)
+    worker(store).step()
+    assert verdicts(store) == [("host", "strong", [], 200)]
+
+
+def test_the_engine_that_finished_a_request_is_its_engine(store: Store) -> None:
+    """The server has one id for several engines; the record of the finished request has the right one."""
+    put_all(store)
+    put(store, steps(World(seed=3), 0, engine_id="e/1"), RECEIVED_NS)
+    worker(store).step()
+    ((engine,),) = store.select("SELECT engine_id FROM verdicts FINAL")
+    assert engine == "e"
+    store.command("TRUNCATE TABLE engine_requests")
+    put(store, steps_request(Engine("e/1", 5), [Step(1, RECEIVED_NS)], [FinishedRequest(1, "chatcmpl-1")]), RECEIVED_NS)
+    worker(store).again(0)
+    ((engine,),) = store.select("SELECT engine_id FROM verdicts FINAL")
+    assert engine == "e/1"
+
+
+class _Waited(World):
+    """A world in which the last token of stream 0 waited before it was sent."""
+
+    def server(self, stream: int) -> Vantage:
+        seen = super().server(stream)
+        if stream == 0:
+            seen.times_ns[-1] += 45 * MS
+        return seen
+
+
+def test_one_late_send_moves_no_clock(store: Store) -> None:
+    """A run may judge a single stream; the offset of the records' clock comes from all requests that ended around it."""
+    world = _Waited(prefill={200: 3000})
+    put(store, steps(world, 4), RECEIVED_NS)
+    for number in range(4):
+        put(store, stream(world, "server", number), RECEIVED_NS)
+    put(store, stream(world, "client"), RECEIVED_NS)
+    worker(store).step()
+    assert [(row[0], row[3]) for row in verdicts(store)] == [("scheduling", 200)]
