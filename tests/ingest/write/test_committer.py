@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from helpers.builders.spans import native_span, scope_of
@@ -103,19 +104,23 @@ def test_a_batch_over_the_limits_is_committed_alone(store: Store) -> None:
     assert len(streams(store)) == 3
 
 
-def test_a_group_has_at_most_the_configured_chunks(store: Store) -> None:
-    """The queue is committed in inserts of limited size."""
-    double = StoreDouble(store)
-    bodies = [spread_spans(4, seed=seed) for seed in range(6)]
-    most = max(span_rows(body).chunks for body in bodies)
-    with committing(double, chunks_max=most) as committer:
+@pytest.mark.parametrize("requests_max", [1, 2, 3])
+def test_a_group_has_at_most_the_configured_chunks(store: Store, requests_max: int) -> None:
+    """The queue is committed in inserts of limited size, and each is as large as the limit allows."""
+    double, inserted = StoreDouble(store), list[int]()
+    double.before = lambda table, rows: inserted.append(pc.sum(rows["chunks"]).as_py()) if table == "stream_revs" else None
+    batches = [span_rows(spread_spans(4, seed=seed)) for seed in range(9)]
+    chunks_max = sum(sorted(batch.chunks for batch in batches)[-requests_max:])
+    with committing(double, chunks_max=chunks_max) as committer:
         double.gate.clear()
-        futures = [committer.submit(span_rows(body)) for body in bodies]
+        futures = [committer.submit(batch) for batch in batches]
         double.gate.set()
         for future in futures:
             future.result(PATIENCE_S)
-    assert all(rows <= 8 for table, rows in double.inserts if table == "stream_revs")
-    assert len(streams(store)) == 24
+    assert max(inserted) <= chunks_max
+    # The first insert may have started with the first request alone.
+    assert len(inserted) <= 1 + -(-8 // requests_max)
+    assert len(streams(store)) == 36
 
 
 def test_close_commits_the_queue(store: Store) -> None:
