@@ -81,6 +81,18 @@ def test_every_module_of_100_lines_has_its_tests_where_a_reader_looks() -> None:
     assert listed == set(TESTED_BY)
 
 
+def test_a_module_that_names_the_root_finds_it() -> None:
+    """``ROOT = ….parents[n]``: a module that moves to another folder needs another n."""
+    root = re.compile(r"^(?:ROOT|_ROOT|FOLDER) = pathlib\.Path\(__file__\)(?:\.resolve\(\))?\.parents\[(\d)\](?!\S| /)", re.M)
+    wrong = [
+        _where(path)
+        for path in modules(*ROOMS)
+        for depth in root.findall(path.read_text(encoding="utf-8"))
+        if path.parents[int(depth)] != ROOT
+    ]
+    assert not wrong
+
+
 def test_every_module_has_a_docstring() -> None:
     """Each module with code opens with a docstring."""
     silent = [_where(path) for path in modules(*ROOMS) if tree(path).body and ast.get_docstring(tree(path)) is None]

@@ -24,7 +24,7 @@ TIMELINES = 1_000
 CHUNKS = (120, 280)
 DAYS = 30
 SHARES = {"calm": 90, "net": 6, "kv": 4}
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 # One stream in so many of a recording's share, by a hash of its number.
 _DRAWN = "cityHash64(number, 1) % 100"
 _PICK = f"multiIf({_DRAWN} < {SHARES['calm']}, 0, {_DRAWN} < {SHARES['calm'] + SHARES['net']}, 1, 2)"
