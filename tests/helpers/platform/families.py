@@ -21,11 +21,12 @@ listener.bind(("127.0.0.1", 0))
 listener.listen()
 os.write(1, b"%d\\n" % listener.getsockname()[1])
 for generation in range(3):
+    # Before the PID is written: a test looks at the sockets as soon as it knows all PIDs.
+    if generation == 2:
+        listener.close()
     os.write(1, b"%d\\n" % os.getpid())
     if generation == 2 or os.fork():
         break
-if generation == 2:
-    listener.close()
 while not select.select([0], [], [], 0 if burns else None)[0]:
     sum(range(20_000))
 with contextlib.suppress(ChildProcessError):
