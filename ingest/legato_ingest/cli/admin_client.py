@@ -1,6 +1,7 @@
 """Run an administration command on the store: here when nothing holds the store's lock, else through the holder's admin socket.
 
-The lock decides, never a flag. A ClickHouse server's store has neither lock nor socket and is always opened here.
+The lock decides, never a flag. A ClickHouse server's store has neither lock nor socket and is always opened here. Only ``schema_apply``
+creates an embedded store; the other commands need one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def schema_apply(settings: Settings) -> list[str]:
     """Apply the missing migrations and return the names of their files. Raises ``LegatoError``."""
     from legato_ingest.jobs.admin_commands import apply_schema
 
-    return list(_run(settings, "POST", "/schema/apply", partial(apply_schema, settings))["applied"])
+    return list(_run(settings, "POST", "/schema/apply", partial(apply_schema, settings), creates=True)["applied"])
 
 
 def schema_status(settings: Settings) -> dict[str, Any]:
@@ -60,12 +61,17 @@ def backup(settings: Settings, name: str) -> dict[str, Any]:
     return _run(settings, "POST", f"/backup?{urlencode({'name': name})}", partial(back_up, settings, name=name))
 
 
-def _run(settings: Settings, method: str, path: str, work: Callable[[Store], dict[str, Any]]) -> dict[str, Any]:
+def _run(settings: Settings, method: str, path: str, work: Callable[[Store], dict[str, Any]], *, creates: bool = False) -> dict[str, Any]:
     """Run ``work`` on the store when nothing holds its lock, else send the request to the holder's admin socket."""
     from legato_ingest.storage.lock import StoreLock, admin_socket_path
 
     if settings.server is not None:
         return _run_here(settings, work)
+    if not creates and not settings.store_path.exists():
+        raise LegatoError(
+            f"no store at {settings.store_path}: expected the store of `legato serve`, which LEGATO_STORE or --store names as "
+            f"chdb:///absolute/path; `legato schema apply` creates an empty one"
+        )
     try:
         lock = StoreLock(settings.store_path).acquire()
     except Locked as locked:

@@ -31,10 +31,17 @@ _HOW = "SETTINGS allow_different_database_def = 1"
 
 
 def backup(store: Store, folder: pathlib.Path, name: str = "") -> dict[str, Any]:
-    """Back up ``store`` to a file in ``folder`` and verify it. Return file, bytes, tables and rows. Raises ``LegatoError``."""
+    """Back up ``store`` to a file in ``folder`` and verify it. Return file, bytes, tables and rows.
+
+    Raises ``LegatoError``, also for a store without tables: its backup would look like one of an unused store.
+    """
     name = name or datetime.now(UTC).strftime("legato-%Y%m%dT%H%M%SZ")
     if not _NAME.fullmatch(name):
         raise LegatoError("a backup's name has 1 to 100 letters, digits, `_`, `.` and `-`")
+    if not store.select("SELECT 1 FROM system.tables WHERE database = currentDatabase() LIMIT 1"):
+        raise LegatoError(
+            "the store has no tables, so there is nothing to back up: set LEGATO_STORE or --store to the store of `legato serve`"
+        )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}{_SUFFIX}"
     if path.exists():

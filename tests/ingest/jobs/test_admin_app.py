@@ -120,7 +120,7 @@ def test_acknowledged_spans_survive_a_stop_and_a_kill(tmp_path: pathlib.Path) ->
 def test_the_schema_is_applied_without_a_server(tmp_path: pathlib.Path) -> None:
     """The command applies the schema itself; a second run has nothing to apply."""
     environ = {"LEGATO_STORE": f"chdb://{tmp_path}/store"}
-    assert "missing" in legato("schema", "status", environ=environ).stdout
+    assert "no store at" in legato("schema", "status", environ=environ).stderr
     result = legato("schema", "apply", environ=environ)
     assert "applied 0001_schema_migrations" in result.stdout and f"{NEWEST} applied" in result.stdout
     assert "0 applied" in legato("schema", "apply", environ=environ).stdout
