@@ -1,7 +1,10 @@
 """The alert rules in Grafana's provisioning format: the SQL, the condition and the message of each rule.
 
 A rule is one statement with a column ``firing``. Grafana reads one number per query, so each figure in a message is a separate query over
-the same statement. Source: Grafana's file provisioning of alerting (v13), `rules_types.go`.
+the same statement. Texts that change during an incident must not be labels of the alert, because another label value is another alert: they
+are labels of the query ``detail`` alone, which a message reads as ``$values.detail.Labels``. That query returns a row for every row of the
+statement, because a query without rows would make the whole rule "no data". Sources: Grafana's file provisioning of alerting (v13),
+`rules_types.go`; matching of the queries' labels, `ngalert/eval/eval.go`.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from typing import Any
 
 from dashboards.alerts import burn, others
 from dashboards.target import PLUGIN
-from legato_ingest.causes import CAUSES
 
 __all__ = ["RULES", "Rule", "provisioned"]
 
@@ -21,7 +23,10 @@ _BEHIND_S = 259_200
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``name`` is part of the file name and of the uid; ``labels`` are the text columns, ``figures`` the numbers in the message."""
+    """``name`` is part of the file name and of the uid; ``labels`` are the text columns that identify an alert.
+
+    ``figures`` are the numbers, and ``texts`` the other text columns, of the message.
+    """
 
     name: str
     title: str
@@ -33,26 +38,24 @@ class Rule:
     dashboard: str
     severity: str = ""
     hold: str = "0s"
+    texts: Sequence[str] = ()
+    stream: str = ""
 
 
 def _figure(name: str, form: str = "") -> str:
     return f"{{{{ with $values.{name} }}}}{{{{ .Value{f' | {form}' if form else ''} }}}}{{{{ end }}}}"
 
 
-def _cause() -> str:
-    """Return the template that converts the number of the likely cause, its position in the table of causes, to words."""
-    words = "".join(f"{{{{ if eq .Value {number}.0 }}}}{cause.label} ({cause.name}){{{{ end }}}}" for number, cause in enumerate(CAUSES, 1))
-    return f"{{{{ with $values.cause_number }}}}{words}{{{{ if eq .Value 0.0 }}}}not known yet{{{{ end }}}}{{{{ end }}}}"
+def _text(name: str) -> str:
+    return f"{{{{ with $values.detail }}}}{{{{ .Labels.{name} }}}}{{{{ end }}}}"
 
 
+_HOST = '{{ reReplaceAll "/$" "" externalURL }}'
+_SERVICE = "?var-service={{ $labels.service | urlquery }}"
+_TIMES = f"&from={_text('from_ms')}&to={_text('to_ms')}"
 _BURN_LABELS = ("tenant", "service", "vantage", "severity")
-_BURN_FIGURES = ("burn_rate", "bad", "streams", "clients", "window_s", "cause_number", "cause_share")
-_BURN_MESSAGE = (
-    f"{_figure('bad')} bad of {_figure('streams')} streams of {{{{ $labels.service }}}} at the {{{{ $labels.vantage }}}} in "
-    f"{_figure('window_s', 'humanizeDuration')}, from {_figure('clients')} end users: the budget burns "
-    f"{_figure('burn_rate')} times too fast."
-)
-_BURN_CAUSE = f" Likely cause: {_cause()}, with {_figure('cause_share', 'humanizePercentage')} of the last hour's stalled time."
+_BURN_TEXTS = ("message", "trace", "from_ms", "to_ms")
+_BURN_STREAM = "/d/legato-stream/stream?var-stream=" + _text("trace")
 
 RULES = (
     Rule(
@@ -60,32 +63,37 @@ RULES = (
         "ITL goodput burns its budget",
         burn.ITL,
         _BURN_LABELS,
-        _BURN_FIGURES,
+        (),
         "{{ $labels.service }} ({{ $labels.vantage }}): streams freeze",
-        _BURN_MESSAGE + _BURN_CAUSE,
-        "/d/legato-attribution/jitter?var-service={{ $labels.service | urlquery }}",
+        _text("message"),
+        "/d/legato-attribution/jitter" + _SERVICE + _TIMES,
+        texts=_BURN_TEXTS,
+        stream=_BURN_STREAM,
     ),
     Rule(
         "ttft_burn",
         "First outputs are late",
         burn.TTFT,
         _BURN_LABELS,
-        _BURN_FIGURES,
+        (),
         "{{ $labels.service }} ({{ $labels.vantage }}): first outputs are late",
-        _BURN_MESSAGE + " These streams had no other fault: check queue and prefill.",
-        "/d/legato-nodes/nodes",
+        _text("message") + " These streams had no other fault: check queue and prefill.",
+        "/d/legato-nodes/nodes?from=" + _TIMES.removeprefix("&from="),
+        texts=_BURN_TEXTS,
+        stream=_BURN_STREAM,
     ),
     Rule(
         "reader_burn",
         "End users' own stalls burn their budget",
         burn.END_USERS,
         _BURN_LABELS,
-        _BURN_FIGURES,
+        (),
         "{{ $labels.service }} ({{ $labels.vantage }}): stalls on the end users' side",
-        _BURN_MESSAGE
-        + _BURN_CAUSE
+        _text("message")
         + " The service is not at fault: the application held the stream, did not read its socket, or one end user's connection failed.",
-        "/d/legato-attribution/jitter?var-service={{ $labels.service | urlquery }}",
+        "/d/legato-attribution/jitter" + _SERVICE + _TIMES,
+        texts=_BURN_TEXTS,
+        stream=_BURN_STREAM,
     ),
     Rule(
         "preemption_storm",
@@ -154,24 +162,38 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "uid": f"legato-{rule.name.replace('_', '-')}",
         "title": rule.title,
         "condition": "fires",
-        "data": [*(_query(rule, column) for column in columns), _threshold()],
+        "data": [*(_query(rule, column) for column in columns), *([_detail(rule)] if rule.texts else []), _threshold()],
         # No row means no stream, no engine or no finding: nothing to report.
         "noDataState": "OK",
         # If the read endpoint is overloaded or down, only one rule reports it.
         "execErrState": "Error" if rule.name == "ingest_backlog" else "KeepLast",
         "for": rule.hold,
-        "annotations": {"summary": rule.summary, "description": rule.description, "dashboard": rule.dashboard},
+        "annotations": {
+            "summary": rule.summary,
+            "description": rule.description,
+            "dashboard": _HOST + rule.dashboard,
+            **({"stream": _HOST + rule.stream} if rule.stream else {}),
+        },
         "labels": {"product": "legato", **({"severity": rule.severity} if rule.severity else {})},
         "isPaused": False,
     }
 
 
 def _query(rule: Rule, column: str) -> dict[str, Any]:
-    names = ", ".join(f"{label}::String AS {label}" for label in rule.labels)
-    sql = f"SELECT {names}, toFloat64({column}) AS {column}\nFROM\n(\n{rule.sql}\n)"
-    model = {"refId": column, "editorType": "sql", "rawSql": sql, "format": 1, "queryType": "table", "pluginVersion": "4.20.0"}
+    return _select(column, rule.sql, rule.labels, f"toFloat64({column}) AS {column}")
+
+
+def _detail(rule: Rule) -> dict[str, Any]:
+    """Return the query that has the texts of the message as labels. Its number has no meaning."""
+    return _select("detail", rule.sql, (*rule.labels, *rule.texts), "1. AS detail")
+
+
+def _select(ref: str, sql: str, labels: Sequence[str], number: str) -> dict[str, Any]:
+    names = ", ".join(f"{label}::String AS {label}" for label in labels)
+    sql = f"SELECT {names}, {number}\nFROM\n(\n{sql}\n)"
+    model = {"refId": ref, "editorType": "sql", "rawSql": sql, "format": 1, "queryType": "table", "pluginVersion": "4.20.0"}
     model["datasource"] = {"type": PLUGIN, "uid": "legato"}
-    return {"refId": column, "relativeTimeRange": {"from": _BEHIND_S, "to": 0}, "datasourceUid": "legato", "model": model}
+    return {"refId": ref, "relativeTimeRange": {"from": _BEHIND_S, "to": 0}, "datasourceUid": "legato", "model": model}
 
 
 def _threshold() -> dict[str, Any]:

@@ -130,12 +130,36 @@ def test_uids_are_unique_and_short() -> None:
 
 
 def test_a_rule_leads_to_a_dashboard() -> None:
-    """Each rule links to an existing dashboard and sets only variables that this dashboard has."""
+    """Each rule has absolute links to existing dashboards, which set only variables that these dashboards have.
+
+    The links of burn-rate rules lead to the time of the incident, and to one of its streams.
+    """
     for rule in RULES:
-        link = re.fullmatch(r"/d/([\w-]+)/[\w-]+(?:\?(.*))?", rule["annotations"]["dashboard"])
-        assert link and link.group(1) in BOARDS, rule["uid"]
-        names = {variable["name"] for variable in BOARDS[link.group(1)]["templating"].get("list", ())}
-        assert set(re.findall(r"var-(\w+)=", link.group(2) or "")) <= names, rule["uid"]
+        links = {name: rule["annotations"][name] for name in ("dashboard", "stream") if name in rule["annotations"]}
+        for name, text in links.items():
+            link = re.fullmatch(r'\{\{ reReplaceAll "/\$" "" externalURL \}\}/d/([\w-]+)/[\w-]+(?:\?(.*))?', text)
+            assert link and link.group(1) in BOARDS, (rule["uid"], name)
+            names = {variable["name"] for variable in BOARDS[link.group(1)]["templating"].get("list", ())}
+            assert set(re.findall(r"var-(\w+)=", link.group(2) or "")) <= names, rule["uid"]
+        if rule["uid"].endswith("-burn"):
+            assert "from={{ with $values.detail }}{{ .Labels.from_ms }}" in links["dashboard"] and "to={{" in links["dashboard"]
+            assert "var-stream={{ with $values.detail }}{{ .Labels.trace }}" in links["stream"]
+
+
+def test_texts_that_change_are_no_labels_of_an_alert() -> None:
+    """A changed label is another alert. The query with the texts has a row for each row of the condition, and its labels contain theirs."""
+    for rule in RULES:
+        labels = {query["refId"]: _labels(query) for query in rule["data"] if query["datasourceUid"] != "__expr__"}
+        assert all(names == labels["firing"] for ref, names in labels.items() if ref != "detail"), rule["uid"]
+        used = set(re.findall(r"\.Labels\.(\w+)", " ".join(rule["annotations"].values())))
+        assert used <= labels.get("detail", labels["firing"]) - labels["firing"], rule["uid"]
+        if "detail" in labels:
+            statements = {query["model"]["rawSql"].split("FROM\n(\n", 1)[1] for query in rule["data"] if query["refId"] in labels}
+            assert labels["firing"] < labels["detail"] and len(statements) == 1, rule["uid"]
+
+
+def _labels(query: dict[str, Any]) -> set[str]:
+    return set(re.findall(r"::String AS (\w+)", query["model"]["rawSql"].split("FROM", 1)[0]))
 
 
 def test_grafana_interpolates_only_the_intended_variables() -> None:

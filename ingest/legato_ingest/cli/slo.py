@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def fetch(reader: Reader, folder: pathlib.Path, objective: float) -> list[Row]:
-    """Return one row per rule, service, vantage and severity, firing rules first. Raises ``LegatoError``."""
+    """Return one row per rule, service, vantage and severity: firing rules first, pages before tickets. Raises ``LegatoError``."""
     rows: list[Row] = []
     for name in RULES:
         path = folder / "alerts" / f"{name}.sql"
@@ -35,7 +35,8 @@ def fetch(reader: Reader, folder: pathlib.Path, objective: float) -> list[Row]:
         if places != 1:
             raise LegatoError(f"{path} sets the objective in {places} lines, expected 1: rebuild it with `python -m dashboards`")
         rows += [{"rule": name, **row, "firing": bool(row["firing"])} for row in reader.rows(sql)]
-    return sorted(rows, key=lambda row: (not row["firing"], -row["burn_rate"], row["rule"], row["service"], row["vantage"]))
+    names = ("rule", "service", "vantage")
+    return sorted(rows, key=lambda row: (not row["firing"], row["severity"] != "page", -row["burn_rate"], *(row[name] for name in names)))
 
 
 def as_json(rows: list[Row]) -> list[Row]:
@@ -52,16 +53,24 @@ def render(rows: list[Row], objective: float) -> RenderableType:
     for name in ("burn rate", "fires at", "bad", "streams", "end users"):
         table.add_column(name, justify="right")
     table.add_column("window")
-    table.add_column("")
+    table.add_column("state")
     burning = [row for row in rows if row["bad"]]
+    messages = []
     for row in clean(burning):
         where = " · ".join(filter(None, (row["tenant"], row["service"], row["vantage"])))
-        counts = (count(int(row["bad"])), count(int(row["streams"])), count(int(row["clients"])))
-        firing = Text("fires", style="bold red") if row["firing"] else Text("")
         rates = (f"{row['burn_rate']:,.2f}", f"{row['burn_limit']:g}")
-        table.add_row(RULES[row["rule"]], where, row["severity"], *rates, *counts, _window(int(row["window_s"])), firing)
+        counts = (count(int(row["bad"])), count(int(row["streams"])), _end_users(row))
+        state = Text("fires", style="bold red") if row["firing"] else Text(row["reason"])
+        table.add_row(RULES[row["rule"]], where, row["severity"], *rates, *counts, _window(int(row["window_s"])), state)
+        if row["firing"]:
+            messages.append(Text.assemble("\n", (f"{row['severity']} · {where}: ", "bold"), row["message"]))
     quiet = len({_budget(row) for row in rows} - {_budget(row) for row in burning})
-    return Group(head, Text(""), table, Text(f"\n{quiet} budgets have no bad streams" if quiet else ""))
+    return Group(head, Text(""), table, *messages, Text(f"\n{quiet} budgets have no bad streams" if quiet else ""))
+
+
+def _end_users(row: Row) -> str:
+    """Return ``302 of 640``, or ``unknown`` if no stream of the window names its end user."""
+    return f"{count(int(row['users_bad']))} of {count(int(row['users']))}" if int(row["users"]) else "unknown"
 
 
 def _budget(row: Row) -> tuple[str, ...]:

@@ -77,6 +77,7 @@ SELECT
     toUInt32(countIf(is_bad AND over_gap)) AS bad_gap,
     toUInt32(countIf(is_bad AND NOT over_gap AND is_error)) AS bad_error,
     toUInt32(countIf(is_bad AND NOT over_gap AND NOT is_error)) AS bad_late,
+    {_clients("is_judged")} AS judged_clients,
     {_clients("is_bad AND (over_gap OR is_error) AND side NOT IN ('connection', 'end_user')")} AS bad_service_clients,
     {_clients("is_bad AND over_gap AND side = 'connection'")} AS bad_connection_clients,
     {_clients("is_bad AND over_gap AND side = 'end_user'")} AS bad_reader_clients,
@@ -230,7 +231,7 @@ _MAXIMA = frozenset(("gap_max_us",))
 
 
 def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
-    """Return the statement that computes 1-hour rows from a rollup's 1-minute rows. ``columns``: name and type of each column.
+    """Return the statement that computes 1-hour rows from a rollup's 1-minute rows. ``columns``: name and type of each 1-hour column.
 
     All figures are added, except for maxima and times. The version of an hour is the newest of its minutes: a later computation has no
     lower version, and of equal versions ClickHouse keeps the row inserted last. A vanished key has zeros in its minutes and therefore in

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,18 +24,21 @@ from legato_ingest.storage import Store
 
 __all__ = [
     "ALLOWED",
+    "CHANCES",
     "Maps",
     "Minute",
+    "NOW_S",
     "RULES",
     "Rule",
     "ask",
     "at_least",
     "burns",
+    "chance",
     "enough",
     "expected",
+    "firing",
     "incident",
     "insert",
-    "least",
     "made_up",
     "of",
     "table",
@@ -42,10 +46,14 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
+# The clock of tests (unix s).
+NOW_S = int(time.time())
 ALLOWED = 0.01
 _PAGES = (("page", 14.4, 60, 5), ("page", 6.0, 360, 30))
 _TICKET = (("ticket", 1.0, 3 * 1440, 360),)
 _CLIENTS = ("bad_service_clients", "bad_connection_clients", "bad_reader_clients", "bad_late_clients")
+# The largest probability of so many bad user slots on budget.
+CHANCES = {"page": 1e-3, "ticket": 1e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,10 @@ RULES = {
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """A row of `stream_minutes`, ``ago_min`` minutes before the current one, with its bad streams by client (0: unknown)."""
+    """A row of `stream_minutes`, ``ago_min`` minutes before the current one, with its bad streams by client (0: unknown).
+
+    ``good``: good streams by client. All other good streams are of unknown clients.
+    """
 
     service: str
     ago_min: int
@@ -76,6 +87,7 @@ class Minute:
     connection_bad: Mapping[int, int] = field(default_factory=dict)
     reader_bad: Mapping[int, int] = field(default_factory=dict)
     late_bad: Mapping[int, int] = field(default_factory=dict)
+    good: Mapping[int, int] = field(default_factory=dict)
     vantage: str = "client"
     tenant: str = ""
     model: str = ""
@@ -84,6 +96,15 @@ class Minute:
         """The bad streams of one side by client."""
         found: Mapping[int, int] = getattr(self, f"{side}_bad")
         return found
+
+    def seen(self) -> Mapping[int, int]:
+        """The judged streams by client."""
+        total = Counter[int]()
+        for streams in (*(self.bad(side) for side in ("service", "connection", "reader", "late")), self.good):
+            total.update(streams)
+        total[0] += self.judged - total.total()
+        assert total[0] >= 0, "more bad and good streams than judged ones"
+        return {client: streams for client, streams in total.items() if streams}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +130,7 @@ def table(at_s: int, service: pa.Array, ago_min: NDArray[Any], judged: NDArray[A
     """Rows of `stream_minutes` as the rollup worker writes them at ``at_s`` (unix s). ``more`` are other columns of the key."""
     none = Maps(np.zeros(len(judged), np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32))
     maps = {name: bad.get(name, none) for name in _CLIENTS}
+    maps["judged_clients"] = bad["judged_clients"]
     late = maps["bad_late_clients"].sums()
     frozen = sum((maps[name].sums() for name in _CLIENTS[:3]), np.zeros(len(judged), np.int64))
     counts = {"streams": judged, "judged": judged, "good": judged - late - frozen, "bad_gap": frozen, "bad_late": late}
@@ -128,6 +150,7 @@ def insert(store: Store, at_s: int, minutes: Sequence[Minute]) -> None:
     """Insert these minutes relative to ``at_s`` (unix s)."""
     names = {name: name.removesuffix("_clients").removeprefix("bad_") for name in _CLIENTS}
     bad = {name: _maps([minute.bad(side) for minute in minutes]) for name, side in names.items()}
+    bad["judged_clients"] = _maps([minute.seen() for minute in minutes])
     texts = {name: pa.array([getattr(minute, name) for minute in minutes], pa.string()) for name in ("vantage", "tenant", "model")}
     ago, judged = (np.array([getattr(minute, name) for minute in minutes], np.int64) for name in ("ago_min", "judged"))
     store.insert("stream_minutes", table(at_s, pa.array([minute.service for minute in minutes]), ago, judged, bad, **texts))
@@ -145,6 +168,11 @@ def ask(store: Store, sql: str, at_s: int | None = None) -> list[Row]:
     if at_s is not None:
         sql = sql.replace("now() AS at,", f"toDateTime({at_s}, 'UTC') AS at,")
     return rows_in(store, sql.removesuffix("LIMIT 1000\n"))
+
+
+def firing(store: Store, sql: str = ITL, at_s: int | None = None) -> set[tuple[str, str]]:
+    """The services that fire, with severity, with the clock at ``at_s`` (default: ``NOW_S``)."""
+    return {(row["service"], row["severity"]) for row in ask(store, sql, NOW_S if at_s is None else at_s) if row["firing"]}
 
 
 # Services.
@@ -170,8 +198,9 @@ def made_up(rng: random.Random, service: str) -> list[Minute]:
             sides.append(shared_out(rng, hit, clients[: 1 + rng.randrange(len(clients))]))
         ago = rng.randrange(-5, span_min) if rng.random() < 0.8 else rng.choice((0, 4, 5, 59, 60, 359, 1439, 1440, 4319, 4320))
         model = rng.choice(("a", "b"))
+        good = shared_out(rng, rng.randrange(1 + left), clients)
         if not any(minute.ago_min == ago and minute.model == model for minute in minutes):
-            minutes.append(Minute(service, ago, judged, sides[0], sides[1], sides[2], sides[3], model=model))
+            minutes.append(Minute(service, ago, judged, sides[0], sides[1], sides[2], sides[3], good, model=model))
     return minutes
 
 
@@ -195,15 +224,16 @@ def incident(rng: np.random.Generator, service: str, per_hour: int, share: float
 # The rules in Python.
 
 
-def least(k: int, n: int) -> float:
-    """Wilson's one-sided 99 % lower bound of a share, given ``k`` of ``n`` observations."""
-    z, p = 2.3263478740408408, k / n
-    return (p + z * z / (2 * n) - z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))) / (1 + z * z / n)
+def chance(k: int, n: int, share: float = ALLOWED) -> float:
+    """An upper bound of the probability of ``k`` or more bad ones among ``n`` on budget: the first term and a geometric series."""
+    if k <= n * share:
+        return 1.0
+    return min(1.0, math.exp(_log_binomial(k, n, share)) / (1 - (n - k) * share / ((k + 1) * (1 - share))))
 
 
-def burns(k: int, n: int, clients: int, limit: float) -> bool:
-    """Whether a long window burns at least ``limit`` times too fast, with statistical confidence."""
-    return n > 0 and k >= 3 and clients >= 2 and k / n >= limit * ALLOWED - 1e-9 and least(k, n) > ALLOWED
+def burns(k: int, n: int, limit: float, severity: str = "page") -> bool:
+    """Whether a long window burns at least ``limit`` times too fast and not by chance, with one stream for each of many end users."""
+    return k >= 3 and k / n >= limit * ALLOWED - 1e-9 and chance(k, n) <= CHANCES[severity]
 
 
 def enough(limit: float) -> int:
@@ -226,7 +256,7 @@ def expected(rule: Rule, minutes: Iterable[Minute]) -> dict[str, Row]:
 
 
 def _worst_first(look: Row) -> tuple[float, ...]:
-    return -look["firing"], -look["burn_rate"] / look["burn_limit"], look["window_s"]
+    return -look["firing"], -look["burn_limit"] if look["firing"] else -look["burn_rate"] / look["burn_limit"], look["window_s"]
 
 
 def _counted(rule: Rule, kept: Sequence[Minute]) -> list[tuple[str, float, int, int]]:
@@ -242,28 +272,42 @@ def _counted(rule: Rule, kept: Sequence[Minute]) -> list[tuple[str, float, int, 
 
 def _look(rule: Rule, kept: Sequence[Minute], severity: str, limit: float, long_min: int, short_min: int) -> Row:
     long, short = ([minute for minute in kept if minute.ago_min < window] for window in (long_min, short_min))
-    _, path_clients = _hits(long, ["connection"])
-    charged = {"shared": path_clients >= 2, "private": path_clients < 2, "": False}[rule.connection]
+    path = _by_user(long, ["connection"])
+    path_users = len({client for _, client in path if client}) + sum(n for (_, client), n in path.items() if not client)
+    charged = {"shared": path_users >= 2, "private": path_users < 2, "": False}[rule.connection]
     sides = [rule.own, "connection"] if charged else [rule.own]
-    (k, clients), (k_short, _) = _hits(long, sides), _hits(short, sides)
+    seen, bad = _by_user(long, None), _by_user(long, sides)
+    k, k_short = sum(bad.values()), sum(_by_user(short, sides).values())
     n, n_short = (sum(minute.judged for minute in window) for window in (long, short))
-    recent = k_short >= 3 and k_short / n_short >= limit * ALLOWED - 1e-9 if n_short >= enough(limit) else k_short >= 1
-    firing = burns(k, n, clients, limit) and recent and not (severity == "page" and n < enough(limit))
-    seen = {"bad": k, "streams": n, "clients": clients, "window_s": 60 * long_min}
-    return {"firing": int(firing), "burn_rate": k / n / ALLOWED if n else 0.0, "burn_limit": limit, **seen}
+    users, users_bad = ({client for _, client in found if client} for found in (seen, bad))
+    unknown, unknown_bad = (sum(many for (_, client), many in found.items() if not client) for found in (seen, bad))
+    slots, slots_bad = (sum(1 for _, client in found if client) + more for found, more in ((seen, unknown), (bad, unknown_bad)))
+    is_long = k > 0 and k / n >= limit * ALLOWED - 1e-9
+    is_short = k_short >= 3 and k_short / n_short >= limit * ALLOWED - 1e-9 if n_short >= enough(limit) else k_short >= 1
+    is_shared = len(users_bad) + unknown_bad >= 2 and chance(slots_bad, slots) <= CHANCES[severity]
+    is_private = severity == "ticket" and len(users_bad) == 1 and not unknown_bad and len(users) * _worst(seen, bad) <= CHANCES["ticket"]
+    too_few = severity == "page" and n < enough(limit)
+    firing = is_long and is_short and not too_few and k >= 3 and (is_shared or is_private)
+    counts = {"users_bad": len(users_bad), "users": len(users), "unknown_bad": unknown_bad, "unknown": unknown}
+    figures = {"burn_rate": k / n / ALLOWED if n else 0.0, "burn_limit": limit, "bad": k, "streams": n, "window_s": 60 * long_min}
+    return {"firing": int(firing), **figures, **counts}
 
 
-def _hits(minutes: Sequence[Minute], sides: Sequence[str]) -> tuple[int, int]:
-    """The counted bad streams and the clients: a known client counts once in 5 minutes, every stream of an unknown client counts."""
-    known, unknown = set(), 0
+def _by_user(minutes: Sequence[Minute], sides: Sequence[str] | None) -> dict[tuple[int, int], int]:
+    """The bad streams (``sides`` None: all streams) of each slot of five minutes and client."""
+    found: dict[tuple[int, int], int] = defaultdict(int)
     for minute in minutes:
-        for side in sides:
-            for client, streams in minute.bad(side).items():
-                if client:
-                    known.add((minute.ago_min // 5, client))
-                else:
-                    unknown += streams
-    return len(known) + unknown, len({client for _, client in known}) + unknown
+        for streams in [minute.seen()] if sides is None else [minute.bad(side) for side in sides]:
+            for client, many in streams.items():
+                if many:
+                    found[minute.ago_min // 5, client] += many
+    return found
+
+
+def _worst(seen: Mapping[tuple[int, int], int], bad: Mapping[tuple[int, int], int]) -> float:
+    """The probability on budget of the bad streams of the single known client that has any."""
+    ((client, k),) = Counter({who: sum(many for (_, other), many in bad.items() if other == who) for _, who in bad}).items()
+    return chance(k, sum(many for (_, other), many in seen.items() if other == client))
 
 
 def upper(events: int, trials: int, confidence: float = 0.95) -> float:

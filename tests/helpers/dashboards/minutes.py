@@ -86,9 +86,12 @@ def expected(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> 
     # The 1-hour rollups are the same sums over the streams of an hour.
     for row in streams:
         row["minute"] = row["minute"] // 3_600 * 3_600
+    hours = _stream_minutes(streams, verdicts, gap_us, first_us)
+    for figures in hours.values():
+        del figures["judged_clients"]
     return {
         **minutes,
-        "stream_hours": _stream_minutes(streams, verdicts, gap_us, first_us),
+        "stream_hours": hours,
         "stall_hours": _stall_minutes(streams, verdicts),
         "but_for_hours": _but_for_minutes(streams, verdicts, replays),
     }
@@ -229,6 +232,7 @@ def _of_judged(rows: list[Row]) -> Row:
         "bad_gap": len(over),
         "bad_error": sum(not row["over_gap"] and row["is_error"] for row in bad),
         "bad_late": sum(not row["over_gap"] and not row["is_error"] for row in bad),
+        "judged_clients": _counts(row["client"] for row in rows if row["is_judged"]),
         "bad_service_clients": _counts(r["client"] for r in bad if (r["over_gap"] or r["is_error"]) and r["side"] == "service"),
         "bad_connection_clients": _counts(row["client"] for row in over if row["side"] == "connection"),
         "bad_reader_clients": _counts(row["client"] for row in over if row["side"] == "reader"),

@@ -30,6 +30,7 @@ def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m") -> N
         "streams": pa.array([judged], pa.uint32()),
         "judged": pa.array([judged], pa.uint32()),
         "good": pa.array([judged - bad], pa.uint32()),
+        "judged_clients": pa.array([[(reader + 1, 1) for reader in range(judged)]], pa.map_(pa.uint64(), pa.uint32())),
         "bad_service_clients": pa.array([[(reader + 1, 1) for reader in range(bad)]], pa.map_(pa.uint64(), pa.uint32())),
     }
     store.insert("stream_minutes", pa.table(row))
@@ -51,9 +52,11 @@ def test_a_burning_service_is_first(store: Store) -> None:
         rows = fetch(Reader(url), DASHBOARDS, 0.99)
     first = rows[0]
     assert (first["rule"], first["severity"], first["firing"], first["burn_rate"]) == ("itl_burn", "page", True, 50)
-    assert (int(first["bad"]), int(first["streams"]), int(first["clients"])) == (100, 200, 100)
+    assert [int(first[name]) for name in ("bad", "streams", "users_bad", "users")] == [100, 200, 100, 200]
     shown = page(rows)
-    assert "ITL goodput" in shown and "fires" in shown and "50.00" in shown and "6 h" in shown and "calm" not in shown
+    assert "ITL goodput" in shown and "fires" in shown and "50.00" in shown and "1 h" in shown and "calm" not in shown
+    assert "100 of 200 streams were bad in the last 60 minutes (100 of 200 end users)" in " ".join(shown.split())
+    assert "a month's error budget in 14 hours" in " ".join(shown.split()) and "a page of the same service fires" in shown
     assert "\x1b" not in shown and "s�[31m" in shown and "budgets have no bad streams" in shown
     assert json.loads(json.dumps(rows)) == rows
 

@@ -152,6 +152,11 @@ def old_files(folder: pathlib.Path) -> dict[str, str]:
     return dict(json.loads((folder / "replaced.json").read_text(encoding="utf-8"))["files"])
 
 
+def baseline_of(folder: pathlib.Path) -> list[migrate.Migration]:
+    """The files that replaced the old ones, without later files."""
+    return migrate.load(folder)[: json.loads((folder / "replaced.json").read_text(encoding="utf-8"))["baseline"]]
+
+
 def record(store: Store, files: dict[str, str]) -> None:
     """Record these files as applied, as the version of Legato that had them did."""
     store.command((SCHEMA / "0001_schema_migrations.sql").read_text(encoding="utf-8"))
@@ -175,7 +180,7 @@ def test_no_file_has_the_text_of_a_file_that_it_replaced(folder: pathlib.Path) -
 def test_records_of_replaced_files_are_exchanged(fresh: Store, folder: pathlib.Path) -> None:
     """All of them, without running any present file; files after the baseline are applied as usual."""
     record(fresh, old_files(folder))
-    migrations = migrate.load(folder)
+    migrations = baseline_of(folder)
     later = migrate.Migration(len(migrations) + 1, "later", "CREATE TABLE later (a UInt8) ENGINE = Memory", "later")
     before = migrate.status(fresh, migrations)
     assert "run `legato schema apply`, which records" in before["note"] and not any(file["changed"] for file in before["files"])
@@ -189,7 +194,7 @@ def test_records_of_replaced_files_are_exchanged(fresh: Store, folder: pathlib.P
 def test_killed_while_records_are_exchanged(fresh: Store, folder: pathlib.Path, statement: str) -> None:
     """The next run completes the exchange."""
     record(fresh, old_files(folder))
-    migrations, store = migrate.load(folder), cast(Fresh, fresh)
+    migrations, store = baseline_of(folder), cast(Fresh, fresh)
     store.dies_at, store.dies_at_record = statement, statement == "insert"
     with pytest.raises(StoreUnavailable):
         migrate.apply(fresh, migrations)
