@@ -153,8 +153,7 @@ def _figures() -> list[Any]:
         ),
         number(
             "Jitter ratio, median",
-            "p99 gap divided by the typical (time-weighted median) gap of a stream. 1 is perfectly even; from 10 on text arrives in "
-            "bursts.",
+            "p99 gap divided by the median gap of a stream. 1 is perfectly even; over 5 text comes in bursts or freezes.",
             JITTER,
             "none",
             "jitter",

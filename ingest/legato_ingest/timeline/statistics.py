@@ -253,8 +253,12 @@ def _holds(timelines: Timelines) -> Part:
 
 
 def _jitter(columns: dict[str, Column], known: dict[str, NDArray[np.bool_]], closed: NDArray[np.int64]) -> None:
-    """Add the jitter ratio: p99 gap over the time-weighted median gap. The denominator is at least the resolution of the timer, 1 µs."""
-    columns["jitter_ratio"] = columns["gap_p99_us"] / np.maximum(columns["gap_twq50_us"], 1)
+    """Add the jitter ratio: p99 gap over median gap, both by rank, so it is at least 1 and a longer freeze never lowers it.
+
+    The time-weighted median is no denominator: a freeze that takes half of a stream's time is this median itself. The denominator is at
+    least the resolution of the timer, 1 µs.
+    """
+    columns["jitter_ratio"] = columns["gap_p99_us"] / np.maximum(columns["gap_p50_us"], 1)
     known["jitter_ratio"] = closed >= EPOCHS_MIN - 1
 
 

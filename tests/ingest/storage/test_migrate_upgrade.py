@@ -15,6 +15,7 @@ from helpers.builders.spans import native_span, request
 from helpers.repo.repository import ROOT
 from helpers.servers.reading import stream, streams_in
 from helpers.servers.serving import legato, serve_process
+from helpers.servers.waiting import until
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
@@ -66,6 +67,16 @@ def test_every_row_is_there(store: Store, taken_over: dict[str, RowChecksum]) ->
     """Each table has rows, and they are the rows that the old version had; later files add columns and remove no row."""
     assert all(rows for rows, _ in TABLES.values()) and taken_over == TABLES
     assert {name: each.rows for name, each in checksums(store).items()} == {name: each.rows for name, each in TABLES.items()}
+
+
+def test_its_jitter_ratios_are_recomputed(store: Store) -> None:
+    """From the stored gaps, in the background; the old ratio divided by the time-weighted median."""
+    until(lambda: store.select("SELECT count() FROM system.mutations WHERE NOT is_done") == [(0,)])
+    wrong = "abs(jitter_ratio / (gap_p99_us / greatest(gap_p50_us, 1)) - 1) > 1e-6"
+    ((known, wrong_ones, below_one),) = store.select(
+        f"SELECT countIf(jitter_ratio IS NOT NULL), countIf({wrong}), countIf(jitter_ratio < 1) FROM stream_revs"
+    )
+    assert known > 20 and (wrong_ones, below_one) == (0, 0)
 
 
 def test_its_tables_are_those_of_a_new_store(store: Store) -> None:

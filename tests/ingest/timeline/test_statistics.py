@@ -224,6 +224,25 @@ def test_ratios_of_a_steady_stream() -> None:
     assert figures["tokens_per_chunk"] == 1 and figures["multi_token_share"] == 0
 
 
+@given(st.lists(st.integers(8_000, 3_000_000), min_size=7, max_size=130), st.integers(0, 60_000_000))
+def test_a_longer_freeze_never_lowers_the_jitter_ratio(gaps: list[int], more_us: int) -> None:
+    """The ratio is at least 1, and lengthening the longest gap does not lower it."""
+
+    def ratio(of: list[int]) -> float:
+        times = [400_000, *(400_000 + sum(of[: n + 1]) for n in range(len(of)))]
+        return float(describe_one(Sample([(time, 4, 1, TEXT) for time in times]))["jitter_ratio"])
+
+    longest = max(gaps)
+    before, after = ratio(gaps), ratio([gap + more_us * (n == gaps.index(longest)) for n, gap in enumerate(gaps)])
+    assert 1 <= before <= after
+
+
+def test_a_freeze_of_half_the_stream_is_jitter() -> None:
+    """12 of 23 s frozen, otherwise 25 ms a chunk: 480 times the median, where the time-weighted median gave 0.01 times."""
+    times = [400_000 + 25_000 * n + (12_000_000 if n >= 40 else 0) for n in range(90)]
+    assert describe_one(Sample([(time, 4, 1, TEXT) for time in times]))["jitter_ratio"] == pytest.approx(12_025 / 25)
+
+
 def test_a_buffered_prefix_is_a_head_burst() -> None:
     """Fifty chunks at once, then a steady stream."""
     burst = [(400_000, 4, 1, TEXT)] * 50 + [(400_000 + i * 25_000, 4, 1, TEXT) for i in range(1, 200)]
