@@ -23,6 +23,8 @@ from legato_ingest.errors import LegatoError
 __all__ = ["JsonOption", "UrlOption", "register"]
 
 _WIDTH_WITHOUT_TERMINAL = 120
+# Recordings of one response under several traces start at most this far apart.
+_APART_NS = 60_000_000_000
 _HEX = re.compile(r"[0-9a-f]{8,32}")
 
 UrlOption = Annotated[str, typer.Option(envvar="LEGATO_READ_URL", help="URL of the read endpoint of `legato serve`")]
@@ -213,7 +215,7 @@ def _vantages(reader: Reader, given: str, limits: SloLimits) -> list[dict[str, A
     """The rows of the stream with this id. Raises ``LegatoError`` when no stream has it, or several streams start with it."""
     from legato_ingest.cli.queries import FINISHED, VANTAGES, VERDICTS
 
-    found = _found(reader, given)
+    found = _newest(_found(reader, given), given)
     named = [row for row in found if row["is_one"]]
     traces = sorted({row["trace"] for row in named or found})
     if len(traces) > 1 and not named:
@@ -228,6 +230,8 @@ def _vantages(reader: Reader, given: str, limits: SloLimits) -> list[dict[str, A
     }
     slo_limits = {"gap_us": round(limits.gap_ms * 1_000), "first_us": round(limits.first_output_ms * 1_000)}
     rows = reader.rows(VANTAGES, {**where, "responses": responses, **slo_limits})
+    first_ns, last_ns = int(where["first_ns"]) - _APART_NS, int(where["last_ns"]) + _APART_NS  # type: ignore[arg-type]
+    rows = [row for row in rows if row["trace"] in traces or first_ns <= int(row["start_ns"]) <= last_ns]
     verdicts = reader.rows(VERDICTS, where)
     with_id = sorted({row["response_id"] for row in rows} - {""})
     finished = {row["response_id"]: row for row in (reader.rows(FINISHED, {"responses": with_id}) if with_id else [])}
@@ -236,6 +240,20 @@ def _vantages(reader: Reader, given: str, limits: SloLimits) -> list[dict[str, A
         row["verdicts"] = [verdict for verdict in verdicts if (verdict["trace"], verdict["span"]) == (row["trace"], row["span"])]
     # A trace may hold many streams (the calls of an agent). A response id selects its stream, and rows without a response id.
     return [row for row in rows if not (named and responses) or row["response_id"] in ("", *responses)]
+
+
+def _newest(found: list[dict[str, Any]], given: str) -> list[dict[str, Any]]:
+    """Of several streams with this response id, the newest. Vantages of one stream start within a minute; a replayed id starts later."""
+    named = [row for row in found if row["is_one"]]
+    newest_ns = max((int(row["first_ns"]) for row in named), default=0)
+    older = [row for row in named if int(row["first_ns"]) < newest_ns - _APART_NS]
+    if older:
+        traces = ", ".join(sorted({row["trace"] for row in older})[:5])
+        typer.echo(
+            f"{len(older)} earlier recordings have the id {given}; this is the newest stream. The others are in the traces {traces}",
+            err=True,
+        )
+    return [row for row in found if row not in older]
 
 
 def _found(reader: Reader, given: str) -> list[dict[str, Any]]:

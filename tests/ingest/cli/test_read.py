@@ -44,6 +44,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         apart = [stream(attributes=response("resp_X", **more), trace_id=bytes([7 + n]) * 16) for n, more in enumerate(({}, server))]
         streams_in(opened, apart, "apart", seed=3)
         streams_in(opened, [stream(attributes=response(name), trace_id=AGENT) for name in ("call-1", "call-2")], "agent", seed=4)
+        for minutes in (130, 110, 100):
+            replayed = [
+                stream(attributes=response("again", **more), trace_id=bytes([minutes, n]) * 8, age_s=60.0 * minutes + 45)
+                for n, more in enumerate(({}, server))
+            ]
+            streams_in(opened, replayed, f"{minutes} min ago", seed=6 + minutes)
         near = bytes.fromhex("aaaaaaaa1111") + bytes(10)
         cancel = stream((20,), attributes=response("c", **{"legato.stream.outcome": "client_cancel"}), trace_id=near, end_ms=900)
         streams_in(opened, [cancel], "shop", seed=5)
@@ -151,6 +157,16 @@ def test_the_response_id_joins_vantages_of_two_traces(url: str) -> None:
     """A gateway that did not pass the trace context on."""
     for given in ("resp_X", "07070707", "08080808"):
         assert {row["vantage"] for row in data(url, "stream", given)} == {"client", "server"}
+
+
+def test_a_response_id_joins_only_streams_of_the_same_minute(url: str) -> None:
+    """An id that was replayed twice: three streams, each with two vantages. By response id it is the newest, and the others are named."""
+    for minutes in (130, 110, 100):
+        rows = data(url, "stream", f"{minutes:02x}00" * 8)
+        assert sorted((row["service"], row["vantage"]) for row in rows) == [(f"{minutes} min ago", each) for each in ("client", "server")]
+    result = legato(url, "stream", "again")
+    assert "100 min ago" in result.stdout and "110 min ago" not in result.stdout and "130 min ago" not in result.stdout
+    assert "4 earlier recordings have the id again; this is the newest stream" in result.stderr and "6e00" * 8 in result.stderr
 
 
 def test_one_call_of_an_agents_trace(url: str) -> None:
