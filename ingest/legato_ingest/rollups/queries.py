@@ -231,7 +231,7 @@ _MAXIMA = frozenset(("gap_max_us",))
 
 
 def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
-    """Return the statement that computes 1-hour rows from a rollup's 1-minute rows. ``columns``: name and type of each 1-hour column.
+    """Return the statement that computes 1-hour rows from a rollup's 1-minute rows. ``columns``: name and type of each column.
 
     All figures are added, except for maxima and times. The version of an hour is the newest of its minutes: a later computation has no
     lower version, and of equal versions ClickHouse keeps the row inserted last. A vanished key has zeros in its minutes and therefore in

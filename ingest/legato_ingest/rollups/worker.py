@@ -154,4 +154,4 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     @cached_property
     def _hours_sql(self) -> dict[str, str]:
         """The statement for each 1-hour table, by the name of its 1-minute table. Columns do not change while a store is open."""
-        return {rollup.table: hours_sql(rollup, columns_of(self._store, rollup.hours)) for rollup in STREAM_ROLLUPS}
+        return {rollup.table: hours_sql(rollup, columns_of(self._store, rollup.table)) for rollup in STREAM_ROLLUPS}

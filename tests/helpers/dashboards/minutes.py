@@ -86,12 +86,9 @@ def expected(store: Store, gap_us: int = 400_000, first_us: int = 2_000_000) -> 
     # The 1-hour rollups are the same sums over the streams of an hour.
     for row in streams:
         row["minute"] = row["minute"] // 3_600 * 3_600
-    hours = _stream_minutes(streams, verdicts, gap_us, first_us)
-    for figures in hours.values():
-        del figures["judged_clients"]
     return {
         **minutes,
-        "stream_hours": hours,
+        "stream_hours": _stream_minutes(streams, verdicts, gap_us, first_us),
         "stall_hours": _stall_minutes(streams, verdicts),
         "but_for_hours": _but_for_minutes(streams, verdicts, replays),
     }
