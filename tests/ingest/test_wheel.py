@@ -114,7 +114,8 @@ def test_serve_starts_from_the_wheel(unpacked: pathlib.Path, tmp_path: pathlib.P
     )
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
     package = unpacked / "legato_ingest"
-    assert done.stdout.split() == [str(package / "__init__.py"), str(package / "data" / "schema"), "8", "27"], done.stderr
+    files = len(list((ROOT / "schema" / "cluster").glob("*.sql")))
+    assert done.stdout.split() == [str(package / "__init__.py"), str(package / "data" / "schema"), "8", str(files)], done.stderr
     with serve_process(tmp_path / "store", **environ) as served:
         assert httpx.post(served.read, content="SELECT count() FROM streams").text == "0\n"
         status = legato("schema", "status", environ=served.environ)
