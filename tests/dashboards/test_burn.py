@@ -227,7 +227,7 @@ def test_too_few_streams_for_a_page_are_counted_back_to_37(store: Store) -> None
 
 WAITS = {(600, 1.0): (8, 12), (600, 0.5): (16, 22), (600, 0.3): (26, 34), (60, 1.0): (6, 12), (60, 0.5): (12, 24), (60, 0.3): (22, 42)}
 TWINS = 15
-LONGEST_MIN = 60
+LONGEST_MIN = 45
 
 
 def test_how_long_it_takes_to_page(store: Store) -> None:

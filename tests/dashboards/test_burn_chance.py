@@ -90,6 +90,7 @@ def _clients(rng: np.random.Generator, counts: NDArray[np.int64], size: int) -> 
 @pytest.fixture(scope="module")
 def outcomes(shared: Store) -> dict[str, Outcome]:
     """For each group the number of services, of pages, of tickets, and of pages that a rule without guards would raise."""
+    empty(shared)
     rng = np.random.default_rng(7)
     for groups, size in ((GROUPS, 1), (CLUSTERS, 20)):
         for name, group in groups.items():
@@ -174,7 +175,7 @@ def test_the_bound_of_the_tail_is_close_and_never_too_small() -> None:
 
 
 @pytest.fixture
-def store(shared: Store, outcomes: Mapping[str, Outcome]) -> Store:
+def store(shared: Store) -> Store:
     """The store, emptied."""
     empty(shared)
     return shared
