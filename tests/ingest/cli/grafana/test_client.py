@@ -35,7 +35,8 @@ PLUGIN = "grafana-clickhouse-datasource"
 SPAN = Range(0, 60_000)
 
 
-@pytest.fixture(scope="module", params=["empty", "filled"])
+# tests/dashboards/test_empty.py asks an empty store for every panel, without Grafana between.
+@pytest.fixture(scope="module", params=[pytest.param("empty", marks=pytest.mark.long), "filled"])
 def store_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The read endpoint of an empty store, and of one with streams and rollups."""
     with open_store(tmp_path_factory.mktemp("grafana") / "store") as store, reading(store) as url:
