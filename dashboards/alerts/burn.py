@@ -7,8 +7,8 @@ on budget has so many bad user slots (binomial tail); a ticket needs 1 %. Bad st
 
 A bad stream burns exactly one budget: the service's for gaps and errors, the end users' for stalls on their side, the first output's for a
 late start without another fault. The result has one row per service, vantage and severity. ``firing`` is 1 or 0, and ``reason`` says why a
-row over its limit does not fire; the other figures describe the shortest window that burns. The statements read only the rollups and use no
-dashboard variables.
+row over its limit does not fire; the other figures describe the shortest window that burns. Rates come from the rollups alone; `message`
+adds what an alert says. The statements use no dashboard variables.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dashboards.alerts.message import SLOT_S, context, result
 from legato_ingest.causes import END_USER, FIRST_OUTPUT, NETWORK_PATH, sql_list
 from legato_ingest.definitions import FIRST_OUTPUT_US
 
-__all__ = ["CHANCE_PAGE", "CHANCE_TICKET", "END_USERS", "ITL", "TTFT", "burn"]
+__all__ = ["END_USERS", "ITL", "TTFT", "burn"]
 
 # (severity, burn rate, long window, short window): the workbook's table, windows in slots of 5 minutes.
 _PAGES = (("page", 14.4, 12, 1), ("page", 6.0, 72, 6))
 _TICKET = (("ticket", 1.0, 864, 72),)
 _DAY_SLOTS = 288
 # The largest probability of so many bad user slots on budget at which a page or a ticket fires.
-CHANCE_PAGE, CHANCE_TICKET = 1e-3, 1e-2
+_CHANCE_PAGE, _CHANCE_TICKET = 1e-3, 1e-2
 
 
 def burn(own: str, connection: str, windows: tuple[tuple[str, float, int, int], ...], causes: str, worst: str) -> str:
@@ -76,6 +76,7 @@ def _windows(own: str, path: str, windows: tuple[tuple[str, float, int, int], ..
         FROM slots
         GROUP BY tenant, service, vantage
     ),
+    each_window AS (SELECT tenant, service, vantage, window FROM windows),
 """
 
 
@@ -109,7 +110,7 @@ def _totals(connection: str) -> str:
                 judged - toInt64(arraySum(mapValues(seen))) + toInt64(seen[0]) AS others
             FROM minutes
         ) AS minutes_of_users
-        INNER JOIN (SELECT tenant, service, vantage, window FROM windows) AS each_window USING (tenant, service, vantage)
+        INNER JOIN each_window USING (tenant, service, vantage)
         WHERE slot < window.3
         GROUP BY tenant, service, vantage, window
     ),
@@ -135,7 +136,7 @@ def _totals(connection: str) -> str:
                 tenant, service, vantage, window,
                 [max(arrayMax(mapKeys(own))), max(arrayMax(arrayConcat(mapKeys(own), mapKeys(path))))] AS one
             FROM minutes
-            INNER JOIN (SELECT tenant, service, vantage, window FROM windows) AS each_window USING (tenant, service, vantage)
+            INNER JOIN each_window USING (tenant, service, vantage)
             WHERE slot < window.3
             GROUP BY tenant, service, vantage, window
             HAVING uniqExactArray(mapKeys(own)) = 1 OR uniqExactArray(arrayConcat(mapKeys(own), mapKeys(path))) = 1
@@ -173,8 +174,8 @@ def _rates() -> str:
             k_long > 0 AND p_long >= p_limit AS long_burns,
             if(n_short >= ceil(5.32 / (limit * allowed)), k_short >= 3 AND p_short >= p_limit, k_short >= 1) AS short_burns,
             severity = 'page' AND n_long < ceil(5.32 / (limit * allowed)) AS too_few,
-            k_long >= 3 AND users_bad + unknown_bad >= 2 AND chance <= if(severity = 'page', {CHANCE_PAGE}, {CHANCE_TICKET}) AS is_shared,
-            k_long >= 3 AND one_user AND severity = 'ticket' AND user_chance <= {CHANCE_TICKET} AS is_private
+            k_long >= 3 AND users_bad + unknown_bad >= 2 AND chance <= if(severity = 'page', {_CHANCE_PAGE}, {_CHANCE_TICKET}) AS is_shared,
+            k_long >= 3 AND one_user AND severity = 'ticket' AND user_chance <= {_CHANCE_TICKET} AS is_private
         FROM windows
         LEFT JOIN totals USING (tenant, service, vantage, window)
         LEFT JOIN single USING (tenant, service, vantage, window)

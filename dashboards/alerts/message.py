@@ -1,20 +1,19 @@
 """The SQL of what a burn-rate rule says about a row: likely cause, place, start, one of the worst streams, and a sentence.
 
-It continues the statement of ``burn``: its common table expressions read ``windows`` and ``judgements``. The rollups give causes, models,
-releases and engines. Rows of single streams are read only while a row burns: to find one of the worst streams, and the vantages that
-recorded the same streams, because one incident is one page. The module decides no burn rate.
+It continues the statement of ``burn``: its common table expressions read ``each_window`` and ``judgements``. The rollups give causes,
+models, releases and engines. Rows of single streams are read only while a row burns: to find one of the worst streams, and the vantages
+that recorded the same streams, because one incident is one page. The module decides no burn rate.
 """
 
 from __future__ import annotations
 
 from legato_ingest.causes import CAUSES
+from legato_ingest.definitions import VANTAGES
 from legato_ingest.quoting import literal
 
 __all__ = ["SLOT_S", "context", "result"]
 
 SLOT_S = 300
-# The vantages from the end user to the engine. Of rows with the same streams the one nearest to the end user fires: it has the verdicts.
-_VANTAGES = "['screen', 'client', 'server', 'engine']"
 
 
 def context(causes: str, worst: str) -> str:
@@ -57,7 +56,7 @@ def _tops(causes: str) -> str:
             (
                 SELECT tenant, service, vantage, window, what, counts, sum(weight) AS heavy
                 FROM weights
-                INNER JOIN (SELECT tenant, service, vantage, window FROM windows) AS each_window USING (tenant, service, vantage)
+                INNER JOIN each_window USING (tenant, service, vantage)
                 WHERE slot < window.3 AND weight > 0
                 GROUP BY tenant, service, vantage, window, what, counts
             )
@@ -74,15 +73,15 @@ _BURNING = """    (
     ) AS burning,
     arrayMap(each -> (each.1, each.2, each.3), arrayFilter(each -> each.4 = 'page', burning)) AS paging,
 """
-# The share of a paging row's traces that a vantage nearer to the end user recorded and that page there, too.
+# The share of a paging row's traces that page at a vantage nearer to the end user, too. That one pages: it has the verdicts.
 _SAME = f"""    same AS
     (
-        SELECT page.1 AS tenant, page.2 AS service, page.3 AS vantage, avg(arrayExists(other -> other < place, places)) AS covered
+        SELECT page.1 AS tenant, page.2 AS service, page.3 AS vantage, avg(arrayExists(other -> other > place, places)) AS covered
         FROM
         (
             SELECT
                 groupUniqArray((tenant::String, service_name::String, vantage::String)) AS pages,
-                arrayMap(each -> indexOf({_VANTAGES}, each.3), pages) AS places
+                arrayMap(each -> indexOf({list(VANTAGES)}, each.3), pages) AS places
             FROM stream_revs
             WHERE length(paging) > 1 AND start_time > at - INTERVAL 1 HOUR AND start_time <= at
                 AND has(paging, (tenant::String, service_name::String, vantage::String))
@@ -148,7 +147,7 @@ FROM
         tenant, service, vantage, severity, window_s, top, share, trace, covered,
         toUInt8(burns AND NOT (severity = 'ticket' AND has_page) AND NOT (covered >= 0.5 AND severity = 'page')) AS firing,
         multiIf(firing = 1, '',
-            burns AND severity = 'page', 'the same streams page at a vantage nearer to the end user',
+            burns AND covered >= 0.5, 'the same streams page at a vantage nearer to the end user',
             burns, 'a page of the same service fires', reason) AS reason,
         round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, toUInt64(k_long) AS bad, toUInt64(n_long) AS streams,
         toUInt64(users_bad) AS users_bad, toUInt64(users) AS users, toUInt64(unknown_bad) AS unknown_bad, toUInt64(unknown) AS unknown,

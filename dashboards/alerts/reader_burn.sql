@@ -30,6 +30,7 @@ WITH
         FROM slots
         GROUP BY tenant, service, vantage
     ),
+    each_window AS (SELECT tenant, service, vantage, window FROM windows),
     counted AS
     (
         SELECT
@@ -54,7 +55,7 @@ WITH
                 judged - toInt64(arraySum(mapValues(seen))) + toInt64(seen[0]) AS others
             FROM minutes
         ) AS minutes_of_users
-        INNER JOIN (SELECT tenant, service, vantage, window FROM windows) AS each_window USING (tenant, service, vantage)
+        INNER JOIN each_window USING (tenant, service, vantage)
         WHERE slot < window.3
         GROUP BY tenant, service, vantage, window
     ),
@@ -80,7 +81,7 @@ WITH
                 tenant, service, vantage, window,
                 [max(arrayMax(mapKeys(own))), max(arrayMax(arrayConcat(mapKeys(own), mapKeys(path))))] AS one
             FROM minutes
-            INNER JOIN (SELECT tenant, service, vantage, window FROM windows) AS each_window USING (tenant, service, vantage)
+            INNER JOIN each_window USING (tenant, service, vantage)
             WHERE slot < window.3
             GROUP BY tenant, service, vantage, window
             HAVING uniqExactArray(mapKeys(own)) = 1 OR uniqExactArray(arrayConcat(mapKeys(own), mapKeys(path))) = 1
@@ -146,7 +147,7 @@ WITH
             (
                 SELECT tenant, service, vantage, window, what, counts, sum(weight) AS heavy
                 FROM weights
-                INNER JOIN (SELECT tenant, service, vantage, window FROM windows) AS each_window USING (tenant, service, vantage)
+                INNER JOIN each_window USING (tenant, service, vantage)
                 WHERE slot < window.3 AND weight > 0
                 GROUP BY tenant, service, vantage, window, what, counts
             )
@@ -160,12 +161,12 @@ WITH
     arrayMap(each -> (each.1, each.2, each.3), arrayFilter(each -> each.4 = 'page', burning)) AS paging,
     same AS
     (
-        SELECT page.1 AS tenant, page.2 AS service, page.3 AS vantage, avg(arrayExists(other -> other < place, places)) AS covered
+        SELECT page.1 AS tenant, page.2 AS service, page.3 AS vantage, avg(arrayExists(other -> other > place, places)) AS covered
         FROM
         (
             SELECT
                 groupUniqArray((tenant::String, service_name::String, vantage::String)) AS pages,
-                arrayMap(each -> indexOf(['screen', 'client', 'server', 'engine'], each.3), pages) AS places
+                arrayMap(each -> indexOf(['engine', 'server', 'gateway', 'client', 'screen'], each.3), pages) AS places
             FROM stream_revs
             WHERE length(paging) > 1 AND start_time > at - INTERVAL 1 HOUR AND start_time <= at
                 AND has(paging, (tenant::String, service_name::String, vantage::String))
@@ -208,7 +209,7 @@ FROM
         tenant, service, vantage, severity, window_s, top, share, trace, covered,
         toUInt8(burns AND NOT (severity = 'ticket' AND has_page) AND NOT (covered >= 0.5 AND severity = 'page')) AS firing,
         multiIf(firing = 1, '',
-            burns AND severity = 'page', 'the same streams page at a vantage nearer to the end user',
+            burns AND covered >= 0.5, 'the same streams page at a vantage nearer to the end user',
             burns, 'a page of the same service fires', reason) AS reason,
         round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, toUInt64(k_long) AS bad, toUInt64(n_long) AS streams,
         toUInt64(users_bad) AS users_bad, toUInt64(users) AS users, toUInt64(unknown_bad) AS unknown_bad, toUInt64(unknown) AS unknown,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.panels import Kit, lines, note, rows
 from dashboards.sql_fragments import chosen_text
+from legato_ingest import definitions
 from legato_ingest.definitions import CONTENT_KINDS_SQL
 
 __all__ = ["board"]
@@ -37,7 +38,7 @@ SELECT
     engine_id AS engine,
     response_id AS response, lower(hex(trace_id)) AS trace, emitter
 FROM ({_STREAM})
-ORDER BY indexOf(['screen', 'client', 'gateway', 'server', 'engine'], vantage), started"""
+ORDER BY indexOf({list(reversed(definitions.VANTAGES))}, vantage), started"""
 ARRIVALS = f"""
 SELECT addMicroseconds(start_time, at) AS time, vantage, bytes
 FROM

@@ -27,8 +27,12 @@ __all__ = [
     "STALL_MS",
     "TEXT",
     "TOOL",
+    "VANTAGES",
     "server_of",
 ]
+
+# The points at which a stream can be recorded, from the engine to the end user.
+VANTAGES = ("engine", "server", "gateway", "client", "screen")
 
 # Kinds of chunks that carry content (schema/TIMELINE.md). Role, usage, heartbeat, retract and done chunks carry none.
 TEXT, REASONING, TOOL = 1, 2, 3

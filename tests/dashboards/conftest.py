@@ -11,9 +11,9 @@ import pytest
 
 from helpers.dashboards.panel_past import fill
 from helpers.dashboards.panels import Asked, Past
-from helpers.servers.reading import reading
-from helpers.servers.stores import copy_of, migrated
-from legato_ingest.storage import EmbeddedStore
+from helpers.servers.reading import open_store, reading
+from helpers.servers.stores import copy_of, empty, migrated
+from legato_ingest.storage import EmbeddedStore, Store
 
 READ_LIMITS: dict[str, int | str] = {
     "max_execution_time": 20,
@@ -62,3 +62,17 @@ def asked(filled: tuple[pathlib.Path, Past]) -> Iterator[Asked]:
             yield Asked(filled[1], store, url, client)
     finally:
         store.close()
+
+
+@pytest.fixture(scope="module")
+def unfilled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store with the schema that a module's tests share."""
+    with open_store(tmp_path_factory.mktemp("unfilled") / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(unfilled: Store) -> Store:
+    """The shared store, emptied."""
+    empty(unfilled)
+    return unfilled

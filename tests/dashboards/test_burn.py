@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,25 +25,12 @@ from helpers.dashboards.burning import (
     made_up,
     of,
 )  # fmt: skip
-from helpers.servers.reading import open_store
-from helpers.servers.stores import empty
+from helpers.servers.reading import stream, streams_in
 from legato_ingest.causes import PARTS
+from legato_ingest.metrics import Metrics
+from legato_ingest.rollups.worker import RollupWorker
+from legato_ingest.settings import load
 from legato_ingest.storage import Store
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A store with the schema, for this module."""
-    with open_store(tmp_path_factory.mktemp("burn") / "store") as opened:
-        yield opened
-
-
-@pytest.fixture
-def store(shared: Store) -> Store:
-    """The store, emptied."""
-    empty(shared)
-    return shared
-
 
 # Row by row.
 
@@ -188,6 +175,24 @@ def test_a_page_replaces_its_ticket(store: Store) -> None:
     }
     (ticket,) = (row for row in rows if (row["vantage"], row["severity"]) == ("client", "ticket"))
     assert ticket["burn_rate"] > 20 and not ticket["firing"]
+
+
+@pytest.mark.parametrize(("nearer", "other"), [("client", "server"), ("client", "gateway"), ("gateway", "server"), ("screen", "client")])
+def test_of_two_vantages_the_one_nearer_to_the_end_user_pages(store: Store, nearer: str, other: str) -> None:
+    """The same frozen streams at two vantages are one page. Streams of other traces at the farther vantage are their own page."""
+    for seed, vantage in enumerate((nearer, other)):
+        frozen = [
+            stream((20,) * 9 + (900,), attributes={"legato.stream.vantage": vantage}, trace_id=n.to_bytes(16), age_s=60.0 + n)
+            for n in range(1, 61)
+        ]
+        streams_in(store, frozen, vantage, seed=seed)
+    apart = [stream((900,), attributes={"legato.stream.vantage": other}, trace_id=n.to_bytes(16)) for n in range(100, 160)]
+    streams_in(store, apart, "apart", seed=9)
+    RollupWorker(store, load(), Metrics()).step()
+    rows = ask(store, ITL, int(time.time()))
+    assert {(row["service"], row["severity"]) for row in rows if row["firing"]} == {(nearer, "page"), ("apart", "page")}
+    (farther,) = (row for row in rows if (row["service"], row["severity"]) == (other, "page"))
+    assert farther["reason"] == "the same streams page at a vantage nearer to the end user"
 
 
 def test_recovered_services_do_not_page(store: Store) -> None:

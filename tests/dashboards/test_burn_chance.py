@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -28,19 +28,11 @@ from helpers.dashboards.burning import (
     table,
     upper,
 )  # fmt: skip
-from helpers.servers.reading import open_store
 from helpers.servers.stores import empty
 from legato_ingest.storage import Store
 
 FALSE_PAGES_MAX = 1e-3
 Outcome = tuple[int, int, int, int]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A store with the schema, for this module."""
-    with open_store(tmp_path_factory.mktemp("burn") / "store") as opened:
-        yield opened
 
 
 # Thousands of services, each with separate traffic.
@@ -88,21 +80,21 @@ def _clients(rng: np.random.Generator, counts: NDArray[np.int64], size: int) -> 
 
 
 @pytest.fixture(scope="module")
-def outcomes(shared: Store) -> dict[str, Outcome]:
+def outcomes(unfilled: Store) -> dict[str, Outcome]:
     """For each group the number of services, of pages, of tickets, and of pages that a rule without guards would raise."""
-    empty(shared)
+    empty(unfilled)
     rng = np.random.default_rng(7)
     for groups, size in ((GROUPS, 1), (CLUSTERS, 20)):
         for name, group in groups.items():
-            shared.insert("stream_minutes", simulated(rng, name, group, size))
+            unfilled.insert("stream_minutes", simulated(rng, name, group, size))
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for row in ask(shared, ITL, NOW_S):
+    for row in ask(unfilled, ITL, NOW_S):
         found[row["service"].split("/")[0]][("page", "ticket").index(row["severity"])] += row["firing"]
     naive = f"""
         SELECT splitByChar('/', service_name)[1], countIf(bad >= 6 * {ALLOWED} * n)
         FROM (SELECT service_name, sum(judged) AS n, sum(judged - good) AS bad FROM stream_minutes FINAL GROUP BY service_name)
         GROUP BY 1"""
-    for name, services in shared.select(naive):
+    for name, services in unfilled.select(naive):
         found[str(name)][2] = int(services)
     return {name: (group[-1], found[name][0], found[name][1], found[name][2]) for name, group in (GROUPS | CLUSTERS).items()}
 
@@ -172,13 +164,6 @@ def test_the_bound_of_the_tail_is_close_and_never_too_small() -> None:
             exact = at_least(k, n, ALLOWED)
             assert chance(k, n) >= exact * (1 - 1e-6)
             assert exact > CHANCES["ticket"] or chance(k, n) <= 1.12 * exact
-
-
-@pytest.fixture
-def store(shared: Store) -> Store:
-    """The store, emptied."""
-    empty(shared)
-    return shared
 
 
 # Mixes of 1 to 10,000 end users with 1 to 10,000 streams each.

@@ -16,15 +16,14 @@ from rich.text import Text
 from legato_ingest.cli.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
 from legato_ingest.cli.stream_gaps import STALL_US, Read, Stall, content_reads, shared_clock, stalls_of
 from legato_ingest.cli.verdict_text import evidence_lines, why
-from legato_ingest.definitions import ERRORS
+from legato_ingest.definitions import ERRORS, VANTAGES
 
 __all__ = ["as_json", "render_list", "render_stream"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ARRAYS = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_64us")
 _KINDS = {0: "role", 1: "text", 2: "reasoning", 3: "tool", 4: "usage", 5: "heartbeat", 6: "retract", 7: "done"}
-# In the direction of the bytes, from the engine to the end user.
-_ORDER = {name: place for place, name in enumerate(("engine", "server", "gateway", "client", "screen"))}
+_ORDER = {name: place for place, name in enumerate(VANTAGES)}
 _STALLS_SHOWN = 40
 
 Row = Mapping[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.definitions import OUTCOMES
+from legato_ingest.definitions import OUTCOMES, VANTAGES
 from legato_ingest.otlp.attributes import AttributeFault, Attributes
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX, genai_record
 from legato_ingest.otlp.model import StreamRecord
@@ -16,7 +16,6 @@ from legato_ingest.otlp.model import StreamRecord
 __all__ = ["convert"]
 
 SNAPSHOT = "legato.stream.snapshot"
-VANTAGES = frozenset(("engine", "server", "gateway", "client", "screen"))
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | None:
