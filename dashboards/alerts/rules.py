@@ -52,7 +52,7 @@ def _text(name: str) -> str:
 
 _HOST = '{{ reReplaceAll "/$" "" externalURL }}'
 _SERVICE = "?var-service={{ $labels.service | urlquery }}"
-_TIMES = f"&from={_text('from_ms')}&to={_text('to_ms')}"
+_TIMES = f"from={_text('from_ms')}&to={_text('to_ms')}"
 _BURN_LABELS = ("tenant", "service", "vantage", "severity")
 _BURN_TEXTS = ("message", "trace", "from_ms", "to_ms")
 _BURN_STREAM = "/d/legato-stream/stream?var-stream=" + _text("trace")
@@ -66,7 +66,7 @@ RULES = (
         (),
         "{{ $labels.service }} ({{ $labels.vantage }}): streams freeze",
         _text("message"),
-        "/d/legato-attribution/jitter" + _SERVICE + _TIMES,
+        "/d/legato-attribution/jitter" + _SERVICE + "&" + _TIMES,
         texts=_BURN_TEXTS,
         stream=_BURN_STREAM,
     ),
@@ -78,7 +78,7 @@ RULES = (
         (),
         "{{ $labels.service }} ({{ $labels.vantage }}): first outputs are late",
         _text("message") + " These streams had no other fault: check queue and prefill.",
-        "/d/legato-nodes/nodes?from=" + _TIMES.removeprefix("&from="),
+        "/d/legato-nodes/nodes?" + _TIMES,
         texts=_BURN_TEXTS,
         stream=_BURN_STREAM,
     ),
@@ -91,7 +91,7 @@ RULES = (
         "{{ $labels.service }} ({{ $labels.vantage }}): stalls on the end users' side",
         _text("message")
         + " The service is not at fault: the application held the stream, did not read its socket, or one end user's connection failed.",
-        "/d/legato-attribution/jitter" + _SERVICE + _TIMES,
+        "/d/legato-attribution/jitter" + _SERVICE + "&" + _TIMES,
         texts=_BURN_TEXTS,
         stream=_BURN_STREAM,
     ),

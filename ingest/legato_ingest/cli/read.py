@@ -223,15 +223,11 @@ def _vantages(reader: Reader, given: str, limits: SloLimits) -> list[dict[str, A
             f"{len(traces)} traces start with {given}: {', '.join(traces[:5])}{' …' if len(traces) > 5 else ''}; give more digits"
         )
     responses = sorted({row["response_id"] for row in named or found} - {""})
-    where: dict[str, str | int | float | Sequence[str]] = {
-        "traces": traces,
-        "first_ns": min(int(row["first_ns"]) for row in found),
-        "last_ns": max(int(row["last_ns"]) for row in found),
-    }
+    first_ns, last_ns = min(int(row["first_ns"]) for row in found), max(int(row["last_ns"]) for row in found)
+    where: dict[str, str | int | float | Sequence[str]] = {"traces": traces, "first_ns": first_ns, "last_ns": last_ns}
     slo_limits = {"gap_us": round(limits.gap_ms * 1_000), "first_us": round(limits.first_output_ms * 1_000)}
     rows = reader.rows(VANTAGES, {**where, "responses": responses, **slo_limits})
-    first_ns, last_ns = int(where["first_ns"]) - _APART_NS, int(where["last_ns"]) + _APART_NS  # type: ignore[arg-type]
-    rows = [row for row in rows if row["trace"] in traces or first_ns <= int(row["start_ns"]) <= last_ns]
+    rows = [row for row in rows if row["trace"] in traces or first_ns - _APART_NS <= int(row["start_ns"]) <= last_ns + _APART_NS]
     verdicts = reader.rows(VERDICTS, where)
     with_id = sorted({row["response_id"] for row in rows} - {""})
     finished = {row["response_id"]: row for row in (reader.rows(FINISHED, {"responses": with_id}) if with_id else [])}

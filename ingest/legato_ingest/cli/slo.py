@@ -63,7 +63,7 @@ def render(rows: list[Row], objective: float) -> RenderableType:
         state = Text("fires", style="bold red") if row["firing"] else Text(row["reason"])
         table.add_row(RULES[row["rule"]], where, row["severity"], *rates, *counts, _window(int(row["window_s"])), state)
         if row["firing"]:
-            messages.append(Text.assemble("\n", (f"{row['severity']} · {where}: ", "bold"), row["message"]))
+            messages.append(Text.assemble("\n", (f"{row['severity']} · {RULES[row['rule']]} · {where}: ", "bold"), row["message"]))
     quiet = len({_budget(row) for row in rows} - {_budget(row) for row in burning})
     return Group(head, Text(""), table, *messages, Text(f"\n{quiet} budgets have no bad streams" if quiet else ""))
 
