@@ -17,9 +17,9 @@ help: ## list the targets
 demo: $(VENV)/.installed-demo ## replay recorded streams, store them and print a report; ARGS="--help" lists the options
 	@$(PY) -m demo $(ARGS)
 
-# Tests run in this many processes: one more than two cores have, because many tests wait for other processes. A file's tests stay together
+# Tests run in this many processes: twice as many as two cores, because many tests wait for other processes. A file's tests stay together
 # unless one process has none left (--dist worksteal). Tests marked `serial` run alone (tests/conftest.py).
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 test: $(VENV)/.installed-dev ## run every test; ARGS are passed to pytest
