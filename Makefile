@@ -34,7 +34,7 @@ fuzz: $(VENV)/.installed-dev ## run the tests of Hypothesis with new and many ex
 # reader. Not here: tests that open a store themselves, and those of HTTP, which use the store through the committer.
 # storage/test_server.py, storage/test_backup.py and tests/e2e/test_shared_store.py always run on a server.
 ON_SERVER := write/test_committer write/test_dedup write/test_group_insert storage/test_schema storage/test_retention jobs/test_leases \
-	jobs/test_self_monitoring rollups/test_compute attribution/test_worker chunking/test_worker otlp/test_engine_rows test_tenants cli/test_slo
+	jobs/test_self_monitoring rollups/test_compute attribution/test_worker chunking/test_worker otlp/test_engine_rows test_objectives test_tenants cli/test_slo
 
 test-server: $(VENV)/.installed-dev ## run the tests of the store with a ClickHouse server as the store
 	@LEGATO_TEST_STORE=server $(PYTEST) $(ON_SERVER:%=tests/ingest/%.py) $(ARGS)

@@ -1,11 +1,12 @@
 """Attribute the stalls of a recording, from the files that an observer would have.
 
-    python bench/attribution.py RECORDING --out VERDICTS.jsonl [--hide server|engine] [--scrapes-only] [--gap-ms 100 --excess-ms 50]
+    python bench/attribution.py RECORDING --out VERDICTS.jsonl [--hide client|server|engine] [--scrapes-only] [--gap-ms 100 --excess-ms 50]
 
 The script sends the recording's clients, servers, engine steps and node samples (scrapes, host counters, server sockets) as OTLP to a new
 `legato serve`, the steps with the agent's own encoder. The worker judges them, and the script writes the verdicts, one per line.
 
-`--hide engine` leaves out steps, scrapes and host counters; `--hide server` leaves out the middleware and the sockets. Both may be given.
+`--hide engine` leaves out steps, scrapes and host counters; `--hide server` leaves out the middleware and the sockets; `--hide client`
+leaves out the clients, so that the servers' own gaps are judged. Several may be given.
 `--scrapes-only` leaves out the steps, and reports the same host for middleware and agent; otherwise the files share no clock. The script
 opens no `truth_*` file and not `run.json`. A missing file counts as hidden. Sizes are unknown, so chunks are matched by their index.
 
@@ -251,6 +252,7 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
         end_ns=start + gap,
         server_start_ns=start,
         server_end_ns=start + gap - 10**6,
+        has_client=yes,
         has_server=yes,
         server_error_ns=none,
         clock_offset_ns=none,
@@ -263,6 +265,7 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
         usual_ns=none,
         pace_ns=none,
         caught_up=np.zeros(count),
+        is_open=~yes,
     )
     seconds = []
     for _ in range(repeats):
@@ -277,13 +280,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("recording", type=pathlib.Path)
     options.add_argument("--out", type=pathlib.Path, required=True)
-    options.add_argument("--hide", action="append", choices=("server", "engine"), default=[])
+    options.add_argument("--hide", action="append", choices=("client", "server", "engine"), default=[])
     options.add_argument("--scrapes-only", action="store_true", help="send the engines' scrapes and hosts, and no step")
     options.add_argument("--gap-ms", type=float, default=100.0)
     options.add_argument("--excess-ms", type=float, default=50.0)
     given = options.parse_args()
-    if not (given.recording / "client.jsonl.gz").exists():
-        raise SystemExit(f"{given.recording} is no recording: it contains no client.jsonl.gz")
+    sides = [name for name in ("client", "server") if name not in given.hide and list(given.recording.glob(f"{name}*.jsonl.gz"))]
+    if not sides:
+        raise SystemExit(f"{given.recording} has no stream to judge: no client*.jsonl.gz and no server*.jsonl.gz that is not hidden")
     settings = {
         "LEGATO_RETENTION_DAYS": "0",
         "LEGATO_STALL_MS": str(given.gap_ms),
@@ -291,17 +295,19 @@ def main() -> None:
         "LEGATO_ATTRIBUTE_EVERY_S": "0.5",
         "LEGATO_ATTRIBUTE_GRACE_S": "0.5",
     }
-    names = {trace_of(str(record["id"])).hex(): str(record["id"]) for record in lines(given.recording, "client")}
+    files = [path.name.removesuffix(".jsonl.gz") for side in sides for path in given.recording.glob(f"{side}*.jsonl.gz")]
+    names = {trace_of(str(record["id"])).hex(): str(record["id"]) for file in files for record in lines(given.recording, file)}
     with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store", **settings) as served:
-        steps = samples = 0
+        streams = steps = samples = 0
         if "engine" not in given.hide:
             steps = 0 if given.scrapes_only else send_steps(served, given.recording)
             samples += send_samples(served, engine_samples(given.recording))
         if "server" not in given.hide:
             samples += send_samples(served, socket_samples(given.recording))
             # Metrics are used only if middleware and agent report the same host and boot.
-            send_streams(served, servers(given.recording), f"{HOST}::0" if given.scrapes_only else "")
-        streams = send_streams(served, clients(given.recording))
+            streams = send_streams(served, servers(given.recording), f"{HOST}::0" if given.scrapes_only else "")
+        if "client" in sides:
+            streams = send_streams(served, clients(given.recording))
         found = verdicts(served, names)
     given.out.write_text("".join(json.dumps(verdict) + "\n" for verdict in found), encoding="utf-8")
     speed, count = gaps_per_s()

@@ -5,7 +5,8 @@
 Each client of each recording is replayed through the SDK. Its reads come at their recorded times and hold server-sent events of the
 recorded sizes; connection, usage and outcome are those of the recording. The hold of each item is drawn from a log-normal distribution
 (median 200 µs, p99 20 ms). OpenTelemetry's batch processor divides the spans into requests, and its encoder writes them. `bytes_per_chunk`
-counts one span per stream; `bytes_per_chunk_with_snapshots` adds the snapshots of streams longer than 10 s. `timeline_bytes_per_chunk`
+counts one span per stream; `bytes_per_chunk_with_snapshots` adds the snapshots of streams longer than 10 s, `…_and_silences` also the
+reports about streams without content for 2 s, 8 s, 30 s, …. `timeline_bytes_per_chunk`
 counts the timelines only, without holds. Last line: one JSON object.
 """
 
@@ -34,11 +35,13 @@ import legato._stream  # noqa: E402
 from bench.common.machine import describe  # noqa: E402
 from bench.common.recordings import DONE, ROLE, USAGE, RecordedStream, streams_of  # noqa: E402
 from legato._clock import anchor_ns  # noqa: E402
-from legato._recorder import Origin  # noqa: E402
+from legato._recorder import Origin, StreamRecorder  # noqa: E402
+from legato._silence import Silence  # noqa: E402
 from legato._timeline import pack  # noqa: E402
 from legato._worker import Worker  # noqa: E402
 
 SNAPSHOT_INTERVAL_MS = 10_000
+TICK_NS = 250_000_000
 # Bytes around a token in a recorded event; the other bytes of an event count as content.
 ENVELOPE = 205
 
@@ -56,6 +59,14 @@ class Sink(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
+class Mute(Silence):
+    """Reports nothing."""
+
+    def tick(self, recorder: StreamRecorder, now: int) -> bool:
+        """Report nothing."""
+        return False
+
+
 class Clock:
     """The clock of the SDK, set by the bench."""
 
@@ -67,7 +78,16 @@ class Clock:
 
 
 class Stepped(Worker):
-    """A worker without a thread, run by the bench."""
+    """A worker without a thread, run by the bench. Without ``silences`` it reports no silent streams."""
+
+    silences = True
+
+    def _report(self, recorder: StreamRecorder, live: Any, now: int) -> None:
+        if self.silences:
+            super()._report(recorder, live, now)
+        elif now >= live.due_ns:
+            live.silence = Mute()
+            super()._report(recorder, live, now)
 
     def _start(self) -> None:
         pass
@@ -120,15 +140,22 @@ def play(stream: RecordedStream, worker: Stepped, clock: Clock, rng: random.Rand
     recorder = legato._stream.begin(origin, start_ns=start, sse=True)
     recorder.ttfb_ns = start + stream.head_us * 1000
     for at, data, items in events(stream):
-        clock.ns = start + at * 1000
-        worker.tick()
+        _advance(worker, clock, start + at * 1000)
         recorder.read((clock.ns, data))
         for _ in range(items):
             recorder.held(int(1000 * rng.lognormvariate(5.298, 1.98)))
-    clock.ns = start + stream.end_us * 1000
-    worker.tick()
+    _advance(worker, clock, start + stream.end_us * 1000)
     recorder.end(stream.outcome)
     worker.drain()
+
+
+def _advance(worker: Stepped, clock: Clock, until_ns: int) -> None:
+    """Let the time pass, with the worker's ticks."""
+    while until_ns - clock.ns > TICK_NS:
+        clock.ns += TICK_NS
+        worker.tick()
+    clock.ns = until_ns
+    worker.tick()
 
 
 def timeline_bytes(streams: list[RecordedStream]) -> int:
@@ -147,25 +174,30 @@ def main() -> None:
     given = options.parse_args()
     streams = streams_of(given.recordings)
     ended, complete = measure(streams, 0), measure(streams, SNAPSHOT_INTERVAL_MS)
+    snapshots = measure(streams, SNAPSHOT_INTERVAL_MS, silences=False)
     chunks = sum(len(stream.chunks) for stream in streams)
     print(describe("opentelemetry-sdk"))
-    print(f"{chunks:,} chunks of {len(streams)} streams; with snapshots at 10 s, 30 s, …: {complete.spans - ended.spans} more spans")
+    more = f"{snapshots.spans - ended.spans} more spans with snapshots, {complete.spans - snapshots.spans} with silences"
+    print(f"{chunks:,} chunks of {len(streams)} streams; {more}")
     figures = {
         "bytes_per_chunk": round(ended.bytes / chunks, 3),
         "timeline_bytes_per_chunk": round(timeline_bytes(streams) / chunks, 3),
-        "bytes_per_chunk_with_snapshots": round(complete.bytes / chunks, 3),
+        "bytes_per_chunk_with_snapshots": round(snapshots.bytes / chunks, 3),
+        "bytes_per_chunk_with_snapshots_and_silences": round(complete.bytes / chunks, 3),
         "n_chunks": chunks,
-        "n_snapshots": complete.spans - ended.spans,
+        "n_snapshots": snapshots.spans - ended.spans,
+        "n_silences": complete.spans - snapshots.spans,
     }
     print(json.dumps(figures))
 
 
-def measure(streams: list[RecordedStream], snapshot_interval_ms: int) -> Sink:
-    """Return the sink after the requests of all streams; with an interval of 0 there are no snapshots."""
+def measure(streams: list[RecordedStream], snapshot_interval_ms: int, *, silences: bool = True) -> Sink:
+    """Return the sink after the requests of all streams; with an interval of 0 there are no snapshots and no silences."""
     sink, clock, rng = Sink(), Clock(), random.Random(1)
     provider = TracerProvider(resource=Resource.create({"service.name": "bench", "service.version": "1.0.0"}))
     provider.add_span_processor(BatchSpanProcessor(sink, max_queue_size=1 << 20, schedule_delay_millis=3_600_000))
     worker = Stepped(snapshot_interval_ms, clock)
+    worker.silences = silences
     replaced: Any = legato._recorder
     replaced.now_ns = clock
     replaced = legato._stream

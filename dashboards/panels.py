@@ -10,44 +10,31 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grafana_foundation_sdk.builders import common, dashboard, heatmap, stat, table, text, timeseries
+from grafana_foundation_sdk.builders import barchart, common, dashboard, heatmap, stat, table, text, timeseries
 from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models import dashboard as shapes
 from grafana_foundation_sdk.models import heatmap as heatmaps
 
 from dashboards.cause_style import cells_by_cause, series_by_cause
+from dashboards.scales import sentence, thresholds, words
 from dashboards.sql_fragments import filters
 from dashboards.target import DATASOURCE, TABLE, TIME_SERIES, Query
-from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, STALL_MS
 
-__all__ = ["LIMITS", "Kit", "bars", "heat", "lines", "note", "number", "rows"]
+__all__ = ["Kit", "bars", "distribution", "heat", "lines", "note", "number", "rows"]
 
-Thresholds = Sequence[tuple[float | None, str]]
-# Thresholds by name: from which value on a figure has which colour.
-LIMITS: dict[str, Thresholds] = {
-    "goodput": ((None, "red"), (0.95, "orange"), (0.99, "green")),
-    "gap_s": ((None, "green"), (STALL_MS / 1000, "orange"), (SLO_GAP_MS / 1000, "red")),
-    "first_s": ((None, "green"), (SLO_FIRST_OUTPUT_MS / 2000, "orange"), (SLO_FIRST_OUTPUT_MS / 1000, "red")),
-    "share": ((None, "green"), (0.01, "orange"), (0.05, "red")),
-    "jitter": ((None, "green"), (5.0, "orange"), (10.0, "red")),
-    "none": ((None, "blue"),),
-    "any": ((None, "green"), (1e-9, "red")),
-}
-_STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}"
-
-
-def _thresholds(name: str) -> dashboard.ThresholdsConfig:
-    steps = [shapes.Threshold(value=value, color=color) for value, color in LIMITS[name]]
-    return dashboard.ThresholdsConfig().mode(shapes.ThresholdsMode.ABSOLUTE).steps(steps)
+_STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}&${__url_time_range}"
 
 
 def _plain(sql: str) -> str:
     return textwrap.dedent(sql).strip()
 
 
-def _with_query(panel: Any, title: str, description: str, sql: str, form: int, width: int, height: int, unit: str = "") -> Any:
+def _with_query(
+    panel: Any, title: str, description: str, sql: str, form: int, size: tuple[int, int], unit: str = "", empty: str = ""
+) -> Any:
     panel = panel.title(title).description(description).datasource(DATASOURCE).with_target(Query(_plain(sql), form))
-    panel = panel.span(width).height(height).no_value("no data")
+    panel = panel.span(size[0]).height(size[1])
+    panel = panel.no_value(empty) if empty else panel
     return panel.unit(unit) if unit else panel
 
 
@@ -57,13 +44,21 @@ def _with_units(panel: Any, units: Mapping[str, str]) -> Any:
     return panel
 
 
-def number(title: str, description: str, sql: str, unit: str, limits: str = "none", width: int = 4) -> Any:
-    """One row of figures: the main figure in the first column, its ``n`` and others in the next ones."""
-    panel = _with_query(stat.Panel(), title, description, sql, TABLE, width, 5, unit).thresholds(_thresholds(limits))
+def number(title: str, description: str, sql: str, unit: str, scale: str = "", *, width: int = 4, height: int = 5, empty: str = "") -> Any:
+    """One row of figures: the main figure in the first column, its ``n`` and others in the next ones.
+
+    ``scale``: a name of ``scales.SCALES``, which colours the figure; the column ``state`` has the word. ``empty``: why there is no figure.
+    """
+    panel = _with_query(stat.Panel(), title, description, sql, TABLE, (width, height), unit, empty).thresholds(thresholds(scale))
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("/.*/"))
     panel = panel.text_mode(kinds.BigValueTextMode.VALUE_AND_NAME).orientation(kinds.VizOrientation.HORIZONTAL)
     panel = panel.color_mode(kinds.BigValueColorMode.VALUE).graph_mode(kinds.BigValueGraphMode.NONE)
-    return panel.override_by_regexp("/^(n( .*)?|of client stalls)$/", [shapes.DynamicConfigValue("unit", "short"), _plain_color()])
+    if scale:
+        word = [shapes.DynamicConfigValue("unit", "string"), shapes.DynamicConfigValue("mappings", words(scale))]
+        panel = panel.override_by_name("state", word)
+    return panel.override_by_regexp(
+        "/^(n( .*)?|of stalls|stalled for 2 s or more|for 8 s or more)$/", [shapes.DynamicConfigValue("unit", "short"), _plain_color()]
+    )
 
 
 def _plain_color() -> shapes.DynamicConfigValue:
@@ -76,18 +71,24 @@ def lines(
     sql: str,
     unit: str,
     *,
-    limits: str = "none",
+    scale: str = "",
     units: Mapping[str, str] | None = None,
     width: int = 12,
     height: int = 8,
     points: bool = False,
+    empty: str = "",
 ) -> Any:
-    """Curves over time; a gap in the data is a gap in the curve. Columns in ``units`` have a separate unit and axis."""
-    panel = _with_query(timeseries.Panel(), title, description, sql, TIME_SERIES, width, height, unit)
-    panel = panel.thresholds(_thresholds(limits)).line_width(2).fill_opacity(5).interval("1m")
+    """Curves over time; a gap in the data is a gap in the curve. Columns in ``units`` have a separate unit and axis.
+
+    ``scale``: a name of ``scales.SCALES``; its limits are dashed lines, which the description explains.
+    """
+    if scale:
+        description = f"{description} {sentence(scale, unit)}"
+    panel = _with_query(timeseries.Panel(), title, description, sql, TIME_SERIES, (width, height), unit, empty)
+    panel = panel.thresholds(thresholds(scale)).line_width(2).fill_opacity(5).interval("1m")
     panel = panel.legend(common.VizLegendOptions().show_legend(True).placement(kinds.LegendPlacement.BOTTOM).calcs(["lastNotNull", "max"]))
     panel = panel.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
-    if limits != "none":
+    if scale:
         panel = panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(kinds.GraphThresholdsStyleMode.DASHED))
     if points:
         panel = panel.draw_style(kinds.GraphDrawStyle.POINTS).point_size(4)
@@ -98,12 +99,26 @@ def lines(
     return panel
 
 
-def bars(title: str, description: str, sql: str, unit: str, *, width: int = 12, height: int = 8, by_cause: bool = False) -> Any:
+def bars(
+    title: str, description: str, sql: str, unit: str, *, width: int = 12, height: int = 8, by_cause: bool = False, empty: str = ""
+) -> Any:
     """Stacked bars over time, one colour per label. ``by_cause``: the labels are causes, which have their own colours."""
-    panel = lines(title, description, sql, unit, width=width, height=height)
+    panel = lines(title, description, sql, unit, width=width, height=height, empty=empty)
     panel = panel.draw_style(kinds.GraphDrawStyle.BARS).fill_opacity(70).line_width(0)
     panel = series_by_cause(panel) if by_cause else panel
     return panel.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL))
+
+
+def distribution(title: str, description: str, sql: str, along: str, *, width: int = 12, height: int = 9, empty: str = "") -> Any:
+    """A histogram: one group of bars per row, with the row's label in the string column ``along`` and the counts in the others.
+
+    Grafana's bar chart draws rows at equal distances, so the statement returns a row for each bucket, also for empty ones.
+    """
+    panel = _with_query(barchart.Panel(), title, description, sql, TABLE, (width, height), "short", empty).thresholds(thresholds(""))
+    panel = panel.x_field(along).x_tick_label_spacing(100).orientation(kinds.VizOrientation.VERTICAL)
+    panel = panel.show_value(kinds.VisibilityMode.NEVER).group_width(0.95).bar_width(1).fill_opacity(70).line_width(0)
+    panel = panel.legend(common.VizLegendOptions().show_legend(True).placement(kinds.LegendPlacement.BOTTOM).calcs(["sum"]))
+    return panel.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI))
 
 
 def rows(
@@ -114,35 +129,40 @@ def rows(
     *,
     width: int = 24,
     height: int = 9,
-    limits: Mapping[str, str] | None = None,
+    scales: Mapping[str, str] | None = None,
     links: Mapping[str, str] | None = None,
     causes: Sequence[str] = (),
+    empty: str = "",
 ) -> Any:
-    """A table. A column named ``stream`` links to its stream. ``links``: URLs for other columns. ``limits``: colours of cells.
+    """A table. A column named ``stream`` links to its stream. ``links``: URLs for other columns.
 
+    ``scales``: colours of a column's cells, by a name of ``scales.SCALES``; the column ``state`` has the words.
     ``causes``: the columns that hold causes, which have their own colours.
     """
-    panel = _with_units(_with_query(table.Panel(), title, description, sql, TABLE, width, height), units or {})
-    panel = cells_by_cause(panel.thresholds(_thresholds("none")).filterable(True).cell_height(kinds.TableCellHeight.SM), causes)
-    for name, limit in (limits or {}).items():
-        steps = [{"value": value, "color": color} for value, color in LIMITS[limit]]
-        panel = panel.override_by_name(
-            name,
-            [
-                shapes.DynamicConfigValue("thresholds", {"mode": "absolute", "steps": steps}),
-                shapes.DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
-            ],
-        )
-    for name, url in {"stream": _STREAM_LINK, **(links or {})}.items():
+    panel = _with_query(table.Panel(), title, description, sql, TABLE, (width, height), "", empty)
+    # The panel's own text for missing data explains an empty table; Grafana would show it in every cell without a value, too.
+    panel = _with_units(panel.override_by_regexp("/.*/", [shapes.DynamicConfigValue("noValue", "–")]), units or {})
+    panel = cells_by_cause(panel.thresholds(thresholds("")).filterable(True).cell_height(kinds.TableCellHeight.SM), causes)
+    colored = shapes.DynamicConfigValue("custom.cellOptions", {"type": "color-text"})
+    for name, scale in (scales or {}).items():
+        panel = panel.override_by_name(name, [shapes.DynamicConfigValue("thresholds", thresholds(scale).build()), colored])
+        panel = panel.override_by_name("state", [shapes.DynamicConfigValue("mappings", words(scale)), colored])
+    runbooks = dict.fromkeys(causes, "/d/legato-runbook/runbook")
+    for name, url in {"stream": _STREAM_LINK, **runbooks, **(links or {})}.items():
         panel = panel.override_by_name(name, [shapes.DynamicConfigValue("links", [{"title": f"open this {name}", "url": url}])])
     return panel
 
 
-def heat(title: str, description: str, sql: str, unit: str, *, width: int = 24, height: int = 10) -> Any:
-    """A heatmap of counts: a time column, a string column with each bucket's upper bound, the count."""
-    panel = _with_query(heatmap.Panel(), title, description, sql, TIME_SERIES, width, height).interval("1m")
-    panel = panel.calculate(False).rows_frame(heatmap.RowsHeatmapOptions().layout(kinds.HeatmapCellLayout.LE).value("gaps"))
+def heat(title: str, description: str, sql: str, unit: str, *, counts: str, width: int = 24, height: int = 10, empty: str = "") -> Any:
+    """A heatmap of counts: a time column, the string column ``le`` with each bucket's upper bound, the count in the column ``Value``.
+
+    ``counts``: the name of the counts in the tooltip. Grafana names a series by the value's column and the label, except if the column is
+    named ``Value``. Only a name that is a number is shown with the axis' unit.
+    """
+    panel = _with_query(heatmap.Panel(), title, description, sql, TIME_SERIES, (width, height), empty=empty).interval("1m")
+    panel = panel.calculate(False).rows_frame(heatmap.RowsHeatmapOptions().layout(kinds.HeatmapCellLayout.LE).value(counts))
     panel = panel.y_axis(heatmap.YAxisConfig().unit(unit).axis_placement(kinds.AxisPlacement.LEFT))
+    panel = panel.cell_values(heatmap.CellValues().unit("short").decimals(0)).show_legend()
     panel = panel.filter_values(heatmap.FilterValueRange().le(1e-9)).cell_gap(1)
     color = heatmap.HeatmapColorOptions().mode(heatmaps.HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
     return panel.color(color.scale(heatmaps.HeatmapColorScale.EXPONENTIAL).exponent(0.4)).tooltip(
@@ -160,7 +180,10 @@ WHERE $__timeFilter(minute) ORDER BY name LIMIT 1000"""
 
 
 def _choice(name: str, column: str, source: str, first: str) -> dashboard.QueryVariable:
-    """A variable with the initial value ``first``, or All. If the store has no such value, Grafana falls back to All."""
+    """A variable with the initial value ``first``, or All. If the store has no such value, Grafana falls back to All.
+
+    ``source``: a table with the column ``minute``, or a subquery, which may use the variables before this one.
+    """
     sql = _NAMES.format(column=column, table=source)
     current = shapes.VariableOption(selected=True, text=[first or "All"], value=[first or "$__all"])
     return (
@@ -182,9 +205,10 @@ def _setting(name: str, label: str, description: str, value: str) -> dashboard.T
 
 
 class Kit:
-    """A dashboard to which panels are added in order. ``variables``: name → column of ``source``; ``settings``: text boxes.
+    """A dashboard to which panels are added in order.
 
-    ``first``: initial values of variables other than All.
+    ``variables``: name → column of ``source``, or of the source in ``sources``; ``settings``: text boxes. ``first``: initial values of
+    variables other than All. ``empty``: why a panel without another explanation has no data.
     """
 
     def __init__(
@@ -194,7 +218,9 @@ class Kit:
         description: str,
         *,
         variables: Mapping[str, str],
+        empty: str,
         source: str = "stream_minutes",
+        sources: Mapping[str, str] | None = None,
         first: Mapping[str, str] | None = None,
         settings: Sequence[tuple[str, str, str, str]] = (),
         since: str = "now-6h",
@@ -202,25 +228,45 @@ class Kit:
         annotated: bool = True,
     ) -> None:
         self.uid = uid
-        built = dashboard.Dashboard(title).uid(uid).description(description).tags(["legato"]).timezone("browser").readonly()
+        built = dashboard.Dashboard(title).uid(uid).description(description).tags(["legato"]).timezone("browser").editable()
         built = built.time(since, "now").refresh(refresh).tooltip(shapes.DashboardCursorSync.CROSSHAIR).version(1)
         menu = dashboard.DashboardLink("Legato").type(shapes.DashboardLinkType.DASHBOARDS).tags(["legato"]).as_dropdown(True)
         built = built.link(menu.keep_time(True).include_vars(True))
         for name, column in variables.items():
-            built = built.with_variable(_choice(name, column, source, (first or {}).get(name, "")))
-        for name, label, sentence, value in settings:
-            built = built.with_variable(_setting(name, label, sentence, value))
+            built = built.with_variable(_choice(name, column, (sources or {}).get(name, source), (first or {}).get(name, "")))
+        for setting in settings:
+            built = built.with_variable(_setting(*setting))
         if annotated:
             for annotation in _annotations():
                 built = built.annotation(annotation)
-        self._built, self._numbers = built, 0
+        self._built, self._numbers, self._empty = built, 0, empty
 
     def add(self, *panels: Any) -> Kit:
         """Add panels from left to right, then in the next row. Each gets the next number."""
         for panel in panels:
-            self._numbers += 1
-            self._built = self._built.with_panel(panel.id(self._numbers))
+            self._built = self._built.with_panel(self._numbered(panel))
         return self
+
+    def add_row(self, title: str, *panels: Any, folded: bool = True) -> Kit:
+        """Add a heading with panels below it. ``folded``: they are hidden, and not queried, until a user opens the row."""
+        row = dashboard.Row(title).id(self._number())
+        if not folded:
+            self._built = self._built.with_row(row.collapsed(False))
+            return self.add(*panels)
+        for panel in panels:
+            row = row.with_panel(self._numbered(panel))
+        self._built = self._built.with_row(row)
+        return self
+
+    def _numbered(self, panel: Any) -> Any:
+        config = panel.build().field_config
+        if config is not None and config.defaults.no_value is None:
+            panel = panel.no_value(self._empty)
+        return panel.id(self._number())
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
 
     def build(self) -> shapes.Dashboard:
         """Return the dashboard in Grafana's classic model."""

@@ -16,6 +16,7 @@ __all__ = [
     "chosen",
     "chosen_number",
     "chosen_text",
+    "every",
     "filters",
     "gap_quantile",
     "growth",
@@ -24,6 +25,7 @@ __all__ = [
     "quantile",
     "rolled",
     "weighted_quantile",
+    "worst_minutes",
 ]
 
 # The variables that filter streams, and their columns.
@@ -57,10 +59,14 @@ def chosen_number(variable: str) -> str:
     return f"toFloat64OrZero({chosen_text(variable)})"
 
 
-def _filter(variable: str, column: str) -> str:
+def every(variable: str) -> str:
+    """Return the condition that a variable is at All or has no value."""
     # Two pieces, because Grafana's plugin would expand $__all as a macro.
-    every = "['', concat('$', '__all')]"
-    return f"(hasAny({chosen(variable)}, {every}) OR has({chosen(variable)}, if({column} = '', '(none)', {column}::String)))"
+    return f"hasAny({chosen(variable)}, ['', concat('$', '__all')])"
+
+
+def _filter(variable: str, column: str) -> str:
+    return f"({every(variable)} OR has({chosen(variable)}, if({column} = '', '(none)', {column}::String)))"
 
 
 def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[str] = ()) -> str:
@@ -134,3 +140,19 @@ def weighted_quantile(level: float, buckets: str) -> str:
     weights = f"arrayMap((bucket, count) -> count * {middle('bucket', _COARSE)}, mapKeys({buckets}), mapValues({buckets}))"
     place = f"arrayFirstIndex(seen -> seen >= {level} * arraySum({weights}) * (1 - 1e-9), arrayCumSum({weights}))"
     return f"if(empty({buckets}), NULL, {middle(f'mapKeys({buckets})[{place}]', _COARSE)})"
+
+
+def worst_minutes(only: str = "true") -> str:
+    """Return a subquery: the minutes in which the 50 streams of the range with the longest gaps began. ``only``: a condition.
+
+    The 50 streams are in the 50 minutes with the longest gaps, which are in the 50 such hours, so a query for them reads only these.
+    """
+    hours = f"SELECT toStartOfHour(minute) AS hour {rolled('stream', 'streams', only=only)} GROUP BY hour"
+    return f"""SELECT minute
+        FROM stream_minutes FINAL
+        WHERE $__timeFilter(minute) AND streams > 0 AND toStartOfHour(minute) IN
+            ({hours} ORDER BY max(gap_max_us) DESC, hour DESC LIMIT 50)
+            AND {only}
+        GROUP BY minute
+        ORDER BY max(gap_max_us) DESC, minute DESC
+        LIMIT 50"""

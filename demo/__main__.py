@@ -16,6 +16,7 @@ from rich.console import Console
 from demo.plan import Plan
 from demo.processes import ChildFailed
 from demo.run import Endpoints, run
+from legato_ingest.cli.layout import console
 from legato_ingest.errors import LegatoError
 
 _DATA = pathlib.Path(__file__).resolve().parents[1] / ".legato" / "demo"
@@ -32,6 +33,9 @@ _OnceOption = Annotated[bool, typer.Option("--once", help="Exit after the report
 _KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the streams of earlier runs [default: start with an empty store]")]
 _PastOption = Annotated[bool, typer.Option(help="Also store recordings dated over the last two weeks, for the dashboards")]
 _IncidentOption = Annotated[str, typer.Option(help="kv: the KV-cache incident lasts until now [default: it began two hours ago]")]
+_ClientsOption = Annotated[
+    str, typer.Option(help="recorded: the SDK records the clients; plain: only the server records, as for an engine with clients of others")
+]
 _DataOption = Annotated[pathlib.Path, typer.Option(help="Folder for the demo's store and logs")]
 _OtlpPortOption = Annotated[int | None, typer.Option(help="Port of the OTLP endpoint [default: 4318, or a free one]")]
 _ReadPortOption = Annotated[int | None, typer.Option(help="Port of the read endpoint [default: 8123, or a free one]")]
@@ -46,6 +50,7 @@ def main(
     keep: _KeepOption = False,
     past: _PastOption = True,
     incident: _IncidentOption = "",
+    clients: _ClientsOption = "recorded",
     data: _DataOption = _DATA,
     otlp_port: _OtlpPortOption = None,
     read_port: _ReadPortOption = None,
@@ -64,21 +69,22 @@ def main(
     make demo                                         replay kv in real time; `legato serve` keeps running
     make demo ARGS="--recording calm --seconds 15"    replay the first 15 s of another recording
     make demo ARGS="--recording kv --speed 2 --once"  replay twice as fast and exit after the report
+    make demo ARGS="--clients plain"                  only the server records: its own gaps get the verdicts
     make demo ARGS="--incident kv"                    a calm replay, and a KV-cache incident that fires an alert rule
     """
     if incident not in ("", "kv"):
         raise typer.BadParameter(f"got {incident!r}: expected kv, or omit the option", param_hint="--incident")
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
+    if clients not in ("recorded", "plain"):
+        raise typer.BadParameter(f"got {clients!r}: expected recorded or plain", param_hint="--clients")
+    screen = console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    plan = Plan(tuple(recording) or (("calm",) if incident else ("kv",)), speed, seconds, secrets.token_hex(2))
+    plan = Plan(tuple(recording) or (("calm",) if incident else ("kv",)), speed, seconds, secrets.token_hex(2), clients == "plain")
     try:
         data.mkdir(parents=True, exist_ok=True)
         endpoints = Endpoints.choose(otlp_port, read_port)
-        result = run(plan, data, endpoints, console, once=once, keep=keep, past=past, incident=incident)
+        result = run(plan, data, endpoints, screen, once=once, keep=keep, past=past, incident=incident)
     except KeyboardInterrupt:
-        console.print("stopped: all of the demo's processes have ended")
+        screen.print("stopped: all of the demo's processes have ended")
         sys.exit(130)
     except (ChildFailed, OSError, RuntimeError, LegatoError, subprocess.CalledProcessError) as error:
         Console(stderr=True).print(f"demo: {error}", style="red", markup=False, highlight=False)

@@ -131,11 +131,15 @@ def main() -> None:
     parser.add_argument("--otlp", required=True, help="OTLP endpoint of `legato serve`")
     options = parser.parse_args()
     raise_priority()
-    legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
+    plan = Plan.from_json(options.plan)
+    if not plan.plain:
+        legato.configure(endpoint=options.otlp, service_name=SERVICE, service_version="demo")
     asyncio.run(_warm_up(options.server))
-    legato.instrument_openai()
-    asyncio.run(_run(Plan.from_json(options.plan), options.server))
-    legato.flush()
+    if not plan.plain:
+        legato.instrument_openai()
+    asyncio.run(_run(plan, options.server))
+    if not plan.plain:
+        legato.flush()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Comparison of the stored client streams with the recording.
+"""Comparison of the stored streams with the recording, at the clients, or at the server if the clients recorded nothing.
 
 The recording is the ground truth. A stored stream is matched to its recorded one by the response id, and each gap between content chunks to
 one recorded gap. The stored streams are read from the read endpoint of `legato serve`.
@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 
 from demo.plan import Plan
 from legato_ingest.cli.client import Reader
-from legato_ingest.definitions import GOOD, JUDGED
 
 __all__ = ["Comparison", "compare", "compare_rows"]
 
@@ -26,7 +25,7 @@ _CONTENT_KINDS = frozenset((1, 2, 3))
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of a run: counts of the stored streams at the client vantage, and their differences from the recording."""
+    """The results of a run: counts of the stored streams at the plan's vantage, and their differences from the recording."""
 
     streams: int
     chunks: int
@@ -52,13 +51,14 @@ class Comparison:
 def compare(plan: Plan, read_url: str) -> Comparison:
     """Compare all streams of the plan's run with those in the store now. Raises ``LegatoError`` if the store cannot be read."""
     reader = Reader(read_url)
-    (summary,) = reader.rows(_SUMMARY, {"prefix": plan.response_id_prefix, "gap_us": 400_000, "first_us": 2_000_000})
+    which = {"prefix": plan.response_id_prefix, "at": plan.vantage}
+    (summary,) = reader.rows(_SUMMARY, which)
     (verdicts,) = reader.rows(_JUDGED, {"prefix": plan.response_id_prefix})
-    return compare_rows(plan, reader.rows(_STORED, {"prefix": plan.response_id_prefix}), {**summary, **verdicts})
+    return compare_rows(plan, reader.rows(_STORED, which), {**summary, **verdicts})
 
 
 def compare_rows(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
-    """Compare stored client streams (``response_id``, ``dt_us``, ``chunk_kind``) with the plan's recordings."""
+    """Compare stored streams (``response_id``, ``dt_us``, ``chunk_kind``) with the plan's recordings."""
     stored = {str(row["response_id"]): row for row in rows}
     recorded = {plan.response_id(stream): stream for recording in plan.recordings() for stream in recording.streams}
     differences: list[float] = []
@@ -96,19 +96,19 @@ def compare_rows(plan: Plan, rows: Sequence[Row], summary: Row) -> Comparison:
 
 _STORED = """
 SELECT response_id, dt_us, chunk_kind FROM streams
-WHERE vantage = 'client' AND startsWith(response_id, {prefix:String})"""
+WHERE vantage = {at:String} AND startsWith(response_id, {prefix:String})"""
 
 # The definition of a good stream is the one of `legato_ingest`.
-_SUMMARY = f"""
+_SUMMARY = """
 SELECT
-    countIf(vantage = 'client') AS streams,
+    countIf(vantage = {at:String}) AS streams,
     countIf(vantage = 'server') AS server_streams,
-    sumIf(chunks, vantage = 'client') AS chunks,
-    sumIf(stalls_250ms, vantage = 'client') AS stalls,
-    countIf(vantage = 'client' AND {JUDGED}) AS judged,
-    if(judged = 0, 0, countIf(vantage = 'client' AND {JUDGED} AND {GOOD}) / judged) AS goodput
+    sumIf(chunks, vantage = {at:String}) AS chunks,
+    sumIf(stalls_250ms, vantage = {at:String}) AS stalls,
+    countIf(vantage = {at:String} AND good IS NOT NULL) AS judged,
+    if(judged = 0, 0, countIf(vantage = {at:String} AND good = 1) / judged) AS goodput
 FROM streams
-WHERE startsWith(response_id, {{prefix:String}})"""
+WHERE startsWith(response_id, {prefix:String})"""
 
 
 _JUDGED = """

@@ -16,18 +16,22 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which recordings to replay, at which speed, how many seconds of each (``None``: all), and the id of the run."""
+    """Which recordings to replay, at which speed, how many seconds of each (``None``: all), and the id of the run.
+
+    ``plain``: the clients do not record their streams, so only the server does.
+    """
 
     names: tuple[str, ...]
     speed: float
     seconds: float | None
     run: str
+    plain: bool = False
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Return the plan that ``to_json`` encoded."""
         fields = json.loads(text)
-        return cls(tuple(fields["names"]), fields["speed"], fields["seconds"], fields["run"])
+        return cls(tuple(fields["names"]), fields["speed"], fields["seconds"], fields["run"], fields["plain"])
 
     def to_json(self) -> str:
         """Return the plan as text for one command-line argument."""
@@ -41,6 +45,11 @@ class Plan:
     def duration_s(self) -> float:
         """Return how long the replay takes. The recordings are replayed one after another."""
         return sum(recording.duration_us for recording in self.recordings()) / 1e6 / self.speed
+
+    @property
+    def vantage(self) -> str:
+        """The vantage nearest to the end user that records this run."""
+        return "server" if self.plain else "client"
 
     @property
     def response_id_prefix(self) -> str:

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -42,7 +43,7 @@ SELECT
     AND (SELECT max(judged_until) FROM rollup_runs) >= (SELECT max(judged_at) FROM verdicts) AS done"""
 _WORST = """
 SELECT left(lower(hex(trace_id)), 12) AS id FROM streams
-WHERE vantage = 'client' AND startsWith(response_id, {prefix:String}) ORDER BY gap_max_us DESC LIMIT 1"""
+WHERE vantage = {at:String} AND startsWith(response_id, {prefix:String}) ORDER BY gap_max_us DESC LIMIT 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,10 @@ def _fill_past(endpoints: Endpoints, console: Console, incident: str) -> None:
         _await(endpoints, _ATTRIBUTED, _PAST_S_MAX)
         _await(endpoints, _ROLLED_UP, _PAST_S_MAX)
     _legato("slo", endpoints=endpoints, console=console)
+    services = ", ".join(sorted({each.service for each in made}))
+    console.print(
+        f"simulated past: {services} are recordings dated over the last two weeks; the other services ran just now", soft_wrap=True
+    )
 
 
 def _await_verdicts(endpoints: Endpoints) -> None:
@@ -221,12 +226,12 @@ def _checked(children: Children, clients: subprocess.Popen[str]) -> Iterator[str
 def _report(plan: Plan, endpoints: Endpoints, console: Console) -> Comparison:
     """Print the reports of `legato`, the stream with the longest gap, and the comparison with the recording; return the comparison."""
     _legato("report", endpoints=endpoints, console=console)
-    for row in Reader(endpoints.read).rows(_WORST, {"prefix": plan.response_id_prefix}):
+    for row in _worst(plan, endpoints):
         _legato("stream", str(row["id"]), endpoints=endpoints, console=console)
     _legato("blame", endpoints=endpoints, console=console)
     result = compare(plan, endpoints.read)
     console.rule("stored streams compared with the recording")
-    table = Table("client vantage", "stored", "recorded", box=None, pad_edge=False)
+    table = Table(f"{plan.vantage} vantage", "stored", "recorded", box=None, pad_edge=False)
     table.add_row("streams", str(result.streams), str(result.recorded_streams))
     table.add_row("stalls of 250 ms or more", str(result.stalls_250ms), str(result.recorded_stalls_250ms))
     table.add_row("recorded stalls without a stored gap within 5 %", str(result.recorded_gaps_250ms_missed), "")
@@ -240,6 +245,11 @@ def _report(plan: Plan, endpoints: Endpoints, console: Console) -> Comparison:
     return result
 
 
+def _worst(plan: Plan, endpoints: Endpoints) -> Sequence[Mapping[str, Any]]:
+    """Return the id of the stream with the longest gap; nothing without streams."""
+    return Reader(endpoints.read).rows(_WORST, {"prefix": plan.response_id_prefix, "at": plan.vantage})
+
+
 def _legato(*words: str, endpoints: Endpoints, console: Console) -> None:
     """Run a `legato` command under a heading with its name."""
     console.rule(f"legato {' '.join(words)}")
@@ -247,26 +257,25 @@ def _legato(*words: str, endpoints: Endpoints, console: Console) -> None:
     subprocess.run([sys.executable, "-m", "legato_ingest", *words], env={**os.environ, "LEGATO_READ_URL": endpoints.read}, check=True)
 
 
-def _command(endpoints: Endpoints) -> str:
-    return ".venv/bin/legato" if endpoints.read == DEFAULT_URL else f"LEGATO_READ_URL={endpoints.read} .venv/bin/legato"
-
-
 def _hint(plan: Plan, endpoints: Endpoints, console: Console) -> None:
-    worst = Reader(endpoints.read).rows(_WORST, {"prefix": plan.response_id_prefix})
-    legato = _command(endpoints)
+    worst = _worst(plan, endpoints)
+    legato = ".venv/bin/legato"
+    elsewhere = (endpoints.read, endpoints.otlp_port) != (DEFAULT_URL, OTLP_PORT)
     console.rule("what next")
     lines = [
         "legato serve is still running. In another terminal:",
         "",
+        *([f"  export LEGATO_READ_URL={endpoints.read} LEGATO_ENDPOINT={endpoints.otlp}"] if elsewhere else []),
+        f"  {legato} slo               # the alert rules: what fires, since when, why, and the commands that show more",
+        f"  {legato} blame             # the causes of the stalls; docs/runbook.md says what to do about each",
         f"  {legato} streams",
-        *(f"  {legato} stream {row['id']}   # the stream with the longest gap, and its causes" for row in worst),
-        f"  {legato} blame",
-        f"  {legato} slo     # the alert rules and their state",
+        *(f"  {legato} stream {row['id']}   # the stream of the replay with the longest gap, and its causes" for row in worst),
+        f"  {legato} doctor            # checks of this installation",
         f"  curl {endpoints.read} --data 'SELECT vantage, count(), quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
         "",
         "Dashboards, in a Grafana with the ClickHouse plugin (dashboards/README.md describes alternatives):",
         "",
-        f"  LEGATO_GRAFANA_TOKEN=… {_command(endpoints)} dashboards push --url http://127.0.0.1:3000 --clickhouse {endpoints.read}",
+        f"  LEGATO_GRAFANA_TOKEN=… {legato} dashboards push --url http://127.0.0.1:3000 --clickhouse {endpoints.read}",
         "",
         "The server still replays: each request receives the next recorded stream, which is stored too.",
         "",

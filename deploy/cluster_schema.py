@@ -19,13 +19,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCE, TARGET = ROOT / "schema", ROOT / "schema" / "cluster"
 
 # Tables with rows of a trace. All other tables are replicated to every shard.
-SHARDED = frozenset(("stream_revs", "stream_sockets", "verdicts", "replays", "rejected"))
+SHARDED = frozenset(("stream_revs", "stream_silences", "stream_sockets", "verdicts", "replays", "rejected"))
 _CREATE = re.compile(
     r"CREATE TABLE (?P<name>\w+)\n\((?P<columns>.*)\n\)\nENGINE = (?P<engine>\w*MergeTree)(?:\((?P<version>\w+)\))?\n(?P<rest>.*)",
     re.DOTALL,
 )
 _LIKE = re.compile(r"CREATE TABLE (?P<name>\w+) AS (?P<model>\w+)")
 _ALTER = re.compile(r"ALTER TABLE (?P<name>\w+)\n(?P<rest>.*)", re.DOTALL)
+# Comments only: that of the table, then those of the columns.
+_COMMENT = re.compile(r"\s*MODIFY COMMENT\s")
 # One week, because a retry can be that late. ClickHouse 25.10 reduced the default to one hour.
 _WINDOW = "replicated_deduplication_window = 100000, replicated_deduplication_window_seconds = 604800"
 _ON = "ON CLUSTER '{cluster}'"
@@ -48,7 +50,7 @@ def statements() -> Iterator[tuple[str, str]]:
         elif alter := _ALTER.fullmatch(sql):
             yield from _altered(name, comment, alter)
         else:
-            yield name, comment + sql.replace("CREATE VIEW streams AS", f"CREATE VIEW streams {_ON} AS") + "\n"
+            yield name, comment + re.sub(r"CREATE (OR REPLACE )?VIEW (\w+) AS", rf"CREATE \1VIEW \2 {_ON} AS", sql) + "\n"
 
 
 def _parts(text: str) -> tuple[str, str]:
@@ -62,8 +64,10 @@ def _table(name: str, model: re.Match[str], sharded: bool) -> str:
     version = f", {model['version']}" if model["version"] else ""
     where = ("{shard}", "{replica}") if sharded else ("all", "{shard}-{replica}")
     engine = f"Replicated{model['engine']}('/clickhouse/tables/{where[0]}/{{database}}/{name}', '{where[1]}'{version})"
-    rest = model["rest"]
+    # A comment is last: settings behind it would be those of the statement.
+    rest, is_commented, about = model["rest"].partition("\nCOMMENT ")
     rest = f"{rest}, {_WINDOW}" if "SETTINGS" in rest else f"{rest}\nSETTINGS {_WINDOW}"
+    rest += is_commented + about
     return f"CREATE TABLE {name}{'_local' if sharded else ''} {_ON}\n({model['columns']}\n)\nENGINE = {engine}\n{rest}\n"
 
 
@@ -75,8 +79,22 @@ def _distributed(name: str) -> str:
     )
 
 
+def _commented(name: str, comment: str, table: str, rest: str) -> Iterator[tuple[str, str]]:
+    """The meaning of a table and its columns, on the table that readers see: two statements.
+
+    ClickHouse runs a comment on every replica only if all clauses of its statement are of one kind. Otherwise one replica runs it, and the
+    others do not learn of it.
+    """
+    about, _, columns = rest.partition(",\n")
+    yield name, f"{comment}ALTER TABLE {table} {_ON}\n{columns}\n"
+    yield f"{name}_table", f"-- The same for the table itself.\nALTER TABLE {table} {_ON}\n{about}\n"
+
+
 def _altered(name: str, comment: str, alter: re.Match[str]) -> Iterator[tuple[str, str]]:
     table, rest = alter["name"], alter["rest"]
+    if _COMMENT.match(rest):
+        yield from _commented(name, comment, table, rest)
+        return
     if table not in SHARDED:
         yield name, f"{comment}ALTER TABLE {table} {_ON}\n{rest}\n"
         return

@@ -25,6 +25,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 SLOW_FOLDERS = ("collector", "demo", "docker", "e2e")
+LONGEST = ("test_pipeline.py", "test_compose_up.py", "test_crash.py", "test_shared_store.py")
 # How fast examples are drawn depends on what else the machine does, so it fails no test.
 SLOW = (HealthCheck.too_slow,)
 settings.register_profile(
@@ -43,9 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under the profile `fuzz` keep the tests of Hypothesis and the long ones; otherwise leave out the long ones.
 
-    Folders with tests of a minute come first, so that at the end of a run no process waits for another.
+    Folders with tests of a minute come first, and of these the longest files, so that at the end of a run no process waits for another.
     """
-    items.sort(key=lambda item: item.path.parent.name not in SLOW_FOLDERS)
+    items.sort(key=lambda item: (item.path.parent.name not in SLOW_FOLDERS, item.path.name not in LONGEST))
     is_fuzz = settings.get_current_profile_name() == "fuzz"
     kept, left_out = list[pytest.Item](), list[pytest.Item]()
     for item in items:

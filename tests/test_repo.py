@@ -30,13 +30,18 @@ REFERENCE = ROOT / "docs" / "reference.md"
 
 # Modules of 100 lines or more without a test file of their own, and the file that tests them.
 TESTED_BY = {
+    "ingest/legato_ingest/attribution/load/due.py": "tests/ingest/attribution/test_late_evidence.py",
+    "ingest/legato_ingest/attribution/load/open_stalls.py": "tests/ingest/attribution/test_worker.py",
     "ingest/legato_ingest/cli/dashboards.py": "tests/ingest/cli/grafana/test_client.py",
     "ingest/legato_ingest/cli/doctor/data.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/cli/doctor/endpoints.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/cli/doctor/findings.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/cli/grafana/dashboard_files.py": "tests/dashboards/test_provisioning.py",
-    "ingest/legato_ingest/cli/store.py": "tests/ingest/storage/test_copy_command.py",
+    "ingest/legato_ingest/cli/incident.py": "tests/ingest/cli/test_time_range.py",
+    "ingest/legato_ingest/cli/objectives.py": "tests/e2e/test_objectives.py",
+    "ingest/legato_ingest/cli/live.py": "tests/dashboards/test_panels_now.py",
     "ingest/legato_ingest/metrics.py": "tests/ingest/write/test_app_metrics.py",
+    "ingest/legato_ingest/otlp/model.py": "tests/ingest/otlp/test_spans.py",
     "ingest/legato_ingest/serve.py": "tests/e2e/test_crash.py",
     "ingest/legato_ingest/storage/clients.py": "tests/ingest/storage/test_server.py",
     "sdk/legato/_spans.py": "tests/sdk/test_recorder.py",

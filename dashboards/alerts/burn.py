@@ -6,7 +6,8 @@ observation. A page needs the burn in both windows, bad streams of two or more e
 on budget has so many bad user slots (binomial tail); a ticket needs 1 %. Bad streams of a single end user are at most a ticket.
 
 A bad stream burns exactly one budget: the service's for gaps and errors, the end users' for stalls on their side, the first output's for a
-late start without another fault. The result has one row per service, vantage and severity. ``firing`` is 1 or 0, and ``reason`` says why a
+late start without another fault. Each objective (table `objectives`) has budgets for each service and vantage, so the result has one row
+per service, vantage, objective and severity. ``firing`` is 1 or 0, and ``reason`` says why a
 row over its limit does not fire; the other figures describe the shortest window that burns. Rates come from the rollups alone; `message`
 adds what an alert says. The statements use no dashboard variables.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dashboards.alerts.message import SLOT_S, context, result
 from legato_ingest.causes import END_USER, FIRST_OUTPUT, NETWORK_PATH, sql_list
 from legato_ingest.definitions import FIRST_OUTPUT_US
+from legato_ingest.objectives import LISTED, NAME_AND_TARGET
 
 __all__ = ["END_USERS", "ITL", "TTFT", "burn"]
 
@@ -46,14 +48,13 @@ def _windows(own: str, path: str, windows: tuple[tuple[str, float, int, int], ..
     # With too few streams for a page, the window is instead as long as it takes to hold n_min streams, up to a day; it creates a ticket.
     counted = "if(n_hour < n_min AND place > 0, [('ticket', 14.4, place, place)], [])" if pages else "[]"
     return f"""WITH
-    0.99 AS objective,
     now() AS at,
-    round(1 - objective, 9) AS allowed,
-    ceil(5.32 / (14.4 * allowed)) AS n_min,
+    {LISTED} AS objectives,
     minutes AS
     (
         SELECT
-            tenant, service_name AS service, vantage, intDiv(dateDiff('second', minute, at), {SLOT_S}) AS slot,
+            tenant, service_name AS service, vantage, {NAME_AND_TARGET} AS matched, matched.1 AS objective,
+            round(1 - matched.2, 9) AS allowed, intDiv(dateDiff('second', minute, at), {SLOT_S}) AS slot,
             model, service_version AS release, judged, judged_clients AS seen, {own} AS own, {path} AS path
         FROM stream_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0
@@ -61,22 +62,23 @@ def _windows(own: str, path: str, windows: tuple[tuple[str, float, int, int], ..
     slots AS
     (
         SELECT
-            tenant, service, vantage, slot, sum(judged) AS n,
+            tenant, service, vantage, objective, allowed, slot, sum(judged) AS n,
             sum(arraySum(mapValues(own))) AS own_bad, sum(arraySum(mapValues(path))) AS path_bad
         FROM minutes
-        GROUP BY tenant, service, vantage, slot
+        GROUP BY tenant, service, vantage, objective, allowed, slot
     ),
     windows AS
     (
         SELECT
-            tenant, service, vantage, arraySort(groupArray((slot, n, own_bad, own_bad + path_bad))) AS history,
+            tenant, service, vantage, objective, allowed, ceil(5.32 / (14.4 * allowed)) AS n_min,
+            arraySort(groupArray((slot, n, own_bad, own_bad + path_bad))) AS history,
             sumIf(n, slot < 12) AS n_hour, arrayFilter(each -> each.1 < {_DAY_SLOTS}, history) AS day,
             arrayFirstIndex(seen -> seen >= n_min, arrayCumSum(day.2)) AS enough, if(enough > 0, day[enough].1 + 1, 0) AS place,
             arrayJoin(arrayConcat([{listed}], {counted})) AS window
         FROM slots
-        GROUP BY tenant, service, vantage
+        GROUP BY tenant, service, vantage, objective, allowed
     ),
-    each_window AS (SELECT tenant, service, vantage, window FROM windows),
+    each_window AS (SELECT tenant, service, vantage, objective, window FROM windows),
 """
 
 
@@ -89,7 +91,8 @@ def _totals(connection: str) -> str:
     return f"""    counted AS
     (
         SELECT
-            tenant, service, vantage, window, sum(judged) AS n_long, sumIf(judged, slot < window.4) AS n_short, sum(others) AS unknown,
+            tenant, service, vantage, objective, window,
+            sum(judged) AS n_long, sumIf(judged, slot < window.4) AS n_short, sum(others) AS unknown,
             sumForEach([own_n, own_n + path_n]) AS bad_long, sumForEachIf([own_n, own_n + path_n], slot < window.4) AS bad_short,
             sumForEach([own_others, own_others + path_others]) AS bad_unknown,
             uniqExactArray(known) AS users, uniqExactArray(path_known) + sum(path_others) AS path_users,
@@ -100,7 +103,7 @@ def _totals(connection: str) -> str:
         FROM
         (
             SELECT
-                tenant, service, vantage, slot, toInt64(judged) AS judged,
+                tenant, service, vantage, objective, slot, toInt64(judged) AS judged,
                 arrayFilter(client -> client != 0, mapKeys(own)) AS own_known,
                 arrayFilter(client -> client != 0, mapKeys(path)) AS path_known,
                 arrayConcat(own_known, path_known) AS bad_known,
@@ -110,14 +113,14 @@ def _totals(connection: str) -> str:
                 judged - toInt64(arraySum(mapValues(seen))) + toInt64(seen[0]) AS others
             FROM minutes
         ) AS minutes_of_users
-        INNER JOIN each_window USING (tenant, service, vantage)
+        INNER JOIN each_window USING (tenant, service, vantage, objective)
         WHERE slot < window.3
-        GROUP BY tenant, service, vantage, window
+        GROUP BY tenant, service, vantage, objective, window
     ),
     totals AS
     (
         SELECT
-            tenant, service, vantage, window, n_long, n_short, unknown, toInt64(users) AS users,
+            tenant, service, vantage, objective, window, n_long, n_short, unknown, toInt64(users) AS users,
             if(path_users {"<" if connection == "private" else ">="} 2, 2, 1) AS which,
             bad_long[which] AS k_long, bad_short[which] AS k_short, bad_unknown[which] AS unknown_bad,
             toInt64(bad_users[which]) AS users_bad,
@@ -128,21 +131,21 @@ def _totals(connection: str) -> str:
     -- The streams of the end user who has all bad streams, where there is only one.
     single AS
     (
-        SELECT tenant, service, vantage, window, toInt64(sum(seen[one[1]])) AS own_n, toInt64(sum(seen[one[2]])) AS any_n
+        SELECT tenant, service, vantage, objective, window, toInt64(sum(seen[one[1]])) AS own_n, toInt64(sum(seen[one[2]])) AS any_n
         FROM minutes
         INNER JOIN
         (
             SELECT
-                tenant, service, vantage, window,
+                tenant, service, vantage, objective, window,
                 [max(arrayMax(mapKeys(own))), max(arrayMax(arrayConcat(mapKeys(own), mapKeys(path))))] AS one
             FROM minutes
-            INNER JOIN each_window USING (tenant, service, vantage)
+            INNER JOIN each_window USING (tenant, service, vantage, objective)
             WHERE slot < window.3
-            GROUP BY tenant, service, vantage, window
+            GROUP BY tenant, service, vantage, objective, window
             HAVING uniqExactArray(mapKeys(own)) = 1 OR uniqExactArray(arrayConcat(mapKeys(own), mapKeys(path))) = 1
-        ) AS alone USING (tenant, service, vantage)
+        ) AS alone USING (tenant, service, vantage, objective)
         WHERE slot < window.3
-        GROUP BY tenant, service, vantage, window
+        GROUP BY tenant, service, vantage, objective, window
     ),
 """
 
@@ -177,8 +180,8 @@ def _rates() -> str:
             k_long >= 3 AND users_bad + unknown_bad >= 2 AND chance <= if(severity = 'page', {_CHANCE_PAGE}, {_CHANCE_TICKET}) AS is_shared,
             k_long >= 3 AND one_user AND severity = 'ticket' AND user_chance <= {_CHANCE_TICKET} AS is_private
         FROM windows
-        LEFT JOIN totals USING (tenant, service, vantage, window)
-        LEFT JOIN single USING (tenant, service, vantage, window)
+        LEFT JOIN totals USING (tenant, service, vantage, objective, window)
+        LEFT JOIN single USING (tenant, service, vantage, objective, window)
     ),
     judgements AS
     (
@@ -189,10 +192,10 @@ def _rates() -> str:
                 too_few, 'too few streams for a page',
                 NOT is_shared AND NOT is_private, 'so few can be chance',
                 'the short window does not burn any more') AS reason,
-            max(burns AND severity = 'page') OVER (PARTITION BY tenant, service, vantage) AS has_page
+            max(burns AND severity = 'page') OVER (PARTITION BY tenant, service, vantage, objective) AS has_page
         FROM rates
         ORDER BY burns DESC, if(burns, limit, p_long / allowed / limit) DESC, window_s
-        LIMIT 1 BY tenant, service, vantage, severity
+        LIMIT 1 BY tenant, service, vantage, objective, severity
     ),
 """
 

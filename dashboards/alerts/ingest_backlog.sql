@@ -5,7 +5,7 @@ WITH
         SELECT host, metric, argMax(value, recorded_at) AS value, max(recorded_at) AS at
         FROM node_samples FINAL
         WHERE recorded_at > now() - INTERVAL 1 HOUR AND metric IN
-            ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max')
+            ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max', 'legato_up')
         GROUP BY host, metric
     ),
     -- A counter appears with its first failure and restarts with its process; in both cases it counts from 0.
@@ -39,7 +39,11 @@ FROM
     GROUP BY host
     HAVING used IS NOT NULL
     UNION ALL
-    SELECT host, 'silent, s', toFloat64(dateDiff('second', max(at), now())), 300. FROM latest GROUP BY host
+    -- A process that was stopped, as in a deploy, has 0 in its last sample of `legato_up`.
+    SELECT host, 'silent, s', toFloat64(dateDiff('second', max(at), now())), 300.
+    FROM latest
+    GROUP BY host
+    HAVING countIf(metric = 'legato_up') = 0 OR argMaxIf(value, at, metric = 'legato_up') != 0
     UNION ALL
     SELECT host, 'failures in 10 minutes', failures, 0. FROM grown
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from legato_ingest.causes import CAUSES
 from legato_ingest.definitions import VANTAGES
+from legato_ingest.objectives import DEFAULT, NAME_AND_TARGET
 from legato_ingest.quoting import literal
 
 __all__ = ["SLOT_S", "context", "result"]
@@ -21,7 +22,7 @@ def context(causes: str, worst: str) -> str:
 
     ``causes``: the condition on causes that the rule may name. ``worst``: the expression that orders streams by how bad they are.
     """
-    return _tops(causes) + _BURNING + _SAME + _WORST.replace("{worst}", worst)
+    return _tops(causes) + _BURNING + _SAME + _LENT.replace("{causes}", causes) + _WORST.replace("{worst}", worst)
 
 
 def _tops(causes: str) -> str:
@@ -32,12 +33,13 @@ def _tops(causes: str) -> str:
     return f"""    weights AS
     (
         SELECT
-            tenant, service, vantage, slot, arrayJoin([('model', model::String), ('release', release::String)]) AS what, 1 AS counts,
+            tenant, service, vantage, objective, slot,
+            arrayJoin([('model', model::String), ('release', release::String)]) AS what, 1 AS counts,
             toUInt64(arraySum(mapValues(own)) + arraySum(mapValues(path))) AS weight
         FROM minutes
         UNION ALL
         SELECT
-            tenant, service_name, vantage, intDiv(dateDiff('second', minute, at), {SLOT_S}),
+            tenant, service_name, vantage, {NAME_AND_TARGET}.1, intDiv(dateDiff('second', minute, at), {SLOT_S}),
             arrayJoin([('cause', cause::String), ('engine', engine_id::String)]), {causes}, excess_us
         FROM stall_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND stalls > 0
@@ -45,59 +47,106 @@ def _tops(causes: str) -> str:
     tops AS
     (
         SELECT
-            tenant, service, vantage, window, mapFromArrays(groupArray(kind), groupArray(name)) AS top,
+            tenant, service, vantage, objective, window, mapFromArrays(groupArray(kind), groupArray(name)) AS top,
             mapFromArrays(groupArray(kind), groupArray(part)) AS share
         FROM
         (
             SELECT
-                tenant, service, vantage, window, what.1 AS kind, argMaxIf(what.2, heavy, counts) AS name,
+                tenant, service, vantage, objective, window, what.1 AS kind, argMaxIf(what.2, heavy, counts) AS name,
                 maxIf(heavy, counts) / sum(heavy) AS part
             FROM
             (
-                SELECT tenant, service, vantage, window, what, counts, sum(weight) AS heavy
+                SELECT tenant, service, vantage, objective, window, what, counts, sum(weight) AS heavy
                 FROM weights
-                INNER JOIN each_window USING (tenant, service, vantage)
+                INNER JOIN each_window USING (tenant, service, vantage, objective)
                 WHERE slot < window.3 AND weight > 0
-                GROUP BY tenant, service, vantage, window, what, counts
+                GROUP BY tenant, service, vantage, objective, window, what, counts
             )
-            GROUP BY tenant, service, vantage, window, kind
+            GROUP BY tenant, service, vantage, objective, window, kind
         )
-        GROUP BY tenant, service, vantage, window
+        GROUP BY tenant, service, vantage, objective, window
     ),
 """
 
 
-# The rows that burn, as one array. While it is empty, no row of a stream is read.
+# The rows that burn, as one array, which is computed once: ClickHouse plans a common table expression again at each use, and `judgements`
+# is two thirds of the statement. While the array is empty, no row of a stream is read.
 _BURNING = """    (
-        SELECT groupArray((tenant::String, service::String, vantage::String, severity)) FROM judgements WHERE burns
+        SELECT groupArray((tenant::String, service::String, vantage::String, objective, severity, window, window_s))
+        FROM judgements
+        WHERE burns
     ) AS burning,
-    arrayMap(each -> (each.1, each.2, each.3), arrayFilter(each -> each.4 = 'page', burning)) AS paging,
+    burning_windows AS
+    (
+        SELECT each.1 AS tenant, each.2 AS service, each.3 AS vantage, each.4 AS objective, each.6 AS window, each.7 AS window_s
+        FROM (SELECT arrayJoin(burning) AS each)
+    ),
+    arrayMap(each -> (each.1, each.2, each.3, each.4), arrayFilter(each -> each.5 = 'page', burning)) AS paging,
 """
 # The share of a paging row's traces that page at a vantage nearer to the end user, too. That one pages: it has the verdicts.
 _SAME = f"""    same AS
     (
-        SELECT page.1 AS tenant, page.2 AS service, page.3 AS vantage, avg(arrayExists(other -> other > place, places)) AS covered
+        SELECT page.1 AS tenant, page.2 AS service, page.3 AS vantage, page.4 AS objective,
+            avg(arrayExists(other -> other > place, places)) AS covered
         FROM
         (
             SELECT
-                groupUniqArray((tenant::String, service_name::String, vantage::String)) AS pages,
+                groupUniqArray((tenant::String, service_name::String, vantage::String, {NAME_AND_TARGET}.1)) AS pages,
                 arrayMap(each -> indexOf({list(VANTAGES)}, each.3), pages) AS places
             FROM stream_revs
             WHERE length(paging) > 1 AND start_time > at - INTERVAL 1 HOUR AND start_time <= at
-                AND has(paging, (tenant::String, service_name::String, vantage::String))
+                AND has(paging, (tenant::String, service_name::String, vantage::String, {NAME_AND_TARGET}.1))
             GROUP BY tenant, trace_id
         )
         ARRAY JOIN pages AS page, places AS place
         GROUP BY page
     ),
 """
-_WORST = """    worst AS
+# The cause of a row without verdicts: that of the verdicts on the same traces, which are on the clients' stalls.
+_LENT = f"""    (
+        SELECT groupArray((tenant, service, vantage, objective))
+        FROM burning_windows
+        LEFT JOIN tops USING (tenant, service, vantage, objective, window)
+        WHERE top['cause'] = ''
+    ) AS causeless,
+    lent AS
     (
-        SELECT tenant, service_name AS service, vantage, lower(hex(argMax(trace_id, {worst}))) AS trace
+        SELECT tenant, service, vantage, objective, window, argMax(lent_name, heavy) AS lent_cause, max(heavy) / sum(heavy) AS lent_share
+        FROM
+        (
+            SELECT tenant, service, vantage, objective, window, cause::String AS lent_name, sum(excess_us) AS heavy
+            FROM
+            (
+                SELECT tenant, service_name AS service, vantage, {NAME_AND_TARGET}.1 AS objective, trace_id, max(start_time) AS begun
+                FROM stream_revs
+                WHERE notEmpty(causeless) AND start_time > at - INTERVAL 3 DAY AND start_time <= at AND stalls_250ms > 0
+                    AND has(causeless, (tenant::String, service_name::String, vantage::String, objective))
+                GROUP BY tenant, service, vantage, objective, trace_id
+            ) AS stalled
+            INNER JOIN burning_windows USING (tenant, service, vantage, objective)
+            INNER JOIN
+            (
+                SELECT tenant, trace_id, cause, sum(excess_us) AS excess_us
+                FROM verdicts FINAL
+                WHERE notEmpty(causeless) AND start_time > at - INTERVAL 73 HOUR AND cause != 'base' AND {{causes}}
+                GROUP BY tenant, trace_id, cause
+            ) AS judged_causes USING (tenant, trace_id)
+            WHERE begun > at - toIntervalSecond(window_s)
+            GROUP BY tenant, service, vantage, objective, window, lent_name
+        )
+        GROUP BY tenant, service, vantage, objective, window
+    ),
+"""
+_WORST = f"""    worst AS
+    (
+        SELECT tenant, service_name AS service, vantage, {NAME_AND_TARGET}.1 AS objective, lower(hex(argMax(trace_id, {{worst}}))) AS trace
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
-            AND has(arrayMap(each -> (each.1, each.2, each.3), burning), (tenant::String, service_name::String, vantage::String))
-        GROUP BY tenant, service, vantage
+            AND has(
+                arrayMap(each -> (each.1, each.2, each.3, each.4), burning),
+                (tenant::String, service_name::String, vantage::String, objective)
+            )
+        GROUP BY tenant, service, vantage, objective
     )
 """
 
@@ -124,10 +173,12 @@ _LABELS = ", ".join(literal(f"{cause.label} ({cause.name})") for cause in CAUSES
 
 
 def result() -> str:
-    """Return the end of the statement: one row per service, vantage and severity."""
+    """Return the end of the statement: one row per service, vantage, objective and severity."""
     return f"""SELECT
-    tenant, service, vantage, severity, firing, reason, burn_rate, burn_limit, bad, streams, users_bad, users, unknown_bad, unknown,
-    window_s, since, top['cause'] AS cause, round(share['cause'], 3) AS cause_share, top['engine'] AS engine, top['model'] AS model,
+    tenant, service, vantage, objective, target, severity, firing, reason, burn_rate, burn_limit, bad, streams, users_bad, users,
+    unknown_bad, unknown,
+    window_s, since, if(top['cause'] = '', lent_cause, top['cause'])::String AS cause,
+    round(if(top['cause'] = '', lent_share, share['cause']), 3) AS cause_share, top['engine'] AS engine, top['model'] AS model,
     top['release'] AS release, ifNull(trace, '') AS trace,
     toString(1000 * toUnixTimestamp(since)) AS from_ms, toString(1000 * toUnixTimestamp(at)) AS to_ms,
     multiIf(users = 0, 'end users unknown', concat({_count("users_bad")}, ' of ', {_count("users")}, ' end users',
@@ -136,20 +187,22 @@ def result() -> str:
         ' (', end_users, '), most of them since ',
         if(dateDiff('hour', since, at) < 20, formatDateTime(since, '%H:%i'), formatDateTime(since, '%F %H:%i')), ' UTC: ',
         'a month''s error budget in ', {_duration("2592000 / burn_rate")}, '.',
+        if(objective = '{DEFAULT}', '', concat(' Objective: ', objective, ', ', toString(round(100 * target, 4)), ' % good.')),
         {_share("model", "Model with most bad streams:")}, {_share("release", "Release:")},
-        if(top['cause'] = '', ' Likely cause: not known.', concat(' Likely cause: ',
-            transform(top['cause'], [{_NAMES}], [{_LABELS}], top['cause']), ', ', toString(round(100 * share['cause'])),
-            ' % of the stalled time in this window.')),
+        if(cause = '', ' Likely cause: not known.', concat(' Likely cause: ',
+            transform(cause, [{_NAMES}], [{_LABELS}], cause), ', ', toString(round(100 * cause_share)),
+            ' % of the stalled time in this window', if(top['cause'] = '', ' at the clients of these streams.', '.'))),
         {_share("engine", "Engine with most stalled time:")})) AS message
 FROM
 (
     SELECT
-        tenant, service, vantage, severity, window_s, top, share, trace, covered,
+        tenant, service, vantage, objective, severity, window_s, top, share, trace, covered, lent_cause, lent_share,
         toUInt8(burns AND NOT (severity = 'ticket' AND has_page) AND NOT (covered >= 0.5 AND severity = 'page')) AS firing,
         multiIf(firing = 1, '',
             burns AND covered >= 0.5, 'the same streams page at a vantage nearer to the end user',
             burns, 'a page of the same service fires', reason) AS reason,
-        round(p_long / allowed, 2) AS burn_rate, limit AS burn_limit, toUInt64(k_long) AS bad, toUInt64(n_long) AS streams,
+        round(1 - allowed, 9) AS target, round(p_long / allowed, 2) AS burn_rate,
+        limit AS burn_limit, toUInt64(k_long) AS bad, toUInt64(n_long) AS streams,
         toUInt64(users_bad) AS users_bad, toUInt64(users) AS users, toUInt64(unknown_bad) AS unknown_bad, toUInt64(unknown) AS unknown,
         arrayFilter(each -> each.1 < window.3, history) AS within,
         -- The start of the incident: since then most streams more were bad than the limit allows (the largest suffix sum, as in CUSUM;
@@ -157,10 +210,11 @@ FROM
         arrayCumSum(each -> if(which = 2, each.4, each.3) - p_limit * each.2, within) AS surplus,
         toStartOfMinute(at - toIntervalSecond({SLOT_S} * within[indexOf(surplus, arrayMax(surplus))].1 + {SLOT_S - 60})) AS since
     FROM judgements
-    LEFT JOIN tops USING (tenant, service, vantage, window)
-    LEFT JOIN same USING (tenant, service, vantage)
-    LEFT JOIN worst USING (tenant, service, vantage)
+    LEFT JOIN tops USING (tenant, service, vantage, objective, window)
+    LEFT JOIN same USING (tenant, service, vantage, objective)
+    LEFT JOIN worst USING (tenant, service, vantage, objective)
+    LEFT JOIN lent USING (tenant, service, vantage, objective, window)
 )
-ORDER BY firing DESC, severity, burn_rate DESC, service, vantage
+ORDER BY firing DESC, severity, burn_rate DESC, service, vantage, objective
 LIMIT 1000
 """

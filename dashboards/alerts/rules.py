@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards.alerts import burn, others
+from dashboards.alerts import burn, others, running
+from dashboards.boards.runbook import panel_of
 from dashboards.target import PLUGIN
 
 __all__ = ["RULES", "Rule", "provisioned"]
@@ -53,7 +54,7 @@ def _text(name: str) -> str:
 _HOST = '{{ reReplaceAll "/$" "" externalURL }}'
 _SERVICE = "?var-service={{ $labels.service | urlquery }}"
 _TIMES = f"from={_text('from_ms')}&to={_text('to_ms')}"
-_BURN_LABELS = ("tenant", "service", "vantage", "severity")
+_BURN_LABELS = ("tenant", "service", "vantage", "objective", "severity")
 _BURN_TEXTS = ("message", "trace", "from_ms", "to_ms")
 _BURN_STREAM = "/d/legato-stream/stream?var-stream=" + _text("trace")
 
@@ -94,6 +95,18 @@ RULES = (
         "/d/legato-attribution/jitter" + _SERVICE + "&" + _TIMES,
         texts=_BURN_TEXTS,
         stream=_BURN_STREAM,
+    ),
+    Rule(
+        "streams_stalled",
+        "Running streams stand still",
+        running.STALLED,
+        ("tenant", "service", "vantage"),
+        ("stalled", "in_flight", "longest_s"),
+        "{{ $labels.service }} ({{ $labels.vantage }}): running streams stand still",
+        f"{_figure('stalled')} of {_figure('in_flight')} running streams have had no content for 8 s or more, the longest for "
+        f"{_figure('longest_s', 'humanizeDuration')}. They have not ended, so no burn rate counts them yet.",
+        "/d/legato-now/now" + _SERVICE,
+        severity="page",
     ),
     Rule(
         "preemption_storm",
@@ -172,6 +185,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
             "summary": rule.summary,
             "description": rule.description,
             "dashboard": _HOST + rule.dashboard,
+            "runbook_url": f"{_HOST}/d/legato-runbook/runbook?viewPanel=panel-{panel_of(rule.name)}",
             **({"stream": _HOST + rule.stream} if rule.stream else {}),
         },
         "labels": {"product": "legato", **({"severity": rule.severity} if rule.severity else {})},

@@ -1,7 +1,18 @@
 """One module per dashboard: its panels, their SQL and their descriptions."""
 
-from dashboards.boards import attribution, chunking, cost, itl, nodes, self, stream, streams
+from dashboards.boards import attribution, chunking, cost, itl, nodes, now, runbook, self, stream, streams
 
 __all__ = ["BOARDS"]
 
-BOARDS = (streams.board, itl.board, attribution.board, nodes.board, chunking.board, cost.board, stream.board, self.board)
+BOARDS = (
+    streams.board,
+    now.board,
+    itl.board,
+    attribution.board,
+    nodes.board,
+    chunking.board,
+    cost.board,
+    stream.board,
+    runbook.board,
+    self.board,
+)

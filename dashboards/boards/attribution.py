@@ -6,6 +6,7 @@ from typing import Any
 
 from dashboards.cause_style import GAP_CAUSES, order_of_causes
 from dashboards.panels import Kit, bars, number, rows
+from dashboards.scales import word
 from dashboards.sql_fragments import DIMENSIONS, filters, rolled
 from legato_ingest import causes
 
@@ -20,21 +21,27 @@ _ORDER = order_of_causes()
 _MEANINGS = "\n".join(f"- `{cause.name}`: {cause.meaning}" for cause in GAP_CAUSES)
 
 JUDGED = f"""
-SELECT
-    sum(stalls) AS judged,
-    (SELECT sum(stalls_250ms) {_STREAMS} WHERE vantage = 'client') AS "of client stalls"
-{_STALLS}"""
+SELECT judged, if(client_stalls IS NULL, server_stalls, client_stalls + at_servers) AS "of stalls"
+FROM (SELECT sum(stalls) AS judged, sumIf(stalls, vantage = 'server') AS at_servers {_STALLS}) AS verdicts
+CROSS JOIN
+(
+    SELECT sumOrNullIf(stalls_250ms, vantage = 'client') AS client_stalls, sumIf(stalls_250ms, vantage = 'server') AS server_stalls
+    {_STREAMS}
+) AS streams"""
 CHARGED = f"""
 SELECT sum(excess_us) / 1e6 AS "beyond healthy steps", sum(stalls) AS n
 {_STALLS}"""
 UNKNOWN = f"""
-SELECT sumIf(excess_us, cause = 'unknown') / nullIf(sum(excess_us), 0) AS "of stalled time", sum(stalls) AS n
+SELECT sumIf(excess_us, cause = 'unknown') / nullIf(sum(excess_us), 0) AS "of stalled time",
+    {word("evidence missing", '"of stalled time"')} AS state, sum(stalls) AS n
 {_STALLS}"""
 COARSE = f"""
-SELECT sumIf(excess_us, cause IN {_COARSE}) / nullIf(sum(excess_us), 0) AS "of stalled time", sum(stalls) AS n
+SELECT sumIf(excess_us, cause IN {_COARSE}) / nullIf(sum(excess_us), 0) AS "of stalled time",
+    {word("evidence missing", '"of stalled time"')} AS state, sum(stalls) AS n
 {_STALLS}"""
 MISSING = f"""
-SELECT sumIf(stalls, notEmpty(missing)) / nullIf(sum(stalls), 0) AS "of stalls", sum(stalls) AS n
+SELECT sumIf(stalls, notEmpty(missing)) / nullIf(sum(stalls), 0) AS "of judged stalls",
+    {word("evidence missing", '"of judged stalls"')} AS state, sum(stalls) AS n
 {_STALLS}"""
 TIME_BY_CAUSE = f"""
 SELECT time, cause, sum(ns) / 1e9 AS seconds
@@ -61,9 +68,9 @@ WITH
     everything AS (SELECT sum(stalls) AS all_stalls, sum(stalled_us) AS all_us {_BUT_FOR} WHERE cause = '')
 SELECT
     cause, sum(streams) AS n, any(all_stalls) AS "stalls as they were", all_stalls - sum(stalls) + sum(stalls_min) AS "left at least",
-    all_stalls - sum(stalls) + sum(stalls_max) AS "left at most",
-    (sum(stalled_us) - sum(stalled_max_us)) / nullIf(any(all_us), 0) AS "time saved at least",
-    (sum(stalled_us) - sum(stalled_min_us)) / nullIf(any(all_us), 0) AS "time saved at most"
+    least(all_stalls, all_stalls - sum(stalls) + sum(stalls_max)) AS "left at most",
+    greatest(0, sum(stalled_us) - sum(stalled_max_us)) / nullIf(any(all_us), 0) AS "time saved at least",
+    greatest(0, sum(stalled_us) - sum(stalled_min_us)) / nullIf(any(all_us), 0) AS "time saved at most"
 FROM (SELECT * {_BUT_FOR} WHERE cause != '') AS each
 CROSS JOIN everything
 GROUP BY cause, all_stalls
@@ -76,11 +83,16 @@ GROUP BY vantage_missing
 ORDER BY stalls DESC, vantage_missing"""
 ENGINES = f"""
 SELECT
-    if(engine_id = '', '(none)', engine_id) AS engine, service_name AS service, model, sum(stalls) AS n,
-    sum(excess_us) / 1e6 AS "beyond healthy",
-    argMax(cause, excess_us) AS "cause of most"
-{_STALLS}
-GROUP BY engine, service, model
+    engine, service, model, n, "beyond healthy", mapKeys(of_causes)[indexOf(mapValues(of_causes), arrayMax(mapValues(of_causes)))]
+        AS "cause of most"
+FROM
+(
+    SELECT
+        if(engine_id = '', '(none)', engine_id) AS engine, service_name AS service, model, sum(stalls) AS n,
+        sum(excess_us) / 1e6 AS "beyond healthy", sumMap(map(cause::String, excess_us)) AS of_causes
+    {_STALLS}
+    GROUP BY engine, service, model
+)
 ORDER BY "beyond healthy" DESC, engine, service, model
 LIMIT 100"""
 # Events are ranked only within the minutes with the most stalled time, which bounds the number of verdicts to read.
@@ -108,12 +120,17 @@ _JUDGED = f"""
 ROOT_CAUSES = f"""
 SELECT
     min(culprit_at) AS happened, cause, engine_id AS engine,
-    if(empty(culprit_responses), concat('step ', toString(min(culprit_step))), arrayStringConcat(culprit_responses, ', ')) AS event,
+    if(empty(responses), concat('step ', toString(min(culprit_step))), arrayStringConcat(responses, ', ')) AS event,
     uniqExact(trace_id) AS "streams hit", count() AS stalls, sum(excess_us) / 1e6 AS "beyond healthy", max(gap_us) / 1e6 AS longest,
     lower(hex(argMax(trace_id, excess_us))) AS stream
-FROM ({_JUDGED})
-WHERE culprit_step IS NOT NULL
-GROUP BY tenant, engine_id, cause, culprit_responses, if(empty(culprit_responses), culprit_at, toDateTime64(0, 9, 'UTC'))
+FROM
+(
+    -- Verdicts on one step may have been made at times at which fewer of its requests were known.
+    SELECT *, argMax(culprit_responses, length(culprit_responses)) OVER (PARTITION BY tenant, engine_id, cause, culprit_at) AS responses
+    FROM ({_JUDGED})
+    WHERE culprit_step IS NOT NULL
+)
+GROUP BY tenant, engine_id, cause, responses, if(empty(responses), culprit_at, toDateTime64(0, 9, 'UTC'))
 ORDER BY "beyond healthy" DESC, happened
 LIMIT 50"""
 WORST = f"""
@@ -135,23 +152,26 @@ def _figures() -> list[Any]:
     return [
         number(
             "Stalls judged",
-            "Client stalls of 250 ms or more that have a verdict, next to their total number. If fewer have a verdict, the "
-            "attribution is still running, or the gaps were healthy steps.",
+            "Stalls of 250 ms or more that have a verdict, next to the number of all such gaps: those of clients, and those of servers "
+            "without a recorded client. If fewer have a verdict, the attribution is still running, or the gaps were healthy steps.",
             JUDGED,
             "short",
+            empty="no stalls",
         ),
         number(
             "Stalled time",
-            "The part of the stalls beyond the engine's healthy step. The panels below charge it to causes, exactly to the nanosecond.",
+            "The part of the stalls beyond the engine's healthy step. The panels below charge all of it to causes.",
             CHARGED,
             "s",
+            empty="no stalls",
         ),
         number(
-            "Unknown",
-            "Share of the stalled time with an unknown cause. If it is high, evidence is not recorded: see Missing vantages.",
+            "Cause unknown",
+            "Share of the stalled time without a known cause. If it is high, evidence is not recorded: see Missing vantages.",
             UNKNOWN,
             "percentunit",
-            "share",
+            "evidence missing",
+            empty="no stalls",
         ),
         number(
             "Side known, cause unknown",
@@ -159,19 +179,22 @@ def _figures() -> list[Any]:
             "missing.",
             COARSE,
             "percentunit",
-            "share",
+            "evidence missing",
+            empty="no stalls",
         ),
         number(
             "Stalls with a missing vantage",
-            "Share of the judged stalls without the evidence of the server or of the engine.",
+            "Share of the judged stalls without the evidence of the client, of the server or of the engine.",
             MISSING,
             "percentunit",
-            "share",
+            "evidence missing",
+            empty="no stalls",
             width=8,
         ),
         bars(
             "Stalled time by cause",
-            "All parts of all stalls, also those that are not the main cause of their stall.\n\n" + _MEANINGS,
+            "All parts of all stalls, also those that are not the main cause of their stall. Time that a delayed stream caught up later is "
+            "not subtracted.\n\n" + _MEANINGS,
             TIME_BY_CAUSE,
             "s",
             by_cause=True,
@@ -193,20 +216,22 @@ def _tables() -> list[Any]:
         ),
         rows(
             "Counterfactual: without one cause",
-            "The stalls that would remain if this one cause were fixed, from recomputing each stalled stream without it. Causes "
-            "overlap, so savings do not add up.",
+            "The stalls that would remain if this one cause were fixed, computed for each stalled stream. Causes overlap, so savings do "
+            "not add up.",
             BUT_FOR,
             {"time saved at least": "percentunit", "time saved at most": "percentunit"},
+            empty="No stalls in this range, or none with a cause that can be removed in a computation.",
             width=12,
             causes=("cause",),
         ),
         rows(
             "Root-cause events",
-            "The prompts, preemptions and steps that caused the stalls of the 60 worst minutes: how many streams each of them "
-            "affected, and one of these streams.",
+            "The prompts, preemptions and engine steps that caused the stalls of the 60 worst minutes, how many streams each of them "
+            "stalled, and one of these streams.",
             ROOT_CAUSES,
             {"beyond healthy": "s", "longest": "s"},
-            links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}"},
+            empty="No stalls in this range, or none that was traced to an engine step. That needs recorded steps of the engine.",
+            links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}&${__url_time_range}"},
             causes=("cause",),
         ),
         rows(
@@ -214,14 +239,15 @@ def _tables() -> list[Any]:
             "The longest stalls of the 60 worst minutes. Open a stream for its evidence.",
             WORST,
             {"gap": "s", "beyond healthy": "s"},
-            limits={"gap": "gap_s"},
             causes=("cause",),
         ),
         rows(
             "Missing vantages",
-            "Vantages that were missing when stalls were judged. `server`: add the middleware. `engine`: run the plugin and its agent.",
+            "Vantages that were missing when stalls were judged. `client`: the server's own gap was judged; add the "
+            "SDK to the client. `server`: add the middleware. `engine`: run the plugin and its agent.",
             MISSING_BY,
             {"share": "percentunit"},
+            empty="No stalls in this range, or all of them were judged with the evidence of client, server and engine.",
             width=8,
         ),
         rows(
@@ -230,7 +256,7 @@ def _tables() -> list[Any]:
             ENGINES,
             {"beyond healthy": "s"},
             width=16,
-            links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}"},
+            links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}&${__url_time_range}"},
             causes=("cause of most",),
         ),
     ]
@@ -243,6 +269,7 @@ def board() -> Kit:
         "Legato · Jitter attribution",
         "The causes that stalls were charged to, from the chunks at both ends and the engine's steps in between.",
         variables=DIMENSIONS,
+        empty="No stalls: no judged stream of this range with the selected values had a gap of 250 ms or more beyond a healthy step.",
     )
     kit.add(*_figures(), *_tables())
     return kit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.panels import Kit, lines, rows
+from dashboards.scales import word
 from dashboards.sql_fragments import DIMENSIONS, chosen_number, filters, rolled
 
 __all__ = ["board"]
@@ -75,7 +76,8 @@ SELECT
     sum(multi_token_share_sum) / nullIf(sum(share_streams), 0) AS "chunks with several tokens",
     exp(sum(log_rate_sum) / nullIf(sum(log_rate_streams), 0)) AS "tokens per second",
     (sum(enveloped_wire_bytes) - sum(enveloped_content_bytes)) / nullIf(sum(enveloped_content_bytes), 0) AS "envelope bytes per text byte",
-    sum(head_bursts) / nullIf(sum(head_streams), 0) AS "initial burst", sum(good) / nullIf(sum(judged), 0) AS goodput
+    sum(head_bursts) / nullIf(sum(head_streams), 0) AS "initial burst", sum(good) / nullIf(sum(judged), 0) AS goodput,
+    {word("goodput", "goodput")} AS state
 {_FROM}
 GROUP BY week, sender, model
 ORDER BY week DESC, sender, model
@@ -98,7 +100,7 @@ def _curves() -> list[Any]:
     return [
         lines(
             "Tokens per chunk",
-            "By provider. A step up at the same token rate: the provider began to send several tokens at once, and gaps between "
+            "By provider. A step up at the same token rate: the provider began to send several tokens per chunk, so the gaps between "
             "chunks grew.",
             TOKENS_PER_CHUNK,
             "short",
@@ -118,11 +120,12 @@ def _curves() -> list[Any]:
         ),
         lines(
             "Contract met, stream froze",
-            "Where the provider's tokens per second met the contract: the share of streams with a gap over the limit. A contract in "
-            "tokens per second does not cover these.",
+            "The share of streams with a gap over the limit, in intervals in which the provider's tokens per second met the contract. A "
+            "contract in tokens per second does not cover these.",
             PERCEPTUAL,
             "percentunit",
-            limits="share",
+            scale="bad streams",
+            empty="In no interval did a provider reach the tokens per second of the field Contract with streams that could be judged.",
         ),
     ]
 
@@ -132,17 +135,18 @@ def _tables() -> list[Any]:
     return [
         lines(
             "Envelope bytes per text byte",
-            "SSE framing, JSON and ids sent for each byte of text. Falls when chunks get larger.",
+            "Bytes of SSE framing, JSON and ids for each byte of text. The ratio falls when chunks get larger.",
             ENVELOPE,
             "short",
+            empty="No stream of this range with the selected values has known sizes of its content and of the response body.",
         ),
         lines(
             "Initial bursts",
             "Share of streams with more than three times as many chunks in their first 200 ms as in 200 ms of their middle: the "
-            "beginning was held back (and TTFT is too late) or came from a cache.",
+            "beginning was held back, so the TTFT is too late, or it came from a cache.",
             HEAD_BURST,
             "percentunit",
-            limits="share",
+            empty="No stream of this range with the selected values was long enough to compare its beginning with its middle.",
         ),
         rows(
             "Changes in chunking",
@@ -152,13 +156,14 @@ def _tables() -> list[Any]:
             CHANGES,
             {"several tokens, before": "percentunit", "after": "percentunit", "speed, ratio": "percentunit"},
             height=7,
+            empty="No change was detected in this range. The detector needs a reference of one day for each stratum.",
         ),
         rows(
             "By provider and week",
             "The same figures by week; n is streams.",
             WEEKS,
             {"chunks with several tokens": "percentunit", "initial burst": "percentunit", "goodput": "percentunit"},
-            limits={"goodput": "goodput"},
+            scales={"goodput": "goodput"},
         ),
     ]
 
@@ -168,8 +173,9 @@ def board() -> Kit:
     kit = Kit(
         "legato-chunking",
         "Legato · Chunking and contract",
-        "A contract in tokens per second can be met with text that arrives in bursts. What the provider changed, and when.",
+        "How providers cut text into chunks, what they changed, and when. Text in bursts can meet a contract in tokens per second.",
         variables=DIMENSIONS,
+        empty="No stream of this range with the selected values has known tokens per chunk. Choose a longer range, or All at the top.",
         first={"vantage": "client"},
         settings=[("tokens_per_s", "Contract, tokens per second", "The token rate that the contract names.", "20")],
         since="now-14d",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dashboards.panels import Kit, bars, lines, number, rows
-from dashboards.sql_fragments import DIMENSIONS, chosen_number, rolled
+from dashboards.sql_fragments import DIMENSIONS, chosen_number, growth, rolled
+from dashboards.storage_sql import AT_REST as AT_REST_SQL
+from dashboards.storage_sql import BY_COLUMN, LEVERS, STORED_CHUNKS
 from legato_ingest.definitions import ERRORS
 
 __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
 _BEFORE = rolled("stream", "streams", before=True)
-# Bytes per chunk of the entire store: parts mix the rows of all services, so every chunk is charged the mean.
-_AT_REST = """(
-    SELECT (SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = currentDatabase() AND table = 'stream_revs')
-        / nullIf((SELECT sum(chunks) FROM stream_hours FINAL), 0)
-)"""
 _PRICE_RECEIVED, _PRICE_KEPT, _MONTHS = (chosen_number(name) for name in ("price_received", "price_kept", "months_kept"))
 _EVENT_BYTES, _SPAN_BYTES = chosen_number("event_bytes"), chosen_number("span_bytes")
 
@@ -22,7 +19,7 @@ RECEIVED = f"""
 SELECT sum(otlp_bytes) / nullIf(sum(chunks), 0) AS "bytes per chunk", sum(chunks) AS "n chunks"
 {_FROM}"""
 AT_REST = f"""
-SELECT {_AT_REST} AS "bytes per chunk", (SELECT sum(chunks) FROM stream_hours FINAL) AS "n chunks"
+SELECT {AT_REST_SQL} AS "bytes per chunk", {STORED_CHUNKS} AS "n chunks"
 WHERE "n chunks" > 0"""
 MONEY = f"""
 SELECT
@@ -30,11 +27,11 @@ SELECT
     0) * 1e6
         AS "per million chunks",
     sum(chunks) AS "n chunks"
-FROM (SELECT otlp_bytes, chunks, {_AT_REST} AS at_rest {_FROM})"""
+FROM (SELECT otlp_bytes, chunks, {AT_REST_SQL} AS at_rest {_FROM})"""
 RATIO = f"""
-SELECT {_EVENT_BYTES} / nullIf(sum(otlp_bytes) / nullIf(sum(chunks), 0), 0) AS "span events",
+SELECT {_EVENT_BYTES} / nullIf(sum(otlp_bytes) / nullIf(sum(chunks), 0), 0) AS "times, as span events",
     {_SPAN_BYTES} / nullIf(sum(otlp_bytes) / nullIf(sum(chunks), 0), 0)
-    AS "one span per chunk", sum(chunks) AS "n chunks"
+    AS "times, as one span per chunk", sum(chunks) AS "n chunks"
 {_FROM}"""
 BY_EMITTER = f"""
 SELECT
@@ -49,7 +46,7 @@ FROM
 (
     SELECT
         service_name AS service, emitter AS sender, sum(streams) AS n_streams, sum(chunks) AS n_chunks, sum(otlp_bytes) AS bytes,
-        {_AT_REST} AS at_rest
+        {AT_REST_SQL} AS at_rest
     {_FROM}
     GROUP BY service, sender
 )
@@ -102,6 +99,22 @@ SELECT
 GROUP BY service
 ORDER BY cancelled DESC, service
 LIMIT 200"""
+# The time of a process cannot be divided by service, so all chunks share it.
+PROCESSOR = f"""
+SELECT
+    process, sum(grown) AS "processor time", (SELECT sum(chunks) {rolled("stream", "streams", only="true")}) AS "n chunks",
+    "processor time" / nullIf("n chunks", 0) AS "per chunk"
+FROM
+({
+    growth(
+        "'legato_cpu_seconds_total', 'legato.agent.cpu.time'",
+        "if(metric = 'legato.agent.cpu.time', 'legato-gpu-agent', 'legato serve') AS process",
+    )
+}
+)
+GROUP BY process
+HAVING countIf(before IS NOT NULL) > 0
+ORDER BY process"""
 
 
 def board() -> Kit:
@@ -111,6 +124,7 @@ def board() -> Kit:
         "Legato · Trace cost per chunk",
         "The cost of tracing every chunk, on the wire and at rest, and the cost of other encodings.",
         variables=DIMENSIONS,
+        empty="No stream began in this range with the selected values. Choose a longer range, or All at the top.",
         settings=[
             ("price_received", "Price per GB received", "Price of your Collector, network or vendor per GB ingested.", "0.10"),
             ("price_kept", "Price per GB and month kept", "Price of a GB on disk per month.", "0.10"),
@@ -123,6 +137,7 @@ def board() -> Kit:
     )
     _add_figures(kit)
     _add_tables(kit)
+    _add_levers(kit)
     return kit
 
 
@@ -136,26 +151,43 @@ def _add_figures(kit: Kit) -> None:
             RECEIVED,
             "decbytes",
             width=6,
+            empty="no chunk in this range",
         ),
         number(
             "At rest",
-            "Bytes on disk per chunk: the size of the table of streams, statistics included, divided by all chunks in it.",
+            "Bytes on disk per chunk: the size of all tables (streams with their snapshots, steps, samples, verdicts, rollups), divided by "
+            "the chunks of all stored streams. A reader of one tenant sees no sizes, and so neither this figure nor the cost.",
             AT_REST,
             "decbytes",
             width=6,
+            empty="no chunk is stored",
         ),
-        number("Cost", "Cost of receiving and keeping a million chunks, at the prices above.", MONEY, "currencyUSD", width=6),
+        number(
+            "Cost",
+            "Cost of receiving and keeping a million chunks, at the prices in the fields at the top.",
+            MONEY,
+            "currencyUSD",
+            width=6,
+            empty="no chunk in this range",
+        ),
         number(
             "Compared with other encodings",
-            "How many times more bytes the same chunks would take as span events, or as one span per chunk.",
+            "How many times the received bytes the same chunks would take as span events, or as one span per chunk.",
             RATIO,
-            "x",
+            "none",
             width=6,
+            empty="no chunk in this range",
         ),
-        bars("Bytes received by service", "If the cost rose: more streams, or smaller chunks? See below.", BYTES_OVER_TIME, "decbytes"),
+        bars(
+            "Bytes received by service",
+            "OTLP bytes over time. If they rose: Why the cost changed, below, separates more text from smaller chunks.",
+            BYTES_OVER_TIME,
+            "decbytes",
+        ),
         lines(
             "Bytes received per chunk",
-            "Rises when streams get shorter, because their attributes weigh more; falls with longer streams.",
+            "OTLP bytes per chunk by service. They rise when streams get shorter, because a stream's attributes weigh more, and fall when "
+            "streams get longer.",
             PER_CHUNK_OVER_TIME,
             "decbytes",
         ),
@@ -175,7 +207,8 @@ def _add_tables(kit: Kit) -> None:
             "three parts add up to the difference. `smaller chunks` is the cost of the provider's chunking. Streams without known "
             "token counts are left out.",
             CHANGE,
-            {
+            empty="There is nothing to compare: no service has streams with known token counts both in this range and in the one before.",
+            units={
                 name: "decbytes"
                 for name in ("bytes more", "more tokens", "smaller chunks", "more bytes per chunk", "bytes before", "bytes now")
             },
@@ -190,8 +223,42 @@ def _add_tables(kit: Kit) -> None:
         ),
         rows(
             "Streams not read to the end",
-            "Streams that were generated, paid for and left. If they rise after longer gaps, see Streams.",
+            "Streams that were generated and paid for, and not read to the end, by how they ended. If they rise after longer gaps, see the "
+            "dashboard Streams.",
             CANCELLED,
             height=6,
+        ),
+    )
+
+
+def _add_levers(kit: Kit) -> None:
+    """Where bytes and processor time go, and the settings that would save bytes."""
+    kit.add(
+        rows(
+            "What would save bytes",
+            "How much less the store would take with each setting. The savings do not add up. Timelines are charged to days by their "
+            "number of streams. Replaced snapshots vanish in merges; on the wire they cost more. No figure: no part of 10 MB is stored "
+            "yet, or no rollup.",
+            LEVERS,
+            {"saves": "decbytes", "saves per chunk": "decbytes", "share of the store": "percentunit"},
+            width=14,
+            height=8,
+        ),
+        rows(
+            "Processor time per chunk",
+            "Processor time in the range, divided by the chunks of all streams in the range. `legato serve` includes attribution, rollups "
+            "and queries, and ClickHouse if the store is embedded. The SDK does not measure its time: bench/sdk.py has 1 µs per chunk. "
+            "A process that reports no processor time (earlier versions) is not in the table.",
+            PROCESSOR,
+            {"processor time": "s", "per chunk": "s"},
+            width=10,
+            height=8,
+        ),
+        rows(
+            "Where the bytes are",
+            "The entire store by table and column. ClickHouse divides the size of a part by columns from 10 MB on; the rest of a table is "
+            "one row.",
+            BY_COLUMN,
+            {"on disk": "decbytes", "per chunk": "decbytes", "share of the store": "percentunit"},
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Kit, heat, lines, rows
+from dashboards.panels import Kit, distribution, heat, lines, rows
 from dashboards.sql_fragments import DIMENSIONS, gap_quantile, quantile, rolled, weighted_quantile
 
 __all__ = ["board"]
@@ -21,22 +21,33 @@ WITH
 SELECT
     time, toString(round(pow(2, (step + 1) / 2) / 1e6, 6)) AS le,
     arraySum((bucket, count) -> if(least(greatest(intDiv(bucket, 2), 20), 49) = step, count, 0), mapKeys(buckets),
-    mapValues(buckets)) AS gaps
+    mapValues(buckets)) AS "Value"
 FROM counts
 ARRAY JOIN range(20, 50) AS step
 ORDER BY time, step"""
-# Four fine buckets form one bar, 19 % wide.
+# Four fine buckets form one bar, 19 % wide. Bars without a stream between others are rows, too, so that the distances are to scale.
+_UP_TO = "pow(2, (bar + 1) / 4)"
 OF_STREAMS = f"""
 SELECT
-    round(pow(2, (bar + 1) / 4) / 1e6, 6) AS "p99 gap up to", sumIf(count, vantage = 'client') AS client,
-    sumIf(count, vantage = 'server') AS server, sumIf(count, vantage NOT IN ('client', 'server')) AS others
+    multiIf(
+        {_UP_TO} >= 1e6, concat(toString(round({_UP_TO} / 1e6, 2)), ' s'),
+        {_UP_TO} >= 1e3, concat(toString(round({_UP_TO} / 1e3, 1)), ' ms'),
+        concat(toString(round({_UP_TO}, 1)), ' µs')) AS "p99 gap up to",
+    client, server, others
 FROM
 (
-    SELECT vantage, intDiv(bucket, 4) AS bar, count
-    FROM (SELECT vantage, sumMap(gap_p99_buckets) AS buckets {_FROM} GROUP BY vantage)
-    ARRAY JOIN mapKeys(buckets) AS bucket, mapValues(buckets) AS count
+    SELECT
+        bar, sumIf(count, vantage = 'client') AS client, sumIf(count, vantage = 'server') AS server,
+        sumIf(count, vantage NOT IN ('client', 'server')) AS others
+    FROM
+    (
+        SELECT vantage, intDiv(bucket, 4) AS bar, count
+        FROM (SELECT vantage, sumMap(gap_p99_buckets) AS buckets {_FROM} GROUP BY vantage)
+        ARRAY JOIN mapKeys(buckets) AS bucket, mapValues(buckets) AS count
+    )
+    GROUP BY bar
+    ORDER BY bar WITH FILL
 )
-GROUP BY bar
 ORDER BY bar"""
 VANTAGES = f"""
 SELECT
@@ -102,24 +113,25 @@ def board() -> Kit:
     kit = Kit(
         "legato-itl",
         "Legato · ITL distributions",
-        "Inter-token latency as end users experience it: all gaps, the worst of each stream, and where they arise.",
+        "Inter-token latency (ITL) as end users experience it: all gaps, the p99 gap of each stream, and where long gaps arise.",
         variables=DIMENSIONS,
+        empty="No stream of this range with the selected values had a gap. Choose a longer range, or All at the top.",
     )
     kit.add(
         heat(
             "Gaps between content reads",
             "Each cell counts the gaps of one length band (the label is its upper bound) in one interval. A dark band that splits or "
-            "rises: steps got longer. Single cells above 400 ms are stalls: see Worst streams for the same time.",
+            "rises: steps got longer. Single cells above 400 ms are stalls: see Worst streams on the dashboard Streams for the same time.",
             HEATMAP,
             "s",
+            counts="gaps",
         ),
-        rows(
+        distribution(
             "Distribution of per-stream p99 gaps",
-            "The number of streams by p99 gap. Two peaks: two kinds of streams, so filter until one peak remains. If the client's "
-            "peak is to the right of the server's, the difference is the network's.",
+            "The number of streams by their p99 gap, each bar 19 % longer than the one before. Two peaks: two kinds of streams, so filter "
+            "until one peak remains. If the client's peak is to the right of the server's, the network adds the difference.",
             OF_STREAMS,
-            {"p99 gap up to": "s"},
-            width=12,
+            "p99 gap up to",
         ),
         rows(
             "Server against client",
@@ -128,7 +140,6 @@ def board() -> Kit:
             VANTAGES,
             {name: "s" for name in ("p50", "p90", "p99", "p99.9", "longest")},
             width=12,
-            limits={"p99.9": "gap_s"},
         ),
         lines(
             "Time-weighted gaps",
@@ -138,14 +149,18 @@ def board() -> Kit:
             "s",
         ),
         lines(
-            "p99 and median of per-stream p99",
-            "Over time, by vantage. Its n is under Streams; with few streams per interval the p99 is the maximum. No alert uses it.",
+            "Per-stream p99 gap over time",
+            "The p99 and the median over streams of each stream's p99 gap, by vantage. With few streams per interval (Traffic on the "
+            "dashboard Streams) the p99 is the maximum, so no alert uses it.",
             P99_OF_P99,
             "s",
-            limits="gap_s",
+            scale="gap",
         ),
         lines(
-            "Stalls per 1,000 streams", "Gaps of 250 ms (visible) or more, and of 400 ms (the SLO's limit) or more.", STALL_RATE, "short"
+            "Stalls per 1,000 streams",
+            "Gaps of 250 ms (visible) or more, and of 400 ms (the default limit of a good stream) or more.",
+            STALL_RATE,
+            "short",
         ),
         rows(
             "By model and release",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dashboards.panels import Kit, bars, lines, number, rows
+from dashboards.scales import word
 from dashboards.sql_fragments import growth, rolled
 
 __all__ = ["board"]
@@ -32,8 +35,8 @@ STORED = f"""
 SELECT sum(streams) AS streams, sum(chunks) AS "n chunks"
 {rolled("stream", "streams", only="true")}
 HAVING streams > 0"""
-REJECTED = """
-SELECT count() AS rejected, uniqExact(reason) AS "n reasons"
+REJECTED = f"""
+SELECT count() AS rejected, if(rejected = 0, NULL, {word("rejections", "rejected")}) AS state, uniqExact(reason) AS "n reasons"
 FROM rejected FINAL
 WHERE $__timeFilter_ms(received_at)"""
 LAST_ROLLUP = """
@@ -102,26 +105,25 @@ GROUP BY table
 ORDER BY "on disk" DESC, table"""
 
 
-def board() -> Kit:
-    """The dashboard."""
-    kit = Kit(
-        "legato-self",
-        "Legato · Self-monitoring",
-        "Is what the other dashboards show complete, and how fresh is it?",
-        variables={},
-        annotated=False,
-        since="now-3h",
-        refresh="30s",
-    )
-    kit.add(
-        number("Streams stored", "Streams that began in the range, at all vantages, and their chunks.", STORED, "short", width=6),
+def _figures() -> list[Any]:
+    """Single figures."""
+    return [
+        number(
+            "Streams stored",
+            "Streams that began in the range, at all vantages, and their chunks.",
+            STORED,
+            "short",
+            width=6,
+            empty="no stream began in this range",
+        ),
         number(
             "Rejected",
             "Spans and points rejected in the range. The reasons are below, each with what was expected.",
             REJECTED,
             "short",
-            "any",
+            "rejections",
             width=6,
+            empty="nothing rejected",
         ),
         number(
             "Newest rollup",
@@ -129,23 +131,55 @@ def board() -> Kit:
             LAST_ROLLUP,
             "s",
             width=6,
+            empty="no rollup in this range",
         ),
-        number("Store", "Bytes and rows on disk.", SIZE, "decbytes", width=6),
-        lines("Spans", "Spans received, by what happened to them. duplicate: sent again after a retry, counted once.", RECEIVED, "short"),
-        lines("Data points", "Node samples by outcome.", POINTS, "short"),
+        number("Store", "Bytes and rows on disk.", SIZE, "decbytes", width=6, empty="the store is empty"),
+    ]
+
+
+def _curves() -> list[Any]:
+    """Curves."""
+    return [
+        lines(
+            "Spans",
+            "Spans per minute, by what happened to them. duplicate: sent again after a retry, stored once. ignored: of no kind that Legato "
+            "stores.",
+            RECEIVED,
+            "short",
+        ),
+        lines(
+            "Data points",
+            "Data points of metrics per minute (engines, GPUs, hosts, Collectors), by what happened to them.",
+            POINTS,
+            "short",
+        ),
         bars(
             "Rejections over time",
             "Spans and points that were not stored, by reason. The usual cause is a new release of an emitter.",
             REJECTIONS,
             "short",
+            empty="Nothing was rejected in this range, or legato serve was not running.",
         ),
-        bars("Errors by stage and type", "Errors of Legato itself or of its disk. There should be none.", ERRORS, "short"),
-        lines("Responses", "429 and 503: the store cannot keep up, and senders retry. `denied`: wrong password.", REPLIES, "short"),
+        bars(
+            "Errors by stage and type",
+            "Errors of Legato itself or of its disk. There should be none; the log of legato serve has the details.",
+            ERRORS,
+            "short",
+            empty="No error in this range, or legato serve was not running.",
+        ),
+        lines(
+            "Responses",
+            "Replies to senders (OTLP) and readers (read) per minute. 429 and 503: the store cannot keep up, and senders retry. `denied`: "
+            "wrong password.",
+            REPLIES,
+            "short",
+        ),
         lines(
             "Delay from stream end to row",
             "Senders batch for a second. A delay of minutes: a sender or a Collector could not deliver. Covers the last hour of the range.",
             COMMIT_LAG,
             "s",
+            empty="No stream was stored in the last hour of this range.",
         ),
         lines("Worker lag", "Seconds that rollups and attribution are behind the data in the store.", LAGS, "s"),
         lines(
@@ -159,10 +193,38 @@ def board() -> Kit:
             "Share of each exporter's queue in use. A full queue drops spans, or rejects those of its senders.",
             COLLECTOR,
             "percentunit",
-            limits="share",
+            scale="queue",
+            empty="No Collector sent its own metrics in this range. collector/README.md describes how a Collector exports them.",
         ),
         lines("Store size", "Bytes on disk by table.", _gauge("legato_store_bytes", "table"), "decbytes"),
-        rows("Rejected by reason", "What was wrong, with names and types but never with values.", REASONS, width=12),
+    ]
+
+
+def _tables() -> list[Any]:
+    """Tables."""
+    return [
+        rows(
+            "Rejected by reason",
+            "What was wrong with each span or point, with names and types but never with values.",
+            REASONS,
+            width=12,
+            empty="Nothing was rejected in this range.",
+        ),
         rows("Tables", "Rows, bytes and parts by table.", TABLES, {"on disk": "decbytes"}, width=12),
+    ]
+
+
+def board() -> Kit:
+    """The dashboard."""
+    kit = Kit(
+        "legato-self",
+        "Legato · Self-monitoring",
+        "Is what the other dashboards show complete, and how fresh is it?",
+        variables={},
+        empty="legato serve recorded no metrics about itself in this range: it was not running.",
+        annotated=False,
+        since="now-3h",
+        refresh="30s",
     )
+    kit.add(*_figures(), *_curves(), *_tables())
     return kit

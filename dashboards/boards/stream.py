@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.panels import Kit, lines, note, rows
-from dashboards.sql_fragments import chosen_text
+from dashboards.sql_fragments import chosen_text, worst_minutes
 from legato_ingest import definitions
 from legato_ingest.definitions import CONTENT_KINDS_SQL
 
@@ -30,6 +30,19 @@ _STREAM = f"""
 _SPAN = f"(SELECT (min(start_time), max(addNanoseconds(start_time, duration_ns))) FROM ({_STREAM}))"
 _ENGINE_OF = f"SELECT tenant, engine_id FROM ({_STREAM}) WHERE engine_id != ''"
 
+# Also while a stream is chosen, so that the board leads from one stream to the next.
+WORST = f"""
+SELECT
+    lower(hex(trace_id)) AS stream, start_time AS started, service_name AS service, model, vantage, gap_max_us / 1e6 AS "max gap",
+    stalls_250ms AS stalls, outcome
+FROM streams
+WHERE $__timeFilter_ms(start_time) AND gap_max_us > 0 AND outcome != 'running'
+    AND toStartOfMinute(start_time) IN
+    (
+        {worst_minutes()}
+    )
+ORDER BY gap_max_us DESC, stream, vantage
+LIMIT 20"""
 VANTAGES = f"""
 SELECT
     vantage, service_name AS service, service_version AS release, model, provider, outcome, start_time AS started, ttfb_us / 1e6 AS "TTFB",
@@ -99,7 +112,7 @@ SELECT
 FROM replays FINAL
 WHERE (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_STREAM}))
     AND judged_at = (SELECT max(judged_at) FROM verdicts FINAL WHERE (start_time, trace_id, span_id) IN
-        (SELECT start_time, trace_id, span_id FROM ({_STREAM}) WHERE vantage = 'client'))
+        (SELECT start_time, trace_id, span_id FROM ({_STREAM})))
 ORDER BY cause
 LIMIT 50"""
 SIMULTANEOUS = f"""
@@ -116,6 +129,10 @@ ORDER BY gap_us DESC, stream
 LIMIT 50"""
 
 
+_NO_STEPS = "No stream is chosen, its engine is unknown, or the engine recorded no steps (they need Legato's plugin and agent)."
+_NONE = "No stream is chosen (enter its id at the top, or open one of the worst streams), no stream has this id"
+
+
 def board() -> Kit:
     """The dashboard."""
     kit = Kit(
@@ -123,8 +140,9 @@ def board() -> Kit:
         "Legato · Stream",
         "One stream by its trace or response id: its vantages, the engine's steps, its stalls and their evidence.",
         variables={},
+        empty=f"{_NONE}, or it has no data of this kind.",
         settings=[
-            ("stream", "Trace or response id", "32 hexadecimal digits, or a response id. Tables of streams link to this dashboard.", "")
+            ("stream", "Trace or response id", "32 hexadecimal digits, or a response id. Every table of streams links to this one.", "")
         ],
         annotated=False,
         refresh="",
@@ -140,18 +158,29 @@ def _add_timelines(kit: Kit) -> None:
     kit.add(
         note(
             "How to read this",
-            "Curves that rise together and then diverge: something between the two vantages held bytes back. Flat at every vantage: "
-            "the engine sent nothing, and its steps below show why. **Set the time range to that of the stream** (its start is in the "
-            "table).",
-            height=3,
+            "**Choose a stream**: enter its trace or response id at the top, or open one of the worst streams on the right. Set the time "
+            "range to that of the stream; its start is in the table Vantages.\n\n**Compare the vantages**: curves that rise together and "
+            "then diverge show that something between two vantages held bytes back. If the curves of all vantages are flat, the engine "
+            "sent nothing, and its steps show why.",
+            width=8,
+            height=8,
+        ),
+        rows(
+            "Worst streams of this range",
+            "The 20 streams with the longest gaps that began in the time range. Click an id to open the stream.",
+            WORST,
+            {"max gap": "s"},
+            width=16,
+            height=8,
+            empty="No stream that began in this range had a gap. Choose a longer range.",
         ),
         rows(
             "Vantages",
-            "One row per vantage. Without a row, that vantage recorded nothing.",
+            "One row per vantage that recorded the stream, from the end user's screen to the engine.",
             VANTAGES,
             seconds,
             height=6,
-            limits={"max gap": "gap_s"},
+            empty=f"{_NONE}, or its rows have expired.",
         ),
         lines(
             "Bytes at each vantage",
@@ -160,8 +189,22 @@ def _add_timelines(kit: Kit) -> None:
             "decbytes",
             width=24,
         ),
-        lines("Gaps", "Each read at its time of arrival, with the time since the read before.", GAPS, "s", limits="gap_s", points=True),
-        lines("Engine steps", "The engine's own interval per step, and the longest wait of any request.", STEPS, "s", points=True),
+        lines(
+            "Gaps",
+            "Each read with content at its time of arrival, with the time since the read before.",
+            GAPS,
+            "s",
+            scale="gap",
+            points=True,
+        ),
+        lines(
+            "Engine steps",
+            "The engine's own interval per step, and the longest wait of any request.",
+            STEPS,
+            "s",
+            points=True,
+            empty=_NO_STEPS,
+        ),
         lines(
             "Engine load",
             "Prompt tokens per step, requests in the batch and the queue, preemptions, and the share of the KV cache in use.",
@@ -169,6 +212,7 @@ def _add_timelines(kit: Kit) -> None:
             "short",
             units={"KV used": "percentunit"},
             width=24,
+            empty=_NO_STEPS,
         ),
     )
 
@@ -178,21 +222,22 @@ def _add_verdicts(kit: Kit) -> None:
     kit.add(
         rows(
             "Stalls, verdicts and evidence",
-            "parts add up to the gap. evidence: the numbers that the verdict rests on. excluded: causes that were ruled out, and why. "
-            "within: the verdict's error.",
+            "One row per stall. parts: its time by cause; they add up to the gap. evidence: the numbers that the verdict rests on. "
+            "excluded: causes that were ruled out, and why. within: the error of these times.",
             VERDICTS,
             {"gap": "s", "beyond healthy": "s", "within": "s"},
-            limits={"gap": "gap_s"},
             causes=("cause",),
+            empty=f"{_NONE}, or it has no stall with a verdict.",
         ),
         rows(
             "Counterfactual: without one cause",
-            "The stalls of this stream that would remain without this cause.",
+            "The stalls of this stream that would remain without each cause.",
             BUT_FOR,
             {"stalled as it was": "s", "at least left": "s", "at most left": "s"},
             width=12,
             height=7,
             causes=("cause",),
+            empty=f"{_NONE}, or no cause of its stalls can be removed in a computation.",
         ),
         rows(
             "Simultaneous stalls on the engine",
@@ -202,5 +247,6 @@ def _add_verdicts(kit: Kit) -> None:
             width=12,
             height=7,
             causes=("cause",),
+            empty=f"{_NONE}, its engine is unknown, or no other stream stalled there at that time.",
         ),
     )

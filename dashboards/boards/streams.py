@@ -1,30 +1,41 @@
-"""Streams, the start dashboard: goodput, gaps, first tokens and outcomes over time and by service, and the worst streams."""
+"""Streams, the start dashboard: traffic, goodput, gaps, first tokens and outcomes over time and by service, and the worst streams."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from dashboards.boards.attribution import TIME_BY_CAUSE
+from dashboards.boards.now import IN_FLIGHT
 from dashboards.panels import Kit, bars, lines, number, rows
-from dashboards.sql_fragments import DIMENSIONS, filters, quantile, rolled
+from dashboards.scales import word
+from dashboards.sql_fragments import DIMENSIONS, filters, quantile, rolled, worst_minutes
+from legato_ingest.objectives import LISTED, NAME_AND_TARGET
 
 __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
 
+TRAFFIC = f"""
+SELECT
+    $__timeInterval(minute) AS time, concat(service_name, ' · ', vantage) AS service,
+    60 * sum(streams) / greatest(60, $__interval_s) AS "streams per minute"
+{_SERIES}
+GROUP BY time, service
+ORDER BY time, service"""
 GOODPUT = f"""
-SELECT sum(good) / nullIf(sum(judged), 0) AS goodput, sum(judged) AS n
+SELECT sum(good) / nullIf(sum(judged), 0) AS goodput, {word("goodput", "goodput")} AS state, sum(judged) AS n
 {_FROM}"""
 GAP_P99_P99 = f"""
-SELECT {quantile(0.99, "buckets")} / 1e6 AS p99, arraySum(mapValues(buckets)) AS n
+SELECT {quantile(0.99, "buckets")} / 1e6 AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
 FROM (SELECT sumMap(gap_p99_buckets) AS buckets {_FROM})"""
 GAP_MAX_P99 = f"""
-SELECT {quantile(0.99, "buckets")} / 1e6 AS p99, arraySum(mapValues(buckets)) AS n
+SELECT {quantile(0.99, "buckets")} / 1e6 AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
 FROM (SELECT sumMap(gap_max_buckets) AS buckets {_FROM})"""
 JITTER = f"""
-SELECT {quantile(0.5, "buckets")} / 1000 AS median, arraySum(mapValues(buckets)) AS n
+SELECT {quantile(0.5, "buckets")} / 1000 AS median, {word("jitter", "median")} AS state, arraySum(mapValues(buckets)) AS n
 FROM (SELECT sumMap(jitter_permille_buckets) AS buckets {_FROM})"""
 TTFT_P95 = f"""
-SELECT {quantile(0.95, "buckets")} / 1e6 AS p95, arraySum(mapValues(buckets)) AS n
+SELECT {quantile(0.95, "buckets")} / 1e6 AS p95, {word("first output", "p95")} AS state, arraySum(mapValues(buckets)) AS n
 FROM (SELECT sumMap(ttft_buckets) AS buckets {_FROM})"""
 DISCONNECTS = f"""
 SELECT
@@ -76,7 +87,7 @@ GROUP BY time
 ORDER BY time"""
 BY_SERVICE = f"""
 SELECT
-    service, release, model, provider, route, vantage, transport, n, good_share AS goodput,
+    service, release, model, provider, route, vantage, transport, n, good_share AS goodput, {word("goodput", "goodput")} AS state,
     {quantile(0.99, "p99_buckets")} / 1e6 AS "p99 of p99 gap", {quantile(0.99, "max_buckets")} / 1e6 AS "p99 max gap", worst AS "worst gap",
     {quantile(0.5, "jitter_buckets")} / 1000 AS "jitter ratio", {quantile(0.5, "ttft")} / 1e6 AS "TTFT p50",
     {quantile(0.95, "ttft")} / 1e6 AS "TTFT p95", disconnected AS "disconnect rate", stalled AS "stalled streams"
@@ -95,16 +106,6 @@ FROM
 )
 ORDER BY n DESC, service, release, model, provider, route, vantage, transport
 LIMIT 500"""
-# The 50 worst streams are in the 50 minutes with the longest gaps, which are in the 50 such hours: the query reads only these.
-_WORST_HOURS = f"SELECT toStartOfHour(minute) AS hour {_FROM} GROUP BY hour ORDER BY max(gap_max_us) DESC, hour DESC LIMIT 50"
-_WORST_MINUTES = f"""
-        SELECT minute
-        FROM stream_minutes FINAL
-        WHERE $__timeFilter(minute) AND streams > 0 AND toStartOfHour(minute) IN ({_WORST_HOURS})
-            AND {filters()}
-        GROUP BY minute
-        ORDER BY max(gap_max_us) DESC, minute DESC
-        LIMIT 50"""
 WORST = f"""
 SELECT
     lower(hex(trace_id)) AS stream, start_time AS started, service_name AS service, model, vantage, outcome,
@@ -114,88 +115,145 @@ FROM streams
 WHERE $__timeFilter_ms(start_time) AND gap_max_us > 0 AND outcome != 'running'
     AND toStartOfMinute(start_time) IN
     (
-{_WORST_MINUTES}
+        {worst_minutes(filters())}
     )
     AND {filters()}
 ORDER BY gap_max_us DESC, stream, vantage
 LIMIT 50"""
 
 
+# The budget of a month, whatever the range: it is what an SLO promises.
+BUDGETS = f"""
+WITH {LISTED} AS objectives
+SELECT
+    service_name AS service, vantage, matched.1 AS objective, matched.2 AS target, {word("budget", '"budget left"')} AS state,
+    1 - bad / (streams * (1 - target)) AS "budget left", sum(judged) AS streams, streams - sum(good) AS bad
+FROM
+(
+    SELECT tenant, service_name, vantage, judged, good, {NAME_AND_TARGET} AS matched
+    FROM stream_hours FINAL
+    WHERE minute > now() - INTERVAL 30 DAY AND judged > 0
+    AND {filters()}
+)
+GROUP BY tenant, service, vantage, matched
+ORDER BY "budget left", streams DESC, service, vantage
+LIMIT 50"""
+
+
 _SECONDS = {name: "s" for name in ("p99 of p99 gap", "p99 max gap", "worst gap", "TTFT p50", "TTFT p95", "max gap", "open gap", "TTFT")}
+
+
+def _first() -> list[Any]:
+    """The first row: traffic, in flight, goodput, stalled time by cause."""
+    return [
+        lines("Traffic", "Streams that began per minute, by service and vantage.", TRAFFIC, "short", width=7, height=7),
+        number(
+            "In flight now",
+            "Streams that run at this moment, whatever the time range, and those of them that have had no content for 2 s or more. The "
+            "filters of release, provider, route and transport do not apply. The dashboard Now lists the stalled ones.",
+            IN_FLIGHT,
+            "short",
+            height=7,
+            empty="no stream is reported",
+        ),
+        number(
+            "Goodput",
+            "Share of good streams: no gap over the limit of the stream's objective (400 ms by default; the silence before the end counts, "
+            "too), the first output within its limit (2 s by default), and no error. Below 99 %: find the service below, then its causes "
+            "under Jitter attribution.",
+            GOODPUT,
+            "percentunit",
+            "goodput",
+            height=7,
+            empty="no stream has ended",
+        ),
+        bars(
+            "Stalled time by cause",
+            "Time that end users waited in gaps of 250 ms or more beyond a healthy step, by the cause that it was charged to. Jitter "
+            "attribution has the details, and the runbook what to do about each cause.",
+            TIME_BY_CAUSE,
+            "s",
+            width=9,
+            height=7,
+            by_cause=True,
+            empty="No stalls: no judged stream of this range had a gap of 250 ms or more beyond a healthy step.",
+        ),
+    ]
 
 
 def _figures() -> list[Any]:
     """Single figures."""
     return [
         number(
-            "Goodput",
-            "Share of streams without a gap over 400 ms (including the open gap at the end), with the first output within 2 s, and "
-            "without an error. Both limits are settings. Below 99 %: find the service below, then its causes under Jitter "
-            "attribution.",
-            GOODPUT,
-            "percentunit",
-            "goodput",
-        ),
-        number(
             "p99 of per-stream p99 gap",
             "The p99 over streams of each stream's p99 gap: the bad moments of the unlucky streams. With n ≤ 100 it is the maximum. "
-            "It depends on n, so it is shown, but no alert uses it.",
+            "It depends on n, so no alert uses it.",
             GAP_P99_P99,
             "s",
-            "gap_s",
+            "gap",
+            width=5,
+            empty="no stream had a gap",
         ),
         number(
             "p99 of the longest gap",
             "One stream in a hundred had a gap at least this long. Over 400 ms its end user saw the text freeze.",
             GAP_MAX_P99,
             "s",
-            "gap_s",
+            "gap",
+            width=5,
+            empty="no stream had a gap",
         ),
         number(
             "Jitter ratio, median",
-            "p99 gap divided by the median gap of a stream. 1 is perfectly even; over 5 text comes in bursts or freezes.",
+            "The p99 gap of a stream divided by its median gap. 1 is perfectly even; over 5 the text comes in bursts or freezes.",
             JITTER,
             "none",
             "jitter",
+            width=5,
+            empty="no stream had enough gaps",
         ),
         number(
             "TTFT p95",
             "Time to the first token of any kind. Over 2 s: check queue and prefill under Serving nodes.",
             TTFT_P95,
             "s",
-            "first_s",
+            "first output",
+            width=5,
+            empty="no stream had a token",
         ),
         number(
             "Disconnect rate",
-            "Share of the ended streams that their end user cancelled or that ended with their application. If it rises after longer "
-            "gaps, end users give up.",
+            "Share of the ended streams that their end user cancelled, or that ended because their application died. If it rises after "
+            "longer gaps, end users give up. Which rate is normal depends on the application.",
             DISCONNECTS,
             "percentunit",
-            "share",
+            empty="no stream has ended",
         ),
     ]
 
 
-def _curves_and_tables() -> list[Any]:
-    """Curves and tables."""
+def _curves() -> list[Any]:
+    """Curves."""
     return [
         lines(
             "Goodput by service and vantage",
             "When goodput fell, and for which service. Client below server: the network or the end user's side. Both low: the engine.",
             GOODPUT_OVER_TIME,
             "percentunit",
-            limits="goodput",
+            scale="goodput",
         ),
         lines(
             "Longest gaps",
-            "Median and p99 over streams of each stream's longest gap, and p99 of its p99 gap. From histogram buckets, within 2.2 %.",
+            "Median and p99 over streams of each stream's longest gap, and the p99 over streams of their p99 gap. From histogram buckets, "
+            "within 2.2 %.",
             GAPS_OVER_TIME,
             "s",
-            limits="gap_s",
+            scale="gap",
         ),
         lines(
             "First byte, first token, first output",
-            "TTFB without TTFT: the server responded and had no token yet. TTFT without TTFO: the model reasoned, or called tools.",
+            "TTFB: first byte, TTFT: first token, TTFO: first visible output. TTFB early and TTFT late: the server responded and had no "
+            "token yet. TTFT early and TTFO late: the model reasoned, or called tools.",
             FIRSTS_OVER_TIME,
             "s",
         ),
@@ -208,20 +266,36 @@ def _curves_and_tables() -> list[Any]:
             width=24,
             height=6,
         ),
+    ]
+
+
+def _tables() -> list[Any]:
+    """Tables."""
+    return [
+        rows(
+            "Error budget left",
+            "What is left of the bad streams that the target of each objective allows, in the last 30 days, whatever the range. Below 0 "
+            "the budget is used up: −1 means twice as many bad streams as allowed. `legato objectives show` prints the limits.",
+            BUDGETS,
+            {"target": "percentunit", "budget left": "percentunit"},
+            scales={"budget left": "budget"},
+            height=6,
+            empty="No stream with the selected values ended in the last 30 days.",
+        ),
         rows(
             "By service, release, model, provider, route, vantage, transport",
             "One row per combination, those with most streams first; n is their number. Compare releases of one service, and vantages "
             "of one model.",
             BY_SERVICE,
             {**_SECONDS, "goodput": "percentunit", "disconnect rate": "percentunit", "stalled streams": "percentunit"},
-            limits={"goodput": "goodput", "p99 max gap": "gap_s", "TTFT p95": "first_s"},
+            scales={"goodput": "goodput"},
         ),
         rows(
             "Worst streams",
-            "The longest gaps in the range. Open a stream for its vantages, the engine's steps and its verdicts.",
+            "The streams with the longest gaps of the range. Open a stream for its vantages, the engine's steps and its verdicts.",
             WORST,
             {**_SECONDS, "duration": "s"},
-            limits={"max gap": "gap_s"},
+            empty="No stream of this range with the selected values had a gap.",
         ),
     ]
 
@@ -233,8 +307,9 @@ def board() -> Kit:
         "Legato · Streams",
         "Streamed responses as end users experienced them: goodput, gaps, first tokens, outcomes.",
         variables=DIMENSIONS,
+        empty="No stream began in this range with the selected values. Choose a longer range, or All at the top, also for the vantage.",
         # The client's vantage: a stream recorded at two vantages would count twice.
         first={"vantage": "client"},
     )
-    kit.add(*_figures(), *_curves_and_tables())
+    kit.add(*_first(), *_figures(), *_curves(), *_tables())
     return kit

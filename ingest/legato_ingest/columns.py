@@ -19,6 +19,7 @@ __all__ = [
     "REJECTED",
     "REPLAYS",
     "STREAM_REVS",
+    "STREAM_SILENCES",
     "STREAM_SOCKETS",
     "TABLES",
     "VERDICTS",
@@ -151,6 +152,20 @@ STREAM_SOCKETS = Table(
         *_from(Source.TIMELINE, _UINT32S, "queued_bytes window_bytes idle_ms"),
     ),
 )
+STREAM_SILENCES = Table(
+    "stream_silences",
+    (
+        *_TENANT,
+        *_from(Source.RECORD, _TIME_NS, "recorded_at=end_ns"),
+        *_from(Source.RECORD, _TRACE_ID, "trace_id"),
+        *_from(Source.RECORD, _SPAN_ID, "span_id"),
+        *_from(Source.RECORD, _TIME_NS, "start_time=start_ns"),
+        *_RECEIVED_AT,
+        *_from(Source.RECORD, _UINT64, "gap_start_us silence_us"),
+        *_from(Source.RECORD, _BOOL, "resumed"),
+        *_from(Source.RECORD, _TEXT, "vantage service_name model engine_id clock emitter"),
+    ),
+)
 ENGINE_STEPS = Table(
     "engine_steps",
     (
@@ -240,6 +255,7 @@ VERDICTS = Table(
         *_from(Source.JUDGEMENT, _TIME_NS, "culprit_at"),
         *_from(Source.JUDGEMENT, _UINT64, "culprit_us"),
         *_from(Source.JUDGEMENT, _TEXTS, "culprit_responses"),
+        *_from(Source.STREAM, _TEXT, "vantage"),
     ),
 )
 REPLAYS = Table(

@@ -14,15 +14,14 @@ __all__ = [
     "DIMENSIONS",
     "ERRORS",
     "FIRST_OUTPUT_US",
-    "GOOD",
     "HOLD_STEP_US",
-    "JUDGED",
     "OPEN_ENDED",
     "OUTCOMES",
     "REASONING",
     "SLO_FIRST_OUTPUT_MS",
     "SLO_GAP_MS",
     "SLO_RESULTS",
+    "SLO_TARGET",
     "STALL_EXCESS_MS",
     "STALL_MS",
     "TEXT",
@@ -50,19 +49,16 @@ OPEN_ENDED = frozenset(("client_cancel", *ERRORS))
 # A stall is a gap of at least STALL_MS; attribution judges a stall when at least STALL_EXCESS_MS of it is beyond a healthy engine step.
 STALL_MS = 250.0
 STALL_EXCESS_MS = 50.0
-# Defaults of the SLO's limits; the settings LEGATO_SLO_GAP_MS and LEGATO_SLO_FIRST_OUTPUT_MS change them.
+# Defaults of the objectives (`objectives`): the limits of a good stream, and the share of the streams that has to be good. The settings
+# LEGATO_SLO_GAP_MS and LEGATO_SLO_FIRST_OUTPUT_MS change the limits. The view `current_objectives` has the same figures.
 SLO_GAP_MS = 400.0
 SLO_FIRST_OUTPUT_MS = 2000.0
+SLO_TARGET = 0.99
 # Results of a judged stream: good, or the first of gap, error, late that applies.
 SLO_RESULTS = ("good", "gap", "error", "late")
 
 # Time to the first visible text; for a stream without text (tool calls) to its first content; without content, the stream's duration.
 FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
-# The SLI over rows of `streams`; binds {gap_us:UInt64} and {first_us:UInt64}. A stream without a gap has none over the limit. A cancel is
-# not an error: it is bad only for the gap before it (gap_max_us includes the open gap) or for a late start.
-GOOD = f"(coalesce(gap_max_us, 0) <= {{gap_us:UInt64}} AND {FIRST_OUTPUT_US} <= {{first_us:UInt64}} AND outcome NOT IN {ERRORS})"
-# Streams that can be judged: ended, with a known timeline. Judging others by their few known facts would count bad ones and miss good ones.
-JUDGED = "(outcome != 'running' AND content_chunks IS NOT NULL)"
 
 # Two columns of a SELECT from `node_samples`: `before`, the value of the counter's sample before (NULL for its first), and `grown`, the
 # growth since then. A fall is a restart from 0. attribution.model.counters has the same in Python, which leaves out what a restarted

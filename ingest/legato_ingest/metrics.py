@@ -6,9 +6,12 @@ one process (tests) have separate metrics. docs/reference.md has the same descri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from legato_ingest.definitions import SLO_RESULTS
 
@@ -20,6 +23,15 @@ _OTHER = "(other)"
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
+class _ProcessorTime(Collector):
+    """Reads the processor time of the process when the registry is read."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the counter."""
+        text = "Processor time of the process in all threads, the engine of an embedded store included, in seconds"
+        yield CounterMetricFamily("legato_cpu_seconds", text, value=time.process_time())
+
+
 class Metrics:
     """The metrics of one server."""
 
@@ -29,6 +41,7 @@ class Metrics:
         self._register_receiving(self.registry)
         self._register_jobs(self.registry)
         self._register_store(self.registry)
+        self.registry.register(_ProcessorTime())
 
     def _register_receiving(self, kept: CollectorRegistry) -> None:
         self.requests = Counter("legato_requests", "OTLP requests, by status of the reply", ["status"], registry=kept)
@@ -41,7 +54,7 @@ class Metrics:
         self.streams = Counter(
             "legato_streams",
             "Ended streams with a known timeline that were stored, by service, vantage and result: good, gap, error or late. "
-            "The limits are LEGATO_SLO_GAP_MS and LEGATO_SLO_FIRST_OUTPUT_MS. Services after the first 200 are counted as (other). "
+            "The limits are those of the stream's objective. Services after the first 200 are counted as (other). "
             "Abandoned streams are not included; they can only be found in the store",
             ["service", "vantage", "result"],
             registry=kept,
@@ -77,6 +90,12 @@ class Metrics:
             "Seconds between now and the time up to which received rows are rolled up. 0 on an instance without the lease",
             registry=kept,
         )
+        self.up = Gauge(
+            "legato_up",
+            '1 while the process runs, 0 in its last sample of self-monitoring: a process that was stopped is not "silent"',
+            registry=kept,
+        )
+        self.up.set(1)
         self.attribution_lag_seconds = Gauge(
             "legato_attribution_lag_seconds",
             "Seconds between now and the time up to which received streams are attributed, the grace period included. "

@@ -27,10 +27,11 @@ from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.jobs import admin_app
 from legato_ingest.jobs.supervisor import Workers
 from legato_ingest.metrics import Metrics
+from legato_ingest.objectives import load as load_objectives
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.rollups.worker import followed_until_ms
 from legato_ingest.settings import Settings, deprecations
-from legato_ingest.storage import Store, migrate, open_store
+from legato_ingest.storage import Store, migrate, objective_rows, open_store
 from legato_ingest.storage.lock import StoreLock, admin_socket_path
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.write import app as otlp_endpoint
@@ -94,10 +95,14 @@ def _check_endpoints(settings: Settings) -> None:
 def _serve_store(
     settings: Settings, otlp_listener: socket.socket, read_listener: socket.socket, admin_listener: socket.socket | None
 ) -> None:
+    objectives = load_objectives(settings)
     store = open_store(settings, _read_limits(settings))
     migrations = migrate.load(settings.schema_dir)
     migrate.apply(store, migrations)
     set_retention(store, settings.retention_days, settings.retention_timelines_days, settings.retention_rollups_days)
+    earlier = objective_rows.applied(store)
+    if objective_rows.apply(store, objectives) and earlier:
+        _log.warning("the objectives changed: `legato objectives apply` counts the streams of earlier minutes by them")
     metrics = Metrics()
     committer = Committer(
         store,
@@ -105,8 +110,7 @@ def _serve_store(
         queue_bytes_max=settings.queue_bytes_max,
         chunks_max=settings.insert_chunks_max,
         after_ms=followed_until_ms(store),
-        slo_gap_ms=settings.slo_gap_ms,
-        slo_first_output_ms=settings.slo_first_output_ms,
+        objectives=objectives,
     )
     workers = Workers(settings, store, committer, metrics)
     workers.start()

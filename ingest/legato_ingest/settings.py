@@ -103,6 +103,13 @@ class Settings(BaseSettings):
             " every request to the OTLP and read endpoints needs a token"
         ),
     )
+    objectives_file: pathlib.Path | None = Field(
+        None,
+        description=(
+            "File with the objectives of the SLO (TOML): limits and target by service, model and route. `legato serve` reads it at its"
+            " start, and `legato objectives apply` while it runs. None: all streams have the default objective"
+        ),
+    )
     tls_cert_file: pathlib.Path | None = Field(
         None,
         description=(
@@ -238,14 +245,12 @@ class Settings(BaseSettings):
     slo_gap_ms: float = Field(
         SLO_GAP_MS,
         gt=0,
-        description="A stream with a longer gap, in ms, is not good. After a change run `legato rollup --since all`",
+        description="Gap limit of the default objective: a stream with a longer gap, in ms, is not good",
     )
     slo_first_output_ms: float = Field(
         SLO_FIRST_OUTPUT_MS,
         gt=0,
-        description=(
-            "A stream with a later first output, in ms after its start, is not good. After a change run `legato rollup --since all`"
-        ),
+        description="First-output limit of the default objective: a stream with a later first output, in ms after its start, is not good",
     )
     rollup_every_s: float = Field(
         5.0,

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["ConfigurationError", "faults", "guard"]
+__all__ = ["ConfigurationError", "faults", "guard", "is_test", "wrong_call"]
 
 _log = logging.getLogger("legato")
 _seen: set[str] = set()
@@ -21,6 +21,24 @@ faults: dict[str, int] = {}
 
 class ConfigurationError(ValueError):
     """An invalid setting or a missing package. Raised only by configuration calls, never while recording."""
+
+
+def is_test() -> bool:
+    """Whether a test of pytest runs, in which faults are raised."""
+    return "PYTEST_CURRENT_TEST" in os.environ
+
+
+def wrong_call(call: str, found: str, expected: str) -> None:
+    """Count a wrong argument of a call, and name the call once in the log. ``found`` is a type or a number, never a text."""
+    faults[call] = faults.get(call, 0) + 1
+    if call not in _seen:
+        _seen.add(call)
+        _log.warning(
+            "legato: %s got %s, expected %s. Such values are recorded as unknown; further ones are counted, not logged.",
+            call,
+            found,
+            expected,
+        )
 
 
 @contextmanager
@@ -33,7 +51,7 @@ def guard(place: str) -> Iterator[None]:
         yield
     except Exception as error:
         faults[place] = faults.get(place, 0) + 1
-        if "PYTEST_CURRENT_TEST" in os.environ:
+        if is_test():
             raise
         if place not in _seen:
             _seen.add(place)

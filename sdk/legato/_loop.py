@@ -37,6 +37,8 @@ class LoopLag:
         self._streams: weakref.WeakSet[StreamRecorder] = weakref.WeakSet()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0
+        # The time of the last tick if that was late, else 0.
+        self._late_at = 0
 
     def watch(self, stream: StreamRecorder) -> None:
         """Measure the loop until this stream has ended or was garbage-collected."""
@@ -56,11 +58,14 @@ class LoopLag:
 
     def _tick(self) -> None:
         now = now_ns()
-        if now - self._due > _LAG_NS_MIN:
-            self._delays.append((self._due, now))
+        is_late = now - self._due > _LAG_NS_MIN
+        if is_late:
+            # After a late tick the timer was not due for 20 ms. A loop that is late again was busy in that time, too.
+            self._delays.append((self._late_at or self._due, now))
+        self._late_at = now if is_late else 0
         if all(stream.ended for stream in self._streams):
             self._streams.clear()
-            self._timer = None
+            self._timer, self._late_at = None, 0
         else:
             self._schedule()
 

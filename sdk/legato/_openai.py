@@ -128,8 +128,10 @@ def _attach(recorder: StreamRecorder, result: Any, reads: Callable[..., Any], it
         return
     recorder.origin.transport = "http/2" if getattr(response, "http_version", "") == "HTTP/2" else "http/1.1"
     _addresses(recorder.origin, response)
-    reads(recorder, response)
-    if hasattr(result, "_iterator"):
+    # A raw response has no items, so its reads show how long the application holds the stream.
+    has_items = hasattr(result, "_iterator")
+    reads(recorder, response, holds=not has_items)
+    if has_items:
         result._iterator = items(recorder, result._iterator)
 
 
@@ -145,10 +147,10 @@ def _addresses(origin: Origin, response: Any) -> None:
 
 
 class _Reads:
-    """Replaces a response's ``iter_bytes`` and ``close`` to record each read."""
+    """Replaces a response's ``iter_bytes`` and ``close`` to record each read; with ``holds`` also the time until the next is requested."""
 
-    def __init__(self, recorder: StreamRecorder, response: Any) -> None:
-        self._recorder, self._bytes, self._close = recorder, response.iter_bytes, response.close
+    def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
+        self._recorder, self._bytes, self._close, self._holds = recorder, response.iter_bytes, response.close, holds
         self._probe, self._reading = socket_probe(response), False
         response.iter_bytes, response.close = self.iter_bytes, self.close
 
@@ -163,8 +165,11 @@ class _Reads:
                 last = now
                 read((now, data))
                 self._reading = False
+                handed_over = now_ns()
                 yield data
                 self._reading = True
+                if self._holds:
+                    recorder.held_read(now, now_ns() - handed_over)
         except BaseException as error:
             recorder.end(error=error)
             raise
@@ -178,10 +183,10 @@ class _Reads:
 
 
 class _AsyncReads:
-    """Replaces a response's ``aiter_bytes`` and ``aclose`` to record each read, and the loop's lag before late ones."""
+    """Replaces a response's ``aiter_bytes`` and ``aclose``, like ``_Reads``, and records the loop's lag before late reads."""
 
-    def __init__(self, recorder: StreamRecorder, response: Any) -> None:
-        self._recorder, self._bytes, self._close = recorder, response.aiter_bytes, response.aclose
+    def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
+        self._recorder, self._bytes, self._close, self._holds = recorder, response.aiter_bytes, response.aclose, holds
         self._probe, self._reading = socket_probe(response), False
         response.aiter_bytes, response.aclose = self.aiter_bytes, self.aclose
 
@@ -202,9 +207,12 @@ class _AsyncReads:
                 last = now
                 read((now, data))
                 self._reading = False
+                handed_over = now_ns()
                 yield data
                 self._reading = True
                 requested = now_ns()
+                if self._holds:
+                    recorder.held_read(now, requested - handed_over)
         except BaseException as error:
             recorder.end(error=error)
             raise

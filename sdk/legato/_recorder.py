@@ -8,14 +8,15 @@ built in `_spans`; HTTP is handled by the instrumentations.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legato._clock import now_ns
+from legato._errors import wrong_call
 from legato._socket import Probe
 from legato._sse import ResponseInfo, Scanner
 from legato._timeline import CHUNKS_MAX, Kind
@@ -23,9 +24,13 @@ from legato._timeline import CHUNKS_MAX, Kind
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["Columns", "End", "Origin", "StreamRecorder", "outcome_of"]
+__all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamRecorder", "outcome_of"]
 
 _TEXT = int(Kind.TEXT)
+_KINDS = frozenset(int(kind) for kind in Kind)
+_INTEGERS, _UNKNOWN = {int, Kind}, {type(None)}
+CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
+"""The kinds of chunks that carry content."""
 _CANCEL_CLASSES = ("CancelledError", "GeneratorExit", "KeyboardInterrupt", "Cancelled")
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
 
@@ -88,6 +93,43 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     return "upstream_error", qualified
 
 
+def _is_plain(sizes: Sequence[Any], tokens: Sequence[Any], kinds: Sequence[Any]) -> bool:
+    """Whether sizes and kinds are whole numbers, and tokens are or are unknown: passes over columns, not a check of each chunk."""
+    if not {*map(type, sizes), *map(type, kinds)} <= _INTEGERS or min(sizes) < 0 or not _KINDS.issuperset(kinds):
+        return False
+    given = {*map(type, tokens)}
+    return (
+        given == _UNKNOWN
+        or (given <= _INTEGERS and min(tokens) >= 0)
+        or all(each is None or type(each) is int and each >= 0 for each in tokens)
+    )
+
+
+def _corrected(chunk: tuple[Any, ...]) -> tuple[int, int, int | None, int]:
+    """Return the chunk with its time and, where the arguments were right, its values."""
+    time_ns, size, tokens, kind = chunk
+    found = _check(size, tokens, kind)
+    if not found:
+        return chunk
+    wrong_call("record()", *found.split("; "))
+    return (time_ns, 0, None, _TEXT)
+
+
+def _check(size_bytes: object, tokens: object, kind: object) -> str:
+    """Return what is wrong with the arguments of ``record``; empty if nothing is."""
+    wanted = (
+        ("size_bytes", size_bytes, "a whole number of bytes"),
+        ("tokens", tokens, "a whole number or None"),
+        ("kind", kind, "a legato.Kind"),
+    )
+    for name, value, expected in wanted:
+        is_number = isinstance(value, int) and value >= 0 and (name != "kind" or value in _KINDS)
+        if not is_number and not (name == "tokens" and value is None):
+            found = f"{name}={value}" if isinstance(value, int | float) else f"{name} of type {type(value).__name__}"
+            return f"{found}; {expected}"
+    return ""
+
+
 class StreamRecorder:
     """One stream at one vantage. ``legato.stream(...)`` returns one; use it as a (sync or async) context manager, or call ``end``.
 
@@ -96,7 +138,21 @@ class StreamRecorder:
 
     __slots__ = (
         *("__weakref__", "held", "left_ns", "origin", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
-        *("_chunks", "_columns", "_end", "_ending", "_finish", "_holds", "_lags", "_lock", "_probes", "_reads", "_scanner"),
+        *(
+            "_chunks",
+            "_columns",
+            "_content_ns",
+            "_end",
+            "_ending",
+            "_finish",
+            "_holds",
+            "_lags",
+            "_lock",
+            "_probes",
+            "_read_holds",
+            "_reads",
+            "_scanner",
+        ),
     )
 
     def __init__(self, origin: Origin, span: Span, start_ns: int, finish: Callable[[StreamRecorder], None], *, sse: bool = False) -> None:
@@ -116,6 +172,7 @@ class StreamRecorder:
         self._chunks: deque[tuple[int, int, int | None, int]] = deque()
         self._reads: deque[tuple[int, bytes]] = deque()
         self._holds: deque[int] = deque()
+        self._read_holds: deque[tuple[int, int]] = deque(maxlen=CHUNKS_MAX)
         self._lags: deque[tuple[int, int]] = deque(maxlen=CHUNKS_MAX)
         self._probes: deque[tuple[int, int, int]] = deque(maxlen=CHUNKS_MAX)
         self.read = self._reads.append
@@ -126,6 +183,7 @@ class StreamRecorder:
         """
         self._scanner = Scanner() if sse else None
         self._columns = Columns([], [], [], [], None, 0, [])
+        self._content_ns = start_ns
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk that arrived now: UTF-8 bytes of its content, its tokens (``None``: unknown) and its ``Kind``."""
@@ -137,6 +195,10 @@ class StreamRecorder:
         if found is not None:
             # The probe runs after the read, so the bytes just read are added to the queue again.
             self._probes.append((time_ns, found[0] + read_bytes, found[1]))
+
+    def held_read(self, time_ns: int, hold_ns: int) -> None:
+        """Record a hold of the read at ``time_ns`` as a whole, where the items that it contained are not handed over one by one."""
+        self._read_holds.append((time_ns, hold_ns))
 
     def late(self, time_ns: int, late_ns: int) -> None:
         """Record that the event loop was blocked for ``late_ns`` before the read at ``time_ns``. It counts as consumer time."""
@@ -183,42 +245,96 @@ class StreamRecorder:
 
     # The methods below are for the worker thread.
 
+    def silent_since(self, now: int, silence_ns: int) -> int | None:
+        """Return the monotonic time of the last content if that is at least ``silence_ns`` ago. Before any content it is the start.
+
+        Recorded reads are parsed only if the content known so far is that old, so that a flowing stream is parsed every ``silence_ns``.
+        """
+        if now - self._content_ns < silence_ns:
+            return None
+        self.parse()
+        self._content_ns = self._last_content_ns()
+        return self._content_ns if now - self._content_ns >= silence_ns else None
+
+    def _last_content_ns(self) -> int:
+        seen = self._scanner or self._columns
+        for time_ns, kind in zip(reversed(seen.times), reversed(seen.kinds), strict=True):
+            if kind in CONTENT:
+                return time_ns
+        return self.start_ns
+
+    def content_after(self, time_ns: int) -> int:
+        """Return the monotonic time of the first content after this time; 0 if there is none yet."""
+        columns = self.digest()
+        first = bisect_right(columns.times, time_ns)
+        following = zip(columns.times[first:], columns.kinds[first:], strict=True)
+        return next((at for at, kind in following if kind in CONTENT), 0)
+
     @property
     def undigested(self) -> int:
         """Number of reads and chunks that were recorded and not yet moved into columns."""
         return len(self._reads) + len(self._chunks)
 
-    def digest(self) -> Columns:
-        """Move the recorded reads or chunks into columns and return all columns. Other threads may keep recording meanwhile."""
+    def parse(self) -> None:
+        """Parse what was recorded since the last call. Other threads may keep recording meanwhile."""
         with self._lock:
-            if self._scanner is not None:
-                self._digest_reads(self._scanner)
-            else:
-                self._digest_chunks()
-            return self._columns
+            self._parse()
 
-    def _digest_reads(self, scanner: Scanner) -> None:
-        reads, columns = self._reads, self._columns
+    def digest(self) -> Columns:
+        """Parse what was recorded and return all chunks as columns. Other threads may keep recording meanwhile."""
+        with self._lock:
+            self._parse()
+            if self._scanner is not None:
+                self._copy_scanned(self._scanner)
+            columns = self._columns
+            if self._holds or self._read_holds:
+                columns.holds_ns = self._holds_of(len(columns.times))
+            return columns
+
+    def _parse(self) -> None:
+        """Move the recorded reads into the scanner, or the recorded chunks into the columns: work for what is new, not for the whole
+        stream."""
+        if self._scanner is None:
+            self._take_chunks()
+            return
+        reads, scanner = self._reads, self._scanner
         while reads:
             time_ns, data = reads.popleft()
             self.wire_bytes = (self.wire_bytes or 0) + len(data)
             scanner.feed(time_ns, data)
+
+    def _copy_scanned(self, scanner: Scanner) -> None:
+        columns = self._columns
         columns.dropped = max(0, len(scanner.times) - CHUNKS_MAX)
         columns.times, columns.sizes, columns.kinds = scanner.times[:CHUNKS_MAX], scanner.sizes[:CHUNKS_MAX], scanner.kinds[:CHUNKS_MAX]
         tokens = scanner.tokens
         columns.tokens = None if tokens is None else tokens[:CHUNKS_MAX]
-        if self._holds:
-            columns.holds_ns = [0] * len(columns.times)
-            for at, hold in zip(scanner.yielded, self._holds, strict=False):
-                if at < CHUNKS_MAX:
-                    columns.holds_ns[at] = hold
-            for time_ns, late_ns in self._lags:
-                before = bisect_left(columns.times, time_ns) - 1
-                if before >= 0:
-                    columns.holds_ns[before] += late_ns
         columns.probes = list(self._probes)
 
-    def _digest_chunks(self) -> None:
+    def _holds_of(self, count: int) -> list[int]:
+        """Return the hold of each of the ``count`` chunks: of the items that were handed over, of whole reads, and of the loop's lag."""
+        if self._scanner is None:
+            holds = list(self._holds)[:count]
+            holds += [0] * (count - len(holds))
+        else:
+            holds = [0] * count
+            for at, hold in zip(self._scanner.yielded, self._holds, strict=False):
+                if at < count:
+                    holds[at] = hold
+        self._add_holds(holds)
+        return holds
+
+    def _add_holds(self, holds_ns: list[int]) -> None:
+        """Add the holds of whole reads to their last chunk, and the loop's lag before a read to the chunk before it."""
+        times = self._columns.times
+        for time_ns, hold_ns in self._read_holds:
+            if last := bisect_right(times, time_ns):
+                holds_ns[last - 1] += hold_ns
+        for time_ns, late_ns in self._lags:
+            if before := bisect_left(times, time_ns):
+                holds_ns[before - 1] += late_ns
+
+    def _take_chunks(self) -> None:
         chunks, columns = self._chunks, self._columns
         counted = columns.tokens is not None
         while chunks:
@@ -233,6 +349,8 @@ class StreamRecorder:
             else:
                 batch = [chunks.popleft() for _ in range(min(len(chunks), room))]
             times, sizes, tokens, kinds = zip(*batch, strict=True)
+            if not _is_plain(sizes, tokens, kinds):
+                times, sizes, tokens, kinds = zip(*map(_corrected, batch), strict=True)
             columns.times += times
             columns.sizes += sizes
             columns.kinds += kinds
@@ -241,9 +359,6 @@ class StreamRecorder:
                 columns.tokens += tokens
             else:
                 columns.tokens = None
-        if self._holds:
-            holds = list(self._holds)[: len(columns.times)]
-            columns.holds_ns = holds + [0] * (len(columns.times) - len(holds))
 
     @property
     def response(self) -> ResponseInfo | None:
@@ -265,3 +380,16 @@ class StreamRecorder:
             # The body ended normally but the response did not, so an intermediary closed it early.
             return End(end.time_ns, "upstream_error", "stream_truncated")
         return end
+
+
+class CheckedRecorder(StreamRecorder):
+    """A recorder that checks each call, as tests of an application should: in production a wrong argument must not raise."""
+
+    __slots__ = ()
+
+    def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
+        """Record a chunk. Raises ``TypeError`` for a wrong argument."""
+        if found := _check(size_bytes, tokens, kind):
+            what, expected = found.split("; ")
+            raise TypeError(f"record() got {what}: expected {expected}")
+        super().record(size_bytes, tokens, kind)

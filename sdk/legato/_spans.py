@@ -17,16 +17,15 @@ from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 
 from legato._clock import anchor_ns, clock_id, wall_ns
-from legato._recorder import Columns, End, Origin, StreamRecorder
+from legato._recorder import CONTENT, Columns, End, Origin, StreamRecorder
 from legato._timeline import HOLD_STEP_US, Kind, pack
 from legato._version import __version__
 
-__all__ = ["attributes_of", "start_span", "tracer"]
+__all__ = ["attributes_of", "send_silence", "start_span", "tracer"]
 
 STALL_NS = 250_000_000
 _HOLD_STEP_NS = HOLD_STEP_US * 1000
 _TEXT = int(Kind.TEXT)
-_CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 _QUEUED, _IDLE = 10, 12
 _OPEN_ENDED = ("client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort")
 
@@ -52,9 +51,34 @@ def tracer() -> trace.Tracer:
 
 def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span:
     """Start the span of a stream that began at this monotonic time."""
-    kind = trace.SpanKind.SERVER if origin.vantage in ("server", "gateway") else trace.SpanKind.CLIENT
     name = f"chat {origin.model}" if origin.model else "chat"
-    return tracer().start_span(name, context=context, kind=kind, start_time=wall_ns(start_ns))
+    return tracer().start_span(name, context=context, kind=_span_kind(origin), start_time=wall_ns(start_ns))
+
+
+def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, *, resumed: bool) -> None:
+    """Send that a stream has had no content from ``since_ns`` until ``until_ns`` (monotonic); ``resumed``: content arrived then.
+
+    The span is small: it has what `legato live` shows, and no timeline. It starts with the stream and is a child of the stream's span.
+    Times are rounded as in the timeline, so the gap that the stream's span has later begins at the same µs.
+    """
+    origin, kind = recorder.origin, _span_kind(recorder.origin)
+    named = {
+        "gen_ai.request.model": origin.model or (recorder.response.model if recorder.response else ""),
+        "legato.engine.id": origin.engine_id,
+    }
+    attributes: dict[str, Any] = {key: value for key, value in named.items() if value}
+    attributes["legato.stream.silent_since"] = (since_ns - recorder.start_ns) // 1000
+    if origin.vantage not in ("client", "server"):
+        attributes["legato.stream.vantage"] = origin.vantage
+    if resumed:
+        attributes["legato.stream.resumed"] = True
+    context, start = trace.set_span_in_context(recorder.span), wall_ns(recorder.start_ns)
+    span = tracer().start_span("legato.stream.silence", context=context, kind=kind, attributes=attributes, start_time=start)
+    span.end(end_time=wall_ns(until_ns))
+
+
+def _span_kind(origin: Origin) -> trace.SpanKind:
+    return trace.SpanKind.SERVER if origin.vantage in ("server", "gateway") else trace.SpanKind.CLIENT
 
 
 def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, now_ns: int) -> dict[str, Any]:
@@ -105,7 +129,7 @@ def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
     """Return the longest gap between reads with content and the number of stalls, both including the open gap."""
     times = columns.times
     if columns.kinds.count(_TEXT) != len(times):
-        times = [time for time, kind in zip(times, columns.kinds, strict=True) if kind in _CONTENT]
+        times = [time for time, kind in zip(times, columns.kinds, strict=True) if kind in CONTENT]
     gaps = list(map(sub, times[1:], times))
     if end and end.outcome in _OPEN_ENDED and times:
         gaps.append(max(0, end.time_ns - times[-1]))
@@ -118,7 +142,7 @@ def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
 
 def _first_token(columns: Columns, start_ns: int) -> dict[str, Any]:
     """Return the time to first token under each of the four keys that back ends read."""
-    first = next((time for time, kind in zip(columns.times, columns.kinds, strict=True) if kind in _CONTENT), None)
+    first = next((time for time, kind in zip(columns.times, columns.kinds, strict=True) if kind in CONTENT), None)
     if first is None:
         return {}
     seconds = (first - start_ns) / 1e9

@@ -6,7 +6,8 @@ from typing import Any
 
 from legato._clock import now_ns
 from legato._context import client_hash, current_client, current_conversation
-from legato._recorder import Origin, StreamRecorder
+from legato._errors import is_test
+from legato._recorder import CheckedRecorder, Origin, StreamRecorder
 from legato._spans import start_span
 from legato._state import settings
 from legato._worker import worker
@@ -25,7 +26,8 @@ def begin(origin: Origin, *, start_ns: int | None = None, context: Any = None, s
     origin.client_hash = origin.client_hash or client_hash(current_client(), chosen.client_hash_key)
     start = now_ns() if start_ns is None else start_ns
     tracker = worker()
-    recorder = StreamRecorder(origin, start_span(origin, start, context), start, tracker.finish, sse=sse)
+    kind = CheckedRecorder if is_test() else StreamRecorder
+    recorder = kind(origin, start_span(origin, start, context), start, tracker.finish, sse=sse)
     tracker.watch(recorder)
     return recorder
 

@@ -12,7 +12,9 @@ import os
 import queue
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry import trace
@@ -20,6 +22,8 @@ from opentelemetry import trace
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard
 from legato._recorder import StreamRecorder
+from legato._replies import replies
+from legato._silence import Silence
 from legato._spans import attributes_of, tracer
 
 __all__ = ["Worker", "flush", "stats", "worker"]
@@ -33,18 +37,27 @@ LEFT_NS = 1_000_000_000
 SNAPSHOT_FACTOR = 3
 
 
-class Worker:
-    """Finishes streams and takes snapshots; one per process.
+@dataclass(slots=True)
+class _Live:
+    """A running stream: when its next snapshot is due (monotonic ns), and its silence as far as it was reported."""
 
-    ``snapshot_interval_ms`` is the age of a stream at its first snapshot; 0 disables snapshots. ``clock`` returns monotonic ns.
+    reference: weakref.ref[StreamRecorder]
+    due_ns: int
+    silence: Silence = field(default_factory=Silence)
+
+
+class Worker:
+    """Finishes streams, takes snapshots and reports silent streams; one per process.
+
+    ``snapshot_interval_ms`` is the age of a stream at its first snapshot; 0 disables snapshots and reports. ``clock`` returns monotonic ns.
     """
 
     def __init__(self, snapshot_interval_ms: int, clock: Callable[[], int] = now_ns) -> None:
         self._interval_ns = snapshot_interval_ms * 1_000_000
         self._clock = clock
         self._queue: queue.Queue[StreamRecorder | None] = queue.Queue(QUEUE_MAX)
-        self._live: dict[int, tuple[weakref.ref[StreamRecorder], int]] = {}
-        self._counts = {"started": 0, "ended": 0, "snapshots": 0, "inline": 0}
+        self._live: dict[int, _Live] = {}
+        self._counts = {"started": 0, "ended": 0, "snapshots": 0, "silences": 0, "inline": 0}
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._idle = threading.Condition()
@@ -53,7 +66,7 @@ class Worker:
     def watch(self, recorder: StreamRecorder) -> None:
         """Track a stream that has begun, and start the thread if it does not run."""
         self._counts["started"] += 1
-        self._live[id(recorder)] = (weakref.ref(recorder), recorder.start_ns + self._interval_ns)
+        self._live[id(recorder)] = _Live(weakref.ref(recorder), recorder.start_ns + self._interval_ns)
         if self._thread is None or not self._thread.is_alive():
             self._start()
 
@@ -77,12 +90,23 @@ class Worker:
 
     def stats(self) -> Mapping[str, int]:
         """Return the counters, which ``legato.stats`` documents."""
-        return {**self._counts, "live": len(self._live), "queued": self._queue.qsize(), "faults": sum(faults.values())}
+        return {
+            **self._counts,
+            "live": len(self._live),
+            "queued": self._queue.qsize(),
+            "refused": replies.refused,
+            "faults": sum(faults.values()),
+        }
+
+    def in_flight(self) -> Mapping[tuple[str, str], int]:
+        """Return the number of running streams by vantage and model."""
+        running = (live.reference() for live in list(self._live.values()))
+        return Counter((recorder.origin.vantage, recorder.origin.model) for recorder in running if recorder is not None)
 
     def close(self) -> None:
         """End open streams as abandoned and flush. Called when the process exits."""
-        for reference, _ in list(self._live.values()):
-            recorder = reference()
+        for live in list(self._live.values()):
+            recorder = live.reference()
             if recorder is not None and recorder.left_ns:
                 recorder.end("client_cancel", at_ns=recorder.left_ns)
             elif recorder is not None:
@@ -114,23 +138,31 @@ class Worker:
                     self.tick()
 
     def tick(self) -> None:
-        """Take the snapshots that are due, cancel streams that were left, and digest recorders with many unparsed reads."""
+        """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""
         now = self._clock()
-        for key, (reference, due) in list(self._live.items()):
-            recorder = reference()
+        for key, live in list(self._live.items()):
+            recorder = live.reference()
             if recorder is None or recorder.ended:
                 self._live.pop(key, None)
-            elif recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
+                continue
+            if recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
                 recorder.end("client_cancel", at_ns=recorder.left_ns)
-            elif self._interval_ns and now >= due:
-                age = now - recorder.start_ns
-                following = self._interval_ns
-                while following <= age:
-                    following *= SNAPSHOT_FACTOR
-                self._live[key] = (reference, recorder.start_ns + following)
-                self._snapshot(recorder, now, following)
-            elif recorder.undigested >= DIGEST_AT:
-                recorder.digest()
+                continue
+            if self._interval_ns:
+                self._report(recorder, live, now)
+            if recorder.undigested >= DIGEST_AT:
+                recorder.parse()
+
+    def _report(self, recorder: StreamRecorder, live: _Live, now: int) -> None:
+        """Take the snapshot if it is due, and report the silence if that is due."""
+        if now >= live.due_ns:
+            age = now - recorder.start_ns
+            following = self._interval_ns
+            while following <= age:
+                following *= SNAPSHOT_FACTOR
+            live.due_ns = recorder.start_ns + following
+            self._snapshot(recorder, now, following)
+        self._counts["silences"] += live.silence.tick(recorder, now)
 
     def _snapshot(self, recorder: StreamRecorder, now: int, next_due_ns: int) -> None:
         columns = recorder.digest()
@@ -195,21 +227,26 @@ def worker() -> Worker:
 
 
 def flush(timeout_s: float = 5.0) -> bool:
-    """Wait until every ended stream is a span and the provider, if it supports ``force_flush``, has exported it. False on time-out.
+    """Wait until every ended stream is a span and the provider, if it supports ``force_flush``, has exported it.
+
+    Return False on time-out, and if the endpoint of ``configure()`` refuses the exports, for example because of a wrong token.
 
     A process that is ended by a signal runs no exit handlers: call this in its shutdown hook. `StreamMiddleware` does so itself.
     """
     if not worker().flush(timeout_s):
         return False
     force = getattr(trace.get_tracer_provider(), "force_flush", None)
-    return bool(force(int(timeout_s * 1000))) if force is not None else True
+    done = bool(force(int(timeout_s * 1000))) if force is not None else True
+    return done and not replies.is_refused
 
 
 def stats() -> Mapping[str, int]:
     """Return counters of this process.
 
-    ``started``, ``ended``, ``live``: streams that began, were finished, are running. ``snapshots``: snapshots sent. ``queued``: ended
-    streams in the worker's queue. ``inline``: streams finished by their caller because the queue was full. ``faults``: suppressed
-    exceptions of the SDK itself.
+    ``started``, ``ended``, ``live``: streams that began, were finished, are running. ``snapshots``: snapshots sent. ``silences``: reports
+    about silent streams. ``queued``: ended
+    streams in the worker's queue. ``inline``: streams finished by their caller because the queue was full. ``refused``: exports
+    that the endpoint refused for good, for example because of a wrong token. ``faults``: suppressed exceptions of the SDK itself, and wrong
+    arguments.
     """
     return worker().stats()

@@ -12,7 +12,9 @@ from typing import Any, TypeVar, overload
 
 from legato._clock import now_ns
 from legato._errors import guard
+from legato._loop import LoopLag, watch_loop
 from legato._recorder import Origin, StreamRecorder
+from legato._socket import QUIET_NS
 from legato._state import settings
 from legato._stream import begin
 
@@ -120,17 +122,25 @@ class AsyncWrapped(AsyncIterator[T]):
     def __init__(self, source: AsyncIterable[T], recording: _ItemRecording) -> None:
         self._source = source.__aiter__()
         self._recording = recording
+        self._loop: LoopLag | None = None
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
         self._recording.requested()
+        requested = now_ns()
+        if self._loop is None:
+            with guard("event-loop lag"):
+                self._loop = watch_loop(self._recording.recorder)
         try:
             item = await self._source.__anext__()
         except BaseException as error:
             self._recording.raised(error, StopAsyncIteration)
             raise
+        now = now_ns()
+        if self._loop is not None and now - requested > QUIET_NS:
+            self._recording.recorder.late(now, self._loop.lag_ns(requested, now))
         return self._recording.received(item)
 
     async def aclose(self) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.dashboards.panels import BOARDS, DIMENSIONS, ENGINE, Asked, Past, Row, View, by, same, shown, statements, views
+from helpers.dashboards.panels import BOARDS, DIMENSIONS, NODES, Asked, Past, Row, View, by, same, shown, statements, views
 
-MARKED = [name for name in BOARDS if name not in ("nodes", "stream", "self")]
+MARKED = [name for name in BOARDS if name not in ("nodes", "now", "runbook", "stream", "self")]
 
 
 def releases(past: Past, view: View) -> list[Row]:
@@ -61,18 +61,20 @@ def test_annotations_match_the_streams(asked: Asked, mark: str, expected: Any) -
 @pytest.mark.parametrize("name", BOARDS)
 def test_a_variable_lists_every_value_in_the_range(asked: Asked, name: str) -> None:
     """Every value in the range is listed once, in ascending order; an empty value is listed as `(none)`."""
-    columns = {"stream": {}, "self": {}, "nodes": ENGINE}.get(name, DIMENSIONS)
+    live = {variable: DIMENSIONS[variable] for variable in ("tenant", "service", "model", "vantage")}
+    columns = {"stream": {}, "runbook": {}, "self": {}, "nodes": NODES, "now": live}.get(name, DIMENSIONS)
     variables = {title: sql for title, sql in statements(name).items() if title.startswith("variable ")}
     assert list(variables) == [f"variable {variable}" for variable in columns]
-    rows = asked.past.steps if name == "nodes" else asked.past.streams
-    # Engines are also known from scraped metrics.
+    # Engines are known from steps and from scraped metrics. `test_panels_nodes` has the hosts, and what a chosen service leaves.
     metrics = ("legato.engine.up", "vllm:num_requests_running")
     scraped = [row for row in asked.past.samples if row["metric"] in metrics] if name == "nodes" else []
     for view in views(asked.past)[:3]:
-        for variable, column in columns.items():
+        for variable, column in ((variable, column) for variable, column in columns.items() if variable != "host"):
+            of_engines = name == "nodes" and variable in ("tenant", "engine")
+            rows = asked.past.steps if of_engines else asked.past.streams
             names = {row[column] or "(none)" for row in rows if view.has_minute(row["minute"])}
             read = [row for row in scraped if view.has_ns(row["recorded_at"]) and view.has_minute(row["recorded_at"] // 10**9 // 60 * 60)]
-            names |= {row[column] or "(none)" for row in read}
+            names |= {row[column] or "(none)" for row in read if of_engines}
             expected = [{"name": each} for each in sorted(names, key=str.encode)]
             same(asked.sql(variables[f"variable {variable}"], view), expected, f"{variable}, {view.name}")
 

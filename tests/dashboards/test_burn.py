@@ -84,7 +84,7 @@ def test_rules_use_the_engines_clock(store: Store) -> None:
     insert(store, int(time.time()), hour("now", service=new))
     insert(store, int(time.time()) + 7_200, hour("later", service=new))
     rows = store.select(ITL)
-    assert [row[1:5] for row in rows if row[4]] == [("now", "client", "page", 1)] and {row[1] for row in rows} == {"now"}
+    assert [row[1:7] for row in rows if row[6]] == [("now", "client", "default", 0.99, "page", 1)] and {row[1] for row in rows} == {"now"}
 
 
 def counted(store: Store, sql: str = ITL, severity: str = "page") -> dict[str, tuple[int, int]]:

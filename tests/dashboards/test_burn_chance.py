@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import pathlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +31,7 @@ from helpers.dashboards.burning import (
     table,
     upper,
 )  # fmt: skip
-from helpers.servers.stores import empty
+from helpers.servers.stores import copy_of, empty
 from legato_ingest.storage import Store
 
 FALSE_PAGES_MAX = 1e-3
@@ -80,8 +83,24 @@ def _clients(rng: np.random.Generator, counts: NDArray[np.int64], size: int) -> 
 
 
 @pytest.fixture(scope="module")
-def outcomes(unfilled: Store) -> dict[str, Outcome]:
-    """For each group the number of services, of pages, of tickets, and of pages that a rule without guards would raise."""
+def outcomes(unfilled: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """For each group the number of services, of pages, of tickets, and of pages that a rule without guards would raise.
+
+    The result depends on the rule and on this module alone. It is kept, because several processes run the tests of this module.
+    """
+    of = hashlib.sha256((ITL + pathlib.Path(__file__).read_text(encoding="utf-8")).encode()).hexdigest()[:16]
+    target = tmp_path_factory.mktemp("chance") / "kept"
+    copy_of(f"burn-chance-{of}", lambda folder: _keep(folder, _simulated_outcomes(unfilled)), target)
+    kept = json.loads((target / "outcomes.json").read_text(encoding="utf-8"))
+    return {name: (services, pages, tickets, naive) for name, (services, pages, tickets, naive) in kept.items()}
+
+
+def _keep(folder: pathlib.Path, found: dict[str, Outcome]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "outcomes.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _simulated_outcomes(unfilled: Store) -> dict[str, Outcome]:
     empty(unfilled)
     rng = np.random.default_rng(7)
     for groups, size in ((GROUPS, 1), (CLUSTERS, 20)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import pickle
 import re
 import time
 from collections import Counter
@@ -12,28 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from dashboards.alerts.burn import burn
 from dashboards.alerts.rules import RULES
-from demo.past import Placement, bodies, placements
-from helpers.builders.batches import received_spans
+from demo.past import placements
 from helpers.builders.spans import SECOND_NS
+from helpers.dashboards.incident_past import copy_incident, send
 from helpers.dashboards.minutes import rule_rows
 from helpers.servers.reading import open_store
-from helpers.servers.stores import copy_of, migrated
-from legato_ingest.attribution.worker import AttributionWorker
-from legato_ingest.definitions import GOOD, JUDGED, SLO_FIRST_OUTPUT_MS, SLO_GAP_MS
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
-from legato_ingest.storage import EmbeddedStore, Store
+from legato_ingest.storage import EmbeddedStore
 
 Row = dict[str, Any]
-AGE_S_MAX = 3_600
-# The longest window of a rule over streams is three days; older streams cannot change what a rule returns.
-RULES_SEE_NS = (3 * 86_400 + 3_600) * SECOND_NS
 
 
 # The burn-rate rules with their longest window alone.
@@ -44,12 +35,11 @@ THREE_DAYS = [
     burn("bad_reader_clients", "private", _TICKET, "1", "gap_max_us"),
 ]
 # What `legato report` counts, over the same minutes.
-LIMITS = {"gap_us": int(1000 * SLO_GAP_MS), "first_us": int(1000 * SLO_FIRST_OUTPUT_MS)}
-REPORT = f"""
-SELECT service_name AS service, vantage, countIf({JUDGED}) AS judged, countIf({JUDGED} AND {GOOD}) AS good
+REPORT = """
+SELECT service_name AS service, vantage, count(streams.good) AS judged, countIf(streams.good = 1) AS good
 FROM streams
 WHERE toStartOfMinute(start_time) > now() - INTERVAL 3 DAY AND toStartOfMinute(start_time) <= now()
-GROUP BY service, vantage""".replace("{gap_us:UInt64}", str(LIMITS["gap_us"])).replace("{first_us:UInt64}", str(LIMITS["first_us"]))
+GROUP BY service, vantage"""
 GAPS = """
 SELECT lower(hex(trace_id)) AS trace, max(gap_max_us) AS gap
 FROM streams
@@ -73,42 +63,15 @@ class Incident:
     gaps: Mapping[str, int]
 
 
-def send(store: Store, made: Sequence[Placement], now_ns: int) -> None:
-    """Store a past as the ingest does, with one insert for each table."""
-    requests = (ExportTraceServiceRequest.FromString(body) for body, _ in bodies(made))
-    batch = Batch.joined([received_spans(each, tenant="", now_ns=now_ns, limits=Limits()) for each in requests])
-    assert not batch.rejected.num_rows
-    for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
-        store.insert(table, rows)
-
-
-def _build(folder: pathlib.Path) -> None:
-    """Write the folder `store` with the past of the demo and a KV incident until now, judged and rolled up; and the file `times`."""
-    now_ns = time.time_ns()
-    made = [each for each in placements(now_ns, "kv") if now_ns - each.begin_ns < RULES_SEE_NS]
-    migrated(folder / "store")
-    store = EmbeddedStore(folder / "store")
-    try:
-        send(store, made, now_ns)
-        AttributionWorker(store, load(attribute_grace_s=0), Metrics()).again(0)
-        RollupWorker(store, load(), Metrics()).step()
-    finally:
-        store.close()
-    begin_ns = min(each.begin_ns for each in made if each.name == "kv")
-    (folder / "times").write_bytes(pickle.dumps((now_ns // SECOND_NS, begin_ns // SECOND_NS)))
-
-
 @pytest.fixture(scope="module")
 def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
     """The rules on a store with the incident, which is closed again."""
-    folder = tmp_path_factory.mktemp("incident") / "built"
-    copy_of("incident", _build, folder, AGE_S_MAX)
-    now_s, begin_s = pickle.loads((folder / "times").read_bytes())
-    store = EmbeddedStore(folder / "store")
+    folder, now_s, begin_s = copy_incident(tmp_path_factory.mktemp("incident") / "built")
+    store = EmbeddedStore(folder)
     try:
         (freezing,) = (rule.sql for rule in RULES if rule.name == "itl_burn")
         minutes = {minute: rule_rows(store, freezing, begin_s + 60 * minute) for minute in (-1, 8)}
-        rules = {rule.name: rule_rows(store, rule.sql, now_s) for rule in RULES}
+        rules = {rule.name: rule_rows(store, rule.sql, now_s) for rule in RULES if rule.name != "streams_stalled"}
         three_days = [row for sql in THREE_DAYS for row in rule_rows(store, sql, now_s)]
         gaps = {row["trace"]: row["gap"] for row in rule_rows(store, GAPS, now_s)}
         return Incident(rules, minutes, begin_s, three_days, rule_rows(store, REPORT, now_s), gaps)
@@ -175,6 +138,18 @@ def test_without_the_incident_no_rule_pages(tmp_path: pathlib.Path) -> None:
     with open_store(tmp_path / "store") as store:
         send(store, [each for each in placements(now_ns, "") if each.service == "shop"], now_ns)
         RollupWorker(store, load(), Metrics()).step()
-        rows = {rule.name: rule_rows(store, rule.sql, now_ns // SECOND_NS) for rule in RULES}
+        rows = {rule.name: rule_rows(store, rule.sql, now_ns // SECOND_NS) for rule in RULES if rule.name != "streams_stalled"}
     assert {row.get("severity", "ticket") for each in rows.values() for row in each if row["firing"]} <= {"ticket"}
     assert len(rows[RULES[0].name]) == 4
+
+
+def test_a_servers_row_has_the_cause_of_its_clients(incident: Incident) -> None:
+    """A server has no verdicts while its clients are recorded: those on the clients' stalls of the same traces are named."""
+    rows = [row for row in incident.rules["itl_burn"] if row["vantage"] == "server" and row["bad"] and row["burn_rate"] > row["burn_limit"]]
+    assert {row["service"] for row in rows} >= {"shop-gateway"}
+    clients = {row["service"]: row["cause"] for row in incident.rules["itl_burn"] if row["vantage"] == "client" and row["cause"]}
+    burning = [row for row in rows if row["firing"] or "nearer to the end user" in row["reason"]]
+    assert burning
+    for row in burning:
+        assert row["cause"] == clients[row["service"].removesuffix("-gateway")], row
+        assert "at the clients of these streams" in row["message"] and 0 < row["cause_share"] <= 1

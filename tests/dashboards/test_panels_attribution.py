@@ -23,10 +23,13 @@ def _us(rows: list[Row], name: str = "excess_us") -> int:
 
 
 def judged(past: Past, view: View) -> list[Row]:
-    """The number of verdicts next to the number of the clients' long gaps."""
-    felt = [row for row in shown(past.streams, view) if row["vantage"] == "client"]
-    gaps = sum(gap >= 250_000 for row in felt for gap in row["all_gaps"])
-    return [{"judged": len(_stalls(past, view)), "of client stalls": gaps}]
+    """The number of verdicts next to the number of long gaps: the clients', and those of servers without a client."""
+    rows, stalls = shown(past.streams, view), _stalls(past, view)
+    gaps = {side: [gap for row in rows if row["vantage"] == side for gap in row["all_gaps"]] for side in ("client", "server")}
+    long = {side: sum(gap >= 250_000 for gap in each) for side, each in gaps.items()}
+    at_servers = sum(row["vantage"] == "server" for row in stalls)
+    has_clients = any(row["vantage"] == "client" for row in rows)
+    return [{"judged": len(stalls), "of stalls": long["client"] + at_servers if has_clients else long["server"]}]
 
 
 def charged(past: Past, view: View) -> list[Row]:
@@ -35,10 +38,17 @@ def charged(past: Past, view: View) -> list[Row]:
     return [{"beyond healthy steps": _us(rows) / 1e6, "n": len(rows)}]
 
 
+def _state(share: float | None) -> str | None:
+    if share is None:
+        return None
+    return "explained" if share < 0.05 else "partly explained" if share < 0.25 else "poorly explained"
+
+
 def _share_of_time(causes: tuple[str, ...]) -> Callable[[Past, View], list[Row]]:
     def expected(past: Past, view: View) -> list[Row]:
         rows = _stalls(past, view)
-        return [{"of stalled time": ratio(_us([row for row in rows if row["cause"] in causes]), _us(rows)), "n": len(rows)}]
+        share = ratio(_us([row for row in rows if row["cause"] in causes]), _us(rows))
+        return [{"of stalled time": share, "state": _state(share), "n": len(rows)}]
 
     return expected
 
@@ -46,7 +56,8 @@ def _share_of_time(causes: tuple[str, ...]) -> Callable[[Past, View], list[Row]]
 def a_vantage_missing(past: Past, view: View) -> list[Row]:
     """The share of stalls with a missing vantage."""
     rows = _stalls(past, view)
-    return [{"of stalls": ratio(sum(bool(row["missing"]) for row in rows), len(rows)), "n": len(rows)}]
+    share = ratio(sum(bool(row["missing"]) for row in rows), len(rows))
+    return [{"of judged stalls": share, "state": _state(share), "n": len(rows)}]
 
 
 def time_by_cause(past: Past, view: View) -> list[Row]:
@@ -54,7 +65,7 @@ def time_by_cause(past: Past, view: View) -> list[Row]:
     parts: dict[tuple[int, str], int] = defaultdict(int)
     for row in _stalls(past, view):
         for cause, ns in dict(row["parts"]).items():
-            parts[view.point(row["minute"]), cause] += ns
+            parts[view.point(row["minute"]), cause] += max(ns, 0)
     kept = {key: ns for key, ns in parts.items() if key[1] != "base" and ns > 0}
     return _in_order([{"time": at, "cause": cause, "seconds": ns / 1e9} for (at, cause), ns in kept.items()])
 
@@ -107,9 +118,9 @@ def but_for(past: Past, view: View) -> list[Row]:
             "n": len(group),
             "stalls as they were": stalls,
             "left at least": stalls - _us(group, "stalls") + _us(group, "stalls_min"),
-            "left at most": stalls - _us(group, "stalls") + _us(group, "stalls_max"),
-            "time saved at least": ratio(saved["max"], stalled),
-            "time saved at most": ratio(saved["min"], stalled),
+            "left at most": min(stalls, stalls - _us(group, "stalls") + _us(group, "stalls_max")),
+            "time saved at least": ratio(max(0, saved["max"]), stalled),
+            "time saved at most": ratio(max(0, saved["min"]), stalled),
         }
 
     return sorted(grouped(rows, lambda row: row["cause"], made), key=lambda row: (-(row["time saved at most"] or 0), row["cause"]))
@@ -144,7 +155,7 @@ def engines(past: Past, view: View) -> list[Row]:
 EXPECTED = {
     "Stalls judged": judged,
     "Stalled time": charged,
-    "Unknown": _share_of_time(("unknown",)),
+    "Cause unknown": _share_of_time(("unknown",)),
     "Side known, cause unknown": _share_of_time(("generation", "delivery", "mixed")),
     "Stalls with a missing vantage": a_vantage_missing,
     "Stalled time by cause": time_by_cause,

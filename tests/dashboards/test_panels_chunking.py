@@ -105,7 +105,8 @@ def weeks(past: Past, view: View) -> list[Row]:
             "tokens per second": _rate(rows),
             "envelope bytes per text byte": _envelope(rows),
             "initial burst": _lump(rows),
-            "goodput": ratio(sum(not row["bad"] for row in judged), len(judged)),
+            "goodput": (goodput := ratio(sum(not row["bad"] for row in judged), len(judged))),
+            "state": None if goodput is None else "bad" if goodput < 0.95 else "below objective" if goodput < 0.99 else "good",
         }
 
     made_rows = grouped(shown(past.streams, view), lambda row: (_monday(row), _sender(row), row["model"]), made)

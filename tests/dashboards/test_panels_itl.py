@@ -34,7 +34,7 @@ def heatmap(past: Past, view: View) -> list[Row]:
     made = []
     for at, rows in _by_point(past, view):
         counts = Counter(min(max(math.floor(math.log2(max(gap, 1)) * 2), 20), 49) for gap in _pooled(rows))
-        made += [{"time": at, "le": _number(2 ** ((step + 1) / 2) / 1e6), "gaps": counts[step]} for step in range(20, 50)]
+        made += [{"time": at, "le": _number(2 ** ((step + 1) / 2) / 1e6), "Value": counts[step]} for step in range(20, 50)]
     return made
 
 
@@ -48,20 +48,22 @@ def _by_point(past: Past, view: View) -> list[tuple[int, list[Row]]]:
     return [(group["at"], group["rows"]) for group in groups]
 
 
+def _bound(us: float) -> str:
+    unit, scale, digits = ("s", 1e6, 2) if us >= 1e6 else ("ms", 1e3, 1) if us >= 1e3 else ("µs", 1, 1)
+    return f"{_number(round(us / scale, digits))} {unit}"
+
+
 def of_streams(past: Past, view: View) -> list[Row]:
-    """The number of streams by their p99 gap, with four bars per doubling."""
-
-    def made(bar: int, rows: list[Row]) -> Row:
-        counts = Counter(row["vantage"] for row in rows)
-        others = len(rows) - counts["client"] - counts["server"]
-        return {
-            "p99 gap up to": round(2 ** ((bar + 1) / 4) / 1e6, 6),
-            "client": counts["client"],
-            "server": counts["server"],
-            "others": others,
-        }
-
-    return grouped(_timed(past, view), lambda row: math.floor(math.log2(max(row["gap_p99_us"], 1)) * 4), made)
+    """The number of streams by their p99 gap, with four bars per doubling, from the first to the last bar with a stream."""
+    bars: dict[int, Counter[str]] = {}
+    for row in _timed(past, view):
+        bars.setdefault(math.floor(math.log2(max(row["gap_p99_us"], 1)) * 4), Counter())[row["vantage"]] += 1
+    made = []
+    for bar in range(min(bars), max(bars) + 1) if bars else ():
+        counts = bars.get(bar, Counter())
+        own = {side: counts[side] for side in ("client", "server")}
+        made.append({"p99 gap up to": _bound(2 ** ((bar + 1) / 4)), **own, "others": counts.total() - sum(own.values())})
+    return made
 
 
 def vantages(past: Past, view: View) -> list[Row]:
@@ -144,7 +146,7 @@ EXPECTED = {
     "Distribution of per-stream p99 gaps": of_streams,
     "Server against client": vantages,
     "Time-weighted gaps": weighted,
-    "p99 and median of per-stream p99": p99_of_p99,
+    "Per-stream p99 gap over time": p99_of_p99,
     "Stalls per 1,000 streams": stall_rate,
     "By model and release": models,
 }

@@ -6,10 +6,31 @@ from typing import Any
 
 import pytest
 
-from helpers.dashboards.panels import ENGINE, Asked, Past, Row, View, by, check, grouped, panels, quantile, ratio, shown
+from helpers.dashboards.panels import ALL, ENGINE, Asked, Past, Row, View, by, check, grouped, panels, quantile, ratio, shown, statements
+from legato_ingest.cli.grafana.macros import Range
 
 BOARD = "nodes"
-TENANT = {"tenant": "tenant"}
+MODELS = {"tenant": "tenant", "model": "model"}
+HOSTS = {**ENGINE, "host": "host"}
+STALLS = {**MODELS, **ENGINE, "service": "service_name"}
+SERVICE = {**MODELS, "service": "service_name"}
+RECENT_MS = 15 * 60_000
+
+
+def _served(past: Past, rows: list[Row], view: View) -> list[Row]:
+    """The rows of the engines that served the chosen services and models; all rows if none is chosen."""
+    if all(view.chosen(name) == [ALL] for name in ("service", "model")):
+        return rows
+    low_s, high_s = view.span.to_ms // 1000 - RECENT_MS // 1000, view.span.to_ms // 1000
+    recent = [row for row in past.streams if low_s * 10**9 < row["start_time"] <= high_s * 10**9]
+    traces = {(row["tenant"], row["trace_id"]) for row in recent if view.shows(row, SERVICE)}
+    engines = {(row["tenant"], row["engine_id"]) for row in recent if row["engine_id"] and (row["tenant"], row["trace_id"]) in traces}
+    engines |= {(row["tenant"], row["engine_id"]) for row in shown(past.stalls, view, SERVICE)}
+    return [row for row in rows if (row["tenant"], row["engine_id"]) in engines]
+
+
+def _steps(past: Past, view: View) -> list[Row]:
+    return _served(past, shown(past.steps, view, ENGINE), view)
 
 
 def _known(rows: list[Row], *names: str) -> list[Row]:
@@ -38,14 +59,12 @@ def kv(past: Past, view: View) -> list[Row]:
         used = [row["kv_used_ppm"] for row in rows]
         return {"KV max": max(used) / 1e6, "KV mean": sum(used) / 1e6 / len(used)}
 
-    return _by_engine(_known(shown(past.steps, view, ENGINE), "kv_used_ppm"), view, made)
+    return _by_engine(_known(_steps(past, view), "kv_used_ppm"), view, made)
 
 
 def preemptions(past: Past, view: View) -> list[Row]:
     """The rate per minute; a point has at least 60 s."""
-    return _by_engine(
-        shown(past.steps, view, ENGINE), view, lambda rows: {"preempted per minute": 60 * _sum(rows, "preempted") / max(60, view.point_s)}
-    )
+    return _by_engine(_steps(past, view), view, lambda rows: {"preempted per minute": 60 * _sum(rows, "preempted") / max(60, view.point_s)})
 
 
 WORK = ("prefill_tokens", "decode_tokens", "decode_requests")
@@ -57,7 +76,7 @@ def work(past: Past, view: View) -> list[Row]:
     def made(rows: list[Row]) -> Row:
         return {f"{kind} tokens per step": _sum(rows, f"{kind}_tokens") / len(rows) for kind in ("prefill", "decode")}
 
-    return _by_engine(_known(shown(past.steps, view, ENGINE), *WORK), view, made)
+    return _by_engine(_known(_steps(past, view), *WORK), view, made)
 
 
 def _intervals(rows: list[Row]) -> tuple[list[Any], list[Any]]:
@@ -75,12 +94,12 @@ def step_time(past: Past, view: View) -> list[Row]:
             "base: no prefill, p50": _s(quantile(pure, 0.5)),
         }
 
-    return _by_engine(shown(past.steps, view, ENGINE), view, made)
+    return _by_engine(_steps(past, view), view, made)
 
 
 def queue(past: Past, view: View) -> list[Row]:
     """Running and waiting requests, in minutes with a known number of running requests."""
-    steps = shown(past.steps, view, ENGINE)
+    steps = _steps(past, view)
     minutes = {(row["tenant"], row["engine_id"], row["minute"]) for row in _known(steps, "running")}
     rows = [row for row in steps if (row["tenant"], row["engine_id"], row["minute"]) in minutes]
 
@@ -94,7 +113,7 @@ def queue(past: Past, view: View) -> list[Row]:
 
 def speculation(past: Past, view: View) -> list[Row]:
     """Accepted drafts, in minutes with draft tokens."""
-    steps = shown(past.steps, view, ENGINE)
+    steps = _steps(past, view)
     drafted = by(steps, lambda row: (row["tenant"], row["engine_id"], row["minute"]))
     minutes = {key for key, rows in drafted.items() if _sum(_known(rows, "draft_tokens", "accepted_tokens"), "draft_tokens") > 0}
     rows = [row for row in steps if (row["tenant"], row["engine_id"], row["minute"]) in minutes]
@@ -111,7 +130,7 @@ def speculation(past: Past, view: View) -> list[Row]:
 
 def stalls(past: Past, view: View) -> list[Row]:
     """Stalls charged to known engines."""
-    rows = [row for row in shown(past.stalls, view, ENGINE) if row["engine_id"]]
+    rows = [row for row in shown(past.stalls, view, STALLS) if row["engine_id"]]
     return grouped(
         rows,
         lambda row: (view.point(row["minute"]), f"{row['engine_id']} · {row['cause']}"),
@@ -121,7 +140,7 @@ def stalls(past: Past, view: View) -> list[Row]:
 
 def _samples(past: Past, view: View, *metrics: str) -> list[Row]:
     rows = [row for row in past.samples if row["metric"] in metrics and row["value"] is not None]
-    return [row for row in rows if view.has_ns(row["recorded_at"]) and view.shows(row, ENGINE)]
+    return _served(past, [row for row in rows if view.has_ns(row["recorded_at"]) and view.shows(row, HOSTS)], view)
 
 
 def _grown(rows: list[Row]) -> list[Row]:
@@ -233,7 +252,8 @@ WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.
 def scraped_waits(past: Past, view: View) -> list[Row]:
     """Mean waiting times from delta histograms."""
     rows = [row for row in past.samples if row["metric"] in WAITS.values() and row["temporality"] == "delta" and row["count"]]
-    rows = [row for row in rows if row["sum"] is not None and view.has_ns(row["recorded_at"]) and view.shows(row, ENGINE)]
+    rows = [row for row in rows if row["sum"] is not None and view.has_ns(row["recorded_at"]) and view.shows(row, HOSTS)]
+    rows = _served(past, rows, view)
 
     def made(group: list[Row]) -> Row:
         own = {name: _of(group, metric) for name, metric in WAITS.items()}
@@ -243,8 +263,8 @@ def scraped_waits(past: Past, view: View) -> list[Row]:
 
 
 def ttft(past: Past, view: View) -> list[Row]:
-    """TTFT of the servers' streams. Only the tenant filters them, so servers without engines count, too."""
-    rows = [row for row in shown(past.streams, view, TENANT) if row["vantage"] == "server"]
+    """TTFT of the servers' streams. Only tenant and model filter them, so servers without engines count, too."""
+    rows = [row for row in shown(past.streams, view, MODELS) if row["vantage"] == "server"]
 
     def made(at: int, group: list[Row]) -> Row:
         first = [row["ttft_us"] for row in group if row["is_over"]]
@@ -265,7 +285,7 @@ def gpu_clocks(past: Past, view: View) -> list[Row]:
         name = f"{_node(row)} · {row['attributes']['hw.id']} · {row['metric'].removeprefix('hw.gpu.')}"
         return _point(view, row), name
 
-    return grouped(rows, key, lambda key, group: {"time": key[0], "gpu": key[1], "mhz": _mean(group)})
+    return grouped(rows, key, lambda key, group: {"time": key[0], "gpu": key[1], "hertz": 1e6 * _mean(group)})
 
 
 def throttling(past: Past, view: View) -> list[Row]:
@@ -321,7 +341,7 @@ def engines(past: Past, view: View) -> list[Row]:
             "last seen": max(row["minute"] for row in rows),
         }
 
-    return grouped(shown(past.steps, view, ENGINE), lambda row: row["engine_id"], made)
+    return grouped(_steps(past, view), lambda row: row["engine_id"], made)
 
 
 EXPECTED = {
@@ -356,3 +376,40 @@ def test_a_panel_matches_steps_and_samples(asked: Asked, title: str) -> None:
 def test_every_panel_is_expected() -> None:
     """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() == panels(BOARD).keys()
+
+
+# Variables.
+
+
+def _options(asked: Asked, variable: str, view: View) -> set[str]:
+    return {str(row["name"]) for row in asked.sql(statements(BOARD)[f"variable {variable}"], view).as_rows()}
+
+
+def test_engines_and_hosts_follow_from_the_service(asked: Asked) -> None:
+    """A chosen service leaves its engines, a chosen engine the hosts of its samples; a service without engines leaves none."""
+    every = asked.past.view("", 4, 60)
+    engines, hosts = (_options(asked, variable, every) for variable in ("engine", "host"))
+    assert {"shop-gpu-1", "spec-1"} <= engines and {"node-3", "node-4"} <= hosts
+    shop = asked.past.view("", 4, 60, {"service": "shop"})
+    found = _options(asked, "engine", shop)
+    assert "shop-gpu-1" in found < engines and "spec-1" not in found
+    assert _options(asked, "engine", asked.past.view("", 4, 60, {"service": "nothing"})) == set()
+    paged = asked.past.view("", 4, 60, {"engine": "paged-0"})
+    assert _options(asked, "host", paged) <= {"node-4"} and "node-3" not in _options(asked, "host", shop)
+
+
+def test_an_engine_without_stalls_is_found(asked: Asked) -> None:
+    """The streams of the last 15 minutes of a range name their engines, also those that stalled none of them."""
+    past, quiet = asked.past, past_without_stalls(asked.past)
+    row = next(row for row in past.streams if row["engine_id"] and row["service_name"])
+    to_ms = row["start_time"] // 10**6 + 60_000
+    for values in ({"service": row["service_name"]}, {"model": row["model"]}):
+        view = View("", Range(to_ms - 20 * 60_000, to_ms, 60_000), values)
+        assert [each for each in _served(quiet, [row], view)] == [row]
+        found = asked.panel(BOARD, "Engines", view).as_rows()
+        assert [each["engine"] for each in found] == sorted({each["engine_id"] for each in _steps(past, view)})
+
+
+def past_without_stalls(past: Past) -> Past:
+    """The same past without verdicts on stalls."""
+    return Past(past.now_ns, past.tenant, {**past.tables, "stalls": []})

@@ -69,7 +69,7 @@ def _rejected(past: Past, view: View) -> list[Row]:
 def rejected(past: Past, view: View) -> list[Row]:
     """Rejected spans, each counted once even if it was sent several times."""
     rows = _rejected(past, view)
-    return [{"rejected": len(rows), "n reasons": len({row["reason"] for row in rows})}]
+    return [{"rejected": len(rows), "state": "some rejected" if rows else None, "n reasons": len({row["reason"] for row in rows})}]
 
 
 def reasons(past: Past, view: View) -> list[Row]:

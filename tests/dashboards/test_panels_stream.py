@@ -267,4 +267,18 @@ def test_an_id_finds_all_vantages(asked: Asked) -> None:
 
 def test_every_panel_is_expected() -> None:
     """Every panel of the dashboard has an expectation in this module."""
-    assert EXPECTED.keys() == panels(BOARD).keys()
+    assert EXPECTED.keys() | {"Worst streams of this range"} == panels(BOARD).keys()
+
+
+@pytest.mark.parametrize("chosen", ["", "f" * 32, "' OR 1=1 --"])
+def test_the_worst_streams_can_be_opened(asked: Asked, chosen: str) -> None:
+    """The 20 streams of the range with the longest gaps, of all services and vantages, whatever stream is chosen."""
+    for view in (asked.past.view("", hours, 60, {"stream": chosen}) for hours in (1, 4, 15 * 24)):
+        rows = [row for row in asked.past.streams if view.has_ns(row["start_time"]) and row["gap_max_us"] and row["outcome"] != "running"]
+        made = {(row["trace_id"].hex(), row["vantage"]): row for row in rows}
+        found = asked.panel(BOARD, "Worst streams of this range", view).as_rows()
+        assert [row["max gap"] for row in found] == sorted((row["gap_max_us"] / 1e6 for row in rows), reverse=True)[:20]
+        for row in found:
+            own = made[row["stream"], row["vantage"]]
+            figures = ("started", "start_time"), ("service", "service_name"), ("model", "model"), ("stalls", "stalls_250ms")
+            assert all(row[name] == own[column] for name, column in (*figures, ("outcome", "outcome")))

@@ -41,38 +41,63 @@ def _jitter(rows: list[Row]) -> float | None:
     return _scaled(quantile(permille, 0.5), 1000)
 
 
-def _number(title: str, value: float | None, n: int) -> list[Row]:
-    return [{title: value, "n": n}]
+WORDS = {
+    "goodput": {0.0: "bad", 0.95: "below objective", 0.99: "good"},
+    "gap": {0.0: "smooth", 0.25: "visible", 0.4: "frozen"},
+    "jitter": {0.0: "even", 5.0: "uneven", 10.0: "in bursts"},
+    "first": {0.0: "in time", 1.0: "slow", 2.0: "late"},
+}
+
+
+BUDGET = {float("-inf"): "used up", 0.0: "nearly used up", 0.25: "within budget"}
+
+
+def _state(scale: str, value: float | None) -> str | None:
+    """The word of a figure: that of the highest bound that it reaches."""
+    return None if value is None else [word for since, word in WORDS[scale].items() if value >= since][-1]
+
+
+def _number(title: str, value: float | None, n: int, scale: str = "") -> list[Row]:
+    return [{title: value, **({"state": _state(scale, value)} if scale else {}), "n": n}]
+
+
+def traffic(past: Past, view: View) -> list[Row]:
+    """Streams that began per minute; a point has at least 60 s."""
+    return grouped(
+        shown(past.streams, view),
+        lambda row: (view.point(row["minute"]), f"{row['service_name']} · {row['vantage']}"),
+        lambda key, rows: {"time": key[0], "service": key[1], "streams per minute": 60 * len(rows) / max(60, view.point_s)},
+    )
 
 
 def goodput(past: Past, view: View) -> list[Row]:
     """The share of judged streams without a long gap, an error or a late start."""
     rows = shown(past.streams, view)
-    return _number("goodput", ratio(_good(rows), _judged(rows)), _judged(rows))
+    return _number("goodput", ratio(_good(rows), _judged(rows)), _judged(rows), "goodput")
 
 
 def gap_p99_p99(past: Past, view: View) -> list[Row]:
     """The p99 over ended streams with gaps of their p99 gap."""
     values = _timed(shown(past.streams, view), "gap_p99_us")
-    return _number("p99", _seconds(values, 0.99), len(values))
+    return _number("p99", _seconds(values, 0.99), len(values), "gap")
 
 
 def gap_max_p99(past: Past, view: View) -> list[Row]:
     """The p99 over ended streams with gaps of their longest gap."""
     values = _timed(shown(past.streams, view), "gap_max_us")
-    return _number("p99", _seconds(values, 0.99), len(values))
+    return _number("p99", _seconds(values, 0.99), len(values), "gap")
 
 
 def jitter(past: Past, view: View) -> list[Row]:
     """The median jitter ratio of streams with enough gaps."""
     rows = shown(past.streams, view)
-    return _number("median", _jitter(rows), sum(row["jitter_ratio"] is not None for row in _ended(rows)))
+    return _number("median", _jitter(rows), sum(row["jitter_ratio"] is not None for row in _ended(rows)), "jitter")
 
 
 def ttft_p95(past: Past, view: View) -> list[Row]:
     """The p95 of TTFT over streams with a first token."""
     values = [row["ttft_us"] for row in _ended(shown(past.streams, view)) if row["ttft_us"] is not None]
-    return _number("p95", _seconds(values, 0.95), len(values))
+    return _number("p95", _seconds(values, 0.95), len(values), "first")
 
 
 def disconnects(past: Past, view: View) -> list[Row]:
@@ -154,6 +179,7 @@ def by_service(past: Past, view: View) -> list[Row]:
             **dict(zip((COLUMN_TITLES.get(name, name) for name in DIMENSIONS), key, strict=True)),
             "n": len(rows),
             "goodput": ratio(_good(rows), _judged(rows)),
+            "state": _state("goodput", ratio(_good(rows), _judged(rows))),
             "p99 of p99 gap": _seconds(p99, 0.99),
             "p99 max gap": _seconds(gaps, 0.99),
             "worst gap": max(gaps) / 1e6 if gaps else None,
@@ -169,7 +195,24 @@ def by_service(past: Past, view: View) -> list[Row]:
     return sorted(made_rows, key=lambda row: (-row["n"], *(row[name] for name in order)))[:500]
 
 
+def budgets(past: Past, view: View) -> list[Row]:
+    """The budget of the default objective by service and vantage, whatever the range: one bad stream in a hundred."""
+
+    def made(key: Any, rows: list[Row]) -> Row:
+        n, bad = len(rows), len(rows) - _good(rows)
+        left = 1 - bad / (n * (1 - 0.99))
+        state = [word for since, word in BUDGET.items() if left >= since][-1]
+        names = {"service": key[0], "vantage": key[1], "objective": "default", "target": 0.99}
+        return {**names, "state": state, "budget left": left, "streams": n, "bad": bad}
+
+    judged = [row for row in past.streams if row["is_judged"] and view.shows(row)]
+    made_rows = grouped(judged, lambda row: (row["service_name"], row["vantage"]), made)
+    return sorted(made_rows, key=lambda row: (row["budget left"], -row["streams"], row["service"], row["vantage"]))[:50]
+
+
 EXPECTED = {
+    "Error budget left": budgets,
+    "Traffic": traffic,
     "Goodput": goodput,
     "p99 of per-stream p99 gap": gap_p99_p99,
     "p99 of the longest gap": gap_max_p99,
@@ -183,7 +226,7 @@ EXPECTED = {
     "Bad streams by reason": not_good,
     "By service, release, model, provider, route, vantage, transport": by_service,
 }
-SEPARATE = {"Worst streams"}
+SEPARATE = {"In flight now", "Stalled time by cause", "Worst streams"}
 
 
 @pytest.mark.parametrize("title", EXPECTED)
@@ -195,6 +238,12 @@ def test_a_panel_matches_the_streams(asked: Asked, title: str) -> None:
 def test_every_panel_is_expected() -> None:
     """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() | SEPARATE == panels(BOARD).keys()
+
+
+@pytest.mark.parametrize(("title", "other"), [("Stalled time by cause", "attribution"), ("In flight now", "now")])
+def test_the_first_row_shows_panels_of_other_boards(title: str, other: str) -> None:
+    """The same statement as on the other board, of which the test module compares the rows."""
+    assert panels(BOARD)[title] == panels(other)[title]
 
 
 def _worst(row: Row) -> Row:

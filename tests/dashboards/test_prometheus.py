@@ -24,11 +24,13 @@ from helpers.servers.serving import serve_process, served
 from legato._timeline import pack
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.convert import convert_spans
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
+from legato_ingest.storage.objective_rows import apply
 from legato_ingest.write import app
 from legato_ingest.write.committer import Committer
 
@@ -105,6 +107,7 @@ def streams_of(seed: int, count: int = 200) -> ExportTraceServiceRequest:
             "legato.stream.timeline": pack(times, None, None, kinds),
             "legato.stream.outcome": rng.choice(("complete", "complete", "client_cancel", "timeout", "upstream_error", "engine_abort")),
             "legato.stream.vantage": rng.choice(("client", "server")),
+            "gen_ai.request.model": rng.choice(("a_1", "ab1")),
         }
         more: dict[str, Any] = {"drop": ("legato.stream.timeline",)} if rng.random() < 0.1 else {}
         if rng.random() < 0.1:
@@ -126,9 +129,9 @@ def counted(metrics: Metrics) -> Counter[tuple[str, str, str]]:
     return +found
 
 
-def rolled(store: Store, **settings: Any) -> Counter[tuple[str, str, str]]:
+def rolled(store: Store) -> Counter[tuple[str, str, str]]:
     """The streams in the 1-minute rollups by service, vantage and result."""
-    RollupWorker(store, load(**settings), Metrics()).again(0)
+    RollupWorker(store, load(), Metrics()).again(0)
     columns = "sum(good), sum(bad_gap), sum(bad_error), sum(bad_late)"
     rows = store.select(f"SELECT service_name, vantage, {columns} FROM stream_minutes FINAL GROUP BY service_name, vantage")
     return +Counter(
@@ -176,15 +179,21 @@ def test_a_row_that_the_store_rejects_does_not_count(store: Store) -> None:
         assert counted(metrics) == rolled(store) != Counter()
 
 
-def test_the_counters_use_the_configured_limits(store: Store) -> None:
-    """Other SLO limits change the counters and the rollups in the same way."""
+def test_the_counters_follow_the_objectives(store: Store) -> None:
+    """Other limits, also for one model alone, change the counters and the rollups in the same way."""
     with committing(store) as (committer, metrics):
         send(committer, streams_of(5))
         usual = counted(metrics)
     store.command("TRUNCATE TABLE stream_revs")
-    with committing(store, slo_gap_ms=90.0, slo_first_output_ms=300.0) as (committer, metrics):
-        send(committer, streams_of(5))
-        assert counted(metrics) == rolled(store, slo_gap_ms=90.0, slo_first_output_ms=300.0) != usual
+    strict = Objective(name="strict", gap_limit_ms=90, first_output_limit_ms=300)
+    for objectives in ([strict], [Objective(name="lax", model="a_*", gap_limit_ms=1_000, first_output_limit_ms=10_000), strict]):
+        apply(store, objectives)
+        with committing(store, objectives=objectives) as (committer, metrics):
+            send(committer, streams_of(5))
+            found = counted(metrics)
+        assert found == rolled(store) != usual
+        usual = found
+        store.command("TRUNCATE TABLE stream_revs")
 
 
 def test_all_results_exist_from_the_first_stream(store: Store) -> None:

@@ -180,6 +180,14 @@ def test_missing_samples_fire(store: Store) -> None:
     assert firing(store, INGEST, "host", "what", at_s=NOW_S + 15) == set()
 
 
+def test_a_stopped_process_is_not_silent(store: Store) -> None:
+    """After a deploy the old process is gone: its last sample has `legato_up` 0. One that was killed fires."""
+    for host, last in (("stopped", 0.0), ("killed", 1.0)):
+        sample(store, 600, {**HEALTHY, "legato_up": 1.0}, host)
+        sample(store, 400, {**HEALTHY, "legato_up": last}, host)
+    assert {host for host, what in firing(store, INGEST, "host", "what") if what == "silent, s"} == {"killed"}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "failures"), [((), (1.0,), 1), ((5.0, 5.0), (5.0, 5.0), 0), ((5.0,), (6.0, 2.0, 3.0), 4), ((5.0,), (5.0, 1.0), 1)]
 )

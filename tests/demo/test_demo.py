@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from demo.recording import load
 from helpers.servers.ports import free_port
+from helpers.servers.serving import legato
 from legato_ingest.cli.client import Reader
 
 _PATIENCE_S = 120.0
@@ -27,7 +28,9 @@ def _demo(data: pathlib.Path, *arguments: str) -> Iterator[subprocess.Popen[str]
     """Run a demo on free ports and kill it at the end of the block, also when an assertion in the block fails."""
     ports = ["--otlp-port", str(free_port()), "--read-port", str(free_port())]
     command = [sys.executable, "-m", "demo", "--data", str(data), *ports, *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    # As wide as without COLUMNS: pytest's own environment may name another width.
+    environ = {**os.environ, "COLUMNS": "120"}
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield process
         finally:
@@ -82,7 +85,9 @@ def test_the_demo_shows_what_was_recorded(tmp_path: pathlib.Path) -> None:
     # The engine's steps were stored: stalls have causes, and the prompts and preemptions behind them are listed.
     assert result["stalls_judged"] >= 100 and result["stalls_explained"] >= 0.97 * result["stalls_judged"]
     assert "legato blame" in output and "prompt tokens prefilled" in output and "preempted: chatcmpl-" in output
-    assert "itself preempted" in " ".join(output.split()) and "in full:" in output and "each within" in output
+    # Texts are wrapped where the width of the numbers before them says.
+    words = " ".join(output.split())
+    assert "itself preempted" in words and "in full:" in words and "each within" in words
     assert _processes(tmp_path) == {}
 
 
@@ -150,7 +155,10 @@ def test_an_unknown_recording_is_one_line(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_incident_in_the_past_fires_the_burn_rate_rule_and_no_other(tmp_path: pathlib.Path) -> None:
-    """After `make demo ARGS="--incident kv"`, each rule's SQL on the store: only one fires, and its cause and the rollups are correct."""
+    """After `make demo ARGS="--incident kv"`, each rule's SQL on the store: only one fires, and its cause and the rollups are correct.
+
+    `legato doctor` finds no fault in the demo.
+    """
     with _demo(tmp_path, "--incident", "kv", "--seconds", "2") as process:
         output = _read_until(process, "Ctrl-C ends all of it")
         read = re.search(r"answers queries at (http://\S+)", output)
@@ -164,9 +172,13 @@ def test_an_incident_in_the_past_fires_the_burn_rate_rule_and_no_other(tmp_path:
         (blame,) = reader.rows(f"SELECT cause FROM {newest} GROUP BY cause ORDER BY sum(excess_us) DESC LIMIT 1")
         (minutes,) = reader.rows("SELECT sum(streams) AS streams FROM stream_minutes FINAL")
         (streams,) = reader.rows("SELECT count() AS streams FROM streams")
+        otlp = re.search(r"accepts OTLP at (http://\S+)", output)
+        assert otlp is not None
+        doctor = legato("doctor", environ={"LEGATO_READ_URL": read.group(1), "LEGATO_ENDPOINT": otlp.group(1)})
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
-    assert len(firing) == 7 and [name for name, rows in firing.items() if rows] == ["itl_burn"]
+    assert doctor.returncode == 0 and "0 faults, 0 warnings" in doctor.stdout, doctor.stdout
+    assert len(firing) == 8 and [name for name, rows in firing.items() if rows] == ["itl_burn"]
     pages = {(row["service"], row["vantage"]): row for row in firing["itl_burn"] if row["severity"] == "page"}
     # The gateway's rows are the same streams.
     assert set(pages) == {("shop", "client")}

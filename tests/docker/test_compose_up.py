@@ -70,7 +70,7 @@ def stack() -> Iterator[Stack]:
     if why := collector.missing():
         pytest.skip(why)
     own = not (ROOT / ".env").exists()
-    subprocess.run([sys.executable, "deploy/make_env.py"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "deploy/make_env.py"], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
     values = dict(line.split("=", 1) for line in (ROOT / ".env").read_text().splitlines())
     ports = {name: str(free_port()) for name in ("LEGATO_READ_PORT", "LEGATO_OTLP_HTTP_PORT", "LEGATO_OTLP_GRPC_PORT")}
     made = Stack(
@@ -120,6 +120,12 @@ def test_the_demo_load_has_engine_steps(stack: Stack) -> None:
     until(lambda: stack.query("SELECT uniqExact(vantage) FROM streams WHERE startsWith(service_name, 'demo-')") == "2", 120)
     until(lambda: stack.query("SELECT count() > 0 FROM engine_steps") == "1", 90)
     until(lambda: stack.query(f"SELECT count() > 0 FROM verdicts FINAL WHERE {of('demo-app')} AND engine_id != ''") == "1", 90)
+
+
+def test_the_collectors_queue_is_in_the_store(stack: Stack) -> None:
+    """The alert rule on the Collector's queue has data, from the host name in the configuration."""
+    rule = (ROOT / "dashboards" / "alerts" / "collector_backlog.sql").read_text(encoding="utf-8")
+    until(lambda: stack.query(rule).startswith("collector\totlp_http/legato\t0\t"), 90)
 
 
 def test_requests_without_a_valid_token_are_rejected(stack: Stack) -> None:

@@ -1,8 +1,10 @@
-"""The built distribution: it contains the schema and the dashboards, and `legato serve` starts from it without a checkout."""
+"""The built distributions, each installed alone into an empty environment: nothing is missing that a checkout would have."""
 
 from __future__ import annotations
 
 import pathlib
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,10 +13,16 @@ import zipfile
 import httpx
 import pytest
 
+from helpers.platform.environment import Environment, environment
 from helpers.repo.repository import ROOT
-from helpers.servers.serving import legato, serve_process
+from helpers.servers.grafana import TOKEN, grafana_double
+from helpers.servers.serving import serve_process
 
 PATTERNS = ("schema/*.sql", "schema/cluster/*.sql", "schema/**/replaced.json", "dashboards/legato-*.json", "dashboards/alerts/*.sql")
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+PAGES = sorted(
+    path for path in (*ROOT.glob("*.md"), *ROOT.glob("[!.]*/**/*.md"), *UNITS) if "pip install" in path.read_text(encoding="utf-8")
+)
 IGNORED = shutil.ignore_patterns("__pycache__", "dist", ".*")
 
 
@@ -48,12 +56,9 @@ def wheel(checkout: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def unpacked(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The unpacked wheel, far from any checkout."""
-    folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
+def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the wheel of `legato-ingest`, far from any checkout."""
+    return environment(tmp_path_factory.mktemp("installed") / "ingest", wheel, "chdb", "grafana")
 
 
 def contents(wheel: pathlib.Path) -> dict[str, list[bytes]]:
@@ -101,10 +106,8 @@ def test_an_editable_install_has_no_copy() -> None:
     assert done.stdout.split() == [str(ROOT / "schema"), str(ROOT / "dashboards")]
 
 
-def test_serve_starts_from_the_wheel(unpacked: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It migrates a new store with the packed schema and answers; the packed dashboards and the cluster's schema are found too."""
-    monkeypatch.chdir(tmp_path)
-    environ = {"PYTHONPATH": str(unpacked)}
+def test_the_installed_package_has_its_own_files(installed: Environment) -> None:
+    """The schema, also the cluster's, and the dashboards are those of the wheel."""
     script = (
         "import legato_ingest; from legato_ingest.cli.grafana import dashboard_files; from legato_ingest.settings import load\n"
         "from legato_ingest.storage import migrate\n"
@@ -112,11 +115,58 @@ def test_serve_starts_from_the_wheel(unpacked: pathlib.Path, tmp_path: pathlib.P
         "boards, files = dashboard_files.load(own.dashboards_dir), migrate.load(cluster.schema_dir)\n"
         "print(legato_ingest.__file__, own.schema_dir, len(boards), len(files))"
     )
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
-    package = unpacked / "legato_ingest"
+    done = installed.run("python", "-c", script)
     files = len(list((ROOT / "schema" / "cluster").glob("*.sql")))
-    assert done.stdout.split() == [str(package / "__init__.py"), str(package / "data" / "schema"), "8", str(files)], done.stderr
-    with serve_process(tmp_path / "store", **environ) as served:
+    module, schema, *counts = done.stdout.split()
+    package = pathlib.Path(module).parent
+    assert package.is_relative_to(installed.folder) and schema == str(package / "data" / "schema") and counts == ["10", str(files)], done
+
+
+def test_the_installed_commands_work(installed: Environment, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`legato serve` migrates a new store and answers, `legato slo` evaluates the rules, and `dashboards push` sends the dashboards."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store").mkdir()
+    with serve_process(tmp_path / "store", python=installed.python) as served:
         assert httpx.post(served.read, content="SELECT count() FROM streams").text == "0\n"
-        status = legato("schema", "status", environ=served.environ)
-        assert status.returncode == 0 and "0022" in status.stdout and "missing" not in status.stdout
+        environ = {"LEGATO_STORE": served.environ["LEGATO_STORE"], "LEGATO_READ_URL": served.read}
+        status = installed.run("legato", "schema", "status", **environ)
+        assert status.returncode == 0 and "0022" in status.stdout and "missing" not in status.stdout, status
+        slo = installed.run("legato", "slo", **environ)
+        assert slo.returncode == 0 and "no budget burns" in slo.stdout, slo
+        with grafana_double() as grafana:
+            push = ("dashboards", "push", "--url", grafana.url, "--clickhouse", served.read)
+            pushed = installed.run("legato", *push, LEGATO_GRAFANA_TOKEN=TOKEN)
+            assert pushed.returncode == 0 and len(grafana.boards) == 10, pushed
+
+
+def test_without_chdb_an_embedded_store_names_the_extra(tmp_path: pathlib.Path) -> None:
+    """In one line: `pip install` of the wheel without extras is for a ClickHouse server."""
+    script = "import sys; sys.modules['chdb'] = None; sys.argv = ['legato', 'serve']; from legato_ingest.cli.main import main; main()"
+    environ = {"LEGATO_STORE": f"chdb://{tmp_path / 'store'}"}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "pip install 'legato-ingest[chdb]'" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_the_sdk_alone(tmp_path: pathlib.Path) -> None:
+    """It records with its one dependency, and says what an export needs."""
+    made = environment(tmp_path / "sdk", wheel_of(ROOT / "sdk", tmp_path / "wheel"))
+    done = made.run("python", "-c", "import legato, legato.asgi; print(*legato.wrap(iter('ab')), legato.__file__); legato.configure()")
+    assert done.stdout.startswith(f"a b {made.folder}") and "pip install 'legato[otlp]'" in done.stderr.splitlines()[-1], done
+
+
+def test_the_agent_alone(tmp_path: pathlib.Path) -> None:
+    """Its plugins load without any dependency; with its extra the command lists what it finds."""
+    wheel = wheel_of(ROOT / "gpu_agent", tmp_path / "wheel")
+    plugins = environment(tmp_path / "plugins", wheel)
+    done = plugins.run("python", "-c", "from legato_gpu_agent.plugin import recorder, scheduler_hook; print(recorder.__file__)")
+    assert done.stdout.startswith(str(plugins.folder)), done
+    agent = environment(tmp_path / "agent", wheel, "agent").run("legato-gpu-agent", "--once", "--print", HOME=str(tmp_path))
+    assert "engines were searched" in agent.stdout + agent.stderr, agent
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_documents_install_from_the_checkout(path: pathlib.Path) -> None:
+    """No page asks for a name in a package index: Legato is in none, so the name would be a stranger's package."""
+    for command in re.findall(r"pip install ([^`\n#]+)", path.read_text(encoding="utf-8")):
+        names = [word for word in shlex.split(command.partition(" &&")[0].rstrip(".,;:)")) if not word.startswith("-")]
+        assert names and all(name.startswith("./") for name in names), command

@@ -16,7 +16,7 @@ from legato_ingest.storage import EmbeddedStore, Store
 
 FOLDER = ROOT / "schema" / "cluster"
 FILES = sorted(FOLDER.glob("*.sql"))
-SHARDED = {"stream_revs", "stream_sockets", "verdicts", "replays", "rejected"}
+SHARDED = {"stream_revs", "stream_silences", "stream_sockets", "verdicts", "replays", "rejected"}
 
 
 def created(folder: pathlib.Path) -> dict[str, str]:
@@ -99,3 +99,28 @@ def test_a_later_file_alters_the_tables_of_the_shards_too(tmp_path: pathlib.Path
         ("index_local", f"ALTER TABLE verdicts_local {cluster}\n    ADD INDEX IF NOT EXISTS i color TYPE minmax\n"),
         ("steps", f"ALTER TABLE engine_steps {cluster}\n    {added}\n"),
     ]
+
+
+def test_comments_are_on_the_table_that_readers_see(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two statements, because ClickHouse passes comments of both kinds in one statement to one replica only."""
+    about, columns = "    MODIFY COMMENT 'One row, per x',", "    COMMENT COLUMN a 'x, y',\n    COMMENT COLUMN b 'z'"
+    (tmp_path / "0001_verdicts_comments.sql").write_text(f"-- Why.\nALTER TABLE verdicts\n{about}\n{columns}\n", encoding="utf-8")
+    monkeypatch.setattr(cluster_schema, "SOURCE", tmp_path)
+    cluster = "ON CLUSTER '{cluster}'"
+    assert list(cluster_schema.statements()) == [
+        ("verdicts_comments", f"-- Why.\nALTER TABLE verdicts {cluster}\n{columns}\n"),
+        (
+            "verdicts_comments_table",
+            f"-- The same for the table itself.\nALTER TABLE verdicts {cluster}\n    MODIFY COMMENT 'One row, per x'\n",
+        ),
+    ]
+
+
+def test_settings_come_before_a_comment(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    """Behind it, ClickHouse would take them for settings of the statement and refuse it."""
+    made = "CREATE TABLE x\n(\n    a UInt8 COMMENT 'A'\n)\nENGINE = MergeTree\nORDER BY a\nCOMMENT 'One row per x'\n"
+    (tmp_path / "0001_x.sql").write_text(made, encoding="utf-8")
+    monkeypatch.setattr(cluster_schema, "SOURCE", tmp_path)
+    ((_, text),) = cluster_schema.statements()
+    assert text.endswith("\nCOMMENT 'One row per x'\n") and "\nSETTINGS replicated_deduplication_window" in text
+    assert store.select(f"EXPLAIN AST {text}")

@@ -7,6 +7,7 @@ tenth round, because a node may have hundreds. Each resource has a separate coll
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from legato_gpu_agent.collectors.base import NotAvailable
@@ -37,7 +38,10 @@ class _HostCollector:
 
 
 class Cpu(_HostCollector):
-    """Time of all CPUs by mode, the share of each mode since the last round, and of each CPU the shares of idle and stolen time."""
+    """Time of all CPUs by mode, the share of each mode since the last round, and of each CPU the shares of idle and stolen time.
+
+    Also the processor time of the agent itself.
+    """
 
     name = "cpu"
 
@@ -55,6 +59,7 @@ class Cpu(_HostCollector):
             # Linux sometimes lowers iowait and idle a little, which is not a reset of the counter.
             self._largest_s[mode] = max(value, self._largest_s.get(mode, 0.0))
             yield self._count("system.cpu.time", "s", self._largest_s[mode], now_ns, cpu__mode=mode)
+        yield self._count("legato.agent.cpu.time", "s", time.process_time(), now_ns)
         yield from self._shares(seconds, "", tuple(seconds.get("", {})))
         for cpu in list(seconds)[1 : _CPUS_MAX + 1] if with_each else ():
             yield from self._shares(seconds, cpu, ("idle", "steal"))

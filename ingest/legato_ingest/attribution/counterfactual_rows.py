@@ -37,13 +37,13 @@ def counterfactual_rows(judgement: Judgement, stall_ns: int, judged_at_ns: int) 
 def _of_stream(judgement: Judgement, owner: int, stalls: Ints, stall_ns: int, judged_at_ns: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of one stream; ``stalls``: the indices of its stalls."""
     stream, engine = judgement.streams[owner], judgement.engine
-    if engine is None or stream.server is None or engine.offset_ns is None:
+    if engine is None or stream.server is None or engine.offset_ns is None or stream.is_open:
         return
     took_part = _took_part(judgement, stalls)
     causes = [name for name, rows in took_part.items() if len(rows)]
     delays = [Delay(name, int(judgement.gaps.start_ns[row]), int(judgement.gaps.end_ns[row])) for name in DELAYS for row in took_part[name]]
     offset = engine.offset_ns + engine.offset_error_ns
-    result = counterfactual(stream.client, stream.server, offset, engine.steps, causes, delays, stall_ns)
+    result = counterfactual(stream.judged, stream.server, offset, engine.steps, causes, delays, stall_ns)
     if result is None:
         return
     for each in result.remaining:

@@ -12,19 +12,20 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from legato_ingest.attribution.counterfactual_rows import counterfactual_rows
+from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.evidence import load_evidence
-from legato_ingest.attribution.load.streams import Received, slices_of, streams_in
+from legato_ingest.attribution.load.streams import slices_of, streams_in
+from legato_ingest.attribution.load.superseded import superseded_stalls
 from legato_ingest.attribution.model.judge import Evidence, Thresholds, judge
 from legato_ingest.attribution.model.vantage import Stream
-from legato_ingest.attribution.verdict_rows import verdict_rows
+from legato_ingest.attribution.verdict_rows import verdict_rows, withdrawn_rows
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage import Store
 
-__all__ = ["RunResult", "attribute"]
+__all__ = ["RunResult", "attribute", "attribute_open"]
 
 # The number of streams in memory at once.
 _STREAMS_MAX = 2_000
-_NS_MAX = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -42,25 +43,24 @@ class RunResult:
 
 def attribute(
     store: Store,
-    low_ns: int,
-    high_ns: int,
+    due: Due,
     thresholds: Thresholds,
     judged_at_ns: int,
-    received: Received | None,
     stopping: Callable[[], bool],
     failed: Callable[[Exception], None],
 ) -> RunResult:
-    """Judge the client streams that started between these times, both included; with ``received`` only those with a vantage received then.
+    """Judge the streams that are due, and withdraw the stalls of servers with a client among them.
 
     ``stopping`` is called before each slice; if it returns True the run ends early. ``failed`` is called with the error of streams that
     could not be judged; they are left out. Raises ``StoreUnavailable`` if the store cannot answer at the moment.
     """
     result = RunResult()
     gap_us = thresholds.gap_ns // 1000
-    for low, high in slices_of(store, max(0, low_ns), min(high_ns, _NS_MAX), gap_us, received, _STREAMS_MAX):
+    result.verdicts += _withdraw(store, due, judged_at_ns)
+    for each in slices_of(store, due, gap_us, _STREAMS_MAX):
         if stopping():
             break
-        streams = streams_in(store, low, high, gap_us, received)
+        streams = streams_in(store, each, gap_us)
         # One second may hold more streams than a slice should.
         for first in range(0, len(streams), _STREAMS_MAX):
             try:
@@ -71,6 +71,32 @@ def attribute(
                 # The error would occur again in every run, and must not keep later streams from being judged.
                 failed(error)
     return result
+
+
+def attribute_open(
+    store: Store, streams: Sequence[Stream], thresholds: Thresholds, judged_at_ns: int, failed: Callable[[Exception], None]
+) -> RunResult:
+    """Judge the present gaps of running streams (``load.open_stalls``). ``failed`` and errors are as in ``attribute``."""
+    if not streams:
+        return RunResult()
+    try:
+        return _attribute_batch(store, streams, thresholds, judged_at_ns, failed)
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        failed(error)
+        return RunResult()
+
+
+def _withdraw(store: Store, due: Due, judged_at_ns: int) -> int:
+    """Withdraw the verdicts on stalls at servers with a client in the same trace, and return their number.
+
+    It precedes the verdicts on the client's stalls, so no stall is counted twice.
+    """
+    stalls = superseded_stalls(store, due)
+    if stalls.num_rows:
+        store.insert("verdicts", withdrawn_rows(stalls, judged_at_ns))
+    return int(stalls.num_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,23 @@ from legato_ingest.attribution.model.evidence import error_bounds_ns, evidence_o
 from legato_ingest.attribution.model.exclusion import excluded_by_records
 from legato_ingest.attribution.model.judge import Judgement
 from legato_ingest.attribution.model.root_step import responses_of, root_steps
-from legato_ingest.causes import HEALTHY, PARTS
+from legato_ingest.causes import BY_NAME, HEALTHY, PARTS
 from legato_ingest.columns import VERDICTS
 
-__all__ = ["verdict_rows"]
+__all__ = ["verdict_rows", "withdrawn_rows"]
 
 Ints = NDArray[np.int64]
+
+# The values of a withdrawn verdict. Its gap counts as healthy, because the client's verdict has its time.
+_NOTHING: tuple[tuple[str, pa.DataType, object], ...] = (
+    ("cause", pa.string(), HEALTHY),
+    ("confidence", pa.string(), BY_NAME[HEALTHY].confidence),
+    ("vantage", pa.string(), "server"),
+    ("excess_us", pa.uint64(), 0),
+    ("share", pa.float32(), 0.0),
+    ("error_us", pa.uint32(), 0),
+    ("culprit_us", pa.uint64(), 0),
+)
 
 
 def verdict_rows(judgement: Judgement, judged_at_ns: int) -> pa.Table:
@@ -29,6 +40,32 @@ def verdict_rows(judgement: Judgement, judged_at_ns: int) -> pa.Table:
     causes = judgement.verdicts.at(judgement.stalls).names() + [HEALTHY] * len(judgement.withdrawn)
     columns = {**_identity(judgement, rows, judged_at_ns), **_verdict(judgement, rows, causes), **_basis(judgement, rows)}
     return VERDICTS.rows(columns)
+
+
+def withdrawn_rows(stalls: pa.Table, judged_at_ns: int) -> pa.Table:
+    """Return the rows that withdraw stalls of servers. ``stalls``: the columns of ``load.superseded.superseded_stalls``."""
+    count = stalls.num_rows
+    columns = {name: pa.nulls(count, kind).fill_null(value) for name, kind, value in _NOTHING}
+    columns |= {column.name: pa.array([[]] * count, column.type) for column in VERDICTS.columns if pa.types.is_nested(column.type)}
+    gap_us = stalls["gap_us"].cast(pa.uint64())
+    return VERDICTS.rows(
+        columns
+        | {
+            "tenant": stalls["tenant"].cast(pa.string()),
+            "start_time": stalls["start_ns"].cast(pa.int64()).cast(pa.timestamp("ns", "UTC")),
+            "trace_id": pa.array(stalls["trace_id"].to_pylist(), pa.binary(16)),
+            "span_id": pa.array(stalls["span_id"].to_pylist(), pa.binary(8)),
+            "gap_start_us": stalls["gap_start_us"].cast(pa.uint64()),
+            "gap_us": gap_us,
+            "judged_at": pa.array(np.full(count, judged_at_ns // 1_000_000), pa.timestamp("ms", "UTC")),
+            "parts": pa.array([[(HEALTHY, 1_000 * us)] for us in gap_us.to_pylist()], pa.map_(pa.string(), pa.int64())),
+            "engine_id": stalls["engine_id"].cast(pa.string()),
+            "step_first": pa.nulls(count, pa.uint64()),
+            "step_last": pa.nulls(count, pa.uint64()),
+            "culprit_step": pa.nulls(count, pa.uint64()),
+            "culprit_at": pa.array(np.zeros(count, np.int64), pa.timestamp("ns", "UTC")),
+        }
+    )
 
 
 def _identity(judgement: Judgement, rows: Ints, judged_at_ns: int) -> dict[str, pa.Array]:
@@ -43,6 +80,7 @@ def _identity(judgement: Judgement, rows: Ints, judged_at_ns: int) -> dict[str, 
         "gap_start_us": pa.array(((gaps.start_ns - starts) // 1000).astype(np.uint64)),
         "gap_us": pa.array((gaps.length_ns // 1000).astype(np.uint64)),
         "judged_at": pa.array(np.full(len(rows), judged_at_ns // 1_000_000), pa.timestamp("ms", "UTC")),
+        "vantage": pa.array([stream.vantage for stream in streams], pa.string()),
         "engine_id": pa.array([stream.engine_id for stream in streams], pa.string()),
     }
 
@@ -50,15 +88,18 @@ def _identity(judgement: Judgement, rows: Ints, judged_at_ns: int) -> dict[str, 
 def _verdict(judgement: Judgement, rows: Ints, causes: list[str]) -> dict[str, pa.Array]:
     """Return the columns of the verdict itself."""
     verdicts = judgement.verdicts.at(rows)
-    has_server = np.array([judgement.streams[owner].server is not None for owner in judgement.owners[rows]], np.bool_)
+    streams = [judgement.streams[owner] for owner in judgement.owners[rows]]
+    has_server = np.array([stream.server is not None for stream in streams], np.bool_)
     parts = [[(name, int(ns)) for name, ns in zip(PARTS, row, strict=True) if ns] for row in verdicts.parts]
-    vantages = (("server", has_server.tolist()), ("engine", verdicts.aligned.tolist()))
+    has_client = [stream.has_client for stream in streams]
+    vantages = (("client", has_client), ("server", has_server.tolist()), ("engine", verdicts.aligned.tolist()))
     missing = [[name for name, seen in vantages if not seen[row]] for row in range(len(rows))]
     steps = judgement.engine.steps if judgement.engine is not None else None
+    cpu_waits = [judgement.cpu_waits.get(row, {}) for row in rows.tolist()]
     return {
         "excess_us": pa.array((verdicts.excess_ns // 1000).astype(np.uint64)),
         "cause": pa.array(causes, pa.string()),
-        "confidence": pa.array(confidences(causes, verdicts, has_server, steps), pa.string()),
+        "confidence": pa.array(confidences(causes, verdicts, has_server, steps, cpu_waits, judgement.gaps.is_open[rows]), pa.string()),
         "share": pa.array(verdicts.share.astype(np.float32)),
         "parts": pa.array(parts, pa.map_(pa.string(), pa.int64())),
         "missing": pa.array(missing, pa.list_(pa.string())),

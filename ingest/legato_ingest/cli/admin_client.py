@@ -15,13 +15,14 @@ from urllib.parse import urlencode
 
 import httpx
 
+from legato_ingest.cli.store_choice import expect_store
 from legato_ingest.errors import LegatoError, Locked
 from legato_ingest.settings import Settings
 
 if TYPE_CHECKING:
     from legato_ingest.storage import Store
 
-__all__ = ["attribute", "backup", "rollup", "schema_apply", "schema_status"]
+__all__ = ["attribute", "backup", "objectives_apply", "rollup", "schema_apply", "schema_status"]
 
 
 def schema_apply(settings: Settings) -> list[str]:
@@ -52,6 +53,13 @@ def rollup(settings: Settings, since_s: int) -> dict[str, Any]:
     return _run(settings, "POST", f"/rollup?since_s={since_s}", partial(roll_up_again, settings, since_s=since_s))
 
 
+def objectives_apply(settings: Settings) -> dict[str, Any]:
+    """Apply the objectives and compute all rollups again. Raises ``LegatoError``."""
+    from legato_ingest.jobs.admin_commands import apply_objectives
+
+    return _run(settings, "POST", "/objectives/apply", partial(apply_objectives, settings))
+
+
 def backup(settings: Settings, name: str) -> dict[str, Any]:
     """Back up the embedded store. Raises ``LegatoError``."""
     from legato_ingest.jobs.admin_commands import back_up
@@ -67,11 +75,8 @@ def _run(settings: Settings, method: str, path: str, work: Callable[[Store], dic
 
     if settings.server is not None:
         return _run_here(settings, work)
-    if not creates and not settings.store_path.exists():
-        raise LegatoError(
-            f"no store at {settings.store_path}: expected the store of `legato serve`, which LEGATO_STORE or --store names as "
-            f"chdb:///absolute/path; `legato schema apply` creates an empty one"
-        )
+    if not creates:
+        expect_store(settings)
     try:
         lock = StoreLock(settings.store_path).acquire()
     except Locked as locked:

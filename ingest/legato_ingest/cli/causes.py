@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from legato_ingest.causes import UNEXPLAINED
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.engine_queries import PREFIX_CACHE, SPECULATION, SPECULATION_SCRAPED
-from legato_ingest.cli.format import DASH, clean, count, duration, ratio, share
+from legato_ingest.cli.format import DASH, clean, count, duration, limit, ratio, share
+from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.cli.queries import BLAME, BUT_FOR, ENGINE_EVENTS, FIRST_TOKENS, JUDGED_STALLS
-from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS
+from legato_ingest.cli.time_range import TimeRange
 
-__all__ = ["BlameQuery", "BlameResult", "as_json", "fetch", "render"]
+__all__ = ["BlameQuery", "BlameResult", "as_json", "charged_us", "event_of", "fetch", "render"]
 
 Row = Mapping[str, Any]
 # The parts of the time to the first token.
@@ -32,16 +32,36 @@ _WORTH_SHARE = 0.001
 _TIMES = ("stalled_max_us", "stalled_min_us")
 
 
+_CAUSES = (
+    Column("cause", folds=14),
+    Column("time charged", right=True),
+    Column("main-cause stalls", drop=2, right=True),
+    Column("streams", drop=5, right=True),
+    Column("confidence", drop=4, folds=12),
+    Column("fixing it alone removes", drop=1, right=True),
+    Column("of their time", drop=3, right=True),
+)
+_EVENTS = (
+    Column("when (UTC)"),
+    Column("engine", drop=3, folds=14),
+    Column("event", folds=32),
+    Column("stalls", drop=4, right=True),
+    Column("streams", drop=1, right=True),
+    Column("beyond healthy", right=True),
+    Column("longest", drop=2, right=True),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BlameQuery:
-    """The stalls to report. ``since_s``: seconds before now; 0: no limit. Empty: any. ``limit``: number of engine events."""
+    """The stalls to report. Empty: any. ``limit``: number of engine events."""
 
-    since_s: int = 3_600
+    when: TimeRange = TimeRange()
     model: str = ""
     service: str = ""
     engine: str = ""
     limit: int = 10
-    first_ms: float = SLO_FIRST_OUTPUT_MS
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +77,6 @@ class BlameResult:
     stalls: int
     judged: int
     first_tokens: Row
-    first_ms: float
     speculation: Sequence[Row]
     speculation_scraped: Sequence[Row]
     prefix_cache: Sequence[Row]
@@ -66,13 +85,13 @@ class BlameResult:
 def fetch(reader: Reader, query: BlameQuery) -> BlameResult:
     """Send the queries. Raises ``ReadError``."""
     parameters: dict[str, str | int | float | Sequence[str]] = {
-        "since_s": query.since_s,
+        **query.when.parameters(),
+        "tenant": query.tenant,
         "model": query.model,
         "service": query.service,
         "vantage": "",
         "engine": query.engine,
         "limit": query.limit,
-        "first_us": round(query.first_ms * 1_000),
     }
     (counts,) = reader.rows(JUDGED_STALLS, parameters)
     (first,) = reader.rows(FIRST_TOKENS, parameters)
@@ -84,7 +103,6 @@ def fetch(reader: Reader, query: BlameQuery) -> BlameResult:
         stalls=0 if query.engine else int(counts["stalls"] or 0),
         judged=int(counts["judged"]),
         first_tokens=first,
-        first_ms=query.first_ms,
         speculation=reader.rows(SPECULATION, parameters),
         speculation_scraped=reader.rows(SPECULATION_SCRAPED, parameters),
         prefix_cache=reader.rows(PREFIX_CACHE, parameters),
@@ -114,6 +132,7 @@ def as_json(result: BlameResult) -> dict[str, Any]:
                 "cause": name,
                 "charged_us": charged.get(name, 0),
                 "stalls": named[name]["stalls"] if name in named else 0,
+                "caught_up_us": int(named[name]["caught_up_us"]) if name in named else 0,
                 "streams": named[name]["streams"] if name in named else 0,
                 "confidences": named[name]["confidences"] if name in named else {},
                 "missing": named[name]["missing"] if name in named else {},
@@ -135,15 +154,15 @@ def _without(row: Row | None) -> dict[str, Any] | None:
 
 
 def render(result: BlameResult) -> RenderableType:
-    """Return the result for a terminal."""
+    """Return the result for a terminal. A narrow one has fewer columns."""
     if not result.causes:
-        return Group(Text(_nothing(result)), *_without_gaps(result))
+        return Group(Prose(_nothing(result)), *_without_gaps(result))
     stalls, excess = sum(row["stalls"] for row in result.causes), sum(row["excess_us"] for row in result.causes)
     parts: list[RenderableType] = [
         Text.assemble((f"{count(stalls)} stalls", "bold"), f", {duration(excess)} beyond the healthy step"),
         Text(),
-        _causes(result, excess),
-        Text(_legend(result), style="dim"),
+        _causes(result),
+        Prose(_legend(result), style="dim"),
     ]
     if result.events:
         parts += [Text(), _events(result.events)]
@@ -161,33 +180,22 @@ def _nothing(result: BlameResult) -> str:
             f"{count(result.stalls)} stalls, and none has a verdict: `legato serve` judges some seconds after a stream's end, and leaves "
             "out gaps that are hardly longer than a healthy step"
         )
-    return "no stall was judged: no client stream stalled, or none matches; `legato streams` lists the streams (--since for a longer span)"
+    return "no stall was judged: no stream stalled, or none matches; `legato streams` lists the streams (--since for a longer span)"
 
 
-def _causes(result: BlameResult, excess: int) -> Table:
-    table = Table(pad_edge=False, box=None)
-    table.add_column("cause", no_wrap=True)
-    for name in ("time charged", "main-cause stalls", "streams"):
-        table.add_column(name, justify="right")
-    table.add_column("confidence")
-    for name in ("fixing it alone removes", "of their time"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _causes(result: BlameResult) -> FittedTable:
+    table = FittedTable(_CAUSES)
     named, all_ = {row["cause"]: row for row in result.causes}, result.but_for.get("")
     charged = charged_us(result)
+    charged_all = sum(charged.values())
     for name in [*charged, *(name for name in named if name not in charged)]:
         row, took = named.get(name), charged.get(name)
-        if row is None and (took or 0) < _WORTH_SHARE * excess:
-            # A delay that a stream caught up later is charged and credited back; the small remainder means nothing.
+        if row is None and (took or 0) < _WORTH_SHARE * charged_all:
             continue
-        time = DASH if took is None else f"{duration(max(took, 0))}  {share(max(took, 0), excess):>6}"
+        time = DASH if took is None else f"{duration(took)}  {share(took, charged_all):>6}"
         who = (count(row["stalls"]), count(row["streams"])) if row else ("0", "0")
-        table.add_row(
-            Text(name, style="yellow" if name in UNEXPLAINED else ""),
-            time,
-            *who,
-            _confidences(row),
-            *_removed(all_, result.but_for.get(name)),
-        )
+        title = Text.assemble(name, (" · unexplained", "yellow")) if name in UNEXPLAINED else name
+        table.add_row(title, time, *who, _confidences(row), *_removed(all_, result.but_for.get(name)))
     return table
 
 
@@ -200,16 +208,19 @@ def _confidences(row: Row | None) -> str:
 
 
 def _removed(all_: Row | None, row: Row | None) -> tuple[str, str]:
-    """Stalls and stalled time that fixing the cause removes from the replayed streams; negative when a delay hid more than it caused."""
+    """Stalls and stalled time that fixing the cause removes from the replayed streams.
+
+    A delay may have hidden more than it caused; then it removes nothing.
+    """
     if row is None or all_ is None:
         return DASH, DASH
-    stalls = [int(row["stalls"]) - int(row[name]) for name in ("stalls_max", "stalls_min")]
-    times = [round(100 * (int(row["stalled_us"]) - int(row[name])) / int(all_["stalled_us"])) for name in _TIMES]
+    stalls = [max(0, int(row["stalls"]) - int(row[name])) for name in ("stalls_max", "stalls_min")]
+    times = [max(0, round(100 * (int(row["stalled_us"]) - int(row[name])) / int(all_["stalled_us"]))) for name in _TIMES]
     return f"{_range(*stalls)} of {count(int(all_['stalls']))}", f"{_range(*times)} %"
 
 
 def _range(low: int, high: int) -> str:
-    return f"{low:,}".replace("-", "−") + (f" to {high:,}".replace("-", "−") if low != high else "")
+    return f"{low:,}" + (f" to {high:,}" if low != high else "")
 
 
 def _legend(result: BlameResult) -> str:
@@ -218,11 +229,15 @@ def _legend(result: BlameResult) -> str:
     for row in result.causes:
         missing.update({name: int(n) for name, n in row["missing"].items()})
     replayed = result.but_for.get("", {}).get("streams", 0)
+    caught_up = -sum(int(row["caught_up_us"]) for row in result.causes)
     lines = [
-        "time charged: every nanosecond beyond the healthy step, of all stalls, including stalls with another main cause.",
+        "time charged: every nanosecond beyond the healthy step, of all stalls, including stalls with another main cause."
+        + (f" Of it, delayed streams caught up {duration(caught_up)}." if caught_up >= 1_000 else ""),
         f"fixing it alone: {count(int(replayed))} streams replayed without the cause, all else unchanged. Causes overlap, so these "
         "do not add up; a delay may hide other stalls.",
     ]
+    worst = max(result.causes, key=lambda row: int(row["excess_us"]))["cause"]
+    lines.append(f"what to do about {worst}: docs/runbook.md, or the dashboard Runbook.")
     if missing:
         lines.append("missing evidence: " + ", ".join(f"{name} for {count(n)} of {count(total)}" for name, n in sorted(missing.items())))
     if result.stalls > result.judged:
@@ -242,10 +257,10 @@ def _first_tokens(result: BlameResult) -> list[RenderableType]:
     parts = sorted(((int(row[f"{name}_us"]), words) for name, words in _FIRST.items()), reverse=True)
     line = ", ".join(f"{words} {share(max(us, 0), whole)}" for us, words in parts)
     late = sorted(((int(n), _FIRST[name]) for name, n in row["late_by"].items()), reverse=True)
-    text = f"{count(int(row['late']))} of {count(int(row['streams']))} were later than {duration(result.first_ms * 1_000)}"
+    text = f"{count(int(row['late']))} of {count(int(row['streams']))} were later than {limit([row], 'first_limits_us')}"
     text += f"; the largest part was {', '.join(f'{words} in {count(n)}' for n, words in late)}" if late else ""
     known = f"parts of the total time to the first token, where known (n={count(int(row['split_streams']))}): {line}"
-    return [Text(), Text("First tokens", style="bold"), Text(f"{text}\n{known}")]
+    return [Text(), Text("First tokens", style="bold"), Prose(f"{text}\n{known}")]
 
 
 def _prefix_cache(result: BlameResult) -> list[RenderableType]:
@@ -264,7 +279,7 @@ def _prefix_cache(result: BlameResult) -> list[RenderableType]:
             line += f", which saved {duration(saved)} of prefill at {duration(round(row['token_us']))} a token"
             line += f", {duration(saved // requests)} a request (n={count(requests)})" if requests else ""
             line += f"; the requests had waited about {duration(wasted)} of it ({share(wasted, saved)}) in the queue" if wasted else ""
-        out.append(Text(line))
+        out.append(Prose(line))
     return out
 
 
@@ -276,7 +291,7 @@ def _speculation(result: BlameResult) -> list[RenderableType]:
     for row in (clean(each) for each in result.speculation):
         lost, whole, drafted = round(row["lost_us"]), round(row["generating_us"]), int(row["drafted"])
         out.append(
-            Text(
+            Prose(
                 f"{row['engine_id']}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept, "
                 f"{ratio(row['tokens_per_step'])} tokens per step, in the worst 10 s {ratio(row['tokens_per_step_worst'])}; "
                 f"below its own mean: {duration(lost)} of {duration(whole)} of generation ({share(lost, whole)})"
@@ -285,7 +300,7 @@ def _speculation(result: BlameResult) -> list[RenderableType]:
     for row in (clean(each) for each in result.speculation_scraped):
         drafted, worst = int(row["drafted"]), int(row["drafted_worst"])
         out.append(
-            Text(
+            Prose(
                 f"{row['engine_id']}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept (scraped metrics), "
                 f"in the worst minute {share(int(row['accepted_worst']), worst)} of {count(worst)}; below its own mean: "
                 f"{count(round(row['lost_tokens']))} tokens fewer; the lost time is not known, because its steps report no drafts"
@@ -294,27 +309,15 @@ def _speculation(result: BlameResult) -> list[RenderableType]:
     return out
 
 
-def _events(rows: Sequence[Row]) -> Table:
-    table = Table(title=Text("The engine events behind the stalls", style="bold"), title_justify="left", pad_edge=False, box=None)
-    for name in ("when (UTC)", "engine"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("event")
-    for name in ("stalls", "streams", "beyond healthy", "longest"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _events(rows: Sequence[Row]) -> FittedTable:
+    table = FittedTable(_EVENTS, "The largest engine events behind the stalls (--limit lists more)")
     for row in (clean(each) for each in rows):
-        table.add_row(
-            row["happened"][11:23],
-            Text(row["engine_id"]),
-            Text(_event(row)),
-            count(row["stalls"]),
-            count(row["streams"]),
-            duration(row["excess_us"]),
-            duration(row["gap_max_us"]),
-        )
+        figures = (count(row["stalls"]), count(row["streams"]), duration(row["excess_us"]), duration(row["gap_max_us"]))
+        table.add_row(row["happened"][11:23], row["engine_id"], event_of(row), *figures)
     return table
 
 
-def _event(row: Row) -> str:
+def event_of(row: Row) -> str:
     """The description of an engine event."""
     names = ", ".join(row["responses"][:_NAMES_SHOWN])
     more = len(row["responses"]) - _NAMES_SHOWN

@@ -14,15 +14,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from legato_ingest.cli.format import seconds_of
+from legato_ingest.cli.layout import Column, FittedTable, console
 
 __all__ = ["register"]
 
 app = typer.Typer(name="dashboards", help="Push Legato's dashboards to a Grafana, and check their queries.", no_args_is_help=True)
 
-_WIDTH_WITHOUT_TERMINAL = 140
 # Rollups have a resolution of one minute, so no panel needs shorter points.
 _POINT_S_MIN, _POINTS = 60, 1000
 
@@ -62,13 +61,13 @@ def push(
     boards = dashboard_files.load(settings.dashboards_dir)
     password = settings.read_password.get_secret_value()
     user = settings.read_user if password or "read_user" in settings.model_fields_set else ""
-    console, done = _console(), []
+    screen, done = console(), []
     with Grafana(url, credential_of(settings)) as grafana, Console(stderr=True).status("querying Grafana …") as status:
         for each in grafana.push(boards, Source(clickhouse, user, password)):
             done.append(each)
             status.update(f"{sum(one.what == 'dashboard' for one in done)} of {len(boards)} dashboards …")
             if not as_json:
-                console.print(f"{each.did:9}  {each.what} {each.name}  {each.error or each.url}".rstrip(), markup=False, soft_wrap=True)
+                screen.print(f"{each.did:9}  {each.what} {each.name}  {each.error or each.url}".rstrip(), markup=False, soft_wrap=True)
     _end(sum(each.did == "failed" for each in done), {"did": [asdict(each) for each in done]}, as_json)
 
 
@@ -115,16 +114,17 @@ def _row(result: Any) -> dict[str, Any]:
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
-    console, table = _console(), Table("dashboard", "query", "rows", "ms")
+    columns = (Column("dashboard", folds=20), Column("query", folds=24), Column("rows", right=True), Column("ms", right=True))
+    screen, table = console(), FittedTable(columns)
     for row in rows:
         name = row["name"] if row["kind"] == "panel" else f"{row['kind']} {row['name']}"
         table.add_row(row["dashboard"], name, "failed" if row["error"] else f"{row['rows']:,}", f"{1000 * row['seconds']:,.0f}")
-    console.print(table)
+    screen.print(table)
     for row in _failed(rows):
-        console.print(f"failed  {row['dashboard']} · {row['kind']} {row['name']}: {row['error']}", markup=False, soft_wrap=True)
+        screen.print(f"failed  {row['dashboard']} · {row['kind']} {row['name']}: {row['error']}", markup=False, soft_wrap=True)
     empty = sum(row["rows"] == 0 and not row["error"] for row in rows)
     slowest = max((row["seconds"] for row in rows), default=0.0)
-    console.print(f"{len(rows)} queries, {len(_failed(rows))} failed, {empty} without rows; the slowest took {slowest:.2f} s", markup=False)
+    screen.print(f"{len(rows)} queries, {len(_failed(rows))} failed, {empty} without rows; the slowest took {slowest:.2f} s", markup=False)
 
 
 def _failed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -136,8 +136,3 @@ def _end(failed: int, result: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps({**result, "failed": failed}))
     if failed:
         raise typer.Exit(1)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=_WIDTH_WITHOUT_TERMINAL, highlight=False)

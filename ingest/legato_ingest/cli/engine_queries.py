@@ -6,7 +6,7 @@ same period. This module runs no query.
 
 from __future__ import annotations
 
-from legato_ingest.cli.queries import since
+from legato_ingest.cli.queries import within
 from legato_ingest.definitions import COUNTER_GROWTH
 
 __all__ = ["PREFIX_CACHE", "SPECULATION", "SPECULATION_SCRAPED"]
@@ -26,7 +26,7 @@ def _by_minute(own: str, foreign: str, part: str, whole: str) -> str:
             {COUNTER_GROWTH}
         FROM node_samples FINAL
         WHERE metric IN ({names}) AND value IS NOT NULL
-            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}
+            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {within("recorded_at")}
     ),
     chosen AS
     (
@@ -48,7 +48,7 @@ def _by_minute(own: str, foreign: str, part: str, whole: str) -> str:
 
 # Steps that report their drafts.
 _DRAFTING = f"""draft_tokens > 0 AND accepted_tokens IS NOT NULL AND decode_requests > 0 AND interval_us IS NOT NULL
-            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}"""
+            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {within("recorded_at")}"""
 # Failed speculation makes no gap: a step takes the usual time and yields fewer tokens. The loss is a deficit of rate: the tokens per
 # request and step below the engine's own mean, over 10 s, and the time that these tokens take at that mean.
 SPECULATION = f"""
@@ -120,7 +120,7 @@ WITH{_by_minute("legato.engine.prefix_cache.", "vllm:prefix_cache_", "hits", "qu
             tenant, engine_id, groupArray(toFloat64(queued_us)) AS waits, sum(prefill_us) AS prefilled,
             intDiv(toUnixTimestamp(recorded_at - toIntervalMicrosecond(prefill_us + decode_us)), 60) AS minute
         FROM engine_requests FINAL
-        WHERE ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}
+        WHERE ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {within("recorded_at")}
         GROUP BY tenant, engine_id, minute
     ),
     paced AS
@@ -130,7 +130,7 @@ WITH{_by_minute("legato.engine.prefix_cache.", "vllm:prefix_cache_", "hits", "qu
             simpleLinearRegression(toFloat64(assumeNotNull(prefill_tokens)), toFloat64(assumeNotNull(interval_us))).1 AS slope_us
         FROM engine_steps FINAL
         WHERE interval_us IS NOT NULL AND prefill_tokens IS NOT NULL
-            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {since("recorded_at")}
+            AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {within("recorded_at")}
         GROUP BY tenant, engine_id
         HAVING prefills >= {_PREFILLS_MIN} AND slope_us > 0
     )

@@ -6,12 +6,12 @@ A number is printed with its unit and with no more digits than are known; an unk
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
 
-__all__ = ["DASH", "bytes_of", "clean", "count", "duration", "milliseconds", "n_of", "ratio", "seconds_of", "share", "sparkline"]
+__all__ = ["DASH", "bytes_of", "clean", "count", "duration", "limit", "n_of", "one_of", "ratio", "seconds_of", "share", "sparkline"]
 
 DASH = "–"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -47,9 +47,10 @@ def duration(microseconds: int | float | None) -> str:
     return f"{minutes:,} min {seconds} s"
 
 
-def milliseconds(value: float) -> str:
-    """Return a limit as it was set: ``400 ms``, ``1500.5 ms``."""
-    return f"{value:.10g} ms"
+def limit(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Return the limit of a good stream; where streams have several objectives, a text instead of it. Column ``name`` has lists in µs."""
+    limits_us = {int(us) for row in rows for us in row[name]}
+    return duration(limits_us.pop()) if len(limits_us) == 1 else "its limit"
 
 
 def share(part: int, whole: int) -> str:
@@ -88,6 +89,17 @@ def bytes_of(number: int | None) -> str:
 def sparkline(gaps_us: Sequence[int]) -> str:
     """Return one block per gap on a logarithmic scale: the lowest below 25 ms, the highest from 2 s."""
     return "".join(_BLOCKS[sum(gap >= edge for edge in _SPARK_EDGES_US)] for gap in gaps_us)
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """Return a callback of an option that accepts one of these names, or nothing. It raises ``typer.BadParameter``."""
+
+    def checked(value: str) -> str:
+        if value and value not in names:
+            raise typer.BadParameter(f"got {value!r}: expected one of {', '.join(names)}")
+        return value
+
+    return checked
 
 
 def seconds_of(since: str) -> int:

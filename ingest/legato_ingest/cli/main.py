@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+from importlib import metadata
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from legato_ingest.cli import dashboards, read, store, tokens
+from legato_ingest.cli import dashboards, objectives, read, store, tokens
 from legato_ingest.cli.doctor import command
 from legato_ingest.cli.format import seconds_of
+from legato_ingest.cli.layout import Column, FittedTable, console
+from legato_ingest.cli.store_choice import StoreOption, store_settings
 from legato_ingest.errors import LegatoError
 
 __all__ = ["app", "main"]
@@ -35,15 +37,30 @@ app.add_typer(schema_app)
 read.register(app)
 dashboards.register(app)
 tokens.register(app)
+objectives.register(app)
 command.register(app)
 store.register(app)
 
-StoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"legato {metadata.version('legato-ingest')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """The options of the command itself."""
+
+
+OwnStoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
 
 
 @app.command()
 def serve(
-    store: StoreOption = None,
+    store: OwnStoreOption = None,
     otlp_port: Annotated[int | None, typer.Option(help="OTLP port [env: LEGATO_OTLP_PORT, default 4318]")] = None,
     read_port: Annotated[int | None, typer.Option(help="Read port [env: LEGATO_READ_PORT, default 8123]")] = None,
 ) -> None:
@@ -73,10 +90,10 @@ def reattribute(
     Example: legato reattribute --since 1d
     """
     from legato_ingest.cli.admin_client import attribute as run
-    from legato_ingest.settings import load
 
+    settings = store_settings(store)
     with Console(stderr=True).status("attributing …"):
-        done = run(load(store=store), seconds_of(since))
+        done = run(settings, seconds_of(since))
     typer.echo(f"{done['streams']:,} stalled streams attributed, {done['verdicts']:,} verdicts, {done['seconds']:.1f} s")
 
 
@@ -85,18 +102,19 @@ def rollup(
     since: Annotated[str, typer.Option(help="Rollups within this time span: 90s, 15m, 1h, 7d, 2w, or all")],
     store: StoreOption = None,
 ) -> None:
-    """Recompute the rollups that dashboards and alerts read, after LEGATO_SLO_GAP_MS or LEGATO_SLO_FIRST_OUTPUT_MS was changed.
+    """Recompute the rollups that dashboards and alerts read, such as after an upgrade that corrects a figure.
 
-    `legato serve` keeps the rollups up to date by itself, also for late data and new verdicts.
+    `legato serve` keeps the rollups up to date by itself, also for late data and new verdicts. After a change of the objectives,
+    `legato objectives apply` computes them.
     If a running `legato serve` holds the store, the command runs inside it, with its settings.
 
     Example: legato rollup --since all
     """
     from legato_ingest.cli.admin_client import rollup as run
-    from legato_ingest.settings import load
 
+    settings = store_settings(store)
     with Console(stderr=True).status("computing …"):
-        done = run(load(store=store), seconds_of(since))
+        done = run(settings, seconds_of(since))
     typer.echo(f"{done['minutes']:,} minutes computed, {done['rows']:,} rows, {done['seconds']:.1f} s")
 
 
@@ -104,9 +122,8 @@ def rollup(
 def schema_apply(store: StoreOption = None) -> None:
     """Apply the missing files. If a running `legato serve` holds the store, the command runs inside it."""
     from legato_ingest.cli.admin_client import schema_apply as run
-    from legato_ingest.settings import load
 
-    applied = run(load(store=store))
+    applied = run(store_settings(store, creates=True))
     for name in applied:
         typer.echo(f"applied {name}")
     typer.echo(f"{len(applied)} applied; the schema is current")
@@ -116,17 +133,16 @@ def schema_apply(store: StoreOption = None) -> None:
 def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False) -> None:
     """Show which schema files are applied."""
     from legato_ingest.cli.admin_client import schema_status as run
-    from legato_ingest.settings import load
 
-    status = run(load(store=store))
+    status = run(store_settings(store))
     if as_json:
         typer.echo(json.dumps(status))
         return
-    table = Table("number", "name", "state")
+    table = FittedTable([Column("number"), Column("name", folds=24), Column("state", folds=16)])
     for file in status["files"]:
         state = "changed since it was applied" if file["changed"] else "applied" if file["applied"] else "missing"
         table.add_row(f"{file['number']:04}", file["name"], state)
-    Console().print(table)
+    console().print(table)
     if status["note"]:
         typer.echo(status["note"])
 

@@ -1,12 +1,12 @@
 """The SQL of the command line.
 
-Every query that judges streams uses ``definitions.GOOD``. Values are bound as ``{name:Type}``. A row with an unknown figure
-holds NULL, which aggregates skip; each aggregate is returned with its own n. It runs nothing.
+Every query that judges streams reads the column `good` of the view `streams`. Values are bound as ``{name:Type}``. An unknown figure
+is NULL, which aggregates skip; each aggregate is returned with its own n. It runs nothing.
 """
 
 from __future__ import annotations
 
-from legato_ingest.definitions import CONTENT_KINDS_SQL, GOOD, JUDGED, STALL_MS
+from legato_ingest.definitions import CONTENT_KINDS_SQL, ERRORS, FIRST_OUTPUT_US, STALL_MS
 
 __all__ = [
     "BLAME",
@@ -21,16 +21,21 @@ __all__ = [
     "VANTAGES",
     "VANTAGES_MAX",
     "VERDICTS",
-    "since",
+    "within",
 ]
 
 
-def since(time: str) -> str:
-    """Return the SQL condition that a time column is within the last ``since_s`` seconds; 0: no limit."""
-    return f"({{since_s:UInt64}} = 0 OR {time} >= now64(9) - toIntervalSecond({{since_s:UInt64}}))"
+def within(time: str) -> str:
+    """Return the SQL condition that a row is of the tenant, and its time in the range (`time_range`); 0 and '' are no limit."""
+    return (
+        f"({{since_s:UInt64}} = 0 OR {time} >= now64(9) - toIntervalSecond({{since_s:UInt64}}))"
+        f" AND ({{from_ns:Int64}} = 0 OR {time} >= fromUnixTimestamp64Nano({{from_ns:Int64}}))"
+        f" AND ({{to_ns:Int64}} = 0 OR {time} < fromUnixTimestamp64Nano({{to_ns:Int64}}))"
+        " AND ({tenant:String} = '' OR tenant = {tenant:String})"
+    )
 
 
-_SINCE = since("start_time")
+_WITHIN = within("start_time")
 _FILTERS = (
     "({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String}) "
     "AND ({vantage:String} = '' OR vantage = {vantage:String})"
@@ -45,6 +50,9 @@ def _rank(share: float, column: str) -> str:
     return f"quantileExactIf({share - 1e-9:.9f})({column}, is_over)"
 
 
+# The limits of a good stream: those of its objective, unless the options of `legato report` set others.
+_GAP_LIMIT = "if({gap_us:UInt64} = 0, gap_limit_us, {gap_us:UInt64})"
+_FIRST_LIMIT = "if({first_us:UInt64} = 0, first_output_limit_us, {first_us:UInt64})"
 REPORT = f"""
 SELECT
     model, service_name AS service, vantage,
@@ -64,14 +72,16 @@ SELECT
     countIf(is_over AND stalls_250ms > 0) AS stalled,
     sumIf(excess_250ms_us, is_over) AS excess_us,
     countIf(is_over AND stalls_250ms IS NOT NULL) AS stalls_n,
-    sumMap(map(outcome, toUInt64(1))) AS outcomes
+    sumMap(map(outcome, toUInt64(1))) AS outcomes,
+    arraySort(groupUniqArray(gap_limit)) AS gap_limits_us, arraySort(groupUniqArray(first_limit)) AS first_limits_us
 FROM
 (
     SELECT
         model, service_name, vantage, outcome, gap_p99_us, gap_max_us, jitter_ratio, ttft_us, stalls_250ms, excess_250ms_us,
-        outcome != 'running' AS is_over, {JUDGED} AS is_judged, {GOOD} AS is_good
+        outcome != 'running' AS is_over, good IS NOT NULL AS is_judged, {_GAP_LIMIT} AS gap_limit, {_FIRST_LIMIT} AS first_limit,
+        coalesce(gap_max_us, 0) <= gap_limit AND {FIRST_OUTPUT_US} <= first_limit AND outcome NOT IN {ERRORS} AS is_good
     FROM streams
-    WHERE {_SINCE} AND {_FILTERS}
+    WHERE {_WITHIN} AND {_FILTERS}
 )
 GROUP BY model, service_name, vantage
 ORDER BY streams DESC, model, service, vantage
@@ -91,10 +101,10 @@ SELECT
     toUnixTimestamp64Milli(start_time) AS start_ms, intDiv(duration_ns, 1000) AS duration_us,
     model, service_name AS service, vantage, outcome, response_id, chunks, content_bytes,
     ttft_us, gap_max_us, gap_open_us, stalls_250ms, excess_250ms_us,
-    if({JUDGED}, {GOOD}, NULL) AS good,
+    good,
     if(empty(read_at), [], {_SPARK}) AS spark
 FROM streams
-WHERE {_SINCE} AND {_FILTERS}
+WHERE {_WITHIN} AND {_FILTERS}
     AND ({{outcome:String}} = '' OR outcome = {{outcome:String}})
     AND ({{stalled:UInt8}} = 0 OR stalls_250ms > 0)
 ORDER BY start_time DESC
@@ -136,28 +146,33 @@ WHERE cause != 'base' AND start_time BETWEEN fromUnixTimestamp64Nano({first_ns:I
 ORDER BY trace, span, gap_start_us
 """
 
-# The judged stalls of matching client streams. A gap with the cause `base` turned out to be healthy and is no stall.
+# The vantage at which a stream is judged: the client's, or the server's if no client recorded the trace. So each stream counts once.
+_JUDGED_VANTAGE = f"""(vantage = 'client' OR vantage = 'server'
+        AND (tenant, trace_id) NOT IN (SELECT tenant, trace_id FROM streams WHERE vantage = 'client' AND {_WITHIN}))"""
+# The judged stalls of matching streams. A gap with the cause `base` turned out to be healthy and is no stall.
 _MATCHING = f"""
-    {_SINCE}
+    {_WITHIN}
     AND ({{engine:String}} = '' OR engine_id = {{engine:String}})
     AND (({{model:String}} = '' AND {{service:String}} = '') OR (trace_id, span_id) IN (
-        SELECT trace_id, span_id FROM streams WHERE ({{model:String}} != '' OR {{service:String}} != '') AND {_SINCE} AND {_FILTERS}))"""
+        SELECT trace_id, span_id FROM streams WHERE ({{model:String}} != '' OR {{service:String}} != '') AND {_WITHIN} AND {_FILTERS}))"""
 _BLAMED = f"cause != 'base' AND {_MATCHING}"
-# One row per main cause, with its confidences; `parts` adds up the time charged to every cause.
+# One row per main cause, with its confidences; `parts` adds up the time charged to every cause. A part of a gap is negative if the gap was
+# shorter than at the server, because a delayed stream caught up: these parts are added up as `caught_up_us`.
 BLAME = f"""
 SELECT
-    cause, count() AS stalls, uniqExact(trace_id, span_id) AS streams, sum(excess_us) AS excess_us, sumMap(parts) AS parts,
+    cause, count() AS stalls, uniqExact(trace_id, span_id) AS streams, sum(excess_us) AS excess_us,
+    sumMap(mapFilter((name, ns) -> ns > 0, charged)) AS parts,
+    intDiv(sum(arraySum(ns -> least(ns, 0), mapValues(charged))), 1000) AS caught_up_us,
     sumMap(map(confidence, toUInt64(1))) AS confidences,
     sumMap(arrayMap(name -> (name, toUInt64(1)), missing)::Map(String, UInt64)) AS missing
-FROM verdicts FINAL
-WHERE {_BLAMED}
+FROM (SELECT *, parts AS charged FROM verdicts FINAL WHERE {_BLAMED})
 GROUP BY cause
 ORDER BY excess_us DESC
 """
-# The number of client stalls of 250 ms or more, and how many of them have a verdict of any cause.
+# The number of stalls of 250 ms or more at the judged vantage, and how many of them have a verdict of any cause.
 JUDGED_STALLS = f"""
 SELECT
-    (SELECT sum(stalls_250ms) FROM streams WHERE vantage = 'client' AND outcome != 'running' AND {_SINCE} AND {_FILTERS}) AS stalls,
+    (SELECT sum(stalls_250ms) FROM streams WHERE {_JUDGED_VANTAGE} AND outcome != 'running' AND {_WITHIN} AND {_FILTERS}) AS stalls,
     (SELECT count() FROM verdicts FINAL WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}) AS judged
 """
 # One row per cause: the stalls that remain without it and their time, over the replayed streams. The row with the cause '' holds the same
@@ -191,13 +206,20 @@ WITH
     blamed AS
     (
         SELECT
-            tenant, engine_id, cause, culprit_responses AS responses,
-            if(empty(culprit_responses), culprit_at, toDateTime64(0, 9, 'UTC')) AS lone_step,
+            tenant, engine_id, cause, responses, if(empty(responses), culprit_at, toDateTime64(0, 9, 'UTC')) AS lone_step,
             min(culprit_at) AS at, groupUniqArray(culprit_at) AS moments, min(culprit_step) AS step,
             count() AS stalls, uniqExact(trace_id, span_id) AS streams, countIf(has(evidence, 'preempted_step')) AS own,
             sum(excess_us) AS excess_us, max(gap_us) AS gap_max_us
-        FROM verdicts FINAL
-        WHERE culprit_step IS NOT NULL AND {_BLAMED}
+        FROM
+        (
+            -- Verdicts on one step may have been made at times at which fewer of its requests were known.
+            SELECT
+                *,
+                argMax(culprit_responses, length(culprit_responses))
+                    OVER (PARTITION BY tenant, engine_id, cause, culprit_at) AS responses
+            FROM verdicts FINAL
+            WHERE culprit_step IS NOT NULL AND {_BLAMED}
+        )
         GROUP BY tenant, engine_id, cause, responses, lone_step
         ORDER BY excess_us DESC
         LIMIT {{limit:UInt32}}
@@ -229,15 +251,15 @@ SELECT response_id, engine_id, queued_us, prefill_us, preemptions, prompt_tokens
 FROM engine_requests FINAL
 WHERE has({responses:Array(String)}, response_id)
 """
-# The parts of the time to the first token. The client's time minus the server's is the network; the engine's clock gives the queue time and
-# the prefill time (first step included); the rest of the server's time is the front end.
+# The parts of the time to the first token. The client's time minus the server's is the network (without a client nothing is known of it);
+# the engine's clock gives the queue time and the prefill time (first step included); the rest of the server's time is the front end.
 FIRST_TOKENS = f"""
 WITH
     client AS
     (
-        SELECT tenant, trace_id, response_id, ttft_us
+        SELECT tenant, trace_id, response_id, ttft_us, ttft_us > first_output_limit_us AS is_late, first_output_limit_us
         FROM streams
-        WHERE vantage = 'client' AND ttft_us IS NOT NULL AND {_SINCE} AND {_FILTERS}
+        WHERE {_JUDGED_VANTAGE} AND ttft_us IS NOT NULL AND {_WITHIN} AND {_FILTERS}
     ),
     server AS
     (
@@ -260,16 +282,17 @@ WITH
         SELECT
             toInt64(ttft_us) AS ttft, ttft - toInt64(sent_us) AS transit, toInt64(queue_us) AS queue, toInt64(prefill_us) AS prefill,
             toInt64(sent_us) - queue - prefill AS front_end, [transit, queue, prefill, front_end] AS parts,
-            ['transit', 'queue', 'prefill', 'front_end'][indexOf(parts, arrayMax(parts))] AS most
+            ['transit', 'queue', 'prefill', 'front_end'][indexOf(parts, arrayMax(parts))] AS most, is_late
         FROM client
         INNER JOIN server USING (tenant, trace_id, response_id)
         INNER JOIN request USING (tenant, response_id)
         WHERE front_end >= 0
     )
 SELECT
-    (SELECT count() FROM client) AS streams, (SELECT countIf(ttft_us > {{first_us:UInt64}}) FROM client) AS late,
+    (SELECT count() FROM client) AS streams, (SELECT countIf(is_late) FROM client) AS late,
+    (SELECT arraySort(groupUniqArray(first_output_limit_us)) FROM client) AS first_limits_us,
     count() AS split_streams, sum(ttft) AS ttft_us, sum(transit) AS transit_us, sum(queue) AS queue_us, sum(prefill) AS prefill_us,
-    sum(front_end) AS front_end_us, sumMapIf(map(most, toUInt64(1)), ttft > {{first_us:UInt64}}) AS late_by
+    sum(front_end) AS front_end_us, sumMapIf(map(most, toUInt64(1)), is_late) AS late_by
 FROM split
 """
 
@@ -283,8 +306,7 @@ SELECT
     response_id, finish_reason, route, engine_id, emitter, transport, clock, input_tokens, output_tokens, wire_bytes,
     chunks, chunks_dropped, content_chunks, content_bytes, ttfb_us, ttft_us, ttfo_us, gaps, gap_max_us, gap_open_us, gap_p50_us, gap_p99_us,
     stalls_250ms, excess_250ms_us, jitter_ratio, tokens_per_chunk, hold_sum_us, hold_max_us,
-    dt_us, chunk_bytes, chunk_tokens, chunk_kind, chunk_hold_64us,
-    if({JUDGED}, {GOOD}, NULL) AS good
+    dt_us, chunk_bytes, chunk_tokens, chunk_kind, chunk_hold_64us, good
 FROM streams
 WHERE start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 1 HOUR
     AND fromUnixTimestamp64Nano({{last_ns:Int64}}) + INTERVAL 1 HOUR

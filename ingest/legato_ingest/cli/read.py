@@ -1,7 +1,8 @@
-"""The reading commands of `legato`: `report`, `streams`, `stream`, `blame`, `slo`.
+"""The reading commands of `legato`: `report`, `streams`, `stream`, `live`, `blame`, `incident`,
+`slo`.
 
 Each command queries the read endpoint and prints a view, or the same as JSON. The commands open no store, so they work while `legato serve`
-runs, and with any reachable endpoint. The SLO's limits are the server's unless an option sets them.
+runs, and with any reachable endpoint. Whether a stream is good is what its objective says, unless an option sets other limits.
 """
 
 from __future__ import annotations
@@ -10,35 +11,50 @@ import contextlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
-from legato_ingest.cli.client import DEFAULT_URL, DEFAULT_USER, Reader, SloLimits
-from legato_ingest.cli.format import milliseconds, seconds_of
+from legato_ingest.cli.client import DEFAULT_URL, DEFAULT_USER, Reader
+from legato_ingest.cli.format import one_of
+from legato_ingest.cli.layout import console
+from legato_ingest.cli.time_range import moment_of, time_range
+from legato_ingest.definitions import OUTCOMES, VANTAGES
 from legato_ingest.errors import LegatoError
 
-__all__ = ["JsonOption", "UrlOption", "register"]
+__all__ = ["JsonOption", "UrlOption", "querying", "reader_of", "register", "show"]
 
-_WIDTH_WITHOUT_TERMINAL = 120
 # Recordings of one response under several traces start at most this far apart.
 _APART_NS = 60_000_000_000
+_OUTCOMES = (*sorted(OUTCOMES), "running")
 _HEX = re.compile(r"[0-9a-f]{8,32}")
 
 UrlOption = Annotated[str, typer.Option(envvar="LEGATO_READ_URL", help="URL of the read endpoint of `legato serve`")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text")]
 SinceOption = Annotated[str, typer.Option(help="Time span before now: 90s, 15m, 1h, 7d, 2w, or all")]
+FromOption = Annotated[
+    str,
+    typer.Option(
+        "--from", help="Streams since this time, instead of --since: 2026-11-23T14:05 or 14:05 (UTC), '14:05 local'", show_default=False
+    ),
+]
+ToOption = Annotated[str, typer.Option("--to", help="Streams before this time, in the same forms", show_default=False)]
+TenantOption = Annotated[str, typer.Option(help="Only this tenant, for a reader of all tenants", show_default=False)]
 ModelOption = Annotated[str, typer.Option(help="Only this requested model", show_default=False)]
 ServiceOption = Annotated[str, typer.Option(help="Only this service.name", show_default=False)]
-VantageOption = Annotated[str, typer.Option(help="Only this vantage: engine, server, gateway, client, screen", show_default=False)]
+VantageOption = Annotated[
+    str, typer.Option(help=f"Only this vantage: {', '.join(VANTAGES)}", callback=one_of(VANTAGES), show_default=False)
+]
 GapOption = Annotated[
-    int | None, typer.Option(min=1, help="A good stream has no gap above this many ms [default: the server's limit]", show_default=False)
+    int | None,
+    typer.Option(min=1, help="A good stream has no gap above this many ms [default: its objective's limit]", show_default=False),
 ]
 FirstOption = Annotated[
     int | None,
-    typer.Option(min=1, help="A good stream has its first output within this many ms [default: the server's limit]", show_default=False),
+    typer.Option(min=1, help="A good stream has its first output within this many ms [default: its objective's limit]", show_default=False),
 ]
 
 
@@ -47,24 +63,29 @@ def register(app: typer.Typer) -> None:
     app.command()(report)
     app.command()(streams)
     app.command()(stream)
+    app.command()(live)
     app.command()(blame)
+    app.command()(incident)
     app.command()(slo)
 
 
 def report(
     since: SinceOption = "1h",
+    from_: FromOption = "",
+    to: ToOption = "",
     model: ModelOption = "",
     service: ServiceOption = "",
     vantage: VantageOption = "",
     gap_ms: GapOption = None,
     first_ms: FirstOption = None,
+    tenant: TenantOption = "",
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Show goodput, gaps, jitter and first tokens, by model, service and vantage.
 
-    A stream is good if it has no gap above the SLO's limit (LEGATO_SLO_GAP_MS of the server, 400 ms by default), a first output within
-    LEGATO_SLO_FIRST_OUTPUT_MS (2 s by default), and no error at its end. A cancelled stream is good unless such a gap (including the wait
+    A stream is good if it has no gap above the limit of its objective (400 ms by default; see `legato objectives`), a first output within
+    the limit (2 s by default), and no error at its end. A cancelled stream is good unless such a gap (including the wait
     before the cancel) or such a start preceded the cancel. Running streams are not judged yet.
 
     Every figure has its n, the number of streams with a known value: a stream without a timeline has no known gaps and is left out, never
@@ -74,22 +95,31 @@ def report(
     """
     from legato_ingest.cli import report as view
 
-    with _querying():
-        reader = _reader(url)
-        limits = _limits(reader, gap_ms, first_ms)
-        query = view.ReportQuery(seconds_of(since), model, service, vantage, limits.gap_ms, limits.first_output_ms)
+    with querying():
+        reader = reader_of(url)
+        when = time_range(since, from_, to)
+        query = view.ReportQuery(when, model, service, vantage, gap_ms or 0, first_ms or 0, tenant=tenant)
         rows = view.fetch(reader, query)
-    _show(view.as_json(rows, query) if as_json else view.render(rows, query))
+    if rows or as_json:
+        show(view.as_json(rows, query) if as_json else view.render(rows, query))
+    else:
+        show(view.no_streams(query, _has_streams(url)))
 
 
 def streams(
     since: SinceOption = "1h",
+    from_: FromOption = "",
+    to: ToOption = "",
     model: ModelOption = "",
     service: ServiceOption = "",
     vantage: VantageOption = "",
-    outcome: Annotated[str, typer.Option(help="Only this outcome, such as client_cancel", show_default=False)] = "",
+    outcome: Annotated[
+        str,
+        typer.Option(help=f"Only this outcome: {', '.join(_OUTCOMES)}", callback=one_of(_OUTCOMES), show_default=False),
+    ] = "",
     stalled: Annotated[bool, typer.Option("--stalled", help="Only streams with a gap of 250 ms or more")] = False,
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Number of streams to list")] = 20,
+    tenant: TenantOption = "",
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
@@ -101,20 +131,17 @@ def streams(
     from legato_ingest.cli import streams as view
     from legato_ingest.cli.queries import STREAMS
 
-    with _querying():
-        reader = _reader(url)
-        limits = _limits(reader)
-        span = seconds_of(since)
-        query = report_view.ReportQuery(span, model, service, vantage, limits.gap_ms, limits.first_output_ms, groups_max=limit)
+    with querying():
+        reader = reader_of(url)
+        when = time_range(since, from_, to)
+        query = report_view.ReportQuery(when, model, service, vantage, groups_max=limit, tenant=tenant)
         rows = reader.rows(STREAMS, {**query.parameters(), "outcome": outcome, "stalled": int(stalled)})
     if as_json:
-        _show(rows[:limit])
+        show(rows[:limit])
     elif rows:
-        _show(view.render_list(rows[:limit], len(rows) > limit))
-    elif outcome or stalled:
-        _show("no stream matches: use a longer --since, or remove a filter")
+        show(view.render_list(rows[:limit], len(rows) > limit))
     else:
-        _show(report_view.no_streams(query))
+        show(report_view.no_streams(query, _has_streams(url), also=bool(outcome or stalled)))
 
 
 def stream(
@@ -132,26 +159,58 @@ def stream(
     from legato_ingest.cli import streams as view
     from legato_ingest.cli.queries import VANTAGES_MAX
 
-    with _querying():
-        reader = _reader(url)
-        limits = _limits(reader)
-        rows = _vantages(reader, id.strip(), limits)
+    with querying():
+        reader = reader_of(url)
+        stall_us = round(reader.slo().stall_ms * 1_000)
+        rows = _vantages(reader, id.strip())
     if len(rows) == VANTAGES_MAX:
         typer.echo(f"the first {VANTAGES_MAX} recordings of this trace, ordered by start; there may be more", err=True)
-    stall_us = round(limits.stall_ms * 1_000)
-    _show(view.as_json(rows, stall_us) if as_json else view.render_stream(rows, _console().width, stall_us))
+    show(view.as_json(rows, stall_us) if as_json else view.render_stream(rows, console().width, stall_us))
+
+
+def live(
+    service: ServiceOption = "",
+    model: ModelOption = "",
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the present state and exit; the default where the output is no terminal")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Number of stalled streams to list")] = 20,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Show what runs now: streams in flight, streams that are stalled with their growing gap, and the state of their engines.
+
+    A running stream is stalled if it has had no content for 2 s. The SDK reports that after 2 s, 8 s, 30 s and then at three times the
+    length, and the streams in flight every 5 s. Ctrl-C ends the command.
+
+    Examples: legato live; legato live --service chat --once; legato live --json | jq '.stalled | length'
+    """
+    from legato_ingest.cli import live as view
+
+    query = view.LiveQuery(service, model, limit)
+    with querying():
+        reader = reader_of(url)
+        if as_json or once or not console().is_terminal:
+            result = view.fetch(reader, query)
+            show(view.as_json(result) if as_json else view.render(result, query))
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            view.follow(reader, query, console())
 
 
 def blame(
     since: SinceOption = "1h",
+    from_: FromOption = "",
+    to: ToOption = "",
     model: ModelOption = "",
     service: ServiceOption = "",
     engine: Annotated[str, typer.Option(help="Only stalls of this engine's streams, by legato.engine.id", show_default=False)] = "",
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Number of engine events to list")] = 10,
+    tenant: TenantOption = "",
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Show what stalled client streams: causes by the time charged to them, and the engine events behind them, each with its n.
+    """Show what stalled streams: causes by the time charged to them, and the engine events behind them, each with its n.
 
     Every nanosecond of every judged stall is charged to a cause. The effect of fixing one cause alone is computed by replaying each stream
     without this cause, all else unchanged; it is a range where the result depends on facts that were not recorded. Causes overlap, so these
@@ -161,57 +220,86 @@ def blame(
     """
     from legato_ingest.cli import causes as view
 
-    with _querying():
-        reader = _reader(url)
-        query = view.BlameQuery(seconds_of(since), model, service, engine, limit, _limits(reader).first_output_ms)
+    with querying():
+        reader = reader_of(url)
+        query = view.BlameQuery(time_range(since, from_, to), model, service, engine, limit, tenant)
         found = view.fetch(reader, query)
-    _show(view.as_json(found) if as_json else view.render(found))
+    show(view.as_json(found) if as_json else view.render(found))
+
+
+def incident(
+    from_: Annotated[str, typer.Option("--from", help="Begin: 2026-11-23T14:05 or 14:05 (UTC), '14:05 local'", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="End, in the same forms [default: now]", show_default=False)] = "",
+    service: ServiceOption = "",
+    tenant: TenantOption = "",
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Write one page of Markdown about a time: what broke, which services, since when, causes, worst streams, what changed.
+
+    Piped or redirected, it is Markdown for a ticket; in a terminal, its tables fit the width. It compares with the time of equal length
+    before.
+
+    Examples: legato incident --from 14:05 --to 14:40; legato incident --from '2026-11-23 14:05' --service chat > incident.md
+    """
+    from legato_ingest.cli import incident as view
+    from legato_ingest.cli import markdown_view
+
+    begin, end = moment_of(from_, "--from"), moment_of(to, "--to") if to else time.time_ns()
+    if begin >= end:
+        raise typer.BadParameter("it is not after --from", param_hint="--to")
+    with querying():
+        reader = reader_of(url)
+        found = view.fetch(reader, view.IncidentQuery(begin, end, service, tenant))
+    page, screen = view.render(found), console()
+    if screen.is_terminal:
+        screen.print(markdown_view.view(page, view.LEFT_OUT), markup=False)
+    else:
+        typer.echo(page, nl=False)
 
 
 def slo(
-    objective: Annotated[float, typer.Option(min=0.5, max=0.99999, help="Share of streams that should be good")] = 0.99,
+    service: ServiceOption = "",
+    tenant: TenantOption = "",
+    at: Annotated[
+        str,
+        typer.Option(
+            help="What the rules saw at this time: 2026-11-23T14:05, 14:05 (UTC), '14:05 local' [default: now]", show_default=False
+        ),
+    ] = "",
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Show the burn rates that the alert rules see: how fast each service uses up the bad streams that its objective allows.
+    `legato objectives show` lists the objectives.
 
     A burn rate of 1 uses up the budget exactly. A rule fires when a long and a short window both exceed its limit, with at least three bad
     streams of at least two end users: a page at 14.4 over 1 h and 5 min, or at 6 over 6 h and 30 min; a ticket at 1 over 3 days and 6 h.
     A bad stream burns one budget: the end users' own budget when its stalls are on their side, the budget of first outputs when nothing
     else was bad.
 
-    Examples: legato slo; legato slo --objective 0.995; legato slo --json | jq '.[] | select(.firing)'
+    Examples: legato slo; legato slo --service chat --at 14:05; legato slo --json | jq '.[] | select(.firing)'
     """
     from legato_ingest.cli import slo as view
     from legato_ingest.settings import load
 
-    with _querying():
-        rows = view.fetch(_reader(url), load().dashboards_dir, objective)
-    _show(view.as_json(rows) if as_json else view.render(rows, objective))
+    with querying():
+        at_s = moment_of(at, "--at") // 1_000_000_000 if at else 0
+        rows = view.fetch(reader_of(url), load().dashboards_dir, service, tenant, at_s)
+    show(view.as_json(rows) if as_json else view.render(rows))
 
 
-def _reader(url: str) -> Reader:
+def _has_streams(url: str) -> bool:
+    """Whether the store has any stream that this reader sees."""
+    with querying():
+        return bool(reader_of(url).rows("SELECT 1 FROM stream_revs LIMIT 1"))
+
+
+def reader_of(url: str) -> Reader:
     """The client of the endpoint. The password comes from the environment only: other users of the host can see a command's arguments."""
     return Reader(url, os.environ.get("LEGATO_READ_USER", DEFAULT_USER), os.environ.get("LEGATO_READ_PASSWORD", ""))
 
 
-def _limits(reader: Reader, gap_ms: float | None = None, first_ms: float | None = None) -> SloLimits:
-    """The server's limits, or those of the options. One request per command, and none when both options are set."""
-    if gap_ms is not None and first_ms is not None:
-        return SloLimits(gap_ms, first_ms)
-    limits = reader.slo()
-    if not limits.from_server:
-        typer.echo(
-            "this server does not report its SLO (an older version): using the defaults, "
-            f"{milliseconds(limits.gap_ms)} and {milliseconds(limits.first_output_ms)}",
-            err=True,
-        )
-    gap_ms = limits.gap_ms if gap_ms is None else gap_ms
-    first_ms = limits.first_output_ms if first_ms is None else first_ms
-    return SloLimits(gap_ms, first_ms, limits.stall_ms, limits.from_server)
-
-
-def _vantages(reader: Reader, given: str, limits: SloLimits) -> list[dict[str, Any]]:
+def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
     """The rows of the stream with this id. Raises ``LegatoError`` when no stream has it, or several streams start with it."""
     from legato_ingest.cli.queries import FINISHED, VANTAGES, VERDICTS
 
@@ -225,8 +313,7 @@ def _vantages(reader: Reader, given: str, limits: SloLimits) -> list[dict[str, A
     responses = sorted({row["response_id"] for row in named or found} - {""})
     first_ns, last_ns = min(int(row["first_ns"]) for row in found), max(int(row["last_ns"]) for row in found)
     where: dict[str, str | int | float | Sequence[str]] = {"traces": traces, "first_ns": first_ns, "last_ns": last_ns}
-    slo_limits = {"gap_us": round(limits.gap_ms * 1_000), "first_us": round(limits.first_output_ms * 1_000)}
-    rows = reader.rows(VANTAGES, {**where, "responses": responses, **slo_limits})
+    rows = reader.rows(VANTAGES, {**where, "responses": responses})
     rows = [row for row in rows if row["trace"] in traces or first_ns - _APART_NS <= int(row["start_ns"]) <= last_ns + _APART_NS]
     verdicts = reader.rows(VERDICTS, where)
     with_id = sorted({row["response_id"] for row in rows} - {""})
@@ -265,20 +352,16 @@ def _found(reader: Reader, given: str) -> list[dict[str, Any]]:
     return found
 
 
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH_WITHOUT_TERMINAL, highlight=False)
-
-
 @contextlib.contextmanager
-def _querying() -> Iterator[None]:
+def querying() -> Iterator[None]:
     """A spinner on standard error while the store answers, so that the output can be piped."""
     with Console(stderr=True).status("querying the store …"):
         yield
 
 
-def _show(view: Any) -> None:
+def show(view: Any) -> None:
+    """Print a view; data as JSON."""
     if isinstance(view, dict | list):
         typer.echo(json.dumps(view))
     else:
-        _console().print(view, markup=False)
+        console().print(Group(view), markup=False)

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.format import clean, count, duration, milliseconds, n_of, ratio, share
+from legato_ingest.cli.format import clean, count, duration, limit, n_of, ratio, share
+from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.cli.queries import REPORT
-from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS
+from legato_ingest.cli.time_range import TimeRange
 
 __all__ = ["ReportQuery", "as_json", "fetch", "no_streams", "render"]
 
 _NO_STREAMS = (
-    "no streams yet{where}\n\nTo record some:\n"
+    "no streams yet\n\nTo record some:\n"
     "  make demo                         replays and records real streams on this host\n"
     "  legato.configure()                in your application, then legato.instrument_openai()\n"
     "  OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318\n"
@@ -32,20 +32,22 @@ _NO_STREAMS = (
 
 @dataclass(frozen=True, slots=True)
 class ReportQuery:
-    """The streams of a report and the limits of a good stream. ``since_s``: seconds before now; 0: no limit. Empty: any."""
+    """The streams of a report; empty: any. ``gap_ms``, ``first_ms``: limits of a good stream instead of those of its objective; 0: none."""
 
-    since_s: int = 3_600
+    when: TimeRange = TimeRange()
     model: str = ""
     service: str = ""
     vantage: str = ""
-    gap_ms: float = SLO_GAP_MS
-    first_ms: float = SLO_FIRST_OUTPUT_MS
+    gap_ms: float = 0
+    first_ms: float = 0
     groups_max: int = 50
+    tenant: str = ""
 
     def parameters(self) -> dict[str, str | int]:
         """The parameters of the SQL."""
         return {
-            "since_s": self.since_s,
+            **self.when.parameters(),
+            "tenant": self.tenant,
             "model": self.model,
             "service": self.service,
             "vantage": self.vantage,
@@ -63,9 +65,7 @@ def fetch(reader: Reader, query: ReportQuery) -> list[dict[str, Any]]:
 def as_json(rows: Sequence[dict[str, Any]], query: ReportQuery) -> dict[str, Any]:
     """Return the report as data: every figure with its n; null where no stream has a value."""
     return {
-        "since_s": query.since_s,
-        "gap_ms": _number(query.gap_ms),
-        "first_output_ms": _number(query.first_ms),
+        **query.when.parameters(),
         "groups": [_group(row) for row in rows[: query.groups_max]],
         "more_groups": len(rows) > query.groups_max,
     }
@@ -79,6 +79,7 @@ def _group(row: dict[str, Any]) -> dict[str, Any]:
         "vantage": row["vantage"],
         "streams": row["streams"],
         "running": row["running"],
+        "limits": {"gap_ms": _numbers(row["gap_limits_us"]), "first_output_ms": _numbers(row["first_limits_us"])},
         "goodput": {"value": row["good"] / row["judged"] if row["judged"] else None, "good": row["good"], "n": row["judged"]},
         "gap_p99_of_p99_ms": {"value": _ms(row["gap_p99_p99_us"]), "n": row["gap_n"], "label": _p99_label(row["gap_n"])},
         "gap_max_ms": {"value": _ms(row["gap_worst_us"]), "n": row["gap_n"]},
@@ -94,9 +95,10 @@ def _ms(microseconds: int | None) -> float | None:
     return None if microseconds is None else microseconds / 1_000
 
 
-def _number(value: float) -> float:
-    """An integer where the limit is one, so that JSON shows 400 and not 400.0."""
-    return int(value) if value == int(value) else value
+def _numbers(limits_us: Sequence[Any]) -> list[float]:
+    """Return limits in ms: an integer where the limit is one, so that JSON shows 400 and not 400.0."""
+    values = [int(us) / 1_000 for us in limits_us]
+    return [int(value) if value == int(value) else value for value in values]
 
 
 def _p99_label(n: int) -> str:
@@ -106,66 +108,57 @@ def _p99_label(n: int) -> str:
 
 def render(rows: Sequence[dict[str, Any]], query: ReportQuery) -> RenderableType:
     """Return the report for a terminal."""
-    if not rows:
-        return no_streams(query)
     rows = [clean(row) for row in rows]
-    table = Table(title=Text(f"Streams{_where(query)}"), title_justify="left", pad_edge=False, show_lines=True)
-    table.add_column("model\nservice · vantage", overflow="fold")
-    for name in (
-        f"good at\n{milliseconds(query.gap_ms)}",
-        "p99 of\np99 gaps",
-        "worst\ngap",
-        "jitter\nratio",
-        "TTFT\np50 / p95",
-        "stalls ≥ 250 ms\nexcess over it",
-    ):
-        table.add_column(name, justify="right")
-    table.add_column("streams, by outcome")
+    columns = (
+        Column("model\nservice · vantage", folds=14),
+        Column(f"good at\n{limit(rows, 'gap_limits_us')}", right=True),
+        Column("p99 of\np99 gaps", drop=4, right=True),
+        Column("worst\ngap", right=True),
+        Column("jitter\nratio", drop=5, right=True),
+        Column("TTFT\np50 / p95", drop=2, right=True),
+        Column("stalls ≥ 250 ms\nexcess over it", drop=1, right=True),
+        Column("streams,\nby outcome", drop=3),
+    )
+    table = FittedTable(columns, f"Streams{_where(query)}", lines=True)
     for row in rows[: query.groups_max]:
         table.add_row(*_cells(row))
-    return Group(table, Text(_legend(rows, query), style="dim"))
+    return Group(table, Prose(_legend(rows, query), style="dim"))
 
 
-def no_streams(query: ReportQuery) -> Text:
-    """Return the text for a store without matching streams: how to record some."""
-    return Text(_NO_STREAMS.format(where=_where(query)))
+def no_streams(query: ReportQuery, store_has_streams: bool, *, also: bool = False) -> Text:
+    """Return the text for a query without rows: how to record streams, or which filter left none. ``also``: there were further filters."""
+    if not store_has_streams:
+        return Text(_NO_STREAMS)
+    others = " and the other filters" if also else ""
+    return Prose(f"no stream matches{_where(query)}{others}: choose a longer time, or remove a filter (`legato streams --since all`)")
 
 
-def _cells(row: dict[str, Any]) -> list[RenderableType]:
+def _cells(row: dict[str, Any]) -> list[str | Text]:
     bad = row["judged"] - row["good"]
     streams = "stream" if row["stalled"] == 1 else "streams"
     stalls = f"{count(row['stalls'])} in {count(row['stalled'])} {streams}\n{duration(row['excess_us'])}\n{n_of(row['stalls_n'])}"
     label = f"{_p99_label(row['gap_n'])} " if row["gap_n"] and row["gap_n"] <= 100 else ""
     return [
         Text.assemble((row["model"] or "(no model)", "bold"), f"\n{row['service'] or '(no service)'} · {row['vantage'] or '(no vantage)'}"),
-        Text(f"{share(row['good'], row['judged'])}\n{n_of(row['judged'])}", style="red" if bad else "green" if row["judged"] else ""),
+        Text.assemble(f"{share(row['good'], row['judged'])}\n{n_of(row['judged'])}", (f"\n{count(bad)} bad" if bad else "", "red")),
         f"{label}{duration(row['gap_p99_p99_us'])}\n{n_of(row['gap_n'])}",
         f"{duration(row['gap_worst_us'])}\n{n_of(row['gap_n'])}",
         f"{ratio(row['jitter_p50'])}\n{n_of(row['jitter_n'])}",
         f"{duration(row['ttft_p50_us'])} / {duration(row['ttft_p95_us'])}\n{n_of(row['ttft_n'])}",
         stalls if row["stalls_n"] else f"{duration(None)}\n{n_of(0)}",
-        Text("\n".join(f"{count(n)} {outcome}" for outcome, n in sorted(row["outcomes"].items(), key=lambda item: -item[1]))),
+        "\n".join(f"{count(n)} {outcome}" for outcome, n in sorted(row["outcomes"].items(), key=lambda item: -item[1])),
     ]
 
 
 def _where(query: ReportQuery) -> str:
-    parts = [] if not query.since_s else [f" in the last {_span(query.since_s)}"]
-    parts += [f", {name} {value}" for name in ("model", "service", "vantage") if (value := getattr(query, name))]
-    return "".join(parts)
-
-
-def _span(seconds: int) -> str:
-    for size, name in ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second")):
-        if seconds % size == 0:
-            number = seconds // size
-            return f"{number} {name}s" if number > 1 else name
-    return f"{seconds} seconds"
+    names = ("model", "service", "vantage", "tenant")
+    return "".join([str(query.when), *(f", {name} {value}" for name in names if (value := getattr(query, name)))])
 
 
 def _legend(rows: Sequence[dict[str, Any]], query: ReportQuery) -> str:
     lines = [
-        f"good: no gap above {milliseconds(query.gap_ms)} (including the open gap before a cancel), first output within "
-        f"{duration(query.first_ms * 1_000)}, no error at the end.",
+        f"good: no gap above {limit(rows, 'gap_limits_us')} (including the open gap before a cancel), first output within "
+        f"{limit(rows, 'first_limits_us')}, no error at the end.",
         "n: streams with a known value; running streams, and for gaps streams without a timeline, are not included. "
         "max: the maximum is shown instead of the p99 for up to 100 streams.",
     ]

@@ -7,35 +7,59 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.format import clean, count
+from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.errors import LegatoError
+from legato_ingest.objectives import DEFAULT
 
 __all__ = ["RULES", "as_json", "fetch", "render"]
 
 RULES = {"itl_burn": "ITL goodput", "ttft_burn": "first output", "reader_burn": "end users' own stalls"}
-_OBJECTIVE = re.compile(r"^    [\d.]+ AS objective,$", re.MULTILINE)
+_NOW = re.compile(r"\bnow\(\) AS at,")
 Row = dict[str, Any]
+# A change that broke something is usually a few minutes older than the first bad streams.
+_BEFORE_S = 600
+_COLUMNS = (
+    Column("budget", folds=12),
+    Column("service · vantage", folds=14),
+    Column("severity"),
+    Column("burn rate", right=True),
+    Column("limit", drop=3, right=True),
+    Column("bad streams", right=True),
+    Column("end users", drop=2, right=True),
+    Column("window", drop=1),
+    Column("state", folds=24),
+)
 
 
-def fetch(reader: Reader, folder: pathlib.Path, objective: float) -> list[Row]:
-    """Return one row per rule, service, vantage and severity: firing rules first, pages before tickets. Raises ``LegatoError``."""
+def fetch(reader: Reader, folder: pathlib.Path, service: str = "", tenant: str = "", at_s: int = 0) -> list[Row]:
+    """Return one row per rule, service, vantage, objective and severity: firing rules first, pages before tickets. Raises ``LegatoError``.
+
+    ``service``, ``tenant``: only these; empty: any. ``at_s``: the moment (unix s) for which the rules are evaluated; 0: now.
+    """
     rows: list[Row] = []
     for name in RULES:
         path = folder / "alerts" / f"{name}.sql"
         if not path.is_file():
             raise LegatoError(f"{path} does not exist: set LEGATO_DASHBOARDS_DIR to the repository's dashboards folder")
-        sql, places = _OBJECTIVE.subn(f"    {objective:.6f} AS objective,", path.read_text(encoding="utf-8"))
-        if places != 1:
-            raise LegatoError(f"{path} sets the objective in {places} lines, expected 1: rebuild it with `python -m dashboards`")
+        sql = path.read_text(encoding="utf-8")
+        if at_s:
+            sql, places = _NOW.subn(f"toDateTime({at_s}, 'UTC') AS at,", sql)
+            if places != 1:
+                raise LegatoError(f"{path} reads the clock in {places} lines, expected 1: rebuild it with `python -m dashboards`")
         rows += [{"rule": name, **row, "firing": bool(row["firing"])} for row in reader.rows(sql)]
-    names = ("rule", "service", "vantage")
+    rows = [row for row in rows if service in ("", row["service"]) and tenant in ("", row["tenant"])]
+    names = ("rule", "service", "vantage", "objective")
     return sorted(rows, key=lambda row: (not row["firing"], row["severity"] != "page", -row["burn_rate"], *(row[name] for name in names)))
 
 
@@ -44,28 +68,56 @@ def as_json(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def render(rows: list[Row], objective: float) -> RenderableType:
+def render(rows: list[Row]) -> RenderableType:
     """Return the rows for a terminal."""
     if not rows:
         return Text("no stream ended in the last three days: no budget burns")
-    head = Text(f"{100 * objective:g} % of streams should be good; {100 * (1 - objective):.4g} % may be bad")
-    table = Table("budget", "service · vantage", "severity", box=None, pad_edge=False)
-    for name in ("burn rate", "fires at", "bad", "streams", "end users"):
-        table.add_column(name, justify="right")
-    table.add_column("window")
-    table.add_column("state")
+    targets = {row["objective"]: float(row["target"]) for row in sorted(rows, key=lambda row: row["objective"] != DEFAULT)}
+    head = Prose("\n".join(_objective(name, target, named=len(targets) > 1) for name, target in targets.items()))
+    table = FittedTable(_COLUMNS)
     burning = [row for row in rows if row["bad"]]
     messages = []
     for row in clean(burning):
-        where = " · ".join(filter(None, (row["tenant"], row["service"], row["vantage"])))
+        where = " · ".join(filter(None, (row["tenant"], row["service"], row["vantage"], row["objective"] if len(targets) > 1 else "")))
         rates = (f"{row['burn_rate']:,.2f}", f"{row['burn_limit']:g}")
-        counts = (count(int(row["bad"])), count(int(row["streams"])), _end_users(row))
-        state = Text("fires", style="bold red") if row["firing"] else Text(row["reason"])
+        counts = (f"{count(int(row['bad']))} of {count(int(row['streams']))}", _end_users(row))
+        state = Text("fires", style="bold red") if row["firing"] else row["reason"] or "below the limit"
         table.add_row(RULES[row["rule"]], where, row["severity"], *rates, *counts, _window(int(row["window_s"])), state)
         if row["firing"]:
-            messages.append(Text.assemble("\n", (f"{row['severity']} · {RULES[row['rule']]} · {where}: ", "bold"), row["message"]))
+            title = (f"{row['severity']} · {RULES[row['rule']]} · {where}: ", "bold")
+            section = row["cause"] or row["rule"]
+            messages.append(Prose.assemble("\n", title, row["message"], f" What to do: {section} in docs/runbook.md."))
+            messages += [Prose(f"  {command}") for command in _next(row)]
     quiet = len({_budget(row) for row in rows} - {_budget(row) for row in burning})
-    return Group(head, Text(""), table, *messages, Text(f"\n{quiet} budgets have no bad streams" if quiet else ""))
+    return Group(head, _firing(rows), Text(""), table, *messages, Text(f"\n{quiet} budgets have no bad streams" if quiet else ""))
+
+
+def _firing(rows: list[Row]) -> Text:
+    """What fires, counted by severity."""
+    counts = Counter(str(row["severity"]) for row in rows if row["firing"])
+    named = ", ".join(f"{counts[name]} {name}{'' if counts[name] == 1 else 's'}" for name in ("page", "ticket") if counts[name])
+    return Prose(f"firing: {named}" if named else "nothing fires")
+
+
+def _objective(name: str, target: float, *, named: bool) -> str:
+    """Return the target in words, with the name of its objective where there are several."""
+    return f"{f'{name}: ' if named else ''}{100 * target:.6g} % of the streams should be good; {100 * (1 - target):.4g} % may be bad"
+
+
+def _next(row: Row) -> Iterator[str]:
+    """The commands that show the cause, the worst stream, and the page for the ticket. A client's stalls have its service's name."""
+    which = f" --service {shlex.quote(row['service'])}" if row["vantage"] == "client" and row["service"] else ""
+    which += f" --tenant {shlex.quote(row['tenant'])}" if row["tenant"] else ""
+    begin_s = int(row["from_ms"]) // 1_000
+    yield f"legato blame {_from(begin_s)}{which}"
+    if row["trace"]:
+        yield f"legato stream {row['trace'][:12]}"
+    if row["severity"] == "page":
+        yield f"legato incident {_from(begin_s - _BEFORE_S)}{which}"
+
+
+def _from(at_s: int) -> str:
+    return f"--from {datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M}"
 
 
 def _end_users(row: Row) -> str:
@@ -74,7 +126,7 @@ def _end_users(row: Row) -> str:
 
 
 def _budget(row: Row) -> tuple[str, ...]:
-    return (row["rule"], row["tenant"], row["service"], row["vantage"])
+    return (row["rule"], row["tenant"], row["service"], row["vantage"], row["objective"])
 
 
 def _window(seconds: int) -> str:

@@ -12,11 +12,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from legato_ingest.cli.store_choice import StoreOption, store_settings
 from legato_ingest.errors import LegatoError
 
 __all__ = ["register"]
 
-StoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
+NewStoreOption = Annotated[str | None, typer.Option("--store", help="chdb:///absolute/path [env: LEGATO_STORE]", show_default=False)]
 
 
 def register(root: typer.Typer) -> None:
@@ -39,16 +40,16 @@ def backup(
     Example: legato backup before-upgrade
     """
     from legato_ingest.cli.admin_client import backup as run
-    from legato_ingest.settings import load
 
+    settings = store_settings(store)
     with Console(stderr=True).status("backing up, restoring, comparing …"):
-        done = run(load(store=store), name)
+        done = run(settings, name)
     typer.echo(f"{done['file']}: {done['rows']:,} rows of {done['tables']} tables, {done['bytes']:,} bytes; restored once, and identical")
 
 
 def restore(
     file: Annotated[pathlib.Path, typer.Argument(help="File of the backup, with its manifest in the same folder", show_default=False)],
-    store: StoreOption = None,
+    store: NewStoreOption = None,
 ) -> None:
     """Restore a backup into an empty store, and compare it with the manifest. No `legato serve` may run on this store.
 
@@ -78,9 +79,10 @@ def copy(
     from legato_ingest.storage.copy import copy_rows, partitions_of, tables_of
     from legato_ingest.storage.lock import StoreLock
 
-    settings, target_settings = load(store=store), load(store=to)
+    target_settings = load(store=to)
     if target_settings.server is None:
         raise LegatoError("--to must be a ClickHouse server: clickhouse://USER@HOST:8123/DATABASE")
+    settings = store_settings(store)
     with StoreLock(settings.store_path):
         source, target = EmbeddedStore(settings.store_path), open_store(target_settings)
         migrations = migrate.load(settings.schema_dir)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from legato_ingest.cli.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
+from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.cli.stream_gaps import STALL_US, Read, Stall, content_reads, shared_clock, stalls_of
 from legato_ingest.cli.verdict_text import evidence_lines, why
 from legato_ingest.definitions import ERRORS, VANTAGES
@@ -25,34 +25,54 @@ _ARRAYS = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_64u
 _KINDS = {0: "role", 1: "text", 2: "reasoning", 3: "tool", 4: "usage", 5: "heartbeat", 6: "retract", 7: "done"}
 _ORDER = {name: place for place, name in enumerate(VANTAGES)}
 _STALLS_SHOWN = 40
+# The start of a stream, the longest number among the facts, fits.
+_FACT_WIDTH = 29
 
 Row = Mapping[str, Any]
+_LIST = (
+    Column("stream"),
+    Column("start (UTC)", drop=5),
+    Column("model ·\nservice", folds=12),
+    Column("vantage", drop=4),
+    Column("outcome"),
+    Column("good"),
+    Column("chunks", drop=7, right=True),
+    Column("TTFT", drop=3, right=True),
+    Column("worst gap", right=True),
+    Column("stalls", drop=6, right=True),
+    Column("gaps over time", drop=8),
+)
+_STALLS = (
+    Column("at", right=True),
+    Column("for", right=True),
+    Column("held in it", drop=1, right=True),
+    Column("followed by", drop=2),
+    Column("why", folds=32),
+)
 
 
 def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
     """Return the newest streams, one line each."""
     rows = [clean(row) for row in rows]
-    table = Table(pad_edge=False, box=None)
-    for name in ("stream", "start (UTC)", "model · service", "vantage", "outcome"):
-        table.add_column(name, no_wrap=name != "model · service")
-    for name in ("chunks", "TTFT", "worst gap", "stalls"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("gaps over time", no_wrap=True)
+    table = FittedTable(_LIST)
     for row in rows:
         table.add_row(
             row["trace"][:12],
             row["start"][5:19],
-            Text(f"{row['model']} · {row['service']}"),
-            Text(row["vantage"]),
+            f"{row['model']} · {row['service']}",
+            row["vantage"],
             Text(row["outcome"], style="red" if row["outcome"] in ERRORS else ""),
+            Text("no", style="red") if row["good"] == 0 else "yes" if row["good"] else DASH,
             count(row["chunks"]),
             duration(row["ttft_us"]),
-            Text(duration(row["gap_max_us"]), style="red" if row["good"] == 0 else ""),
+            duration(row["gap_max_us"]),
             count(row["stalls_250ms"]),
             Text.assemble(sparkline(row["spark"]), (sparkline([row["gap_open_us"]]), "red") if row["gap_open_us"] is not None else ""),
         )
     last = "There are more: raise --limit. " if more else ""
-    return Group(table, Text(f"{last}Red: not good by the SLO. To see one stream: legato stream {rows[0]['trace'][:12]}", style="dim"))
+    is_open = any(row["gap_open_us"] is not None for row in rows)
+    last += "The last, red block of the gaps over time is the open gap at the end. " if is_open else ""
+    return Group(table, Prose(f"{last}To see one stream: legato stream {rows[0]['trace'][:12]}", style="dim"))
 
 
 def as_json(rows: Sequence[Row], stall_us: int = STALL_US) -> list[dict[str, Any]]:
@@ -82,21 +102,33 @@ def render_stream(rows: Sequence[Row], width: int = 100, stall_us: int = STALL_U
     rows = ordered([clean(row) for row in rows])
     reads = [content_reads(row) for row in rows]
     stalls = [stalls_of(row, read, stall_us) for row, read in zip(rows, reads, strict=True)]
-    parts: list[RenderableType] = [_facts(rows), Text(), *_axis(rows, reads, stalls, max(width - 24, 20)), Text()]
+    parts: list[RenderableType] = [*_facts(rows, width), Text(), *_axis(rows, reads, stalls, max(width - 24, 20)), Text()]
     for row, found in zip(rows, stalls, strict=True):
         parts.extend(_stalls(row, found, stall_us))
     return Group(*parts)
 
 
-def _facts(rows: Sequence[Row]) -> Table:
-    table = Table(pad_edge=False, box=None, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    for _ in rows:
-        table.add_column(overflow="fold")
-    for name, values in _fact_rows(rows):
-        if any(value not in ("", DASH) for value in values):
-            table.add_row(name, *[Text(value) for value in values])
-    table.add_row("not measured", *[_unknown(row) for row in rows])
+def _facts(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
+    """The facts that are the same at all vantages, then the others with one column a vantage; vantages that do not fit get tables below."""
+    facts = [(name, values) for name, values in _fact_rows(rows) if any(value not in ("", DASH) for value in values)]
+    facts.append(("not measured", [_unknown(row) for row in rows]))
+    own = [fact for fact in facts if len(set(fact[1])) > 1 or fact[0] == "vantage"]
+    shared = [(name, values[:1]) for name, values in facts if (name, values) not in own]
+    label = max(len(name) for name, _ in facts)
+    at_once = max(1, (width - label) // (_FACT_WIDTH + 2))
+    parts = [[(name, values[first : first + at_once]) for name, values in own] for first in range(0, len(rows), at_once)]
+    for number, part in enumerate([shared, *parts]):
+        if number:
+            yield Text()
+        yield _fact_table([(name, values) for name, values in part if any(value not in ("", DASH) for value in values)], label)
+
+
+def _fact_table(facts: Sequence[tuple[str, Sequence[str]]], label: int) -> FittedTable:
+    """The first fact is the header."""
+    (name, values), *others = facts
+    table = FittedTable([Column(f"{name:<{label}}"), *(Column(value, folds=_FACT_WIDTH) for value in values)])
+    for name, values in others:
+        table.add_row(Text(name, style="dim"), *values)
     return table
 
 
@@ -113,7 +145,7 @@ def _fact_rows(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
     yield "good", [{1: "yes", 0: "no"}.get(row["good"], DASH) for row in rows]
     yield "chunks", [_chunks(row) for row in rows]
     yield "TTFB / TTFT / TTFO", [" / ".join(duration(row[name]) for name in ("ttfb_us", "ttft_us", "ttfo_us")) for row in rows]
-    yield "queue / prefill time in the TTFT", [_request(row) for row in rows]
+    yield "queue / prefill in TTFT", [_request(row) for row in rows]
     yield "gap p50 / p99 / worst", [_gaps(row) for row in rows]
     yield "jitter ratio", [ratio(row["jitter_ratio"]) for row in rows]
     yield "tokens in / out", [f"{count(row['input_tokens'])} / {count(row['output_tokens'])}" for row in rows]
@@ -179,12 +211,12 @@ def _axis(rows: Sequence[Row], reads: Sequence[Sequence[Read]], stalls: Sequence
     step = max(ends) / width
     if len(rows) > 1:
         same = "all vantages have one clock: one time axis"
-        yield Text(same if starts else "the clocks differ or are unknown: each vantage is drawn from its own start", style="dim")
+        yield Prose(same if starts else "the clocks differ or are unknown: each vantage is drawn from its own start", style="dim")
     for row, read, found, offset, end in zip(rows, reads, stalls, offsets, ends, strict=True):
         line = _line(read, found, offset, end, step, width) if row["content_chunks"] is not None else Text("timeline unknown", style="dim")
         yield Text(f"{row['vantage'][:10]:<10} ", style="bold").append_text(line)
     yield Text(" " * 11 + f"{'0':<{width - 10}}{duration(max(ends)):>10}", style="dim")
-    yield Text(" " * 11 + f"one mark: {duration(step)}. Height: chunks in this time. · no chunk, ─ stall, ╌ open gap", style="dim")
+    yield Prose(f"one mark: {duration(step)}. Height: chunks in this time. · no chunk, ─ stall, ╌ open gap", style="dim")
 
 
 def _line(reads: Sequence[Read], stalls: Sequence[Stall], offset: int, end: int, step: float, width: int) -> Text:
@@ -213,23 +245,21 @@ def _stalls(row: Row, stalls: Sequence[Stall], stall_us: int) -> Iterator[Render
     if row["content_chunks"] is None:
         return
     if not stalls:
-        yield Text(f"{who}: no stall of {least} or more", style="dim")
+        yield Prose(f"{who}: no stall of {least} or more", style="dim")
         return
     yield Text(f"{who}: stalls of {least} or more", style="bold")
-    table = Table(pad_edge=False, box=None)
     verdicts = {int(verdict["gap_start_us"]): verdict for verdict in row.get("verdicts", ())}
-    for name in ("at", "for", "held in it", "followed by", *(["why"] if verdicts else [])):
-        table.add_column(name, justify="left" if name in ("followed by", "why") else "right", no_wrap=name != "why")
+    table = FittedTable(_STALLS if verdicts else _STALLS[:-1])
     for stall in stalls[:_STALLS_SHOWN]:
         held = "unknown" if stall.held_us is None else duration(stall.held_us)
-        cells: list[str | Text] = [duration(stall.start_us), Text(duration(stall.length_us), style="red"), held, Text(_after(row, stall))]
-        table.add_row(*cells, *([Text(why(verdicts.get(stall.start_us)))] if verdicts else []))
+        cells = [duration(stall.start_us), duration(stall.length_us), held, _after(row, stall)]
+        table.add_row(*cells, *([why(verdicts.get(stall.start_us))] if verdicts else []))
     yield table
     judged = [verdicts[stall.start_us] for stall in stalls if stall.start_us in verdicts]
     if judged:
         yield from evidence_lines(max(judged, key=lambda verdict: int(verdict["gap_us"])))
     if len(stalls) > _STALLS_SHOWN:
-        yield Text(f"and {len(stalls) - _STALLS_SHOWN:,} more: --json lists all of them", style="dim")
+        yield Prose(f"and {len(stalls) - _STALLS_SHOWN:,} more: --json lists all of them", style="dim")
 
 
 def _after(row: Row, stall: Stall) -> str:

@@ -7,14 +7,12 @@ it is added.
 from __future__ import annotations
 
 import pathlib
-import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from legato_ingest.auth.tokens import READ, WRITE
+from legato_ingest.cli.layout import Column, FittedTable, console
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import SettingsError
 
@@ -74,10 +72,10 @@ def list_(file: FileOption = None) -> None:
     """List the tokens by name, without their secrets."""
     from legato_ingest.auth import tokens
 
-    table = Table("name", "tenant", "may")
+    table = FittedTable([Column("name", folds=16), Column("tenant", folds=16), Column("may")])
     for token in tokens.load(_file(file)):
         table.add_row(token.name, "all tenants" if token.tenant == ALL_TENANTS else token.tenant, token.may)
-    Console(file=sys.stdout).print(table)
+    console().print(table)
 
 
 @app.command()

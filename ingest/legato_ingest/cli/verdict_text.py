@@ -12,6 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from legato_ingest.cli.format import DASH, duration
+from legato_ingest.cli.layout import Prose
 
 __all__ = ["evidence_lines", "why"]
 
@@ -77,11 +78,16 @@ def _responsible(verdict: Row) -> str:
     return "itself preempted" if "preempted_step" in verdict["evidence"] else f"recompute of {shown}"
 
 
+def _part(name: str, ns: int) -> str:
+    """Return a part in full. A negative one belongs to a gap that was shorter than at the server."""
+    return f"{name} {ns / 1e6:,.3f} ms" if ns >= 0 else f"−{-ns / 1e6:,.3f} ms that the delayed stream caught up ({name})"
+
+
 def evidence_lines(verdict: Row) -> Iterator[Text]:
     """Yield the parts, the evidence and the exclusions of a verdict, one line each."""
-    yield Text(f"the longest ({duration(int(verdict['gap_us']))}), in full:", style="dim")
-    parts = ", ".join(f"{name} {int(ns) / 1e6:,.3f} ms" for name, ns in verdict["parts"].items())
-    yield Text(f"  parts: {parts}; each within {duration(int(verdict['error_us']))}", style="dim")
+    yield Prose(f"the longest ({duration(int(verdict['gap_us']))}), in full:", style="dim")
+    parts = ", ".join(_part(name, int(ns)) for name, ns in verdict["parts"].items())
+    yield Prose(f"  parts: {parts}; each within {duration(int(verdict['error_us']))}", style="dim")
     facts = [words.format(duration(int(verdict["evidence"][name]))) for name, words in _EVIDENCE.items() if name in verdict["evidence"]]
     facts += [*_clock(verdict["evidence"]), *_kernel(verdict["evidence"])]
     facts += [words for (name, value), words in _FLAGS.items() if int(verdict["evidence"].get(name, -1)) == value]
@@ -90,6 +96,6 @@ def evidence_lines(verdict: Row) -> Iterator[Text]:
     if "coincident_stalls" in verdict["evidence"]:
         facts.append(f"{verdict['evidence']['coincident_stalls']} other streams had the same gap at the same moment with this cause")
     if facts:
-        yield Text(f"  evidence: {'; '.join(facts)}", style="dim")
+        yield Prose(f"  evidence: {'; '.join(facts)}", style="dim")
     if verdict["excluded"]:
-        yield Text("  excluded: " + "; ".join(f"{name}: {reason}" for name, reason in verdict["excluded"].items()), style="dim")
+        yield Prose("  excluded: " + "; ".join(f"{name}: {reason}" for name, reason in verdict["excluded"].items()), style="dim")

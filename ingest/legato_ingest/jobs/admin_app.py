@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.errors import LegatoError
-from legato_ingest.jobs.admin_commands import apply_schema, back_up, schema_state
+from legato_ingest.jobs.admin_commands import apply_objectives, apply_schema, back_up, schema_state
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
@@ -70,6 +70,10 @@ def create_app(settings: Settings, store: Store, worker: AttributionWorker, roll
     @app.post("/rollup")
     def rollup(since_s: int) -> Any:
         return _guarded(lambda: rollups.again(since_s))
+
+    @app.post("/objectives/apply")
+    def objectives() -> Any:
+        return _guarded(lambda: apply_objectives(settings, store, rollups))
 
     return app
 

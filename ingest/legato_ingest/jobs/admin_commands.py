@@ -1,4 +1,5 @@
-"""The administration commands on an open store: apply the schema, report its state, repeat attribution and rollups, back up.
+"""The administration commands on an open store: apply the schema, report its state, apply objectives, repeat attribution and rollups, back
+up.
 
 The admin socket (``admin_app``) and the command line run the same functions; the store's lock decides which of the two holds the store.
 Nothing here opens or locks a store.
@@ -9,13 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.errors import SettingsError
 from legato_ingest.metrics import Metrics
+from legato_ingest.objectives import load as load_objectives
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
-from legato_ingest.storage import Store, backup, migrate
+from legato_ingest.storage import Store, backup, migrate, objective_rows
 from legato_ingest.storage.chdb import backups_of
 
-__all__ = ["apply_schema", "attribute_again", "back_up", "roll_up_again", "schema_state"]
+__all__ = ["apply_objectives", "apply_schema", "attribute_again", "back_up", "roll_up_again", "schema_state"]
 
 
 def apply_schema(settings: Settings, store: Store) -> dict[str, Any]:
@@ -43,6 +46,23 @@ def roll_up_again(settings: Settings, store: Store, since_s: int) -> dict[str, A
     """Compute the rollups of the last ``since_s`` seconds (0: all) again. Migrates the store first."""
     migrate.apply(store, migrate.load(settings.schema_dir))
     return dict(RollupWorker(store, settings, Metrics()).again(since_s))
+
+
+def apply_objectives(settings: Settings, store: Store, rollups: RollupWorker | None = None) -> dict[str, Any]:
+    """Apply the objectives of the file and of the settings, and compute all rollups again. Migrates the store first.
+
+    Return whether the objectives ``changed``, the number of ``objectives``, and what was computed. Raises ``SettingsError``.
+    """
+    objectives = load_objectives(settings)
+    migrate.apply(store, migrate.load(settings.schema_dir))
+    present = objective_rows.applied(store)
+    if settings.objectives_file is None and len(present) > 1:
+        raise SettingsError(
+            f"no LEGATO_OBJECTIVES_FILE, and {len(present)} objectives apply: set it as for `legato serve`; an empty file removes them"
+        )
+    changed = objective_rows.apply(store, objectives)
+    worker = rollups or RollupWorker(store, settings, Metrics())
+    return {"changed": changed, "objectives": len(objectives), **worker.again(0)}
 
 
 def back_up(settings: Settings, store: Store, name: str) -> dict[str, Any]:

@@ -46,14 +46,19 @@ class SelfMonitor:
         self._task.start()
 
     def close(self) -> None:
-        """Stop. Submitted samples stay with the committer."""
+        """Stop, and submit the last sample, which shows that the process ends and does not hang. Samples stay with the committer."""
         self._task.close()
+        self._metrics.up.set(0)
+        self._submit()
 
     def step(self) -> None:
         """Update the table sizes and submit one sample of all metrics."""
         for table, size, rows in self._store.select(_SIZES):
             self._metrics.store_bytes.labels(str(table)).set(int(size))
             self._metrics.store_rows.labels(str(table)).set(int(rows))
+        self._submit()
+
+    def _submit(self) -> None:
         now_ns = time.time_ns()
         request = request_of(self._metrics, socket.gethostname(), self._started_ns, now_ns, self._instance)
         batch = convert_points(request, tenant="", now_ns=now_ns, limits=Limits())

@@ -20,13 +20,15 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicTask, always
 from legato_ingest.rollups.worker import RollupWorker, judgements_followed_until_ms
 from legato_ingest.settings import Settings
-from legato_ingest.storage import Store
+from legato_ingest.storage import Store, objective_rows
 from legato_ingest.write.committer import Committer
 
 __all__ = ["Workers"]
 
 # Interval of the part integrity check. Merged source parts are kept longer than that, so the check can still restore them.
 _PARTS_EVERY_S = 10.0
+# Interval at which the counters of /metrics follow the objectives in the store.
+_OBJECTIVES_EVERY_S = 5.0
 
 
 class Workers:
@@ -42,12 +44,17 @@ class Workers:
         self._heartbeat: WriterHeartbeat | None = None
         self._self_monitor = SelfMonitor(store, committer, metrics, instance if settings.server else "")
         self._parts = PeriodicTask("parts", store.verify, _PARTS_EVERY_S, metrics)
-        self._handles: list[Store] = []
+        reading = store.clone()
+        self._objectives = PeriodicTask(
+            "objectives", lambda: committer.use_objectives(objective_rows.applied(reading)), _OBJECTIVES_EVERY_S, metrics
+        )
+        self._handles: list[Store] = [reading]
         if settings.server is not None:
             # Separate connections: a heartbeat or a lease renewal must not wait for an insert.
-            self._handles = [store.clone(), store.clone()]
-            self._heartbeat = WriterHeartbeat(self._handles[0], instance, committer.watermark_ms, metrics)
-            lease = self._lease = Lease(self._handles[1], "work", instance, metrics)
+            beating, leasing = store.clone(), store.clone()
+            self._handles += [beating, leasing]
+            self._heartbeat = WriterHeartbeat(beating, instance, committer.watermark_ms, metrics)
+            lease = self._lease = Lease(leasing, "work", instance, metrics)
             received_ms, my_turn = self._heartbeat.watermark_ms, lambda: lease.held
         judged_ms = judgements_followed_until_ms(store)
         self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn)
@@ -56,7 +63,8 @@ class Workers:
 
     def start(self) -> None:
         """Start all workers. Call it before the first row is written: other instances need this writer's heartbeat before its rows."""
-        for worker in (self._heartbeat, self._lease, self.attribution, self.rollups, self._self_monitor, self._chunking, self._parts):
+        first = (self._heartbeat, self._lease, self.attribution, self.rollups)
+        for worker in (*first, self._self_monitor, self._chunking, self._parts, self._objectives):
             if worker is not None:
                 worker.start()
 
@@ -68,7 +76,7 @@ class Workers:
         finally:
             self._self_monitor.close()
             committer.close()
-            for worker in (self.attribution, self.rollups, self._chunking, self._parts, self._lease, self._heartbeat):
+            for worker in (self.attribution, self.rollups, self._chunking, self._parts, self._objectives, self._lease, self._heartbeat):
                 if worker is not None:
                     worker.close()
             for handle in self._handles:

@@ -18,6 +18,7 @@ from legato_ingest.columns import (
     NODE_SAMPLES,
     REJECTED,
     STREAM_REVS,
+    STREAM_SILENCES,
     STREAM_SOCKETS,
     Column,
     Source,
@@ -78,6 +79,7 @@ class Batch:
 
     revs: pa.Table = field(default_factory=lambda: STREAM_REVS.empty)
     sockets: pa.Table = field(default_factory=lambda: STREAM_SOCKETS.empty)
+    silences: pa.Table = field(default_factory=lambda: STREAM_SILENCES.empty)
     steps: pa.Table = field(default_factory=lambda: ENGINE_STEPS.empty)
     requests: pa.Table = field(default_factory=lambda: ENGINE_REQUESTS.empty)
     samples: pa.Table = field(default_factory=lambda: NODE_SAMPLES.empty)
@@ -98,7 +100,7 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the rows take."""
-        tables = (self.revs, self.sockets, self.steps, self.requests, self.samples, self.rejected)
+        tables = (self.revs, self.sockets, self.silences, self.steps, self.requests, self.samples, self.rejected)
         # `Table.nbytes` is slow and adds nothing for an empty table.
         return int(sum(table.nbytes for table in tables if table.num_rows))
 

@@ -17,7 +17,7 @@ from legato_ingest.otlp.batch import Batch, Limits, Rejection, rejected_table
 from legato_ingest.otlp.engine_rows import engine_tables
 from legato_ingest.otlp.metric_rows import build_samples
 from legato_ingest.otlp.spans import Stream, Validated, validate
-from legato_ingest.otlp.stream_rows import revs_table, sockets_table
+from legato_ingest.otlp.stream_rows import revs_table, silences_table, sockets_table
 from legato_ingest.timeline.codec import Timelines, decode
 
 __all__ = ["convert_points", "convert_spans"]
@@ -31,7 +31,7 @@ def convert_spans(request: ExportTraceServiceRequest, *, tenant: str, now_ns: in
     Memory beyond that of the rows is bounded by ``limits.chunks_per_pass_max``.
     """
     validated = validate(request, now_ns, limits)
-    spans = len(validated.streams) + len(validated.flushes) + len(validated.rejections) + validated.ignored
+    spans = len(validated.streams) + len(validated.silences) + len(validated.flushes) + len(validated.rejections) + validated.ignored
     revs, sockets = [], []
     for streams in _passes(validated.streams, limits.chunks_per_pass_max):
         streams, timelines = _decode(streams, validated.rejections)
@@ -42,6 +42,7 @@ def convert_spans(request: ExportTraceServiceRequest, *, tenant: str, now_ns: in
     return Batch(
         revs=pa.concat_tables(revs) if revs else STREAM_REVS.empty,
         sockets=pa.concat_tables(sockets) if sockets else STREAM_SOCKETS.empty,
+        silences=silences_table(validated.silences, tenant),
         steps=steps,
         requests=requests,
         rejected=rejected_table(validated.rejections, tenant),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["EngineFlush", "StreamRecord"]
+__all__ = ["EngineFlush", "SilenceRecord", "StreamRecord"]
 
 
 @dataclass(slots=True)
@@ -55,6 +55,31 @@ class StreamRecord:
     ttfb_us: int | None = None
     ttft_us: int | None = None
     timeline: bytes | None = None
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SilenceRecord:
+    """A report that a running stream has had no content since ``gap_start_us`` (µs from the start; 0: none so far) until ``end_ns``.
+
+    ``resumed``: content arrived at ``end_ns``.
+    """
+
+    trace_id: bytes
+    span_id: bytes
+    parent_span_id: bytes
+    start_ns: int
+    end_ns: int
+    gap_start_us: int
+    silence_us: int
+    resumed: bool
+    vantage: str
+    service_name: str
+    model: str
+    engine_id: str
+    clock: str
+    emitter: str
+    timeline: None = None
     flags: list[str] = field(default_factory=list)
 
 

@@ -17,7 +17,7 @@ from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_
 from legato_ingest.otlp.batch import DAY_NS, NS_MAX, Limits, Rejection
 from legato_ingest.otlp.emitters import FAMILIES
 from legato_ingest.otlp.emitters.engine import COLUMNS as STEP_COLUMNS
-from legato_ingest.otlp.model import EngineFlush, StreamRecord
+from legato_ingest.otlp.model import EngineFlush, SilenceRecord, StreamRecord
 from legato_ingest.timeline.codec import KNOWN, TimelineError, TimelineHead, read_head
 
 __all__ = ["Accepted", "Flush", "Stream", "Validated", "validate"]
@@ -26,7 +26,8 @@ __all__ = ["Accepted", "Flush", "Stream", "Validated", "validate"]
 _FUTURE_NS = 60_000_000_000
 _NO_HEAD = TimelineHead(0, {})
 
-Record = TypeVar("Record", StreamRecord, EngineFlush)
+Record = TypeVar("Record", StreamRecord, SilenceRecord, EngineFlush)
+AnyRecord = StreamRecord | SilenceRecord | EngineFlush
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Validated:
     """The spans of a request, sorted. ``ignored`` spans are not streamed responses: they are acknowledged and not stored."""
 
     streams: list[Stream] = field(default_factory=list)
+    silences: list[SilenceRecord] = field(default_factory=list)
     flushes: list[Flush] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     ignored: int = 0
@@ -94,11 +96,13 @@ def _validate(span: Span, attributes: Attributes, now_ns: int, limits: Limits, o
     out.chunks += head.chunks
     if isinstance(record, EngineFlush):
         out.flushes.append(Accepted(record, head, span, attributes))
+    elif isinstance(record, SilenceRecord):
+        out.silences.append(record)
     else:
         out.streams.append(Accepted(record, head, span, attributes))
 
 
-def _convert(span: Span, attributes: Attributes) -> StreamRecord | EngineFlush | None:
+def _convert(span: Span, attributes: Attributes) -> AnyRecord | None:
     """Return the record by the first family that recognises the span; None when none does."""
     try:
         for convert in FAMILIES.values():
@@ -110,7 +114,7 @@ def _convert(span: Span, attributes: Attributes) -> StreamRecord | EngineFlush |
     return None
 
 
-def _check_identity(record: StreamRecord | EngineFlush) -> None:
+def _check_identity(record: AnyRecord) -> None:
     if len(record.trace_id) != 16 or not any(record.trace_id):
         raise _Invalid("identity", f"trace id of {len(record.trace_id)} bytes, expected 16 and not all zero")
     if len(record.span_id) != 8 or not any(record.span_id):
@@ -119,7 +123,7 @@ def _check_identity(record: StreamRecord | EngineFlush) -> None:
         raise _Invalid("identity", f"parent span id of {len(record.parent_span_id)} bytes, expected 0 or 8")
 
 
-def _check_times(record: StreamRecord | EngineFlush, now_ns: int, limits: Limits) -> None:
+def _check_times(record: AnyRecord, now_ns: int, limits: Limits) -> None:
     if not 0 < record.start_ns <= NS_MAX or not 0 < record.end_ns <= NS_MAX:
         raise _Invalid("time", "start or end is zero or beyond the year 2262")
     if record.end_ns < record.start_ns:

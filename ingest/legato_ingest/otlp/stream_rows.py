@@ -1,4 +1,4 @@
-"""Rows of ``stream_revs`` and ``stream_sockets`` from the records and decoded timelines of streams.
+"""Rows of ``stream_revs``, ``stream_sockets`` and ``stream_silences`` from the records and decoded timelines of streams.
 
 The columns are those of ``legato_ingest.columns``. Records give one value a stream; statistics and chunks come from the timelines, computed
 for all streams at once. The module does no I/O.
@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.columns import STREAM_REVS, STREAM_SOCKETS, Column, Source
+from legato_ingest.columns import STREAM_REVS, STREAM_SILENCES, STREAM_SOCKETS, Column, Source
 from legato_ingest.definitions import OPEN_ENDED
 from legato_ingest.otlp.batch import Builders, build_table, record_column
-from legato_ingest.otlp.model import StreamRecord
+from legato_ingest.otlp.model import SilenceRecord, StreamRecord
 from legato_ingest.timeline.codec import IDLE, QUEUED, WINDOW, Timelines
 from legato_ingest.timeline.ragged import Segments
 from legato_ingest.timeline.statistics import Statistics, describe
 
-__all__ = ["revs_table", "sockets_table"]
+__all__ = ["revs_table", "silences_table", "sockets_table"]
 
 # The last digits of a float are noise of the division. Values with 12 bits of mantissa (1 part in 4,096) compress to half the size.
 _FLOAT_MASK = np.uint32(0xFFFFF800)
@@ -60,6 +60,13 @@ def sockets_table(records: Sequence[StreamRecord], tenant: str, timelines: Timel
         Source.COMPUTED: lambda column: _lists(streams, (at - timelines.streams.starts[owners]).astype(np.uint32)),
     }
     return build_table(STREAM_SOCKETS, len(having), tenant, sources)
+
+
+def silences_table(records: Sequence[SilenceRecord], tenant: str) -> pa.Table:
+    """Build the rows of ``stream_silences``, one for each record."""
+    if not records:
+        return STREAM_SILENCES.empty
+    return build_table(STREAM_SILENCES, len(records), tenant, {Source.RECORD: partial(record_column, records=records)})
 
 
 def _integers(records: Sequence[Any], name: str) -> NDArray[np.int64]:

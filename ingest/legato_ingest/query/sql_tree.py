@@ -26,11 +26,11 @@ _NODES = _ROOTS | frozenset(
     "QualifiedColumnsListMatcher SampleRatio QueryParameter DataType TupleDataType NameTypePair".split()
 )
 _EXPLAINS = frozenset(("EXPLAIN", "EXPLAIN AST", "EXPLAIN SYNTAX", "EXPLAIN QUERY TREE", "EXPLAIN PIPELINE", "EXPLAIN ESTIMATE"))
-# Names, types and sizes, which clients list; no queries, users, grants or processes. `tables` and `parts` show the store's path on this
-# host's disk; a client on the host can read the path from the process list as well.
+# Names, types and sizes, which clients list; no queries, users, grants or processes. `tables`, `parts` and `disks` show the store's path on
+# this host's disk; a client on the host can read the path from the process list as well. `legato doctor` reads the free space in `disks`.
 _SYSTEM_TABLES = frozenset(
     "one numbers numbers_mt zeros databases tables columns functions settings formats data_type_families time_zones parts parts_columns "
-    "data_skipping_indices build_options contributors".split()
+    "data_skipping_indices disks build_options contributors".split()
 )
 _LINE = re.compile(r"( *)(\S+)(?: (.*))?")
 _TABLE = re.compile(r"((?:\w+\.)?\w+)(?: \(alias .*\))?(?: \(children \d+\))?")

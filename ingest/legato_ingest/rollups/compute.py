@@ -7,7 +7,7 @@ to compute; `worker` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,12 @@ def _within(column: str, minutes_s: NDArray[np.int64]) -> str:
     return f"({inside}) AND intDiv(toUnixTimestamp64Second({column}), {MINUTE_S}) IN ({listed})"
 
 
-def compute_minutes(
-    store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], parameters: Mapping[str, Any], now_ms: int
-) -> int:
+def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], now_ms: int) -> int:
     """Compute and write one rollup of these minutes (Unix s, ascending). Return the number of rows written.
 
-    ``time`` is the time column of the source rows; ``parameters`` are the SLO limits that the SQL binds.
+    ``time`` is the time column of the source rows.
     """
-    fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)), parameters)
+    fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)))
     keys = ("tenant", "minute", *rollup.keys)
     stored = store.select_arrow(
         f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms, {rollup.alive} > 0 AS alive FROM {rollup.table} FINAL"

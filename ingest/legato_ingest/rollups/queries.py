@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from legato_ingest.causes import END_USER, NETWORK_PATH, sql_list
-from legato_ingest.definitions import DIMENSIONS, ERRORS, GOOD, JUDGED
+from legato_ingest.definitions import DIMENSIONS, ERRORS
 from legato_ingest.quoting import literal
 from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
@@ -54,14 +54,14 @@ def _known(*columns: str) -> str:
     return " AND ".join(f"{column} IS NOT NULL" for column in columns)
 
 
+# The stalls of a stream with their sides. Gaps below every limit are left out, which are most.
 _SIDES = f"""
     SELECT
         tenant, start_time, trace_id, span_id,
-        multiIf(countIf(cause NOT IN {sql_list((*END_USER, *NETWORK_PATH))}) > 0, 'service',
-            countIf(cause IN {sql_list(NETWORK_PATH)}) > 0, 'connection', 'end_user') AS judged_side,
-        max(gap_us) AS judged_gap_us
+        groupArray((gap_us, multiIf(cause IN {sql_list(NETWORK_PATH)}, 'connection', cause IN {sql_list(END_USER)}, 'end_user', 'service')))
+            AS judged_gaps
     FROM verdicts FINAL
-    WHERE {MINUTES} AND gap_us > {{gap_us:UInt64}}
+    WHERE {MINUTES} AND gap_us > (SELECT min(gap_limit_us) FROM current_objectives)
     GROUP BY tenant, start_time, trace_id, span_id"""
 _TOKENS = _known("output_tokens", "content_chunks") + " AND content_chunks > 0"
 _RATE = "is_over AND output_tokens > 1 AND ttft_us IS NOT NULL AND after_first_us > 0"
@@ -73,7 +73,7 @@ SELECT
     toUInt32(count()) AS streams,
     CAST(sumMap(map(outcome, toUInt32(1))), 'Map(String, UInt32)') AS outcomes,
     toUInt32(countIf(is_judged)) AS judged,
-    toUInt32(countIf(is_judged AND is_good)) AS good,
+    toUInt32(countIf(is_judged AND NOT is_bad)) AS good,
     toUInt32(countIf(is_bad AND over_gap)) AS bad_gap,
     toUInt32(countIf(is_bad AND NOT over_gap AND is_error)) AS bad_error,
     toUInt32(countIf(is_bad AND NOT over_gap AND NOT is_error)) AS bad_late,
@@ -123,13 +123,15 @@ FROM
         toDateTime64(addMicroseconds(start_time, next_due_us) + INTERVAL 30 SECOND, 3, 'UTC') AS overdue_at,
         if(client_hash = '', 0, cityHash64(client_hash)) AS client,
         outcome != 'running' AS is_over, is_over AND gap_max_us IS NOT NULL AS is_timed,
-        {JUDGED} AS is_judged, {GOOD} AS is_good, is_judged AND NOT is_good AS is_bad,
-        coalesce(gap_max_us, 0) > {{gap_us:UInt64}} AS over_gap,
+        good IS NOT NULL AS is_judged, coalesce(good = 0, false) AS is_bad,
+        coalesce(gap_max_us, 0) > gap_limit_us AS over_gap,
         outcome IN {ERRORS} AS is_error,
         -- A verdict's side counts only if it explains why the stream is bad: not for an error, nor for an open gap over the limit, nor
         -- if a longer gap has no verdict.
-        NOT is_error AND coalesce(gap_open_us, 0) <= {{gap_us:UInt64}} AND judged_gap_us + 1000 >= coalesce(gap_max_us, 0) AS has_side,
-        if(has_side, judged_side, '') AS side,
+        arrayFilter(each -> each.1 > gap_limit_us, judged_gaps) AS over_gaps,
+        NOT is_error AND coalesce(gap_open_us, 0) <= gap_limit_us
+            AND arrayMax(over_gaps.1) + 1000 >= coalesce(gap_max_us, 0) AS has_side,
+        multiIf(NOT has_side, '', has(over_gaps.2, 'service'), 'service', has(over_gaps.2, 'connection'), 'connection', 'end_user') AS side,
         toInt64(intDiv(duration_ns, 1000)) - toInt64(coalesce(ttft_us, 0)) AS after_first_us,
         log(greatest(coalesce(output_tokens, 1), 1) / greatest(after_first_us, 1) * 1e6) AS log_rate
     FROM streams
@@ -148,13 +150,17 @@ SELECT
     toUInt32(count()) AS stalls,
     sum(gap_us) AS stalled_us,
     sum(excess_us) AS excess_us,
-    CAST(sumMap(parts), 'Map(String, Int64)') AS parts,
+    CAST(sumMap(mapUpdate(charged, back)), 'Map(String, Int64)') AS parts,
     CAST(sumMap(CAST(arrayMap(name -> (name, toUInt32(1)), missing), 'Map(String, UInt32)')), 'Map(String, UInt32)') AS missing
 FROM
 (
     SELECT
         tenant, start_time, trace_id, span_id, toStartOfMinute(start_time) AS minute, engine_id, cause, confidence, gap_us, excess_us,
-        parts, missing
+        parts, missing,
+        -- A part is negative if the gap was shorter than at the server, because a delayed stream caught up.
+        mapApply((name, ns) -> (name::String, ns), mapFilter((name, ns) -> ns > 0, parts)) AS charged,
+        arraySum(ns -> least(ns, 0), mapValues(parts)) AS back_ns,
+        if(back_ns < 0, map('caught_up', back_ns), CAST(map(), 'Map(String, Int64)')) AS back
     FROM verdicts FINAL
     WHERE {MINUTES} AND cause != 'base'
 ) AS judged

@@ -69,7 +69,6 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         super().__init__("rollup", store, settings.rollup_every_s, metrics, my_turn=my_turn, lag=metrics.rollup_lag_seconds)
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
-        self._slo = {"gap_us": int(settings.slo_gap_ms * 1000), "first_us": int(settings.slo_first_output_ms * 1000)}
 
     def again(self, since_s: int) -> dict[str, float]:
         """Recompute all minutes of the last ``since_s`` seconds (0: all). Return the counts of minutes and rows, and the seconds it took.
@@ -144,7 +143,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
                 if self.stopping:
                     return result
                 for rollup in rollups:
-                    result.rows += compute_minutes(self._store, rollup, column, part, self._slo, now_ms())
+                    result.rows += compute_minutes(self._store, rollup, column, part, now_ms())
                     if rollup.hours:
                         compute_hours(self._store, self._hours_sql[rollup.table], part)
                 result.minutes += len(part)

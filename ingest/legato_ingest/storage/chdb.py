@@ -14,7 +14,7 @@ import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
 from legato_ingest.storage.chdb_integrity import KILL_ALL, MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
 from legato_ingest.storage.clients import ClientStore, translated
 from legato_ingest.storage.store import ReadLimits
@@ -31,7 +31,8 @@ WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND create_table
 
 
 class EmbeddedStore(ClientStore):
-    """The store in the folder ``path``; opening takes a second and 200 MB. Raises ``StoreUnavailable``.
+    """The store in the folder ``path``; opening takes a second and 200 MB. Raises ``StoreUnavailable``, and
+    ``SettingsError`` without the package chdb.
 
     ``backups`` is the only folder that the engine may write backups to or restore from; the default is next to the store. Further stores on
     the same folder in this process must be made with ``clone``: they share the state of the part checks.
@@ -87,7 +88,11 @@ class EmbeddedStore(ClientStore):
 
     def _connect(self) -> Client:
         options = {"backups.allowed_path": str(self._backups)}
-        return clickhouse_connect.get_client(interface="chdb", path=str(self._path), chdb_options=options)
+        try:
+            return clickhouse_connect.get_client(interface="chdb", path=str(self._path), chdb_options=options)
+        except ImportError as error:
+            hint = "pip install 'legato-ingest[chdb]', or name a ClickHouse server in LEGATO_STORE"
+            raise SettingsError(f"an embedded store needs the package chdb, which is missing: {hint}") from error
 
     def _connect_reader(self, tenant: str) -> Client:
         reader = self._connect()

@@ -48,8 +48,9 @@ GROUP BY table"""
 _TABLES_STATE = (
     "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = currentDatabase()"
 )
-# These show sizes and dates over the rows of all tenants.
-_SYSTEM_TABLES = ("system.parts", "system.parts_columns")
+# These show sizes and dates over the rows of all tenants, and the disk that the tenants share.
+_SYSTEM_TABLES = ("system.disks", "system.parts", "system.parts_columns")
+_OBJECTIVES = "objectives"
 
 
 class ClientStore(ABC):
@@ -191,6 +192,8 @@ class ClientStore(ABC):
         own = f"tenant = {quoted(tenant)}"
         rules = {str(table): own if has_tenant else "0" for table, has_tenant in self.select(_TENANT_COLUMNS)}
         rules.update(dict.fromkeys(_SYSTEM_TABLES, "0"))
+        # A tenant also sees the objectives of all tenants: they apply to its streams.
+        rules[_OBJECTIVES] = f"tenant IN ({quoted(tenant)}, {quoted(ALL_TENANTS)})"
         return "{" + ", ".join(f"{literal(table)}: {literal(rule)}" for table, rule in rules.items()) + "}"
 
     def _open(self) -> Client:

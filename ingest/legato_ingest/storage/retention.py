@@ -21,6 +21,7 @@ _DAY_S = 86_400
 _RAW = {
     "stream_revs": "start_time",
     "stream_sockets": "start_time",
+    "stream_silences": "recorded_at",
     "engine_steps": "recorded_at",
     "engine_requests": "recorded_at",
     "node_samples": "recorded_at",

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.storage import Store
 from legato_ingest.storage.watermark import Watermark
@@ -36,7 +37,7 @@ class Committer:
     """Owns the writing thread. ``queue_bytes_max`` limits the queue, ``chunks_max`` one insert (a larger batch is inserted alone).
 
     Rows get the time of their insert as ``received_at``. It is later than ``after_ms`` and than every value that ``watermark_ms`` returned
-    before. Streams that ended are counted by the SLO with these limits.
+    before. Streams that ended are counted by their objectives; a stream without one has the default limits.
     """
 
     def __init__(
@@ -47,14 +48,13 @@ class Committer:
         queue_bytes_max: int,
         chunks_max: int,
         after_ms: int = 0,
-        slo_gap_ms: float = SLO_GAP_MS,
-        slo_first_output_ms: float = SLO_FIRST_OUTPUT_MS,
+        objectives: Sequence[Objective] = (),
     ) -> None:
         self._metrics = metrics
         self._queue_bytes_max = queue_bytes_max
         metrics.queue_bytes_max.set(queue_bytes_max)
         self._chunks_max = chunks_max
-        self._groups = GroupInsert(store, metrics, int(slo_gap_ms * 1000), int(slo_first_output_ms * 1000))
+        self._groups = GroupInsert(store, metrics, objectives)
         self._queue: deque[_Waiting] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
@@ -87,6 +87,10 @@ class Committer:
             self._closing = True
             self._changed.notify()
         self._thread.join()
+
+    def use_objectives(self, objectives: Sequence[Objective]) -> None:
+        """Count the streams of later inserts by these objectives."""
+        self._groups.objectives = objectives
 
     def watermark_ms(self) -> int:
         """Return the watermark: all rows with a ``received_at`` up to it are stored, and all later rows get a later one."""

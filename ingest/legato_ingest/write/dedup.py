@@ -41,6 +41,8 @@ _MINUTE_NS = 60_000_000_000
 _RANGES_MAX = 16
 _STREAM_KEY = ("tenant", "trace_id", "span_id", "rev")
 _REJECTION_KEY = ("tenant", "reason", "trace_id", "span_id", "rev", "span_sha256")
+# Columns of bytes that are no text.
+_IDS = ("trace_id", "span_id")
 _SETTINGS = "SETTINGS max_query_size = 1000000000, max_threads = 1"
 
 
@@ -138,7 +140,8 @@ class TimedTable:
         """Return the key of each row."""
         columns = [rows[name].to_pylist() for name in self.key]
         times = _nanoseconds(rows["recorded_at"]).tolist()
-        return list(zip(*([unquoted(value) for value in column] for column in columns), times, strict=True))
+        texts = [column if name in _IDS else list(map(unquoted, column)) for name, column in zip(self.key, columns, strict=True)]
+        return list(zip(*texts, times, strict=True))
 
     def stored(self, store: Store, rows: pa.Table) -> set[Any]:
         """Return the keys of stored rows that may be among these rows: all that are, and others with the same times and prefixes."""
@@ -158,6 +161,7 @@ class TimedTable:
 
 
 TIMED_TABLES = (
+    TimedTable("stream_silences", "silences", ("tenant", "trace_id", "span_id"), ("tenant",)),
     TimedTable("engine_steps", "steps", ("tenant", "engine_id", "step"), ("tenant", "engine_id")),
     TimedTable("engine_requests", "requests", ("tenant", "engine_id", "response_id"), ("tenant", "engine_id")),
     # A series is a hash of everything that identifies it, including engine and host.

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch, rejected_row
 from legato_ingest.storage import Store
 from legato_ingest.write.dedup import TIMED_TABLES, new_rows, rejection_keys, stored_rejections, stored_streams, stream_keys
@@ -45,11 +46,11 @@ def with_received_at(rows: pa.Table, received_ms: int) -> pa.Table:
 
 
 class GroupInsert:
-    """Inserts groups of batches. ``gap_us`` and ``first_us`` are the limits of the SLO, by which streams that ended are counted."""
+    """Inserts groups of batches. ``objectives``: those by which streams that ended are counted."""
 
-    def __init__(self, store: Store, metrics: Metrics, gap_us: int, first_us: int) -> None:
+    def __init__(self, store: Store, metrics: Metrics, objectives: Sequence[Objective]) -> None:
         self._store, self._metrics = store, metrics
-        self._gap_us, self._first_us = gap_us, first_us
+        self.objectives = objectives
 
     def insert(self, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
         """Insert the rows of all batches with this receive time, and return a receipt for each batch.
@@ -131,7 +132,7 @@ class GroupInsert:
             else:
                 if table == REVS:
                     # Counted at once: if a later step of the group fails, these rows are duplicates when they are sent again.
-                    self._metrics.count_results(count_results(rows.slice(start, count), self._gap_us, self._first_us))
+                    self._metrics.count_results(count_results(rows.slice(start, count), self.objectives))
         return bad
 
     def _count_outcome(self, batches: Sequence[Batch], new: Sequence[pa.Table], refused: int) -> None:

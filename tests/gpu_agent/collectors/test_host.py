@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -54,8 +55,10 @@ def ticks(cpu: Sequence[int], *more: int) -> list[int]:
 
 
 def test_cpu_time_is_a_counter_by_mode(tree: pathlib.Path) -> None:
-    """Seconds of all CPUs together since the first round, by mode."""
+    """Seconds of all CPUs together since the first round, by mode; and the processor time of the agent."""
     found = measured(Cpu(Proc(tree)))
+    own = found.pop(("legato.agent.cpu.time", ()))
+    assert (own.unit, own.start_ns) == ("s", NOW) and 0 < own.value <= time.process_time()
     assert set(found) == {("system.cpu.time", (("cpu.mode", mode),)) for mode in MODES}
     assert found["system.cpu.time", (("cpu.mode", "steal"),)] == Measurement("system.cpu.time", "s", 0.6, (("cpu.mode", "steal"),), NOW)
 

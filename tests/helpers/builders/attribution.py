@@ -37,10 +37,12 @@ def gap(start_ms: float, end_ms: float, sent_ms: float, next_sent_ms: float, **f
     """
     times = {"server_error_ns", "clock_offset_ns", "clock_offset_error_ns", "hold_ns", "usual_ns", "pace_ns"}
     known: dict[str, Any] = {
+        "has_client": True,
         "has_server": True,
         **dict.fromkeys(times, 0),
         **dict.fromkeys(("hold_known", "buffered", "unread", "socket_known"), False),
         "caught_up": np.nan,
+        "is_open": False,
         **fields,
     }
     values: dict[str, Any] = {name: ints(value) if name in times else np.array([value]) for name, value in known.items()}

@@ -25,5 +25,5 @@ def received_points(body: ExportMetricsServiceRequest, *, tenant: str, now_ns: i
 
 
 def _received(batch: Batch, now_ns: int) -> Batch:
-    names = ("revs", "steps", "requests", "samples", "rejected")
+    names = ("revs", "silences", "steps", "requests", "samples", "rejected")
     return replace(batch, **{name: with_received_at(getattr(batch, name), now_ns // 1_000_000) for name in names})

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from helpers.builders.batches import received_spans
 from helpers.builders.spans import native_span, request
@@ -15,7 +16,7 @@ from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, ste
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
 
-__all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "put", "response_id", "steps", "stream", "trace_id"]
+__all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "put", "response_id", "silence", "steps", "stream", "trace_id"]
 
 ENGINE = "e"
 # Time to the first token of each request, and the parts of that time in the queue and in prefill.
@@ -32,11 +33,16 @@ def response_id(number: int) -> str:
     return f"chatcmpl-{number + 1}"
 
 
-def put(store: Store, body: ExportTraceServiceRequest, received_ns: int) -> None:
+def put(store: Store, body: ExportTraceServiceRequest, received_ns: int, tenant: str = "") -> None:
     """Convert a request body as the ingest does and store its rows with this receive time."""
-    batch = received_spans(body, tenant="", now_ns=received_ns, limits=Limits(retention_days=0))
+    batch = received_spans(body, tenant=tenant, now_ns=received_ns, limits=Limits(retention_days=0))
     assert not batch.rejected.num_rows
-    for table, rows in (("stream_revs", batch.revs), ("engine_steps", batch.steps), ("engine_requests", batch.requests)):
+    for table, rows in (
+        ("stream_revs", batch.revs),
+        ("stream_silences", batch.silences),
+        ("engine_steps", batch.steps),
+        ("engine_requests", batch.requests),
+    ):
         store.insert(table, rows)
 
 
@@ -55,6 +61,26 @@ def stream(world: World, vantage: str, number: int = 0, clock: str = "") -> Expo
     }
     rng = random.Random(f"{vantage}{number}")
     native_span(body, attributes, trace_id=trace_id(number), start_ns=start, duration_ns=(times[-1] + 1) * 1000, rng=rng)
+    return body
+
+
+def silence(world: World, vantage: str, token: int, length_ms: int | None) -> ExportTraceServiceRequest:
+    """The report that stream 0 has had no content since this token, for so long; ``None``: until the next token, when it went on."""
+    seen = world.server(0) if vantage == "server" else world.client(0)
+    start = int(seen.times_ns[0]) // 1000 * 1000 - 1000 * FIRST_US
+    since_us = (int(seen.times_ns[token]) - start) // 1000
+    until_us = (int(seen.times_ns[token + 1]) - start) // 1000 if length_ms is None else since_us + 1000 * length_ms
+    attributes = {
+        "legato.stream.silent_since": since_us,
+        "legato.engine.id": ENGINE if vantage == "server" else "",
+        **({"legato.stream.resumed": True} if length_ms is None else {}),
+    }
+    rng = random.Random(f"{vantage}0")
+    span_id = native_span(request(), rng=rng, trace_id=trace_id(0)).span_id
+    body = request()
+    span = native_span(body, attributes, trace_id=trace_id(0), start_ns=start, duration_ns=1000 * until_us, drop=["legato.stream.vantage"])
+    span.name, span.parent_span_id = "legato.stream.silence", span_id
+    span.kind = Span.SPAN_KIND_SERVER if vantage == "server" else Span.SPAN_KIND_CLIENT
     return body
 
 

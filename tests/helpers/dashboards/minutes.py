@@ -160,6 +160,12 @@ def _buckets(values: Iterable[float | None]) -> Any:
     return _counts(math.floor(math.log2(max(value, 1)) * 16) for value in values if value is not None)
 
 
+def _positive(parts: Any) -> dict[str, int]:
+    """The positive parts, and the sum of the negative ones as the time that a delayed stream caught up."""
+    back = sum(min(ns, 0) for ns in dict(parts).values())
+    return {name: ns for name, ns in dict(parts).items() if ns > 0} | ({"caught_up": back} if back else {})
+
+
 def _added(maps: Iterable[Mapping[Any, int] | list[Any]]) -> Any:
     total: dict[Any, int] = {}
     for each in maps:
@@ -286,7 +292,7 @@ def _stall_minutes(streams: list[Row], verdicts: list[Row]) -> Minutes:
             "stalls": len(rows),
             "stalled_us": _sum(rows, "gap_us"),
             "excess_us": _sum(rows, "excess_us"),
-            "parts": _added(row["parts"] for row in rows),
+            "parts": _added(_positive(row["parts"]) for row in rows),
             "missing": _counts(name for row in rows for name in row["missing"]),
         }
         for key, rows in _grouped(stalls, KEYS["stall_minutes"]).items()

@@ -192,7 +192,14 @@ def _batches(now_ns: int) -> Iterator[Batch]:
     for name in NASTY:
         yield spans(_named(now_ns, name))
     yield spans(_rejected(now_ns))
-    nodes = (_node(now_ns, "node-1", "shop-gpu-0"), _node(now_ns, "", "shop-gpu-1"), _scraped_only(now_ns), _host_alone(now_ns))
+    yield spans(_silences(now_ns))
+    nodes = (
+        _node(now_ns, "node-1", "shop-gpu-0"),
+        _node(now_ns, "", "shop-gpu-1"),
+        _scraped_only(now_ns),
+        _host_alone(now_ns),
+        _in_flight(now_ns),
+    )
     for batch in (*nodes, *_self_monitoring(now_ns)):
         yield points(batch)
     yield points(_node(now_ns, "node-2", "spec-0"), TENANT)
@@ -338,6 +345,8 @@ def _node(now_ns: int, host: str, engine: str) -> ExportMetricsServiceRequest:
             name = f"legato.engine.prefix_cache.{which}" if host else f"vllm:prefix_cache_{which}_total"
             _count(body, counters, (name, ""), step, at, {"model_name": "demo-7b"})
         _scraped(body, counters, rng, at, bool(host))
+        if host:
+            _count(body, counters, ("legato.agent.cpu.time", ""), 0.25, at, {})
         if number == 9:
             counters.clear()
     gauge(body, "hw.gpu.clock.sm", float("nan"), now_ns, attributes={"hw.id": "0"})
@@ -411,6 +420,26 @@ def _scraped_only(now_ns: int) -> ExportMetricsServiceRequest:
         for name, value in (("draft_tokens", drafted), ("accepted_tokens", accepted)):
             total(body, f"legato.engine.speculation.{name}", value, at)
             total(body, f"vllm:spec_decode_num_{name}_total", 2 * value, at + (0 if number % 2 else 5 * MINUTE_NS))
+    return body
+
+
+def _silences(now_ns: int) -> ExportTraceServiceRequest:
+    """Reports of streams that were silent during the last hour."""
+    body, rng = request({"service.name": "shop"}), random.Random(6)
+    for minute in range(2, 60, 3):
+        start_ns = now_ns - minute * MINUTE_NS
+        span = native_span(body, {"legato.stream.silent_since": 900_000}, start_ns=start_ns, duration_ns=3 * SECOND_NS, rng=rng)
+        span.name, span.parent_span_id = "legato.stream.silence", rng.randbytes(8)
+    return body
+
+
+def _in_flight(now_ns: int) -> ExportMetricsServiceRequest:
+    """Streams in flight of two processes of a service, over an hour."""
+    body = metrics_request({"service.name": "shop"})
+    for minute in range(60):
+        for process in ("a", "b"):
+            named = {"legato.stream.vantage": "client", "gen_ai.request.model": "demo-7b", "service.instance.id": process}
+            gauge(body, "legato.stream.in_flight", minute % 7, now_ns - minute * MINUTE_NS, unit="{stream}", attributes=named)
     return body
 
 

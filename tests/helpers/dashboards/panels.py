@@ -29,6 +29,7 @@ __all__ = [
     "BOARDS",
     "DIMENSIONS",
     "ENGINE",
+    "NODES",
     "Answer",
     "Asked",
     "Expected",
@@ -54,7 +55,7 @@ __all__ = [
 
 Row = dict[str, Any]
 ALL = "$__all"
-BOARDS = ("streams", "itl", "attribution", "nodes", "chunking", "cost", "stream", "self")
+BOARDS = ("streams", "now", "itl", "attribution", "nodes", "chunking", "cost", "stream", "runbook", "self")
 # The column that each variable filters.
 DIMENSIONS = {
     "tenant": "tenant",
@@ -67,6 +68,7 @@ DIMENSIONS = {
     "transport": "transport",
 }
 ENGINE = {"tenant": "tenant", "engine": "engine_id"}
+NODES = {"tenant": "tenant", "service": "service_name", "model": "model", "engine": "engine_id", "host": "host"}
 
 
 # Dashboards and views.
@@ -165,7 +167,8 @@ def views(past: Past, board: str = "") -> list[View]:
     ranges = [past.view("weeks", 15 * 24, 3600), past.view("hours", 3.3, 60), past.view("recent", 1.5, 600)]
     tenants = past.view("tenants", 4, 600, {"tenant": past.tenant, "release": ["0.9", "1.0"], "transport": ["http/2", "iterator"]})
     if board == "nodes":
-        return [*ranges, tenants, past.view("engines", 3.3, 300, {"engine": ["shop-gpu-1", "spec-1"]})]
+        chosen = {"engine": ["shop-gpu-1", "spec-1"], "host": ["node-3", "(none)"], "service": ["shop"]}
+        return [*ranges, tenants, *(past.view(name, 3.3, 300, {name: values}) for name, values in chosen.items())]
     if board == "self":
         return ranges
     return [

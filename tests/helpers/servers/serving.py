@@ -70,11 +70,11 @@ def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s:
 
 
 @contextlib.contextmanager
-def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings: str) -> Iterator[Served]:
+def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), python: str = sys.executable, **settings: str) -> Iterator[Served]:
     """Run `legato serve` on free ports (or LEGATO_OTLP_PORT of ``settings``) and yield when it is ready; stop it at the end.
 
-    ``prefix`` is a command that runs it. If ``store`` does not exist, it becomes a copy of a store with the whole schema; in a folder that
-    exists and is empty, `legato serve` creates the store itself.
+    ``prefix`` is a command that runs it, ``python`` the interpreter. If ``store`` does not exist, it becomes a copy of a store with the
+    whole schema; in a folder that exists and is empty, `legato serve` creates the store itself.
     """
     if not store.exists() and "LEGATO_STORE" not in settings:
         copy_migrated(store)
@@ -87,14 +87,14 @@ def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), **settings
         "LEGATO_READ_URL": f"http://127.0.0.1:{read}",
         **settings,
     }
-    with serving(environ, prefix=prefix) as process:
+    with serving(environ, prefix=prefix, python=python) as process:
         yield Served(process, environ, store, f"http://127.0.0.1:{otlp}", f"http://127.0.0.1:{read}")
 
 
 @contextlib.contextmanager
-def serving(environ: Mapping[str, str], *, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+def serving(environ: Mapping[str, str], *, prefix: Sequence[str] = (), python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
     """Run `legato serve` with exactly these settings, yield the process when it is ready, and stop it at the end."""
-    command = [*prefix, sys.executable, "-m", "legato_ingest", "serve"]
+    command = [*prefix, python, "-m", "legato_ingest", "serve"]
     scheme = "https" if "LEGATO_TLS_CERT_FILE" in environ else "http"
     with subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

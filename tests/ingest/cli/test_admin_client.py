@@ -7,9 +7,9 @@ import pathlib
 import pytest
 
 from legato_ingest.cli import admin_client
-from legato_ingest.cli.main import main
 from legato_ingest.errors import LegatoError, Locked
 from legato_ingest.settings import load
+from legato_ingest.storage import EmbeddedStore
 from legato_ingest.storage.lock import StoreLock
 
 
@@ -18,7 +18,7 @@ from legato_ingest.storage.lock import StoreLock
 def test_a_held_store_without_an_admin_socket_is_an_error(tmp_path: pathlib.Path) -> None:
     """The message names the lock's holder and the socket."""
     settings = load(store=f"chdb://{tmp_path}/store")
-    settings.store_path.mkdir()
+    (settings.store_path / "data").mkdir(parents=True)
     with StoreLock(settings.store_path), pytest.raises(Locked, match="admin socket .* does not answer"):
         admin_client.schema_status(settings)
 
@@ -29,27 +29,10 @@ def test_backup_needs_an_embedded_store() -> None:
         admin_client.backup(load(store="clickhouse://legato@127.0.0.1:9/default"), "x")
 
 
-@pytest.mark.parametrize(
-    "words", [("backup",), ("reattribute", "--since", "1h"), ("rollup", "--since", "1h"), ("schema", "status")], ids=" ".join
-)
-def test_a_store_that_does_not_exist_is_not_created(
-    words: tuple[str, ...], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command fails in one line that names the path and the setting, and writes nothing."""
-    monkeypatch.setattr("sys.argv", ["legato", *words])
-    monkeypatch.setenv("LEGATO_STORE", f"chdb://{tmp_path}/missing")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    message = capsys.readouterr().err
-    assert ended.value.code == 1 and message.count("\n") == 1
-    assert f"no store at {tmp_path}/missing" in message and "LEGATO_STORE" in message
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_store_without_tables_is_not_backed_up(tmp_path: pathlib.Path) -> None:
     """An empty backup would look like a good one; no file is left."""
     settings = load(store=f"chdb://{tmp_path}/store")
-    settings.store_path.mkdir()
+    EmbeddedStore(settings.store_path).close()
     with pytest.raises(LegatoError, match="no tables, so there is nothing to back up"):
         admin_client.backup(settings, "x")
     assert not (tmp_path / "store.backups").exists()

@@ -147,3 +147,11 @@ def test_reattribute_runs_in_the_process_that_holds_the_store(tmp_path_factory: 
     again = legato("attribute", "--since", "all", environ=environ)
     assert again.returncode == 0 and again.stdout.startswith("1 stalled streams attributed, 2 verdicts"), again.stderr
     assert legato("attribute", "--since", "yesterday", environ=environ).returncode == 2
+
+
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_no_figure_is_cut_or_folded(url: str, columns: int) -> None:
+    """Piped output has as many columns as COLUMNS says; a narrow one leaves out columns, and never cuts a text."""
+    text = legato("blame", "--since", "all", environ={"LEGATO_READ_URL": url, "COLUMNS": str(columns)}).stdout
+    assert "…" not in text and max(map(len, text.splitlines())) <= columns
+    assert ("confidence" in text) == (columns > 100) and "prompt tokens" in text

@@ -13,6 +13,7 @@ from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.queries import STREAMS
 from legato_ingest.cli.report import ReportQuery, as_json, fetch
+from legato_ingest.cli.time_range import TimeRange
 from legato_ingest.storage import Store
 
 CANCEL = {"legato.stream.outcome": "client_cancel"}
@@ -156,7 +157,7 @@ def test_the_figures_equal_plain_python(reader: Reader, store: Store) -> None:
         "stalls_250ms, excess_250ms_us"
     ).split(", ")
     rows = [dict(zip(columns, row, strict=True)) for row in store.select(f"SELECT {', '.join(columns)} FROM streams")]
-    query = ReportQuery(since_s=0, groups_max=100)
+    query = ReportQuery(TimeRange(0), groups_max=100)
     report = as_json(fetch(reader, query), query)
     assert len(report["groups"]) == len(CASES) + 3 and not report["more_groups"]
     compared = 0
@@ -194,7 +195,7 @@ def test_unknown_figures(reader: Reader) -> None:
 
 def test_since_and_filters(reader: Reader) -> None:
     """The last hour leaves out earlier streams; each filter keeps its matches."""
-    services = {since: {g["service"] for g in fetch(reader, ReportQuery(since_s=since))} for since in (3_600, 10_000, 0)}
+    services = {since: {g["service"] for g in fetch(reader, ReportQuery(TimeRange(since)))} for since in (3_600, 10_000, 0)}
     assert services == {3_600: {"cases", "many"}, 10_000: {"cases", "many", "old"}, 0: {"cases", "many", "old"}}
     assert {g["vantage"] for g in fetch(reader, ReportQuery(vantage="server"))} == {"server"}
     assert fetch(reader, ReportQuery(model="' OR 1 = 1 --")) == []

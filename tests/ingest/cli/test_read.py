@@ -16,10 +16,11 @@ from typer.testing import CliRunner, Result
 from helpers.builders.spans import SECOND_NS
 from helpers.servers.ports import free_port
 from helpers.servers.reading import open_store, reading, stream, streams_in
-from legato_ingest.cli.client import Reader, SloLimits
 from legato_ingest.cli.read import register
 from legato_ingest.errors import LegatoError
+from legato_ingest.objectives import Objective
 from legato_ingest.storage import Store
+from legato_ingest.storage.objective_rows import apply
 
 TRACE = bytes.fromhex("4bf92f3577b34da6a3ce929d0e0e4736")
 AGENT = bytes.fromhex("aaaaaaaa0000000000000000000000ff")
@@ -92,35 +93,32 @@ def test_report(url: str) -> None:
     assert groups["shop", "client"]["goodput"] == {"value": 0.0, "good": 0, "n": 2} and groups["api", "server"]["goodput"]["good"] == 1
     assert data(url, "report", "--gap-ms", "1000")["groups"][0]["goodput"]["value"] == 1
     assert {g["vantage"] for g in data(url, "report", "--vantage", "server", "--since", "all")["groups"]} == {"server"}
-    assert "no streams yet" in legato(url, "report", "--model", "none").stdout
+    assert "no stream matches" in legato(url, "report", "--model", "none").stdout
 
 
-def test_the_limits_are_the_servers_unless_an_option_sets_them(store: Store) -> None:
-    """A server with another SLO and every view agree; options take precedence; a lower stall threshold lists shorter gaps."""
-    with reading(store, slo_gap_ms=700, slo_first_output_ms=300.5, stall_ms=15) as url:
+def test_the_limits_are_those_of_the_objective_unless_an_option_sets_them(store: Store) -> None:
+    """Every view reads the objectives of the store; options take precedence; a lower stall threshold lists shorter gaps."""
+    apply(store, [Objective(name="default", gap_limit_ms=700, first_output_limit_ms=300.5)])
+    with reading(store, stall_ms=15) as url:
         found, given = data(url, "report"), data(url, "report", "--first-ms", "2000")
-        assert (found["gap_ms"], found["first_output_ms"]) == (700, 300.5) and not any(each["goodput"]["good"] for each in found["groups"])
-        assert (given["gap_ms"], given["first_output_ms"]) == (700, 2000)
+        assert {str(each["limits"]) for each in found["groups"]} == {"{'gap_ms': [700], 'first_output_ms': [300.5]}"}
+        assert not any(each["goodput"]["good"] for each in found["groups"])
+        assert given["groups"][0]["limits"] == {"gap_ms": [700], "first_output_ms": [2000]}
         goodput = {(each["service"], each["vantage"]): each["goodput"]["value"] for each in given["groups"]}
         assert goodput["shop", "client"] == 0.5 and goodput["api", "server"] == 1
         assert {row["good"] for row in data(url, "streams")} == {0} and {row["good"] for row in data(url, "stream", "4bf92f35")} == {0}
-        assert data(url, "blame")["first_tokens"]["late"] == 5
+        assert data(url, "blame")["first_tokens"]["late"] == 6
         assert (
             len(data(url, "stream", "chatcmpl-1")[0]["stalls"]) > 50
             and "stalls of 15 ms or more" in legato(url, "stream", "chatcmpl-1").stdout
         )
         text = " ".join(legato(url, "report").stdout.split())
         assert "good: no gap above 700 ms" in text and "first output within 300 ms" in text
-
-
-def test_a_server_without_slo_gives_the_defaults(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older `legato serve`: a note on standard error, and none when both limits are options."""
-    monkeypatch.setattr(Reader, "slo", lambda self: SloLimits())
-    with reading(store, slo_gap_ms=700) as url:
-        result = legato(url, "report", "--json")
-        assert json.loads(result.stdout)["gap_ms"] == 400
-        assert "does not report its SLO (an older version): using the defaults, 400 ms and 2000 ms" in result.stderr
-        assert legato(url, "report", "--gap-ms", "300", "--first-ms", "900").stderr == ""
+        apply(store, [Objective(name="api", service="a*"), Objective(name="default", gap_limit_ms=700, first_output_limit_ms=300.5)])
+        groups = {(each["service"], each["vantage"]): each for each in data(url, "report")["groups"]}
+        assert groups["api", "server"]["goodput"]["value"] == 1 and groups["shop", "client"]["goodput"]["value"] == 0
+        assert "good: no gap above its limit" in " ".join(legato(url, "report").stdout.split())
+    apply(store, [Objective(name="default")])
 
 
 def test_streams(url: str) -> None:
@@ -131,7 +129,8 @@ def test_streams(url: str) -> None:
     page = legato(url, "streams", "--limit", "2").stdout
     assert "4bf92f3577b3" in page and "There are more" in page
     assert "no stream matches" in legato(url, "streams", "--outcome", "timeout").stdout
-    assert "no streams yet" in legato(url, "streams", "--service", "nothing").stdout
+    unmatched = legato(url, "streams", "--service", "nothing").stdout.replace("\n", " ")
+    assert "no stream matches in the last hour, service nothing" in unmatched
     (row,) = data(url, "streams", "--stalled", "--vantage", "client", "--limit", "1")
     assert row["good"] == 0 and max(row["spark"]) == 600_000 and len(row["spark"]) == 16
 

@@ -7,13 +7,15 @@ from typing import Any
 
 from rich.console import Console
 
-from legato_ingest.cli.report import ReportQuery, as_json, render
+from legato_ingest.cli.report import ReportQuery, as_json, no_streams, render
+from legato_ingest.cli.time_range import TimeRange
 
 
 def row(**more: Any) -> dict[str, Any]:
     """A row of the report's query."""
     return {
         "model": "model-a", "service": "shop", "vantage": "client", "streams": 1_300, "running": 2, "judged": 1_200, "good": 1_199,
+        "gap_limits_us": ["400000"], "first_limits_us": ["2000000"],
         "gap_n": 1_190, "gap_p99_p99_us": 612_000, "gap_worst_us": 4_100_000, "jitter_p50": 3.25, "jitter_n": 1_100,
         "ttft_p50_us": 310_000, "ttft_p95_us": 1_250_000, "ttft_n": 1_250, "stalls": 31, "stalled": 1, "excess_us": 5_600_000,
         "stalls_n": 1_200, "outcomes": {"client_cancel": 9, "complete": 1_291}, **more,
@@ -70,11 +72,13 @@ def test_unknown_is_a_dash_and_null() -> None:
     assert group["stalls_250ms"] == {"value": None, "streams": 0, "n": 0} and group["excess_250ms_ms"]["value"] is None
 
 
-def test_an_empty_store_gives_a_hint() -> None:
-    """The hint repeats the filters."""
-    text = page([], ReportQuery(since_s=7 * 86_400, model="m", vantage="client"))
-    assert "no streams yet in the last 7 days, model m, vantage client" in text and "make demo" in text
-    assert "no streams yet\n" in page([], ReportQuery(since_s=0))
+def test_no_stream_matches_is_not_no_streams_yet() -> None:
+    """An empty store gives a hint how to record; a store with streams names the time and the filters that left none."""
+    query = ReportQuery(TimeRange(7 * 86_400), model="m", vantage="client")
+    hint, left = str(no_streams(query, store_has_streams=False)), str(no_streams(query, store_has_streams=True))
+    assert hint.startswith("no streams yet\n") and "make demo" in hint
+    assert left.startswith("no stream matches in the last 7 days, model m, vantage client:") and "make demo" not in left
+    assert "and the other filters" in str(no_streams(query, store_has_streams=True, also=True))
     assert as_json([], ReportQuery())["groups"] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import time
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,9 @@ from helpers.servers.reading import reading
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.slo import fetch, render
 from legato_ingest.errors import LegatoError
+from legato_ingest.objectives import Objective
 from legato_ingest.storage import Store
+from legato_ingest.storage.objective_rows import apply
 
 DASHBOARDS = pathlib.Path(__file__).resolve().parents[3] / "dashboards"
 
@@ -36,11 +39,11 @@ def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m") -> N
     store.insert("stream_minutes", pa.table(row))
 
 
-def page(rows: list[dict[str, object]], objective: float = 0.99) -> str:
+def page(rows: list[dict[str, object]]) -> str:
     """The printed text."""
     console = Console(width=140)
     with console.capture() as capture:
-        console.print(render(rows, objective), markup=False)
+        console.print(render(rows), markup=False)
     return capture.get()
 
 
@@ -49,39 +52,61 @@ def test_a_burning_service_is_first(store: Store) -> None:
     minute(store, 200, 100)
     minute(store, 200, 0, service="calm")
     with reading(store) as url:
-        rows = fetch(Reader(url), DASHBOARDS, 0.99)
+        rows = fetch(Reader(url), DASHBOARDS)
     first = rows[0]
     assert (first["rule"], first["severity"], first["firing"], first["burn_rate"]) == ("itl_burn", "page", True, 50)
     assert [int(first[name]) for name in ("bad", "streams", "users_bad", "users")] == [100, 200, 100, 200]
     shown = page(rows)
+    assert shown.splitlines()[1].rstrip() == "firing: 1 page"
     assert "ITL goodput" in shown and "fires" in shown and "50.00" in shown and "1 h" in shown and "calm" not in shown
     assert "100 of 200 streams were bad in the last 60 minutes (100 of 200 end users)" in " ".join(shown.split())
+    begin_s = int(first["from_ms"]) // 1_000
+    for words, at_s in (("blame", begin_s), ("incident", begin_s - 600)):
+        assert f"\n  legato {words} --from {datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M} --service 's�[31m'" in shown
     assert "a month's error budget in 14 hours" in " ".join(shown.split()) and "a page of the same service fires" in shown
     assert "\x1b" not in shown and "s�[31m" in shown and "budgets have no bad streams" in shown
     assert json.loads(json.dumps(rows)) == rows
 
 
-def test_the_objective_is_an_option(store: Store) -> None:
-    """Half of the streams bad is one budget when half may be bad."""
-    minute(store, 200, 100)
+def test_each_objective_has_budgets(store: Store) -> None:
+    """Half of the streams bad is the budget of an objective that allows half, and 50 times that of the default."""
+    apply(store, [Objective(name="batch", service="batch-*", target=0.5), Objective(name="default")])
+    minute(store, 200, 100, service="batch-1")
+    minute(store, 200, 100, service="shop")
     with reading(store) as url:
-        rows = fetch(Reader(url), DASHBOARDS, 0.5)
-    assert max(row["burn_rate"] for row in rows) == 1 and not [row for row in rows if row["firing"] and row["severity"] == "page"]
+        rows = fetch(Reader(url), DASHBOARDS)
+    rates = {(row["service"], row["objective"]): row["burn_rate"] for row in rows if row["bad"] and row["severity"] == "page"}
+    assert rates == {("batch-1", "batch"): 1, ("shop", "default"): 50}
+    assert {row["service"] for row in rows if row["firing"] and row["severity"] == "page"} == {"shop"}
+    shown = page(rows)
+    assert "batch: 50 % of the streams should be good" in shown and "shop · client · default" in shown
 
 
 def test_an_empty_store_has_no_burn_rates(store: Store) -> None:
     """The text states it."""
     with reading(store) as url:
-        rows = fetch(Reader(url), DASHBOARDS, 0.99)
+        rows = fetch(Reader(url), DASHBOARDS)
     assert rows == [] and "no budget burns" in page(rows)
 
 
 def test_missing_rules_are_an_error(store: Store, tmp_path: pathlib.Path) -> None:
-    """Another folder, or a file without an objective: the error names what was expected."""
+    """Another folder, or a file that does not read the clock: the error names what was expected."""
     with reading(store) as url:
         with pytest.raises(LegatoError, match="LEGATO_DASHBOARDS_DIR"):
-            fetch(Reader(url), tmp_path, 0.99)
+            fetch(Reader(url), tmp_path)
         (tmp_path / "alerts").mkdir()
         (tmp_path / "alerts" / "itl_burn.sql").write_text("SELECT 1")
         with pytest.raises(LegatoError, match="0 lines, expected 1"):
-            fetch(Reader(url), tmp_path, 0.99)
+            fetch(Reader(url), tmp_path, at_s=1_700_000_000)
+
+
+def test_one_service_and_an_earlier_moment(store: Store) -> None:
+    """`--service` and `--tenant` leave out others; `--at` shows what the rules saw then: an hour ago nothing had burned."""
+    minute(store, 200, 100, service="hot")
+    minute(store, 200, 100, service="other")
+    with reading(store) as url:
+        reader = Reader(url)
+        assert fetch(reader, DASHBOARDS, tenant="acme") == []
+        then = fetch(reader, DASHBOARDS, at_s=int(time.time()) - 3_600)
+        soon = fetch(reader, DASHBOARDS, service="hot", at_s=int(time.time()) + 120)
+    assert then == [] and {row["service"] for row in soon} == {"hot"} and any(row["firing"] for row in soon)

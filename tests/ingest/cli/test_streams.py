@@ -196,7 +196,7 @@ def test_the_list() -> None:
     page = text(render_list([listed], more=True))
     assert (
         line_of(page, "4bf92f3577b3").split()
-        == "4bf92f3577b3 01-02 03:04:05 model-a · shop client complete 82 400 ms 600 ms 1 ▁▆▁█".split()
+        == "4bf92f3577b3 01-02 03:04:05 model-a · shop client complete no 82 400 ms 600 ms 1 ▁▆▁█".split()
     )
     assert "There are more" in page and "legato stream 4bf92f3577b3" in page
 

@@ -31,6 +31,7 @@ def test_trees_that_only_read_are_accepted() -> None:
         from_table("TableIdentifier streams (alias s)"),
         from_table("TableIdentifier default.streams"),
         from_table("TableIdentifier system.tables"),
+        from_table("TableIdentifier system.disks"),
         from_table("Function numbers (children 1)"),
         "ExistsTableQuery  streams (children 1)\n Identifier streams",
         "Explain EXPLAIN AST (children 1)\n" + "".join(f" {line}\n" for line in _SELECT.splitlines()),

@@ -27,7 +27,7 @@ def test_the_last_computation_counts_for_any_clock(store: Store) -> None:
     (stalls,) = (each for each in STREAM_ROLLUPS if each.table == "stall_minutes")
     for number, cause in enumerate(("host", "base", "host", "base", "base", "host")):
         judge(store, NOW_NS // 10**6 + number, {"cause": cause, "engine_id": "", "confidence": "strong"})
-        compute_minutes(store, stalls, "start_time", minute, {"gap_us": 400_000, "first_us": 2_000_000}, NOW_NS // 10**6 - 1000 * number)
+        compute_minutes(store, stalls, "start_time", minute, NOW_NS // 10**6 - 1000 * number)
         assert len(stored(store, "stall_minutes")) == (cause == "host")
 
 

@@ -28,8 +28,10 @@ from helpers.builders.rollup_rows import (
 )
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import KEYS, differences, expected, stored
+from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
+from legato_ingest.storage.objective_rows import apply
 from legato_ingest.storage.watermark import now_ms
 
 # Values at the edges of what panels distinguish; None is NULL.
@@ -203,7 +205,8 @@ def test_other_limits_count_when_minutes_are_computed_again(store: Store) -> Non
     good = store.select("SELECT sum(good), sum(judged) FROM stream_minutes FINAL")
     counts = []
     for gap_ms, first_ms in ((100, 1_000), (10**9, 10**9)):
-        other = rollup_worker(store, slo_gap_ms=gap_ms, slo_first_output_ms=first_ms)
+        other = rollup_worker(store)
+        assert apply(store, [Objective(name="default", gap_limit_ms=gap_ms, first_output_limit_ms=first_ms)])
         assert other.step().minutes == 0
         assert other.again(0)["minutes"] == len(rolled_at(store)) + len(rolled_at(store, "engine_minutes"))
         assert differences(store, gap_ms * 1000, first_ms * 1000) == []

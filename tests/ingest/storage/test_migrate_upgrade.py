@@ -63,10 +63,15 @@ def store(tmp_path_factory: pytest.TempPathFactory, taken_over: dict[str, RowChe
     opened.close()
 
 
+# Tables that later versions added.
+ADDED = ("stream_silences", "objectives")
+
+
 def test_every_row_is_there(store: Store, taken_over: dict[str, RowChecksum]) -> None:
     """Each table has rows, and they are the rows that the old version had; later files add columns and remove no row."""
-    assert all(rows for rows, _ in TABLES.values()) and taken_over == TABLES
-    assert {name: each.rows for name, each in checksums(store).items()} == {name: each.rows for name, each in TABLES.items()}
+    assert all(rows for rows, _ in TABLES.values()) and {name: each for name, each in taken_over.items() if name not in ADDED} == TABLES
+    now = {name: each.rows for name, each in checksums(store).items()}
+    assert now == {name: each.rows for name, each in TABLES.items()} | {name: 0 for name in ADDED}
 
 
 def test_its_jitter_ratios_are_recomputed(store: Store) -> None:

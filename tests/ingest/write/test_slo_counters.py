@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from helpers.builders.spans import SECOND_NS, native_span, request
 from legato._timeline import pack
+from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.convert import convert_spans
 from legato_ingest.write.slo_counters import count_results
 
 NOW_NS = 1_795_240_000 * SECOND_NS
-GAP_US, FIRST_US = 400_000, 2_000_000
 
 
-def results(*streams: tuple[dict[str, Any], dict[str, Any]], service: str = "shop") -> list[tuple[str, str, str, int]]:
+def results(
+    *streams: tuple[dict[str, Any], dict[str, Any]], service: str = "shop", objectives: Sequence[Objective] = ()
+) -> list[tuple[str, str, str, int]]:
     """Return the counts of streams with these attributes and other fields of their span."""
     body = request({"service.name": service})
     for attributes, more in streams:
         native_span(body, attributes, start_ns=NOW_NS - 60 * SECOND_NS, **more)
     batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
     assert batch.rejected.num_rows == 0
-    return sorted(count_results(batch.revs, GAP_US, FIRST_US))
+    return sorted(count_results(batch.revs, objectives))
 
 
 def timeline(*times_ms: int) -> dict[str, bytes]:

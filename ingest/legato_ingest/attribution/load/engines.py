@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from legato_ingest.attribution.load.due import CLOCKS_APART_NS
 from legato_ingest.attribution.load.engine_ids import is_engine
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
 from legato_ingest.attribution.load.scraped_metrics import boots_of
-from legato_ingest.attribution.load.streams import CLOCKS_APART_NS, clock_of
+from legato_ingest.attribution.load.streams import clock_of
 from legato_ingest.attribution.model.clock_offset import clock_offset
 from legato_ingest.attribution.model.engine import EngineRecords, steps_of_requests
 from legato_ingest.attribution.model.scraped import EngineKey
@@ -134,20 +135,21 @@ def _engines_with_steps(store: Store, streams: Sequence[Stream], finished: Seque
 
 
 def _engine_by_requests(store: Store, key: EngineKey, streams: Sequence[Stream], finished: Sequence[_Finished]) -> EngineRecords | None:
-    """Return an engine with requests that identify streams; else an engine by its host."""
+    """Return an engine with requests that identify streams, these or others at their time; else an engine by its host."""
     by_response = {stream.response_id: stream for stream in streams}
     ours = [each for each in finished if each.response_id in by_response and each.step > 0]
-    if not ours:
-        return _engine_by_host(store, key, streams)
-    coarse = int(np.median([each.recorded_ns - by_response[each.response_id].last_ns for each in ours]))
+    # Without requests of these streams (they are running), those of other streams show the offset if the clocks are nearly equal.
+    coarse = int(np.median([each.recorded_ns - by_response[each.response_id].last_ns for each in ours])) if ours else 0
     low = min(stream.first_ns for stream in streams) + coarse - _AROUND_NS
     high = max(stream.last_ns for stream in streams) + coarse + _AROUND_NS
     read = _read_steps(store, key, low, high, _requests(store, low, high + _AROUND_NS, is_engine(key)))
-    if read is None:
-        return None
+    if read is None or not (ours or read[1]):
+        return _engine_by_host(store, key, streams)
     steps, last_step = read
     recorded = {response: int(steps.recorded_ns[step]) for response, step in last_step.items()}
     server_offset, client_offsets = _offsets(store, key, streams, recorded)
+    if server_offset is None and not ours:
+        return _engine_by_host(store, key, streams)
     return EngineRecords(
         steps=steps,
         gpus=_gpus(store, key, steps),

@@ -14,9 +14,11 @@ from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
-__all__ = ["gpu_clocks"]
+__all__ = ["GPU_METRICS", "gpu_clocks"]
 
 _THROTTLE_TIME, _CLOCK, _SHARED = "hw.gpu.throttle.time", "hw.gpu.clock.sm", "legato.gpu.engine"
+GPU_METRICS = (_THROTTLE_TIME, _CLOCK, _SHARED)
+"""The metrics that this module reads."""
 # Reasons that are usual in a GPU under load.
 _SOFT = ("power_cap", "sync_boost")
 _SAMPLES = """

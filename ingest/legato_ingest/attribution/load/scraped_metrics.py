@@ -31,7 +31,7 @@ from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
-__all__ = ["OF_ALL_CPUS", "UP", "boots_of", "scraped_metrics"]
+__all__ = ["OF_ALL_CPUS", "SCRAPED_METRICS", "UP", "boots_of", "scraped_metrics"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,6 +45,8 @@ UP, _INTERVALS = "legato.engine.up", "legato.engine.itl"
 _WITH_BOOT = (UP, "legato.agent.forward_passes")
 # The names of the same counters if a Collector scraped the engine.
 _FOREIGN = {PROMPT_TOKENS: "vllm:prompt_tokens_total", PREEMPTIONS: "vllm:num_preemptions_total"}
+SCRAPED_METRICS = (*_WITH_BOOT, _INTERVALS, *_FOREIGN, *_FOREIGN.values(), CPU_TIME, CPU_WAIT)
+"""The metrics that this module reads, and `cpu_wait`."""
 _COUNTERS = """
 SELECT tenant, engine_id, metric, series, attributes['engine'] AS rank, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
@@ -227,4 +229,4 @@ def _in_hole(times: Ints, own: Ints) -> Bools:
 
 
 def _end_ns(stream: Stream) -> int:
-    return int(stream.client.times_ns[-1]) if len(stream.client.times_ns) else stream.start_ns
+    return int(stream.judged.times_ns[-1]) if len(stream.judged.times_ns) else stream.start_ns

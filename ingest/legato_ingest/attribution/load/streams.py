@@ -1,24 +1,31 @@
-"""Load streams to judge: clients with a long gap, and the same streams at their servers.
+"""Load streams to judge: clients with a long gap, and the same streams at their servers; and servers with a long gap without a client.
 
-Two queries cover a stretch of time, one for the clients and one for their servers. The columns arrive as Arrow arrays, so Python handles
+Three queries cover a stretch of time: one for the streams with a long gap, one for servers of such clients that had none, and one for the
+traces that have a client. The columns arrive as Arrow arrays, so Python handles
 streams and never single chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
 from legato_ingest.attribution.model.judge import GapKey
 from legato_ingest.attribution.model.vantage import SocketSamples, Stream, Vantage
 from legato_ingest.causes import HEALTHY
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import after_until_ms, between_ns, quoted_all, unquoted
+from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 
-__all__ = ["CLOCKS_APART_NS", "Received", "clock_of", "slices_of", "stored_stalls", "streams_in"]
+__all__ = ["clock_of", "slices_of", "stored_stalls", "streams_in"]
+
+Row = dict[str, Any]
+# Tenant, trace id and response id.
+_Key = tuple[str, bytes, str]
 
 _ARRAYS = ("dt_us", "chunk_kind", "chunk_bytes", "chunk_hold_64us")
 _SOCKET_ARRAYS = ("at", "queued_bytes", "window_bytes", "idle_ms")
@@ -34,6 +41,10 @@ _SOCKETS = f"""
 SELECT tenant, trace_id, span_id, {", ".join(_SOCKET_ARRAYS)} FROM stream_sockets FINAL
 WHERE {{inside}}
 SETTINGS max_threads = 1"""
+_CLIENTS = """
+SELECT DISTINCT tenant, trace_id FROM stream_revs
+WHERE {inside} AND vantage = 'client' AND trace_id IN ({traces})
+SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
 _SECONDS = """
 SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, toInt64(count()) AS streams
 FROM stream_revs
@@ -46,52 +57,66 @@ WHERE {{inside}} AND trace_id IN ({{traces}}) AND cause != '{HEALTHY}'
 SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
 _SECOND_NS = 1_000_000_000
 _SLICE_NS_MAX = 300 * _SECOND_NS
-CLOCKS_APART_NS = 7_200_000_000_000
-"""The clocks of the client and the server may differ by this much, and the server's vantage is still found."""
-
-Received = tuple[int, int]
-"""Times of receipt in ms: after the first, until the second."""
 
 
-def slices_of(
-    store: Store, low_ns: int, high_ns: int, gap_us_min: int, received: Received | None, streams_max: int
-) -> list[tuple[int, int]]:
-    """Divide a stretch of time into slices with about ``streams_max`` such streams at most; a single second may hold more."""
-    table = store.select_arrow(_SECONDS.format(inside=_started(low_ns, high_ns), which=_is_due(gap_us_min, received)))
-    out: list[tuple[int, int]] = []
+def slices_of(store: Store, due: Due, gap_us_min: int, streams_max: int) -> list[Due]:
+    """Divide due streams by their start into slices with about ``streams_max`` of them at most; a single second may hold more."""
+    table = store.select_arrow(_SECONDS.format(inside=due.started(), which=_is_due(due, gap_us_min)))
+    out: list[Due] = []
     held = 0
     for second, count in zip(table["second"].to_pylist(), table["streams"].to_pylist(), strict=True):
-        low, high = max(low_ns, second * _SECOND_NS), min(high_ns, (second + 1) * _SECOND_NS - 1)
-        if out and held + count <= streams_max and low - out[-1][0] < _SLICE_NS_MAX:
-            out[-1] = (out[-1][0], high)
+        low, high = max(due.low_ns, second * _SECOND_NS), min(due.high_ns, (second + 1) * _SECOND_NS - 1)
+        if out and held + count <= streams_max and low - out[-1].low_ns < _SLICE_NS_MAX:
+            out[-1] = replace(out[-1], high_ns=high)
             held += count
         else:
-            out.append((low, high))
+            out.append(replace(due, low_ns=low, high_ns=high))
             held = count
     return out
 
 
-def streams_in(store: Store, low_ns: int, high_ns: int, gap_us_min: int, received: Received | None = None) -> list[Stream]:
-    """Return the client streams that started between these times and had a gap of this length, each with the vantage of its server.
+def streams_in(store: Store, due: Due, gap_us_min: int) -> list[Stream]:
+    """Return the due client streams with a gap of this length, each with the vantage of its server, and such streams at servers without
+    a client.
 
-    The server's vantage has the same trace and response id. ``received``: only streams with a vantage that was received in that time.
+    The server's vantage has the same trace and response id. A server is without a client if its trace has none.
     """
-    clients = store.select_arrow(_STREAMS.format(inside=_started(low_ns, high_ns), which=_is_due(gap_us_min, received)))
-    if not clients.num_rows:
-        return []
-    traces = quoted_all(sorted(set(clients["trace_id"].to_pylist())))
-    around = _started(low_ns - CLOCKS_APART_NS, high_ns + CLOCKS_APART_NS)
-    servers = store.select_arrow(_STREAMS.format(inside=around, which=f"vantage = 'server' AND ended AND trace_id IN ({traces})"))
-    by_key = {_key(row): row for row in _rows(servers)}
-    sockets = _sockets_in(store, low_ns, high_ns)
-    return [_stream(row, by_key.get(_key(row)), sockets.get((row["tenant"], row["trace_id"], row["span_id"]))) for row in _rows(clients)]
+    table = store.select_arrow(_STREAMS.format(inside=due.started(), which=_is_due(due, gap_us_min)))
+    rows = list(_rows(table))
+    clients, servers = ([row for row in rows if row["vantage"] == vantage] for vantage in ("client", "server"))
+    by_key = {_key(row): row for row in servers}
+    by_key |= _servers_of(store, due, [row for row in clients if _key(row) not in by_key])
+    traces = _traces_with_client(store, due, servers)
+    sockets = _sockets_in(store, due) if clients else {}
+    return [
+        *(_stream(row, by_key.get(_key(row)), sockets.get((row["tenant"], row["trace_id"], row["span_id"]))) for row in clients),
+        *(_stream(row, row, None) for row in servers if (row["tenant"], row["trace_id"]) not in traces),
+    ]
+
+
+def _servers_of(store: Store, due: Due, clients: Sequence[Row]) -> dict[_Key, Row]:
+    """Return the rows of these clients' servers."""
+    if not clients:
+        return {}
+    which = f"vantage = 'server' AND trace_id IN ({quoted_all(sorted({row['trace_id'] for row in clients}))})"
+    table = store.select_arrow(_STREAMS.format(inside=due.started(CLOCKS_APART_NS), which=which))
+    return {_key(row): row for row in _rows(table)}
+
+
+def _traces_with_client(store: Store, due: Due, servers: Sequence[Row]) -> set[tuple[str, bytes]]:
+    """Return the traces (tenant, trace id) of these servers in which a client was recorded, finished or not."""
+    if not servers:
+        return set()
+    traces = quoted_all(sorted({row["trace_id"] for row in servers}))
+    table = store.select_arrow(_CLIENTS.format(inside=due.started(CLOCKS_APART_NS), traces=traces))
+    return {(unquoted(tenant), trace) for tenant, trace in zip(table["tenant"].to_pylist(), table["trace_id"].to_pylist(), strict=True)}
 
 
 def stored_stalls(store: Store, streams: Sequence[Stream]) -> frozenset[GapKey]:
     """Return the gaps of these streams that the store has as stalls."""
     starts = [stream.start_ns for stream in streams]
     traces = quoted_all(sorted({stream.trace_id for stream in streams}))
-    table = store.select_arrow(_STORED.format(inside=_started(min(starts), max(starts)), traces=traces))
+    table = store.select_arrow(_STORED.format(inside=between_ns("start_time", min(starts), max(starts)), traces=traces))
     columns = [table[name].to_pylist() for name in ("tenant", "trace_id", "span_id", "gap_start_us")]
     return frozenset((unquoted(tenant), trace, span, int(start)) for tenant, trace, span, start in zip(*columns, strict=True))
 
@@ -101,33 +126,28 @@ def clock_of(clock: str, service_name: str, client_address: str) -> str:
     return f"{clock.rsplit(':', 1)[0]} {service_name} {client_address}"
 
 
-def _started(low_ns: int, high_ns: int) -> str:
-    return between_ns("start_time", low_ns, high_ns)
+def _is_due(due: Due, gap_us_min: int) -> str:
+    return f"vantage IN ('client', 'server') AND gap_max_us >= {gap_us_min} AND {due.which}"
 
 
-def _is_due(gap_us_min: int, received: Received | None) -> str:
-    which = f"vantage = 'client' AND ended AND (gap_max_us >= {gap_us_min})"
-    if received is not None:
-        which += f" AND trace_id IN (SELECT trace_id FROM stream_revs WHERE {after_until_ms('received_at', *received)})"
-    return which
-
-
-def _stream(client: dict[str, Any], server: dict[str, Any] | None, sockets: SocketSamples | None) -> Stream:
+def _stream(row: Row, server: Row | None, sockets: SocketSamples | None) -> Stream:
+    """Return the stream of the judged row, with the row of its server; both are the same where no client was recorded."""
     return Stream(
-        tenant=client["tenant"],
-        start_ns=client["start_ns"],
-        trace_id=client["trace_id"],
-        span_id=client["span_id"],
-        client=_vantage(client, sockets),
+        tenant=row["tenant"],
+        start_ns=row["start_ns"],
+        trace_id=row["trace_id"],
+        span_id=row["span_id"],
+        judged=_vantage(row, sockets),
         server=_vantage(server) if server is not None else None,
-        engine_id=(server or client)["engine_id"],
-        response_id=client["response_id"],
-        clock=clock_of(client["clock"], client["service_name"], client["client_address"]),
+        engine_id=(server or row)["engine_id"],
+        response_id=row["response_id"],
+        clock=clock_of(row["clock"], row["service_name"], row["client_address"]),
         server_boot=server["clock"].split(":", 1)[0] if server is not None else "",
+        vantage=row["vantage"],
     )
 
 
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+def _rows(table: pa.Table) -> Iterator[Row]:
     """Yield the rows, with their arrays as numpy arrays."""
     names = [name for name in table.column_names if name not in _ARRAYS]
     plain = [table[name].to_pylist() for name in names]
@@ -138,18 +158,18 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _key(row: dict[str, Any]) -> tuple[str, bytes, str]:
+def _key(row: Row) -> _Key:
     return row["tenant"], row["trace_id"], row["response_id"]
 
 
-def _vantage(row: dict[str, Any], sockets: SocketSamples | None = None) -> Vantage:
+def _vantage(row: Row, sockets: SocketSamples | None = None) -> Vantage:
     dt_us, kinds, sizes, holds = (row[name] for name in _ARRAYS)
     return Vantage.of(row["start_ns"], dt_us, kinds, sizes, holds, sockets)
 
 
-def _sockets_in(store: Store, low_ns: int, high_ns: int) -> dict[tuple[str, bytes, bytes], SocketSamples]:
+def _sockets_in(store: Store, due: Due) -> dict[tuple[str, bytes, bytes], SocketSamples]:
     """Return the socket samples of the streams that started in this time."""
-    table = store.select_arrow(_SOCKETS.format(inside=_started(low_ns, high_ns)))
+    table = store.select_arrow(_SOCKETS.format(inside=due.started()))
     arrays = [table[name].combine_chunks() for name in _SOCKET_ARRAYS]
     keys = zip(*(table[name].to_pylist() for name in ("tenant", "trace_id", "span_id")), strict=True)
     return {

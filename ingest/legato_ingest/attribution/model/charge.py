@@ -95,7 +95,9 @@ def _charge_steps(gaps: Gaps, steps: ChargedSteps, parts: Ints) -> _Alignment:
     _add_step_parts(parts, steps, np.where(has_steps, steps.end_ns[first] - begin, 0), first, upto, has_steps, evicted)
     until = np.where(has_steps, steps.end_ns[upto], begin)
     parts[:, _KV_PRESSURE] += np.where(evicted, until - begin, 0)
-    parts[:, _FRONT_END] += np.where(aligned, end - until, 0)
+    # The next step of an open gap is not recorded yet, so the time since the last one is the engine's or the front end's.
+    parts[:, _FRONT_END] += np.where(aligned & ~gaps.is_open, end - until, 0)
+    parts[:, _GENERATION] += np.where(aligned & gaps.is_open, end - until, 0)
     preempted_in = np.searchsorted(preemptions, preemptions[before], "right") - 1
     return _Alignment(aligned, np.where(has_steps, first, -1), np.where(has_steps, upto, -1), np.where(evicted, preempted_in, -1))
 
@@ -147,14 +149,18 @@ def _is_awake(steps: ChargedSteps, first: Ints, end: Ints) -> Bools:
 
 
 def _charge_delivery(gaps: Gaps, parts: Ints, late: Ints) -> None:
-    """Charge what the client waited beyond the server: to its application as far as that held the stream, then to the network path."""
+    """Charge what the client waited beyond the server: to its application as far as that held the stream, then to the network path.
+
+    Data that lay unread while the application held the stream for most of the time lay there because of the application.
+    """
     held = np.clip(np.minimum(gaps.hold_ns, late), 0, None)
     parts[:, _CONSUMER] += held
     rest = late - held
     client_only = ~gaps.has_server
     usual = np.where(client_only, np.minimum(gaps.pace_ns, rest), 0)
     parts[:, _BASE] += usual
-    on_path = np.where(gaps.unread, _SLOW_READER, np.where(gaps.buffered, _COALESCING, _CONNECTION))
+    unread = np.where((held > 0) & (2 * held >= late), _CONSUMER, _SLOW_READER)
+    on_path = np.where(gaps.unread, unread, np.where(gaps.buffered, _COALESCING, _CONNECTION))
     cause = np.where(client_only, _side(gaps.caught_up), on_path)
     parts[np.arange(len(cause)), cause] += rest - usual
 

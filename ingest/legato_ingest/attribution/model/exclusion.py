@@ -63,11 +63,11 @@ def _of_delivery(gaps: Gaps, verdicts: Verdicts, error_ns: Ints) -> dict[Rule, B
     client_only = ~gaps.has_server
     on_path = np.asarray(verdicts.parts[:, _ON_PATH].sum(axis=1))
     return {
-        "delivered at once": gaps.has_server & (gaps.server_error_ns == 0) & (on_path <= error_ns),
-        "separate reads": gaps.has_server & ~gaps.buffered,
+        "delivered at once": gaps.has_client & gaps.has_server & (gaps.server_error_ns == 0) & (on_path <= error_ns),
+        "separate reads": gaps.has_client & gaps.has_server & ~gaps.buffered,
         "socket empty": gaps.socket_known & ~gaps.unread,
         "socket unread": gaps.unread,
-        "buffered": gaps.has_server & gaps.buffered,
+        "buffered": gaps.has_client & gaps.has_server & gaps.buffered,
         "no hold": gaps.hold_known & (gaps.hold_ns <= HOLD_ERROR_NS),
         "none behind": client_only & (gaps.caught_up <= NONE_BEHIND_MAX),
         "all behind": client_only & (gaps.caught_up >= ALL_BEHIND_MIN),

@@ -1,4 +1,5 @@
-"""Gaps of streams: which two chunks bound each gap, when they were at the server, and what the client's record shows about it.
+"""Gaps of streams: which two chunks bound each gap, when they were at the server, and what the record of the judged vantage shows
+about it.
 
 The module charges no time.
 """
@@ -31,18 +32,21 @@ _BEHIND_SHARE, _MISSING_MIN, _LEFT_MIN = 0.15, 1, 4
 class Gaps:
     """Gaps between reads of content, one entry each. Client times are by the client's clock, server times by the server's.
 
-    ``has_server``: the two chunks were seen at the server, or their times there were concluded from the engine's steps within
-    ``server_error_ns``. ``clock_offset_ns``: the clock of the engine's records minus the server's clock; the true offset is up to
-    ``clock_offset_error_ns`` larger. ``hold_ns``: how long the application held the chunks before the gap (0 unless ``hold_known``).
-    ``buffered``: the stream arrived in the releases of a buffer. ``unread``: the socket held unread data before the read that ended the gap
-    (False unless ``socket_known``). ``usual_ns``: the stream's median gap at the server. ``pace_ns``: its median time per chunk at the
-    client. ``caught_up``: the share of the missing chunks that arrived right behind the gap (NaN: unknown).
+    ``has_client``: a client recorded the gap. If not, the gap lies between two sends of the server and nothing is known of the delivery:
+    the columns about the client have the server's times, no hold and no socket. ``has_server``: the two chunks were seen at the server,
+    or their times there were concluded from the engine's steps within ``server_error_ns``. ``clock_offset_ns``: the clock of the engine's
+    records minus the server's clock; the true offset is up to ``clock_offset_error_ns`` larger. ``hold_ns``: how long the application
+    held the chunks before the gap (0 unless ``hold_known``). ``buffered``: the stream arrived in the releases of a buffer. ``unread``:
+    the socket held unread data before the read that ended the gap (False unless ``socket_known``). ``usual_ns``: the stream's median gap
+    at the server. ``pace_ns``: its median time per chunk at the client. ``caught_up``: the share of the missing chunks that arrived right
+    behind the gap (NaN: unknown). ``is_open``: the gap has not ended; its end is the time of the last report.
     """
 
     start_ns: Ints
     end_ns: Ints
     server_start_ns: Ints
     server_end_ns: Ints
+    has_client: Bools
     has_server: Bools
     server_error_ns: Ints
     clock_offset_ns: Ints
@@ -55,6 +59,7 @@ class Gaps:
     usual_ns: Ints
     pace_ns: Ints
     caught_up: Floats
+    is_open: Bools
 
     def at(self, rows: Ints) -> Gaps:
         """Return these gaps only."""
@@ -62,7 +67,7 @@ class Gaps:
 
     @property
     def length_ns(self) -> Ints:
-        """The length of each gap at the client."""
+        """The length of each gap at the judged vantage."""
         return self.end_ns - self.start_ns
 
     @classmethod
@@ -78,10 +83,13 @@ def gaps_of(
     gap_ns_min: int,
     server_error_ns: int = 0,
     clock_offset_error_ns: int = 0,
+    has_client: bool = True,
+    is_open: bool = False,
 ) -> Gaps:
     """Return the client's gaps of at least ``gap_ns_min`` between reads of content, in order.
 
-    ``server_error_ns``: the possible error of the server's times if they were concluded (``matching.server_from_steps``) and not recorded.
+    Without a client (``has_client``) both vantages are the server's, and the gaps are those between its sends. ``server_error_ns``: the
+    possible error of the server's times if they were concluded (``matching.server_from_steps``) and not recorded.
     """
     times = client.times_ns
     new_read = np.flatnonzero(np.diff(times) > 0) + 1
@@ -97,6 +105,7 @@ def gaps_of(
         end_ns=times[after],
         server_start_ns=sends[at - 1],
         server_end_ns=sends[at],
+        has_client=np.full(count, has_client),
         has_server=has_server,
         server_error_ns=np.full(count, server_error_ns, np.int64),
         clock_offset_ns=np.full(count, clock_offset_ns, np.int64),
@@ -109,6 +118,7 @@ def gaps_of(
         usual_ns=np.full(count, int(np.median(np.diff(sends))) if len(sends) > 2 else 0, np.int64),
         pace_ns=np.full(count, pace, np.int64),
         caught_up=_caught_up(times, after, pace),
+        is_open=np.full(count, is_open),
     )
 
 

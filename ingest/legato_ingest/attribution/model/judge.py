@@ -113,13 +113,21 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> Judgement:
 def _gaps_of_stream(stream: Stream, engine: Engine | None, gap_ns_min: int) -> Gaps:
     """Return the long gaps of a stream; a server that was not recorded is concluded from the engine's steps."""
     if engine is None:
-        return gaps_of(stream.client, stream.server, 0, gap_ns_min)
+        return gaps_of(stream.judged, stream.server, 0, gap_ns_min, has_client=stream.has_client, is_open=stream.is_open)
     if stream.server is not None:
         offset, error = engine.offset_ns or 0, engine.offset_error_ns
-        return gaps_of(stream.client, stream.server, offset, gap_ns_min, clock_offset_error_ns=error)
+        return gaps_of(
+            stream.judged,
+            stream.server,
+            offset,
+            gap_ns_min,
+            clock_offset_error_ns=error,
+            has_client=stream.has_client,
+            is_open=stream.is_open,
+        )
     last_step = engine.last_step.get(stream.response_id, -1)
-    server = server_from_steps(stream.client, engine.steps.recorded_ns, engine.client_offsets[stream.clock], last_step)
-    return gaps_of(stream.client, server, 0, gap_ns_min, server_error_ns=engine.steps.median_ns)
+    server = server_from_steps(stream.judged, engine.steps.recorded_ns, engine.client_offsets[stream.clock], last_step)
+    return gaps_of(stream.judged, server, 0, gap_ns_min, server_error_ns=engine.steps.median_ns)
 
 
 def _clock_numbers(streams: Sequence[Stream]) -> Ints:

@@ -91,31 +91,40 @@ def _holds_of_content(holds_ns: Ints, is_content: Bools) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A client's stream with at least one long gap, and the same stream at its server if the server was recorded.
+    """A stream with at least one long gap, at the vantage that is judged, and the same stream at its server if the server was recorded.
 
-    ``clock`` identifies the clock of the client's times, as far as it is known; streams with the same value share a clock.
-    ``server_boot`` identifies the host and boot of the server's clock, empty if unknown.
+    ``judged``: the client's chunks; ``server``: the server's, if they were recorded. Of a stream that no client recorded, the gaps of its
+    server are judged: ``vantage`` is then ``server``, and ``judged`` and ``server`` are the same. ``clock`` identifies the clock of the
+    judged times, as far as it is known; streams with the same value share a clock. ``server_boot`` identifies the host and boot of the
+    server's clock, empty if unknown. ``is_open``: the stream is running, and its last gap, which alone is known, has not ended.
     """
 
     tenant: str
     start_ns: int
     trace_id: bytes
     span_id: bytes
-    client: Vantage
+    judged: Vantage
     server: Vantage | None
     engine_id: str
     response_id: str
     clock: str
     server_boot: str = ""
+    vantage: str = "client"
+    is_open: bool = False
+
+    @property
+    def has_client(self) -> bool:
+        """Whether a client recorded the stream."""
+        return self.vantage == "client"
 
     @property
     def first_ns(self) -> int:
-        """The time of the first content at the server, else at the client, else the start of the request."""
-        times = (self.server or self.client).times_ns
+        """The time of the first content at the server, else at the judged vantage, else the start of the request."""
+        times = (self.server or self.judged).times_ns
         return int(times[0]) if len(times) else self.start_ns
 
     @property
     def last_ns(self) -> int:
-        """The time of the last content at the server, else at the client, else the start of the request."""
-        times = (self.server or self.client).times_ns
+        """The time of the last content at the server, else at the judged vantage, else the start of the request."""
+        times = (self.server or self.judged).times_ns
         return int(times[-1]) if len(times) else self.start_ns

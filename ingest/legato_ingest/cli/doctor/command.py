@@ -11,19 +11,30 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
 
+from legato_ingest.cli.doctor.findings import Finding
+from legato_ingest.cli.layout import Prose, console
 from legato_ingest.cli.read import JsonOption, UrlOption
 
 __all__ = ["register"]
 
-_SIGNS = {"well": "[green]✓[/]", "warning": "[yellow]![/]", "fault": "[red]✗[/]", "skipped": "[dim]–[/]"}
+_SIGNS = {"well": ("✓ ok", "green"), "warning": ("! warning", "yellow"), "fault": ("✗ fault", "red"), "skipped": ("– skipped", "dim")}
 
 
 def register(root: typer.Typer) -> None:
     """Add the command to ``root``."""
     root.command()(doctor)
+
+
+def _line(finding: Finding) -> Table:
+    """The sign and the word of the state, and next to it the finding and what to do."""
+    table = Table.grid(Column(width=9), Column(overflow="fold"), padding=(0, 1))
+    table.add_row(Text(*_SIGNS[finding.state]), Prose.assemble((finding.check, "bold"), f": {finding.found}"))
+    if finding.todo:
+        table.add_row("", Prose(f"→ {finding.todo}"))
+    return table
 
 
 def _counted(count: int, what: str) -> str:
@@ -62,17 +73,15 @@ def doctor(
         os.environ.get("LEGATO_TOKEN", ""),
         settings.read_password.get_secret_value(),
     )
-    console, findings = Console(highlight=False), []
+    screen, findings = console(), []
     for finding in examine(setup, (*endpoints.CHECKS, *data.CHECKS)):
         findings.append(finding)
         if not as_json:
-            console.print(f"{_SIGNS[finding.state]} [bold]{finding.check}[/]: {escape(finding.found)}", soft_wrap=True)
-            if finding.todo:
-                console.print(f"    → {escape(finding.todo)}", soft_wrap=True)
+            screen.print(_line(finding))
     faults = sum(finding.state == "fault" for finding in findings)
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
     else:
         warnings = sum(finding.state == "warning" for finding in findings)
-        console.print(f"{_counted(faults, 'fault')}, {_counted(warnings, 'warning')}, {len(findings)} checks")
+        screen.print(f"{_counted(faults, 'fault')}, {_counted(warnings, 'warning')}, {len(findings)} checks")
     raise typer.Exit(1 if faults else 0)

@@ -51,12 +51,19 @@ FROM
 GROUP BY engine_id
 ORDER BY streams DESC, engine_id"""
 _CLOCKS = """
-SELECT service_name AS service, toUInt32(count()) AS streams,
-       toInt64(median(dateDiff('second', received_at, addNanoseconds(start_time, coalesce(duration_ns, 0))))) AS ahead_s
-FROM stream_revs
-WHERE received_at > now() - INTERVAL 1 HOUR
+-- A wrong clock is wrong by the same time for all streams. Streams that are late by very different times, or that were received together
+-- although they ended minutes apart, are a backlog that drains, or recordings that were sent later.
+SELECT
+    service_name AS service, toUInt32(count()) AS streams, toInt64(median(off_s)) AS ahead_s,
+    quantile(0.9)(off_s) - quantile(0.1)(off_s) AS spread_s, dateDiff('second', min(received_at), max(received_at)) AS received_s
+FROM
+(
+    SELECT service_name, received_at, dateDiff('second', received_at, addNanoseconds(start_time, coalesce(duration_ns, 0))) AS off_s
+    FROM stream_revs
+    WHERE received_at > now() - INTERVAL 1 HOUR
+)
 GROUP BY service
-HAVING ahead_s > 60 OR ahead_s < -1800
+HAVING ahead_s > 60 OR (ahead_s < -1800 AND spread_s < 600 AND spread_s < 60 + received_s)
 ORDER BY streams DESC"""
 _REJECTED = """
 SELECT reason, toUInt32(count()) AS spans, any(detail) AS example, any(service_name) AS service

@@ -28,6 +28,8 @@ _PROTOBUF = {"Content-Type": "application/x-protobuf"}
 _CLOCK_S_WARNED, _CLOCK_S_MAX = 2.0, 30.0
 _FREE_SHARE_MIN, _FREE_BYTES_MIN = 0.1, 2**30
 _BACKLOG_SHARE = 0.5
+# The fullest first. An object storage has no size.
+_DISKS = "SELECT path, free_space AS free, total_space AS total FROM system.disks WHERE NOT is_remote ORDER BY free / total"
 
 
 def otlp_endpoint(setup: Setup) -> Finding:
@@ -152,18 +154,36 @@ def clock(setup: Setup) -> Finding:
 
 
 def disk(setup: Setup) -> Finding:
-    """Check that an embedded store has enough free disk space."""
+    """Check the free space of the store behind the read endpoint. If it does not answer: of the folder in the settings of this command."""
     name = "disk"
+    if "read endpoint" not in setup.answers:
+        return _local_disk(name, setup)
+    try:
+        rows = setup.reader.rows(_DISKS)
+    except ReadError:
+        return skipped(name, f"{setup.read_url} does not report it: an older version, or its ClickHouse user may not read system.disks")
+    if not rows:
+        return skipped(name, "this reader may not see it, or the store has no local disk: use a token of all tenants")
+    row = rows[0]
+    return _disk_finding(name, int(row["free"]), int(row["total"]), f"at {row['path']} on the host of {setup.read_url}")
+
+
+def _local_disk(name: str, setup: Setup) -> Finding:
+    """A full disk can be the reason why `legato serve` does not answer."""
     if setup.settings.server is not None:
-        return skipped(name, "the store is a ClickHouse server")
-    folder = setup.settings.store_path
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    usage = shutil.disk_usage(folder)
-    found = f"{usage.free / 2**30:,.1f} GiB free at {setup.settings.store_path} ({usage.free / usage.total:.0%})"
-    if usage.free < _FREE_BYTES_MIN / 4:
+        return skipped(name, "the read endpoint does not answer, and the store is a ClickHouse server")
+    path = setup.settings.store_path
+    if not path.exists():
+        return skipped(name, f"the read endpoint does not answer, and there is no store at {path} (LEGATO_STORE)")
+    usage = shutil.disk_usage(path)
+    return _disk_finding(name, usage.free, usage.total, f"at {path} (LEGATO_STORE of this command; the read endpoint does not answer)")
+
+
+def _disk_finding(name: str, free: int, total: int, where: str) -> Finding:
+    found = f"{free / 2**30:,.1f} of {total / 2**30:,.1f} GiB free ({free / total:.0%}) {where}"
+    if free < _FREE_BYTES_MIN / 4:
         return fault(name, found, "free disk space, or lower LEGATO_RETENTION_DAYS: on a full disk every emitter gets 503")
-    if usage.free < max(_FREE_BYTES_MIN, _FREE_SHARE_MIN * usage.total):
+    if free < max(_FREE_BYTES_MIN, _FREE_SHARE_MIN * total):
         return warning(name, found, "free disk space, or lower LEGATO_RETENTION_DAYS")
     return well(name, found)
 

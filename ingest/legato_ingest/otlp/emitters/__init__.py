@@ -12,12 +12,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters import engine, native, semconv
-from legato_ingest.otlp.model import EngineFlush, StreamRecord
+from legato_ingest.otlp.model import EngineFlush, SilenceRecord, StreamRecord
 
 __all__ = ["FAMILIES"]
 
 # The families are tried in this order; the first that returns a record decides.
-FAMILIES: Mapping[str, Callable[[Span, Attributes], StreamRecord | EngineFlush | None]] = {
+FAMILIES: Mapping[str, Callable[[Span, Attributes], StreamRecord | SilenceRecord | EngineFlush | None]] = {
     "engine": engine.convert,
     "native": native.convert,
     "semconv": semconv.convert,

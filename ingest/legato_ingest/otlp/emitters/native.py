@@ -11,21 +11,23 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from legato_ingest.definitions import OUTCOMES, VANTAGES
 from legato_ingest.otlp.attributes import AttributeFault, Attributes
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX, genai_record
-from legato_ingest.otlp.model import StreamRecord
+from legato_ingest.otlp.model import SilenceRecord, StreamRecord
 
 __all__ = ["convert"]
 
 SNAPSHOT = "legato.stream.snapshot"
+_SILENT_SINCE = "legato.stream.silent_since"
 
 
-def convert(span: Span, attributes: Attributes) -> StreamRecord | None:
+def convert(span: Span, attributes: Attributes) -> StreamRecord | SilenceRecord | None:
     """Return the record of a span of Legato's own emitters; None for any other span. Raises ``AttributeFault``."""
+    if _SILENT_SINCE in attributes.own:
+        return _silence(span, attributes)
     if "legato.stream.vantage" not in attributes.own:
         return None
     vantage, outcome = attributes.text("legato.stream.vantage"), attributes.text("legato.stream.outcome")
     snapshot = span.name == SNAPSHOT
-    if vantage not in VANTAGES:
-        raise AttributeFault(f"legato.stream.vantage: an unknown vantage, expected one of {', '.join(sorted(VANTAGES))}")
+    _check_vantage(vantage)
     if outcome not in OUTCOMES and not (snapshot and outcome == "running"):
         raise AttributeFault(f"legato.stream.outcome: an unknown outcome, expected one of {', '.join(sorted(OUTCOMES))}")
     record = genai_record(span, attributes, emitter=attributes.text("legato.emitter"), vantage=vantage, outcome=outcome)
@@ -46,6 +48,36 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | None:
     if snapshot:
         _mark_snapshot(record, attributes)
     return record
+
+
+def _check_vantage(vantage: str) -> None:
+    if vantage not in VANTAGES:
+        raise AttributeFault(f"legato.stream.vantage: an unknown vantage, expected one of {', '.join(sorted(VANTAGES))}")
+
+
+def _silence(span: Span, attributes: Attributes) -> SilenceRecord:
+    """Return the record of a report about a silent stream. The span is a child of the stream's span, so its parent is the stream."""
+    vantage = attributes.text("legato.stream.vantage") or ("server" if span.kind == Span.SPAN_KIND_SERVER else "client")
+    _check_vantage(vantage)
+    since_us, ran_us = attributes.count(_SILENT_SINCE) or 0, (span.end_time_unix_nano - span.start_time_unix_nano) // 1000
+    if since_us > max(ran_us, 0):
+        raise AttributeFault(f"{_SILENT_SINCE}: after the end of the span")
+    return SilenceRecord(
+        trace_id=span.trace_id,
+        span_id=span.parent_span_id,
+        parent_span_id=b"",
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        gap_start_us=since_us,
+        silence_us=ran_us - since_us,
+        resumed=attributes.flag("legato.stream.resumed"),
+        vantage=vantage,
+        service_name=attributes.text("service.name"),
+        model=attributes.text("gen_ai.request.model"),
+        engine_id=attributes.text("legato.engine.id"),
+        clock=attributes.text("legato.stream.clock"),
+        emitter=attributes.text("legato.emitter"),
+    )
 
 
 def _mark_snapshot(record: StreamRecord, attributes: Attributes) -> None:

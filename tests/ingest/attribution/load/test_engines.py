@@ -21,7 +21,7 @@ def test_a_restarted_engine_counts_its_steps_from_one_again(store: Store) -> Non
     later = steps(replace(again, offset_ns=shift), 0, epoch_ns=9)
     put(store, later, RECEIVED_NS)
     worker(store).step()
-    assert verdicts(store) == [("host", "strong", [], 200)]
+    assert verdicts(store) == [("host", "likely", [], 200)]
 
 
 def test_the_engine_that_finished_a_request_is_its_engine(store: Store) -> None:
@@ -56,4 +56,4 @@ def test_one_late_send_moves_no_clock(store: Store) -> None:
         put(store, stream(world, "server", number), RECEIVED_NS)
     put(store, stream(world, "client"), RECEIVED_NS)
     worker(store).step()
-    assert [(row[0], row[3]) for row in verdicts(store)] == [("scheduling", 200)]
+    assert {(row[0], row[3]) for row in verdicts(store)} == {("scheduling", 200)}

@@ -1,4 +1,4 @@
-"""The confidence of verdicts: that of the table, and lower in four cases."""
+"""The confidence of verdicts: that of the table, and lower where evidence is missing that could change the verdict."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from legato_ingest.causes import CAUSES, CORE, PARTS, Cause
 STEPS = charged_steps(*[{"base": 10}] * 3, state=throttling(3, known=True, mhz=900))
 
 
-def confidence(cause: str, steps: ChargedSteps | None, *, server: bool = True, **fields: int) -> str:
-    """Return the confidence of one verdict."""
-    (found,) = confidences([cause], verdict(cause, {}, **fields), np.array([server]), steps)
+def confidence(cause: str, steps: ChargedSteps | None, *, server: bool = True, waited_us: int = 0, **fields: int) -> str:
+    """Return the confidence of one verdict on 400 ms of the cause."""
+    one = verdict(cause, {cause: 400} if cause in PARTS else {}, **fields)
+    (found,) = confidences([cause], one, np.array([server]), steps, [{"cpu_wait_us": waited_us}], np.array([False]))
     return found
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause.is_part or cause.name == "mixed"], ids=lambda cause: cause.name)
 def test_with_everything_recorded_it_is_the_tables(cause: Cause) -> None:
-    """This holds for every cause except throttling, which needs a sample of the clock."""
-    assert cause.name == "gpu_clock" or confidence(cause.name, STEPS, step_first=1, step_last=1) == cause.confidence
+    """This holds for every cause except throttling, which needs a sample of the clock, and late generation, which steps would explain."""
+    found = confidence(cause.name, STEPS, step_first=1, step_last=1)
+    assert cause.name == "gpu_clock" or found == ("likely" if cause.name == "generation" else cause.confidence)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +58,20 @@ def test_throttling_is_strong_where_a_low_clock_was_seen(mhz: float, expected: s
     """Strong needs a sample more than 3 % below the usual 1980 MHz in a step of the gap."""
     steps = replace(charged_steps(*[{"base": 10}] * 3, state=throttling(3, known=True, mhz=mhz)), usual_mhz=1980.0)
     assert confidence("gpu_clock", steps, step_first=0, step_last=1) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "waited_us", "expected"),
+    [(True, 0, "strong"), (False, 0, "likely"), (False, 199_000, "likely"), (False, 200_000, "strong")],
+)
+def test_the_host_is_strong_where_the_gpu_or_the_kernel_was_recorded(known: bool, waited_us: int, expected: str) -> None:
+    """Without both, a sample that arrives late may show that the GPU was throttled."""
+    steps = charged_steps(*[{"base": 10}] * 3, state=throttling(3, known=known))
+    assert confidence("host", steps, waited_us=waited_us, step_first=0, step_last=1) == expected
+
+
+def test_a_verdict_with_time_that_no_step_explains_is_not_strong() -> None:
+    """A tenth of the stall has no steps; they may arrive late."""
+    for generated_ms, expected in ((39, "strong"), (41, "likely")):
+        one = verdict("scheduling", {"scheduling": 400 - generated_ms, "generation": generated_ms}, step_first=1, step_last=1)
+        assert confidences(["scheduling"], one, np.array([True]), STEPS, [{}], np.array([False])) == [expected]

@@ -26,7 +26,7 @@ RECORDS = EngineRecords(steps(TOOK, ENDS), server_offset=(0, None), client_offse
 def stream(number: int = 0, **fields: Any) -> Stream:
     """Return a stream with a chunk of every step, sent 1 ms after the step's end and received 1 ms later."""
     client, server = (vantage(*(end + more for end in ENDS)) for more in (2, 1))
-    known: dict[str, Any] = {"tenant": "", "start_ns": 0, "trace_id": b"t", "span_id": bytes([number]), "client": client, "server": server}
+    known: dict[str, Any] = {"tenant": "", "start_ns": 0, "trace_id": b"t", "span_id": bytes([number]), "judged": client, "server": server}
     return Stream(**{**known, "engine_id": "e", "response_id": "r", "clock": "clock", **fields})
 
 
@@ -90,8 +90,8 @@ def test_waits_of_the_host_are_evidence_of_its_stalls(known: bool) -> None:
 
 def test_an_unknown_gap_takes_the_side_of_streams_on_its_clock() -> None:
     """The stream ended with the gap; another stream had the same gap and continued."""
-    ended = Vantage(stream().client.times_ns[:31], ints(), ints())
-    short = stream(client=ended, server=None)
+    ended = Vantage(stream().judged.times_ns[:31], ints(), ints())
+    short = stream(judged=ended, server=None)
     assert judged(short).verdicts.names() == ["unknown"]
     other = stream(1, server=None)
     assert judged(short, other).verdicts.names() == ["generation", "generation"]
@@ -105,7 +105,7 @@ def test_a_healthy_gap_is_withdrawn_where_the_store_has_it_as_a_stall() -> None:
     requests = [4.0 + (n % 3) + 40.0 * (n == 30) for n in range(60)]
     ends = list(np.cumsum(busy))
     records = replace(RECORDS, steps=steps(busy, ends, decode_requests=requests, decode_tokens=requests))
-    full = stream(client=vantage(*(end + 2 for end in ends)), server=vantage(*(end + 1 for end in ends)))
+    full = stream(judged=vantage(*(end + 2 for end in ends)), server=vantage(*(end + 1 for end in ends)))
     start_us = round(1000 * (ends[29] + 2))
     for stored, rows in (({start_us}, [0]), (set(), []), ({start_us + 1}, [])):
         stalls = frozenset(("", b"t", bytes([0]), us) for us in stored)
@@ -115,5 +115,5 @@ def test_a_healthy_gap_is_withdrawn_where_the_store_has_it_as_a_stall() -> None:
 
 def test_streams_without_a_long_gap_are_no_error() -> None:
     """The longest gap of a loaded stream may be its open gap."""
-    out = judged(stream(client=vantage(1, 2, 3), server=None), metrics=metrics(), cpu={ENGINE: CpuSamples()})
+    out = judged(stream(judged=vantage(1, 2, 3), server=None), metrics=metrics(), cpu={ENGINE: CpuSamples()})
     assert len(out.gaps.start_ns) == 0 and out.stalls.tolist() == [] and out.cpu_waits == {}

@@ -51,5 +51,5 @@ def test_a_stream_begins_and_ends_where_its_server_saw_it() -> None:
     assert (stream.first_ns, stream.last_ns) == (10 * MS, 20 * MS)
     alone = replace(stream, server=None)
     assert (alone.first_ns, alone.last_ns) == (12 * MS, 22 * MS)
-    empty = replace(alone, client=Vantage(ints(), NONE, NONE))
+    empty = replace(alone, judged=Vantage(ints(), NONE, NONE))
     assert (empty.first_ns, empty.last_ns) == (5 * MS, 5 * MS)

@@ -233,7 +233,7 @@ def test_the_text_of_check(double: GrafanaDouble, store_url: str, tmp_path: path
     shutil.copy(FOLDER / "legato-stream.json", tmp_path)
     result = legato("check", "--url", double.url, "--since", "15m", LEGATO_DASHBOARDS_DIR=str(tmp_path))
     lines = result.stdout.splitlines()
-    assert result.exit_code == 0 and "query" in lines[1] and any("Stalls, verdicts and evidence" in line for line in lines)
+    assert result.exit_code == 0 and "query" in lines[0] and any("Stalls, verdicts and evidence" in line for line in lines)
     assert lines[-1].startswith(f"{len(double.queries)} queries, 0 failed, ")
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
 from helpers.builders.spans import SECOND_NS, native_span, request, steady_timeline
 from legato_ingest.otlp.attributes import Attributes, attribute_map
-from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_spans
 from legato_ingest.otlp.emitters import native
 
@@ -54,3 +57,54 @@ def test_a_span_without_a_vantage_is_not_of_this_family() -> None:
     span = native_span(body, drop=["legato.stream.vantage"])
     outer = attribute_map(body.resource_spans[0].scope_spans[0].scope.attributes)
     assert native.convert(span, Attributes(attribute_map(span.attributes), outer)) is None
+
+
+def silence(attributes: dict[str, Any], **more: Any) -> Batch:
+    """Return the rows of a report about a silent stream."""
+    body = request({"service.name": "shop"})
+    span = native_span(body, attributes, start_ns=NOW_NS - 60 * SECOND_NS, duration_ns=30 * SECOND_NS, name="legato.stream.silence")
+    keep = {"gen_ai.request.model", *attributes}
+    for attribute in [each for each in span.attributes if each.key not in keep]:
+        span.attributes.remove(attribute)
+    span.parent_span_id = more.pop("parent", b"p" * 8)
+    for name, value in more.items():
+        setattr(span, name, value)
+    return convert_spans(body, tenant="t", now_ns=NOW_NS, limits=Limits())
+
+
+def test_a_report_about_a_silent_stream_is_a_row() -> None:
+    """It has the stream's ids and start; the kind of the span distinguishes client and server."""
+    (row,) = silence({"legato.stream.silent_since": 28_000_000}).silences.to_pylist()
+    assert (row["tenant"], row["span_id"], row["vantage"], row["service_name"], row["model"]) == (
+        "t",
+        b"p" * 8,
+        "client",
+        "shop",
+        "model-a",
+    )
+    assert (row["gap_start_us"], row["silence_us"], row["resumed"]) == (28_000_000, 2_000_000, False)
+    assert row["recorded_at"].value - row["start_time"].value == 30 * SECOND_NS
+    given = {"legato.stream.silent_since": 9, "legato.stream.resumed": True, "legato.engine.id": "e"}
+    (row,) = silence(given, kind=Span.SPAN_KIND_SERVER).silences.to_pylist()
+    assert (row["vantage"], row["resumed"], row["engine_id"]) == ("server", True, "e")
+    (row,) = silence({"legato.stream.silent_since": 9, "legato.stream.vantage": "gateway"}, kind=Span.SPAN_KIND_SERVER).silences.to_pylist()
+    assert row["vantage"] == "gateway"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "more"),
+    [
+        ({"legato.stream.silent_since": -1}, {}),
+        ({"legato.stream.silent_since": 30_000_001}, {}),
+        ({"legato.stream.silent_since": "long"}, {}),
+        ({"legato.stream.silent_since": 1, "legato.stream.resumed": "yes"}, {}),
+        ({"legato.stream.silent_since": 1, "legato.stream.vantage": "moon"}, {}),
+        ({"legato.stream.silent_since": 1}, {"parent": b""}),
+        ({"legato.stream.silent_since": 1}, {"trace_id": b"short"}),
+        ({"legato.stream.silent_since": 1}, {"end_time_unix_nano": 5}),
+    ],
+)
+def test_a_wrong_report_is_rejected(attributes: dict[str, Any], more: dict[str, Any]) -> None:
+    """It becomes a row of `rejected`, and nothing else."""
+    batch = silence(attributes, **more)
+    assert (batch.silences.num_rows, batch.revs.num_rows, batch.rejected.num_rows, batch.spans) == (0, 0, 1, 1)

@@ -1,0 +1,60 @@
+"""The variables of the dashboard Serving nodes, and the conditions in SQL that they give.
+
+A service or a model chooses engines: those that served its streams. Engines and hosts that can be chosen follow from the variables before
+them. Rollups of streams do not name engines, so the engines of a service are those with stalls of its streams in the range, and those that
+its streams of the last 15 minutes of the range name. Nothing is read for this while service and model are at All.
+"""
+
+from __future__ import annotations
+
+from dashboards.sql_fragments import ENGINE, every, filters
+
+__all__ = ["ENGINES", "HOSTS", "KNOWN", "SAMPLED", "STALLED", "STEPPED", "VARIABLES"]
+
+VARIABLES = {"tenant": "tenant", "service": "service_name", "model": "model", "engine": "engine_id", "host": "host"}
+"""The variables and the columns of their options."""
+_SERVICE = {name: VARIABLES[name] for name in ("tenant", "service", "model")}
+_EVERY = f"{every('service')} AND {every('model')}"
+_RECENT = "start_time > $__toTime - INTERVAL 15 MINUTE AND start_time <= $__toTime"
+_SERVING = f"""SELECT tenant, engine_id FROM stall_minutes
+        WHERE NOT ({_EVERY}) AND $__timeFilter(minute) AND stalls > 0
+            AND {filters(_SERVICE)}
+        UNION ALL
+        SELECT tenant, engine_id FROM stream_revs
+        WHERE NOT ({_EVERY}) AND {_RECENT} AND engine_id != '' AND (tenant, trace_id) IN
+        (
+            SELECT tenant, trace_id FROM stream_revs
+            WHERE NOT ({_EVERY}) AND {_RECENT}
+                AND {filters(_SERVICE)}
+        )"""
+_SERVED = f"""({_EVERY} OR (tenant, engine_id) IN
+    (
+        {_SERVING}
+    ))"""
+STEPPED = f"{filters(ENGINE)}\n    AND {_SERVED}"
+"""The condition for rows with a tenant and an engine."""
+SAMPLED = f"{filters({**ENGINE, 'host': 'host'})}\n    AND {_SERVED}"
+"""The condition for samples, which have a host, too."""
+STALLED = filters({**_SERVICE, **ENGINE})
+"""The condition for rows of stalls, which have their stream's service and model."""
+_SCRAPED = "'legato.engine.up', 'vllm:num_requests_running'"
+# Engines with step records, and engines with a scraped metrics endpoint.
+KNOWN = f"""(
+    SELECT tenant, engine_id, minute FROM engine_minutes WHERE $__timeFilter(minute)
+    UNION ALL
+    SELECT tenant, engine_id, toStartOfMinute(recorded_at) AS minute FROM node_samples
+    WHERE metric IN ({_SCRAPED}) AND $__timeFilter_ms(recorded_at)
+)"""
+"""The source of the tenants that can be chosen."""
+ENGINES = f"""(
+    SELECT * FROM {KNOWN}
+    WHERE {filters({"tenant": "tenant"})}
+    AND {_SERVED}
+)"""
+"""The source of the engines that can be chosen."""
+HOSTS = f"""(
+    SELECT host, toStartOfMinute(recorded_at) AS minute FROM node_samples
+    WHERE metric IN ('system.cpu.utilization', 'hw.gpu.clock.sm', 'hw.gpu.power', 'hw.power', {_SCRAPED}) AND $__timeFilter_ms(recorded_at)
+    AND {STEPPED}
+)"""
+"""The source of the hosts that can be chosen."""

@@ -1,0 +1,201 @@
+"""Find the streams that are due: those that were received, and those that evidence arrived about after they were judged.
+
+A judgement uses everything that is in the store at its time, so evidence that arrives later, however late, makes the streams due again that
+it is about. The module reads which streams these are; it loads no stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from legato_ingest.attribution.load.engine_ids import ids_of_server, is_one_of
+from legato_ingest.attribution.load.gpu_clock_samples import GPU_METRICS
+from legato_ingest.attribution.load.scraped_metrics import SCRAPED_METRICS
+from legato_ingest.attribution.model.scraped import SCRAPE_DISTANCE_NS_MAX, EngineKey
+from legato_ingest.causes import sql_list
+from legato_ingest.storage import Store
+from legato_ingest.storage.sql import after_until_ms, between_ns, quoted, time_ns, unquoted
+
+__all__ = ["CLOCKS_APART_NS", "ClockOffsets", "Due", "due_by_evidence", "due_by_receipt"]
+
+_MS = 1_000_000
+# A stream that ran at some time started at most this long before it.
+_STREAM_NS_MAX = 600_000_000_000
+# The server sends a first token at most this long before, or after, the record of the step with the prompt.
+_FIRST_TOKEN_EARLY_NS, _FIRST_TOKEN_LATE_NS = 250 * _MS, 1_000 * _MS
+# An agent sends what it recorded after this time at the latest, so a longer delay is an offset between two clocks.
+_FLUSH_NS_MAX = 30_000_000_000
+CLOCKS_APART_NS = 7_200_000_000_000
+"""The clocks of the client, the server and the engine may differ by this much, and they still find each other."""
+_RECEIVED = """
+SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs
+WHERE vantage IN ('client', 'server') AND {which}"""
+_STEPS = """
+SELECT tenant, engine_id, toUnixTimestamp64Nano(min(recorded_at)) AS low, toUnixTimestamp64Nano(max(recorded_at)) AS high
+FROM engine_steps
+WHERE {new}
+GROUP BY tenant, engine_id"""
+_OFFSETS = """
+WITH
+    finished AS
+    (
+        SELECT tenant, engine_id, response_id, toUnixTimestamp64Nano(recorded_at) AS recorded_ns
+        FROM engine_requests
+        WHERE {new} AND response_id != ''
+        LIMIT 16 BY tenant, engine_id
+    )
+SELECT tenant, engine_id, toInt64(quantileExact(recorded_ns - ended_ns)) AS offset_ns
+FROM finished
+INNER JOIN
+(
+    SELECT tenant, response_id, toUnixTimestamp64Nano(start_time) + toInt64(duration_ns) AS ended_ns
+    FROM stream_revs
+    WHERE {around} AND ended AND vantage IN ('client', 'server') AND (tenant, response_id) IN (SELECT tenant, response_id FROM finished)
+) AS ends USING (tenant, response_id)
+GROUP BY tenant, engine_id"""
+_SAMPLES = f"""
+SELECT tenant, toUnixTimestamp64Nano(min(recorded_at)) AS low, toUnixTimestamp64Nano(max(recorded_at)) AS high
+FROM node_samples
+WHERE {{new}} AND metric IN {sql_list((*GPU_METRICS, *SCRAPED_METRICS))}
+GROUP BY tenant"""
+_FIRST_TOKENS = """
+SELECT tenant, engine_id, groupArray(toUnixTimestamp64Nano(addMicroseconds(start_time, ttft_us))) AS first_ns
+FROM stream_revs
+WHERE {new} AND vantage = 'server' AND ttft_us IS NOT NULL AND engine_id != '' AND response_id != ''
+GROUP BY tenant, engine_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Streams that are due: they started between two times (ns, both included), and their rows satisfy a condition in SQL."""
+
+    low_ns: int
+    high_ns: int
+    which: str = "1"
+
+    def started(self, around_ns: int = 0) -> str:
+        """Return the condition on the start, for streams that started up to ``around_ns`` earlier or later."""
+        return between_ns("start_time", self.low_ns - around_ns, self.high_ns + around_ns)
+
+
+class ClockOffsets:
+    """The offset of each engine's clock, in ns, as far as it is known: its records minus the clock of its streams."""
+
+    def __init__(self) -> None:
+        self._offset_ns: dict[EngineKey, int] = {}
+
+    def learn(self, store: Store, new: str, low_ns: int, high_ns: int) -> None:
+        """Compute the offsets of the engines with new records of finished requests between these times, from the ends of their streams."""
+        around = between_ns("start_time", low_ns - CLOCKS_APART_NS, high_ns + CLOCKS_APART_NS)
+        for tenant, engine_id, offset_ns in store.select(_OFFSETS.format(new=new, around=around)):
+            self._offset_ns[str(unquoted(tenant)), str(unquoted(engine_id))] = int(offset_ns)
+
+    def stretch(self, key: EngineKey, low_ns: int, high_ns: int) -> tuple[int, int]:
+        """Return the stretch of time, by the clock of the streams, that steps from ``low_ns`` to ``high_ns`` are about.
+
+        A small offset may be the time between two flushes, so the stretch then includes the one without the offset.
+        """
+        offset = self._offset_ns.get(key, 0)
+        if abs(offset) > _FLUSH_NS_MAX:
+            return low_ns - offset - _FLUSH_NS_MAX, high_ns - offset + _FLUSH_NS_MAX
+        return low_ns - max(offset, 0), high_ns - min(offset, 0)
+
+
+def due_by_receipt(store: Store, after_ms: int, until_ms: int) -> list[Due]:
+    """Return the streams with a vantage that was received between these times."""
+    which = f"(tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {after_until_ms('received_at', after_ms, until_ms)})"
+    ((count, low, high),) = store.select(_RECEIVED.format(which=which))
+    return [Due(int(low), int(high), which)] if count else []
+
+
+def due_by_evidence(store: Store, clocks: ClockOffsets, judged_ms: int, after_ms: int, until_ms: int) -> list[Due]:
+    """Return the streams received until ``judged_ms`` that evidence received between the two other times is about."""
+    new, is_judged = after_until_ms("received_at", after_ms, until_ms), f"received_at <= {time_ns(judged_ms * _MS)}"
+    return [
+        *_by_steps(store, clocks, new, is_judged, judged_ms * _MS),
+        *_by_samples(store, new, is_judged, judged_ms * _MS),
+        *_by_first_tokens(store, new, is_judged, judged_ms * _MS),
+    ]
+
+
+def _by_steps(store: Store, clocks: ClockOffsets, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
+    """Yield the streams that ran at the time of new steps, unless other engines with complete records explain their stalls.
+
+    A stream's clock may be wrong; then the time at which it was received shows when it ran.
+    """
+    steps = [
+        ((str(unquoted(tenant)), str(unquoted(engine))), int(low), int(high))
+        for tenant, engine, low, high in store.select(_STEPS.format(new=new))
+    ]
+    if not steps:
+        return
+    clocks.learn(store, new, min(low for _, low, _ in steps), max(high for _, _, high in steps))
+    for key, low_ns, high_ns in steps:
+        low, high = clocks.stretch(key, low_ns, high_ns)
+        if low <= judged_ns:
+            elsewhere = _ELSEWHERE.format(ids=ids_of_server(key[1]), around=_around(low, high))
+            others = f"tenant = {quoted(key[0])} AND {is_judged} AND {elsewhere}"
+            yield Due(low - _STREAM_NS_MAX, high, f"{others} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")
+            yield from _by_time_of_receipt(store, others, low, high)
+
+
+# The streams are not explained by the complete records of other engines.
+_ELSEWHERE = """(tenant, start_time, trace_id, span_id) NOT IN
+    (
+        SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL
+        WHERE {around} AND engine_id NOT IN ('', {ids}) AND NOT has(missing, 'engine')
+    )"""
+
+
+def _by_time_of_receipt(store: Store, which: str, low: int, high: int) -> Iterator[Due]:
+    """Yield the streams that were received between these times although they started at other times by their own clocks."""
+    received = f"{which} AND {between_ns('received_at', low, high + 1_000 * _MS)}"
+    skewed = f"{received} AND NOT ({_around(low, high)})"
+    ((count, first, last),) = store.select(_RECEIVED.format(which=skewed))
+    if count:
+        yield Due(int(first), int(last), skewed)
+
+
+def _by_samples(store: Store, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
+    """Yield the streams with stalls that new samples may explain: with time charged to the host, or without the engine's steps."""
+    for tenant, low_ns, high_ns in store.select(_SAMPLES.format(new=new)):
+        low, high = int(low_ns) - SCRAPE_DISTANCE_NS_MAX, int(high_ns) + SCRAPE_DISTANCE_NS_MAX
+        if low > judged_ns:
+            continue
+        stalled = f"tenant = {quoted(str(unquoted(tenant)))} AND cause != 'base' AND (has(missing, 'engine') OR parts['host'] > 0)"
+        stalled += f" AND addMicroseconds(start_time, gap_start_us) <= {time_ns(high)}"
+        stalled += f" AND addMicroseconds(start_time, gap_start_us + gap_us) >= {time_ns(low)}"
+        yield _with_stalls(low, high, is_judged, stalled)
+
+
+def _by_first_tokens(store: Store, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
+    """Yield the streams with stalls by a prompt of an unknown request, if a new stream got its first token from such a step."""
+    for tenant, engine_id, first_ns in store.select(_FIRST_TOKENS.format(new=new)):
+        times = _merged((int(at) - _FIRST_TOKEN_LATE_NS, int(at) + _FIRST_TOKEN_EARLY_NS) for at in first_ns if int(at) <= judged_ns)
+        if not times:
+            continue
+        engine = is_one_of([(str(unquoted(tenant)), str(unquoted(engine_id)))], with_ranks=True)
+        then = " OR ".join(between_ns("culprit_at", low, high) for low, high in times)
+        unknown = f"{engine} AND cause = 'scheduling' AND empty(culprit_responses) AND ({then})"
+        yield _with_stalls(times[0][0], times[-1][1], is_judged, unknown)
+
+
+def _merged(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the stretches of time in order, overlapping ones as one."""
+    out: list[tuple[int, int]] = []
+    for low, high in sorted(stretches):
+        if out and low <= out[-1][1]:
+            out[-1] = (out[-1][0], max(high, out[-1][1]))
+        else:
+            out.append((low, high))
+    return out
+
+
+def _with_stalls(low: int, high: int, is_judged: str, stalled: str) -> Due:
+    keys = f"SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL WHERE {_around(low, high)} AND {stalled}"
+    return Due(low - _STREAM_NS_MAX, high, f"{is_judged} AND (tenant, start_time, trace_id, span_id) IN ({keys})")
+
+
+def _around(low: int, high: int) -> str:
+    return between_ns("start_time", low - _STREAM_NS_MAX, high)

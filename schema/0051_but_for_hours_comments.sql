@@ -1,0 +1,21 @@
+-- The meaning of `but_for_hours` and of each column, which DESCRIBE TABLE and `system.columns` show. Metadata only: no part is rewritten.
+ALTER TABLE but_for_hours
+    MODIFY COMMENT 'The 1-hour rollup of the counterfactual: the rows of but_for_minutes added up. Read with FINAL and streams > 0',
+    COMMENT COLUMN tenant 'Tenant of the token that wrote the row; empty without tenants',
+    COMMENT COLUMN minute 'First minute of the hour in which the streams began, UTC',
+    COMMENT COLUMN vantage 'Point at which the stream was recorded: engine, server, gateway, client or screen',
+    COMMENT COLUMN service_name 'service.name of the process that recorded the stream; empty: unknown',
+    COMMENT COLUMN model 'Requested model (gen_ai.request.model); empty: unknown',
+    COMMENT COLUMN provider 'gen_ai.provider.name, for example openai; empty: unknown',
+    COMMENT COLUMN service_version 'service.version (the release) of the process that recorded the stream; empty: unknown',
+    COMMENT COLUMN route 'http.route of the request; empty: unknown',
+    COMMENT COLUMN transport 'http/1.1, http/2, websocket, or iterator (recorded above the network); empty: unknown',
+    COMMENT COLUMN cause 'Cause that is left out; empty: the same streams as they were',
+    COMMENT COLUMN rolled_at 'Time at which the row was computed, UTC; the newest row of a key is valid',
+    COMMENT COLUMN streams 'Streams with a counterfactual; 0: the combination no longer exists',
+    COMMENT COLUMN stalls 'Stalls as they were',
+    COMMENT COLUMN stalls_min 'Least number of stalls without the cause',
+    COMMENT COLUMN stalls_max 'Greatest number of stalls without the cause',
+    COMMENT COLUMN stalled_us 'Time in stalls as it was, µs',
+    COMMENT COLUMN stalled_min_us 'Least time in stalls without the cause, µs',
+    COMMENT COLUMN stalled_max_us 'Greatest time in stalls without the cause, µs'

@@ -1,0 +1,23 @@
+-- The meaning of `chunking_changes` and of each column, which DESCRIBE TABLE and `system.columns` show. Metadata only: no part is rewritten.
+ALTER TABLE chunking_changes
+    MODIFY COMMENT 'One row per change in how a provider divides its streams into chunks. Read with FINAL and found',
+    COMMENT COLUMN tenant 'Tenant of the token that wrote the row; empty without tenants',
+    COMMENT COLUMN changed_at 'Minute of the change, UTC',
+    COMMENT COLUMN vantage 'Point at which the stream was recorded: engine, server, gateway, client or screen',
+    COMMENT COLUMN service_name 'service.name of the process that recorded the stream; empty: unknown',
+    COMMENT COLUMN model 'Requested model (gen_ai.request.model); empty: unknown',
+    COMMENT COLUMN provider 'gen_ai.provider.name, for example openai; empty: unknown',
+    COMMENT COLUMN route 'http.route of the request; empty: unknown',
+    COMMENT COLUMN detected_at 'Time of the run that wrote the row, UTC; the newest row of a change is valid',
+    COMMENT COLUMN found 'False: the change is withdrawn',
+    COMMENT COLUMN alarmed_at 'Minute at which the evidence was sufficient, UTC; 1970: withdrawn',
+    COMMENT COLUMN kind 'chunking change, rate change or rate unknown; empty: withdrawn',
+    COMMENT COLUMN direction 'coarser: more chunks than before hold several tokens; or finer',
+    COMMENT COLUMN share_before 'Mean share of multi-token chunks in the week before the change, 0 to 1',
+    COMMENT COLUMN share_after 'The same share after the change, 0 to 1',
+    COMMENT COLUMN tokens_per_chunk_before 'Mean tokens per chunk before the change',
+    COMMENT COLUMN tokens_per_chunk_after 'Mean tokens per chunk after the change',
+    COMMENT COLUMN rate_ratio 'Tokens per second after the change divided by before; NaN: unknown',
+    COMMENT COLUMN streams_before 'Streams before the change that the numbers are from',
+    COMMENT COLUMN streams_after 'Streams after the change that the numbers are from',
+    COMMENT COLUMN log_e 'Natural logarithm of the e-process at the alarm'

@@ -1,0 +1,20 @@
+-- The meaning of `stall_minutes` and of each column, which DESCRIBE TABLE and `system.columns` show. Metadata only: no part is rewritten.
+ALTER TABLE stall_minutes ON CLUSTER '{cluster}'
+    COMMENT COLUMN tenant 'Tenant of the token that wrote the row; empty without tenants',
+    COMMENT COLUMN minute 'Minute in which the streams began, UTC',
+    COMMENT COLUMN vantage 'Point at which the stream was recorded: engine, server, gateway, client or screen',
+    COMMENT COLUMN service_name 'service.name of the process that recorded the stream; empty: unknown',
+    COMMENT COLUMN model 'Requested model (gen_ai.request.model); empty: unknown',
+    COMMENT COLUMN provider 'gen_ai.provider.name, for example openai; empty: unknown',
+    COMMENT COLUMN service_version 'service.version (the release) of the process that recorded the stream; empty: unknown',
+    COMMENT COLUMN route 'http.route of the request; empty: unknown',
+    COMMENT COLUMN transport 'http/1.1, http/2, websocket, or iterator (recorded above the network); empty: unknown',
+    COMMENT COLUMN engine_id 'Engine of the stalled streams; empty: unknown',
+    COMMENT COLUMN cause 'Cause of the stalls, as in verdicts',
+    COMMENT COLUMN confidence 'Confidence of the verdicts, as in verdicts',
+    COMMENT COLUMN rolled_at 'Time at which the row was computed, UTC; the newest row of a key is valid',
+    COMMENT COLUMN stalls 'Number of stalls; 0: the combination no longer exists',
+    COMMENT COLUMN stalled_us 'Sum of the stalled gaps, µs',
+    COMMENT COLUMN excess_us 'Sum of the time beyond base, µs',
+    COMMENT COLUMN parts 'Time charged by cause, ns; the key caught_up has the sum of the negative parts',
+    COMMENT COLUMN missing 'Stalls by vantage that was missing'

@@ -1,0 +1,17 @@
+-- The meaning of `stream_silences` and of each column, which DESCRIBE TABLE and `system.columns` show. Metadata only: no part is rewritten.
+ALTER TABLE stream_silences ON CLUSTER '{cluster}'
+    COMMENT COLUMN tenant 'Tenant of the token that wrote the row; empty without tenants',
+    COMMENT COLUMN recorded_at 'Time of the report by the clock of the sender, UTC',
+    COMMENT COLUMN trace_id 'Trace id (16 bytes), shared by the vantages of a stream; lower(hex(trace_id)) is the usual text',
+    COMMENT COLUMN span_id 'Span id (8 bytes) of the stream at this vantage',
+    COMMENT COLUMN start_time 'Start of the stream by the clock of its vantage: request sent (client) or request arrived (server), UTC',
+    COMMENT COLUMN received_at 'Time at which legato serve inserted the row, UTC',
+    COMMENT COLUMN gap_start_us 'Time of the last content, µs after start_time; 0: no content so far',
+    COMMENT COLUMN silence_us 'Time from the last content to the report, µs',
+    COMMENT COLUMN resumed 'True: content arrived at recorded_at, so the silence is over',
+    COMMENT COLUMN vantage 'Point at which the stream was recorded: engine, server, gateway, client or screen',
+    COMMENT COLUMN service_name 'service.name of the process that recorded the stream; empty: unknown',
+    COMMENT COLUMN model 'Requested model (gen_ai.request.model); empty: unknown',
+    COMMENT COLUMN engine_id 'Serving engine (legato.engine.id); empty: this vantage does not know it',
+    COMMENT COLUMN clock 'Clock of the process: boot id:time namespace:anchor in ns; empty: unknown',
+    COMMENT COLUMN emitter 'Library or program that sent the data, with its version; empty: unknown'

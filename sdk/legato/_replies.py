@@ -1,0 +1,39 @@
+"""What the endpoint replied to exports: an export that is refused for good must be visible, because it loses every stream.
+
+OpenTelemetry's exporter logs a refusal and goes on. Here refusals are counted, named once with what to do, and reported by ``legato.flush``
+and ``legato.stats``. Replies that the exporter retries (408, 429, 5xx) are none.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+__all__ = ["Replies", "replies"]
+
+_log = logging.getLogger("legato")
+_RETRIED = (408, 429)
+_ADVICE = {401: "set LEGATO_TOKEN to a token of `legato token add`", 403: "the token may not write: add one that may"}
+
+
+class Replies:
+    """``refused``: the number of refused exports. ``is_refused``: the newest reply was a refusal."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.is_refused = False
+
+    def note(self, response: Any, *_: object, **__: object) -> None:
+        """Note a reply: a hook of ``requests``."""
+        status = int(getattr(response, "status_code", 0))
+        self.is_refused = 400 <= status < 500 and status not in _RETRIED
+        if not self.is_refused:
+            return
+        self.refused += 1
+        if self.refused == 1:
+            advice = _ADVICE.get(status, "check that LEGATO_ENDPOINT is the OTLP endpoint of `legato serve`")
+            _log.error("the endpoint refuses Legato's exports (HTTP %d), and their streams are lost: %s", status, advice)
+
+
+replies = Replies()
+"""The replies to this process's exports."""

@@ -1,0 +1,60 @@
+"""Silence of running streams: when to report that a stream has had no content for some time, and that it goes on.
+
+A stream that flows costs nothing. The reports are what `legato live` and the alert on stalled streams read; the stream's own span has
+every gap exactly. The module decides and sends; the worker calls it.
+"""
+
+from __future__ import annotations
+
+from legato._recorder import StreamRecorder
+from legato._spans import send_silence
+
+__all__ = ["REPORT_AT_NS", "Silence"]
+
+REPORT_AT_NS = (2_000_000_000, 8_000_000_000, 30_000_000_000)
+"""Lengths of a silence at which it is reported; after the last, each time that it is three times as long."""
+_FACTOR = 3
+# The end of a silence that was reported this often is reported, too. A shorter one is over when its next report is overdue.
+_REPORTS_MIN = 2
+
+
+class Silence:
+    """The silence of one stream, as far as it was reported."""
+
+    __slots__ = ("_due_ns", "_reports", "_since_ns")
+
+    def __init__(self) -> None:
+        self._since_ns: int | None = None
+        self._reports = 0
+        self._due_ns = REPORT_AT_NS[0]
+
+    def tick(self, recorder: StreamRecorder, now: int) -> bool:
+        """Report the stream's silence if that is due, or its end. Return whether a report was sent."""
+        since = recorder.silent_since(now, min(self._due_ns, REPORT_AT_NS[0]))
+        sent = False
+        if self._since_ns is not None and since != self._since_ns:
+            sent = self._end(recorder, self._since_ns)
+        if since is not None and now - since >= self._due_ns:
+            send_silence(recorder, since, now, resumed=False)
+            self._since_ns, self._reports = since, self._reports + 1
+            self._due_ns = _next_due_ns(now - since)
+            sent = True
+        return sent
+
+    def _end(self, recorder: StreamRecorder, since_ns: int) -> bool:
+        """Forget the silence, and report its end if others rely on that."""
+        after = recorder.content_after(since_ns) if self._reports >= _REPORTS_MIN else 0
+        if after:
+            send_silence(recorder, since_ns, after, resumed=True)
+        self._since_ns, self._reports, self._due_ns = None, 0, REPORT_AT_NS[0]
+        return bool(after)
+
+
+def _next_due_ns(silence_ns: int) -> int:
+    for due in REPORT_AT_NS:
+        if silence_ns < due:
+            return due
+    due = REPORT_AT_NS[-1]
+    while due <= silence_ns:
+        due *= _FACTOR
+    return due

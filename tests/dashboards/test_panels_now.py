@@ -1,0 +1,165 @@
+"""The dashboard `now`, and what `legato live` and the rule on stalled streams say of the same running streams.
+
+The views that they read show the last seconds, so the streams are stored when the tests run.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from dashboards.alerts.running import STALLED
+from helpers.builders.batches import received_spans
+from helpers.builders.spans import SECOND_NS, native_span, request
+from helpers.dashboards.panels import Asked, Past, panels
+from helpers.dashboards.running import in_flight, silent
+from helpers.servers.reading import open_store, reading
+from helpers.servers.stores import empty
+from legato_ingest.cli.client import Reader
+from legato_ingest.cli.live import LiveQuery, as_json, fetch, render
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.storage import Store
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store with the schema, for this module."""
+    with open_store(tmp_path_factory.mktemp("now") / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(shared: Store) -> Store:
+    """The store of the module, emptied."""
+    empty(shared)
+    return shared
+
+
+def rows(store: Store, sql: str) -> list[dict[str, Any]]:
+    """Return the rows of a statement."""
+    return [json.loads(line) for line in store.query_bytes(sql, fmt="JSONEachRow").decode().splitlines()]
+
+
+def stalled(store: Store) -> set[int]:
+    """Return the numbers of the streams in the view."""
+    return {
+        int(row["number"]) for row in rows(store, "SELECT reinterpretAsUInt8(substring(trace_id, 1, 1)) AS number FROM stalled_streams")
+    }
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "received_s", "shown"),
+    [
+        (2, 0, True),
+        (2, 8, True),
+        (2, 10, False),
+        (8, 24, True),
+        (8, 26, False),
+        (30, 60, True),
+        (30, 64, False),
+        (90, 182, True),
+        (90, 184, False),
+    ],
+)
+def test_a_silence_is_shown_until_its_next_report_is_overdue(store: Store, silence_s: float, received_s: float, shown: bool) -> None:
+    """Reports follow at 8 s, 30 s, and then at three times the length, each within 3 s."""
+    silent(store, 1, silence_s, received_s=received_s)
+    assert stalled(store) == ({1} if shown else set())
+
+
+def test_a_stream_that_goes_on_or_ends_is_shown_no_more(store: Store) -> None:
+    """By a report that it goes on, or by its span. The newest report counts, in whatever order they arrive."""
+    start_ns = time.time_ns() - 14 * SECOND_NS
+    silent(store, 1, 12, start_ns=start_ns, attributes={"legato.stream.resumed": True})
+    for number in (1, 2, 3):
+        silent(store, number, 8, received_s=5, start_ns=start_ns)
+    body = request()
+    native_span(body, trace_id=bytes([2]) * 16, span_id=bytes([2]) * 8, start_ns=time.time_ns() - 14 * SECOND_NS, rng=random.Random(1))
+    store.insert("stream_revs", received_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits()).revs)
+    assert stalled(store) == {3}
+    ((silence_us, reported_us),) = store.select("SELECT silence_us, reported_us FROM stalled_streams")
+    assert reported_us == 8_000_000 and 12_900_000 < silence_us < 16_000_000, "the open gap grows"
+
+
+def test_the_newest_sample_of_each_process_counts(store: Store) -> None:
+    """Two processes of a service add up; a process without a sample for 15 s has none in flight."""
+    in_flight(store, 9, ago_s=6)
+    in_flight(store, 5)
+    in_flight(store, 7, process="b")
+    in_flight(store, 3, process="gone", ago_s=16)
+    in_flight(store, 2, service="other")
+    found = store.select("SELECT service_name, vantage, model, streams FROM streams_in_flight ORDER BY service_name")
+    assert [tuple(row) for row in found] == [("other", "client", "model-a", 2), ("shop", "client", "model-a", 12)]
+
+
+@pytest.mark.parametrize(
+    ("count", "running", "silence_s", "since_us", "fires"),
+    [
+        (3, 30, 8, 1_000_000, True),
+        (3, 31, 8, 1_000_000, False),  # fewer than a tenth
+        (2, 2, 30, 1_000_000, False),  # too few
+        (5, 5, 2, 1_000_000, False),  # not long enough
+        (5, 5, 30, 0, False),  # they wait for their first output
+        (5, 0, 8, 1_000_000, True),  # the number in flight is not known
+    ],
+)
+def test_running_streams_that_stand_still_fire(
+    store: Store, count: int, running: int, silence_s: float, since_us: int, fires: bool
+) -> None:
+    """Three streams and a tenth of those in flight, silent for 8 s or more after their text has begun."""
+    for number in range(count):
+        silent(store, number + 1, silence_s, since_us=since_us)
+    if running:
+        in_flight(store, running)
+    assert [row["service"] for row in rows(store, STALLED) if row["firing"]] == (["shop"] if fires else [])
+    if fires:
+        (row,) = rows(store, STALLED)
+        assert (row["stalled"], row["in_flight"]) == (count, max(running, count)) and row["longest_s"] >= silence_s
+
+
+def test_one_incident_pages_once(store: Store) -> None:
+    """The server's row of the same streams does not fire; a server without clients does."""
+    for number in (1, 2, 3):
+        silent(store, number, 8)
+        silent(store, number, 8, vantage="server", service="engine")
+        silent(store, number + 10, 8, vantage="server", service="alone")
+    assert {(row["service"], row["vantage"], row["firing"]) for row in rows(store, STALLED)} == {
+        ("shop", "client", 1), ("engine", "server", 0), ("alone", "server", 1),
+    }  # fmt: skip
+
+
+def test_the_board_and_the_command_show_the_same(store: Store) -> None:
+    """In flight, stalled with the engine that the server knows, and the share; a filter applies to both."""
+    in_flight(store, 4)
+    in_flight(store, 4, service="engine", vantage="server")
+    silent(store, 1, 30)
+    silent(store, 1, 30, vantage="server", service="engine", attributes={"legato.engine.id": "gpu-1"})
+    silent(store, 2, 20, since_us=0)
+    with reading(store) as url, httpx.Client(timeout=60) as client:
+        asked = Asked(Past(time.time_ns(), "", {}), store, url, client)
+        view = asked.past.view("", 1, 60)
+        shown = {title: asked.panel("now", title, view).as_rows() for title in panels("now")}
+        found, filtered = (fetch(Reader(url), LiveQuery(service)) for service in ("", "engine"))
+    live, console = as_json(found), Console(width=160)
+    with console.capture() as capture:
+        console.print(render(found, LiveQuery()))
+    text = capture.get()
+    assert [tuple(row.values()) for row in shown["In flight now"]] == [(8, 3, 3)]
+    assert [(row["stream"][:2], row["vantage"], row["engine"], row["cause so far"]) for row in shown["Stalled now"]] == [
+        ("01", "client", "gpu-1", "not judged yet"),
+        ("01", "server", "gpu-1", "not judged yet"),
+        ("02", "client", "", "waits for its first output"),
+    ]
+    assert [(row["trace"][:2], row["vantage"], row["engine"]) for row in live["stalled"]] == [
+        ("01", "client", "gpu-1"), ("01", "server", "gpu-1"), ("02", "client", ""),
+    ]  # fmt: skip
+    assert {(row["service"], int(row["in_flight"])) for row in live["in_flight"]} == {("shop", 4), ("engine", 4)}
+    assert [row["service"] for row in filtered.stalled] == ["engine"]
+    assert "Stalled now" in text and "50.0 %" in text and "waits for its first output" in text
