@@ -17,7 +17,7 @@ from __future__ import annotations
 from dashboards.alerts.message import SLOT_S, context, result
 from legato_ingest.causes import END_USER, FIRST_OUTPUT, NETWORK_PATH, sql_list
 from legato_ingest.definitions import FIRST_OUTPUT_US
-from legato_ingest.objectives import LISTED, NAME_AND_TARGET
+from legato_ingest.objectives import LISTED, TARGET, TARGETS
 
 __all__ = ["END_USERS", "ITL", "TTFT", "burn"]
 
@@ -50,11 +50,11 @@ def _windows(own: str, path: str, windows: tuple[tuple[str, float, int, int], ..
     return f"""WITH
     now() AS at,
     {LISTED} AS objectives,
+    {TARGETS} AS targets,
     minutes AS
     (
         SELECT
-            tenant, service_name AS service, vantage, {NAME_AND_TARGET} AS matched, matched.1 AS objective,
-            round(1 - matched.2, 9) AS allowed, intDiv(dateDiff('second', minute, at), {SLOT_S}) AS slot,
+            tenant, service_name AS service, vantage, objective, round(1 - {TARGET}, 9) AS allowed, intDiv(dateDiff('second', minute, at), {SLOT_S}) AS slot,
             model, service_version AS release, judged, judged_clients AS seen, {own} AS own, {path} AS path
         FROM stream_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0

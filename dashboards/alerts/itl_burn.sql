@@ -2,13 +2,16 @@
 WITH
     now() AS at,
     (
-        SELECT arraySort(groupArray((rank, tenant, service_like, model_like, route_like, (name, target)))) FROM current_objectives
+        SELECT arraySort(groupArray((rank, tenant, service_like, model_like, route_like, name))) FROM current_objectives
     ) AS objectives,
+    (
+        SELECT (groupArray(name), groupArray(first_target))
+        FROM (SELECT name, argMin(target, rank) AS first_target FROM current_objectives GROUP BY name)
+    ) AS targets,
     minutes AS
     (
         SELECT
-            tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6 AS matched, matched.1 AS objective,
-            round(1 - matched.2, 9) AS allowed, intDiv(dateDiff('second', minute, at), 300) AS slot,
+            tenant, service_name AS service, vantage, objective, round(1 - transform(objective::String, targets.1, targets.2, targets.2[indexOf(targets.1, 'default')]), 9) AS allowed, intDiv(dateDiff('second', minute, at), 300) AS slot,
             model, service_version AS release, judged, judged_clients AS seen, bad_service_clients AS own, bad_connection_clients AS path
         FROM stream_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0
@@ -132,7 +135,7 @@ WITH
         FROM minutes
         UNION ALL
         SELECT
-            tenant, service_name, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6.1, intDiv(dateDiff('second', minute, at), 300),
+            tenant, service_name, vantage, objective, intDiv(dateDiff('second', minute, at), 300),
             arrayJoin([('cause', cause::String), ('engine', engine_id::String)]), cause NOT IN ('slow_reader', 'consumer', 'render'), excess_us
         FROM stall_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND stalls > 0
@@ -177,11 +180,11 @@ WITH
         FROM
         (
             SELECT
-                groupUniqArray((tenant::String, service_name::String, vantage::String, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6.1)) AS pages,
+                groupUniqArray((tenant::String, service_name::String, vantage::String, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6)) AS pages,
                 arrayMap(each -> indexOf(['engine', 'server', 'gateway', 'client', 'screen'], each.3), pages) AS places
             FROM stream_revs
             WHERE length(paging) > 1 AND start_time > at - INTERVAL 1 HOUR AND start_time <= at
-                AND has(paging, (tenant::String, service_name::String, vantage::String, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6.1))
+                AND has(paging, (tenant::String, service_name::String, vantage::String, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6))
             GROUP BY tenant, trace_id
         )
         ARRAY JOIN pages AS page, places AS place
@@ -201,7 +204,7 @@ WITH
             SELECT tenant, service, vantage, objective, window, cause::String AS lent_name, sum(excess_us) AS heavy
             FROM
             (
-                SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6.1 AS objective, trace_id, max(start_time) AS begun
+                SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6 AS objective, trace_id, max(start_time) AS begun
                 FROM stream_revs
                 WHERE notEmpty(causeless) AND start_time > at - INTERVAL 3 DAY AND start_time <= at AND stalls_250ms > 0
                     AND has(causeless, (tenant::String, service_name::String, vantage::String, objective))
@@ -222,7 +225,7 @@ WITH
     ),
     worst AS
     (
-        SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6.1 AS objective, lower(hex(argMax(trace_id, gap_max_us))) AS trace
+        SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6 AS objective, lower(hex(argMax(trace_id, gap_max_us))) AS trace
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
             AND has(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from legato_ingest.causes import CAUSES
 from legato_ingest.definitions import VANTAGES
-from legato_ingest.objectives import DEFAULT, NAME_AND_TARGET
+from legato_ingest.objectives import DEFAULT, NAME
 from legato_ingest.quoting import literal
 
 __all__ = ["SLOT_S", "context", "result"]
@@ -39,7 +39,7 @@ def _tops(causes: str) -> str:
         FROM minutes
         UNION ALL
         SELECT
-            tenant, service_name, vantage, {NAME_AND_TARGET}.1, intDiv(dateDiff('second', minute, at), {SLOT_S}),
+            tenant, service_name, vantage, objective, intDiv(dateDiff('second', minute, at), {SLOT_S}),
             arrayJoin([('cause', cause::String), ('engine', engine_id::String)]), {causes}, excess_us
         FROM stall_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND stalls > 0
@@ -91,11 +91,11 @@ _SAME = f"""    same AS
         FROM
         (
             SELECT
-                groupUniqArray((tenant::String, service_name::String, vantage::String, {NAME_AND_TARGET}.1)) AS pages,
+                groupUniqArray((tenant::String, service_name::String, vantage::String, {NAME})) AS pages,
                 arrayMap(each -> indexOf({list(VANTAGES)}, each.3), pages) AS places
             FROM stream_revs
             WHERE length(paging) > 1 AND start_time > at - INTERVAL 1 HOUR AND start_time <= at
-                AND has(paging, (tenant::String, service_name::String, vantage::String, {NAME_AND_TARGET}.1))
+                AND has(paging, (tenant::String, service_name::String, vantage::String, {NAME}))
             GROUP BY tenant, trace_id
         )
         ARRAY JOIN pages AS page, places AS place
@@ -117,7 +117,7 @@ _LENT = f"""    (
             SELECT tenant, service, vantage, objective, window, cause::String AS lent_name, sum(excess_us) AS heavy
             FROM
             (
-                SELECT tenant, service_name AS service, vantage, {NAME_AND_TARGET}.1 AS objective, trace_id, max(start_time) AS begun
+                SELECT tenant, service_name AS service, vantage, {NAME} AS objective, trace_id, max(start_time) AS begun
                 FROM stream_revs
                 WHERE notEmpty(causeless) AND start_time > at - INTERVAL 3 DAY AND start_time <= at AND stalls_250ms > 0
                     AND has(causeless, (tenant::String, service_name::String, vantage::String, objective))
@@ -139,7 +139,7 @@ _LENT = f"""    (
 """
 _WORST = f"""    worst AS
     (
-        SELECT tenant, service_name AS service, vantage, {NAME_AND_TARGET}.1 AS objective, lower(hex(argMax(trace_id, {{worst}}))) AS trace
+        SELECT tenant, service_name AS service, vantage, {NAME} AS objective, lower(hex(argMax(trace_id, {{worst}}))) AS trace
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
             AND has(

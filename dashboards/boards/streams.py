@@ -9,7 +9,7 @@ from dashboards.boards.now import IN_FLIGHT
 from dashboards.panels import Kit, bars, lines, number, rows
 from dashboards.scales import word
 from dashboards.sql_fragments import DIMENSIONS, filters, quantile, rolled, worst_minutes
-from legato_ingest.objectives import LISTED, NAME_AND_TARGET
+from legato_ingest.objectives import TARGET, TARGETS
 
 __all__ = ["board"]
 
@@ -124,18 +124,14 @@ LIMIT 50"""
 
 # The budget of a month, whatever the range: it is what an SLO promises.
 BUDGETS = f"""
-WITH {LISTED} AS objectives
+WITH {TARGETS} AS targets
 SELECT
-    service_name AS service, vantage, matched.1 AS objective, matched.2 AS target, {word("budget", '"budget left"')} AS state,
+    service_name AS service, vantage, objective, {TARGET} AS target, {word("budget", '"budget left"')} AS state,
     1 - bad / (streams * (1 - target)) AS "budget left", sum(judged) AS streams, streams - sum(good) AS bad
-FROM
-(
-    SELECT tenant, service_name, vantage, judged, good, {NAME_AND_TARGET} AS matched
-    FROM stream_hours FINAL
-    WHERE minute > now() - INTERVAL 30 DAY AND judged > 0
+FROM stream_hours FINAL
+WHERE minute > now() - INTERVAL 30 DAY AND judged > 0
     AND {filters()}
-)
-GROUP BY tenant, service, vantage, matched
+GROUP BY tenant, service, vantage, objective
 ORDER BY "budget left", streams DESC, service, vantage
 LIMIT 50"""
 

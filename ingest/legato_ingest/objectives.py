@@ -19,7 +19,7 @@ from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, SLO_TARGE
 from legato_ingest.errors import SettingsError
 from legato_ingest.settings import Settings
 
-__all__ = ["ANY", "DEFAULT", "LISTED", "NAME_AND_TARGET", "OBJECTIVES_MAX", "Objective", "like", "load", "of_file"]
+__all__ = ["ANY", "DEFAULT", "LISTED", "NAME", "OBJECTIVES_MAX", "TARGET", "TARGETS", "Objective", "like", "load", "of_file"]
 
 DEFAULT = "default"
 """The name of the last objective, which matches every stream."""
@@ -28,12 +28,19 @@ ANY = "*"
 OBJECTIVES_MAX = 100
 """A stream is compared with each objective before its own, so there is a limit."""
 
-# The objectives as an array, for a WITH clause, and the objective of a row of the rollups as (name, target). The array has to be called
-# `objectives`. With the columns of `stream_revs` the same comparison is in the view `streams`.
-LISTED = """(
-        SELECT arraySort(groupArray((rank, tenant, service_like, model_like, route_like, (name, target)))) FROM current_objectives
+# The target of a row of the rollups, which have the name of the objective. `targets` is a scalar for a WITH clause. A row of an objective
+# that does not exist any more has the target of the default, until `legato objectives apply` computes it again.
+TARGETS = """(
+        SELECT (groupArray(name), groupArray(first_target))
+        FROM (SELECT name, argMin(target, rank) AS first_target FROM current_objectives GROUP BY name)
     )"""
-NAME_AND_TARGET = (
+TARGET = "transform(objective::String, targets.1, targets.2, targets.2[indexOf(targets.1, 'default')])"
+# The objectives as an array, for a WITH clause, and the name of the objective of a row of `stream_revs`. The array has to be called
+# `objectives`. The view `streams` has the same comparison.
+LISTED = """(
+        SELECT arraySort(groupArray((rank, tenant, service_like, model_like, route_like, name))) FROM current_objectives
+    )"""
+NAME = (
     "arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6"
 )
 

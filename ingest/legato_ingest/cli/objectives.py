@@ -16,7 +16,7 @@ from legato_ingest.cli.client import DEFAULT_URL
 from legato_ingest.cli.format import DASH, clean, count, duration
 from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.cli.read import JsonOption, UrlOption, querying, reader_of, show
-from legato_ingest.objectives import ANY, LISTED, NAME_AND_TARGET
+from legato_ingest.objectives import ANY
 
 __all__ = ["BUDGETS", "register", "render"]
 
@@ -44,10 +44,9 @@ _BUDGETS = (
 # One row per objective, service and vantage with streams; one row for an objective without streams.
 BUDGETS = f"""
 WITH
-    {LISTED} AS objectives,
     budgets AS
     (
-        SELECT {NAME_AND_TARGET}.1 AS name, service_name, vantage, sum(judged) AS streams, sum(judged) - sum(good) AS bad
+        SELECT objective AS name, service_name, vantage, sum(judged) AS streams, sum(judged) - sum(good) AS bad
         FROM stream_hours FINAL
         WHERE minute > now() - INTERVAL {_DAYS} DAY AND judged > 0
         GROUP BY name, service_name, vantage

@@ -99,12 +99,19 @@ def _tuples(rows: pa.Table, keys: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 def _zeros(schema: pa.Schema, keys: pa.Table) -> pa.Table:
-    """Return a row of zeros and empty maps for each of these keys."""
+    """Return a row of zeros, empty maps and empty texts for each of these keys."""
     columns = []
     for field in schema:
         if field.name in keys.column_names:
             columns.append(keys[field.name].cast(field.type))
         else:
-            empty: Any = [] if pa.types.is_map(field.type) else 0
-            columns.append(pa.array([empty] * keys.num_rows, pa.int64() if empty == 0 else field.type).cast(field.type))
+            columns.append(_empty(field.type, keys.num_rows))
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema)
+
+
+def _empty(kind: pa.DataType, rows: int) -> pa.Array:
+    if pa.types.is_map(kind):
+        return pa.array([[]] * rows, kind)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return pa.array([""] * rows, kind)
+    return pa.array([0] * rows, pa.int64()).cast(kind)

@@ -70,6 +70,7 @@ _STREAM_MINUTES = f"""
 SELECT
     tenant, minute, {", ".join(DIMENSIONS)}, emitter,
     minIf(overdue_at, NOT is_over) AS due_at,
+    any(objective) AS objective,
     toUInt32(count()) AS streams,
     CAST(sumMap(map(outcome, toUInt32(1))), 'Map(String, UInt32)') AS outcomes,
     toUInt32(countIf(is_judged)) AS judged,
@@ -142,11 +143,12 @@ GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, emitter
 SETTINGS prefer_column_name_to_alias = 1"""
 
 _STREAM_KEY = "tenant, start_time, trace_id, span_id"
-_STREAM_DIMENSIONS = f"(SELECT {_STREAM_KEY}, {', '.join(DIMENSIONS)} FROM streams WHERE {MINUTES}) AS stream_dimensions"
+_STREAM_DIMENSIONS = f"(SELECT {_STREAM_KEY}, {', '.join(DIMENSIONS)}, objective FROM streams WHERE {MINUTES}) AS stream_dimensions"
 
 _STALL_MINUTES = f"""
 SELECT
     tenant, minute, {", ".join(DIMENSIONS)}, engine_id, cause, confidence,
+    any(objective) AS objective,
     toUInt32(count()) AS stalls,
     sum(gap_us) AS stalled_us,
     sum(excess_us) AS excess_us,
@@ -239,7 +241,7 @@ _MAXIMA = frozenset(("gap_max_us",))
 def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
     """Return the statement that computes 1-hour rows from a rollup's 1-minute rows. ``columns``: name and type of each column.
 
-    All figures are added, except for maxima and times. The version of an hour is the newest of its minutes: a later computation has no
+    All figures are added, except for maxima, times and texts. The version of an hour is the newest of its minutes: a later computation has no
     lower version, and of equal versions ClickHouse keeps the row inserted last. A vanished key has zeros in its minutes and therefore in
     its hour.
     """
@@ -264,6 +266,8 @@ GROUP BY {grouped}"""
 def _aggregate(name: str, kind: str) -> str:
     if kind.startswith("Map"):
         return f"sumMap({name})"
+    if "String" in kind:
+        return f"argMax({name}, rolled_at)"
     return f"max({name})" if kind.startswith("DateTime") or name in _MAXIMA else f"sum({name})"
 
 

@@ -217,6 +217,7 @@ def _of_all(rows: list[Row]) -> Row:
     enveloped = _with_values(rows, "wire_bytes", "content_bytes")
     return {
         "due_at": min(due, default=0),
+        "objective": rows[0]["objective"],
         "streams": len(rows),
         "outcomes": _counts(row["outcome"] for row in rows),
         **{name: _sum(rows, name) for name in ("chunks", "content_chunks", "content_bytes", "otlp_bytes")},
@@ -281,7 +282,7 @@ def _of_tokens(rows: list[Row]) -> Row:
 
 def _with_dimensions(rows: Iterable[Row], streams: Iterable[Row]) -> list[Row]:
     """The rows that have a stream, with the stream's minute and dimensions."""
-    dimensions = {_stream_of(stream): {name: stream[name] for name in (*DIMENSIONS, "minute")} for stream in streams}
+    dimensions = {_stream_of(stream): {name: stream[name] for name in (*DIMENSIONS, "minute", "objective")} for stream in streams}
     return [{**row, **dimensions[_stream_of(row)]} for row in rows if _stream_of(row) in dimensions]
 
 
@@ -289,6 +290,7 @@ def _stall_minutes(streams: list[Row], verdicts: list[Row]) -> Minutes:
     stalls = _with_dimensions((verdict for verdict in verdicts if verdict["cause"] != "base"), streams)
     return {
         key: {
+            "objective": rows[0]["objective"],
             "stalls": len(rows),
             "stalled_us": _sum(rows, "gap_us"),
             "excess_us": _sum(rows, "excess_us"),

@@ -22,11 +22,12 @@ from legato_ingest.storage.objective_rows import apply
 DASHBOARDS = pathlib.Path(__file__).resolve().parents[3] / "dashboards"
 
 
-def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m") -> None:
+def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m", objective: str = "default") -> None:
     """A rollup of the last minute with this number of bad streams, each of a different end user."""
     now_s = int(time.time()) - 60
     row = {
         "service_name": pa.array([service]),
+        "objective": pa.array([objective]),
         "vantage": pa.array(["client"]),
         "minute": pa.array([now_s // 60 * 60]).cast(pa.timestamp("s", "UTC")),
         "rolled_at": pa.array([1]).cast(pa.timestamp("ms", "UTC")),
@@ -69,15 +70,16 @@ def test_a_burning_service_is_first(store: Store) -> None:
 
 
 def test_each_objective_has_budgets(store: Store) -> None:
-    """Half of the streams bad is the budget of an objective that allows half, and 50 times that of the default."""
+    """Half of the streams bad is the budget of an objective that allows half, and 50 times that of the default, which also replaces a removed one."""
     apply(store, [Objective(name="batch", service="batch-*", target=0.5), Objective(name="default")])
-    minute(store, 200, 100, service="batch-1")
+    minute(store, 200, 100, service="batch-1", objective="batch")
     minute(store, 200, 100, service="shop")
+    minute(store, 200, 100, service="old", objective="removed-since")
     with reading(store) as url:
         rows = fetch(Reader(url), DASHBOARDS)
     rates = {(row["service"], row["objective"]): row["burn_rate"] for row in rows if row["bad"] and row["severity"] == "page"}
-    assert rates == {("batch-1", "batch"): 1, ("shop", "default"): 50}
-    assert {row["service"] for row in rows if row["firing"] and row["severity"] == "page"} == {"shop"}
+    assert rates == {("batch-1", "batch"): 1, ("shop", "default"): 50, ("old", "removed-since"): 50}
+    assert {row["service"] for row in rows if row["firing"] and row["severity"] == "page"} == {"shop", "old"}
     shown = page(rows)
     assert "batch: 50 % of the streams should be good" in shown and "shop · client · default" in shown
 

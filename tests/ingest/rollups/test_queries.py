@@ -206,9 +206,12 @@ def test_other_limits_count_when_minutes_are_computed_again(store: Store) -> Non
     counts = []
     for gap_ms, first_ms in ((100, 1_000), (10**9, 10**9)):
         other = rollup_worker(store)
-        assert apply(store, [Objective(name="default", gap_limit_ms=gap_ms, first_output_limit_ms=first_ms)])
+        limits = {"gap_limit_ms": gap_ms, "first_output_limit_ms": first_ms}
+        assert apply(store, [Objective(name=f"over-{gap_ms}", model="m*", **limits), Objective(name="default", **limits)])
         assert other.step().minutes == 0
         assert other.again(0)["minutes"] == len(rolled_at(store)) + len(rolled_at(store, "engine_minutes"))
         assert differences(store, gap_ms * 1000, first_ms * 1000) == []
         counts += store.select("SELECT sum(good), sum(judged) FROM stream_minutes FINAL")
+        names = {name for (name,) in store.select("SELECT DISTINCT objective FROM stall_minutes FINAL WHERE stalls > 0")}
+        assert names == {f"over-{gap_ms}", "default"}
     assert counts[0][0] < good[0][0] < counts[1][0] and {judged for _, judged in counts} == {good[0][1]}

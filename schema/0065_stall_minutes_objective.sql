@@ -1,0 +1,4 @@
+-- The same column in `stall_minutes`, with the same meaning.
+ALTER TABLE stall_minutes
+    ADD COLUMN IF NOT EXISTS objective LowCardinality(String) DEFAULT 'default' CODEC(ZSTD(1))
+    COMMENT 'Name of the objective by which these streams were judged'
