@@ -92,7 +92,8 @@ class FaultyProxy:
                 return False
             reply = await _message(behind)
         finally:
-            out.close()
+            # Not close(), which waits for a peer that does not read; the loop may end before.
+            out.transport.abort()
         if fault == "slow":
             await asyncio.sleep(_SLOW_S)
         writer.write(reply[: len(reply) // 2] if fault == "cut_reply" else reply)
