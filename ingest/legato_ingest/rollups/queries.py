@@ -241,9 +241,9 @@ _MAXIMA = frozenset(("gap_max_us",))
 def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
     """Return the statement that computes 1-hour rows from a rollup's 1-minute rows. ``columns``: name and type of each column.
 
-    All figures are added, except for maxima, times and texts. The version of an hour is the newest of its minutes: a later computation has no
-    lower version, and of equal versions ClickHouse keeps the row inserted last. A vanished key has zeros in its minutes and therefore in
-    its hour.
+    All figures are added, except for maxima, times and texts. The version of an hour is the newest of its minutes: a later computation
+    has no lower version, and of equal versions ClickHouse keeps the row inserted last. A vanished key has zeros in its minutes and
+    therefore in its hour.
     """
     keys = ("tenant", "minute", *rollup.keys)
     figures = [(name, kind) for name, kind in columns if name not in keys]

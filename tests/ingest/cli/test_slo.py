@@ -70,7 +70,7 @@ def test_a_burning_service_is_first(store: Store) -> None:
 
 
 def test_each_objective_has_budgets(store: Store) -> None:
-    """Half of the streams bad is the budget of an objective that allows half, and 50 times that of the default, which also replaces a removed one."""
+    """Half of the streams bad is the budget of an objective that allows half, and 50 times that of the default or of a removed one."""
     apply(store, [Objective(name="batch", service="batch-*", target=0.5), Objective(name="default")])
     minute(store, 200, 100, service="batch-1", objective="batch")
     minute(store, 200, 100, service="shop")
