@@ -54,7 +54,8 @@ def _windows(own: str, path: str, windows: tuple[tuple[str, float, int, int], ..
     minutes AS
     (
         SELECT
-            tenant, service_name AS service, vantage, objective, round(1 - {TARGET}, 9) AS allowed, intDiv(dateDiff('second', minute, at), {SLOT_S}) AS slot,
+            tenant, service_name AS service, vantage, objective, round(1 - {TARGET}, 9) AS allowed,
+            intDiv(dateDiff('second', minute, at), {SLOT_S}) AS slot,
             model, service_version AS release, judged, judged_clients AS seen, {own} AS own, {path} AS path
         FROM stream_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0

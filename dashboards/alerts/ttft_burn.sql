@@ -11,7 +11,8 @@ WITH
     minutes AS
     (
         SELECT
-            tenant, service_name AS service, vantage, objective, round(1 - transform(objective::String, targets.1, targets.2, targets.2[indexOf(targets.1, 'default')]), 9) AS allowed, intDiv(dateDiff('second', minute, at), 300) AS slot,
+            tenant, service_name AS service, vantage, objective, round(1 - transform(objective::String, targets.1, targets.2, targets.2[indexOf(targets.1, 'default')]), 9) AS allowed,
+            intDiv(dateDiff('second', minute, at), 300) AS slot,
             model, service_version AS release, judged, judged_clients AS seen, bad_late_clients AS own, CAST(map(), 'Map(UInt64, UInt32)') AS path
         FROM stream_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0
