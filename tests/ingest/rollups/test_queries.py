@@ -206,8 +206,8 @@ def test_other_limits_count_when_minutes_are_computed_again(store: Store) -> Non
     counts = []
     for gap_ms, first_ms in ((100, 1_000), (10**9, 10**9)):
         other = rollup_worker(store)
-        limits = {"gap_limit_ms": gap_ms, "first_output_limit_ms": first_ms}
-        assert apply(store, [Objective(name=f"over-{gap_ms}", model="m*", **limits), Objective(name="default", **limits)])
+        default = Objective(name="default", gap_limit_ms=gap_ms, first_output_limit_ms=first_ms)
+        assert apply(store, [default.model_copy(update={"name": f"over-{gap_ms}", "model": "m*"}), default])
         assert other.step().minutes == 0
         assert other.again(0)["minutes"] == len(rolled_at(store)) + len(rolled_at(store, "engine_minutes"))
         assert differences(store, gap_ms * 1000, first_ms * 1000) == []
