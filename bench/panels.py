@@ -38,8 +38,8 @@ from bench.common.machine import describe, quantile  # noqa: E402
 from bench.common.store_fill import fill  # noqa: E402
 from dashboards.sql_fragments import gap_quantile  # noqa: E402
 from helpers.servers.serving import serve_process  # noqa: E402
-from legato_ingest.cli.grafana.dashboard_files import load, queries  # noqa: E402
-from legato_ingest.cli.grafana.macros import Range, with_macros  # noqa: E402
+from legato_ingest.dashboards.files import load, queries  # noqa: E402
+from legato_ingest.dashboards.macros import Range, with_macros  # noqa: E402
 
 RANGES_S = {"1 h": 3_600, "24 h": 86_400, "30 d": 30 * 86_400}
 POINTS = 300

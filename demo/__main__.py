@@ -38,6 +38,7 @@ _ClientsOption = Annotated[
 ]
 _DataOption = Annotated[pathlib.Path, typer.Option(help="Folder for the demo's store and logs")]
 _OtlpPortOption = Annotated[int | None, typer.Option(help="Port of the OTLP endpoint [default: 4318, or a free one]")]
+_WebPortOption = Annotated[int | None, typer.Option(help="Port of the web page [default: 8080, or a free one]")]
 _ReadPortOption = Annotated[int | None, typer.Option(help="Port of the read endpoint [default: 8123, or a free one]")]
 
 
@@ -54,6 +55,7 @@ def main(
     data: _DataOption = _DATA,
     otlp_port: _OtlpPortOption = None,
     read_port: _ReadPortOption = None,
+    web_port: _WebPortOption = None,
 ) -> None:
     """Replay recorded LLM streams and show how Legato records, stores and summarises them.
 
@@ -81,7 +83,7 @@ def main(
     plan = Plan(tuple(recording) or (("calm",) if incident else ("kv",)), speed, seconds, secrets.token_hex(2), clients == "plain")
     try:
         data.mkdir(parents=True, exist_ok=True)
-        endpoints = Endpoints.choose(otlp_port, read_port)
+        endpoints = Endpoints.choose(otlp_port, read_port, web_port)
         result = run(plan, data, endpoints, screen, once=once, keep=keep, past=past, incident=incident)
     except KeyboardInterrupt:
         screen.print("stopped: all of the demo's processes have ended")

@@ -32,7 +32,7 @@ from legato_ingest.storage.lock import StoreLock
 
 __all__ = ["Endpoints", "recorded", "run", "start_server", "start"]
 
-OTLP_PORT, READ_PORT = 4318, 8123
+OTLP_PORT, READ_PORT, WEB_PORT = 4318, 8123, 8080
 _ATTRIBUTION_S_MAX = 20.0
 _PAST_S_MAX = 60.0
 _ATTRIBUTED = """
@@ -52,17 +52,19 @@ class Endpoints:
 
     otlp_port: int
     read_port: int
+    web_port: int
     server_port: int
 
     @classmethod
-    def choose(cls, otlp_port: int | None = None, read_port: int | None = None) -> Endpoints:
+    def choose(cls, otlp_port: int | None = None, read_port: int | None = None, web_port: int | None = None) -> Endpoints:
         """Choose the given ports; without one, Legato's default port if it is free, otherwise another free port."""
-        return cls(otlp_port or choose_port(OTLP_PORT), read_port or choose_port(READ_PORT), choose_port(0))
+        given = ((otlp_port, OTLP_PORT), (read_port, READ_PORT), (web_port, WEB_PORT))
+        return cls(*(port or choose_port(default) for port, default in given), choose_port(0))
 
     @classmethod
     def choose_other(cls) -> Endpoints:
         """Choose free ports other than the default ones, so that a test does not interfere with a running Legato."""
-        return cls(choose_port(0), choose_port(0), choose_port(0))
+        return cls(*(choose_port(0) for _ in range(4)))
 
     @property
     def otlp(self) -> str:
@@ -73,6 +75,11 @@ class Endpoints:
     def read(self) -> str:
         """URL of the read endpoint of `legato serve`."""
         return f"http://127.0.0.1:{self.read_port}"
+
+    @property
+    def web(self) -> str:
+        """URL of the web page of `legato serve`."""
+        return f"http://127.0.0.1:{self.web_port}"
 
     @property
     def server(self) -> str:
@@ -123,6 +130,7 @@ def recorded(plan: Plan, data_dir: pathlib.Path, endpoints: Endpoints, console: 
             highlight=False,
             soft_wrap=True,
         )
+        console.print(f"[bold]open {endpoints.web}[/] in a browser: it fills while the streams run", highlight=False, soft_wrap=True)
         console.print(
             f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {endpoints.server}/v1",
             highlight=False,
@@ -152,6 +160,7 @@ def start(children: Children, plan: Plan, data_dir: pathlib.Path, endpoints: End
         "LEGATO_STORE": f"chdb://{_store(data_dir)}",
         "LEGATO_OTLP_PORT": str(endpoints.otlp_port),
         "LEGATO_READ_PORT": str(endpoints.read_port),
+        "LEGATO_WEB_PORT": str(endpoints.web_port),
         # Short intervals, so that the demo need not wait long for verdicts and rollups.
         "LEGATO_ATTRIBUTE_EVERY_S": "1",
         "LEGATO_ATTRIBUTE_GRACE_S": "2",
@@ -263,7 +272,9 @@ def _hint(plan: Plan, endpoints: Endpoints, console: Console) -> None:
     elsewhere = (endpoints.read, endpoints.otlp_port) != (DEFAULT_URL, OTLP_PORT)
     console.rule("what next")
     lines = [
-        "legato serve is still running. In another terminal:",
+        f"legato serve is still running. Dashboards and streams in a browser: {endpoints.web}",
+        "",
+        "In another terminal:",
         "",
         *([f"  export LEGATO_READ_URL={endpoints.read} LEGATO_ENDPOINT={endpoints.otlp}"] if elsewhere else []),
         f"  {legato} slo               # the alert rules: what fires, since when, why, and the commands that show more",
@@ -273,7 +284,7 @@ def _hint(plan: Plan, endpoints: Endpoints, console: Console) -> None:
         f"  {legato} doctor            # checks of this installation",
         f"  curl {endpoints.read} --data 'SELECT vantage, count(), quantile(0.99)(gap_max_us) FROM streams GROUP BY vantage'",
         "",
-        "Dashboards, in a Grafana with the ClickHouse plugin (dashboards/README.md describes alternatives):",
+        "The same dashboards in a Grafana with the ClickHouse plugin (dashboards/README.md describes alternatives):",
         "",
         f"  LEGATO_GRAFANA_TOKEN=… {legato} dashboards push --url http://127.0.0.1:3000 --clickhouse {endpoints.read}",
         "",

@@ -24,6 +24,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+# Tests run many servers at once, and only one can have the port of the web page; a test of the page sets another.
+os.environ.setdefault("LEGATO_WEB_PORT", "0")
+
 SLOW_FOLDERS = ("collector", "demo", "docker", "e2e")
 LONGEST = ("test_pipeline.py", "test_compose_up.py", "test_crash.py", "test_shared_store.py")
 # How fast examples are drawn depends on what else the machine does, so it fails no test.

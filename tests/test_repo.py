@@ -36,7 +36,7 @@ TESTED_BY = {
     "ingest/legato_ingest/cli/doctor/data.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/cli/doctor/endpoints.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/cli/doctor/findings.py": "tests/ingest/cli/doctor/test_doctor.py",
-    "ingest/legato_ingest/cli/grafana/dashboard_files.py": "tests/dashboards/test_provisioning.py",
+    "ingest/legato_ingest/dashboards/files.py": "tests/dashboards/test_provisioning.py",
     "ingest/legato_ingest/cli/incident.py": "tests/ingest/cli/test_time_range.py",
     "ingest/legato_ingest/cli/objectives.py": "tests/e2e/test_objectives.py",
     "ingest/legato_ingest/cli/live.py": "tests/dashboards/test_panels_now.py",

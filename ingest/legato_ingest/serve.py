@@ -1,8 +1,8 @@
 """`legato serve`: one process that receives OTLP, stores rows and answers queries.
 
-Three listeners (OTLP endpoint, read endpoint, admin socket) share one event loop and one store; the process holds the lock of an embedded
-store. Every check of the settings fails before a listener opens, with a one-line error. At the end the process accepts no new requests,
-commits waiting rows, then closes the store.
+Four listeners (OTLP endpoint, read endpoint, web page, admin socket) share one event loop and one store; the process holds the lock of
+an embedded store. Every check of the settings fails before a listener opens, with a one-line error. At the end the process accepts no new
+requests, commits waiting rows, then closes the store.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from fastapi import FastAPI
 from legato_ingest.auth import tls
 from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.auth.tokens import load as load_tokens
+from legato_ingest.dashboards import files as dashboard_files
 from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.jobs import admin_app
 from legato_ingest.jobs.supervisor import Workers
 from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import load as load_objectives
 from legato_ingest.query import app as read_endpoint
+from legato_ingest.query.reads import Reads
 from legato_ingest.rollups.worker import followed_until_ms
 from legato_ingest.settings import Settings, deprecations
 from legato_ingest.storage import Store, migrate, objective_rows, open_store
 from legato_ingest.storage.lock import StoreLock, admin_socket_path
 from legato_ingest.storage.retention import set_retention
+from legato_ingest.web import app as web_page
+from legato_ingest.web.panel_queries import Boards
 from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer
 
@@ -46,7 +50,7 @@ _GRACE_S = 10
 
 
 class _Server(uvicorn.Server):
-    """A server without signal handlers: three servers share the process, and ``_run`` handles the signals."""
+    """A server without signal handlers: several servers share the process, and ``_run`` handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -63,8 +67,9 @@ def serve(settings: Settings) -> None:
             stack.enter_context(StoreLock(settings.store_path))
         otlp_listener = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
         read_listener = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
+        web_listener = stack.enter_context(_listen(settings.read_host, settings.web_port, "LEGATO_WEB_PORT")) if settings.web_port else None
         admin_listener = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
-        _serve_store(settings, otlp_listener, read_listener, admin_listener)
+        _serve_store(settings, otlp_listener, read_listener, web_listener, admin_listener)
         if admin_listener is not None:
             admin_socket_path(settings.store_path).unlink(missing_ok=True)
 
@@ -93,7 +98,11 @@ def _check_endpoints(settings: Settings) -> None:
 
 
 def _serve_store(
-    settings: Settings, otlp_listener: socket.socket, read_listener: socket.socket, admin_listener: socket.socket | None
+    settings: Settings,
+    otlp_listener: socket.socket,
+    read_listener: socket.socket,
+    web_listener: socket.socket | None,
+    admin_listener: socket.socket | None,
 ) -> None:
     objectives = load_objectives(settings)
     store = open_store(settings, _read_limits(settings))
@@ -114,17 +123,21 @@ def _serve_store(
     )
     workers = Workers(settings, store, committer, metrics)
     workers.start()
+    reads = Reads(settings, store, metrics)
     apps = [
         (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_listener),
-        (read_endpoint.create_app(settings, store, metrics), read_listener),
+        (read_endpoint.create_app(settings, reads, metrics), read_listener),
     ]
+    if web_listener is not None:
+        boards = Boards(dashboard_files.load(settings.dashboards_dir))
+        apps.append((web_page.create_app(settings, reads, metrics, boards), web_listener))
     if admin_listener is not None:
         apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups), admin_listener))
     # Objects of the start-up live as long as the process, and a request creates tens of thousands of objects that are freed
     # together, so the garbage collector may run less often.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-    _announce(settings, otlp_listener, read_listener)
+    _announce(settings, otlp_listener, read_listener, web_listener)
     try:
         with workers.closing(committer):
             asyncio.run(_run(apps, store, settings))
@@ -145,12 +158,15 @@ def _read_limits(settings: Settings) -> dict[str, int | str]:
     }
 
 
-def _announce(settings: Settings, otlp_listener: socket.socket, read_listener: socket.socket) -> None:
+def _announce(settings: Settings, otlp_listener: socket.socket, read_listener: socket.socket, web_listener: socket.socket | None) -> None:
     scheme = "https" if settings.tls_cert_file else "http"
-    otlp, reading = (f"{scheme}://{listener.getsockname()[0]}:{listener.getsockname()[1]}" for listener in (otlp_listener, read_listener))
+    listeners = [listener for listener in (otlp_listener, read_listener, web_listener) if listener is not None]
+    otlp, reading, *web = (f"{scheme}://{listener.getsockname()[0]}:{listener.getsockname()[1]}" for listener in listeners)
     print(f"legato: store {settings.server or settings.store_path}")
     print(f"  OTLP  {otlp}/v1/traces, /v1/metrics  (health {otlp}/readyz, metrics {otlp}/metrics)")
-    print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=True)
+    print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=not web)
+    for url in web:
+        print(f"  web   {url}  (dashboards and streams in a browser)", flush=True)
 
 
 async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings: Settings) -> None:

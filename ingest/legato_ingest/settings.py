@@ -160,6 +160,12 @@ class Settings(BaseSettings):
         ),
     )
     read_port: int = Field(8123, ge=1, le=65_535, description="Port of the read endpoint (ClickHouse over HTTP, read-only)")
+    web_port: int = Field(
+        8080,
+        ge=0,
+        le=65_535,
+        description="Port of the web page, on the address `LEGATO_READ_HOST` and with the credentials of readers. 0: no web page",
+    )
     read_user: str = Field("legato", pattern=r"^[^:\x00-\x20\x7f]+$", description="User name that readers send with `LEGATO_READ_PASSWORD`")
     read_password: SecretStr = Field(
         SecretStr(""),

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from playwright.sync_api import Browser
 
 from helpers.dashboards.panel_past import fill
 from helpers.dashboards.panels import Asked, Past
+from helpers.platform.browser import chromium
 from helpers.servers.reading import open_store, reading
 from helpers.servers.stores import copy_of, empty, migrated
 from legato_ingest.storage import EmbeddedStore, Store
@@ -76,3 +78,10 @@ def store(unfilled: Store) -> Store:
     """The shared store, emptied."""
     empty(unfilled)
     return unfilled
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests; each test has its own context."""
+    with chromium() as running:
+        yield running

@@ -13,7 +13,7 @@ from dashboards import boards
 from dashboards.__main__ import files
 from helpers.dashboards.panel_past import NASTY
 from helpers.dashboards.panels import BOARDS, DIMENSIONS, NODES, Asked, View, dashboard, none, panels, panels_in, statements
-from legato_ingest.cli.grafana.macros import Range
+from legato_ingest.dashboards.macros import Range
 
 STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}&${__url_time_range}"
 LIVE = {name: DIMENSIONS[name] for name in ("tenant", "service", "model", "vantage")}

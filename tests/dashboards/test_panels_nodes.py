@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.dashboards.panels import ALL, ENGINE, Asked, Past, Row, View, by, check, grouped, panels, quantile, ratio, shown, statements
-from legato_ingest.cli.grafana.macros import Range
+from legato_ingest.dashboards.macros import Range
 
 BOARD = "nodes"
 MODELS = {"tenant": "tenant", "model": "model"}

@@ -17,8 +17,8 @@ import yaml
 
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.grafana import dashboard_files
 from legato_ingest.cli.grafana.client import PLUGIN, UID, Source
+from legato_ingest.dashboards import files as dashboard_files
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load

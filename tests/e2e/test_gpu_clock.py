@@ -24,7 +24,7 @@ from legato_gpu_agent.agent.otlp_metrics import metrics_request
 from legato_gpu_agent.collectors.measurement import Timed
 from legato_gpu_agent.collectors.nvml import Gpu, Nvml
 from legato_gpu_agent.collectors.nvml_fields import device_identity
-from legato_ingest.cli.grafana.macros import Range, expand
+from legato_ingest.dashboards.macros import Range, expand
 
 HEADERS = {"content-type": "application/x-protobuf"}
 # NVML's counter of hardware thermal slowdown, in ns (drivers since 580.82).

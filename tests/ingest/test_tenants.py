@@ -15,7 +15,7 @@ import pytest
 
 from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
-from helpers.servers.reading import stream
+from helpers.servers.reading import read_app, stream
 from helpers.servers.serving import served
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import READ, WRITE
@@ -23,7 +23,6 @@ from legato_ingest.cli.client import Reader
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
-from legato_ingest.query import app as read_endpoint
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.write import app as otlp_endpoint
@@ -65,7 +64,7 @@ def endpoints(store: Store, tmp_path: pathlib.Path) -> Iterator[Endpoints]:
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     with ExitStack() as stack:
         otlp = stack.enter_context(served(otlp_endpoint.create_app(settings, committer, metrics, lambda: True)))
-        reads = stack.enter_context(served(read_endpoint.create_app(settings, store, metrics)))
+        reads = stack.enter_context(served(read_app(settings, store, metrics)))
         yield Endpoints(otlp, reads, made, path)
     committer.close()
 

@@ -109,7 +109,7 @@ def test_an_editable_install_has_no_copy() -> None:
 def test_the_installed_package_has_its_own_files(installed: Environment) -> None:
     """The schema, also the cluster's, and the dashboards are those of the wheel."""
     script = (
-        "import legato_ingest; from legato_ingest.cli.grafana import dashboard_files; from legato_ingest.settings import load\n"
+        "import legato_ingest; from legato_ingest.dashboards import files as dashboard_files; from legato_ingest.settings import load\n"
         "from legato_ingest.storage import migrate\n"
         "own, cluster = load(), load(schema_dir='schema/cluster')\n"
         "boards, files = dashboard_files.load(own.dashboards_dir), migrate.load(cluster.schema_dir)\n"

@@ -53,8 +53,8 @@ def push(
 
     Example: legato dashboards push --url https://grafana.example/ --clickhouse http://10.0.0.7:8123
     """
-    from legato_ingest.cli.grafana import dashboard_files
     from legato_ingest.cli.grafana.client import Grafana, Source, credential_of
+    from legato_ingest.dashboards import files as dashboard_files
     from legato_ingest.settings import load
 
     settings = load()
@@ -86,9 +86,9 @@ def check(
 
     Examples: legato dashboards check; legato dashboards check --since 7d --json | jq '.answers[] | select(.error != "")'
     """
-    from legato_ingest.cli.grafana import dashboard_files
     from legato_ingest.cli.grafana.client import Grafana, credential_of
-    from legato_ingest.cli.grafana.macros import Range
+    from legato_ingest.dashboards import files as dashboard_files
+    from legato_ingest.dashboards.macros import Range
     from legato_ingest.settings import load
 
     settings, length_s, now_ms = load(), seconds_of(since), time.time_ns() // 1_000_000

@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import gzip
 import re
-import time
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
-from typing import Any, Protocol
+from functools import partial
 
-import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from legato_ingest.auth.authenticate import Authenticator
-from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import BadRequest, Denied, StoreError
 from legato_ingest.metrics import Metrics
-from legato_ingest.query.clickhouse_http import ReadRequest, has_foreign_origin, is_local, read_request
-from legato_ingest.query.sql_guard import Guard, bound
+from legato_ingest.query.clickhouse_http import ReadRequest, foreign, read_request
+from legato_ingest.query.reads import Reads, Result
 from legato_ingest.settings import Settings
 
-__all__ = ["QueryStore", "create_app"]
+__all__ = ["create_app", "status_of"]
 
 _ERROR_CODE = re.compile(r"Code: (\d+)")
 # As in ClickHouse: 400 for a mistake in the statement, 404 for a missing table, column or function, 403 for a denied one. All others are
@@ -50,21 +46,13 @@ _TYPES = {
 _GO_HELLO = "SELECT displayName(), version(), revision(), timezone()"
 
 
-class QueryStore(Protocol):
-    """The part of a store that the read endpoint uses."""
-
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
-        """Return the result of a statement in a format, from a handle that cannot write and returns only this tenant's rows."""
-        ...
-
-
 Handler = Callable[[Request, str], Awaitable[Response]]
 
 
-def create_app(settings: Settings, store: QueryStore, metrics: Metrics) -> FastAPI:
+def create_app(settings: Settings, reads: Reads, metrics: Metrics) -> FastAPI:
     """Return the app of the read port."""
     app = FastAPI(title="Legato read", docs_url=None, redoc_url=None, openapi_url=None)
-    endpoint = _Endpoint(settings, store, metrics)
+    endpoint = _Endpoint(settings, reads, metrics)
     app.add_api_route("/ping", endpoint.open(_ping), methods=["GET"], response_model=None)
     app.add_api_route("/slo", endpoint.authenticated(endpoint.slo), methods=["GET"], response_model=None)
     app.add_api_route("/", endpoint.authenticated(endpoint.answer), methods=["GET", "POST"], response_model=None)
@@ -76,16 +64,11 @@ async def _ping(request: Request, tenant: str) -> Response:
 
 
 class _Endpoint:
-    """The handlers of one app and what they share: the guard, the credentials, and the limits on concurrent queries."""
+    """The handlers of one app and what they share: the statements of readers, and the credentials."""
 
-    def __init__(self, settings: Settings, store: QueryStore, metrics: Metrics) -> None:
-        self._settings, self._store, self._metrics = settings, store, metrics
+    def __init__(self, settings: Settings, reads: Reads, metrics: Metrics) -> None:
+        self._settings, self._reads, self._metrics = settings, reads, metrics
         self._authenticator = Authenticator(settings)
-        own = settings.server.database if settings.server else "default"
-        self._guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
-        self._running = anyio.CapacityLimiter(settings.queries_max)
-        self._admitted = 0
-        self._timezone = lru_cache(maxsize=1)(lambda: store.query_bytes("SELECT timezone()").decode().strip())
 
     def open(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """A handler that needs no credentials: its reply contains no data."""
@@ -112,37 +95,19 @@ class _Endpoint:
         return response
 
     async def _run(self, read: ReadRequest, tenant: str) -> Response:
-        # Counted between two awaits: a request enters the limiter's own queue only after it has yielded to requests that would pass too.
-        queries_max, waiting_max = self._settings.queries_max, self._settings.queries_waiting_max
-        if self._admitted >= queries_max + waiting_max:
-            raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
-        self._admitted += 1
-        started = time.perf_counter()
-        try:
-            result, chosen, zone = await anyio.to_thread.run_sync(self._work, read, tenant, limiter=self._running)
-        finally:
-            self._admitted -= 1
-        self._metrics.query_seconds.observe(time.perf_counter() - started)
-        return _reply(read, result, chosen, zone)
-
-    def _work(self, read: ReadRequest, tenant: str) -> tuple[bytes, str, str]:
-        """Check and run a statement, in a thread: the result, its format, and the store's time zone."""
         if read.sql.strip().rstrip(";") == _GO_HELLO and read.default_format == "Native":
-            return _hello(self._store), "Native", self._timezone()
-        statement = self._guard.check(read.sql, read.parameters)
-        chosen = statement.format or read.default_format
-        result = self._store.query_bytes(statement.sql, bound(statement, read.parameters), chosen, tenant)
-        return result, chosen, self._timezone()
+            return _reply(read, await self._reads.limited(partial(_hello, self._reads)))
+        return _reply(read, await self._reads.run(read.sql, read.parameters, read.default_format, tenant))
 
     def _guarded(self, handler: Handler, tenant_of: Callable[[Request], str]) -> Callable[[Request], Awaitable[Response]]:
         """The handler behind the checks of Host, Origin and credentials; every failure is counted and replied in ClickHouse's form."""
 
         async def guarded(request: Request) -> Response:
             try:
-                foreign = _foreign(request, self._settings.read_host, self._authenticator)
-                if foreign is not None:
+                refusal = foreign(request, self._settings.read_host, self._authenticator.guards_reading)
+                if refusal:
                     self._metrics.queries.labels("foreign").inc()
-                    return foreign
+                    return Response(refusal + "\n", 403, media_type=_PLAIN)
                 return await handler(request, tenant_of(request))
             except Denied as error:
                 self._metrics.queries.labels("denied").inc()
@@ -159,20 +124,11 @@ class _Endpoint:
         return guarded
 
 
-def _foreign(request: Request, host: str, authenticator: Authenticator) -> Response | None:
-    """The refusal for a web page of another origin and for a foreign name that resolves to this host; None for all other requests."""
-    if not authenticator.guards_reading and not is_local(request, host):
-        message = "the Host (or Origin) is not a loopback name; use http://127.0.0.1 or http://localhost\n"
-        return Response(message, 403, media_type=_PLAIN)
-    if has_foreign_origin(request, host):
-        return Response("the Origin is not a loopback name: web pages of other sites may not query\n", 403, media_type=_PLAIN)
-    return None
-
-
-def _reply(read: ReadRequest, result: bytes, chosen: str, zone: str) -> Response:
+def _reply(read: ReadRequest, result: Result) -> Response:
+    content = result.content
     headers = {
-        "X-ClickHouse-Format": chosen,
-        "X-ClickHouse-Timezone": zone,
+        "X-ClickHouse-Format": result.format,
+        "X-ClickHouse-Timezone": result.zone,
         "X-ClickHouse-Server-Display-Name": "legato",
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
@@ -181,14 +137,20 @@ def _reply(read: ReadRequest, result: bytes, chosen: str, zone: str) -> Response
         headers["X-ClickHouse-Query-Id"] = read.query_id
     if read.gzip:
         headers["Content-Encoding"] = "gzip"
-        result = gzip.compress(result, 1)
-    return Response(result, 200, headers, media_type=_TYPES.get(chosen, "application/octet-stream"))
+        content = gzip.compress(content, 1)
+    return Response(content, 200, headers, media_type=_TYPES.get(result.format, "application/octet-stream"))
+
+
+def status_of(error: StoreError) -> tuple[int, int]:
+    """Return the HTTP status and ClickHouse's code of an error; the code is 0 if it is not known."""
+    found = _ERROR_CODE.search(str(error))
+    code = error.code or (int(found.group(1)) if found else 0)
+    return _STATUS.get(code, 500), code
 
 
 def _store_error(error: StoreError) -> Response:
-    found = _ERROR_CODE.search(str(error))
-    code = error.code or (int(found.group(1)) if found else 0)
-    return _error(str(error), _STATUS.get(code, 500), {}, code)
+    status, code = status_of(error)
+    return _error(str(error), status, {}, code)
 
 
 def _error(message: str, status: int, headers: dict[str, str] | None = None, code: int = 0) -> Response:
@@ -199,9 +161,9 @@ def _error(message: str, status: int, headers: dict[str, str] | None = None, cod
     return Response(message.strip() + "\n", status, {"X-ClickHouse-Exception-Code": str(code), **(headers or {})}, media_type=_PLAIN)
 
 
-def _hello(store: QueryStore) -> bytes:
+def _hello(reads: Reads) -> Result:
     """One Native block at revision 54460: BlockInfo, then name, type, no custom serialisation and one value for each column."""
-    version, timezone = store.query_bytes("SELECT version(), timezone()").decode().rstrip("\n").split("\t")
+    version, timezone = reads.store.query_bytes("SELECT version(), timezone()").decode().rstrip("\n").split("\t")
 
     def text(value: str) -> bytes:
         raw = value.encode()
@@ -212,4 +174,4 @@ def _hello(store: QueryStore) -> bytes:
     for name, value in columns:
         block += text(name) + text("UInt32" if value is None else "String") + b"\x00"
         block += bytes(4) if value is None else text(value)
-    return block
+    return Result(block, "Native", timezone)

@@ -18,7 +18,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["ReadRequest", "has_foreign_origin", "is_local", "read_request"]
+__all__ = ["ReadRequest", "foreign", "read_request"]
 
 BODY_BYTES_MAX = 2 * 2**20
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -49,12 +49,24 @@ class ReadRequest:
     gzip: bool
 
 
-def is_local(request: Request, host: str) -> bool:
+def foreign(request: Request, host: str, is_guarded: bool) -> str:
+    """Return why a request of a web page of another origin, or with a foreign name for this host, is refused; empty for all others.
+
+    ``host``: the address that the server listens on. ``is_guarded``: whether readers need credentials; then any name may be used.
+    """
+    if not is_guarded and not _is_local(request, host):
+        return "the Host (or Origin) is not a loopback name; use http://127.0.0.1 or http://localhost"
+    if _has_foreign_origin(request, host):
+        return "the Origin is not a loopback name: web pages of other sites may not query"
+    return ""
+
+
+def _is_local(request: Request, host: str) -> bool:
     """Whether Host, and Origin if there is one, are loopback names or ``host``, the address that the server listens on."""
-    return _name(request.headers.get("host", "")) in _LOOPBACK | {host} and not has_foreign_origin(request, host)
+    return _name(request.headers.get("host", "")) in _LOOPBACK | {host} and not _has_foreign_origin(request, host)
 
 
-def has_foreign_origin(request: Request, host: str) -> bool:
+def _has_foreign_origin(request: Request, host: str) -> bool:
     """Whether a web page sent this request that was served neither from a loopback name nor from ``host``."""
     origin = request.headers.get("origin")
     return origin is not None and _name(origin.partition("://")[2]) not in _LOOPBACK | {host}

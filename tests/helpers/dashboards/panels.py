@@ -20,7 +20,7 @@ import httpx
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from dashboards import boards
-from legato_ingest.cli.grafana.macros import Range, expand
+from legato_ingest.dashboards.macros import Range, expand
 from legato_ingest.errors import StoreError
 from legato_ingest.storage import Store
 

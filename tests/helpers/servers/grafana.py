@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from helpers.servers.serving import served
-from legato_ingest.cli.grafana.macros import MacroError, Range, with_macros
+from legato_ingest.dashboards.macros import MacroError, Range, with_macros
 
 __all__ = ["TOKEN", "USER", "GrafanaDouble", "grafana_double"]
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fastapi import FastAPI
+
 from helpers.builders.batches import received_spans
 from helpers.builders.spans import SECOND_NS, native_span, request
 from helpers.servers.serving import served
@@ -17,10 +19,11 @@ from legato._timeline import pack
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.query.app import create_app
+from legato_ingest.query.reads import QueryStore, Reads
 from legato_ingest.settings import Settings
 from legato_ingest.storage import EmbeddedStore, Store
 
-__all__ = ["LIMITS", "open_store", "reading", "stream", "streams_in"]
+__all__ = ["LIMITS", "open_store", "read_app", "reading", "stream", "streams_in"]
 
 LIMITS: dict[str, int | str] = {
     "max_execution_time": 10,
@@ -41,10 +44,15 @@ def open_store(path: pathlib.Path) -> Iterator[Store]:
         store.close()
 
 
+def read_app(settings: Settings, store: QueryStore, metrics: Metrics) -> FastAPI:
+    """The app of the read endpoint over a store."""
+    return create_app(settings, Reads(settings, store, metrics), metrics)
+
+
 @contextlib.contextmanager
 def reading(store: Store, **settings: Any) -> Iterator[str]:
     """Run the read endpoint over a store and yield its URL."""
-    with served(create_app(Settings(**settings), store, Metrics())) as url:
+    with served(read_app(Settings(**settings), store, Metrics())) as url:
         yield url
 
 

@@ -17,10 +17,9 @@ import pytest
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from helpers.servers.reading import open_store, reading, stream, streams_in
+from helpers.servers.reading import open_store, read_app, reading, stream, streams_in
 from helpers.servers.serving import served
 from legato_ingest.metrics import Metrics
-from legato_ingest.query.app import create_app
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 
@@ -247,7 +246,7 @@ def test_queries_are_bounded() -> None:
     """Of 12 concurrent queries two run and two wait; the others get 503 at once."""
     store, metrics = Slow(), Metrics()
     replies: list[httpx.Response] = []
-    with served(create_app(load(queries_max=2, queries_waiting_max=2), store, metrics)) as url:
+    with served(read_app(load(queries_max=2, queries_waiting_max=2), store, metrics)) as url:
 
         def ask() -> None:
             replies.append(httpx.get(url, params={"query": "SELECT 1"}, timeout=20))

@@ -16,10 +16,9 @@ import pytest
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError, ProgrammingError
 
-from helpers.servers.reading import LIMITS, open_store, reading, stream, streams_in
+from helpers.servers.reading import LIMITS, open_store, read_app, reading, stream, streams_in
 from helpers.servers.serving import served
 from legato_ingest.metrics import Metrics
-from legato_ingest.query.app import create_app
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 
@@ -177,7 +176,7 @@ def test_too_many_queries_of_the_driver(store: Store) -> None:
     held = Held(store)
     outcomes: list[object] = []
     refused = threading.Event()
-    with served(create_app(load(queries_max=1, queries_waiting_max=1), held, Metrics())) as address:
+    with served(read_app(load(queries_max=1, queries_waiting_max=1), held, Metrics())) as address:
         clients = [connected(address) for _ in range(3)]
 
         def ask(opened: Client) -> None:

@@ -11,10 +11,9 @@ import httpx
 import pytest
 
 from helpers.platform.goclient import Answer, ask, build
-from helpers.servers.reading import LIMITS, reading, stream, streams_in
+from helpers.servers.reading import LIMITS, read_app, reading, stream, streams_in
 from helpers.servers.serving import served
 from legato_ingest.metrics import Metrics
-from legato_ingest.query.app import create_app
 from legato_ingest.settings import load
 from legato_ingest.storage import EmbeddedStore, Store, migrate
 
@@ -214,7 +213,7 @@ class Watched:
 @pytest.mark.parametrize(("flags", "encodings"), [(("none",), {""}), (("gzip",), {""}), (("gzip", "-ask"), {"gzip"})])
 def test_gzip_is_sent_on_request(program: pathlib.Path, store: Store, flags: tuple[str, ...], encodings: set[str]) -> None:
     """As in ClickHouse: only to a client that accepts it and sends enable_http_compression=1."""
-    app = Watched(create_app(load(), store, Metrics()))
+    app = Watched(read_app(load(), store, Metrics()))
     with served(app) as address:
         answers = ask(program, address, "-compression", *flags, "-only", "server,big")
     assert answers["big"]["facts"]["rows"] == 100_000 and app.encodings == encodings

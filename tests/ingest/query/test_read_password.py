@@ -12,12 +12,11 @@ import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 
 from helpers.platform.goclient import ask, build
-from helpers.servers.reading import open_store
+from helpers.servers.reading import open_store, read_app
 from helpers.servers.serving import Served, legato, serve_process, served
 from legato_ingest.cli.client import Reader, ReadError
 from legato_ingest.errors import SettingsError
 from legato_ingest.metrics import Metrics
-from legato_ingest.query.app import create_app
 from legato_ingest.serve import serve
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
@@ -54,7 +53,7 @@ def metrics() -> Metrics:
 def url(store: Store, metrics: Metrics) -> Iterator[str]:
     """An endpoint with a password."""
     settings = load(read_user=USER, read_password=PASSWORD)
-    with served(create_app(settings, store, metrics)) as address:
+    with served(read_app(settings, store, metrics)) as address:
         yield address
 
 

@@ -14,7 +14,7 @@ from helpers.dashboards.panels import BOARDS, statements
 from helpers.platform.examples import examples
 from helpers.repo.statements import ESCAPES, READS
 from helpers.servers.reading import open_store
-from legato_ingest.cli.grafana.macros import Range, expand
+from legato_ingest.dashboards.macros import Range, expand
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query.sql_guard import Guard, Parameters
 from legato_ingest.query.sql_template import generalize, template

@@ -1,5 +1,4 @@
-"""Grafana from the command line: dashboard files, the macros of their SQL, and the client that installs and compares them.
+"""Grafana from the command line: the client that installs Legato's dashboards and compares them with what Grafana has.
 
-``dashboard_files`` loads the built JSON, ``macros`` expands what Grafana's ClickHouse plugin would, ``client`` talks to Grafana's HTTP
-API. It may import the rest of ``cli`` and the root leaves.
+``client`` sends requests to Grafana's HTTP API. It may import the rest of ``cli``, ``dashboards`` and the root leaves.
 """

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from legato_ingest.cli.grafana.dashboard_files import DashboardQuery, Json
-from legato_ingest.cli.grafana.macros import Range
+from legato_ingest.dashboards.files import DashboardQuery, Json
+from legato_ingest.dashboards.macros import Range
 from legato_ingest.errors import LegatoError
 from legato_ingest.settings import Settings
 

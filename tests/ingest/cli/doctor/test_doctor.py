@@ -21,7 +21,7 @@ from helpers.builders.spans import native_span, request
 from helpers.servers import collector as collectors
 from helpers.servers.certificates import issued
 from helpers.servers.ports import free_port
-from helpers.servers.reading import stream
+from helpers.servers.reading import read_app, stream
 from helpers.servers.receiver import receiver
 from helpers.servers.serving import legato, served
 from helpers.servers.waiting import until
@@ -32,7 +32,6 @@ from legato_ingest.cli.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
-from legato_ingest.query import app as read_endpoint
 from legato_ingest.settings import load
 from legato_ingest.storage import Store, migrate
 from legato_ingest.write import app as otlp_endpoint
@@ -74,7 +73,7 @@ def installation(store: Store, tmp_path: pathlib.Path) -> Iterator[Installation]
     serving = load(tokens_file=path)
     with (
         served(otlp_endpoint.create_app(serving, committer, metrics, lambda: True)) as otlp,
-        served(read_endpoint.create_app(serving, store, metrics)) as reads,
+        served(read_app(serving, store, metrics)) as reads,
     ):
         yield Installation(Setup(settings, otlp, reads, "", write, everyone), store, metrics, tmp_path)
     committer.close()

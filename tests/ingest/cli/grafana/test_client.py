@@ -21,9 +21,9 @@ from helpers.servers.grafana import TOKEN, USER, GrafanaDouble, grafana_double
 from helpers.servers.ports import free_port
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.dashboards import register
-from legato_ingest.cli.grafana import dashboard_files
 from legato_ingest.cli.grafana.client import Grafana, GrafanaError, Source, Unreachable, credential_of
-from legato_ingest.cli.grafana.macros import Range
+from legato_ingest.dashboards import files as dashboard_files
+from legato_ingest.dashboards.macros import Range
 from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker

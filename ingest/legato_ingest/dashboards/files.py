@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from legato_ingest.cli.grafana.macros import MacroError, with_variables
+from legato_ingest.dashboards.macros import MacroError, with_variables
 from legato_ingest.errors import LegatoError
 
 __all__ = ["DashboardQuery", "Json", "load", "queries"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dashboards.sql_fragments import chosen, chosen_number, chosen_text, filters
 from helpers.platform.examples import examples
-from legato_ingest.cli.grafana.macros import MacroError, Range, expand
+from legato_ingest.dashboards.macros import MacroError, Range, expand
 from legato_ingest.storage import Store
 
 # The range and the interval of the recorded texts of the plugin.

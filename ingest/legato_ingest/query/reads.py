@@ -1,0 +1,74 @@
+"""Runs the statements of readers: checked by the guard, on a read-only handle, with limits on how many run and wait.
+
+The read endpoint and the web page share one ``Reads``, so that both have the same limits. It checks no credentials: a caller passes the
+tenant that the request reads as.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, Protocol
+
+import anyio.to_thread
+
+from legato_ingest.definitions import ALL_TENANTS
+from legato_ingest.errors import BadRequest
+from legato_ingest.metrics import Metrics
+from legato_ingest.query.sql_guard import Guard, bound
+from legato_ingest.settings import Settings
+
+__all__ = ["QueryStore", "Reads", "Result"]
+
+
+class QueryStore(Protocol):
+    """The part of a store that readers use."""
+
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
+        """Return the result of a statement in a format, from a handle that cannot write and returns only this tenant's rows."""
+        ...
+
+
+class Result(NamedTuple):
+    """The result of a statement, its format, and the store's time zone."""
+
+    content: bytes
+    format: str
+    zone: str
+
+
+class Reads:
+    """The statements of all readers of one store."""
+
+    def __init__(self, settings: Settings, store: QueryStore, metrics: Metrics) -> None:
+        self._settings, self._metrics, self.store = settings, metrics, store
+        own = settings.server.database if settings.server else "default"
+        self._guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
+        self._running = anyio.CapacityLimiter(settings.queries_max)
+        self._admitted = 0
+        self.timezone = lru_cache(maxsize=1)(lambda: store.query_bytes("SELECT timezone()").decode().strip())
+
+    async def run(self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str) -> Result:
+        """Check and run one statement. Raises ``BadRequest`` (status 503: too many wait) or ``StoreError``."""
+        return await self.limited(partial(self._work, sql, parameters, default_format, tenant))
+
+    async def limited(self, work: Callable[[], Result]) -> Result:
+        """Run ``work`` in a thread, within the limits on concurrent statements. Raises ``BadRequest`` (status 503) beyond them."""
+        # Counted between two awaits: a request enters the limiter's own queue only after it has yielded to requests that would pass too.
+        queries_max, waiting_max = self._settings.queries_max, self._settings.queries_waiting_max
+        if self._admitted >= queries_max + waiting_max:
+            raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
+        self._admitted += 1
+        started = time.perf_counter()
+        try:
+            result = await anyio.to_thread.run_sync(work, limiter=self._running)
+        finally:
+            self._admitted -= 1
+        self._metrics.query_seconds.observe(time.perf_counter() - started)
+        return result
+
+    def _work(self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str) -> Result:
+        statement = self._guard.check(sql, parameters)
+        chosen = statement.format or default_format
+        return Result(self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant), chosen, self.timezone())

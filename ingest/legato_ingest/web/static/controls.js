@@ -1,0 +1,126 @@
+// The bar above a dashboard: variables, time range and refresh interval. What a user chooses goes into the URL; the bar runs no panel.
+
+import { dropdown, element } from "./elements.js";
+import { change, valuesOf } from "./location.js";
+
+const ALL = "$__all";
+const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["6h", "6 hours"], ["24h", "24 hours"], ["2d", "2 days"],
+  ["7d", "7 days"], ["14d", "14 days"], ["30d", "30 days"], ["90d", "90 days"]];
+const REFRESHES = ["", "5s", "10s", "30s", "1m", "5m", "15m"];
+
+// The chosen values of each variable: those of the URL, else the dashboard's.
+export function chosen(board) {
+  const values = {};
+  for (const variable of variablesOf(board)) {
+    const given = valuesOf(variable.name);
+    values[variable.name] = given.length ? given : [variable.current?.value ?? ""].flat();
+  }
+  return values;
+}
+
+export const variablesOf = (board) => board.templating?.list || [];
+
+// A choice of several values with a filter; "All" excludes the others. `options` returns the names, when the list is opened.
+export function choice(variable, values, options, onChange) {
+  const label = values.includes(ALL) ? "All" : values.join(", ") || "None";
+  const list = element("div", { class: "options" });
+  const made = dropdown("choice", label, list);
+  made.querySelector("summary").setAttribute("aria-label", `${variable.name}: ${label}`);
+  made.addEventListener("toggle", async () => {
+    if (!made.open || list.childElementCount) return;
+    list.replaceChildren("loading …");
+    try {
+      drawOptions(list, variable, values, await options(), onChange);
+    } catch (error) {
+      list.replaceChildren(error.message);
+    }
+  });
+  return field(variable.label || variable.name, made);
+}
+
+function drawOptions(list, variable, values, names, onChange) {
+  const every = [...new Set([...values.filter((value) => value !== ALL), ...names])];
+  const filter = element("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${variable.name}` });
+  const apply = element("button", { type: "button" }, "Apply");
+  const boxes = [[ALL, "All"], ...every.map((name) => [name, name])].map(([value, text]) => box(value, text, values.includes(value)));
+  list.replaceChildren(filter, ...boxes.map(({ label }) => label), apply);
+  filter.addEventListener("input", () => {
+    for (const { label } of boxes) label.hidden = !label.textContent.toLowerCase().includes(filter.value.toLowerCase());
+  });
+  list.addEventListener("change", ({ target }) => exclude(boxes, target));
+  apply.addEventListener("click", () => {
+    const kept = boxes.filter(({ input }) => input.checked).map(({ input }) => input.value);
+    onChange(variable.name, kept.length ? kept : [ALL]);
+  });
+  filter.focus();
+}
+
+function exclude(boxes, target) {
+  if (!target.checked || target.type !== "checkbox") return;
+  const isAll = target.value === ALL;
+  for (const { input } of boxes) if ((input.value === ALL) !== isAll) input.checked = false;
+}
+
+function box(value, text, checked) {
+  const input = element("input", { type: "checkbox" });
+  input.value = value;
+  input.checked = checked;
+  return { input, label: element("label", {}, input, element("span", {}, text)) };
+}
+
+export function textBox(variable, values, onChange) {
+  const input = element("input", { type: "text", spellcheck: "false" });
+  input.value = values[0] === ALL ? "" : values[0] ?? "";
+  input.addEventListener("change", () => onChange(variable.name, [input.value.trim()]));
+  return field(variable.label || variable.name, input);
+}
+
+export function field(label, control) {
+  const text = element("span", {}, label);
+  if (control.tagName === "INPUT" || control.tagName === "SELECT") control.setAttribute("aria-label", label);
+  return element("div", { class: "field" }, text, control);
+}
+
+// The time range: quick ranges, or two local times.
+export function rangePicker(span, onChange) {
+  const label = RANGES.find(([range]) => span.from === `now-${range}` && span.to === "now");
+  const text = label ? `Last ${label[1]}` : `${local(span.from_ms)} – ${span.to === "now" ? "now" : local(span.to_ms)}`;
+  const times = element("div", { class: "times" });
+  for (const [range, name] of RANGES) {
+    const button = element("button", { type: "button" }, `Last ${name}`);
+    button.addEventListener("click", () => onChange(`now-${range}`, "now"));
+    times.append(button);
+  }
+  const [from, to] = [span.from_ms, span.to_ms].map((ms) => {
+    const input = element("input", { type: "datetime-local", step: "1" });
+    input.value = inputTime(ms);
+    return input;
+  });
+  const apply = element("button", { type: "button" }, "Apply");
+  apply.addEventListener("click", () => onChange(String(new Date(from.value).getTime()), String(new Date(to.value).getTime())));
+  times.append(field("From (local time)", from), field("To (local time)", to), apply);
+  return field("Time range", dropdown("choice", text, element("div", { class: "options" }, times)));
+}
+
+export function refreshPicker(current, onChange) {
+  const select = element("select");
+  for (const every of new Set([...REFRESHES, current])) {
+    const option = element("option", { value: every }, every || "off");
+    option.selected = every === current;
+    select.append(option);
+  }
+  select.addEventListener("change", () => onChange(select.value));
+  return field("Refresh", select);
+}
+
+export const setVariable = (name, values) => change({ [`var-${name}`]: values });
+
+const two = (number) => String(number).padStart(2, "0");
+
+function parts(ms) {
+  const at = new Date(ms);
+  return [`${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`, `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`];
+}
+
+const local = (ms) => parts(ms).join(" ");
+const inputTime = (ms) => parts(ms).join("T");

@@ -1,0 +1,194 @@
+// Draws a dashboard from its Grafana JSON: the bar, rows and panels. Each panel runs its own queries, when it is visible; a refresh, another
+// range or another page cancels them. What a panel looks like is decided in panels/.
+
+import { postJson, queryFrame } from "./api.js";
+import { chosen, choice, rangePicker, refreshPicker, setVariable, textBox, variablesOf } from "./controls.js";
+import { element } from "./elements.js";
+import { change, durationOf, parameters, rangeOf } from "./location.js";
+import { PanelView } from "./panel_view.js";
+import { loadPlotly } from "./panels/plot.js";
+
+const CHARTS = new Set(["timeseries", "barchart", "heatmap"]);
+
+export function showDashboard(page, board, { theme }) {
+  const shown = new Dashboard(page, board, theme);
+  shown.draw();
+  return shown;
+}
+
+class Dashboard {
+  constructor(page, board, theme) {
+    Object.assign(this, { page, board, theme, panels: [], timer: 0, opened: new Set() });
+    this.observer = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "200px" });
+  }
+
+  // Draw all of it; what is drawn already is replaced.
+  draw() {
+    const { board } = this;
+    // Its 5 MB load while the first queries run. A panel reports it if they cannot be loaded.
+    if (board.panels.some(({ type }) => CHARTS.has(type))) loadPlotly().catch(() => {});
+    document.title = `${board.title} · Legato`;
+    this.bar = element("div", { class: "bar", role: "group", "aria-label": "Variables and time range" });
+    this.grid = element("div");
+    this.page.replaceChildren(element("h1", {}, board.title), element("p", { class: "lead" }, board.description || ""), this.bar, this.grid);
+    this.apply();
+  }
+
+  // Take the state of the URL: another range or another value draws the bar again and runs all queries.
+  apply() {
+    this.refresh = parameters().get("refresh") ?? this.board.refresh ?? "";
+    this.drawBar();
+    this.drawPanels();
+    this.run();
+  }
+
+  state() {
+    return { span: rangeOf(this.board.time), variables: chosen(this.board), theme: this.theme };
+  }
+
+  drawBar() {
+    const { span, variables } = this.state();
+    const changed = (name, values) => {
+      setVariable(name, values);
+      this.apply();
+    };
+    const fields = variablesOf(this.board).filter(({ hide }) => hide !== 2).map((variable) =>
+      variable.type === "textbox" ? textBox(variable, variables[variable.name], changed)
+        : choice(variable, variables[variable.name], () => this.namesOf(variable), changed));
+    const range = rangePicker(span, (from, to) => this.setRange(from, to));
+    const refresh = refreshPicker(this.refresh, (every) => {
+      change({ refresh: every });
+      this.apply();
+    });
+    const again = element("button", { type: "button" }, "Run now");
+    again.addEventListener("click", () => this.run());
+    this.age = element("span", { class: "age", role: "status" });
+    this.bar.replaceChildren(...fields, element("span", { class: "spacer" }), range, refresh, again, this.age);
+  }
+
+  setRange(from, to) {
+    change({ from, to });
+    this.apply();
+  }
+
+  async namesOf(variable) {
+    const frame = await queryFrame(this.query("variable", variable.name, 60_000));
+    return frame.columns[0].values.map(String);
+  }
+
+  query(kind, name, interval_ms) {
+    const { span, variables } = this.state();
+    return { dashboard: this.board.uid, kind, name, from_ms: span.from_ms, to_ms: span.to_ms, interval_ms, variables };
+  }
+
+  drawPanels() {
+    this.clear();
+    this.grid.replaceChildren();
+    let section = this.section();
+    for (const panel of this.board.panels) {
+      if (panel.type !== "row") {
+        this.place(section, panel);
+        continue;
+      }
+      section = this.drawRow(panel);
+    }
+  }
+
+  // A row's heading, and the section for the panels below it. The panels of a closed row are neither drawn nor queried.
+  drawRow(row) {
+    const isOpen = !row.collapsed || this.opened.has(row.id);
+    const title = element("button", { class: "row-title", type: "button", "aria-expanded": String(isOpen) }, isOpen ? "▾" : "▸", row.title);
+    title.addEventListener("click", () => {
+      this.opened[isOpen ? "delete" : "add"](row.id);
+      this.drawPanels();
+      this.run();
+    });
+    this.grid.append(title);
+    const section = this.section();
+    if (isOpen) for (const panel of row.panels || []) this.place(section, panel);
+    return section;
+  }
+
+  section() {
+    const made = element("div", { class: "section" });
+    this.grid.append(made);
+    return { made, top: null };
+  }
+
+  place(section, panel) {
+    const { x, y, w, h } = panel.gridPos;
+    section.top ??= y;
+    const view = new PanelView(panel, this);
+    const narrow = window.innerWidth <= 1000;
+    view.element.style.gridColumn = narrow ? `span ${w > 6 ? 12 : 6}` : `${x + 1} / span ${w}`;
+    view.element.style.gridRow = narrow ? `span ${h}` : `${y - section.top + 1} / span ${h}`;
+    view.element.style.minHeight = panel.type === "text" || panel.type === "stat" ? "" : `${Math.max(h * 38 - 8, 190)}px`;
+    section.made.append(view.element);
+    this.panels.push(view);
+    this.observer.observe(view.element);
+  }
+
+  seen(entries) {
+    for (const { target, isIntersecting } of entries) {
+      const view = this.panels.find(({ element: own }) => own === target);
+      if (view) view.setVisible(isIntersecting);
+    }
+  }
+
+  // Run the queries of all visible panels, and again after the refresh interval.
+  run() {
+    clearTimeout(this.timer);
+    clearInterval(this.clock);
+    const began = Date.now();
+    this.moment = this.state();
+    this.annotations = this.fetchAnnotations();
+    for (const view of this.panels) view.run();
+    this.clock = setInterval(() => this.showAge(began), 1000);
+    this.showAge(began);
+    const every_ms = durationOf(this.refresh);
+    if (every_ms) this.timer = setTimeout(() => (document.hidden ? this.later() : this.run()), every_ms);
+  }
+
+  // A page that nobody sees does not query; it runs when it is seen again.
+  later() {
+    document.addEventListener("visibilitychange", () => this.run(), { once: true });
+  }
+
+  showAge(began) {
+    const seconds = Math.round((Date.now() - began) / 1000);
+    this.age.textContent = seconds < 2 ? "now" : seconds < 120 ? `${seconds} s ago` : `${Math.round(seconds / 60)} min ago`;
+  }
+
+  async fetchAnnotations() {
+    const listed = (this.board.annotations?.list || []).filter(({ enable, target }) => enable && target?.rawSql);
+    const found = await Promise.allSettled(listed.map(async ({ name, iconColor }) => {
+      const frame = await queryFrame(this.query("annotation", name, 60_000));
+      return annotationsOf(frame, iconColor);
+    }));
+    return found.flatMap(({ value }) => value || []);
+  }
+
+  // The SQL that a panel runs now.
+  async sqlOf(names) {
+    const texts = await Promise.all(names.map((name) => postJson("/api/query/sql", this.query("panel", name, 60_000))));
+    return texts.map(({ sql }) => sql).join(";\n\n");
+  }
+
+  clear() {
+    this.observer.disconnect();
+    for (const view of this.panels) view.destroy();
+    this.panels = [];
+  }
+
+  destroy() {
+    clearTimeout(this.timer);
+    clearInterval(this.clock);
+    this.clear();
+  }
+}
+
+function annotationsOf(frame, color) {
+  const column = (name) => frame.columns.find((each) => each.name === name)?.values || [];
+  const [times, ends, titles, texts] = ["time", "timeEnd", "title", "text"].map(column);
+  return times.map((time_ms, place) => ({ time_ms, end_ms: ends[place] ?? null, title: titles[place] ?? "", text: texts[place] ?? "", color }));
+}

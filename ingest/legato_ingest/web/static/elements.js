@@ -1,0 +1,29 @@
+// Builds elements of the document. Text is always set as text, so nothing from the store becomes markup.
+
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function message(text) {
+  const made = element("p", { class: "message", role: "alert" });
+  made.textContent = text;
+  return made;
+}
+
+// A <details> that closes with Escape, and when the focus or a click goes elsewhere.
+export function dropdown(className, label, ...content) {
+  const summary = element("summary", {}, label);
+  const made = element("details", { class: className }, summary, ...content);
+  const close = (event) => {
+    if (event.type === "keydown" ? event.key === "Escape" : !made.contains(event.target)) made.open = false;
+  };
+  made.addEventListener("toggle", () => {
+    const change = made.open ? "addEventListener" : "removeEventListener";
+    document[change]("click", close);
+    document[change]("keydown", close);
+  });
+  return made;
+}

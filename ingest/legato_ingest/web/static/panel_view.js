@@ -1,0 +1,123 @@
+// One panel of a dashboard: its frame with title, description and menu, its queries, and what it shows while they run or when they fail.
+
+import { queryFrame } from "./api.js";
+import { dropdown, element } from "./elements.js";
+import { durationOf, intervalOf } from "./location.js";
+import { drawPanel, toCsv, toMarkdown } from "./panels/index.js";
+
+export class PanelView {
+  constructor(panel, dashboard) {
+    Object.assign(this, { panel, dashboard, frames: null, drawn: null, isVisible: false, isDue: false, abort: new AbortController() });
+    this.body = element("div", { class: "body" });
+    this.element = element("section", { class: `panel panel-${panel.type}`, "aria-label": panel.title || "Text" });
+    this.element.append(...(panel.title ? this.header() : []), this.body);
+  }
+
+  header() {
+    const { panel } = this;
+    const about = element("p", { class: "about", hidden: "" }, panel.description || "");
+    const help = element("button", { type: "button", "aria-expanded": "false", title: panel.description || "" }, "?");
+    help.setAttribute("aria-label", `What ${panel.title} shows`);
+    help.addEventListener("click", () => {
+      about.hidden = !about.hidden;
+      help.setAttribute("aria-expanded", String(!about.hidden));
+    });
+    const made = element("header", {}, element("h2", {}, panel.title), ...(panel.description ? [help] : []));
+    if (this.refs().length) made.append(this.menu());
+    return [made, about];
+  }
+
+  menu() {
+    const items = [
+      ["The SQL behind this", () => this.showSql()],
+      ["Copy as Markdown", () => navigator.clipboard?.writeText(toMarkdown(this.frames || [], this.panel))],
+      ["Download CSV", () => this.download()],
+    ].map(([label, act]) => {
+      const button = element("button", { type: "button" }, label);
+      button.addEventListener("click", () => {
+        made.open = false;
+        act();
+      });
+      return button;
+    });
+    const made = dropdown("menu", "⋮", element("div", {}, ...items));
+    made.querySelector("summary").setAttribute("aria-label", `Menu of ${this.panel.title}`);
+    return made;
+  }
+
+  refs() {
+    return (this.panel.targets || []).filter(({ rawSql, hide }) => rawSql && !hide).map(({ refId }) => `${this.panel.id}/${refId}`);
+  }
+
+  setVisible(isVisible) {
+    this.isVisible = isVisible;
+    if (isVisible && this.isDue) this.run();
+  }
+
+  // Run the queries; those of an earlier run are cancelled. A panel that is not visible waits until it is.
+  async run() {
+    this.abort.abort();
+    this.isDue = !this.isVisible;
+    if (this.isDue) return;
+    const { signal } = (this.abort = new AbortController());
+    this.element.classList.add("loading");
+    try {
+      const interval_ms = this.interval();
+      const frames = await Promise.all(this.refs().map((name) => queryFrame(this.dashboard.query("panel", name, interval_ms), signal)));
+      const annotations = this.panel.type === "timeseries" ? await this.dashboard.annotations : [];
+      if (!signal.aborted) await this.draw(frames, annotations, interval_ms);
+    } catch (error) {
+      if (error.name !== "AbortError") this.fail(error);
+    } finally {
+      if (!signal.aborted) this.element.classList.remove("loading");
+    }
+  }
+
+  interval() {
+    const { span } = this.dashboard.moment;
+    return intervalOf(span, this.body.clientWidth, durationOf(this.panel.interval));
+  }
+
+  async draw(frames, annotations, interval_ms) {
+    const { span, variables, theme } = this.dashboard.moment;
+    this.frames = frames;
+    // Drawn again into the same element, a table keeps its sorting and a chart its hidden series.
+    if (!this.drawn) this.body.replaceChildren();
+    const context = {
+      span, variables, theme, annotations, interval_ms,
+      href: (url) => url,
+      zoom: (from_ms, to_ms) => this.dashboard.setRange(String(Math.round(from_ms)), String(Math.round(to_ms))),
+    };
+    this.drawn = await drawPanel(this.body, this.panel, frames, context);
+    if (this.isGone) this.drawn.destroy();
+  }
+
+  fail(error) {
+    this.drawn?.destroy();
+    this.drawn = null;
+    this.body.replaceChildren(element("p", { class: "failed", role: "alert" }, error.message));
+  }
+
+  async showSql() {
+    const text = element("pre", { tabindex: "0" }, "loading …");
+    const close = element("button", { type: "button" }, "Close");
+    const dialog = element("dialog", { "aria-label": `The SQL of ${this.panel.title}` }, element("h2", {}, this.panel.title), text, close);
+    close.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => dialog.remove());
+    document.body.append(dialog);
+    dialog.showModal();
+    text.textContent = await this.dashboard.sqlOf(this.refs()).catch((error) => error.message);
+  }
+
+  download() {
+    const url = URL.createObjectURL(new Blob([toCsv(this.frames || [])], { type: "text/csv" }));
+    element("a", { href: url, download: `${this.panel.title}.csv` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  }
+
+  destroy() {
+    this.isGone = true;
+    this.abort.abort();
+    this.drawn?.destroy();
+  }
+}
