@@ -20,7 +20,7 @@ from dashboards.scales import sentence, thresholds, words
 from dashboards.sql_fragments import filters
 from dashboards.target import DATASOURCE, TABLE, TIME_SERIES, Query
 
-__all__ = ["Kit", "bars", "distribution", "heat", "lines", "note", "number", "rows"]
+__all__ = ["Kit", "bars", "distribution", "heat", "lines", "note", "number", "options", "rows"]
 
 _STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}&${__url_time_range}"
 
@@ -109,12 +109,14 @@ def bars(
     return panel.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL))
 
 
-def distribution(title: str, description: str, sql: str, along: str, *, width: int = 12, height: int = 9, empty: str = "") -> Any:
+def distribution(
+    title: str, description: str, sql: str, along: str, *, unit: str = "short", width: int = 12, height: int = 9, empty: str = ""
+) -> Any:
     """A histogram: one group of bars per row, with the row's label in the string column ``along`` and the counts in the others.
 
     Grafana's bar chart draws rows at equal distances, so the statement returns a row for each bucket, also for empty ones.
     """
-    panel = _with_query(barchart.Panel(), title, description, sql, TABLE, (width, height), "short", empty).thresholds(thresholds(""))
+    panel = _with_query(barchart.Panel(), title, description, sql, TABLE, (width, height), unit, empty).thresholds(thresholds(""))
     panel = panel.x_field(along).x_tick_label_spacing(100).orientation(kinds.VizOrientation.VERTICAL)
     panel = panel.show_value(kinds.VisibilityMode.NEVER).group_width(0.95).bar_width(1).fill_opacity(70).line_width(0)
     panel = panel.legend(common.VizLegendOptions().show_legend(True).placement(kinds.LegendPlacement.BOTTOM).calcs(["sum"]))
@@ -199,6 +201,14 @@ def _choice(name: str, column: str, source: str, first: str) -> dashboard.QueryV
     )
 
 
+def options(name: str, label: str, description: str, sql: str, first: str, *, multi: bool = False) -> Any:
+    """A variable without All: its values are the rows of a statement, in that order, and ``first`` is the initial one."""
+    current = shapes.VariableOption(selected=True, text=[first] if multi else first, value=[first] if multi else first)
+    built = dashboard.QueryVariable(name).label(label).description(description).definition(_plain(sql)).datasource(DATASOURCE)
+    built = built.query({"rawSql": _plain(sql), "editorType": "sql", "refId": name}).refresh(shapes.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    return built.multi(multi).include_all(False).current(current).sort(shapes.VariableSort.DISABLED)
+
+
 def _setting(name: str, label: str, description: str, value: str) -> dashboard.TextBoxVariable:
     option = shapes.VariableOption(selected=True, text=value, value=value)
     return dashboard.TextBoxVariable(name).label(label).description(description).default_value(value).current(option).options([option])
@@ -207,8 +217,8 @@ def _setting(name: str, label: str, description: str, value: str) -> dashboard.T
 class Kit:
     """A dashboard to which panels are added in order.
 
-    ``variables``: name → column of ``source``, or of the source in ``sources``; ``settings``: text boxes. ``first``: initial values of
-    variables other than All. ``empty``: why a panel without another explanation has no data.
+    ``variables``: name → column of ``source``, or of the source in ``sources``; ``settings``: text boxes. ``others``: variables made by
+    ``options``. ``first``: initial values of variables other than All. ``empty``: why a panel without another explanation has no data.
     """
 
     def __init__(
@@ -223,6 +233,7 @@ class Kit:
         sources: Mapping[str, str] | None = None,
         first: Mapping[str, str] | None = None,
         settings: Sequence[tuple[str, str, str, str]] = (),
+        others: Sequence[Any] = (),
         since: str = "now-6h",
         refresh: str = "1m",
         annotated: bool = True,
@@ -234,6 +245,8 @@ class Kit:
         built = built.link(menu.keep_time(True).include_vars(True))
         for name, column in variables.items():
             built = built.with_variable(_choice(name, column, (sources or {}).get(name, source), (first or {}).get(name, "")))
+        for other in others:
+            built = built.with_variable(other)
         for setting in settings:
             built = built.with_variable(_setting(*setting))
         if annotated:

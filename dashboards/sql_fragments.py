@@ -13,8 +13,10 @@ from legato_ingest.definitions import COUNTER_GROWTH
 __all__ = [
     "DIMENSIONS",
     "ENGINE",
+    "bar_bound",
     "chosen",
     "chosen_number",
+    "chosen_last",
     "chosen_text",
     "every",
     "filters",
@@ -54,6 +56,11 @@ def chosen_text(variable: str) -> str:
     return f"trimBoth({chosen(variable)}[1])"
 
 
+def chosen_last(variable: str) -> str:
+    """Return the last value of a variable with one value: Legato's page appends what a user ticks to what was ticked before."""
+    return f"{chosen(variable)}[-1]"
+
+
 def chosen_number(variable: str) -> str:
     """Return the only value of a variable as a number; 0 if it is not a number."""
     return f"toFloat64OrZero({chosen_text(variable)})"
@@ -75,18 +82,19 @@ def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[st
     return "\n    AND ".join(_filter(variable, column) for variable, column in columns.items() if variable not in without)
 
 
-def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False, only: str = "") -> str:
+def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False, only: str = "", coarse: str = "true") -> str:
     """Return a FROM clause: rollups of the range that match the variables, complete hours from `STEM_hours`, the rest from `STEM_minutes`.
 
     Both tables add up to the same, so a panel's figures do not depend on the choice. ``alive``: the column that is 0 in rows of vanished
     keys. ``series``: for curves, which use hours only if a point covers complete hours. ``before``: the range of equal length before.
-    ``only``: a condition instead of the variables' filters.
+    ``only``: a condition instead of the variables' filters. ``coarse``: a condition without which no hours are used.
     """
     only = only or filters()
     low, high = ("$__fromTime - ($__toTime - $__fromTime)", "$__fromTime") if before else ("$__fromTime", "$__toTime")
     within = f"minute >= {low} AND minute < {high}" if before else "$__timeFilter(minute)"
     whole = f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND) AND minute < toStartOfHour({high})"
     hours = f"$__interval_s % 3600 = 0 AND {whole}" if series else whole
+    hours = hours if coarse == "true" else f"{coarse} AND {hours}"
     return f"""FROM
 (
     SELECT * FROM {stem}_minutes FINAL
@@ -113,6 +121,15 @@ def growth(metrics: str, columns: str, only: str = "true") -> str:
 def middle(bucket: str, per_doubling: int = _FINE) -> str:
     """Return the geometric middle of a bucket of a log histogram."""
     return f"pow(2, ({bucket} + 0.5) / {per_doubling})"
+
+
+def bar_bound(bar: str) -> str:
+    """Return the upper bound of a bar of four fine buckets, 19 % wide, as text."""
+    bound = f"pow(2, ({bar} + 1) / 4)"
+    return f"""multiIf(
+        {bound} >= 1e6, concat(toString(round({bound} / 1e6, 2)), ' s'),
+        {bound} >= 1e3, concat(toString(round({bound} / 1e3, 1)), ' ms'),
+        concat(toString(round({bound}, 1)), ' µs'))"""
 
 
 def order_statistic(level: float, buckets: str, per_doubling: int) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -59,7 +60,8 @@ class Endpoints:
     def choose(cls, otlp_port: int | None = None, read_port: int | None = None, web_port: int | None = None) -> Endpoints:
         """Choose the given ports; without one, Legato's default port if it is free, otherwise another free port."""
         given = ((otlp_port, OTLP_PORT), (read_port, READ_PORT), (web_port, WEB_PORT))
-        return cls(*(port or choose_port(default) for port, default in given), choose_port(0))
+        otlp, read, web = (port or choose_port(default) for port, default in given)
+        return cls(otlp, read, web, choose_port(0))
 
     @classmethod
     def choose_other(cls) -> Endpoints:
@@ -161,6 +163,8 @@ def start(children: Children, plan: Plan, data_dir: pathlib.Path, endpoints: End
         "LEGATO_OTLP_PORT": str(endpoints.otlp_port),
         "LEGATO_READ_PORT": str(endpoints.read_port),
         "LEGATO_WEB_PORT": str(endpoints.web_port),
+        "LEGATO_WEB_NOTICE": f"Demo: since {datetime.now(UTC):%d %B %H:%M} UTC, real servers and clients replay recorded vLLM runs. "
+        "Everything before is a simulated past: the same recordings, dated over the two weeks before.",
         # Short intervals, so that the demo need not wait long for verdicts and rollups.
         "LEGATO_ATTRIBUTE_EVERY_S": "1",
         "LEGATO_ATTRIBUTE_GRACE_S": "2",
@@ -272,7 +276,8 @@ def _hint(plan: Plan, endpoints: Endpoints, console: Console) -> None:
     elsewhere = (endpoints.read, endpoints.otlp_port) != (DEFAULT_URL, OTLP_PORT)
     console.rule("what next")
     lines = [
-        f"legato serve is still running. Dashboards and streams in a browser: {endpoints.web}",
+        f"legato serve is still running. Open {endpoints.web} in a browser: all dashboards, and each stream with its causes.",
+        *(f"The stream of the replay with the longest gap: {endpoints.web}/stream/{row['id']}" for row in worst),
         "",
         "In another terminal:",
         "",

@@ -37,7 +37,6 @@ TESTED_BY = {
     "ingest/legato_ingest/cli/doctor/endpoints.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/cli/doctor/findings.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/dashboards/files.py": "tests/dashboards/test_provisioning.py",
-    "ingest/legato_ingest/cli/incident.py": "tests/ingest/cli/test_time_range.py",
     "ingest/legato_ingest/cli/objectives.py": "tests/e2e/test_objectives.py",
     "ingest/legato_ingest/cli/live.py": "tests/dashboards/test_panels_now.py",
     "ingest/legato_ingest/metrics.py": "tests/ingest/write/test_app_metrics.py",

@@ -1,6 +1,6 @@
 """One module per dashboard: its panels, their SQL and their descriptions."""
 
-from dashboards.boards import attribution, chunking, cost, itl, nodes, now, runbook, self, stream, streams
+from dashboards.boards import attribution, chunking, compare, cost, itl, nodes, now, runbook, self, stream, streams
 
 __all__ = ["BOARDS"]
 
@@ -9,6 +9,7 @@ BOARDS = (
     now.board,
     itl.board,
     attribution.board,
+    compare.board,
     nodes.board,
     chunking.board,
     cost.board,

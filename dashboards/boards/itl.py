@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.panels import Kit, distribution, heat, lines, rows
-from dashboards.sql_fragments import DIMENSIONS, gap_quantile, quantile, rolled, weighted_quantile
+from dashboards.sql_fragments import DIMENSIONS, bar_bound, gap_quantile, quantile, rolled, weighted_quantile
 
 __all__ = ["board"]
 
@@ -25,14 +25,10 @@ SELECT
 FROM counts
 ARRAY JOIN range(20, 50) AS step
 ORDER BY time, step"""
-# Four fine buckets form one bar, 19 % wide. Bars without a stream between others are rows, too, so that the distances are to scale.
-_UP_TO = "pow(2, (bar + 1) / 4)"
+# Bars without a stream between others are rows, too, so that the distances are to scale.
 OF_STREAMS = f"""
 SELECT
-    multiIf(
-        {_UP_TO} >= 1e6, concat(toString(round({_UP_TO} / 1e6, 2)), ' s'),
-        {_UP_TO} >= 1e3, concat(toString(round({_UP_TO} / 1e3, 1)), ' ms'),
-        concat(toString(round({_UP_TO}, 1)), ' µs')) AS "p99 gap up to",
+    {bar_bound("bar")} AS "p99 gap up to",
     client, server, others
 FROM
 (

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 
 import uvicorn
@@ -67,7 +68,9 @@ def serve(settings: Settings) -> None:
             stack.enter_context(StoreLock(settings.store_path))
         otlp_listener = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
         read_listener = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
-        web_listener = stack.enter_context(_listen(settings.read_host, settings.web_port, "LEGATO_WEB_PORT")) if settings.web_port else None
+        web_listener = _web_listener(settings)
+        if web_listener is not None:
+            stack.enter_context(web_listener)
         admin_listener = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
         _serve_store(settings, otlp_listener, read_listener, web_listener, admin_listener)
         if admin_listener is not None:
@@ -123,14 +126,14 @@ def _serve_store(
     )
     workers = Workers(settings, store, committer, metrics)
     workers.start()
-    reads = Reads(settings, store, metrics)
+    reads, stopping = Reads(settings, store, metrics), threading.Event()
     apps = [
         (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_listener),
         (read_endpoint.create_app(settings, reads, metrics), read_listener),
     ]
     if web_listener is not None:
         boards = Boards(dashboard_files.load(settings.dashboards_dir))
-        apps.append((web_page.create_app(settings, reads, metrics, boards), web_listener))
+        apps.append((web_page.create_app(settings, reads, metrics, boards, stopping.is_set), web_listener))
     if admin_listener is not None:
         apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups), admin_listener))
     # Objects of the start-up live as long as the process, and a request creates tens of thousands of objects that are freed
@@ -140,7 +143,7 @@ def _serve_store(
     _announce(settings, otlp_listener, read_listener, web_listener)
     try:
         with workers.closing(committer):
-            asyncio.run(_run(apps, store, settings))
+            asyncio.run(_run(apps, store, settings, stopping))
     finally:
         store.close()
 
@@ -169,7 +172,7 @@ def _announce(settings: Settings, otlp_listener: socket.socket, read_listener: s
         print(f"  web   {url}  (dashboards and streams in a browser)", flush=True)
 
 
-async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings: Settings) -> None:
+async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings: Settings, stopping: threading.Event) -> None:
     servers = []
     for each, listener in apps:
         config = uvicorn.Config(each, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
@@ -178,6 +181,7 @@ async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings
         servers.append((_Server(config), listener))
 
     def stop() -> None:
+        stopping.set()
         for server, _ in servers:
             server.should_exit = True
         # A query may run for another 30 s, and its client is disconnected.
@@ -187,6 +191,19 @@ async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers))
+
+
+def _web_listener(settings: Settings) -> socket.socket | None:
+    """The web page's listener; None without a page, and if another process has the default port: recording matters more than the page."""
+    if not settings.web_port:
+        return None
+    try:
+        return _listen(settings.read_host, settings.web_port, "LEGATO_WEB_PORT")
+    except LegatoError as error:
+        if "web_port" in settings.model_fields_set:
+            raise
+        _log.warning("no web page: %s", error)
+        return None
 
 
 def _listen(host: str, port: int, setting: str) -> socket.socket:

@@ -164,8 +164,12 @@ class Settings(BaseSettings):
         8080,
         ge=0,
         le=65_535,
-        description="Port of the web page, on the address `LEGATO_READ_HOST` and with the credentials of readers. 0: no web page",
+        description=(
+            "Port of the web page, on the address `LEGATO_READ_HOST` and with the credentials of readers. 0: no web page. If another "
+            "process listens on the default port, `legato serve` runs without the page and logs it"
+        ),
     )
+    web_notice: str = Field("", max_length=500, description="Text above every page, such as the name of the installation")
     read_user: str = Field("legato", pattern=r"^[^:\x00-\x20\x7f]+$", description="User name that readers send with `LEGATO_READ_PASSWORD`")
     read_password: SecretStr = Field(
         SecretStr(""),

@@ -18,6 +18,8 @@ from legato_ingest.dashboards.macros import Range
 STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}&${__url_time_range}"
 LIVE = {name: DIMENSIONS[name] for name in ("tenant", "service", "model", "vantage")}
 FILTERED = {name: {"nodes": NODES, "now": LIVE}.get(name, DIMENSIONS) for name in BOARDS if name not in ("stream", "runbook", "self")}
+# Variables that choose what is compared; they filter by themselves.
+CHOOSING = {"compare": ("by", "a", "b")}
 # Panels of engines' steps, which have no host.
 BY_ENGINE = (
     "Engines",
@@ -180,9 +182,11 @@ def test_timelines_are_read_for_one_stream_alone(name: str) -> None:
 @pytest.mark.parametrize("name", FILTERED)
 def test_a_dashboard_has_its_variables(name: str) -> None:
     """A dashboard has all its variables with multiple selection, and each panel's SQL uses them except where they cannot filter."""
-    variables = [each for each in dashboard(name)["templating"]["list"] if each["type"] == "query"]
+    listed = [each for each in dashboard(name)["templating"]["list"] if each["type"] == "query"]
+    variables = [each for each in listed if each["name"] not in CHOOSING.get(name, ())]
     assert [each["name"] for each in variables] == list(FILTERED[name])
     assert all(each["multi"] and each["includeAll"] for each in variables)
+    assert [each["name"] for each in listed[len(variables) :]] == list(CHOOSING.get(name, ()))
     for title, sql in panels(name).items():
         lacking = {variable for variable in FILTERED[name] if f"${{{variable}:queryparam}}" not in sql}
         assert lacking == {variable for board, panel, variable in UNFILTERED if (board, panel) == (name, title)}, title

@@ -21,9 +21,7 @@ def test_names_from_the_store_stay_text(browser: Browser, store: Store) -> None:
     """A service with markup, quotes, a variable and a percent code in its name is shown, chosen and linked as it is."""
     attributes = {"gen_ai.request.model": HOSTILE, "http.route": HOSTILE}
     streams_in(store, [stream(gaps_ms=(20.0, 900.0), attributes=attributes)], service=HOSTILE)
-    worker = RollupWorker(store, load(), Metrics())
-    worker.step()
-    worker.close()
+    RollupWorker(store, load(), Metrics()).step()
     with web_page(store) as address, opened(browser, f"{address}/d/legato-streams?var-vantage=$__all", height=6_000) as (page, seen):
         settled(page)
         assert page.locator("main").inner_text().count(HOSTILE) >= 3 and page.locator("main img").count() == 0

@@ -72,7 +72,7 @@ def stack() -> Iterator[Stack]:
     own = not (ROOT / ".env").exists()
     subprocess.run([sys.executable, "deploy/make_env.py"], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
     values = dict(line.split("=", 1) for line in (ROOT / ".env").read_text().splitlines())
-    ports = {name: str(free_port()) for name in ("LEGATO_READ_PORT", "LEGATO_OTLP_HTTP_PORT", "LEGATO_OTLP_GRPC_PORT")}
+    ports = {name: str(free_port()) for name in ("LEGATO_READ_PORT", "LEGATO_WEB_PORT", "LEGATO_OTLP_HTTP_PORT", "LEGATO_OTLP_GRPC_PORT")}
     made = Stack(
         {**os.environ, **values, **ports},
         f"http://127.0.0.1:{ports['LEGATO_OTLP_HTTP_PORT']}",

@@ -27,7 +27,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "rollups": frozenset(("storage", "timeline")),
     "chunking": frozenset(("storage",)),
     "jobs": frozenset(("attribution", "chunking", "otlp", "rollups", "storage", "write")),
-    "cli": frozenset(("auth",)),
+    "dashboards": frozenset(),
+    "reports": frozenset(),
+    "web": frozenset(("auth", "dashboards", "query", "reports")),
+    "cli": frozenset(("auth", "dashboards", "reports")),
 }
 # Commands that open a store or start the server import these only when they run: the store's engine takes 200 MB.
 LAZY_IN_CLI = frozenset(("jobs", "storage", "serve"))

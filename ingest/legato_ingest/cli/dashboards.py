@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from legato_ingest.cli.format import seconds_of
 from legato_ingest.cli.layout import Column, FittedTable, console
+from legato_ingest.cli.options import seconds_of
 
 __all__ = ["register"]
 

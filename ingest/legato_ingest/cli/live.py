@@ -1,14 +1,13 @@
 """`legato live`: the streams in flight, and those that are stalled now, with the state of their engines.
 
-The view is read again every second, and the open gaps grow between two reports. This module sends its queries and renders their rows; it
-judges nothing.
+The view is read again every second, and the open gaps grow between two reports. This module renders the rows of ``reports.live``; it judges
+nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -16,52 +15,15 @@ from rich.live import Live
 from rich.text import Text
 
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.format import DASH, clean, count, duration, share
 from legato_ingest.cli.layout import Column, FittedTable, Prose
+from legato_ingest.reports import live
+from legato_ingest.reports.format import DASH, clean, count, duration, share
+from legato_ingest.reports.live import LiveQuery, LiveResult, as_json
+from legato_ingest.reports.rows import Row
 
 __all__ = ["LiveQuery", "LiveResult", "as_json", "fetch", "follow", "render"]
 
-Row = Mapping[str, Any]
 _EVERY_S = 1.0
-_WHICH = "({service:String} = '' OR service_name = {service:String}) AND ({model:String} = '' OR model = {model:String})"
-IN_FLIGHT = f"""
-SELECT service_name AS service, vantage, model, sum(streams) AS in_flight
-FROM streams_in_flight
-WHERE {_WHICH}
-GROUP BY service, vantage, model
-ORDER BY in_flight DESC, service, vantage, model
-"""
-# A stream is stalled at each of its vantages; the client's row has the engine that the server's row names.
-STALLED = f"""
-SELECT
-    lower(hex(trace_id)) AS trace, vantage, service_name AS service, model, silence_us, gap_start_us,
-    max(engine_id::String) OVER (PARTITION BY tenant, trace_id) AS engine,
-    dateDiff('second', start_time, now()) AS age_s, newest.1 AS cause, newest.2 AS confidence
-FROM stalled_streams
-LEFT JOIN
-(
-    SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, confidence::String), gap_start_us) AS newest
-    FROM verdicts FINAL
-    WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR
-        AND (tenant, start_time, trace_id, span_id) IN (SELECT tenant, start_time, trace_id, span_id FROM stalled_streams)
-    GROUP BY tenant, start_time, trace_id, span_id
-) AS judged USING (tenant, start_time, trace_id, span_id)
-WHERE {_WHICH}
-ORDER BY silence_us DESC, trace, vantage
-"""
-ENGINES = """
-SELECT
-    engine_id AS engine, argMax(running, recorded_at) AS running, argMax(waiting, recorded_at) AS waiting,
-    argMax(kv_used_ppm, recorded_at) / 1e6 AS kv_used, sum(preempted) AS preempted, toUInt32(count()) AS steps,
-    dateDiff('second', max(recorded_at), now()) AS age_s
-FROM engine_steps
-WHERE recorded_at > now64(9) - INTERVAL 1 MINUTE
-GROUP BY tenant, engine
-ORDER BY engine
-LIMIT 50
-"""
-
-
 _IN_FLIGHT = (
     Column("service", folds=16),
     Column("vantage", folds=8),
@@ -90,40 +52,16 @@ _ENGINES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LiveQuery:
-    """The streams to show; empty names: any. ``limit``: the number of stalled streams to list."""
-
-    service: str = ""
-    model: str = ""
-    limit: int = 20
-
-
-@dataclass(frozen=True, slots=True)
-class LiveResult:
-    """The rows of the queries: one per service, vantage and model; per stalled stream and vantage; per engine with recent steps."""
-
-    in_flight: Sequence[Row]
-    stalled: Sequence[Row]
-    engines: Sequence[Row]
-
-
 def fetch(reader: Reader, query: LiveQuery) -> LiveResult:
-    """Send the queries. Raises ``ReadError``."""
-    which: dict[str, str | int | float | Sequence[str]] = {"service": query.service, "model": query.model}
-    return LiveResult(reader.rows(IN_FLIGHT, which), reader.rows(STALLED, which), reader.rows(ENGINES))
-
-
-def as_json(result: LiveResult) -> dict[str, Any]:
-    """Return the result as data; silences in µs."""
-    return {"in_flight": list(result.in_flight), "stalled": list(result.stalled), "engines": list(result.engines)}
+    """Return what runs now. Raises ``ReadError``."""
+    return live.fetch(reader.rows, query)
 
 
 def follow(reader: Reader, query: LiveQuery, console: Console) -> None:
     """Show the view and read it again every second, until KeyboardInterrupt. Raises ``ReadError``."""
-    with Live(console=console, auto_refresh=False, transient=False) as live:
+    with Live(console=console, auto_refresh=False, transient=False) as screen:
         for result in _results(reader, query):
-            live.update(render(result, query), refresh=True)
+            screen.update(render(result, query), refresh=True)
 
 
 def _results(reader: Reader, query: LiveQuery) -> Iterator[LiveResult]:

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from legato_ingest.cli import dashboards, objectives, read, store, tokens
 from legato_ingest.cli.doctor import command
-from legato_ingest.cli.format import seconds_of
 from legato_ingest.cli.layout import Column, FittedTable, console
+from legato_ingest.cli.options import seconds_of
 from legato_ingest.cli.store_choice import StoreOption, store_settings
 from legato_ingest.errors import LegatoError
 

@@ -13,10 +13,10 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from legato_ingest.cli.client import DEFAULT_URL
-from legato_ingest.cli.format import DASH, clean, count, duration
 from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.cli.read import JsonOption, UrlOption, querying, reader_of, show
 from legato_ingest.objectives import ANY
+from legato_ingest.reports.format import DASH, clean, count, duration
 
 __all__ = ["BUDGETS", "register", "render"]
 

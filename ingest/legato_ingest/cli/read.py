@@ -10,27 +10,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
 
+from legato_ingest.causes import HEALTHY
 from legato_ingest.cli.client import DEFAULT_URL, DEFAULT_USER, Reader
-from legato_ingest.cli.format import one_of
 from legato_ingest.cli.layout import console
+from legato_ingest.cli.options import one_of
 from legato_ingest.cli.time_range import moment_of, time_range
 from legato_ingest.definitions import OUTCOMES, VANTAGES
 from legato_ingest.errors import LegatoError
 
 __all__ = ["JsonOption", "UrlOption", "querying", "reader_of", "register", "show"]
 
-# Recordings of one response under several traces start at most this far apart.
-_APART_NS = 60_000_000_000
 _OUTCOMES = (*sorted(OUTCOMES), "running")
-_HEX = re.compile(r"[0-9a-f]{8,32}")
 
 UrlOption = Annotated[str, typer.Option(envvar="LEGATO_READ_URL", help="URL of the read endpoint of `legato serve`")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text")]
@@ -129,7 +126,7 @@ def streams(
     """
     from legato_ingest.cli import report as report_view
     from legato_ingest.cli import streams as view
-    from legato_ingest.cli.queries import STREAMS
+    from legato_ingest.reports.queries import STREAMS
 
     with querying():
         reader = reader_of(url)
@@ -157,14 +154,11 @@ def stream(
     Examples: legato stream 4bf92f3577b3; legato stream chatcmpl-9f2c; legato stream 4bf92f3577b3 --json
     """
     from legato_ingest.cli import streams as view
-    from legato_ingest.cli.queries import VANTAGES_MAX
 
     with querying():
         reader = reader_of(url)
         stall_us = round(reader.slo().stall_ms * 1_000)
-        rows = _vantages(reader, id.strip())
-    if len(rows) == VANTAGES_MAX:
-        typer.echo(f"the first {VANTAGES_MAX} recordings of this trace, ordered by start; there may be more", err=True)
+        rows = _recordings(reader, id.strip())
     show(view.as_json(rows, stall_us) if as_json else view.render_stream(rows, console().width, stall_us))
 
 
@@ -219,12 +213,13 @@ def blame(
     Examples: legato blame; legato blame --since 1d --engine 10.0.0.5:8000; legato blame --json | jq '.causes[0]'
     """
     from legato_ingest.cli import causes as view
+    from legato_ingest.reports import blame as data
 
     with querying():
         reader = reader_of(url)
-        query = view.BlameQuery(time_range(since, from_, to), model, service, engine, limit, tenant)
-        found = view.fetch(reader, query)
-    show(view.as_json(found) if as_json else view.render(found))
+        query = data.BlameQuery(time_range(since, from_, to), model, service, engine, limit, tenant)
+        found = data.fetch(reader.rows, query)
+    show(data.as_json(found) if as_json else view.render(found))
 
 
 def incident(
@@ -241,18 +236,18 @@ def incident(
 
     Examples: legato incident --from 14:05 --to 14:40; legato incident --from '2026-11-23 14:05' --service chat > incident.md
     """
-    from legato_ingest.cli import incident as view
     from legato_ingest.cli import markdown_view
+    from legato_ingest.reports import incident as data
 
     begin, end = moment_of(from_, "--from"), moment_of(to, "--to") if to else time.time_ns()
     if begin >= end:
         raise typer.BadParameter("it is not after --from", param_hint="--to")
     with querying():
         reader = reader_of(url)
-        found = view.fetch(reader, view.IncidentQuery(begin, end, service, tenant))
-    page, screen = view.render(found), console()
+        found = data.fetch(reader.rows, data.IncidentQuery(begin, end, service, tenant))
+    page, screen = data.render(found), console()
     if screen.is_terminal:
-        screen.print(markdown_view.view(page, view.LEFT_OUT), markup=False)
+        screen.print(markdown_view.view(page, data.LEFT_OUT), markup=False)
     else:
         typer.echo(page, nl=False)
 
@@ -299,57 +294,29 @@ def reader_of(url: str) -> Reader:
     return Reader(url, os.environ.get("LEGATO_READ_USER", DEFAULT_USER), os.environ.get("LEGATO_READ_PASSWORD", ""))
 
 
-def _vantages(reader: Reader, given: str) -> list[dict[str, Any]]:
-    """The rows of the stream with this id. Raises ``LegatoError`` when no stream has it, or several streams start with it."""
-    from legato_ingest.cli.queries import FINISHED, VANTAGES, VERDICTS
+def _recordings(reader: Reader, given: str) -> list[dict[str, Any]]:
+    """The recordings of the stream with this id, each with its verdicts and the engine's record of its request. Raises ``LegatoError``."""
+    from legato_ingest.reports.find_stream import RECORDINGS_MAX, NoSuchStream, find_stream, requests_of
+    from legato_ingest.reports.verdicts import verdicts_on
 
-    found = _newest(_found(reader, given), given)
-    named = [row for row in found if row["is_one"]]
-    traces = sorted({row["trace"] for row in named or found})
-    if len(traces) > 1 and not named:
-        raise LegatoError(
-            f"{len(traces)} traces start with {given}: {', '.join(traces[:5])}{' …' if len(traces) > 5 else ''}; give more digits"
-        )
-    responses = sorted({row["response_id"] for row in named or found} - {""})
-    first_ns, last_ns = min(int(row["first_ns"]) for row in found), max(int(row["last_ns"]) for row in found)
-    where: dict[str, str | int | float | Sequence[str]] = {"traces": traces, "first_ns": first_ns, "last_ns": last_ns}
-    rows = reader.rows(VANTAGES, {**where, "responses": responses})
-    rows = [row for row in rows if row["trace"] in traces or first_ns - _APART_NS <= int(row["start_ns"]) <= last_ns + _APART_NS]
-    verdicts = reader.rows(VERDICTS, where)
-    with_id = sorted({row["response_id"] for row in rows} - {""})
-    finished = {row["response_id"]: row for row in (reader.rows(FINISHED, {"responses": with_id}) if with_id else [])}
-    for row in rows:
-        row["request"] = finished.get(row["response_id"])
-        row["verdicts"] = [verdict for verdict in verdicts if (verdict["trace"], verdict["span"]) == (row["trace"], row["span"])]
-    # A trace may hold many streams (the calls of an agent). A response id selects its stream, and rows without a response id.
-    return [row for row in rows if not (named and responses) or row["response_id"] in ("", *responses)]
-
-
-def _newest(found: list[dict[str, Any]], given: str) -> list[dict[str, Any]]:
-    """Of several streams with this response id, the newest. Vantages of one stream start within a minute; a replayed id starts later."""
-    named = [row for row in found if row["is_one"]]
-    newest_ns = max((int(row["first_ns"]) for row in named), default=0)
-    older = [row for row in named if int(row["first_ns"]) < newest_ns - _APART_NS]
-    if older:
-        traces = ", ".join(sorted({row["trace"] for row in older})[:5])
+    try:
+        found = find_stream(reader.rows, given)
+    except NoSuchStream as error:
+        raise LegatoError(f"{error}; `legato streams` lists the newest") from None
+    if found.earlier_traces:
         typer.echo(
-            f"{len(older)} earlier recordings have the id {given}; this is the newest stream. The others are in the traces {traces}",
+            f"{len(found.earlier_traces)} earlier recordings have the id {given}; this is the newest stream. The others are in the traces "
+            f"{', '.join(sorted(set(found.earlier_traces))[:5])}",
             err=True,
         )
-    return [row for row in found if row not in older]
-
-
-def _found(reader: Reader, given: str) -> list[dict[str, Any]]:
-    """The traces and responses that an id matches. Raises ``LegatoError`` when there are none."""
-    from legato_ingest.cli.queries import FIND_STREAM, FIND_TRACE
-
-    as_hex = given.lower().replace("-", "")
-    is_hex = bool(_HEX.fullmatch(as_hex))
-    found = reader.rows(FIND_TRACE, {"id": as_hex}) if is_hex and len(as_hex) == 32 else []
-    found = found or reader.rows(FIND_STREAM, {"id": as_hex, "given": given, "hex": int(is_hex)})
-    if not found:
-        raise LegatoError(f"no stream has the id {given!r} (trace id, span id or response id); `legato streams` lists the newest")
-    return found
+    if found.is_cut:
+        typer.echo(f"the first {RECORDINGS_MAX} recordings of this trace, ordered by start; there may be more", err=True)
+    requests = requests_of(reader.rows, found.rows)
+    verdicts = [verdict for verdict in verdicts_on(reader.rows, found.rows) if verdict["cause"] != HEALTHY]
+    for row in found.rows:
+        row["request"] = requests.get(row["response_id"])
+        row["verdicts"] = [verdict for verdict in verdicts if (verdict["trace"], verdict["span"]) == (row["trace"], row["span"])]
+    return found.rows
 
 
 @contextlib.contextmanager

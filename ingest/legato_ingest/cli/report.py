@@ -14,10 +14,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.format import clean, count, duration, limit, n_of, ratio, share
 from legato_ingest.cli.layout import Column, FittedTable, Prose
-from legato_ingest.cli.queries import REPORT
-from legato_ingest.cli.time_range import TimeRange
+from legato_ingest.reports.format import clean, count, duration, limit, n_of, ratio, share
+from legato_ingest.reports.queries import REPORT
+from legato_ingest.reports.time_range import TimeRange
 
 __all__ = ["ReportQuery", "as_json", "fetch", "no_streams", "render"]
 

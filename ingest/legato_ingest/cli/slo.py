@@ -17,10 +17,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.format import clean, count
 from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.errors import LegatoError
 from legato_ingest.objectives import DEFAULT
+from legato_ingest.reports.format import clean, count
 
 __all__ = ["RULES", "as_json", "fetch", "render"]
 

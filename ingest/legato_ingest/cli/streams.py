@@ -1,34 +1,33 @@
 """`legato streams` and `legato stream ID`: a list of the newest streams, and one stream with all its vantages.
 
 Stored timelines are drawn on one time axis when the vantages share a clock, otherwise each from its own start; facts that a vantage cannot
-measure are listed. This module renders rows of ``queries``; it sends no query and judges no stream.
+measure are listed. This module renders rows of ``reports``; it sends no query and judges no stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from legato_ingest.cli.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
 from legato_ingest.cli.layout import Column, FittedTable, Prose
-from legato_ingest.cli.stream_gaps import STALL_US, Read, Stall, content_reads, shared_clock, stalls_of
 from legato_ingest.cli.verdict_text import evidence_lines, why
-from legato_ingest.definitions import ERRORS, VANTAGES
+from legato_ingest.definitions import ERRORS
+from legato_ingest.reports.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
+from legato_ingest.reports.rows import Row
+from legato_ingest.reports.stream_axis import ordered, shared_clock
+from legato_ingest.reports.stream_gaps import STALL_US, Read, Stall, content_reads, stalls_of
 
 __all__ = ["as_json", "render_list", "render_stream"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ARRAYS = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_64us")
 _KINDS = {0: "role", 1: "text", 2: "reasoning", 3: "tool", 4: "usage", 5: "heartbeat", 6: "retract", 7: "done"}
-_ORDER = {name: place for place, name in enumerate(VANTAGES)}
 _STALLS_SHOWN = 40
 # The start of a stream, the longest number among the facts, fits.
 _FACT_WIDTH = 29
-
-Row = Mapping[str, Any]
 _LIST = (
     Column("stream"),
     Column("start (UTC)", drop=5),
@@ -84,17 +83,6 @@ def as_json(rows: Sequence[Row], stall_us: int = STALL_US) -> list[dict[str, Any
         offset = None if starts is None else (starts[index] - min(starts)) // 1_000
         out.append({**row, "offset_us": offset, "stalls": stalls if row["content_chunks"] is not None else None})
     return out
-
-
-def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows grouped by stream, each stream's vantages from the engine to the end user."""
-    first: dict[str, int] = {}
-    for row in rows:
-        start = int(row["start_ns"])
-        first[row["response_id"]] = min(start, first.get(row["response_id"], start))
-    return sorted(
-        rows, key=lambda row: (first[row["response_id"]], row["response_id"], _ORDER.get(row["vantage"], 9), int(row["start_ns"]))
-    )
 
 
 def render_stream(rows: Sequence[Row], width: int = 100, stall_us: int = STALL_US) -> RenderableType:

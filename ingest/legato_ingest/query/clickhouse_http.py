@@ -18,7 +18,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["ReadRequest", "foreign", "read_request"]
+__all__ = ["Encoded", "ReadRequest", "foreign", "read_request"]
 
 BODY_BYTES_MAX = 2 * 2**20
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -28,7 +28,7 @@ _PARAMETER = re.compile(r"param_([A-Za-z_]\w*)", re.ASCII)
 _DATABASES = frozenset(("", "default", "__default__"))
 
 
-class _Encoded:
+class Encoded:
     """A parameter's value in the encoding of the HTTP interface. The driver would escape a ``str`` a second time; other types it keeps."""
 
     def __init__(self, text: str) -> None:
@@ -95,7 +95,7 @@ async def read_request(request: Request) -> ReadRequest:
         raise BadRequest("Code: 73. DB::Exception: the default format is not the name of a format", 404)
     return ReadRequest(
         sql="\n".join(part for part in parts if part.strip()),
-        parameters={match.group(1): _Encoded(value) for key, value in values.items() if (match := _PARAMETER.fullmatch(key))},
+        parameters={match.group(1): Encoded(value) for key, value in values.items() if (match := _PARAMETER.fullmatch(key))},
         default_format=chosen,
         query_id=re.sub(r"[^\w.:-]", "", values.get("query_id", ""), flags=re.ASCII)[:64],
         gzip=values.get("enable_http_compression") == "1" and "gzip" in request.headers.get("accept-encoding", ""),

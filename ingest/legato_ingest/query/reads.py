@@ -6,20 +6,27 @@ tenant that the request reads as.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio.to_thread
 
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import BadRequest
 from legato_ingest.metrics import Metrics
+from legato_ingest.query.clickhouse_http import Encoded
 from legato_ingest.query.sql_guard import Guard, bound
+from legato_ingest.quoting import Value, parameter
 from legato_ingest.settings import Settings
 
-__all__ = ["QueryStore", "Reads", "Result"]
+__all__ = ["QueryStore", "Reads", "Result", "Run"]
+
+Run = Callable[[str, Mapping[str, Value]], list[dict[str, Any]]]
+"""Returns the rows of a statement, each by column name; values are bound to the statement's parameters."""
+Out = TypeVar("Out")
 
 
 class QueryStore(Protocol):
@@ -53,7 +60,14 @@ class Reads:
         """Check and run one statement. Raises ``BadRequest`` (status 503: too many wait) or ``StoreError``."""
         return await self.limited(partial(self._work, sql, parameters, default_format, tenant))
 
-    async def limited(self, work: Callable[[], Result]) -> Result:
+    async def view(self, work: Callable[[Run], Out], tenant: str) -> Out:
+        """Return the result of ``work``, which runs several statements one after another: they count as one towards the limits.
+
+        Raises what ``run`` and ``work`` raise.
+        """
+        return await self.limited(partial(work, partial(self._rows, tenant)))
+
+    async def limited(self, work: Callable[[], Out]) -> Out:
         """Run ``work`` in a thread, within the limits on concurrent statements. Raises ``BadRequest`` (status 503) beyond them."""
         # Counted between two awaits: a request enters the limiter's own queue only after it has yielded to requests that would pass too.
         queries_max, waiting_max = self._settings.queries_max, self._settings.queries_waiting_max
@@ -67,6 +81,10 @@ class Reads:
             self._admitted -= 1
         self._metrics.query_seconds.observe(time.perf_counter() - started)
         return result
+
+    def _rows(self, tenant: str, sql: str, values: Mapping[str, Value]) -> list[dict[str, Any]]:
+        result = self._work(sql, {name: Encoded(parameter(value)) for name, value in values.items()}, "JSONEachRow", tenant)
+        return [json.loads(line) for line in result.content.splitlines()]
 
     def _work(self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str) -> Result:
         statement = self._guard.check(sql, parameters)

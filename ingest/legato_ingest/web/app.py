@@ -6,32 +6,36 @@ response forbids inline scripts, frames and other origins; a request of a page o
 
 from __future__ import annotations
 
-import base64
+import gzip
+import json
 import pathlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
+import anyio.to_thread
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
-from pydantic import BaseModel, Field, ValidationError
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from legato_ingest.auth.authenticate import Authenticator
 from legato_ingest.errors import BadRequest, Denied, LegatoError, StoreError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import status_of
-from legato_ingest.query.clickhouse_http import foreign
-from legato_ingest.query.reads import Reads
+from legato_ingest.query.reads import Reads, Result
+from legato_ingest.reports import incident
 from legato_ingest.settings import Settings
+from legato_ingest.web.now_feed import NowFeed
 from legato_ingest.web.panel_queries import Boards, PanelQuery
+from legato_ingest.web.request_models import IncidentRange, Login, Statement, authorization_of, json_body, refusal, url_parameters
 from legato_ingest.web.session import Sessions
+from legato_ingest.web.stream_view import NoSuchStream, stream_view
 from legato_ingest.web.vendor import plotly_file
 
 __all__ = ["create_app"]
 
 _STATIC = pathlib.Path(__file__).parent / "static"
 _COLUMNS = "JSONColumnsWithMetadata"
-_BODY_BYTES_MAX = 2**20
 # The page loads scripts, styles and data from its own origin only. Charts draw images from blobs and data URLs of their own making.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
@@ -46,32 +50,29 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 # Every address of the page is answered with the same HTML; the scripts draw what the address names.
-_PAGES = ("/", "/d/{uid}", "/d/{uid}/{slug}", "/stream/{identity}")
+_PAGES = ("/", "/d/{uid}", "/d/{uid}/{slug}", "/stream/{identity}", "/blame", "/incident", "/sql")
 
 Handler = Callable[[Request, str], Awaitable[Response]]
-Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Login(BaseModel):
-    """What the login form sends: a token, or a user and a password."""
-
-    user: str = Field("", max_length=256)
-    password: str = Field(min_length=1, max_length=4_096)
-
-
-def create_app(settings: Settings, reads: Reads, metrics: Metrics, boards: Boards) -> FastAPI:
-    """Return the app of the web page's port."""
+def create_app(
+    settings: Settings, reads: Reads, metrics: Metrics, boards: Boards, is_stopping: Callable[[], bool] = lambda: False
+) -> FastAPI:
+    """Return the app of the web page's port. ``is_stopping``: whether the server stops, which ends the events of Now."""
     app = FastAPI(title="Legato", docs_url=None, redoc_url=None, openapi_url=None)
-    page = _Page(settings, reads, metrics, boards)
+    page = _Page(settings, reads, metrics, boards, NowFeed(reads, is_stopping))
     for path in _PAGES:
         app.add_api_route(path, page.public(_shell), methods=["GET"], response_model=None)
     app.add_api_route("/static/vendor/plotly.min.js", page.public(_plotly), methods=["GET"], response_model=None)
+    app.add_api_route("/api/now", page.public(page.now), methods=["GET"], response_model=None)
     app.add_api_route("/api/session", page.session, methods=["POST", "DELETE"], response_model=None)
     for path, handler, method in (
         ("/api/dashboards", page.dashboards, "GET"),
         ("/api/dashboards/{uid}", page.dashboard, "GET"),
         ("/api/query", page.query, "POST"),
         ("/api/query/sql", page.statement, "POST"),
+        ("/api/incident", page.incident, "GET"),
+        ("/api/sql", page.sql, "POST"),
         ("/api/streams/{identity}", page.stream, "GET"),
     ):
         app.add_api_route(path, page.authenticated(handler), methods=[method], response_model=None)
@@ -106,8 +107,8 @@ def _guarded_static(page: _Page) -> Callable[..., Awaitable[None]]:
 class _Page:
     """The handlers of one app and what they share."""
 
-    def __init__(self, settings: Settings, reads: Reads, metrics: Metrics, boards: Boards) -> None:
-        self._settings, self._reads, self._metrics, self._boards = settings, reads, metrics, boards
+    def __init__(self, settings: Settings, reads: Reads, metrics: Metrics, boards: Boards, feed: NowFeed) -> None:
+        self._settings, self._reads, self._metrics, self._boards, self._feed = settings, reads, metrics, boards, feed
         self._authenticator, self._sessions = Authenticator(settings), Sessions()
 
     def public(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -116,15 +117,16 @@ class _Page:
 
     def authenticated(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """A handler that receives the tenant that the request or its session reads as."""
-        return self._guarded(handler, lambda request: self._authenticator.reader(self._sessions.authorized(request)))
+        return self._guarded(handler, self._tenant)
 
     async def session(self, request: Request) -> Response:
         """POST: begin a session with credentials, if they may read. DELETE: end it."""
         return await self.public(self._end_session if request.method == "DELETE" else self._begin_session)(request)
 
     async def dashboards(self, request: Request, tenant: str) -> Response:
-        """The dashboards in their order, and whether readers log in."""
-        return _json({"dashboards": self._boards.listed(), "has_login": self._authenticator.guards_reading})
+        """The dashboards in their order, whether readers log in, and the text above every page."""
+        has_login, notice = self._authenticator.guards_reading, self._settings.web_notice
+        return _json({"dashboards": self._boards.listed(), "has_login": has_login, "notice": notice})
 
     async def dashboard(self, request: Request, tenant: str) -> Response:
         """A dashboard's own JSON."""
@@ -135,22 +137,56 @@ class _Page:
 
     async def query(self, request: Request, tenant: str) -> Response:
         """The result of a dashboard's query, by column, in ClickHouse's format JSONColumnsWithMetadata."""
-        sql = self._boards.statement(await _body(request, PanelQuery))
-        result = await self._reads.run(sql, {}, _COLUMNS, tenant)
-        self._metrics.queries.labels("ok").inc()
-        return Response(result.content, media_type="application/json", headers={"Cache-Control": "no-store"})
+        sql = self._boards.statement(await json_body(request, PanelQuery))
+        return self._result(await self._reads.run(sql, {}, _COLUMNS, tenant))
 
     async def statement(self, request: Request, tenant: str) -> Response:
         """The SQL that ``query`` runs."""
-        return _json({"sql": self._boards.statement(await _body(request, PanelQuery))})
+        return _json({"sql": self._boards.statement(await json_body(request, PanelQuery))})
+
+    async def sql(self, request: Request, tenant: str) -> Response:
+        """The result of a user's own statement, in the form of ``query``."""
+        given = await json_body(request, Statement)
+        result = await self._reads.run(given.sql, {}, _COLUMNS, tenant)
+        if result.format != _COLUMNS:
+            raise BadRequest(f"the statement ends with FORMAT {result.format}: leave FORMAT out, the page reads its own")
+        return self._result(result)
 
     async def stream(self, request: Request, tenant: str) -> Response:
-        """What the page of a stream shows."""
-        raise BadRequest("not built yet", 404)
+        """The recordings, stalls, verdicts and engine of a stream, gzipped: half an hour of steps is 5 MB."""
+        view = partial(stream_view, identity=request.path_params["identity"], stall_us=round(self._settings.stall_ms * 1_000))
+        try:
+            found = await self._reads.view(view, tenant)
+        except NoSuchStream as error:
+            raise BadRequest(str(error), 404) from None
+        self._metrics.queries.labels("ok").inc()
+        return await anyio.to_thread.run_sync(_gzipped_json, found)
+
+    def _result(self, result: Result) -> Response:
+        self._metrics.queries.labels("ok").inc()
+        return Response(result.content, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+    async def incident(self, request: Request, tenant: str) -> Response:
+        """The report of ``legato incident`` about a range, as Markdown."""
+        given = url_parameters(request, IncidentRange)
+        asked = incident.IncidentQuery(given.from_ms * 10**6, given.to_ms * 10**6, given.service)
+        found = await self._reads.view(lambda run: incident.fetch(run, asked), tenant)
+        self._metrics.queries.labels("ok").inc()
+        return _json({"markdown": incident.render(found)})
+
+    async def now(self, request: Request, tenant: str) -> Response:
+        """Server-sent events with what runs now. The credentials are checked at every event."""
+        tenant_of = partial(self._tenant, request)
+        tenant_of()
+        return StreamingResponse(self._feed.events(tenant_of), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    def _tenant(self, request: Request) -> str:
+        """The tenant that a request or its session reads as. Raises ``Denied``."""
+        return self._authenticator.reader(self._sessions.authorized(request))
 
     async def _begin_session(self, request: Request, tenant: str) -> Response:
-        given = await _body(request, _Login)
-        authorization = _authorization(given)
+        given = await json_body(request, Login)
+        authorization = authorization_of(given)
         headers = [pair for pair in request.scope["headers"] if pair[0] not in (b"authorization", b"cookie")]
         claimed = Request({**request.scope, "headers": [*headers, (b"authorization", authorization.encode("latin-1"))]})
         self._authenticator.reader(claimed)
@@ -168,8 +204,8 @@ class _Page:
 
         async def guarded(request: Request) -> Response:
             try:
-                refusal = _refusal(request, self._settings.read_host, self._authenticator.guards_reading)
-                response = _error(refusal, 403) if refusal else await handler(request, tenant_of(request))
+                refused = refusal(request, self._settings.read_host, self._authenticator.guards_reading)
+                response = _error(refused, 403) if refused else await handler(request, tenant_of(request))
             except Denied as error:
                 self._metrics.queries.labels("denied").inc()
                 response = _error(str(error), 401)
@@ -188,41 +224,13 @@ class _Page:
         return guarded
 
 
-def _refusal(request: Request, host: str, is_guarded: bool) -> str:
-    """Return why a request of another page is refused; empty for all others.
-
-    Another port of this host is another origin, but not another site, so browsers send cookies from there; Sec-Fetch-Site says so.
-    """
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and request.url.path.startswith("/api/"):
-        return "the request came from a page of another origin"
-    return foreign(request, host, is_guarded)
-
-
-async def _body(request: Request, model: type[Model]) -> Model:
-    """Parse a JSON body. Raises ``BadRequest``."""
-    if not request.headers.get("content-type", "").startswith("application/json"):
-        raise BadRequest("the body must be JSON (Content-Type: application/json)", 415)
-    content = b""
-    async for part in request.stream():
-        content += part
-        if len(content) > _BODY_BYTES_MAX:
-            raise BadRequest(f"the body has more than {_BODY_BYTES_MAX} bytes", 413)
-    try:
-        return model.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise BadRequest(f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from None
-
-
-def _authorization(given: _Login) -> str:
-    """The value of an Authorization header: Basic with a user, Bearer for a token alone."""
-    if given.user:
-        return "Basic " + base64.b64encode(f"{given.user}:{given.password}".encode()).decode()
-    return "Bearer " + given.password.encode().decode("latin-1")
-
-
 def _json(content: Any) -> Response:
     return JSONResponse(content, headers={"Cache-Control": "no-store"})
+
+
+def _gzipped_json(content: Any) -> Response:
+    packed = gzip.compress(json.dumps(content, separators=(",", ":")).encode(), 1)
+    return Response(packed, headers={"Cache-Control": "no-store", "Content-Encoding": "gzip"}, media_type="application/json")
 
 
 def _error(message: str, status: int) -> Response:

@@ -14,12 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from legato_ingest.dashboards.macros import Range, expand
 from legato_ingest.errors import BadRequest
 
-__all__ = ["Boards", "PanelQuery"]
+__all__ = ["MS_MAX", "Boards", "PanelQuery"]
 
 Json = dict[str, Any]
 # The order of the menu: what a user opens first, then what explains it, then the installation itself.
-_ORDER = ("streams", "now", "attribution", "itl", "nodes", "stream", "chunking", "cost", "runbook", "self")
-_MS_MAX = 32_503_680_000_000  # The year 3000.
+_ORDER = ("streams", "now", "attribution", "compare", "itl", "nodes", "stream", "chunking", "cost", "runbook", "self")
+MS_MAX = 32_503_680_000_000
+"""The latest end of a time range in ms since the epoch: the year 3000."""
 _VALUES_MAX = 1_000
 
 
@@ -34,8 +35,8 @@ class PanelQuery(BaseModel):
     dashboard: str = Field(max_length=64)
     kind: str = Field(pattern="^(panel|variable|annotation)$")
     name: str = Field(max_length=128)
-    from_ms: int = Field(ge=0, le=_MS_MAX)
-    to_ms: int = Field(ge=0, le=_MS_MAX)
+    from_ms: int = Field(ge=0, le=MS_MAX)
+    to_ms: int = Field(ge=0, le=MS_MAX)
     interval_ms: int = Field(60_000, ge=1_000, le=86_400_000 * 366)
     variables: dict[str, list[str]] = Field(default_factory=dict, max_length=64)
 

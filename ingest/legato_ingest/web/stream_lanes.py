@@ -6,18 +6,18 @@ own durations show them. This module charges no step to a cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.definitions import server_of
+from legato_ingest.quoting import Value
+from legato_ingest.reports.rows import Run
 
-__all__ = ["STEPS_MAX", "Run", "engine_lanes", "step_ends_us"]
+__all__ = ["STEPS_MAX", "engine_lanes", "step_ends_us"]
 
-Run = Callable[[str, dict[str, Any]], list[dict[str, Any]]]
-"""Returns the rows of a read-only statement of one tenant, with these parameters."""
 Ints = NDArray[np.int64]
 
 STEPS_MAX = 90_000
@@ -83,9 +83,9 @@ def engine_lanes(run: Run, engine: str, zero_ns: int, end_us: int) -> dict[str, 
         reason = "The engine of this stream is unknown: its server names none (legato.engine.id)."
         samples = _empty("The engine of this stream is unknown.")
         return {"engine": {"id": "", "reason": reason, "steps": None}, "gpu_clock": samples, "host_cpu": samples}
-    around = {"engine": engine, "zero_ns": zero_ns}
+    around: dict[str, Value] = {"engine": engine, "zero_ns": zero_ns}
     steps = _steps(run, {**around, **_range(zero_ns, end_us, _STEPS_MARGIN_US), "limit": STEPS_MAX})
-    where = {**around, "server": server_of(engine), **_range(zero_ns, end_us, _SAMPLES_MARGIN_US)}
+    where: dict[str, Value] = {**around, "server": server_of(engine), **_range(zero_ns, end_us, _SAMPLES_MARGIN_US)}
     no_steps = f"The engine {engine} recorded no steps in this time. They need Legato's plugin and agent."
     return {
         "engine": {"id": engine, "reason": "" if steps else no_steps, "steps": steps},
@@ -112,7 +112,7 @@ def _range(zero_ns: int, end_us: int, margin_us: int) -> dict[str, int]:
     return {"from_ns": zero_ns - 1_000 * margin_us, "to_ns": zero_ns + 1_000 * (end_us + margin_us)}
 
 
-def _steps(run: Run, parameters: dict[str, Any]) -> dict[str, Any] | None:
+def _steps(run: Run, parameters: Mapping[str, Value]) -> dict[str, Any] | None:
     """The steps as columns: start and duration in µs, tokens by what the step did, load; None in a column: unknown in all steps."""
     (row,) = run(_STEPS, parameters)
     columns = {name: np.asarray(values).astype(np.int64) for name, values in row.items()}

@@ -7,73 +7,43 @@ module judges no gap.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 from legato_ingest.causes import HEALTHY
-from legato_ingest.web.stream_lanes import Run
+from legato_ingest.reports.rows import Row, Run
+from legato_ingest.reports.verdict_words import sentences
+from legato_ingest.reports.verdicts import OF_SPANS, span_parameters, verdicts_on
 
-__all__ = ["SAME_STEP_MAX", "but_for", "engine_of", "evidence_in_words", "parts_us", "stalls_of"]
+__all__ = ["SAME_STEP_MAX", "but_for", "engine_of", "judged_stalls", "parts_us"]
 
-Row = Mapping[str, Any]
 Gap = tuple[int, int, bool]
 
 SAME_STEP_MAX = 50
 """Streams that are listed for one root-cause step."""
-_OF_SPANS = """start_time BETWEEN fromUnixTimestamp64Nano({first_ns:Int64}) AND fromUnixTimestamp64Nano({last_ns:Int64})
-    AND has({spans:Array(String)}, lower(hex(span_id)))"""
-_VERDICTS = f"""
-SELECT
-    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, gap_start_us, gap_us, excess_us, cause, confidence, share, parts, engine_id,
-    step_first, step_last, missing, evidence, excluded, error_us, culprit_step, toString(toUnixTimestamp64Nano(culprit_at)) AS moment,
-    culprit_us, culprit_responses
-FROM verdicts FINAL
-WHERE {_OF_SPANS}
-ORDER BY start_time, span, gap_start_us"""
 _BUT_FOR = f"""
 SELECT cause, sum(stalls) AS stalls, sum(stalls_min) AS stalls_min, sum(stalls_max) AS stalls_max, sum(stalled_us) AS stalled_us,
     sum(stalled_min_us) AS stalled_min_us, sum(stalled_max_us) AS stalled_max_us
 FROM replays FINAL
-WHERE {_OF_SPANS} AND (start_time, trace_id, span_id, judged_at) IN
-    (SELECT start_time, trace_id, span_id, max(judged_at) FROM verdicts FINAL WHERE {_OF_SPANS} GROUP BY start_time, trace_id, span_id)
+WHERE {OF_SPANS} AND (start_time, trace_id, span_id, judged_at) IN
+    (SELECT start_time, trace_id, span_id, max(judged_at) FROM verdicts FINAL WHERE {OF_SPANS} GROUP BY start_time, trace_id, span_id)
 GROUP BY cause
 ORDER BY stalled_us - stalled_min_us DESC, cause"""
 _SAME_STEP = f"""
 SELECT
-    moment, lower(hex(trace_id)) AS trace, max(gap_us) AS longest_us, argMax(cause, gap_us) AS named
-FROM (SELECT *, toString(toUnixTimestamp64Nano(culprit_at)) AS moment FROM verdicts FINAL)
+    culprit_at_ns, lower(hex(trace_id)) AS trace, max(gap_us) AS longest_us, argMax(cause, gap_us) AS named
+FROM (SELECT *, toString(toUnixTimestamp64Nano(culprit_at)) AS culprit_at_ns FROM verdicts FINAL)
 WHERE start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 1 HOUR
     AND fromUnixTimestamp64Nano({{last_ns:Int64}}) + INTERVAL 1 HOUR
     AND engine_id = {{engine:String}} AND culprit_step IS NOT NULL AND cause != '{HEALTHY}'
-    AND has({{moments:Array(String)}}, moment) AND NOT has({{traces:Array(String)}}, lower(hex(trace_id)))
-GROUP BY moment, trace
-ORDER BY moment, longest_us DESC, trace
-LIMIT {SAME_STEP_MAX + 1} BY moment"""
-_LENGTHS = {
-    "server_gap_us": "The server sent the next chunk after {}.",
-    "hold_us": "The application held the chunk for {}.",
-    "record_late_us": "The engine's record arrived {} after its step.",
-}
-_FLAGS = {
-    ("buffered", 1): "The stream arrived in releases of several chunks.",
-    ("buffered", 0): "The chunks arrived in separate reads.",
-    ("unread", 1): "Data lay unread in the client's socket.",
-    ("unread", 0): "No data lay unread in the client's socket.",
-    ("open", 1): "The stream was still silent when this was judged.",
-}
-_COUNTS = {
-    "preempted_step": "The request was preempted in step {:,}.",
-    "caught_up_percent": "{} % of the missing chunks arrived right behind the gap.",
-    "coincident_stalls": "{:,} other streams had the same gap at the same moment with this cause.",
-}
-_KERNEL = {
-    "cpu_wait": "The engine's threads were ready without a CPU for {} in total in the {} around it.",
-    "cpu_stolen": "CPU time of {} in total was stolen in the {} around it.",
-}
+    AND has({{moments:Array(String)}}, culprit_at_ns) AND NOT has({{traces:Array(String)}}, lower(hex(trace_id)))
+GROUP BY culprit_at_ns, trace
+ORDER BY culprit_at_ns, longest_us DESC, trace
+LIMIT {SAME_STEP_MAX + 1} BY culprit_at_ns"""
 
 
-def stalls_of(
+def judged_stalls(
     run: Run, rows: Sequence[Row], offsets: Sequence[int], gaps: Sequence[Sequence[Gap]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the stalls in order of time, and the rows of their verdicts.
@@ -81,7 +51,7 @@ def stalls_of(
     ``offsets``: the start of each row on the axis in µs. ``gaps``: the long gaps of each judged row (start on the axis, length, open). A
     gap that was judged healthy is no stall. Raises what ``run`` raises.
     """
-    verdicts = run(_VERDICTS, _of(rows))
+    verdicts = verdicts_on(run, rows)
     places = {(row["trace"], row["span"]): place for place, row in enumerate(rows)}
     judged: dict[tuple[int, int], dict[str, Any]] = {}
     for verdict in verdicts:
@@ -93,14 +63,14 @@ def stalls_of(
     stalled = [verdict for verdict in judged.values() if verdict["cause"] != HEALTHY]
     same = _same_step(run, rows, stalled)
     for stall in found:
-        others = same.get(stall.pop("moment"), []) if stall["culprit_step"] is not None else []
+        others = same.get(stall.pop("culprit_at_ns"), []) if stall["culprit_step"] is not None else []
         stall["same_step"], stall["same_step_more"] = others[:SAME_STEP_MAX], len(others) > SAME_STEP_MAX
     return sorted(found, key=lambda stall: (stall["start_us"], stall["vantage"])), stalled
 
 
 def but_for(run: Run, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the store's counterfactual by cause: stalls and stalled µs as they were, and the least and most without the cause."""
-    found = run(_BUT_FOR, _of(rows))
+    found = run(_BUT_FOR, span_parameters(rows))
     return [{name: value if name == "cause" else int(value) for name, value in row.items()} for row in found]
 
 
@@ -117,42 +87,6 @@ def parts_us(parts_ns: Mapping[str, int | str]) -> dict[str, int]:
     return {name: after - before for name, (before, after) in zip(positive, pairwise(sums), strict=True)}
 
 
-def evidence_in_words(evidence: Mapping[str, int | str]) -> list[str]:
-    """Return the numbers of a verdict as sentences. Numbers without a sentence are left out."""
-    numbers = {name: int(value) for name, value in evidence.items()}
-    out = [words.format(_time(numbers[name])) for name, words in _LENGTHS.items() if numbers.get(name, 0) > 0]
-    out += [words.format(numbers[name]) for name, words in _COUNTS.items() if name in numbers]
-    out += [words for (name, value), words in _FLAGS.items() if numbers.get(name) == value]
-    return [*out, *_throttling(numbers), *_kernel(numbers)]
-
-
-def _throttling(numbers: Mapping[str, int]) -> Iterator[str]:
-    if "throttled_us" in numbers:
-        seen = f", down to {numbers['clock_mhz']:,} MHz" if "clock_mhz" in numbers else ""
-        usual = f" of {numbers['clock_usual_mhz']:,} MHz" if seen and "clock_usual_mhz" in numbers else ""
-        yield f"The driver throttled a GPU for {_time(numbers['throttled_us'])}{seen}{usual}."
-
-
-def _kernel(numbers: Mapping[str, int]) -> Iterator[str]:
-    for name, words in _KERNEL.items():
-        if f"{name}_us" in numbers and f"{name}_of_us" in numbers:
-            yield words.format(_time(numbers[f"{name}_us"]), _time(numbers[f"{name}_of_us"]))
-
-
-def _time(us: int) -> str:
-    """Return a length with its unit and three digits."""
-    if us < 1_000:
-        return f"{us} µs"
-    if us < 999_500:
-        return f"{us / 1e3:.1f} ms" if us < 9_950 else f"{us / 1e3:.0f} ms"
-    return f"{us / 1e6:.2f} s"
-
-
-def _of(rows: Sequence[Row]) -> dict[str, Any]:
-    starts = [int(row["start_ns"]) for row in rows]
-    return {"spans": sorted({row["span"] for row in rows}), "first_ns": min(starts), "last_ns": max(starts)}
-
-
 def _stall(place: int, start_us: int, verdict: Row) -> dict[str, Any]:
     """A stall with its verdict. Negative parts (a delayed stream caught up) are added up in ``caught_up_us``."""
     caught_up = -sum(min(int(ns), 0) for ns in verdict["parts"].values())
@@ -163,13 +97,13 @@ def _stall(place: int, start_us: int, verdict: Row) -> dict[str, Any]:
         "end_us": start_us + int(verdict["gap_us"]),
         **{name: int(verdict[name]) for name in ("gap_us", "excess_us", "error_us", "culprit_us")},
         "open": bool(int(verdict["evidence"].get("open", 0))),
-        **{name: verdict[name] for name in ("cause", "confidence", "missing", "culprit_responses", "moment")},
+        **{name: verdict[name] for name in ("cause", "confidence", "missing", "culprit_responses", "culprit_at_ns")},
         "engine": verdict["engine_id"],
         "share": round(float(verdict["share"]), 4),
         "parts_us": parts_us(verdict["parts"]),
         "caught_up_us": caught_up // 1_000,
         **steps,
-        "evidence": evidence_in_words(verdict["evidence"]),
+        "evidence": sentences(verdict["evidence"]),
         "excluded": [{"cause": name, "reason": reason} for name, reason in verdict["excluded"].items()],
     }
 
@@ -190,7 +124,7 @@ def _unjudged(place: int, gap: Gap) -> dict[str, Any]:
         "confidence": "",
         "missing": [],
         "culprit_responses": [],
-        "moment": "",
+        "culprit_at_ns": "",
         "engine": "",
         "share": 0.0,
         "parts_us": {},
@@ -205,11 +139,12 @@ def _unjudged(place: int, gap: Gap) -> dict[str, Any]:
 
 def _same_step(run: Run, rows: Sequence[Row], verdicts: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
     """The other streams that each root-cause step stalled, longest gap first, by the time of the step."""
-    moments = sorted({verdict["moment"] for verdict in verdicts if verdict["culprit_step"] is not None})
+    moments = sorted({verdict["culprit_at_ns"] for verdict in verdicts if verdict["culprit_step"] is not None})
     if not moments:
         return {}
-    where = {**_of(rows), "traces": sorted({row["trace"] for row in rows}), "moments": moments, "engine": engine_of(verdicts, rows)}
+    traces = sorted({row["trace"] for row in rows})
+    where = {**span_parameters(rows), "traces": traces, "moments": moments, "engine": engine_of(verdicts, rows)}
     out: dict[str, list[dict[str, Any]]] = {}
     for row in run(_SAME_STEP, where):
-        out.setdefault(row["moment"], []).append({"trace": row["trace"], "gap_us": int(row["longest_us"]), "cause": row["named"]})
+        out.setdefault(row["culprit_at_ns"], []).append({"trace": row["trace"], "gap_us": int(row["longest_us"]), "cause": row["named"]})
     return out

@@ -55,7 +55,7 @@ __all__ = [
 
 Row = dict[str, Any]
 ALL = "$__all"
-BOARDS = ("streams", "now", "itl", "attribution", "nodes", "chunking", "cost", "stream", "runbook", "self")
+BOARDS = ("streams", "now", "itl", "attribution", "compare", "nodes", "chunking", "cost", "stream", "runbook", "self")
 # The column that each variable filters.
 DIMENSIONS = {
     "tenant": "tenant",

@@ -15,9 +15,9 @@ from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, silence, steps, stream
 from legato_ingest.attribution.worker import AttributionWorker
-from legato_ingest.cli.queries import BUT_FOR
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
+from legato_ingest.reports.queries import BUT_FOR
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.watermark import now_ms

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from legato_ingest.cli.report import ReportQuery, as_json, no_streams, render
-from legato_ingest.cli.time_range import TimeRange
+from legato_ingest.reports.time_range import TimeRange
 
 
 def row(**more: Any) -> dict[str, Any]:

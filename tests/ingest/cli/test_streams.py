@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from legato_ingest.cli.streams import as_json, ordered, render_list, render_stream
+from legato_ingest.cli.streams import as_json, render_list, render_stream
 
 SECOND_NS = 1_000_000_000
 
@@ -177,17 +177,6 @@ def test_a_stream_without_chunks() -> None:
     """No chunk and no duration: no division by zero."""
     page = text(render_stream([row(dts_ms=(), duration_ns=0, ttft_us=None, ttfo_us=None, gap_max_us=None)]))
     assert "no stall of 250 ms or more" in page
-
-
-def test_order_is_by_stream_then_from_engine_to_end_user() -> None:
-    """Two streams of one trace keep their vantages together."""
-    rows = [
-        row("client", response_id="b", start_ns=50),
-        row("client", response_id="a", start_ns=10),
-        row("engine", response_id="b", start_ns=60),
-    ]
-    rows.append(row("server", response_id="a", start_ns=20))
-    assert [(r["response_id"], r["vantage"]) for r in ordered(rows)] == [("a", "server"), ("a", "client"), ("b", "engine"), ("b", "client")]
 
 
 def test_the_list() -> None:

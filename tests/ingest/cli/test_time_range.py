@@ -12,7 +12,8 @@ import typer
 
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from helpers.servers.serving import legato
-from legato_ingest.cli.time_range import TimeRange, moment_of, time_range
+from legato_ingest.cli.time_range import moment_of, time_range
+from legato_ingest.reports.time_range import TimeRange
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ def test_the_evidence_has_all_parts_and_facts() -> None:
     facts = {"hold_us": "1000", "throttled_us": "200000", "clock_mhz": "900", "clock_usual_mhz": "1700", "unread": "1", "buffered": "0"}
     found = lines(evidence={**facts, "caught_up_percent": "80", "coincident_stalls": "3"}, excluded={"host": "no wait", "base": "long"})
     assert found[2] == (
-        "  evidence: the application held it for 1.0 ms; the driver throttled a GPU for 200 ms, down to 900 MHz of 1700; "
-        "data lay unread in the client's socket; 80 % of the missing chunks arrived immediately after it; "
-        "3 other streams had the same gap at the same moment with this cause"
+        "  evidence: the application held the chunk for 1.0 ms; 80 % of the missing chunks arrived right behind the gap; "
+        "3 other streams had the same gap at the same moment with this cause; the chunks arrived in separate reads; "
+        "data lay unread in the client's socket; the driver throttled a GPU for 200 ms, down to 900 MHz of 1,700 MHz"
     )
     assert found[3] == "  excluded: host: no wait; base: long"
 

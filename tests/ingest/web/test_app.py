@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +27,10 @@ from legato_ingest.web.panel_queries import Boards
 BOARDS = load_boards(ROOT / "dashboards")
 PASSWORD = "a long enough password"
 NOW_MS = 1_800_000_000_000
-PAGES = ("/", "/d/legato-streams", "/d/legato-streams/x?from=now-1h", "/stream/00ff", "/static/main.js", "/static/vendor/plotly.min.js")
+PAGES = (
+    "/", "/d/legato-streams", "/d/legato-streams/x?from=now-1h", "/stream/00ff", "/incident", "/sql", "/blame", "/static/main.js",
+    "/static/vendor/plotly.min.js",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +203,43 @@ def test_a_token_reads_its_tenant_until_it_is_removed(store: Store, tmp_path: pa
         remove(path, "page")
         monkeypatch.setattr("legato_ingest.auth.tokens._CHECK_EVERY_S", 0.0)
         assert client.post("/api/query", json=asked).status_code == 401
+
+
+def test_a_user_runs_sql_with_the_limits_of_a_reader(client: httpx.Client) -> None:
+    """A statement gives columns; one that writes, reads files or has its own format is refused with the reason."""
+    assert client.post("/api/sql", json={"sql": "SELECT 1 AS one"}).json()["data"] == {"one": [1]}
+    for sql in ("DROP TABLE streams", "SELECT * FROM file('/etc/passwd')", "SELECT 1 FORMAT CSV", "SELEC 1", ""):
+        reply = client.post("/api/sql", json={"sql": sql})
+        assert reply.status_code >= 400 and reply.json()["error"], sql
+
+
+def test_a_stream_is_found_by_its_trace_id(client: httpx.Client) -> None:
+    """The reply has the stream's chunks; an id that no stream has is 404."""
+    sql = "SELECT lower(hex(trace_id)) AS trace, chunks FROM streams LIMIT 1"
+    found = client.post("/api/sql", json={"sql": sql}).json()["data"]
+    reply = client.get(f"/api/streams/{found['trace'][0]}")
+    assert reply.headers["content-encoding"] == "gzip"
+    assert len(reply.json()["vantages"][0]["dt_us"]) == int(found["chunks"][0])
+    for unknown in ("f" * 32, "nothing", "' OR 1 = 1 --"):
+        missing = client.get(f"/api/streams/{unknown}")
+        assert missing.status_code == 404 and missing.json()["error"], unknown
+
+
+def test_an_incident_is_the_report_of_the_command(client: httpx.Client) -> None:
+    """Markdown about a range; a range that cannot be is refused."""
+    reply = client.get("/api/incident", params={"from_ms": NOW_MS - 3_600_000, "to_ms": NOW_MS})
+    assert reply.status_code == 200 and reply.json()["markdown"].startswith("# ")
+    for asked in ("", "?from_ms=x&to_ms=1", "?from_ms=-1&to_ms=1", "?from_ms=1&to_ms=1000000000000000000", "?from_ms=5&to_ms=5"):
+        assert client.get(f"/api/incident{asked}").status_code == 400, asked
+
+
+def test_events_of_now_need_credentials(store: Store) -> None:
+    """With a login the first event has the three lists; without one there is none."""
+    with web(store, read_user="ana", read_password=PASSWORD) as client:
+        assert client.get("/api/now").status_code == 401
+        client.post("/api/session", json={"user": "ana", "password": PASSWORD})
+        with client.stream("GET", "/api/now") as reply:
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            lines = reply.iter_lines()
+            assert next(lines) == "event: now"
+            assert json.loads(next(lines).removeprefix("data: ")).keys() == {"in_flight", "stalled", "engines", "stalled_streams"}

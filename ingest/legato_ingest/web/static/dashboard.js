@@ -6,8 +6,10 @@ import { chosen, choice, rangePicker, refreshPicker, setVariable, textBox, varia
 import { element } from "./elements.js";
 import { change, durationOf, parameters, rangeOf } from "./location.js";
 import { PanelView } from "./panel_view.js";
+import { LiveView } from "./pages/live.js";
 import { loadPlotly } from "./panels/plot.js";
 
+const LIVE = "legato-now";
 const CHARTS = new Set(["timeseries", "barchart", "heatmap"]);
 
 export function showDashboard(page, board, { theme }) {
@@ -30,7 +32,9 @@ class Dashboard {
     document.title = `${board.title} · Legato`;
     this.bar = element("div", { class: "bar", role: "group", "aria-label": "Variables and time range" });
     this.grid = element("div");
-    this.page.replaceChildren(element("h1", {}, board.title), element("p", { class: "lead" }, board.description || ""), this.bar, this.grid);
+    if (board.uid === LIVE) this.live = new LiveView();
+    const above = this.live ? [this.live.element] : [];
+    this.page.replaceChildren(element("h1", {}, board.title), element("p", { class: "lead" }, board.description || ""), ...above, this.bar, this.grid);
     this.apply();
   }
 
@@ -149,7 +153,7 @@ class Dashboard {
     if (every_ms) this.timer = setTimeout(() => (document.hidden ? this.later() : this.run()), every_ms);
   }
 
-  // A page that nobody sees does not query; it runs when it is seen again.
+  // A page in a hidden tab does not query; it runs when the tab is shown again.
   later() {
     document.addEventListener("visibilitychange", () => this.run(), { once: true });
   }
@@ -174,6 +178,13 @@ class Dashboard {
     return texts.map(({ sql }) => sql).join(";\n\n");
   }
 
+  // The address of the query page for a panel's query, with the same range and the variables of this page.
+  sqlPage(name) {
+    const { span, variables } = this.state();
+    const pairs = Object.entries(variables).flatMap(([variable, values]) => values.map((value) => [`var-${variable}`, value]));
+    return `/sql?${new URLSearchParams([["dashboard", this.board.uid], ["panel", name], ["from", span.from], ["to", span.to], ...pairs])}`;
+  }
+
   clear() {
     this.observer.disconnect();
     for (const view of this.panels) view.destroy();
@@ -183,6 +194,7 @@ class Dashboard {
   destroy() {
     clearTimeout(this.timer);
     clearInterval(this.clock);
+    this.live?.destroy();
     this.clear();
   }
 }

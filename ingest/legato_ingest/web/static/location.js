@@ -21,6 +21,29 @@ export function valuesOf(name) {
   return parameters().getAll(`var-${name}`);
 }
 
+// The dashboard of the address: "/" is the first one, and "/blame" another name of the attribution.
+export function boardAt() {
+  const [kind, uid] = window.location.pathname.split("/").filter(Boolean);
+  if (kind === undefined) return "legato-streams";
+  if (kind === "blame") return "legato-attribution";
+  return kind === "d" ? decodeURIComponent(uid) : "";
+}
+
+// The time range and variables of the address, to be carried over to another page.
+export function kept() {
+  const pairs = [...parameters()].filter(([name]) => ["from", "to", "refresh"].includes(name) || name.startsWith("var-"));
+  const text = new URLSearchParams(pairs.filter(([name]) => name !== "var-stream")).toString();
+  return text && `?${text}`;
+}
+
+// The address on this page of one that a dashboard links to: a stream has a page here, which Grafana has not.
+export function pageUrl(url) {
+  const parsed = new URL(url, window.location.origin);
+  const stream = parsed.searchParams.get("var-stream");
+  if (parsed.pathname.startsWith("/d/legato-stream/") && stream) return `/stream/${encodeURIComponent(stream)}`;
+  return url;
+}
+
 // Replace parameters of the URL; a value of null removes one. `push`: as a new entry of the history.
 export function change(changes, { push = true } = {}) {
   const query = parameters();

@@ -1,23 +1,30 @@
-// The page: finds out what the URL names, draws it, and replaces it when the URL changes. Dashboards and streams have their own modules.
+// The page: finds out what the URL names, draws it, and replaces it when the URL changes. What is drawn has its own module each.
 
-import { ApiError, fetchJson, postJson } from "./api.js";
+import { ApiError, fetchJson } from "./api.js";
 import { showDashboard } from "./dashboard.js";
-import { element, message } from "./elements.js";
-import { go } from "./location.js";
+import { message } from "./elements.js";
+import { boardAt, change, go, pageUrl, parameters } from "./location.js";
+import { drawLogin } from "./login.js";
+import { drawNavigation, followLink, openStream } from "./navigation.js";
+import { showIncident } from "./pages/incident.js";
+import { showSql } from "./pages/sql.js";
+import { showStream } from "./stream/stream.js";
+import { applyTheme, switchTheme, theme } from "./theme.js";
 
 const page = document.getElementById("page");
-let shown = { destroy() {} };
+const NOTHING = { destroy() {} };
+let shown = NOTHING;
 let visit = 0;
-let listed = [];
+let boards = [];
 
 async function start() {
-  applyTheme(stored("theme") || (matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark"));
-  document.getElementById("theme").addEventListener("click", switchTheme);
+  applyTheme();
+  document.getElementById("theme").addEventListener("click", () => (switchTheme(), show(false)));
   document.getElementById("logout").addEventListener("click", logOut);
   document.getElementById("find").addEventListener("submit", openStream);
   document.addEventListener("click", followLink);
   window.addEventListener("popstate", () => show(true));
-  window.addEventListener("statechange", () => drawNavigation(listed));
+  window.addEventListener("statechange", () => drawNavigation(boards));
   await show(false);
 }
 
@@ -25,14 +32,16 @@ async function start() {
 async function show(navigated) {
   const mine = ++visit;
   shown.destroy();
-  shown = { destroy() {} };
+  shown = NOTHING;
   try {
-    const { dashboards, has_login } = await fetchJson("/api/dashboards");
+    const { dashboards, has_login, notice } = await fetchJson("/api/dashboards");
     if (mine !== visit) return;
     document.getElementById("logout").hidden = !has_login;
-    listed = dashboards;
-    drawNavigation(listed);
-    const drawn = await drawPage(dashboards);
+    document.getElementById("notice").textContent = notice;
+    document.getElementById("notice").hidden = !notice;
+    boards = dashboards;
+    drawNavigation(boards);
+    const drawn = await drawPage();
     if (mine !== visit) drawn.destroy();
     else shown = drawn;
     if (navigated) page.focus({ preventScroll: true });
@@ -41,105 +50,35 @@ async function show(navigated) {
   }
 }
 
-async function drawPage(dashboards) {
+async function drawPage() {
   const [kind, name] = window.location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
   page.replaceChildren();
-  if (kind === "d") return showDashboard(page, await fetchJson(`/api/dashboards/${encodeURIComponent(name)}`), { theme: theme() });
-  drawHome(dashboards);
-  return { destroy() {} };
+  if (kind === "stream") return drawStream(name);
+  if (kind === "incident") return showIncident(page, { theme: theme() });
+  if (kind === "sql") return showSql(page, { theme: theme() });
+  const board = await fetchJson(`/api/dashboards/${encodeURIComponent(boardAt())}`);
+  return showDashboard(page, board, { theme: theme() });
 }
 
-function drawNavigation(dashboards) {
-  const current = window.location.pathname.split("/")[2];
-  const links = dashboards.map(({ uid, title }) => {
-    const link = element("a", { href: `/d/${uid}${window.location.search}` }, title.replace(/^Legato · /, ""));
-    if (uid === current) link.setAttribute("aria-current", "page");
-    return link;
+function drawStream(identity) {
+  document.title = `Stream ${identity.slice(0, 12)} · Legato`;
+  return showStream(page, identity, {
+    theme: theme(),
+    fetchJson: (path, signal) => fetchJson(path, { signal }),
+    href: pageUrl,
+    getState: (name) => parameters().get(name),
+    setState: (name, value) => change({ [name]: value }, { push: false }),
   });
-  document.getElementById("boards").replaceChildren(...links);
-}
-
-function drawHome(dashboards) {
-  document.title = "Legato";
-  const cards = dashboards.map(({ uid, title, description }) =>
-    element("li", {}, element("a", { href: `/d/${uid}` }, element("strong", {}, title)), element("p", {}, description)));
-  page.append(
-    element("h1", {}, "Legato"),
-    element("p", { class: "lead" }, "What streamed responses felt like, and why. Start with Streams, or open a stream by its id."),
-    element("ul", { class: "cards" }, ...cards),
-  );
 }
 
 function showError(error) {
-  if (error instanceof ApiError && error.status === 401) return drawLogin(error.message);
-  page.replaceChildren(message(error.message));
-}
-
-function drawLogin(reason) {
-  document.title = "Log in · Legato";
-  const user = element("input", { name: "user", autocomplete: "username" });
-  const password = element("input", { name: "password", type: "password", autocomplete: "current-password", required: "" });
-  const note = element("p", { class: "lead", role: "status" }, reason);
-  const form = element("form", { class: "login" }, element("h1", {}, "Log in"), note,
-    element("label", {}, "User (empty for a token)", user), element("label", {}, "Password or token", password),
-    element("button", {}, "Log in"));
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    try {
-      await postJson("/api/session", { user: user.value, password: password.value });
-      await show(true);
-    } catch (error) {
-      note.textContent = error.message;
-      password.focus();
-    }
-  });
-  page.replaceChildren(form);
-  password.focus();
+  if (error instanceof ApiError && error.status === 401) drawLogin(page, error.message, () => show(true));
+  else page.replaceChildren(message(error.message));
 }
 
 async function logOut() {
   await fetchJson("/api/session", { method: "DELETE" });
   go("/");
-}
-
-function openStream(event) {
-  event.preventDefault();
-  const identity = new FormData(event.target).get("stream").trim();
-  if (identity) go(`/d/legato-stream/stream?var-stream=${encodeURIComponent(identity)}`);
-}
-
-// Links inside the page replace its content; everything else is the browser's.
-function followLink(event) {
-  const link = event.target.closest("a[href]");
-  if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey || link.target) return;
-  const url = new URL(link.href);
-  if (url.origin !== window.location.origin || url.hash || link.hasAttribute("download")) return;
-  event.preventDefault();
-  go(url.pathname + url.search);
-}
-
-const theme = () => document.documentElement.dataset.theme;
-
-function applyTheme(name) {
-  document.documentElement.dataset.theme = name;
-}
-
-function switchTheme() {
-  applyTheme(theme() === "dark" ? "light" : "dark");
-  try {
-    window.localStorage.setItem("theme", theme());
-  } catch {
-    // Storage can be disabled; the theme then lasts as long as the page.
-  }
-  show(false);
-}
-
-function stored(name) {
-  try {
-    return window.localStorage.getItem(name);
-  } catch {
-    return null;
-  }
 }
 
 start();

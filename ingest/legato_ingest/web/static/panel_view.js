@@ -2,7 +2,8 @@
 
 import { queryFrame } from "./api.js";
 import { dropdown, element } from "./elements.js";
-import { durationOf, intervalOf } from "./location.js";
+import { downloadCsv } from "./files.js";
+import { durationOf, intervalOf, pageUrl } from "./location.js";
 import { drawPanel, toCsv, toMarkdown } from "./panels/index.js";
 
 export class PanelView {
@@ -31,7 +32,7 @@ export class PanelView {
     const items = [
       ["The SQL behind this", () => this.showSql()],
       ["Copy as Markdown", () => navigator.clipboard?.writeText(toMarkdown(this.frames || [], this.panel))],
-      ["Download CSV", () => this.download()],
+      ["Download CSV", () => downloadCsv(this.panel.title, toCsv(this.frames || []))],
     ].map(([label, act]) => {
       const button = element("button", { type: "button" }, label);
       button.addEventListener("click", () => {
@@ -85,7 +86,7 @@ export class PanelView {
     if (!this.drawn) this.body.replaceChildren();
     const context = {
       span, variables, theme, annotations, interval_ms,
-      href: (url) => url,
+      href: pageUrl,
       zoom: (from_ms, to_ms) => this.dashboard.setRange(String(Math.round(from_ms)), String(Math.round(to_ms))),
     };
     this.drawn = await drawPanel(this.body, this.panel, frames, context);
@@ -101,18 +102,15 @@ export class PanelView {
   async showSql() {
     const text = element("pre", { tabindex: "0" }, "loading …");
     const close = element("button", { type: "button" }, "Close");
-    const dialog = element("dialog", { "aria-label": `The SQL of ${this.panel.title}` }, element("h2", {}, this.panel.title), text, close);
+    const edit = this.refs().map((name) => element("a", { href: this.dashboard.sqlPage(name) }, "Run and edit"));
+    const buttons = element("p", { class: "bar" }, close, ...edit);
+    const dialog = element("dialog", { "aria-label": `The SQL of ${this.panel.title}` }, element("h2", {}, this.panel.title), text, buttons);
+    for (const link of edit) link.addEventListener("click", () => dialog.close());
     close.addEventListener("click", () => dialog.close());
     dialog.addEventListener("close", () => dialog.remove());
     document.body.append(dialog);
     dialog.showModal();
     text.textContent = await this.dashboard.sqlOf(this.refs()).catch((error) => error.message);
-  }
-
-  download() {
-    const url = URL.createObjectURL(new Blob([toCsv(this.frames || [])], { type: "text/csv" }));
-    element("a", { href: url, download: `${this.panel.title}.csv` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
   }
 
   destroy() {

@@ -22,7 +22,10 @@ export async function drawStat(element, panel, frames, context) {
   const large = figureNode(main, 'pn-stat-main', names, panel, theme);
   const small = others.filter((figure) => !figure.missing).map((figure) => figureNode(figure, 'pn-stat-other', names, panel, theme));
   const rest = small.length ? el('div', 'pn-stat-others', {}, small) : null;
-  element.replaceChildren(el('div', 'pn-stat', { role: 'group', 'aria-label': panel.title || 'Figures' }, [large, rest]));
+  const group = el('div', 'pn-stat', { role: 'group', 'aria-label': panel.title || 'Figures' }, [large, rest]);
+  element.replaceChildren(group);
+  // What scrolls must be reached by the keyboard.
+  if (group.scrollHeight > group.clientHeight) group.tabIndex = 0;
   return { destroy() {} };
 }
 

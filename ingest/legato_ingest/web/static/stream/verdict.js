@@ -4,6 +4,7 @@
 
 import { causeOf } from '../causes.js';
 import { el } from '../panels/dom.js';
+import { because } from './because.js';
 import { count, duration, moment, share, some } from './format.js';
 
 const RUNBOOK = '/d/legato-runbook/runbook';
@@ -98,6 +99,7 @@ export function showVerdict(element, model, number, { href, on }) {
       ]),
     ]),
     text('p', 'st-muted', `At the ${vantage.vantage} (${vantage.service}), from ${moment(stall.start_us)} ${end}.`),
+    ...(stall.cause ? [text('p', 'st-because', because(stall, model))] : []),
     headline(stall),
     ...(stall.cause ? partsBar(stall) : []),
     ...section('Evidence', [...stepWords(stall), ...stall.evidence, ...culprits(stall)]),

@@ -1,10 +1,10 @@
-"""Tests of the formatting of numbers, texts and time spans."""
+"""Tests of the formatting of numbers and texts."""
 
 from __future__ import annotations
 
 import pytest
 
-from legato_ingest.cli.format import bytes_of, clean, count, duration, n_of, ratio, share, sparkline
+from legato_ingest.reports.format import bytes_of, clean, count, duration, n_of, ratio, share, sparkline
 
 
 @pytest.mark.parametrize(

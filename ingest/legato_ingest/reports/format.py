@@ -1,24 +1,20 @@
-"""Numbers, texts and time spans of the terminal's views: units, unknown values, harmless texts, and ``--since``.
+"""Numbers and texts of the reports: units, unknown values, harmless texts.
 
-A number is printed with its unit and with no more digits than are known; an unknown value is a dash, never 0. It computes no statistics.
+A number is written with its unit and with no more digits than are known; an unknown value is a dash, never 0. It computes no statistics.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import typer
-
-__all__ = ["DASH", "bytes_of", "clean", "count", "duration", "limit", "n_of", "one_of", "ratio", "seconds_of", "share", "sparkline"]
+__all__ = ["DASH", "bytes_of", "clean", "count", "duration", "limit", "n_of", "ratio", "share", "sparkline"]
 
 DASH = "–"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_EDGES_US = (25_000, 50_000, 100_000, 250_000, 400_000, 1_000_000, 2_000_000)
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_SECONDS_MAX = 3_650 * 86_400
 
 
 def clean(value: Any) -> Any:
@@ -89,24 +85,3 @@ def bytes_of(number: int | None) -> str:
 def sparkline(gaps_us: Sequence[int]) -> str:
     """Return one block per gap on a logarithmic scale: the lowest below 25 ms, the highest from 2 s."""
     return "".join(_BLOCKS[sum(gap >= edge for edge in _SPARK_EDGES_US)] for gap in gaps_us)
-
-
-def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a callback of an option that accepts one of these names, or nothing. It raises ``typer.BadParameter``."""
-
-    def checked(value: str) -> str:
-        if value and value not in names:
-            raise typer.BadParameter(f"got {value!r}: expected one of {', '.join(names)}")
-        return value
-
-    return checked
-
-
-def seconds_of(since: str) -> int:
-    """Return the seconds in ``90s``, ``15m``, ``1h``, ``7d`` or ``2w``; 0 for ``all``. Raises ``typer.BadParameter``."""
-    if since == "all":
-        return 0
-    number, unit = since[:-1], since[-1:]
-    if not (number.isascii() and number.isdigit() and unit in _UNITS) or not 0 < int(number) * _UNITS[unit] <= _SECONDS_MAX:
-        raise typer.BadParameter(f"{since!r} is not a time span: write 90s, 15m, 1h, 7d, 2w, or all", param_hint="--since")
-    return int(number) * _UNITS[unit]

@@ -1,4 +1,4 @@
-"""`legato incident`: one page of Markdown about a range of time, to paste into a ticket.
+"""One page of Markdown about a range of time, to paste into a ticket.
 
 What broke in which services, since when, the causes and the engine events behind them, the worst streams, and what changed: releases,
 models, traffic and chunking, compared with the time of equal length before. The module sends queries and renders their rows; it judges
@@ -7,23 +7,21 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from legato_ingest.causes import BY_NAME
-from legato_ingest.cli import causes
-from legato_ingest.cli.client import Reader
-from legato_ingest.cli.format import DASH, clean, count, duration, limit, share
-from legato_ingest.cli.time_range import TimeRange
+from legato_ingest.reports import blame
+from legato_ingest.reports.format import DASH, clean, count, duration, limit, share
+from legato_ingest.reports.rows import Row, Run
+from legato_ingest.reports.time_range import TimeRange, utc
 
 __all__ = ["LEFT_OUT", "Incident", "IncidentQuery", "fetch", "render"]
 
 # Columns that a narrow terminal leaves out, the first one first. The piped page has all of them.
 LEFT_OUT = ("bad minutes", "start (UTC)", "model", "TTFT", "engine", "streams", "before", "outcome", "meaning", "end users hit")
 
-Row = Mapping[str, Any]
 _RANGE = "start_time >= fromUnixTimestamp64Nano({from_ns:Int64}) AND start_time < fromUnixTimestamp64Nano({to_ns:Int64})"
 _BEFORE = "start_time >= fromUnixTimestamp64Nano({before_ns:Int64}) AND start_time < fromUnixTimestamp64Nano({from_ns:Int64})"
 _WHICH = "({service:String} = '' OR service_name = {service:String}) AND ({tenant:String} = '' OR tenant = {tenant:String})"
@@ -120,26 +118,26 @@ class Incident:
     worst: Sequence[Row]
     changes: Sequence[Row]
     chunking: Sequence[Row]
-    blame: causes.BlameResult
+    causes: blame.BlameResult
 
 
-def fetch(reader: Reader, query: IncidentQuery) -> Incident:
-    """Send the queries. Raises ``ReadError``."""
+def fetch(run: Run, query: IncidentQuery) -> Incident:
+    """Send the queries. Raises what ``run`` raises."""
     which = query.parameters()
     when = TimeRange(0, query.from_ns, query.to_ns)
-    blame = causes.fetch(reader, causes.BlameQuery(when, service=query.service, tenant=query.tenant))
-    bad, worst, changes, chunking = (clean(reader.rows(sql, which)) for sql in (BAD, WORST, CHANGES, CHUNKING))
-    return Incident(query, bad, worst, changes, chunking, blame)
+    causes = blame.fetch(run, blame.BlameQuery(when, service=query.service, tenant=query.tenant))
+    bad, worst, changes, chunking = (clean(run(sql, which)) for sql in (BAD, WORST, CHANGES, CHUNKING))
+    return Incident(query, bad, worst, changes, chunking, causes)
 
 
 def render(incident: Incident) -> str:
     """Return the page."""
-    return "\n".join([*_summary(incident), *_causes(incident.blame), *_worst(incident.worst), *_changes(incident)]) + "\n"
+    return "\n".join([*_summary(incident), *_causes(incident.causes), *_worst(incident.worst), *_changes(incident)]) + "\n"
 
 
 def _summary(incident: Incident) -> Iterator[str]:
     query = incident.query
-    yield f"# Incident {_time(query.from_ns)} to {_time(query.to_ns)} UTC{f', {query.service}' if query.service else ''}"
+    yield f"# Incident {utc(query.from_ns)} to {utc(query.to_ns)} UTC{f', {query.service}' if query.service else ''}"
     yield ""
     yield (
         f"Bad: a gap above {limit(incident.bad, 'gap_limits_us')}, a first output after {limit(incident.bad, 'first_limits_us')}, "
@@ -167,14 +165,14 @@ def _summary(incident: Incident) -> Iterator[str]:
     )
 
 
-def _causes(blame: causes.BlameResult) -> Iterator[str]:
-    charged = causes.charged_us(blame)
+def _causes(found: blame.BlameResult) -> Iterator[str]:
+    charged = blame.charged_us(found)
     whole = sum(charged.values())
     if not whole:
         return
     yield "## Causes"
     yield ""
-    named = {row["cause"]: row for row in blame.causes}
+    named = {row["cause"]: row for row in found.causes}
     yield from _table(
         ("cause", "meaning", "stalled time", "share", "stalls"),
         (
@@ -189,14 +187,14 @@ def _causes(blame: causes.BlameResult) -> Iterator[str]:
             if us >= 0.01 * whole
         ),
     )
-    if blame.events:
+    if found.events:
         yield "## Engine events"
         yield ""
         yield from _table(
             ("when (UTC)", "engine", "event", "streams", "stalled time"),
             (
-                (row["happened"][:23], row["engine_id"], causes.event_of(row), count(int(row["streams"])), duration(int(row["excess_us"])))
-                for row in (clean(each) for each in blame.events[:5])
+                (row["happened"][:23], row["engine_id"], blame.event_of(row), count(int(row["streams"])), duration(int(row["excess_us"])))
+                for row in (clean(each) for each in found.events[:5])
             ),
         )
 
@@ -245,10 +243,6 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Any) -> Iterator
     for row in rows:
         yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
     yield ""
-
-
-def _time(ns: int) -> str:
-    return f"{datetime.fromtimestamp(ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def _int(value: Any) -> int | None:

@@ -11,9 +11,9 @@ import pytest
 
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.queries import STREAMS
 from legato_ingest.cli.report import ReportQuery, as_json, fetch
-from legato_ingest.cli.time_range import TimeRange
+from legato_ingest.reports.queries import STREAMS
+from legato_ingest.reports.time_range import TimeRange
 from legato_ingest.storage import Store
 
 CANCEL = {"legato.stream.outcome": "client_cancel"}

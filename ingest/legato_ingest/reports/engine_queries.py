@@ -6,8 +6,8 @@ same period. This module runs no query.
 
 from __future__ import annotations
 
-from legato_ingest.cli.queries import within
 from legato_ingest.definitions import COUNTER_GROWTH
+from legato_ingest.reports.queries import within
 
 __all__ = ["PREFIX_CACHE", "SPECULATION", "SPECULATION_SCRAPED"]
 

@@ -1,4 +1,4 @@
-"""The SQL of the command line.
+"""The SQL of `legato report`, `legato streams` and `legato blame`.
 
 Every query that judges streams reads the column `good` of the view `streams`. Values are bound as ``{name:Type}``. An unknown figure
 is NULL, which aggregates skip; each aggregate is returned with its own n. It runs nothing.
@@ -12,15 +12,10 @@ __all__ = [
     "BLAME",
     "BUT_FOR",
     "ENGINE_EVENTS",
-    "FINISHED",
     "FIRST_TOKENS",
-    "FIND_STREAM",
     "JUDGED_STALLS",
     "REPORT",
     "STREAMS",
-    "VANTAGES",
-    "VANTAGES_MAX",
-    "VERDICTS",
     "within",
 ]
 
@@ -109,41 +104,6 @@ WHERE {_WITHIN} AND {_FILTERS}
     AND ({{stalled:UInt8}} = 0 OR stalls_250ms > 0)
 ORDER BY start_time DESC
 LIMIT {{limit:UInt32}}
-"""
-
-# The streams that an id matches: a full trace id by the index, otherwise the start of a trace id, a span id or a response id.
-FIND_STREAM = """
-SELECT
-    lower(hex(trace_id)) AS trace, response_id, (response_id = {given:String} OR lower(hex(span_id)) = {id:String}) AS is_one,
-    toUnixTimestamp64Nano(min(start_time)) AS first_ns, toUnixTimestamp64Nano(max(start_time)) AS last_ns
-FROM stream_revs
-WHERE response_id = {given:String}
-    OR if({hex:UInt8} = 1, startsWith(lower(hex(trace_id)), {id:String}) OR lower(hex(span_id)) = {id:String}, 0)
-GROUP BY trace, response_id, is_one
-ORDER BY first_ns DESC
-LIMIT 200
-"""
-FIND_TRACE = """
-SELECT
-    lower(hex(trace_id)) AS trace, response_id, 0 AS is_one,
-    toUnixTimestamp64Nano(min(start_time)) AS first_ns, toUnixTimestamp64Nano(max(start_time)) AS last_ns
-FROM stream_revs
-WHERE trace_id = unhex({id:String})
-GROUP BY trace, response_id
-ORDER BY first_ns DESC
-LIMIT 200
-"""
-
-# The newest verdict of each stall of these traces.
-VERDICTS = """
-SELECT
-    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, gap_start_us, gap_us, excess_us, cause, confidence, share, parts, engine_id,
-    step_first, step_last, missing, evidence, excluded, error_us, culprit_step, culprit_us, culprit_responses
-FROM verdicts FINAL
-WHERE cause != 'base' AND start_time BETWEEN fromUnixTimestamp64Nano({first_ns:Int64}) - INTERVAL 1 HOUR
-    AND fromUnixTimestamp64Nano({last_ns:Int64}) + INTERVAL 1 HOUR
-    AND has({traces:Array(String)}, lower(hex(trace_id)))
-ORDER BY trace, span, gap_start_us
 """
 
 # The vantage at which a stream is judged: the client's, or the server's if no client recorded the trace. So each stream counts once.
@@ -245,12 +205,6 @@ LEFT JOIN
 ORDER BY excess_us DESC
 """
 
-# The engine's records of the requests of these responses.
-FINISHED = """
-SELECT response_id, engine_id, queued_us, prefill_us, preemptions, prompt_tokens
-FROM engine_requests FINAL
-WHERE has({responses:Array(String)}, response_id)
-"""
 # The parts of the time to the first token. The client's time minus the server's is the network (without a client nothing is known of it);
 # the engine's clock gives the queue time and the prefill time (first step included); the rest of the server's time is the front end.
 FIRST_TOKENS = f"""
@@ -294,23 +248,4 @@ SELECT
     count() AS split_streams, sum(ttft) AS ttft_us, sum(transit) AS transit_us, sum(queue) AS queue_us, sum(prefill) AS prefill_us,
     sum(front_end) AS front_end_us, sumMapIf(map(most, toUInt64(1)), is_late) AS late_by
 FROM split
-"""
-
-VANTAGES_MAX = 200
-# All vantages of these traces, and vantages of the same responses under other traces. The time range lets the primary key find them.
-VANTAGES = f"""
-SELECT
-    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toUnixTimestamp64Nano(start_time) AS start_ns,
-    toString(start_time) AS start, rev,
-    ended, duration_ns, flags, vantage, outcome, error_type, service_name AS service, service_version, provider, model, response_model,
-    response_id, finish_reason, route, engine_id, emitter, transport, clock, input_tokens, output_tokens, wire_bytes,
-    chunks, chunks_dropped, content_chunks, content_bytes, ttfb_us, ttft_us, ttfo_us, gaps, gap_max_us, gap_open_us, gap_p50_us, gap_p99_us,
-    stalls_250ms, excess_250ms_us, jitter_ratio, tokens_per_chunk, hold_sum_us, hold_max_us,
-    dt_us, chunk_bytes, chunk_tokens, chunk_kind, chunk_hold_64us, good
-FROM streams
-WHERE start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 1 HOUR
-    AND fromUnixTimestamp64Nano({{last_ns:Int64}}) + INTERVAL 1 HOUR
-    AND (has({{traces:Array(String)}}, lower(hex(trace_id))) OR (response_id != '' AND has({{responses:Array(String)}}, response_id)))
-ORDER BY start_time, span_id
-LIMIT {VANTAGES_MAX}
 """

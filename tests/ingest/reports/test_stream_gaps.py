@@ -1,4 +1,4 @@
-"""Tests of reads, stalls and clocks of one stream from its stored arrays."""
+"""Tests of reads and stalls of one recording from its stored arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato_ingest.cli.stream_gaps import Read, Stall, content_reads, shared_clock, stalls_of
+from legato_ingest.reports.stream_gaps import Read, Stall, content_reads, stalls_of
 
 
 def row(dts_ms: list[float], **more: Any) -> dict[str, Any]:
@@ -71,12 +71,3 @@ def test_stalls_and_reads_add_up(dts: list[int], data: st.DataObject) -> None:
     assert all(a.at_us < b.at_us for a, b in zip(reads, reads[1:], strict=False))
     distances = [b.at_us - a.at_us for a, b in zip(reads, reads[1:], strict=False)]
     assert [stall.length_us for stall in stalls_of(made, reads)] == [gap for gap in distances if gap >= 250_000]
-
-
-def test_a_clock_is_shared_when_boot_and_namespace_are() -> None:
-    """Starts on the shared monotonic clock, without the anchors, which were taken at different moments."""
-    a, b = {"clock": "boot:4026:1000", "start_ns": 5_000}, {"clock": "boot:4026:900", "start_ns": 5_000}
-    assert shared_clock([a, b]) == [4_000, 4_100]
-    for other in ("boot:4027:900", "other:4026:900", "", "boot:4026", "boot:4026:x", "a:b:c:1"):
-        assert shared_clock([a, {"clock": other, "start_ns": 5_000}]) is None
-    assert shared_clock([{"clock": "b:1:-5", "start_ns": 1}]) == [6]

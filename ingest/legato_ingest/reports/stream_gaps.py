@@ -1,4 +1,4 @@
-"""The reads and stalls of one stream, derived from a row of ``queries.VANTAGES``.
+"""The reads and stalls of one recording, derived from a row of ``find_stream``.
 
 They agree with the stored statistics: a gap of 250 ms between two content reads always lies between two epochs. Facts that the timeline
 lacks are None. This module queries nothing and renders nothing.
@@ -6,14 +6,15 @@ lacks are None. This module queries nothing and renders nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
 from legato_ingest.definitions import CONTENT_KINDS, HOLD_STEP_US, STALL_MS
+from legato_ingest.reports.rows import Row
 
-__all__ = ["STALL_US", "Read", "Stall", "content_reads", "shared_clock", "stalls_of"]
+__all__ = ["STALL_US", "Read", "Stall", "content_reads", "stalls_of"]
 
 STALL_US = int(STALL_MS * 1000)
 
@@ -48,7 +49,7 @@ class Stall:
         return asdict(self)
 
 
-def content_reads(row: Mapping[str, Any]) -> list[Read]:
+def content_reads(row: Row) -> list[Read]:
     """Return the content reads of a row. Chunks without content are left out: a keep-alive does not end a stall."""
     sizes: Sequence[int] = row["chunk_bytes"]
     reads: list[Read] = []
@@ -64,7 +65,7 @@ def content_reads(row: Mapping[str, Any]) -> list[Read]:
     return reads
 
 
-def stalls_of(row: Mapping[str, Any], reads: Sequence[Read], least_us: int = STALL_US) -> list[Stall]:
+def stalls_of(row: Row, reads: Sequence[Read], least_us: int = STALL_US) -> list[Stall]:
     """Return the gaps of at least ``least_us`` in order of time, the open gap last."""
     holds: Sequence[int] = row["chunk_hold_64us"]
     stalls = [
@@ -79,8 +80,8 @@ def stalls_of(row: Mapping[str, Any], reads: Sequence[Read], least_us: int = STA
         for before, after in zip(reads, reads[1:], strict=False)
         if after.at_us - before.at_us >= least_us
     ]
-    open_us = row["gap_open_us"]
-    if reads and open_us is not None and open_us >= least_us:
+    open_us = int(row["gap_open_us"] or 0)
+    if reads and open_us >= least_us:
         stalls.append(Stall(reads[-1].at_us, open_us, True, None, None, _held(holds, reads[-1].index, len(holds), open_us)))
     return stalls
 
@@ -88,20 +89,3 @@ def stalls_of(row: Mapping[str, Any], reads: Sequence[Read], least_us: int = STA
 def _held(holds: Sequence[int], first: int, end: int, length_us: int) -> int | None:
     """The hold time of the chunks of the read before a gap, and of later chunks without content. Never more than the gap."""
     return min(sum(holds[first:end]) * HOLD_STEP_US, length_us) if holds else None
-
-
-def shared_clock(rows: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Return each row's start in ns on the monotonic clock that all rows share, or None when their clocks differ or are unknown.
-
-    ``clock`` is ``boot id:time namespace:anchor``; wall time = anchor + monotonic time. Two processes of one host take their anchors at
-    different moments, and the wall clock may be set in between. Without the anchors the starts are exactly comparable.
-    """
-    clocks = [_clock(row["clock"]) for row in rows]
-    if any(clock is None for clock in clocks) or len({clock[0] for clock in clocks if clock}) != 1:
-        return None
-    return [int(row["start_ns"]) - clock[1] for row, clock in zip(rows, clocks, strict=True) if clock]
-
-
-def _clock(text: str) -> tuple[str, int] | None:
-    name, _, anchor = text.rpartition(":")
-    return (name, int(anchor)) if name.count(":") == 1 and anchor.removeprefix("-").isdecimal() else None

@@ -1,0 +1,82 @@
+"""What runs now: the streams in flight, those that are stalled with their growing gaps, and the state of their engines.
+
+The SDK reports stalls and streams in flight while they last (views ``stalled_streams`` and ``streams_in_flight``). This module sends the
+queries and returns their rows; it judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from legato_ingest.reports.rows import Row, Run
+
+__all__ = ["LiveQuery", "LiveResult", "as_json", "fetch"]
+
+_WHICH = "({service:String} = '' OR service_name = {service:String}) AND ({model:String} = '' OR model = {model:String})"
+IN_FLIGHT = f"""
+SELECT service_name AS service, vantage, model, sum(streams) AS in_flight
+FROM streams_in_flight
+WHERE {_WHICH}
+GROUP BY service, vantage, model
+ORDER BY in_flight DESC, service, vantage, model
+"""
+# A stream is stalled at each of its vantages; the client's row has the engine that the server's row names.
+STALLED = f"""
+SELECT
+    lower(hex(trace_id)) AS trace, vantage, service_name AS service, model, silence_us, gap_start_us,
+    max(engine_id::String) OVER (PARTITION BY tenant, trace_id) AS engine,
+    dateDiff('second', start_time, now()) AS age_s, newest.1 AS cause, newest.2 AS confidence
+FROM stalled_streams
+LEFT JOIN
+(
+    SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, confidence::String), gap_start_us) AS newest
+    FROM verdicts FINAL
+    WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR
+        AND (tenant, start_time, trace_id, span_id) IN (SELECT tenant, start_time, trace_id, span_id FROM stalled_streams)
+    GROUP BY tenant, start_time, trace_id, span_id
+) AS judged USING (tenant, start_time, trace_id, span_id)
+WHERE {_WHICH}
+ORDER BY silence_us DESC, trace, vantage
+"""
+ENGINES = """
+SELECT
+    engine_id AS engine, argMax(running, recorded_at) AS running, argMax(waiting, recorded_at) AS waiting,
+    argMax(kv_used_ppm, recorded_at) / 1e6 AS kv_used, sum(preempted) AS preempted, toUInt32(count()) AS steps,
+    dateDiff('second', max(recorded_at), now()) AS age_s
+FROM engine_steps
+WHERE recorded_at > now64(9) - INTERVAL 1 MINUTE
+GROUP BY tenant, engine
+ORDER BY engine
+LIMIT 50
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveQuery:
+    """The streams to show; empty names: any. ``limit``: the number of stalled streams to list."""
+
+    service: str = ""
+    model: str = ""
+    limit: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """The rows of the queries: one per service, vantage and model; per stalled stream and vantage; per engine with recent steps."""
+
+    in_flight: Sequence[Row]
+    stalled: Sequence[Row]
+    engines: Sequence[Row]
+
+
+def fetch(run: Run, query: LiveQuery) -> LiveResult:
+    """Send the queries. Raises what ``run`` raises."""
+    which = {"service": query.service, "model": query.model}
+    return LiveResult(run(IN_FLIGHT, which), run(STALLED, which), run(ENGINES, {}))
+
+
+def as_json(result: LiveResult) -> dict[str, Any]:
+    """Return the result as data; silences in µs."""
+    return {"in_flight": list(result.in_flight), "stalled": list(result.stalled), "engines": list(result.engines)}

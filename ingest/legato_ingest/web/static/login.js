@@ -1,0 +1,27 @@
+// The form for credentials, shown in place of a page that needs them. The server keeps them and sets a cookie; the form stores nothing.
+
+import { postJson } from "./api.js";
+import { element } from "./elements.js";
+
+// Draw the form; `reason`: why it is shown. `onDone` is called after the server has accepted the credentials.
+export function drawLogin(page, reason, onDone) {
+  document.title = "Log in · Legato";
+  const user = element("input", { name: "user", autocomplete: "username" });
+  const password = element("input", { name: "password", type: "password", autocomplete: "current-password", required: "" });
+  const note = element("p", { class: "lead", role: "status" }, reason);
+  const form = element("form", { class: "login" }, element("h1", {}, "Log in"), note,
+    element("label", {}, "User (empty for a token)", user), element("label", {}, "Password or token", password),
+    element("button", {}, "Log in"));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    try {
+      await postJson("/api/session", { user: user.value, password: password.value });
+      await onDone();
+    } catch (error) {
+      note.textContent = error.message;
+      password.focus();
+    }
+  });
+  page.replaceChildren(form);
+  password.focus();
+}
