@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dashboards.sql_fragments import chosen, chosen_last, filters, rolled
 
-__all__ = ["AUTOMATIC", "BY", "COARSE", "NAMES", "SHIFT", "VALUES", "picks", "sides", "streams_of"]
+__all__ = ["AUTOMATIC", "BY", "NAMES", "VALUES", "picks", "sides", "streams_of"]
 
 # The dimensions that rollups of streams and of stalls have; each is also the name of the variable that filters it.
 BY = {
@@ -29,29 +29,26 @@ NAMES = f"SELECT arrayJoin({_LISTED}) AS name"
 """The statement for the values of the variable ``by``."""
 _BY_NAME = f"if(has({_LISTED}, {chosen_last('by')}), {chosen_last('by')}, 'release')"
 _LENGTH = "($__toTime - $__fromTime)"
-COARSE = f"{_LENGTH} > 21600"
-"""Only longer ranges use hours, so that also a short one has many parts in time."""
-SHIFT = f"toIntervalSecond({_LENGTH})"
+_LOW = f"if(by_name = 'time', $__fromTime - {_LENGTH}, $__fromTime)"
+_HOURS = tuple(f"toStartOfHour({bound} + INTERVAL 3599 SECOND)" for bound in (_LOW, "$__fromTime"))
+# Complete hours of either range. Only ranges over 6 hours use them, so that a short one has many parts in time, too.
+_WHOLE = f"""{_LENGTH} > 21600 AND (minute >= {_HOURS[0]} AND minute < toStartOfHour($__fromTime)
+        OR minute >= {_HOURS[1]} AND minute < toStartOfHour($__toTime))"""
 _BEFORE, _NOW = "the range before", "this range"
 
 
-def _value(by_name: str = "by_name") -> str:
-    """The value of a row's dimension; the release if the variable has none of the names."""
-    cases = ", ".join(f"{by_name} = '{name}', {column}::String" for name, column in BY.items() if name != "release")
-    return f"multiIf({by_name} = 'time', part, {cases}, {BY['release']}::String)"
-
-
-def _named(value: str) -> str:
-    return f"if({value} = '', '(none)', {value})"
+# The value of a row's dimension; `part` is the range that it is in.
+_CASES = ", ".join(f"by_name = '{name}', {column}::String" for name, column in BY.items() if name != "release")
+_VALUE = f"ifNull(nullIf(multiIf(by_name = 'time', part, {_CASES}, {BY['release']}::String), ''), '(none)')"
 
 
 VALUES = f"""
 WITH
-    {_BY_NAME} AS by_name, '' AS part
+    (SELECT {_BY_NAME}) AS by_name, '' AS part
 SELECT arrayJoin(arrayConcat(['{AUTOMATIC}'], arraySort(groupUniqArray(1000)(value)))) AS name
 FROM
 (
-    SELECT {_named(_value())} AS value
+    SELECT {_VALUE} AS value
     FROM stream_minutes
     WHERE $__timeFilter(minute) AND by_name != 'time'
         AND {filters()}
@@ -69,26 +66,31 @@ def picks() -> str:
     """Return the beginning of a statement: WITH and the names that ``sides`` needs, ``a_values`` and ``b_values`` among them."""
     wanted = "(a_automatic OR b_automatic) AND by_name != 'time'"
     ranking = rolled("stream", "streams", only=f"{wanted} AND {filters()}")
+    # Scalar subqueries, because other expressions would be analyzed again wherever they are used.
     return f"""WITH
-    {_BY_NAME} AS by_name, {chosen("a")} AS a_given, {chosen("b")} AS b_given,
-    {_automatic("a")} AS a_automatic, {_automatic("b")} AS b_automatic,
+    (SELECT {_BY_NAME}) AS by_name, (SELECT {chosen("a")}) AS a_given, (SELECT {chosen("b")}) AS b_given,
+    (SELECT {_automatic("a")}) AS a_automatic, (SELECT {_automatic("b")}) AS b_automatic,
     (
         SELECT groupArray(value)
         FROM
         (
-            SELECT {_named(_value())} AS value, sum(streams) AS n
+            SELECT {_VALUE} AS value, sum(streams) AS n
             FROM (SELECT *, '' AS part {ranking})
             GROUP BY value
             ORDER BY n DESC, value
             LIMIT 1001
         )
     ) AS ranked,
-    multiIf(
-        by_name = 'time', ['{_BEFORE}'],
-        a_automatic, arraySlice(arrayFilter(name -> b_automatic OR NOT has(b_given, name), ranked), 1, 1), a_given) AS a_values,
-    multiIf(
-        by_name = 'time', ['{_NOW}'],
-        b_automatic, arraySlice(arrayFilter(name -> NOT has(a_values, name), ranked), 1, 1), b_given) AS b_values"""
+    (
+        SELECT multiIf(
+            by_name = 'time', ['{_BEFORE}'],
+            a_automatic, arraySlice(arrayFilter(name -> b_automatic OR NOT has(b_given, name), ranked), 1, 1), a_given)
+    ) AS a_values,
+    (
+        SELECT multiIf(
+            by_name = 'time', ['{_NOW}'],
+            b_automatic, arraySlice(arrayFilter(name -> NOT has(a_values, name), ranked), 1, 1), b_given)
+    ) AS b_values"""
 
 
 _SIDE = "arrayConcat(if(has(a_values, value), ['A'], []), if(has(b_values, value), ['B'], []))"
@@ -100,18 +102,24 @@ def sides(stem: str, alive: str, *, series: bool = False, minutes: bool = False)
     A value of both sides counts for both. ``series``: for curves; the minutes of the range before are moved to this range.
     ``minutes``: no hours.
     """
-    coarse = "false" if minutes else COARSE
-    now = rolled(stem, alive, series=series, coarse=coarse)
-    before = rolled(stem, alive, series=series, coarse=coarse, before=True, only=f"by_name = 'time' AND {filters()}")
-    moved = f"* REPLACE (minute + {SHIFT} AS minute)" if series else "*"
+    hours = "false" if minutes else f"$__interval_s % 3600 = 0 AND {_WHOLE}" if series else _WHOLE
+    tables = "\n        UNION ALL\n".join(
+        f"""        SELECT * FROM {stem}_{table} FINAL
+        WHERE minute >= {_LOW} AND minute <= $__toTime AND {condition} AND {alive} > 0
+        AND {filters()}"""
+        for table, condition in (("minutes", f"NOT ({hours})"), ("hours", f"({hours})"))
+    )
+    moved = f"* REPLACE (if(minute < $__fromTime, minute + toIntervalSecond({_LENGTH}), minute) AS minute)" if series else "*"
     return f"""FROM
 (
-    SELECT *, {_named(_value())} AS value
+    SELECT {moved}, {_VALUE} AS value
     FROM
     (
-        SELECT *, '{_NOW}' AS part {now}
-        UNION ALL
-        SELECT {moved}, '{_BEFORE}' AS part {before}
+        SELECT *, if(minute < $__fromTime, '{_BEFORE}', '{_NOW}') AS part
+        FROM
+        (
+{tables}
+        )
     )
 )
 ARRAY JOIN {_SIDE} AS side"""
@@ -120,12 +128,11 @@ ARRAY JOIN {_SIDE} AS side"""
 def streams_of(minutes: str, columns: str) -> str:
     """Return a FROM clause: the streams of both sides that began in these minutes (a subquery), with ``side`` and ``value``."""
     part = f"if(toStartOfMinute(start_time) < $__fromTime, '{_BEFORE}', '{_NOW}')"
-    low = f"if(by_name = 'time', $__fromTime - {SHIFT}, $__fromTime)"
     return f"""FROM
 (
-    SELECT {columns}, {part} AS part, {_named(_value())} AS value
+    SELECT {columns}, {part} AS part, {_VALUE} AS value
     FROM streams
-    WHERE start_time >= {low} AND start_time < $__toTime + INTERVAL 1 MINUTE AND toStartOfMinute(start_time) IN
+    WHERE start_time >= {_LOW} AND start_time < $__toTime + INTERVAL 1 MINUTE AND toStartOfMinute(start_time) IN
         (
             {minutes}
         )

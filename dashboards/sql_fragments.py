@@ -82,19 +82,18 @@ def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[st
     return "\n    AND ".join(_filter(variable, column) for variable, column in columns.items() if variable not in without)
 
 
-def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False, only: str = "", coarse: str = "true") -> str:
+def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False, only: str = "") -> str:
     """Return a FROM clause: rollups of the range that match the variables, complete hours from `STEM_hours`, the rest from `STEM_minutes`.
 
     Both tables add up to the same, so a panel's figures do not depend on the choice. ``alive``: the column that is 0 in rows of vanished
     keys. ``series``: for curves, which use hours only if a point covers complete hours. ``before``: the range of equal length before.
-    ``only``: a condition instead of the variables' filters. ``coarse``: a condition without which no hours are used.
+    ``only``: a condition instead of the variables' filters.
     """
     only = only or filters()
     low, high = ("$__fromTime - ($__toTime - $__fromTime)", "$__fromTime") if before else ("$__fromTime", "$__toTime")
     within = f"minute >= {low} AND minute < {high}" if before else "$__timeFilter(minute)"
     whole = f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND) AND minute < toStartOfHour({high})"
     hours = f"$__interval_s % 3600 = 0 AND {whole}" if series else whole
-    hours = hours if coarse == "true" else f"{coarse} AND {hours}"
     return f"""FROM
 (
     SELECT * FROM {stem}_minutes FINAL

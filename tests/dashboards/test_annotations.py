@@ -64,7 +64,9 @@ def test_a_variable_lists_every_value_in_the_range(asked: Asked, name: str) -> N
     live = {variable: DIMENSIONS[variable] for variable in ("tenant", "service", "model", "vantage")}
     columns = {"stream": {}, "runbook": {}, "self": {}, "nodes": NODES, "now": live}.get(name, DIMENSIONS)
     variables = {title: sql for title, sql in statements(name).items() if title.startswith("variable ")}
-    assert list(variables) == [f"variable {variable}" for variable in columns]
+    # `test_panels_compare` has those that choose what is compared.
+    others = ["variable by", "variable a", "variable b"] if name == "compare" else []
+    assert list(variables) == [*(f"variable {variable}" for variable in columns), *others]
     # Engines are known from steps and from scraped metrics. `test_panels_nodes` has the hosts, and what a chosen service leaves.
     metrics = ("legato.engine.up", "vllm:num_requests_running")
     scraped = [row for row in asked.past.samples if row["metric"] in metrics] if name == "nodes" else []

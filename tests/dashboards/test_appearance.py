@@ -29,6 +29,7 @@ MEANINGS = {
     ("streams", "By service, release, model, provider, route, vantage, transport"): "goodput",
     ("now", "Longest open gap"): "gap",
     ("itl", "Per-stream p99 gap over time"): "gap",
+    ("compare", "Per-stream p99 gap over time, A and B"): "gap",
     ("attribution", "Cause unknown"): "evidence missing",
     ("attribution", "Side known, cause unknown"): "evidence missing",
     ("attribution", "Stalls with a missing vantage"): "evidence missing",

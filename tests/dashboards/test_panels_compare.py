@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,11 @@ def compare_views(past: Past) -> list[View]:
         "unknown": {"by": ["no such dimension"], "a": [ALL], "b": ["1.0"]},
         "nasty": {"by": ["service"], "a": [NASTY[0], NASTY[3]], "b": [NASTY[5], NASTY[12]]},
         "no A": {"by": ["release"], "a": ["no such release"]},
-        "neither": {"by": ["model"], "a": ["no such model"], "b": ["' OR 1=1 --"]},
+        "neither": {"by": ["model"], "a": ["no such model"], "b": ["') OR (''='"]},
     }
-    made = [past.view(name, hours, 300, values) for name, values in chosen.items() for hours in (1.5, 26)]
-    return [*views(past), *(replace(view, name=f"{view.name}, by time", values={**view.values, **OF_TIME}) for view in views(past)), *made]
+    made = [past.view(name, (1.5, 26)[place % 2], 300, values) for place, (name, values) in enumerate(chosen.items())]
+    of_time = [replace(view, name=f"{view.name}, by time", values={**view.values, **OF_TIME}) for view in views(past)[:4]]
+    return [*views(past), *of_time, *made]
 
 
 def _split(rows: list[Rowed]) -> dict[str, list[Rowed]]:
@@ -116,7 +118,7 @@ def _agrees(text: str | None, value: float | None) -> bool:
     assert match, text
     scale = UNITS[match.group(2)]
     digits = 2 if match.group(2) in (" %", " s") else 1
-    return abs(float(match.group(1)) * scale - value) <= 0.51 * scale * 10**-digits
+    return abs(float(match.group(1)) * scale - value) <= 0.51 * scale * 0.1**digits
 
 
 def _interval_agrees(text: str | None, low: float | None, high: float | None) -> bool:
@@ -231,7 +233,7 @@ def by_cause(past: Past, view: View) -> list[Row]:
 
 def _differing(values: dict[str, dict[str, Counter[str]]], dimension: str) -> list[Row]:
     """Up to three values of each dimension with the largest difference of share."""
-    made = []
+    made: list[Row] = []
     for name, sides in values.items():
         a, b = sides["A"], sides["B"]
         n_a, n_b = a.total(), b.total()
@@ -269,12 +271,15 @@ def _up_to(value: int | None) -> str:
     return "(unknown)" if value is None else f"up to {2 ** math.ceil(math.log2(max(value, 1)))}"
 
 
+def _place(row: Row) -> tuple[Any, ...]:
+    return row["tenant"], row["vantage"], row["service_name"], row["minute"]
+
+
 def requests(past: Past, view: View) -> list[Row]:
     """Shares of tokens, load, engines and finish reasons, of the streams of the drawn minutes."""
     rows = sided(past.streams, view, minutes=True)
     drawn = _drawn(rows)
-    place = lambda row: (row["tenant"], row["vantage"], row["service_name"], row["minute"])  # noqa: E731
-    load = Counter(place(row) for row in past.streams if row["minute"] in drawn and view.shows(row))
+    load = Counter(_place(row) for row in past.streams if row["minute"] in drawn and view.shows(row))
     served = {(row["tenant"], row["trace_id"]): row["engine_id"] for row in past.streams if row["minute"] in drawn and row["engine_id"]}
     values: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: {"A": Counter(), "B": Counter()})
     for each in rows:
@@ -283,7 +288,7 @@ def requests(past: Past, view: View) -> list[Row]:
             continue
         engine = row["engine_id"] or served.get((row["tenant"], row["trace_id"]), "")
         named = {"prompt tokens": _up_to(row["input_tokens"]), "output tokens": _up_to(row["output_tokens"])}
-        named |= {"streams per minute of the service": _up_to(load[place(row)]), "engine": engine, "finish reason": row["finish_reason"]}
+        named |= {"streams per minute of the service": _up_to(load[_place(row)]), "engine": engine, "finish reason": row["finish_reason"]}
         for name, value in named.items():
             values[name][each.side][value or "(none)"] += 1
     return _differing(values, _dimension(view))
@@ -309,7 +314,7 @@ def test_a_panel_matches_the_streams(asked: Asked, title: str) -> None:
         should = EXPECTED[title](asked.past, view)
         same(asked.panel(BOARD, title, view), should, f"{title}, {view.name}, {view.values}")
         shown += bool(should)
-    assert shown >= 10
+    assert shown >= 8
 
 
 def test_every_panel_is_expected() -> None:
@@ -348,7 +353,7 @@ def test_both_sides_are_chosen_from_the_values(asked: Asked) -> None:
 
 def test_sides_without_streams_are_empty(asked: Asked) -> None:
     """No panel shows a row if neither side has a stream; with one side, values of the other are missing, not 0."""
-    neither = asked.past.view("", 4, 300, {"by": ["model"], "a": ["no such model"], "b": ["' OR 1=1 --"]})
+    neither = asked.past.view("", 4, 300, {"by": ["model"], "a": ["no such model"], "b": ["') OR (''='"]})
     assert all(none(asked.panel(BOARD, title, neither)) for title in panels(BOARD))
     one = asked.past.view("", 4, 300, {"by": ["model"], "a": ["no such model"], "b": ["demo-7b"]})
     rows = asked.panel(BOARD, "Side by side", one).as_rows()[1:]

@@ -13,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from helpers.dashboards.panels import Past
-from helpers.platform.browser import opened, settled
+from helpers.platform.browser import opened, pictured, settled
 from helpers.servers.web import BOARDS, web_page
 from legato_ingest.storage import EmbeddedStore
 
@@ -52,6 +52,7 @@ def test_every_panel_draws(browser: Browser, url: str, span: str, uid: str) -> N
         assert page.locator(".failed").count() == 0, page.locator(".failed").all_inner_texts()
         for panel in drawn.all():
             assert panel.locator(".body").inner_text().strip(), panel.get_attribute("aria-label")
+        pictured(page, uid)
         assert seen.errors == [] and seen.hosts == {"127.0.0.1"}
 
 
@@ -93,7 +94,7 @@ def test_the_state_is_in_the_url(browser: Browser, url: str, span: str) -> None:
         page.get_by_role("button", name="Apply").locator("visible=true").click()
         settled(page)
         assert parse_qs(urlsplit(page.url).query)["var-vantage"] == ["$__all"]
-        page.get_by_role("navigation").get_by_role("link", name="ITL distributions").click()
+        page.get_by_role("navigation").get_by_role("link", name="ITL").click()
         expect(page.locator("h1")).to_contain_text("ITL")
         assert "var-vantage" in page.url and "from=" in page.url
         page.go_back()
@@ -118,6 +119,20 @@ def test_a_failing_panel_leaves_the_others_alone(browser: Browser, url: str, spa
         settled(page)
         assert page.locator(".failed").all_inner_texts() == ["Code: 241. Memory limit exceeded"]
         assert page.locator("section.panel[aria-label='Goodput'] .body").inner_text().strip()
+
+
+def test_a_store_that_restarts_is_used_again(browser: Browser, url: str, span: str) -> None:
+    """While the server does not answer, each panel says so; the next run draws them."""
+    with opened(browser, f"{url}/d/legato-now?{span}", height=3_000) as (page, _):
+        settled(page)
+        page.route("**/api/query", lambda route: route.abort("connectionrefused"))
+        page.get_by_role("button", name="Run now").click()
+        expect(page.locator(".failed").first).to_contain_text("legato serve does not answer")
+        settled(page)
+        assert page.locator(".failed").count() == page.locator("section.panel").count()
+        page.unroute("**/api/query")
+        page.get_by_role("button", name="Run now").click()
+        expect(page.locator(".failed")).to_have_count(0)
 
 
 def test_a_query_is_cancelled_when_its_page_is_left(browser: Browser, url: str, span: str) -> None:

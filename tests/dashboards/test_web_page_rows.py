@@ -46,7 +46,10 @@ def test_an_empty_store_says_so(browser: Browser, store: Store) -> None:
 
 
 def test_a_login_is_asked_for_once(browser: Browser, store: Store) -> None:
-    """A wrong password is refused with the reason; the right one opens the page that the URL names; logging out closes it."""
+    """A wrong password is refused with the reason; the right one opens the page that the URL names.
+
+    A session that ends while a page is open asks again, and returns to the page. Logging out ends the session.
+    """
     with web_page(store, read_user="ana", read_password="a long password") as address:
         with opened(browser, f"{address}/d/legato-runbook") as (page, _):
             for password in ("wrong", "a long password"):
@@ -56,5 +59,14 @@ def test_a_login_is_asked_for_once(browser: Browser, store: Store) -> None:
                 if password == "wrong":
                     expect(page.get_by_role("status")).to_contain_text("wrong")
             expect(page.locator("h1")).to_contain_text("Runbook")
+            page.get_by_role("navigation").get_by_role("link", name="Streams").click()
+            settled(page)
+            page.context.clear_cookies()
+            page.get_by_role("button", name="Run now").click()
+            expect(page.locator("h1")).to_contain_text("Log in")
+            page.get_by_label("User").fill("ana")
+            page.get_by_label("Password or token").fill("a long password")
+            page.get_by_role("button", name="Log in").click()
+            expect(page.locator("h1")).to_contain_text("Streams")
             page.get_by_role("button", name="Log out").click()
             expect(page.locator("h1")).to_contain_text("Log in")

@@ -7,13 +7,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from helpers.builders.judging import worker
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, trace_id
 from helpers.builders.world_spans import stream as world_stream
-from helpers.platform.browser import opened
+from helpers.platform.browser import opened, pictured
 from helpers.servers.reading import open_store
 from helpers.servers.web import web_page
 
@@ -67,6 +67,7 @@ def test_the_prefill_that_stalled_the_stream_is_named(browser: Browser, url: str
         expect(page.locator(".st-verdict")).to_contain_text("prefill of others")
         page.keyboard.press("p")
         expect(page.locator(".st-verdict")).to_contain_text("engine's host")
+        pictured(page, "stream")
         assert seen.errors == [] and seen.hosts == {"127.0.0.1"}
 
 
@@ -93,6 +94,22 @@ def test_the_search_opens_a_stream(browser: Browser, url: str) -> None:
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("no stream has the id")
         assert [error for error in seen.errors if "404" not in error] == []
+
+
+def test_a_late_reply_draws_nothing(browser: Browser, url: str) -> None:
+    """The reply for a stream that the user has left arrives after that of the stream that is shown: the page stays as it is."""
+    held = list[Route]()
+    with opened(browser, "about:blank") as (page, seen):
+        page.route(f"**/api/streams/{trace(0)}", held.append)
+        page.goto(f"{url}/stream/{trace(0)}")
+        expect(page.get_by_text("Loading the stream")).to_be_visible()
+        page.get_by_label("Open a stream").fill(trace(1))
+        page.keyboard.press("Enter")
+        expect(page.locator(".st-verdict")).to_contain_text("because")
+        held[0].continue_()
+        page.wait_for_timeout(500)
+        expect(page.locator("main")).to_contain_text(trace(1)[:12])
+        assert page.locator(".st-verdict").count() == 1 and seen.errors == []
 
 
 @pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (1280, "light"), (1920, "dark")])

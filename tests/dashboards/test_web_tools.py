@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
 from helpers.dashboards.panels import Past
-from helpers.platform.browser import opened, settled
+from helpers.platform.browser import opened, pictured, settled
 from helpers.servers.web import web_page
 from legato_ingest.storage import EmbeddedStore
 
@@ -61,6 +61,7 @@ def test_an_incident_is_one_page(browser: Browser, url: str, past: Past) -> None
         report = page.locator("article.report")
         expect(report.locator("table").first).to_be_visible()
         assert report.locator("a[href^='/stream/']").count() > 0
+        pictured(page, "incident")
         page.get_by_label("Service (empty: all)").fill("no such service")
         page.keyboard.press("Tab")
         expect(report.locator("a[href^='/stream/']")).to_have_count(0)
@@ -80,6 +81,7 @@ def test_a_panel_leads_to_its_sql_and_a_user_changes_it(browser: Browser, url: s
         page.get_by_label("SQL", exact=True).fill("SELECT 40 + 2 AS answer")
         page.keyboard.press("Control+Enter")
         expect(page.locator(".sql-result tbody td").first).to_have_text("42")
+        pictured(page, "sql")
         page.reload()
         assert page.get_by_label("SQL", exact=True).input_value() == "SELECT 40 + 2 AS answer"
         page.get_by_label("SQL", exact=True).fill("DROP TABLE streams")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
+Each = TypeVar("Each")
 ALL = "$__all"
 BOARDS = ("streams", "now", "itl", "attribution", "compare", "nodes", "chunking", "cost", "stream", "runbook", "self")
 # The column that each variable filters.
@@ -319,9 +320,9 @@ def none(answer: Answer) -> bool:
 # Expected figures.
 
 
-def by(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Any, list[Row]]:
+def by(rows: Iterable[Each], key: Callable[[Each], Hashable]) -> dict[Any, list[Each]]:
     """Group rows by key, with ascending keys."""
-    groups: dict[Any, list[Row]] = defaultdict(list)
+    groups: dict[Any, list[Each]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
     return dict(sorted(groups.items()))

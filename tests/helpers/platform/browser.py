@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-__all__ = ["Seen", "chromium", "opened", "settled"]
+from helpers.repo.repository import ROOT
+
+__all__ = ["Seen", "chromium", "opened", "pictured", "settled"]
 
 # A container's root has no user namespaces for the sandbox. The other switches stop Chromium's own connections to its vendor.
 _SWITCHES = [
@@ -19,6 +21,8 @@ _SWITCHES = [
     "--disable-sync",
 ]  # fmt: skip
 _LOADING_MS_MAX = 60_000
+# Several tests share two cores, so a page may wait long for its processor.
+expect.set_options(timeout=30_000)
 
 
 @dataclass
@@ -69,9 +73,21 @@ def opened(browser: Browser, url: str, *, width: int = 1280, height: int = 900, 
         context.close()
 
 
+def pictured(page: Page, name: str) -> None:
+    """Save pictures of the page at three widths, dark and light, in the folder `.build/screenshots` for people to look at."""
+    folder = ROOT / ".build" / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    for theme in ("dark", "light"):
+        page.evaluate("theme => document.documentElement.dataset.theme !== theme && document.getElementById('theme').click()", theme)
+        for width in (390, 1280, 1920):
+            page.set_viewport_size({"width": width, "height": 1_000})
+            settled(page)
+            page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
+
+
 def settled(page: Page) -> None:
     """Wait until the page has content and no panel is loading."""
-    page.locator("main > *").first.wait_for()
+    page.locator("main > * > *").first.wait_for()
     page.wait_for_timeout(200)
     for _ in range(_LOADING_MS_MAX // 100):
         if page.locator(".panel.loading").count() == 0:

@@ -22,8 +22,14 @@ export async function fetchJson(path, options = {}) {
   } catch {
     throw new ApiError(`the reply is not JSON (status ${response.status})`, response.status);
   }
-  if (!response.ok) throw new ApiError(content.error || `status ${response.status}`, response.status);
+  if (!response.ok) throw refused(content.error || `status ${response.status}`, response.status);
   return content;
+}
+
+// A session can end while a page is open: the page then shows the login, whichever request noticed it.
+function refused(message, status) {
+  if (status === 401) window.dispatchEvent(new CustomEvent("loginneeded", { detail: message }));
+  return new ApiError(message, status);
 }
 
 export const postJson = (path, body, signal) =>

@@ -123,10 +123,12 @@ class Dashboard {
     const { x, y, w, h } = panel.gridPos;
     section.top ??= y;
     const view = new PanelView(panel, this);
-    const narrow = window.innerWidth <= 1000;
-    view.element.style.gridColumn = narrow ? `span ${w > 6 ? 12 : 6}` : `${x + 1} / span ${w}`;
-    view.element.style.gridRow = narrow ? `span ${h}` : `${y - section.top + 1} / span ${h}`;
-    view.element.style.minHeight = panel.type === "text" || panel.type === "stat" ? "" : `${Math.max(h * 38 - 8, 190)}px`;
+    // The places for wide and for narrow screens; dashboard.css chooses.
+    const place = {
+      column: `${x + 1} / span ${w}`, row: `${y - section.top + 1} / span ${h}`, height: `${Math.max(h * 38 - 8, 190)}px`,
+      "narrow-column": `span ${w > 6 || CHARTS.has(panel.type) ? 12 : 6}`, "narrow-row": `span ${h}`,
+    };
+    for (const [name, value] of Object.entries(place)) view.element.style.setProperty(`--${name}`, value);
     section.made.append(view.element);
     this.panels.push(view);
     this.observer.observe(view.element);

@@ -3,7 +3,7 @@
 import { postJson } from "./api.js";
 import { element } from "./elements.js";
 
-// Draw the form; `reason`: why it is shown. `onDone` is called after the server has accepted the credentials.
+// Draw the form in place of the page; `reason`: why it is shown. `onDone` is called after the server has accepted the credentials.
 export function drawLogin(page, reason, onDone) {
   document.title = "Log in · Legato";
   const user = element("input", { name: "user", autocomplete: "username" });

@@ -2,7 +2,7 @@
 
 import { ApiError, fetchJson } from "./api.js";
 import { showDashboard } from "./dashboard.js";
-import { message } from "./elements.js";
+import { element, message } from "./elements.js";
 import { boardAt, change, go, pageUrl, parameters } from "./location.js";
 import { drawLogin } from "./login.js";
 import { drawNavigation, followLink, openStream } from "./navigation.js";
@@ -24,6 +24,7 @@ async function start() {
   document.getElementById("find").addEventListener("submit", openStream);
   document.addEventListener("click", followLink);
   window.addEventListener("popstate", () => show(true));
+  window.addEventListener("loginneeded", ({ detail }) => askForLogin(detail));
   window.addEventListener("statechange", () => drawNavigation(boards));
   await show(false);
 }
@@ -52,17 +53,19 @@ async function show(navigated) {
 
 async function drawPage() {
   const [kind, name] = window.location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
-  page.replaceChildren();
-  if (kind === "stream") return drawStream(name);
-  if (kind === "incident") return showIncident(page, { theme: theme() });
-  if (kind === "sql") return showSql(page, { theme: theme() });
+  // Each visit has its own element: a reply that is late for an earlier visit draws into one that is no longer in the document.
+  const place = element("div");
+  page.replaceChildren(place);
+  if (kind === "stream") return drawStream(place, name);
+  if (kind === "incident") return showIncident(place, { theme: theme() });
+  if (kind === "sql") return showSql(place, { theme: theme() });
   const board = await fetchJson(`/api/dashboards/${encodeURIComponent(boardAt())}`);
-  return showDashboard(page, board, { theme: theme() });
+  return showDashboard(place, board, { theme: theme() });
 }
 
-function drawStream(identity) {
+function drawStream(place, identity) {
   document.title = `Stream ${identity.slice(0, 12)} · Legato`;
-  return showStream(page, identity, {
+  return showStream(place, identity, {
     theme: theme(),
     fetchJson: (path, signal) => fetchJson(path, { signal }),
     href: pageUrl,
@@ -72,8 +75,16 @@ function drawStream(identity) {
 }
 
 function showError(error) {
-  if (error instanceof ApiError && error.status === 401) drawLogin(page, error.message, () => show(true));
-  else page.replaceChildren(message(error.message));
+  if (!(error instanceof ApiError && error.status === 401)) page.replaceChildren(message(error.message));
+}
+
+// Several requests notice the same end of a session: the form is drawn once.
+function askForLogin(reason) {
+  if (page.querySelector("form.login")) return;
+  visit++;
+  shown.destroy();
+  shown = NOTHING;
+  drawLogin(page, reason, () => show(true));
 }
 
 async function logOut() {

@@ -33,20 +33,16 @@ export class LiveView {
 
   end(text) {
     this.source.close();
-    this.say(`${text}: load the page again to log in`);
+    window.dispatchEvent(new CustomEvent("loginneeded", { detail: text }));
   }
 
   show(now) {
     this.at = performance.now();
     this.element.classList.remove("live-old");
-    const flying = now.in_flight.reduce((sum, row) => sum + Number(row.in_flight), 0);
-    const stalled = Number(now.stalled_streams);
-    const text = flying || stalled
-      ? `${flying.toLocaleString("en")} in flight, ${stalled ? `${stalled.toLocaleString("en")} stalled for 2 s or more` : "none stalled"}`
-      : "No stream is in flight, as far as is known: the SDK reports streams in flight every 5 s.";
+    const text = headline(now);
     if (this.status.textContent !== text) this.status.textContent = text;
     this.flights.replaceChildren(...now.in_flight.map(flight));
-    this.rows = now.stalled.slice(0, SHOWN_MAX).map(stalledRow);
+    this.rows = byTrace(now.stalled).slice(0, SHOWN_MAX).map(stalledRow);
     this.list.replaceChildren(...this.rows.map(({ item }) => item));
     this.engines.replaceChildren(...now.engines.map(engine));
     this.grow();
@@ -68,6 +64,28 @@ export class LiveView {
   }
 }
 
+// A stream in flight is known at each of its vantages, so the numbers of two vantages must not be added up.
+function headline(now) {
+  const flying = new Map();
+  for (const { vantage, in_flight } of now.in_flight) flying.set(vantage, (flying.get(vantage) || 0) + Number(in_flight));
+  const stalled = Number(now.stalled_streams);
+  if (!flying.size && !stalled) return "No stream is in flight, as far as is known: the SDK reports streams in flight every 5 s.";
+  const where = [...flying].map(([vantage, number]) => `${number.toLocaleString("en")} in flight at the ${vantage}`).join(", ");
+  const still = stalled ? `${stalled.toLocaleString("en")} stalled for 2 s or more` : "none stalled";
+  return where ? `${where}: ${still}` : still;
+}
+
+// One row a stream, with its longest silence and all vantages that report it.
+function byTrace(rows) {
+  const found = new Map();
+  for (const row of rows) {
+    const first = found.get(row.trace);
+    if (first) first.vantages.push(row.vantage);
+    else found.set(row.trace, { ...row, vantages: [row.vantage] });
+  }
+  return [...found.values()];
+}
+
 function flight({ service, vantage, model, in_flight }) {
   return element("span", { class: "live-flight" }, element("strong", {}, Number(in_flight).toLocaleString("en")),
     ` ${service || "(no service)"} · ${vantage} · ${model || "(no model)"}`);
@@ -79,7 +97,7 @@ function stalledRow(row) {
   const waits = Number(row.gap_start_us) === 0 ? "waits for its first output" : "not judged yet";
   const cause = row.cause ? `${causeOf(row.cause).label} · ${row.confidence}` : waits;
   if (row.cause) bar.style.background = causeOf(row.cause).color;
-  const who = [row.vantage, row.service || "(no service)", row.model || "(no model)", row.engine].filter(Boolean).join(" · ");
+  const who = [row.vantages.join(" and "), row.service || "(no service)", row.model || "(no model)", row.engine].filter(Boolean).join(" · ");
   const link = element("a", { href: pageUrl(`/stream/${row.trace}`), title: row.trace }, row.trace.slice(0, 12));
   const item = element("li", {}, link, element("span", { class: "live-track" }, bar), length, element("span", {}, cause), element("span", {}, who));
   return { item, bar, length, silence_us: Number(row.silence_us) };

@@ -41,11 +41,11 @@ function eventOf(stall, found) {
   const took = duration(found.steps.duration[found.place]);
   const decoding = some(value('decode_requests'), 'decoding request');
   if (!work.length) return SLOW.has(stall.cause) ? `Step ${count(stall.culprit_step)} took ${took} with ${decoding} and no prefill` : '';
-  return `Step ${count(stall.culprit_step)} took ${took}: it ${work.join(' and ')} beside ${decoding}`;
+  return `Step ${count(stall.culprit_step)} took ${took}: it ${work.join(' and ')}, beside ${decoding}`;
 }
 
 function owners(stall) {
   const ids = stall.culprit_responses;
   if (!ids.length) return '';
-  return ` of ${ids.slice(0, 2).join(' and ')}${ids.length > 2 ? ` and ${count(ids.length - 2)} more` : ''}`;
+  return ids.length > 2 ? ` of ${ids.slice(0, 2).join(', ')} and ${count(ids.length - 2)} more` : ` of ${ids.join(' and ')}`;
 }
