@@ -33,7 +33,7 @@ PART = "intDiv(toUnixTimestamp(minute), greatest(if($__toTime - $__fromTime > 21
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a side. ``above`` / ``below``: sums over streams whose ratio it is, with ``n`` streams; or ``buckets`` and a ``level``.
+    """A figure of a side. ``above`` / ``below``: the two sums of which it is the ratio, over ``n`` streams; or ``buckets`` and a ``level``.
 
     ``better``: whether high or low values are good. ``unit``: share, rate or s (of which buckets are in µs).
     """

@@ -104,6 +104,18 @@ def test_the_state_is_in_the_url(browser: Browser, url: str, span: str) -> None:
         assert "var-vantage=%24__all" in page.url and seen.errors == []
 
 
+def test_a_choice_of_one_takes_back_what_depends_on_it(browser: Browser, url: str, span: str) -> None:
+    """A variable without several values has radio buttons; another dimension takes back the values chosen for the old one."""
+    with opened(browser, f"{url}/d/legato-compare?{span}&var-a=1.4.2", height=1_200) as (page, seen):
+        settled(page)
+        page.get_by_text("Compare by", exact=True).locator("..").locator("summary").click()
+        page.get_by_label("model", exact=True).locator("visible=true").click()
+        expect(page.get_by_label("by: model")).to_be_visible()
+        settled(page)
+        query = parse_qs(urlsplit(page.url).query)
+        assert query["var-by"] == ["model"] and "var-a" not in query and seen.errors == []
+
+
 def test_a_failing_panel_leaves_the_others_alone(browser: Browser, url: str, span: str) -> None:
     """One query fails: its panel shows the server's message, and all others draw."""
 

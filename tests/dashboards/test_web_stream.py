@@ -100,7 +100,7 @@ def test_a_late_reply_draws_nothing(browser: Browser, url: str) -> None:
     """The reply for a stream that the user has left arrives after that of the stream that is shown: the page stays as it is."""
     held = list[Route]()
     with opened(browser, "about:blank") as (page, seen):
-        page.route(f"**/api/streams/{trace(0)}", held.append)
+        page.route(f"**/api/streams/{trace(0)}", lambda route: held.append(route))
         page.goto(f"{url}/stream/{trace(0)}")
         expect(page.get_by_text("Loading the stream")).to_be_visible()
         page.get_by_label("Open a stream").fill(trace(1))

@@ -80,9 +80,11 @@ def pictured(page: Page, name: str) -> None:
     for theme in ("dark", "light"):
         page.evaluate("theme => document.documentElement.dataset.theme !== theme && document.getElementById('theme').click()", theme)
         for width in (390, 1280, 1920):
+            # Panels outside of the window are not drawn, so the window is as high as the page.
             page.set_viewport_size({"width": width, "height": 1_000})
+            page.set_viewport_size({"width": width, "height": min(int(page.evaluate("() => document.body.scrollHeight")), 8_000)})
             settled(page)
-            page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
+            page.screenshot(path=folder / f"{name}-{width}-{theme}.png")
 
 
 def settled(page: Page) -> None:

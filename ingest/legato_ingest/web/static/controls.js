@@ -3,7 +3,7 @@
 import { dropdown, element } from "./elements.js";
 import { change, valuesOf } from "./location.js";
 
-const ALL = "$__all";
+export const ALL = "$__all";
 const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["6h", "6 hours"], ["24h", "24 hours"], ["2d", "2 days"],
   ["7d", "7 days"], ["14d", "14 days"], ["30d", "30 days"], ["90d", "90 days"]];
 const REFRESHES = ["", "5s", "10s", "30s", "1m", "5m", "15m"];
@@ -20,7 +20,7 @@ export function chosen(board) {
 
 export const variablesOf = (board) => board.templating?.list || [];
 
-// A choice of several values with a filter; "All" excludes the others. `options` returns the names, when the list is opened.
+// A choice of values with a filter: of several, where "All" excludes the others, or of one. `options` returns the names, when the list is opened.
 export function choice(variable, values, options, onChange) {
   const label = values.includes(ALL) ? "All" : values.join(", ") || "None";
   const list = element("div", { class: "options" });
@@ -42,15 +42,20 @@ function drawOptions(list, variable, values, names, onChange) {
   const every = [...new Set([...values.filter((value) => value !== ALL), ...names])];
   const filter = element("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${variable.name}` });
   const apply = element("button", { type: "button" }, "Apply");
-  const boxes = [[ALL, "All"], ...every.map((name) => [name, name])].map(([value, text]) => box(value, text, values.includes(value)));
-  list.replaceChildren(filter, ...boxes.map(({ label }) => label), apply);
+  const all = variable.includeAll ? [[ALL, "All"]] : [];
+  const kind = variable.multi ? "checkbox" : "radio";
+  const boxes = [...all, ...every.map((name) => [name, name])].map(([value, text]) => box(kind, value, text, values.includes(value)));
+  list.replaceChildren(filter, ...boxes.map(({ label }) => label), ...(variable.multi ? [apply] : []));
   filter.addEventListener("input", () => {
     for (const { label } of boxes) label.hidden = !label.textContent.toLowerCase().includes(filter.value.toLowerCase());
   });
-  list.addEventListener("change", ({ target }) => exclude(boxes, target));
+  list.addEventListener("change", ({ target }) => {
+    if (variable.multi) exclude(boxes, target);
+    else if (target.type === "radio") onChange(variable.name, [target.value]);
+  });
   apply.addEventListener("click", () => {
     const kept = boxes.filter(({ input }) => input.checked).map(({ input }) => input.value);
-    onChange(variable.name, kept.length ? kept : [ALL]);
+    onChange(variable.name, kept.length ? kept : all.length ? [ALL] : values);
   });
   filter.focus();
 }
@@ -61,8 +66,8 @@ function exclude(boxes, target) {
   for (const { input } of boxes) if ((input.value === ALL) !== isAll) input.checked = false;
 }
 
-function box(value, text, checked) {
-  const input = element("input", { type: "checkbox" });
+function box(kind, value, text, checked) {
+  const input = element("input", { type: kind, name: "choice" });
   input.value = value;
   input.checked = checked;
   return { input, label: element("label", {}, input, element("span", {}, text)) };
@@ -114,6 +119,10 @@ export function refreshPicker(current, onChange) {
 }
 
 export const setVariable = (name, values) => change({ [`var-${name}`]: values });
+
+// The variables with chosen values and a query that depends on another variable.
+export const dependentOn = (board, name) => variablesOf(board).filter((variable) =>
+  valuesOf(variable.name).length && new RegExp(`\\$(${name}\\b|\\{${name}\\b)`).test(variable.query?.rawSql || ""));
 
 const two = (number) => String(number).padStart(2, "0");
 

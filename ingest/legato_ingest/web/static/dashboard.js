@@ -2,9 +2,9 @@
 // range or another page cancels them. What a panel looks like is decided in panels/.
 
 import { postJson, queryFrame } from "./api.js";
-import { chosen, choice, rangePicker, refreshPicker, setVariable, textBox, variablesOf } from "./controls.js";
+import { ALL, chosen, choice, dependentOn, rangePicker, refreshPicker, setVariable, textBox, variablesOf } from "./controls.js";
 import { element } from "./elements.js";
-import { change, durationOf, parameters, rangeOf } from "./location.js";
+import { change, durationOf, parameters, rangeOf, valuesOf } from "./location.js";
 import { PanelView } from "./panel_view.js";
 import { LiveView } from "./pages/live.js";
 import { loadPlotly } from "./panels/plot.js";
@@ -52,8 +52,9 @@ class Dashboard {
 
   drawBar() {
     const { span, variables } = this.state();
-    const changed = (name, values) => {
+    const changed = async (name, values) => {
       setVariable(name, values);
+      await Promise.all(dependentOn(this.board, name).map((variable) => this.keepKnown(variable)));
       this.apply();
     };
     const fields = variablesOf(this.board).filter(({ hide }) => hide !== 2).map((variable) =>
@@ -73,6 +74,14 @@ class Dashboard {
   setRange(from, to) {
     change({ from, to });
     this.apply();
+  }
+
+  // Chosen values that the variable's query no longer returns are taken back, as in Grafana.
+  async keepKnown(variable) {
+    const names = new Set(await this.namesOf(variable).catch(() => []));
+    const values = valuesOf(variable.name);
+    const known = values.filter((value) => value === ALL || names.has(value));
+    if (names.size && known.length < values.length) change({ [`var-${variable.name}`]: known.length ? known : null }, { push: false });
   }
 
   async namesOf(variable) {
@@ -101,7 +110,8 @@ class Dashboard {
   // A row's heading, and the section for the panels below it. The panels of a closed row are neither drawn nor queried.
   drawRow(row) {
     const isOpen = !row.collapsed || this.opened.has(row.id);
-    const title = element("button", { class: "row-title", type: "button", "aria-expanded": String(isOpen) }, isOpen ? "▾" : "▸", row.title);
+    const title = element("button", { class: "row-title", type: "button", "aria-expanded": String(isOpen) }, 
+      element("span", { "aria-hidden": "true" }, isOpen ? "▾" : "▸"), row.title);
     title.addEventListener("click", () => {
       this.opened[isOpen ? "delete" : "add"](row.id);
       this.drawPanels();
