@@ -26,7 +26,7 @@ SELECT lower(hex(trace_id)) AS trace, cause, rank FROM
 (
     SELECT trace_id, span_id, cause, gap_us, row_number() OVER (PARTITION BY trace_id, span_id ORDER BY gap_start_us) AS rank
     FROM verdicts FINAL
-    WHERE (tenant, start_time, trace_id, span_id) IN
+    WHERE cause != 'base' AND (tenant, start_time, trace_id, span_id) IN
         (SELECT tenant, start_time, trace_id, span_id FROM streams WHERE service_name = 'demo-app' AND vantage = 'client')
 )
 WHERE cause IN ('scheduling', 'kv_pressure')

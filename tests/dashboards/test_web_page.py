@@ -41,7 +41,7 @@ def span(past: Past) -> str:
 def test_every_panel_draws(browser: Browser, url: str, span: str, uid: str) -> None:
     """No error, nothing from elsewhere, and each panel shows rows or the reason why there are none."""
     (board,) = (each for each in BOARDS if each["uid"] == uid)
-    with opened(browser, f"{url}/d/{uid}?{span}&var-vantage=$__all", height=6_000) as (page, seen):
+    with opened(browser, f"{url}/d/{uid}?{span}&refresh=&var-vantage=$__all", height=6_000) as (page, seen):
         settled(page)
         closed = page.locator(".row-title[aria-expanded=false]")
         while closed.count():
@@ -109,7 +109,8 @@ def test_a_choice_of_one_takes_back_what_depends_on_it(browser: Browser, url: st
     with opened(browser, f"{url}/d/legato-compare?{span}&var-a=1.4.2", height=1_200) as (page, seen):
         settled(page)
         page.get_by_text("Compare by", exact=True).locator("..").locator("summary").click()
-        page.get_by_label("model", exact=True).locator("visible=true").click()
+        page.get_by_label("model", exact=True).locator("visible=true").check()
+        page.get_by_role("button", name="Apply").locator("visible=true").click()
         expect(page.get_by_label("by: model")).to_be_visible()
         settled(page)
         query = parse_qs(urlsplit(page.url).query)

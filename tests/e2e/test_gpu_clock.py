@@ -110,7 +110,7 @@ def test_legato_stream_reports_throttling(served: Served) -> None:
     page = legato("stream", trace_id(0).hex(), environ=served.environ)
     assert page.returncode == 0, page.stderr
     text = " ".join(page.stdout.split())
-    assert "gpu_clock" in text and "the driver throttled a GPU for" in text and "down to 123 MHz of 1980" in text, page.stdout
+    assert "gpu_clock" in text and "the driver throttled a GPU for" in text and "down to 123 MHz of 1,980" in text, page.stdout
     rows = rows_of(served, "SELECT cause, confidence, parts, gap_us, evidence FROM verdicts FINAL WHERE cause != 'base'")
     assert rows and {row["cause"] for row in rows} == {"gpu_clock"} and {row["confidence"] for row in rows} == {"strong"}
     for row in rows:

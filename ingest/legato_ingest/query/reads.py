@@ -63,9 +63,14 @@ class Reads:
     async def view(self, work: Callable[[Run], Out], tenant: str) -> Out:
         """Return the result of ``work``, which runs several statements one after another: they count as one towards the limits.
 
-        Raises what ``run`` and ``work`` raise.
+        All of them together may take twice the time of one statement. Raises what ``run`` and ``work`` raise.
         """
-        return await self.limited(partial(work, partial(self._rows, tenant)))
+
+        def timed() -> Out:
+            until_s = time.monotonic() + 2 * self._settings.query_seconds_max
+            return work(partial(self._rows, tenant, until_s))
+
+        return await self.limited(timed)
 
     async def limited(self, work: Callable[[], Out]) -> Out:
         """Run ``work`` in a thread, within the limits on concurrent statements. Raises ``BadRequest`` (status 503) beyond them."""
@@ -82,7 +87,9 @@ class Reads:
         self._metrics.query_seconds.observe(time.perf_counter() - started)
         return result
 
-    def _rows(self, tenant: str, sql: str, values: Mapping[str, Value]) -> list[dict[str, Any]]:
+    def _rows(self, tenant: str, until_s: float, sql: str, values: Mapping[str, Value]) -> list[dict[str, Any]]:
+        if time.monotonic() > until_s:
+            raise BadRequest(f"this page takes longer than {2 * self._settings.query_seconds_max} s: choose a shorter range")
         result = self._work(sql, {name: Encoded(parameter(value)) for name, value in values.items()}, "JSONEachRow", tenant)
         return [json.loads(line) for line in result.content.splitlines()]
 

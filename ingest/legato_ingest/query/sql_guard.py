@@ -25,7 +25,7 @@ Parameters = Mapping[str, Any]
 Run = Callable[[str, Parameters], bytes]
 
 _CACHE_MAX = 1024
-_CACHED_TEXT_MAX = 16_384
+_CACHED_TEXT_MAX = 32_768
 _TEXT_MAX = 262_144
 # ClickHouse ends its syntax errors with the statement that the guard wrapped around the reader's.
 _WRAPPED_SCOPE = re.compile(r":? In scope SELECT formatQuerySingleLine\(.*\)\.? \((\w+)\)", re.DOTALL)

@@ -100,6 +100,10 @@ def find_stream(run: Run, identity: str) -> Recordings:
     rows = run(_RECORDINGS, {"traces": traces, "responses": responses, "first_ns": first_ns, "last_ns": last_ns})
     near = [row for row in rows if row["trace"] in traces or first_ns - _APART_NS <= int(row["start_ns"]) <= last_ns + _APART_NS]
     own = [row for row in near if not (named and responses) or row["response_id"] in ("", *responses)]
+    if not own and len(rows) == RECORDINGS_MAX:
+        raise NoSuchStream(
+            f"the trace of {given} has more than {RECORDINGS_MAX} recordings, and those of this stream are not among the first"
+        )
     return Recordings(own, len(rows) == RECORDINGS_MAX, [row["trace"] for row in earlier])
 
 

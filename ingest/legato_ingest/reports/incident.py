@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,7 +153,7 @@ def _summary(incident: Incident) -> Iterator[str]:
         ("service · vantage", "bad streams", "share", "before", "end users hit", "since (UTC)", "bad minutes"),
         (
             (
-                f"{row['service'] or '(no service)'} · {row['vantage']}",
+                f"{_name(row['service']) or '(no service)'} · {row['vantage']}",
                 f"{count(int(row['bad']))} of {count(int(row['streams']))}",
                 share(int(row["bad"]), int(row["streams"])),
                 share(int(row["bad_before"]), int(row["before"])),
@@ -193,7 +194,13 @@ def _causes(found: blame.BlameResult) -> Iterator[str]:
         yield from _table(
             ("when (UTC)", "engine", "event", "streams", "stalled time"),
             (
-                (row["happened"][:23], row["engine_id"], blame.event_of(row), count(int(row["streams"])), duration(int(row["excess_us"])))
+                (
+                    row["happened"][:23],
+                    _name(row["engine_id"]),
+                    _name(blame.event_of(row)),
+                    count(int(row["streams"])),
+                    duration(int(row["excess_us"])),
+                )
                 for row in (clean(each) for each in found.events[:5])
             ),
         )
@@ -210,8 +217,8 @@ def _worst(rows: Sequence[Row]) -> Iterator[str]:
             (
                 f"`{row['trace']}`",
                 row["start"],
-                f"{row['service']} · {row['vantage']}",
-                row["model"],
+                f"{_name(row['service'])} · {row['vantage']}",
+                _name(row["model"]),
                 duration(_int(row["gap_max_us"])),
                 duration(_int(row["ttft_us"])),
                 row["outcome"],
@@ -224,13 +231,16 @@ def _worst(rows: Sequence[Row]) -> Iterator[str]:
 def _changes(incident: Incident) -> Iterator[str]:
     yield "## What changed"
     yield ""
-    lines = [f"{row['first_at']}: new {row['what']} `{row['value']}` of {row['service'] or '(no service)'}" for row in incident.changes]
+    lines = [
+        f"{row['first_at']}: new {row['what']} `{row['value'].replace('`', '´')}` of {_name(row['service']) or '(no service)'}"
+        for row in incident.changes
+    ]
     for row in incident.bad:
         now, before = int(row["streams"]), int(row["before"])
         if before and not 0.5 <= now / before <= 2:
-            lines.append(f"{row['service']} · {row['vantage']}: {count(now)} streams, {count(before)} before")
+            lines.append(f"{_name(row['service'])} · {row['vantage']}: {count(now)} streams, {count(before)} before")
     lines += [
-        f"{row['changed']}: chunking of {row['provider'] or row['service']} {row['model']}, chunks with several tokens "
+        f"{row['changed']}: chunking of {_name(row['provider'] or row['service'])} {_name(row['model'])}, chunks with several tokens "
         f"{100 * float(row['share_before']):.0f} % to {100 * float(row['share_after']):.0f} %"
         for row in incident.chunking
     ]
@@ -243,6 +253,11 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Any) -> Iterator
     for row in rows:
         yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
     yield ""
+
+
+def _name(text: Any) -> str:
+    """A name from a sender, which must stay text in Markdown: `[Log in](https://…)` is no link."""
+    return re.sub(r"([\\`\[\]<>])", r"\\\1", str(text))
 
 
 def _int(value: Any) -> int | None:

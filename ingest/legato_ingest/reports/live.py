@@ -27,11 +27,11 @@ STALLED = f"""
 SELECT
     lower(hex(trace_id)) AS trace, vantage, service_name AS service, model, silence_us, gap_start_us,
     max(engine_id::String) OVER (PARTITION BY tenant, trace_id) AS engine,
-    dateDiff('second', start_time, now()) AS age_s, newest.1 AS cause, newest.2 AS confidence
+    dateDiff('second', start_time, now()) AS age_s, newest.1 AS cause, newest.2 AS confidence, newest.3 AS judged_start_us
 FROM stalled_streams
 LEFT JOIN
 (
-    SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, confidence::String), gap_start_us) AS newest
+    SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, confidence::String, gap_start_us), gap_start_us) AS newest
     FROM verdicts FINAL
     WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR
         AND (tenant, start_time, trace_id, span_id) IN (SELECT tenant, start_time, trace_id, span_id FROM stalled_streams)

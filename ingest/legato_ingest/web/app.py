@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.staticfiles import StaticFiles
@@ -36,7 +35,7 @@ __all__ = ["create_app"]
 
 _STATIC = pathlib.Path(__file__).parent / "static"
 _COLUMNS = "JSONColumnsWithMetadata"
-# The page loads scripts, styles and data from its own origin only. Charts draw images from blobs and data URLs of their own making.
+# The page loads scripts, styles and data from its own origin only. Charts draw images from blobs and data URLs that they make.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -50,7 +49,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 # Every address of the page is answered with the same HTML; the scripts draw what the address names.
-_PAGES = ("/", "/d/{uid}", "/d/{uid}/{slug}", "/stream/{identity}", "/blame", "/incident", "/sql")
+_PAGES = ("/", "/d/{uid}", "/d/{uid}/{slug}", "/stream/{identity:path}", "/blame", "/incident", "/sql")
 
 Handler = Callable[[Request, str], Awaitable[Response]]
 
@@ -73,7 +72,7 @@ def create_app(
         ("/api/query/sql", page.statement, "POST"),
         ("/api/incident", page.incident, "GET"),
         ("/api/sql", page.sql, "POST"),
-        ("/api/streams/{identity}", page.stream, "GET"),
+        ("/api/streams/{identity:path}", page.stream, "GET"),
     ):
         app.add_api_route(path, page.authenticated(handler), methods=[method], response_model=None)
     app.mount("/static", _guarded_static(page))
@@ -156,11 +155,11 @@ class _Page:
         """The recordings, stalls, verdicts and engine of a stream, gzipped: half an hour of steps is 5 MB."""
         view = partial(stream_view, identity=request.path_params["identity"], stall_us=round(self._settings.stall_ms * 1_000))
         try:
-            found = await self._reads.view(view, tenant)
+            response = await self._reads.view(lambda run: _gzipped_json(view(run)), tenant)
         except NoSuchStream as error:
             raise BadRequest(str(error), 404) from None
         self._metrics.queries.labels("ok").inc()
-        return await anyio.to_thread.run_sync(_gzipped_json, found)
+        return response
 
     def _result(self, result: Result) -> Response:
         self._metrics.queries.labels("ok").inc()
@@ -177,7 +176,6 @@ class _Page:
     async def now(self, request: Request, tenant: str) -> Response:
         """Server-sent events with what runs now. The credentials are checked at every event."""
         tenant_of = partial(self._tenant, request)
-        tenant_of()
         return StreamingResponse(self._feed.events(tenant_of), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     def _tenant(self, request: Request) -> str:
@@ -191,6 +189,7 @@ class _Page:
         claimed = Request({**request.scope, "headers": [*headers, (b"authorization", authorization.encode("latin-1"))]})
         self._authenticator.reader(claimed)
         response = _json({"ok": True})
+        self._sessions.end(request, response)
         self._sessions.begin(response, authorization, secure=request.url.scheme == "https")
         return response
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -32,16 +33,17 @@ class NowFeed:
         self._reads, self._is_stopping = reads, is_stopping
         self._newest: dict[str, tuple[float, bytes]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._watchers = 0
+        self._watchers: Counter[str] = Counter()
 
     def events(self, tenant_of: Callable[[], str]) -> AsyncIterator[bytes]:
         """Return the events of one browser. ``tenant_of`` checks the credentials and raises ``Denied``. Raises ``BadRequest`` (503)."""
-        if self._watchers >= _WATCHERS_MAX:
+        tenant = tenant_of()
+        if self._watchers[tenant] >= _WATCHERS_MAX:
             raise BadRequest(f"{_WATCHERS_MAX} browsers watch this page already: close one", 503)
-        return self._follow(tenant_of)
+        return self._follow(tenant_of, tenant)
 
-    async def _follow(self, tenant_of: Callable[[], str]) -> AsyncIterator[bytes]:
-        self._watchers += 1
+    async def _follow(self, tenant_of: Callable[[], str], counted_as: str) -> AsyncIterator[bytes]:
+        self._watchers[counted_as] += 1
         sent, sent_at = b"", time.monotonic()
         try:
             while not self._is_stopping():
@@ -53,22 +55,23 @@ class NowFeed:
                     return
                 await asyncio.sleep(_EVERY_S)
         finally:
-            self._watchers -= 1
+            self._watchers[counted_as] -= 1
 
     async def _event(self, tenant_of: Callable[[], str]) -> bytes:
         try:
             return await self._current(tenant_of())
         except Denied as error:
             return _event("denied", {"error": str(error)})
-        except (BadRequest, StoreError) as error:
-            return _event("failed", {"error": str(error)})
 
     async def _current(self, tenant: str) -> bytes:
-        """The event of the tenant; it is at most a second old."""
+        """The event of the tenant; it is at most a second old. All browsers share a failure, too."""
         async with self._locks.setdefault(tenant, asyncio.Lock()):
             read_at, event = self._newest.get(tenant, (0.0, b""))
             if not event or time.monotonic() - read_at >= _EVERY_S * 0.9:
-                event = _event("now", await self._reads.view(_now, tenant))
+                try:
+                    event = _event("now", await self._reads.view(_now, tenant))
+                except (BadRequest, StoreError) as error:
+                    event = _event("failed", {"error": str(error)})
                 self._newest[tenant] = time.monotonic(), event
             return event
 

@@ -18,6 +18,7 @@ from legato_ingest.web.panel_queries import MS_MAX
 __all__ = ["IncidentRange", "Login", "Statement", "authorization_of", "json_body", "refusal", "url_parameters"]
 
 _BODY_BYTES_MAX = 2**20
+_OTHER_ORIGIN = "the request came from a page of another origin"
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -55,7 +56,12 @@ def refusal(request: Request, host: str, is_guarded: bool) -> str:
     Another port of this host is another origin, but not another site, so browsers send cookies from there; Sec-Fetch-Site says so.
     """
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and request.url.path.startswith("/api/"):
-        return "the request came from a page of another origin"
+        return _OTHER_ORIGIN
+    origin = request.headers.get("origin")
+    if is_guarded and origin is not None:
+        # The page may have any name, as a request needs credentials; its own requests name the same host and port twice.
+        is_own = origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
+        return "" if is_own else _OTHER_ORIGIN
     return foreign(request, host, is_guarded)
 
 

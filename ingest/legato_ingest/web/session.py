@@ -19,10 +19,11 @@ __all__ = ["COOKIE", "Sessions"]
 COOKIE = "legato_session"
 _LIFETIME_S = 12 * 3_600
 _SESSIONS_MAX = 1_000
+_OF_ONE_MAX = 20
 
 
 class Sessions:
-    """At most 1,000 sessions; beyond that the oldest ends. ``clock``: seconds, monotonic."""
+    """At most 1,000 sessions, 20 of the same credentials; beyond that the oldest ends. ``clock``: seconds, monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,16 +31,26 @@ class Sessions:
 
     def begin(self, response: Response, authorization: str, *, secure: bool) -> None:
         """Start a session with the value of an Authorization header, and set its cookie on the response."""
+        self._make_room(authorization)
         identifier = secrets.token_urlsafe(32)
         self._credentials[identifier] = (authorization, self._clock() + _LIFETIME_S)
-        while len(self._credentials) > _SESSIONS_MAX:
-            self._credentials.popitem(last=False)
         response.set_cookie(COOKIE, identifier, max_age=_LIFETIME_S, path="/", secure=secure, httponly=True, samesite="strict")
 
     def end(self, request: Request, response: Response) -> None:
         """End the session of a request, if there is one."""
         self._credentials.pop(request.cookies.get(COOKIE, ""), None)
         response.delete_cookie(COOKIE, path="/")
+
+    def _make_room(self, authorization: str) -> None:
+        """End the sessions that have expired, and the oldest ones beyond the limits. One reader cannot end the sessions of others."""
+        now = self._clock()
+        for identifier in [name for name, (_, until) in self._credentials.items() if now >= until]:
+            del self._credentials[identifier]
+        same = [name for name, (given, _) in self._credentials.items() if given == authorization]
+        for identifier in same[: max(0, len(same) + 1 - _OF_ONE_MAX)]:
+            del self._credentials[identifier]
+        while len(self._credentials) >= _SESSIONS_MAX:
+            self._credentials.popitem(last=False)
 
     def authorized(self, request: Request) -> Request:
         """Return the request with the credentials of its session as the Authorization header; the same request without a session.

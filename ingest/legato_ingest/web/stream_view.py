@@ -43,7 +43,10 @@ def stream_view(run: Run, identity: str, *, stall_us: int = round(STALL_MS * 1_0
     since the start of the axis, sizes in bytes, one list a column (see ``column``). ``stall_us``: the shortest gap that is a stall.
     Raises ``NoSuchStream``, and what ``run`` raises.
     """
-    rows = find_stream(run, identity).rows
+    found = find_stream(run, identity)
+    rows = found.rows
+    if not rows:
+        raise NoSuchStream(f"the recordings of {identity!r} expired while they were read")
     shown = [{**row, "start": f"{row['start'].replace(' ', 'T')}Z"} for row in ordered(rows)[:VANTAGES_SHOWN]]
     offsets, is_one_clock = _offsets_us(shown)
     times = [np.cumsum(integers(row["dt_us"])) + offset for row, offset in zip(shown, offsets, strict=True)]
@@ -61,6 +64,8 @@ def stream_view(run: Run, identity: str, *, stall_us: int = round(STALL_MS * 1_0
         "felt": felt,
         "vantages": [_vantage(*each) for each in zip(shown, offsets, times, strict=True)],
         "vantages_left_out": len(rows) - len(shown),
+        "is_cut": found.is_cut,
+        "gaps_known": any(shown[place]["content_chunks"] is not None for place in judged),
         "stalls": stalls,
         "but_for": but_for(run, shown),
         **engine_lanes(run, engine, zero_ns, int(end_us)),

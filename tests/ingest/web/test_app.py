@@ -101,6 +101,17 @@ def test_pages_of_others_are_refused(client: httpx.Client, headers: dict[str, st
     assert reply.status_code == 403 and reply.json()["error"]
 
 
+def test_a_page_under_another_name_works_with_credentials(store: Store) -> None:
+    """With a login the page may have any name; its own requests pass, and those of another host or port do not."""
+    name = "legato.example:8080"
+    with web(store, read_user="ana", read_password=PASSWORD) as client:
+        own = {"Host": name, "Origin": f"https://{name}", "Sec-Fetch-Site": "same-origin"}
+        assert client.post("/api/session", json={"user": "ana", "password": PASSWORD}, headers=own).status_code == 200
+        for origin in ("https://legato.example:9090", "https://evil.example", "null", "https://evil.example:8080"):
+            reply = client.post("/api/session", json={"user": "ana", "password": PASSWORD}, headers={**own, "Origin": origin})
+            assert reply.status_code == 403 and "set-cookie" not in reply.headers, origin
+
+
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["uid"])
 def test_each_dashboard_has_its_own_queries(client: httpx.Client, board: dict[str, Any]) -> None:
     """The JSON is that of the file, and the SQL of each panel, variable and annotation is that of the JSON with its macros expanded."""

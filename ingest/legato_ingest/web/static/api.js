@@ -59,6 +59,8 @@ function plainType(type) {
 // Times as ms since the epoch, and numbers that JSON carries as text as numbers.
 function converted(values, type) {
   const plain = plainType(type);
+  // Times of another zone than UTC stay as ClickHouse writes them.
+  if (/^DateTime.*'(?!UTC')/.test(plain)) return values;
   if (plain.startsWith("Date")) return values.map((value) => (value === null ? null : moment(value)));
   if (/^(U?Int|Float|Decimal)/.test(plain)) return values.map((value) => (typeof value === "string" ? Number(value) : value));
   return values;

@@ -44,15 +44,13 @@ function drawOptions(list, variable, values, names, onChange) {
   const apply = element("button", { type: "button" }, "Apply");
   const all = variable.includeAll ? [[ALL, "All"]] : [];
   const kind = variable.multi ? "checkbox" : "radio";
-  const boxes = [...all, ...every.map((name) => [name, name])].map(([value, text]) => box(kind, value, text, values.includes(value)));
-  list.replaceChildren(filter, ...boxes.map(({ label }) => label), ...(variable.multi ? [apply] : []));
+  const boxes = [...all, ...every.map((name) => [name, name])].map(([value, text]) =>
+    box({ type: kind, name: variable.name }, value, text, values.includes(value)));
+  list.replaceChildren(filter, ...boxes.map(({ label }) => label), apply);
   filter.addEventListener("input", () => {
     for (const { label } of boxes) label.hidden = !label.textContent.toLowerCase().includes(filter.value.toLowerCase());
   });
-  list.addEventListener("change", ({ target }) => {
-    if (variable.multi) exclude(boxes, target);
-    else if (target.type === "radio") onChange(variable.name, [target.value]);
-  });
+  list.onchange = ({ target }) => variable.multi && exclude(boxes, target);
   apply.addEventListener("click", () => {
     const kept = boxes.filter(({ input }) => input.checked).map(({ input }) => input.value);
     onChange(variable.name, kept.length ? kept : all.length ? [ALL] : values);
@@ -66,8 +64,8 @@ function exclude(boxes, target) {
   for (const { input } of boxes) if ((input.value === ALL) !== isAll) input.checked = false;
 }
 
-function box(kind, value, text, checked) {
-  const input = element("input", { type: kind, name: "choice" });
+function box(attributes, value, text, checked) {
+  const input = element("input", attributes);
   input.value = value;
   input.checked = checked;
   return { input, label: element("label", {}, input, element("span", {}, text)) };
@@ -102,7 +100,12 @@ export function rangePicker(span, onChange) {
     return input;
   });
   const apply = element("button", { type: "button" }, "Apply");
-  apply.addEventListener("click", () => onChange(String(new Date(from.value).getTime()), String(new Date(to.value).getTime())));
+  apply.addEventListener("click", () => {
+    const [from_ms, to_ms] = [from, to].map(({ value }) => new Date(value).getTime());
+    if (from_ms < to_ms) onChange(String(from_ms), String(to_ms));
+    else from.setCustomValidity("The range needs two times, and must end after it begins."), from.reportValidity();
+  });
+  for (const input of [from, to]) input.addEventListener("input", () => from.setCustomValidity(""));
   times.append(field("From (local time)", from), field("To (local time)", to), apply);
   return field("Time range", dropdown("choice", text, element("div", { class: "options" }, times)));
 }

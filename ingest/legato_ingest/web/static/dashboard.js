@@ -20,7 +20,7 @@ export function showDashboard(page, board, { theme }) {
 
 class Dashboard {
   constructor(page, board, theme) {
-    Object.assign(this, { page, board, theme, panels: [], timer: 0, opened: new Set() });
+    Object.assign(this, { page, board, theme, panels: [], timer: 0, turn: 0, isGone: false, opened: new Set() });
     this.observer = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "200px" });
   }
 
@@ -40,6 +40,7 @@ class Dashboard {
 
   // Take the state of the URL: another range or another value draws the bar again and runs all queries.
   apply() {
+    if (this.isGone) return;
     this.refresh = parameters().get("refresh") ?? this.board.refresh ?? "";
     this.drawBar();
     this.drawPanels();
@@ -79,6 +80,7 @@ class Dashboard {
   // Chosen values that the variable's query no longer returns are taken back, as in Grafana.
   async keepKnown(variable) {
     const names = new Set(await this.namesOf(variable).catch(() => []));
+    if (this.isGone) return;
     const values = valuesOf(variable.name);
     const known = values.filter((value) => value === ALL || names.has(value));
     if (names.size && known.length < values.length) change({ [`var-${variable.name}`]: known.length ? known : null }, { push: false });
@@ -89,8 +91,9 @@ class Dashboard {
     return frame.columns[0].values.map(String);
   }
 
+  // Panels query the range and the values that their axes show; a list of names is that of this moment.
   query(kind, name, interval_ms) {
-    const { span, variables } = this.state();
+    const { span, variables } = kind === "variable" ? this.state() : this.moment;
     return { dashboard: this.board.uid, kind, name, from_ms: span.from_ms, to_ms: span.to_ms, interval_ms, variables };
   }
 
@@ -153,16 +156,23 @@ class Dashboard {
 
   // Run the queries of all visible panels, and again after the refresh interval.
   run() {
+    if (this.isGone) return;
     clearTimeout(this.timer);
     clearInterval(this.clock);
-    const began = Date.now();
+    const [began, mine] = [Date.now(), ++this.turn];
     this.moment = this.state();
     this.annotations = this.fetchAnnotations();
-    for (const view of this.panels) view.run();
+    const ended = Promise.allSettled(this.panels.map((view) => view.run()));
     this.clock = setInterval(() => this.showAge(began), 1000);
     this.showAge(began);
     const every_ms = durationOf(this.refresh);
-    if (every_ms) this.timer = setTimeout(() => (document.hidden ? this.later() : this.run()), every_ms);
+    if (every_ms) ended.then(() => this.runAgain(mine, began + every_ms));
+  }
+
+  // A cancelled request still runs on the server, so the next round waits for the end of this one, however slow it is.
+  runAgain(mine, at_ms) {
+    if (this.isGone || mine !== this.turn) return;
+    this.timer = setTimeout(() => (document.hidden ? this.later() : this.run()), Math.max(0, at_ms - Date.now()));
   }
 
   // A page in a hidden tab does not query; it runs when the tab is shown again.
@@ -185,16 +195,16 @@ class Dashboard {
   }
 
   // The SQL that a panel runs now.
-  async sqlOf(names) {
-    const texts = await Promise.all(names.map((name) => postJson("/api/query/sql", this.query("panel", name, 60_000))));
+  async sqlOf(names, interval_ms) {
+    const texts = await Promise.all(names.map((name) => postJson("/api/query/sql", this.query("panel", name, interval_ms))));
     return texts.map(({ sql }) => sql).join(";\n\n");
   }
 
   // The address of the query page for a panel's query, with the same range and the variables of this page.
-  sqlPage(name) {
-    const { span, variables } = this.state();
+  sqlPage(name, interval_ms) {
+    const { span, variables } = this.moment;
     const pairs = Object.entries(variables).flatMap(([variable, values]) => values.map((value) => [`var-${variable}`, value]));
-    return `/sql?${new URLSearchParams([["dashboard", this.board.uid], ["panel", name], ["from", span.from], ["to", span.to], ...pairs])}`;
+    return `/sql?${new URLSearchParams([["dashboard", this.board.uid], ["panel", name], ["interval_ms", interval_ms], ["from", span.from], ["to", span.to], ...pairs])}`;
   }
 
   clear() {
@@ -204,6 +214,7 @@ class Dashboard {
   }
 
   destroy() {
+    this.isGone = true;
     clearTimeout(this.timer);
     clearInterval(this.clock);
     this.live?.destroy();

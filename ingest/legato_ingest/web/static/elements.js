@@ -13,12 +13,14 @@ export function message(text) {
   return made;
 }
 
-// A <details> that closes with Escape, and when the focus or a click goes elsewhere.
+// A <details> that closes with Escape, and with a click elsewhere.
 export function dropdown(className, label, ...content) {
   const summary = element("summary", {}, label);
   const made = element("details", { class: className }, summary, ...content);
   const close = (event) => {
-    if (event.type === "keydown" ? event.key === "Escape" : !made.contains(event.target)) made.open = false;
+    if (event.type === "keydown" ? event.key !== "Escape" : made.contains(event.target)) return;
+    made.open = false;
+    if (event.type === "keydown") summary.focus();
   };
   made.addEventListener("toggle", () => {
     const change = made.open ? "addEventListener" : "removeEventListener";

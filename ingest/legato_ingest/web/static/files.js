@@ -1,4 +1,4 @@
-// Files that the browser saves from what the page has already loaded.
+// What the page has loaded, as a file or on the clipboard.
 
 import { element } from "./elements.js";
 
@@ -6,4 +6,18 @@ export function downloadCsv(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
   element("a", { href: url, download: `${name}.csv` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+// Browsers have a clipboard only for pages over HTTPS and on loopback; elsewhere the text is shown, to be copied by hand.
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const close = element("button", { type: "button" }, "Close");
+    const dialog = element("dialog", { "aria-label": "Text to copy" }, element("pre", { tabindex: "0" }, text), close);
+    close.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => dialog.remove());
+    document.body.append(dialog);
+    dialog.showModal();
+  }
 }

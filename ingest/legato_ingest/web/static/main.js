@@ -16,6 +16,7 @@ const NOTHING = { destroy() {} };
 let shown = NOTHING;
 let visit = 0;
 let boards = [];
+let address = "";
 
 async function start() {
   applyTheme();
@@ -23,15 +24,24 @@ async function start() {
   document.getElementById("logout").addEventListener("click", logOut);
   document.getElementById("find").addEventListener("submit", openStream);
   document.addEventListener("click", followLink);
-  window.addEventListener("popstate", () => show(true));
+  window.addEventListener("popstate", () => isNew() && show(true));
   window.addEventListener("loginneeded", ({ detail }) => askForLogin(detail));
-  window.addEventListener("statechange", () => drawNavigation(boards));
+  window.addEventListener("statechange", () => {
+    address = here();
+    drawNavigation(boards);
+  });
   await show(false);
 }
+
+const here = () => window.location.pathname + window.location.search;
+
+// The link to the content changes only the fragment, which is no other page.
+const isNew = () => here() !== address || !window.location.hash;
 
 // Draw what the URL names. `navigated`: the focus moves to the content, so that a screen reader starts there.
 async function show(navigated) {
   const mine = ++visit;
+  address = here();
   shown.destroy();
   shown = NOTHING;
   try {
@@ -42,16 +52,16 @@ async function show(navigated) {
     document.getElementById("notice").hidden = !notice;
     boards = dashboards;
     drawNavigation(boards);
-    const drawn = await drawPage();
+    const drawn = await drawPage(() => mine === visit);
     if (mine !== visit) drawn.destroy();
     else shown = drawn;
-    if (navigated) page.focus({ preventScroll: true });
+    if (navigated && mine === visit) page.focus({ preventScroll: true });
   } catch (error) {
     if (mine === visit) showError(error);
   }
 }
 
-async function drawPage() {
+async function drawPage(isShown) {
   const [kind, name] = window.location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
   // Each visit has its own element: a reply that is late for an earlier visit draws into one that is no longer in the document.
   const place = element("div");
@@ -60,7 +70,7 @@ async function drawPage() {
   if (kind === "incident") return showIncident(place, { theme: theme() });
   if (kind === "sql") return showSql(place, { theme: theme() });
   const board = await fetchJson(`/api/dashboards/${encodeURIComponent(boardAt())}`);
-  return showDashboard(place, board, { theme: theme() });
+  return isShown() ? showDashboard(place, board, { theme: theme() }) : NOTHING;
 }
 
 function drawStream(place, identity) {
@@ -88,8 +98,12 @@ function askForLogin(reason) {
 }
 
 async function logOut() {
-  await fetchJson("/api/session", { method: "DELETE" });
-  go("/");
+  try {
+    await fetchJson("/api/session", { method: "DELETE" });
+    go("/");
+  } catch (error) {
+    showError(error);
+  }
 }
 
 start();

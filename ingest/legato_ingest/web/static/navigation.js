@@ -10,7 +10,7 @@ const NAMES = {
 };
 // The page of a stream replaces this dashboard; the page links to it.
 const LEFT_OUT = new Set(["legato-stream"]);
-const PAGES = [["/incident", "Incident", "One printable page about a time range"], ["/sql", "SQL", "Queries of your own, read-only"]];
+const PAGES = [["/incident", "Incident", "One printable page about a time range"], ["/sql", "SQL", "Your queries, read-only"]];
 
 export function drawNavigation(boards) {
   const links = boards.filter(({ uid }) => !LEFT_OUT.has(uid)).map(({ uid, title, description }) =>

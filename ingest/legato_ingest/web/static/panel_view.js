@@ -2,7 +2,7 @@
 
 import { queryFrame } from "./api.js";
 import { dropdown, element } from "./elements.js";
-import { downloadCsv } from "./files.js";
+import { copyText, downloadCsv } from "./files.js";
 import { durationOf, intervalOf, pageUrl } from "./location.js";
 import { drawPanel, toCsv, toMarkdown } from "./panels/index.js";
 
@@ -31,7 +31,7 @@ export class PanelView {
   menu() {
     const items = [
       ["The SQL behind this", () => this.showSql()],
-      ["Copy as Markdown", () => navigator.clipboard?.writeText(toMarkdown(this.frames || [], this.panel))],
+      ["Copy as Markdown", () => copyText(toMarkdown(this.frames || [], this.panel))],
       ["Download CSV", () => downloadCsv(this.panel.title, toCsv(this.frames || []))],
     ].map(([label, act]) => {
       const button = element("button", { type: "button" }, label);
@@ -102,19 +102,21 @@ export class PanelView {
   async showSql() {
     const text = element("pre", { tabindex: "0" }, "loading …");
     const close = element("button", { type: "button" }, "Close");
-    const edit = this.refs().map((name) => element("a", { href: this.dashboard.sqlPage(name) }, "Run and edit"));
+    const edit = this.refs().map((name) => element("a", { href: this.dashboard.sqlPage(name, this.interval()) }, "Run and edit"));
     const buttons = element("p", { class: "bar" }, close, ...edit);
     const dialog = element("dialog", { "aria-label": `The SQL of ${this.panel.title}` }, element("h2", {}, this.panel.title), text, buttons);
     for (const link of edit) link.addEventListener("click", () => dialog.close());
     close.addEventListener("click", () => dialog.close());
     dialog.addEventListener("close", () => dialog.remove());
+    this.dialog = dialog;
     document.body.append(dialog);
     dialog.showModal();
-    text.textContent = await this.dashboard.sqlOf(this.refs()).catch((error) => error.message);
+    text.textContent = await this.dashboard.sqlOf(this.refs(), this.interval()).catch((error) => error.message);
   }
 
   destroy() {
     this.isGone = true;
+    this.dialog?.close();
     this.abort.abort();
     this.drawn?.destroy();
   }

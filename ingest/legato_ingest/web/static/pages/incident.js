@@ -3,6 +3,7 @@
 import { fetchJson } from "../api.js";
 import { rangePicker, textBox } from "../controls.js";
 import { element } from "../elements.js";
+import { copyText } from "../files.js";
 import { change, parameters, rangeOf } from "../location.js";
 import { renderMarkdown } from "../panels/markdown.js";
 
@@ -26,9 +27,9 @@ class Incident {
   drawBar(span) {
     const service = textBox({ name: "service", label: "Service (empty: all)" }, [this.service()], (name, [value]) => this.set({ "var-service": value || null }));
     const range = rangePicker(span, (from, to) => this.set({ from, to }));
-    const copy = button("Copy as Markdown", () => navigator.clipboard?.writeText(this.text));
+    const copy = button("Copy as Markdown", () => copyText(this.text));
     // A relative range would mean another time when the link is opened later.
-    const link = button("Copy the link", () => navigator.clipboard?.writeText(this.permanent(span)));
+    const link = button("Copy the link", () => copyText(this.permanent(span)));
     this.age = element("span", { class: "age", role: "status" });
     this.bar.replaceChildren(service, range, element("span", { class: "spacer" }), copy, link, button("Print", () => window.print()), this.age);
   }
@@ -55,6 +56,7 @@ class Incident {
     const span = rangeOf({ from: "now-1h", to: "now" });
     this.drawBar(span);
     this.age.textContent = "loading …";
+    this.text = "";
     try {
       const query = new URLSearchParams({ from_ms: span.from_ms, to_ms: span.to_ms, service: this.service() });
       const { markdown } = await fetchJson(`/api/incident?${query}`, { signal });

@@ -7,6 +7,7 @@ import { element } from "../elements.js";
 import { pageUrl } from "../location.js";
 
 const FRAME_MS = 100;
+const AGAIN_MS = 5_000;
 const SHOWN_MAX = 50;
 const SCALE_US = 30e6;
 
@@ -18,12 +19,20 @@ export class LiveView {
     this.engines = element("div", { class: "live-engines", "aria-label": "Engines in the last minute" });
     this.element = element("section", { class: "live", "aria-label": "Live" }, this.status, this.flights, this.list, this.engines);
     this.rows = [];
+    this.timer = setInterval(() => this.grow(), FRAME_MS);
+    this.connect();
+  }
+
+  // A browser repeats a connection that broke, and gives up after a reply that is no stream of events: the page then asks again.
+  connect() {
     this.source = new EventSource("/api/now");
     this.source.addEventListener("now", (event) => this.show(JSON.parse(event.data)));
     this.source.addEventListener("failed", (event) => this.say(`the store does not answer: ${JSON.parse(event.data).error}`));
     this.source.addEventListener("denied", (event) => this.end(JSON.parse(event.data).error));
-    this.source.addEventListener("error", () => this.say("no connection to legato serve: trying again"));
-    this.timer = setInterval(() => this.grow(), FRAME_MS);
+    this.source.addEventListener("error", () => {
+      this.say("no connection to legato serve: trying again");
+      if (this.source.readyState === EventSource.CLOSED) this.again = setTimeout(() => this.connect(), AGAIN_MS);
+    });
   }
 
   say(text) {
@@ -43,7 +52,9 @@ export class LiveView {
     if (this.status.textContent !== text) this.status.textContent = text;
     this.flights.replaceChildren(...now.in_flight.map(flight));
     this.rows = byTrace(now.stalled).slice(0, SHOWN_MAX).map(stalledRow);
-    this.list.replaceChildren(...this.rows.map(({ item }) => item));
+    const more = Number(now.stalled_streams) - this.rows.length;
+    const rest = more > 0 ? [element("li", { class: "live-more" }, `and ${more.toLocaleString("en")} more`)] : [];
+    this.list.replaceChildren(...this.rows.map(({ item }) => item), ...rest);
     this.engines.replaceChildren(...now.engines.map(engine));
     this.grow();
   }
@@ -60,6 +71,7 @@ export class LiveView {
 
   destroy() {
     clearInterval(this.timer);
+    clearTimeout(this.again);
     this.source.close();
   }
 }
@@ -95,8 +107,10 @@ function stalledRow(row) {
   const bar = element("span", { class: "live-bar" });
   const length = element("strong", {});
   const waits = Number(row.gap_start_us) === 0 ? "waits for its first output" : "not judged yet";
-  const cause = row.cause ? `${causeOf(row.cause).label} · ${row.confidence}` : waits;
-  if (row.cause) bar.style.background = causeOf(row.cause).color;
+  // The newest verdict can be that of an earlier gap of the stream.
+  const isJudged = row.cause && String(row.judged_start_us) === String(row.gap_start_us);
+  const cause = isJudged ? `${causeOf(row.cause).label} · ${row.confidence}` : row.cause ? `${waits}; before: ${causeOf(row.cause).label}` : waits;
+  if (isJudged) bar.style.background = causeOf(row.cause).color;
   const who = [row.vantages.join(" and "), row.service || "(no service)", row.model || "(no model)", row.engine].filter(Boolean).join(" · ");
   const link = element("a", { href: pageUrl(`/stream/${row.trace}`), title: row.trace }, row.trace.slice(0, 12));
   const item = element("li", {}, link, element("span", { class: "live-track" }, bar), length, element("span", {}, cause), element("span", {}, who));

@@ -5,9 +5,9 @@
 
 import { frameOf, postJson } from "../api.js";
 import { element } from "../elements.js";
-import { parameters, rangeOf } from "../location.js";
+import { change, parameters, rangeOf } from "../location.js";
 import { drawPanel, toCsv, toMarkdown } from "../panels/index.js";
-import { downloadCsv } from "../files.js";
+import { copyText, downloadCsv } from "../files.js";
 
 const KEY = "sql";
 const FIRST = `SELECT service_name, vantage, model, count() AS streams, quantileExact(0.5)(ttft_us) / 1000 AS ttft_p50_ms
@@ -20,13 +20,13 @@ const PANEL = { type: "table", title: "Result", options: {}, fieldConfig: { defa
 export async function showSql(page, { theme }) {
   document.title = "SQL · Legato";
   const made = new SqlPage(page, theme);
-  await made.start();
+  made.start().catch((error) => made.fail(error));
   return made;
 }
 
 class SqlPage {
   constructor(page, theme) {
-    Object.assign(this, { theme, abort: new AbortController(), frame: null, drawn: null });
+    Object.assign(this, { theme, abort: new AbortController(), runs: 0, frame: null, drawn: null });
     this.text = element("textarea", { rows: "12", spellcheck: "false", "aria-label": "SQL", autocapitalize: "off" });
     this.run = element("button", { type: "button" }, "Run (Ctrl+Enter)");
     this.note = element("span", { class: "age", role: "status" });
@@ -38,10 +38,10 @@ class SqlPage {
       element("p", { class: "lead" }, "ClickHouse's SQL over Legato's tables and views, read-only. All of it is in docs/reference.md."),
       this.text, element("div", { class: "bar" }, this.run, columns, markdown, csv, this.note), this.result);
     this.run.addEventListener("click", () => this.execute());
-    columns.addEventListener("click", () => this.show(TABLES));
-    markdown.addEventListener("click", () => this.frame && navigator.clipboard?.writeText(toMarkdown([this.frame], PANEL)));
+    columns.addEventListener("click", () => this.execute(TABLES));
+    markdown.addEventListener("click", () => this.frame && copyText(toMarkdown([this.frame], PANEL)));
     csv.addEventListener("click", () => this.frame && downloadCsv("result", toCsv([this.frame])));
-    this.text.addEventListener("input", () => keep(this.text.value));
+    this.text.addEventListener("input", () => this.edited());
     this.text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.execute());
   }
 
@@ -51,33 +51,37 @@ class SqlPage {
     if (parameters().has("panel") || this.text.value === FIRST) await this.execute();
   }
 
-  show(sql) {
-    this.text.value = sql;
-    keep(sql);
-    return this.execute();
+  // An edited statement is no longer that of the panel in the address.
+  edited() {
+    keep(this.text.value);
+    if (parameters().has("panel")) change({ dashboard: null, panel: null, interval_ms: null }, { push: false });
   }
 
-  async execute() {
+  async execute(sql = this.text.value) {
     this.abort.abort();
     const { signal } = (this.abort = new AbortController());
     const began = performance.now();
     this.note.textContent = "running …";
     try {
-      this.frame = frameOf(await postJson("/api/sql", { sql: this.text.value }, signal));
+      this.frame = frameOf(await postJson("/api/sql", { sql }, signal));
       this.note.textContent = `${this.frame.rows.toLocaleString("en")} ${this.frame.rows === 1 ? "row" : "rows"} in ${Math.round(performance.now() - began)} ms`;
       await this.draw();
     } catch (error) {
-      if (error.name === "AbortError") return;
-      this.note.textContent = "";
-      this.frame = null;
-      this.result.replaceChildren(element("p", { class: "failed", role: "alert" }, error.message));
+      if (error.name !== "AbortError") this.fail(error);
     }
+  }
+
+  fail(error) {
+    this.note.textContent = "";
+    this.frame = null;
+    this.result.replaceChildren(element("p", { class: "failed", role: "alert" }, error.message));
   }
 
   async draw() {
     const span = rangeOf({ from: "now-1h", to: "now" });
     const context = { span, interval_ms: 60_000, variables: {}, theme: this.theme, annotations: [], href: (url) => url, zoom() {} };
-    this.drawn = await drawPanel(this.result, PANEL, [this.frame], context);
+    // Another result begins at its first row, in the order of its statement.
+    this.drawn = await drawPanel(this.result, { ...PANEL, id: ++this.runs }, [this.frame], context);
   }
 
   destroy() {
@@ -96,9 +100,10 @@ async function statementOf(query) {
   const [dashboard, name] = [query.get("dashboard"), query.get("panel")];
   if (!dashboard || !name) return "";
   const { from_ms, to_ms } = rangeOf({ from: "now-6h", to: "now" });
+  const interval_ms = Number(query.get("interval_ms")) || 60_000;
   const variables = {};
   for (const [key, value] of query) if (key.startsWith("var-")) (variables[key.slice(4)] ??= []).push(value);
-  return (await postJson("/api/query/sql", { dashboard, kind: "panel", name, from_ms, to_ms, variables })).sql;
+  return (await postJson("/api/query/sql", { dashboard, kind: "panel", name, from_ms, to_ms, interval_ms, variables })).sql;
 }
 
 function keep(sql) {

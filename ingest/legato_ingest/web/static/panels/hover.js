@@ -40,7 +40,7 @@ function listenersOf(state) {
     [state.host, 'pointermove', (event) => onMove(state, event)],
     [state.host, 'pointerdown', (event) => onDown(state, event)],
     [state.host, 'pointerup', (event) => onUp(state, event)],
-    [state.host, 'pointercancel', () => hide(state)],
+    [state.host, 'pointercancel', () => { state.drag = null; hide(state); }],
     [state.host, 'pointerleave', () => hide(state)],
     [state.host, 'blur', () => hide(state)],
     [state.host, 'keydown', (event) => onKey(state, event)],

@@ -19,7 +19,9 @@ function judgement(felt) {
 
 /** Return the head: title, identity, and the figures at the vantage nearest to the end user. */
 export function head(model) {
-  const { view, felt, stalls } = model;
+  const { view, felt } = model;
+  // A trace can have several clients; the figures are those of one.
+  const stalls = model.stalls.filter((stall) => model.vantages[stall.vantage] === felt || model.vantages[stall.vantage].vantage !== felt.vantage);
   const stalled = stalls.reduce((sum, stall) => sum + stall.gap_us, 0);
   const outcome = [felt.outcome, felt.finish_reason, felt.error_type].filter(Boolean).join(' · ');
   const model_name = felt.model || felt.response_model || 'unknown model';
@@ -35,7 +37,7 @@ export function head(model) {
       fact('by its objective', judgement(felt), felt.good === 0 ? 'st-bad' : felt.good ? 'st-good' : ''),
       fact('duration', duration(felt.duration_us)),
       fact('first token', duration(felt.ttft_us)),
-      fact('stalls', stalls.length ? `${count(stalls.length)}, ${duration(stalled)} in all` : '0'),
+      fact('stalls', stalls.length ? `${count(stalls.length)}, ${duration(stalled)} in all` : view.gaps_known ? '0' : '–'),
       fact('longest gap', duration(felt.gap_max_us)),
       fact('median gap', duration(felt.gap_p50_us)),
       fact('chunks', count(felt.chunks)),
@@ -52,7 +54,7 @@ const RUNNING = 'This stream runs, or its end was not recorded: these are its ne
 function notes({ view, vantages }) {
   const out = [];
   if (!view.one_clock) out.push(APART);
-  if (view.vantages_left_out) out.push(`Not shown: ${some(view.vantages_left_out, 'more recording')} of this trace.`);
+  if (view.vantages_left_out) out.push(`Not shown: ${view.is_cut ? 'at least ' : ''}${some(view.vantages_left_out, 'more recording')} of this trace.`);
   if (vantages.some((vantage) => !vantage.ended)) out.push(RUNNING);
   for (const { chunks_dropped: dropped, vantage } of vantages) {
     if (dropped) out.push(`${some(dropped, 'chunk')} beyond the limit of the ${vantage} have no times.`);
@@ -65,7 +67,7 @@ export function summary(model) {
   const names = model.vantages.map((vantage) => vantage.vantage).join(', ');
   const longest = model.stalls.reduce((most, stall) => (most && most.gap_us >= stall.gap_us ? most : stall), null);
   const words = ({ gap_us: gap, start_us: start, cause }) => `lasted ${duration(gap)} from ${moment(start)}: ${causeOf(cause).label}`;
-  const stalls = longest ? `${some(model.stalls.length, 'stall')}; the longest ${words(longest)}` : 'no stall';
+  const stalls = longest ? `${some(model.stalls.length, 'stall')}; the longest ${words(longest)}` : model.view.gaps_known ? 'no stall' : 'its gaps are not known';
   const steps = model.engine.steps ? `, ${count(model.engine.steps.length)} engine steps` : '';
   return `Chunks of the stream at ${names} over ${duration(model.end)}${steps}; ${stalls}. A table of the stalls follows.`;
 }
@@ -78,7 +80,7 @@ export function stallTable(model) {
     stall.confidence || '–', stall.cause ? duration(stall.error_us) : '–',
   ]);
   const table = el('table', '', {}, [
-    el('caption', '', { text: rows.length ? 'Stalls of this stream' : 'This stream has no stalls' }),
+    el('caption', '', { text: rows.length ? 'Stalls of this stream' : model.view.gaps_known ? 'This stream has no stalls' : 'The gaps of this stream are not known' }),
     el('thead', '', {}, [el('tr', '', {}, names.map((text) => el('th', '', { scope: 'col', text })))]),
     el('tbody', '', {}, rows.map((cells) => el('tr', '', {}, cells.map((text) => el('td', '', { text }))))),
   ]);

@@ -15,6 +15,7 @@ export function contentOf(vantage) {
   return {
     at: Float64Array.from(chosen, (chunk) => vantage.at[chunk]),
     bytes: Float64Array.from(chosen, (chunk) => (vantage.bytes ? vantage.bytes[chunk] : BYTES_PER_WORD)),
+    isSized: Boolean(vantage.bytes),
     isText: Uint8Array.from(chosen, (chunk) => Number(vantage.kind[chunk] === TEXT)),
   };
 }

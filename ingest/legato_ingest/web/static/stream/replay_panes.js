@@ -85,13 +85,13 @@ export function drawReader(canvas, content, reader, end, now, width, height, the
   context.fillStyle = theme.bad;
   context.fillRect(Math.round(x(Math.min(now, end))), 0, 1.5, bottom);
   axisLabels(context, end, width, bottom + AXIS_PX / 2, x, theme);
-  if (content.at.length) key(context, total, theme);
+  if (content.at.length) key(context, content.isSized ? `text, 0 to ${bytes(total)}:` : 'text, sizes unknown:', theme);
 }
 
 // What the two lines are, and their unit. The left corner is free: no text has arrived there yet.
-function key(context, total, theme) {
+function key(context, unit, theme) {
   let x = LEFT_PX;
-  for (const [text, color] of [[`text, 0 to ${bytes(total)}:`, theme.muted], ['arrived', theme.accent], ['read', theme.text]]) {
+  for (const [text, color] of [[unit, theme.muted], ['arrived', theme.accent], ['read', theme.text]]) {
     context.fillStyle = color;
     context.fillText(text, x, 10);
     x += context.measureText(text).width + 8;

@@ -40,7 +40,7 @@ class Page {
     this.root = el('div', 'st-page', {}, [head(model), this.bar(), this.timeline.element, stallTable(model), below]);
     element.replaceChildren(this.root);
     this.keys = keyHandler(this.actions());
-    this.onKey = (event) => (this.root.contains(event.target) || event.target === document.body) && this.keys(event);
+    this.onKey = (event) => (this.root.contains(event.target) || event.target.contains(this.root)) && this.keys(event);
     document.addEventListener('keydown', this.onKey);
     this.timeline.resize();
     this.replay.resize();

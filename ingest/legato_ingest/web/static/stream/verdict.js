@@ -116,10 +116,9 @@ const runbook = (stall, href) =>
 function culprits(stall) {
   const ids = stall.culprit_responses;
   if (!ids.length) return [];
-  return [`Requests in the root-cause step: ${ids.slice(0, 4).join(', ')}${ids.length > 4 ? ` and ${ids.length - 4} more` : ''}.`];
+  return [`Requests behind the root cause: ${ids.slice(0, 4).join(', ')}${ids.length > 4 ? ` and ${ids.length - 4} more` : ''}.`];
 }
 
 function noStall(model) {
-  const known = model.vantages.some((vantage) => vantage.has_timeline);
-  return known ? 'No gap of this stream was a stall.' : 'No vantage recorded the times of its chunks, so no gap is known.';
+  return model.view.gaps_known ? 'No gap of this stream was a stall.' : 'No vantage recorded the times of its chunks, so no gap is known.';
 }
