@@ -1,14 +1,14 @@
-"""Times, frames and memory of the web page in Debian's Chromium, driven by Playwright.
+"""Times, frames and memory of the web page in Debian's Chromium.
 
     python bench/page.py --store /tmp/page_store --fill-only
     python bench/page.py --store /tmp/page_store
 
-All times are measured in the browser (`common/page_probe.py`) on pages of a `legato serve` on the same machine. `--only` measures some of
-the four parts:
+All times are measured in the browser (`common/page_probe.py`) on pages of a `legato serve` on the same machine. The first two parts drive
+Chromium without Playwright, which makes a first visit slower (`common/page_plain.py`). `--only` measures some of the four parts:
 
-- `first`: dashboard Streams over 3,000 streams. For each of several starts of `legato serve`: the first visit after "ready", a second in
-  a new browser context (without a cache), and one more in the same context. Measured from the start of the navigation: First Contentful
-  Paint (the header), and the first panel with data painted.
+- `first`: dashboard Streams over 3,000 streams. For each of several starts of `legato serve`: the first visit after "ready"; then in a
+  new browser context a visit without a cache (cold), a second, and a third (warm: Chromium keeps the compiled scripts of the second).
+  Measured from the start of the navigation: First Contentful Paint (the header), and the first panel with data painted.
 - `dashboards`: every dashboard over a large store, which `bench/panels.py` fills and can share (its `--store`). Time from the start of
   the navigation until the last visible panel is painted, at 1280×900 and with all panels visible (1280×6000; closed rows stay closed),
   over the dashboard's own range and over 24 h, both ending at the newest stream: a first visit in a new context, then five more. The
@@ -44,14 +44,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.common.machine import describe, median, quantile  # noqa: E402
+from bench.common.page_plain import plain_browser  # noqa: E402
 from bench.common.page_probe import (  # noqa: E402
     Drawn,
     Memory,
     browser,
     inputs,
     load,
+    load_plain,
     memory,
     painted,
+    plain_tab,
     played,
     reset,
     tab,
@@ -90,16 +93,17 @@ def shown(name: str, times: Sequence[float], unit: str = "ms") -> None:
     print(f"  {name:44} p50 {found['p50']:7,.0f}  p95 {found['p95']:7,.0f}  max {found['max']:7,.0f} {unit}  n={len(times)}", flush=True)
 
 
-def measure_first(running: Browser, store: pathlib.Path) -> dict[str, Any]:
+def measure_first(store: pathlib.Path) -> dict[str, Any]:
     """First Contentful Paint and first panel with data, over several starts of the server."""
-    visits: dict[str, list[Drawn]] = {"after_ready": [], "cold": [], "warm": []}
-    for _ in range(STARTS):
-        with page_of(store) as (url, _served):
-            with tab(running) as page:
-                visits["after_ready"].append(load(page, f"{url}/"))
-            with tab(running) as page:
-                visits["cold"].append(load(page, f"{url}/"))
-                visits["warm"].append(load(page, f"{url}/"))
+    visits: dict[str, list[Drawn]] = {"after_ready": [], "cold": [], "second": [], "warm": []}
+    with plain_browser() as running:
+        for _ in range(STARTS):
+            with page_of(store) as (url, _served):
+                with plain_tab(running) as page:
+                    visits["after_ready"].append(load_plain(page, f"{url}/"))
+                with plain_tab(running) as page:
+                    for kind in ("cold", "second", "warm"):
+                        visits[kind].append(load_plain(page, f"{url}/"))
     found = {}
     for kind, drawn in visits.items():
         firsts = [each.first_ms for each in drawn if each.first_ms is not None]
@@ -130,22 +134,24 @@ def hours_of(board: dict[str, Any]) -> float:
     return float(text[:-1]) * {"m": 1 / 60, "h": 1, "d": 24}[text[-1]]
 
 
-def measure_dashboards(running: Browser, store: pathlib.Path) -> dict[str, Any]:
+def measure_dashboards(store: pathlib.Path, uids: Sequence[str]) -> dict[str, Any]:
     """All dashboards at both heights over both ranges."""
     first: dict[str, list[float]] = {height: [] for height in HEIGHTS}
     warm: dict[tuple[str, str], list[float]] = {}
     replies: list[float] = []
     by_board: dict[str, Any] = {}
-    with page_of(store) as (url, served):
+    with page_of(store) as (url, served), plain_browser() as running:
         end_ms = newest_ms(served)
         stream = any_stream(served, end_ms)
-        for uid, board in Boards(load_boards(ROOT / "dashboards")).by_uid.items():
+        boards = Boards(load_boards(ROOT / "dashboards")).by_uid
+        for uid in uids or boards:
+            board = boards[uid]
             cold: list[float] = []
             for hours in sorted({hours_of(board), 24.0}):
                 span = f"from={end_ms - round(hours * HOUR_MS)}&to={end_ms}&refresh=&var-stream={stream}"
                 for kind, height in HEIGHTS.items():
-                    with tab(running, height=height) as page:
-                        visits = [load(page, f"{url}/d/{uid}?{span}") for _ in range(1 + RUNS)]
+                    with plain_tab(running, height=height) as page:
+                        visits = [load_plain(page, f"{url}/d/{uid}?{span}") for _ in range(1 + RUNS)]
                     first[kind].append(visits[0].drawn_ms)
                     cold.append(visits[0].drawn_ms)
                     warm.setdefault((uid, kind), []).extend(each.drawn_ms for each in visits[1:])
@@ -154,7 +160,8 @@ def measure_dashboards(running: Browser, store: pathlib.Path) -> dict[str, Any]:
                     print(
                         f"  {uid} {hours:g} h {kind}: {last.panels} panels, {last.empty} empty, {last.queries} queries, first"
                         f" {visits[0].drawn_ms:.0f} ms, then {', '.join(f'{each.drawn_ms:.0f}' for each in visits[1:])} ms,"
-                        f" last reply {median([each.replies_ms for each in visits[1:]]):.0f} ms",
+                        f" last reply {median([each.replies_ms for each in visits[1:]]):.0f} ms"
+                        f"{''.join(f'; FAILED: {message}' for message in last.failed)}",
                         flush=True,
                     )
             by_board[uid] = {kind: summary(warm[uid, kind]) for kind in HEIGHTS} | {"first_ms": summary(cold)}
@@ -340,6 +347,7 @@ def main() -> None:
     options.add_argument("--store", type=pathlib.Path, help="keep the large store in this folder; a filled one is used as it is")
     options.add_argument("--fill-only", action="store_true", help="fill the large store and end")
     options.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure")
+    options.add_argument("--boards", nargs="+", metavar="UID", default=(), help="measure these dashboards instead of all")
     given = options.parse_args()
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
@@ -349,15 +357,18 @@ def main() -> None:
         if "dashboards" in given.only or given.fill_only:
             started = time.monotonic()
             fill_large(large, given.streams)
-            print(f"{(large / 'filled').read_text()} streams in the large store, {time.monotonic() - started:.0f} s to fill", flush=True)
+            print(
+                f"{(large / 'filled').read_text().strip()} streams in the large store, {time.monotonic() - started:.0f} s to fill",
+                flush=True,
+            )
         if given.fill_only:
             return
         small = fill_small(scratch / "small", random.Random(5))
         running = stack.enter_context(browser())
         print(f"{describe('chdb', 'playwright')}, Chromium {running.version}; {small.streams:,} streams in the small store", flush=True)
         measures = {
-            "first": lambda: measure_first(running, scratch / "small"),
-            "dashboards": lambda: measure_dashboards(running, large / "store"),
+            "first": lambda: measure_first(scratch / "small"),
+            "dashboards": lambda: measure_dashboards(large / "store", given.boards),
             "stream": lambda: measure_stream(running, scratch / "small", small),
             "memory": lambda: measure_memory(running, scratch / "small", small),
         }

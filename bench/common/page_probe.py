@@ -14,9 +14,24 @@ from typing import Any
 
 from playwright.sync_api import Browser, CDPSession, Page
 
+from bench.common.page_plain import PlainBrowser, PlainTab
 from helpers.platform.browser import chromium
 
-__all__ = ["Drawn", "Event", "Memory", "browser", "inputs", "load", "memory", "painted", "played", "reset", "tab"]
+__all__ = [
+    "Drawn",
+    "Event",
+    "Memory",
+    "browser",
+    "inputs",
+    "load",
+    "load_plain",
+    "memory",
+    "painted",
+    "plain_tab",
+    "played",
+    "reset",
+    "tab",
+]
 
 Event = tuple[str, float, float, float]
 """The type of an event, its place in the window, and how far the wheel turns."""
@@ -84,7 +99,8 @@ class Drawn:
     """Milliseconds since the start of a navigation, and what was drawn.
 
     ``fcp_ms``: First Contentful Paint of the Performance API; ``first_ms``: the first panel with data painted, None without one;
-    ``replies_ms``: the last reply to a panel's query; ``drawn_ms``: the last visible panel painted. ``empty``: panels without data.
+    ``replies_ms``: the last reply to a panel's query; ``drawn_ms``: the last visible panel painted. ``empty``: panels without data;
+    ``failed``: the messages of panels that could not be drawn.
     """
 
     fcp_ms: float
@@ -94,6 +110,7 @@ class Drawn:
     queries: int
     panels: int
     empty: int
+    failed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -126,13 +143,28 @@ def tab(running: Browser, *, width: int = 1280, height: int = 900) -> Iterator[P
 
 
 def load(page: Page, url: str) -> Drawn:
-    """Navigate to a dashboard and wait until its visible panels are drawn. Raises ``SystemExit`` if one failed or was not drawn."""
+    """Navigate to a dashboard and wait until its visible panels are drawn. Raises ``SystemExit`` if they are not."""
     page.goto(url)
-    found: dict[str, Any] = page.evaluate(_DRAWN, [_QUIET_MS, _LOAD_MS_MAX])
-    failed = found.pop("failed")
-    if failed or found["drawn_ms"] is None or found["fcp_ms"] is None:
-        raise SystemExit(f"{url} was not drawn: {failed or found}")
-    return Drawn(**found)
+    return _drawn(url, page.evaluate(_DRAWN, [_QUIET_MS, _LOAD_MS_MAX]))
+
+
+@contextlib.contextmanager
+def plain_tab(running: PlainBrowser, *, width: int = 1280, height: int = 900) -> Iterator[PlainTab]:
+    """A tab like that of ``tab`` without Playwright."""
+    with running.tab(_PROBE, width, height) as opened:
+        yield opened
+
+
+def load_plain(page: PlainTab, url: str) -> Drawn:
+    """Do the same as ``load`` without Playwright."""
+    page.go(url)
+    return _drawn(url, page.evaluate(f"({_DRAWN})([{_QUIET_MS}, {_LOAD_MS_MAX}])"))
+
+
+def _drawn(url: str, found: dict[str, Any]) -> Drawn:
+    if found["drawn_ms"] is None or found["fcp_ms"] is None:
+        raise SystemExit(f"{url} was not drawn: {found}")
+    return Drawn(**{**found, "failed": tuple(found["failed"])})
 
 
 def painted(page: Page, url: str) -> float:

@@ -119,7 +119,11 @@ def test_the_installed_package_has_its_own_files(installed: Environment) -> None
     files = len(list((ROOT / "schema" / "cluster").glob("*.sql")))
     module, schema, *counts = done.stdout.split()
     package = pathlib.Path(module).parent
-    assert package.is_relative_to(installed.folder) and schema == str(package / "data" / "schema") and counts == [str(len(list((ROOT / "dashboards").glob("legato-*.json")))), str(files)], done
+    assert (
+        package.is_relative_to(installed.folder)
+        and schema == str(package / "data" / "schema")
+        and counts == [str(len(list((ROOT / "dashboards").glob("legato-*.json")))), str(files)]
+    ), done
 
 
 def test_the_installed_commands_work(installed: Environment, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ function plainType(type) {
 function converted(values, type) {
   const plain = plainType(type);
   // Times of another zone than UTC stay as ClickHouse writes them.
-  if (/^DateTime.*'(?!UTC')/.test(plain)) return values;
+  if (/^DateTime[^']*'(?!UTC')/.test(plain)) return values;
   if (plain.startsWith("Date")) return values.map((value) => (value === null ? null : moment(value)));
   if (/^(U?Int|Float|Decimal)/.test(plain)) return values.map((value) => (typeof value === "string" ? Number(value) : value));
   return values;

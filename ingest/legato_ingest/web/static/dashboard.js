@@ -5,12 +5,11 @@ import { postJson, queryFrame } from "./api.js";
 import { ALL, chosen, choice, dependentOn, rangePicker, refreshPicker, setVariable, textBox, variablesOf } from "./controls.js";
 import { element } from "./elements.js";
 import { change, durationOf, parameters, rangeOf, valuesOf } from "./location.js";
-import { PanelView } from "./panel_view.js";
+import { CHARTS, FIGURES, PanelView } from "./panel_view.js";
 import { LiveView } from "./pages/live.js";
-import { loadPlotly } from "./panels/plot.js";
 
 const LIVE = "legato-now";
-const CHARTS = new Set(["timeseries", "barchart", "heatmap"]);
+const FIGURES_MS = 1_000;
 
 export function showDashboard(page, board, { theme }) {
   const shown = new Dashboard(page, board, theme);
@@ -27,8 +26,12 @@ class Dashboard {
   // Draw all of it; what is drawn already is replaced.
   draw() {
     const { board } = this;
-    // Its 5 MB load while the first queries run. A panel reports it if they cannot be loaded.
-    if (board.panels.some(({ type }) => CHARTS.has(type))) loadPlotly().catch(() => {});
+    // Starting the chart library takes half a second, in which nothing else draws: the first figures are drawn before.
+    const hasFigures = board.panels.some(({ type }) => FIGURES.has(type));
+    this.figures = new Promise((resolve) => {
+      this.figureDrawn = resolve;
+      setTimeout(resolve, hasFigures ? FIGURES_MS : 0);
+    });
     document.title = `${board.title} · Legato`;
     this.bar = element("div", { class: "bar", role: "group", "aria-label": "Variables and time range" });
     this.grid = element("div");

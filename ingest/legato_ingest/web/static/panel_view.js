@@ -6,6 +6,9 @@ import { copyText, downloadCsv } from "./files.js";
 import { durationOf, intervalOf, pageUrl } from "./location.js";
 import { drawPanel, toCsv, toMarkdown } from "./panels/index.js";
 
+export const CHARTS = new Set(["timeseries", "barchart", "heatmap"]);
+export const FIGURES = new Set(["stat", "table"]);
+
 export class PanelView {
   constructor(panel, dashboard) {
     Object.assign(this, { panel, dashboard, frames: null, drawn: null, isVisible: false, isDue: false, abort: new AbortController() });
@@ -89,7 +92,9 @@ export class PanelView {
       href: pageUrl,
       zoom: (from_ms, to_ms) => this.dashboard.setRange(String(Math.round(from_ms)), String(Math.round(to_ms))),
     };
+    if (CHARTS.has(this.panel.type)) await this.dashboard.figures;
     this.drawn = await drawPanel(this.body, this.panel, frames, context);
+    if (FIGURES.has(this.panel.type)) this.dashboard.figureDrawn();
     if (this.isGone) this.drawn.destroy();
   }
 
