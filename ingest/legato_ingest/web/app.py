@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import pathlib
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
-from starlette.staticfiles import StaticFiles
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from legato_ingest.auth.authenticate import Authenticator
 from legato_ingest.errors import BadRequest, Denied, LegatoError, StoreError
@@ -28,12 +26,11 @@ from legato_ingest.web.now_feed import NowFeed
 from legato_ingest.web.panel_queries import Boards, PanelQuery
 from legato_ingest.web.request_models import IncidentRange, Login, Statement, authorization_of, json_body, refusal, url_parameters
 from legato_ingest.web.session import Sessions
+from legato_ingest.web.static_files import html, static_files
 from legato_ingest.web.stream_view import NoSuchStream, stream_view
-from legato_ingest.web.vendor import plotly_file
 
 __all__ = ["create_app"]
 
-_STATIC = pathlib.Path(__file__).parent / "static"
 _COLUMNS = "JSONColumnsWithMetadata"
 # The page loads scripts, styles and data from its own origin only. Charts draw images from blobs and data URLs that they make.
 _POLICY = (
@@ -61,8 +58,7 @@ def create_app(
     app = FastAPI(title="Legato", docs_url=None, redoc_url=None, openapi_url=None)
     page = _Page(settings, reads, metrics, boards, NowFeed(reads, is_stopping))
     for path in _PAGES:
-        app.add_api_route(path, page.public(_shell), methods=["GET"], response_model=None)
-    app.add_api_route("/static/vendor/plotly.min.js", page.public(_plotly), methods=["GET"], response_model=None)
+        app.add_api_route(path, page.public(html), methods=["GET"], response_model=None)
     app.add_api_route("/api/now", page.public(page.now), methods=["GET"], response_model=None)
     app.add_api_route("/api/session", page.session, methods=["POST", "DELETE"], response_model=None)
     for path, handler, method in (
@@ -75,40 +71,8 @@ def create_app(
         ("/api/streams/{identity:path}", page.stream, "GET"),
     ):
         app.add_api_route(path, page.authenticated(handler), methods=[method], response_model=None)
-    app.mount("/static", _guarded_static(page))
+    app.mount("/static", static_files(page.public))
     return app
-
-
-async def _shell(request: Request, tenant: str) -> Response:
-    return HTMLResponse(_html(), headers={"Cache-Control": "no-cache"})
-
-
-@lru_cache(maxsize=1)
-def _html() -> str:
-    """The HTML with a link to each module: a browser would find them in five rounds, by the imports of the imports."""
-    modules = sorted(path.relative_to(_STATIC).as_posix() for path in _STATIC.rglob("*.js"))
-    links = "\n".join(f'<link rel="modulepreload" href="/static/{name}">' for name in modules)
-    return (_STATIC / "index.html").read_text(encoding="utf-8").replace("</head>", f"{links}\n</head>")
-
-
-async def _plotly(request: Request, tenant: str) -> Response:
-    return FileResponse(plotly_file(), media_type="text/javascript", headers={"Cache-Control": "no-cache"})
-
-
-def _guarded_static(page: _Page) -> Callable[..., Awaitable[None]]:
-    """The files of `static/`, behind the check of Host and Origin and with the headers of every response."""
-    files = StaticFiles(directory=_STATIC)
-
-    async def guarded(scope: Any, receive: Any, send: Any) -> None:
-        async def respond(request: Request, tenant: str) -> Response:
-            response = await files.get_response(files.get_path(scope), scope)
-            response.headers["Cache-Control"] = "no-cache"
-            return response
-
-        response = await page.public(respond)(Request(scope, receive))
-        await response(scope, receive, send)
-
-    return guarded
 
 
 class _Page:

@@ -5,7 +5,7 @@
 
 import { oncePerFrame, readTheme } from './dom.js';
 
-const ADDRESS = '/static/vendor/plotly.min.js';
+const ADDRESS = new URL('../vendor/plotly.min.js', import.meta.url).href;
 const CONFIG = { staticPlot: true, displayModeBar: false, responsive: false, showTips: false };
 const CHARACTER = 6.3;
 // Plotly writes rules into a <style> element with this id. If there is one with the class below, Plotly takes the rules to be in
