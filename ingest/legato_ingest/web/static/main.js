@@ -44,6 +44,9 @@ async function show(navigated) {
   address = here();
   shown.destroy();
   shown = NOTHING;
+  // Asked for beside the list; an error of it is shown when the list is there.
+  const board = boardAt() ? fetchJson(`/api/dashboards/${encodeURIComponent(boardAt())}`) : null;
+  board?.catch(() => {});
   try {
     const { dashboards, has_login, notice } = await fetchJson("/api/dashboards");
     if (mine !== visit) return;
@@ -52,7 +55,7 @@ async function show(navigated) {
     document.getElementById("notice").hidden = !notice;
     boards = dashboards;
     drawNavigation(boards);
-    const drawn = await drawPage(() => mine === visit);
+    const drawn = await drawPage(board, () => mine === visit);
     if (mine !== visit) drawn.destroy();
     else shown = drawn;
     if (navigated && mine === visit) page.focus({ preventScroll: true });
@@ -61,7 +64,7 @@ async function show(navigated) {
   }
 }
 
-async function drawPage(isShown) {
+async function drawPage(board, isShown) {
   const [kind, name] = window.location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
   // Each visit has its own element: a reply that is late for an earlier visit draws into one that is no longer in the document.
   const place = element("div");
@@ -69,8 +72,8 @@ async function drawPage(isShown) {
   if (kind === "stream") return drawStream(place, name);
   if (kind === "incident") return showIncident(place, { theme: theme() });
   if (kind === "sql") return showSql(place, { theme: theme() });
-  const board = await fetchJson(`/api/dashboards/${encodeURIComponent(boardAt())}`);
-  return isShown() ? showDashboard(place, board, { theme: theme() }) : NOTHING;
+  const content = await (board ?? fetchJson("/api/dashboards/legato-streams"));
+  return isShown() ? showDashboard(place, content, { theme: theme() }) : NOTHING;
 }
 
 function drawStream(place, identity) {
