@@ -15,6 +15,7 @@ from helpers.dashboards.panels import Asked, Past
 from helpers.platform.browser import chromium
 from helpers.servers.reading import open_store, reading
 from helpers.servers.stores import copy_of, empty, migrated
+from helpers.servers.web import web_page
 from legato_ingest.storage import EmbeddedStore, Store
 
 READ_LIMITS: dict[str, int | str] = {
@@ -62,6 +63,17 @@ def asked(filled: tuple[pathlib.Path, Past]) -> Iterator[Asked]:
     try:
         with reading(store) as url, httpx.Client(timeout=PATIENCE_S) as client:
             yield Asked(filled[1], store, url, client)
+    finally:
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def page_url(filled: tuple[pathlib.Path, Past]) -> Iterator[str]:
+    """The web page over the past of the dashboards' tests."""
+    store = EmbeddedStore(filled[0])
+    try:
+        with web_page(store) as address:
+            yield address
     finally:
         store.close()
 

@@ -23,8 +23,9 @@ from helpers.dashboards.running import in_flight, silent
 from helpers.servers.reading import open_store, reading
 from helpers.servers.stores import empty
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.live import LiveQuery, as_json, fetch, render
+from legato_ingest.cli.live import render
 from legato_ingest.otlp.batch import Limits
+from legato_ingest.reports.live import LiveQuery, as_json, fetch
 from legato_ingest.storage import Store
 
 
@@ -146,7 +147,7 @@ def test_the_board_and_the_command_show_the_same(store: Store) -> None:
         asked = Asked(Past(time.time_ns(), "", {}), store, url, client)
         view = asked.past.view("", 1, 60)
         shown = {title: asked.panel("now", title, view).as_rows() for title in panels("now")}
-        found, filtered = (fetch(Reader(url), LiveQuery(service)) for service in ("", "engine"))
+        found, filtered = (fetch(Reader(url).rows, LiveQuery(service)) for service in ("", "engine"))
     live, console = as_json(found), Console(width=160)
     with console.capture() as capture:
         console.print(render(found, LiveQuery()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,21 +13,9 @@ from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from helpers.dashboards.panels import Past
 from helpers.platform.browser import opened, pictured, settled
-from helpers.servers.web import BOARDS, web_page
-from legato_ingest.storage import EmbeddedStore
+from helpers.servers.web import BOARDS
 
 UIDS = [board["uid"] for board in BOARDS]
-
-
-@pytest.fixture(scope="module")
-def url(filled: tuple[pathlib.Path, Past]) -> Iterator[str]:
-    """The page over the past of the dashboards' tests."""
-    store = EmbeddedStore(filled[0])
-    try:
-        with web_page(store) as address:
-            yield address
-    finally:
-        store.close()
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +25,10 @@ def span(past: Past) -> str:
 
 
 @pytest.mark.parametrize("uid", UIDS)
-def test_every_panel_draws(browser: Browser, url: str, span: str, uid: str) -> None:
+def test_every_panel_draws(browser: Browser, page_url: str, span: str, uid: str) -> None:
     """No error, nothing from elsewhere, and each panel shows rows or the reason why there are none."""
     (board,) = (each for each in BOARDS if each["uid"] == uid)
-    with opened(browser, f"{url}/d/{uid}?{span}&refresh=&var-vantage=$__all", height=6_000) as (page, seen):
+    with opened(browser, f"{page_url}/d/{uid}?{span}&refresh=&var-vantage=$__all", height=6_000) as (page, seen):
         settled(page)
         closed = page.locator(".row-title[aria-expanded=false]")
         while closed.count():
@@ -63,9 +50,9 @@ def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from panel.get("panels") or ()
 
 
-def test_a_table_has_the_rows_of_its_sql(browser: Browser, url: str, span: str) -> None:
+def test_a_table_has_the_rows_of_its_sql(browser: Browser, page_url: str, span: str) -> None:
     """The page's table and the result of the same query have the same number of rows and the same first stream."""
-    with opened(browser, f"{url}/d/legato-streams?{span}&var-vantage=$__all", height=6_000) as (page, _):
+    with opened(browser, f"{page_url}/d/legato-streams?{span}&var-vantage=$__all", height=6_000) as (page, _):
         with page.expect_response(lambda reply: asked_for(reply.request, "Worst streams")) as caught:
             page.reload()
         settled(page)
@@ -85,9 +72,9 @@ def asked_for(request: Request, title: str) -> bool:
     return bool(asked) and asked.get("kind") == "panel" and asked.get("name") in numbers
 
 
-def test_the_state_is_in_the_url(browser: Browser, url: str, span: str) -> None:
+def test_the_state_is_in_the_url(browser: Browser, page_url: str, span: str) -> None:
     """Range, values and dashboard survive a reload, and the back button returns to the earlier ones."""
-    with opened(browser, f"{url}/d/legato-streams?{span}") as (page, seen):
+    with opened(browser, f"{page_url}/d/legato-streams?{span}") as (page, seen):
         settled(page)
         page.get_by_text("vantage", exact=True).locator("..").locator("summary").click()
         page.get_by_label("All", exact=True).locator("visible=true").check()
@@ -104,9 +91,9 @@ def test_the_state_is_in_the_url(browser: Browser, url: str, span: str) -> None:
         assert "var-vantage=%24__all" in page.url and seen.errors == []
 
 
-def test_a_choice_of_one_takes_back_what_depends_on_it(browser: Browser, url: str, span: str) -> None:
+def test_a_choice_of_one_takes_back_what_depends_on_it(browser: Browser, page_url: str, span: str) -> None:
     """A variable without several values has radio buttons; another dimension takes back the values chosen for the old one."""
-    with opened(browser, f"{url}/d/legato-compare?{span}&var-a=1.4.2", height=1_200) as (page, seen):
+    with opened(browser, f"{page_url}/d/legato-compare?{span}&var-a=1.4.2", height=1_200) as (page, seen):
         settled(page)
         page.get_by_text("Compare by", exact=True).locator("..").locator("summary").click()
         page.get_by_label("model", exact=True).locator("visible=true").check()
@@ -117,7 +104,7 @@ def test_a_choice_of_one_takes_back_what_depends_on_it(browser: Browser, url: st
         assert query["var-by"] == ["model"] and "var-a" not in query and seen.errors == []
 
 
-def test_a_failing_panel_leaves_the_others_alone(browser: Browser, url: str, span: str) -> None:
+def test_a_failing_panel_leaves_the_others_alone(browser: Browser, page_url: str, span: str) -> None:
     """One query fails: its panel shows the server's message, and all others draw."""
 
     def fail(route: Route) -> None:
@@ -128,15 +115,15 @@ def test_a_failing_panel_leaves_the_others_alone(browser: Browser, url: str, spa
 
     with opened(browser, "about:blank", height=6_000) as (page, _):
         page.route("**/api/query", fail)
-        page.goto(f"{url}/d/legato-streams?{span}")
+        page.goto(f"{page_url}/d/legato-streams?{span}")
         settled(page)
         assert page.locator(".failed").all_inner_texts() == ["Code: 241. Memory limit exceeded"]
         assert page.locator("section.panel[aria-label='Goodput'] .body").inner_text().strip()
 
 
-def test_a_store_that_restarts_is_used_again(browser: Browser, url: str, span: str) -> None:
+def test_a_store_that_restarts_is_used_again(browser: Browser, page_url: str, span: str) -> None:
     """While the server does not answer, each panel says so; the next run draws them."""
-    with opened(browser, f"{url}/d/legato-now?{span}", height=3_000) as (page, _):
+    with opened(browser, f"{page_url}/d/legato-now?{span}&refresh=", height=3_000) as (page, _):
         settled(page)
         page.route("**/api/query", lambda route: route.abort("connectionrefused"))
         page.get_by_role("button", name="Run now").click()
@@ -148,13 +135,13 @@ def test_a_store_that_restarts_is_used_again(browser: Browser, url: str, span: s
         expect(page.locator(".failed")).to_have_count(0)
 
 
-def test_a_query_is_cancelled_when_its_page_is_left(browser: Browser, url: str, span: str) -> None:
+def test_a_query_is_cancelled_when_its_page_is_left(browser: Browser, page_url: str, span: str) -> None:
     """A slow panel shows that it loads; another dashboard ends its request."""
     failed = list[str]()
     with opened(browser, "about:blank") as (page, _):
         page.on("requestfailed", lambda request: failed.append(request.failure or ""))
         page.route("**/api/query", lambda route: None if asked_for(route.request, "Traffic") else route.continue_())
-        page.goto(f"{url}/d/legato-streams?{span}")
+        page.goto(f"{page_url}/d/legato-streams?{span}")
         expect(page.locator("section.panel[aria-label='Traffic']")).to_have_class(re.compile("loading"))
         page.get_by_role("navigation").get_by_role("link", name="Runbook").click()
         expect(page.locator("h1")).to_contain_text("Runbook")
@@ -162,20 +149,33 @@ def test_a_query_is_cancelled_when_its_page_is_left(browser: Browser, url: str, 
         assert any("ABORTED" in reason for reason in failed)
 
 
+def test_a_panel_out_of_sight_does_not_load(browser: Browser, page_url: str, span: str) -> None:
+    """A run that finds a loading panel out of sight cancels its query: the panel waits, and loads no longer."""
+    with opened(browser, "about:blank", height=6_000) as (page, _):
+        page.route("**/api/query", lambda route: None if asked_for(route.request, "Worst streams") else route.continue_())
+        page.goto(f"{page_url}/d/legato-streams?{span}&refresh=")
+        table = page.locator("section.panel[aria-label='Worst streams']")
+        expect(table).to_have_class(re.compile("loading"))
+        page.set_viewport_size({"width": 1280, "height": 200})
+        page.wait_for_timeout(200)
+        page.get_by_role("button", name="Run now").click()
+        expect(table).not_to_have_class(re.compile("loading"))
+
+
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize("path", ["/", "/d/legato-streams", "/d/legato-runbook"])
-def test_the_page_is_accessible(browser: Browser, url: str, span: str, path: str, theme: str) -> None:
+def test_the_page_is_accessible(browser: Browser, page_url: str, span: str, path: str, theme: str) -> None:
     """axe-core finds nothing serious: names, roles, contrast, order of headings."""
-    with opened(browser, f"{url}{path}?{span}", theme=theme, height=3_000) as (page, _):
+    with opened(browser, f"{page_url}{path}?{span}", theme=theme, height=3_000) as (page, _):
         settled(page)
         found = [each for each in Axe().run(page).response["violations"] if each["impact"] in ("serious", "critical")]
         assert [(each["id"], [node["html"][:160] for node in each["nodes"][:3]]) for each in found] == []
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_nothing_is_wider_than_the_screen(browser: Browser, url: str, span: str, width: int) -> None:
+def test_nothing_is_wider_than_the_screen(browser: Browser, page_url: str, span: str, width: int) -> None:
     """Panels scroll inside; the page itself does not scroll sideways."""
-    with opened(browser, f"{url}/d/legato-streams?{span}", width=width, height=3_000) as (page, _):
+    with opened(browser, f"{page_url}/d/legato-streams?{span}", width=width, height=3_000) as (page, _):
         settled(page)
         assert width_of(page) <= width
 

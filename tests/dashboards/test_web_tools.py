@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,19 +10,6 @@ from playwright.sync_api import Browser, expect
 
 from helpers.dashboards.panels import Past
 from helpers.platform.browser import opened, pictured, settled
-from helpers.servers.web import web_page
-from legato_ingest.storage import EmbeddedStore
-
-
-@pytest.fixture(scope="module")
-def url(filled: tuple[pathlib.Path, Past]) -> Iterator[str]:
-    """The page over the past of the dashboards' tests."""
-    store = EmbeddedStore(filled[0])
-    try:
-        with web_page(store) as address:
-            yield address
-    finally:
-        store.close()
 
 
 def span_of(past: Past) -> str:
@@ -32,9 +17,9 @@ def span_of(past: Past) -> str:
     return f"from={past.now_ns // 10**6 - 6 * 3_600_000}&to={past.now_ns // 10**6}"
 
 
-def test_a_stream_of_a_table_is_one_click_away(browser: Browser, url: str, past: Past) -> None:
+def test_a_stream_of_a_table_is_one_click_away(browser: Browser, page_url: str, past: Past) -> None:
     """A stream's id in a dashboard opens its page, with the verdict of its longest stall; the back button returns."""
-    with opened(browser, f"{url}/d/legato-streams?{span_of(past)}&var-vantage=$__all", height=6_000) as (page, seen):
+    with opened(browser, f"{page_url}/d/legato-streams?{span_of(past)}&var-vantage=$__all", height=6_000) as (page, seen):
         page.locator("section.panel[aria-label='Worst streams'] tbody a").first.click()
         expect(page.locator(".st-page")).to_be_visible()
         assert urlsplit(page.url).path.startswith("/stream/")
@@ -43,9 +28,9 @@ def test_a_stream_of_a_table_is_one_click_away(browser: Browser, url: str, past:
         assert seen.errors == []
 
 
-def test_now_is_pushed_by_the_server(browser: Browser, url: str) -> None:
+def test_now_is_pushed_by_the_server(browser: Browser, page_url: str) -> None:
     """The state arrives without a reload; when the connection is lost, the page says so, and that its figures are old."""
-    with opened(browser, f"{url}/d/legato-now") as (page, seen):
+    with opened(browser, f"{page_url}/d/legato-now") as (page, seen):
         live = page.get_by_label("Live", exact=True)
         expect(live.get_by_role("status")).to_contain_text("in flight")
         settled(page)
@@ -55,9 +40,9 @@ def test_now_is_pushed_by_the_server(browser: Browser, url: str) -> None:
         expect(live.get_by_role("status")).to_contain_text("no connection")
 
 
-def test_an_incident_is_one_page(browser: Browser, url: str, past: Past) -> None:
+def test_an_incident_is_one_page(browser: Browser, page_url: str, past: Past) -> None:
     """The report of the range, with links to its streams; another range is in the URL."""
-    with opened(browser, f"{url}/incident?{span_of(past)}") as (page, seen):
+    with opened(browser, f"{page_url}/incident?{span_of(past)}") as (page, seen):
         report = page.locator("article.report")
         expect(report.locator("table").first).to_be_visible()
         assert report.locator("a[href^='/stream/']").count() > 0
@@ -68,16 +53,16 @@ def test_an_incident_is_one_page(browser: Browser, url: str, past: Past) -> None
         assert "var-service=no+such+service" in page.url and seen.errors == []
 
 
-def test_a_panel_leads_to_its_sql_and_a_user_changes_it(browser: Browser, url: str, past: Past) -> None:
+def test_a_panel_leads_to_its_sql_and_a_user_changes_it(browser: Browser, page_url: str, past: Past) -> None:
     """The statement of a panel runs in the page for SQL; an edited one survives a reload; an error is shown with its reason."""
-    with opened(browser, f"{url}/d/legato-streams?{span_of(past)}&var-vantage=$__all") as (page, seen):
+    with opened(browser, f"{page_url}/d/legato-streams?{span_of(past)}&var-vantage=$__all") as (page, seen):
         settled(page)
         page.get_by_label("Menu of Goodput", exact=True).click()
         page.get_by_role("button", name="The SQL behind this").locator("visible=true").click()
         page.get_by_role("dialog").get_by_role("link", name="Run and edit").first.click()
         expect(page.locator(".age")).to_contain_text(" ms")
         assert "SELECT" in page.get_by_label("SQL", exact=True).input_value()
-        page.goto(f"{url}/sql")
+        page.goto(f"{page_url}/sql")
         page.get_by_label("SQL", exact=True).fill("SELECT 40 + 2 AS answer")
         page.keyboard.press("Control+Enter")
         expect(page.locator(".sql-result tbody td").first).to_have_text("42")
@@ -92,9 +77,9 @@ def test_a_panel_leads_to_its_sql_and_a_user_changes_it(browser: Browser, url: s
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize("path", ["/incident", "/sql", "/d/legato-now"])
-def test_the_pages_are_accessible(browser: Browser, url: str, past: Past, path: str, theme: str) -> None:
+def test_the_pages_are_accessible(browser: Browser, page_url: str, past: Past, path: str, theme: str) -> None:
     """axe-core finds nothing serious, and nothing is wider than a phone."""
-    with opened(browser, f"{url}{path}?{span_of(past)}", width=390, theme=theme) as (page, _):
+    with opened(browser, f"{page_url}{path}?{span_of(past)}", width=390, theme=theme) as (page, _):
         settled(page)
         expect(page.locator("main")).not_to_contain_text("loading")
         found = [each for each in Axe().run(page).response["violations"] if each["impact"] in ("serious", "critical")]

@@ -16,12 +16,11 @@ from rich.text import Text
 
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.layout import Column, FittedTable, Prose
-from legato_ingest.reports import live
 from legato_ingest.reports.format import DASH, clean, count, duration, share
-from legato_ingest.reports.live import LiveQuery, LiveResult, as_json
+from legato_ingest.reports.live import LiveQuery, LiveResult, fetch
 from legato_ingest.reports.rows import Row
 
-__all__ = ["LiveQuery", "LiveResult", "as_json", "fetch", "follow", "render"]
+__all__ = ["follow", "render"]
 
 _EVERY_S = 1.0
 _IN_FLIGHT = (
@@ -52,11 +51,6 @@ _ENGINES = (
 )
 
 
-def fetch(reader: Reader, query: LiveQuery) -> LiveResult:
-    """Return what runs now. Raises ``ReadError``."""
-    return live.fetch(reader.rows, query)
-
-
 def follow(reader: Reader, query: LiveQuery, console: Console) -> None:
     """Show the view and read it again every second, until KeyboardInterrupt. Raises ``ReadError``."""
     with Live(console=console, auto_refresh=False, transient=False) as screen:
@@ -66,7 +60,7 @@ def follow(reader: Reader, query: LiveQuery, console: Console) -> None:
 
 def _results(reader: Reader, query: LiveQuery) -> Iterator[LiveResult]:
     while True:
-        yield fetch(reader, query)
+        yield fetch(reader.rows, query)
         time.sleep(_EVERY_S)
 
 

@@ -180,13 +180,14 @@ def live(
     Examples: legato live; legato live --service chat --once; legato live --json | jq '.stalled | length'
     """
     from legato_ingest.cli import live as view
+    from legato_ingest.reports import live as data
 
-    query = view.LiveQuery(service, model, limit)
+    query = data.LiveQuery(service, model, limit)
     with querying():
         reader = reader_of(url)
         if as_json or once or not console().is_terminal:
-            result = view.fetch(reader, query)
-            show(view.as_json(result) if as_json else view.render(result, query))
+            result = data.fetch(reader.rows, query)
+            show(data.as_json(result) if as_json else view.render(result, query))
             return
         with contextlib.suppress(KeyboardInterrupt):
             view.follow(reader, query, console())

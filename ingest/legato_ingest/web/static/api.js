@@ -1,5 +1,7 @@
 // Requests to the server, and results as frames. It draws nothing and keeps no state.
 
+import { kindOf } from "./panels/fields.js";
+
 export class ApiError extends Error {
   constructor(message, status) {
     super(message);
@@ -45,24 +47,14 @@ export function frameOf(result) {
   return { columns, rows: result.rows };
 }
 
-const WRAPPED = /^(?:Nullable|LowCardinality)\((.*)\)$/;
-
-function plainType(type) {
-  let found = WRAPPED.exec(type);
-  while (found) {
-    type = found[1];
-    found = WRAPPED.exec(type);
-  }
-  return type;
-}
+const OTHER_ZONE = /DateTime[^']*'(?!UTC')/;
 
 // Times as ms since the epoch, and numbers that JSON carries as text as numbers.
 function converted(values, type) {
-  const plain = plainType(type);
+  const kind = kindOf(type);
   // Times of another zone than UTC stay as ClickHouse writes them.
-  if (/^DateTime[^']*'(?!UTC')/.test(plain)) return values;
-  if (plain.startsWith("Date")) return values.map((value) => (value === null ? null : moment(value)));
-  if (/^(U?Int|Float|Decimal)/.test(plain)) return values.map((value) => (typeof value === "string" ? Number(value) : value));
+  if (kind === "time" && !OTHER_ZONE.test(type)) return values.map((value) => (value === null ? null : moment(value)));
+  if (kind === "number") return values.map((value) => (typeof value === "string" ? Number(value) : value));
   return values;
 }
 

@@ -2,6 +2,7 @@
 
 import { dropdown, element } from "./elements.js";
 import { change, valuesOf } from "./location.js";
+import { formatTime } from "./panels/units.js";
 
 export const ALL = "$__all";
 const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["6h", "6 hours"], ["24h", "24 hours"], ["2d", "2 days"],
@@ -127,12 +128,6 @@ export const setVariable = (name, values) => change({ [`var-${name}`]: values })
 export const dependentOn = (board, name) => variablesOf(board).filter((variable) =>
   valuesOf(variable.name).length && new RegExp(`\\$(${name}\\b|\\{${name}\\b)`).test(variable.query?.rawSql || ""));
 
-const two = (number) => String(number).padStart(2, "0");
-
-function parts(ms) {
-  const at = new Date(ms);
-  return [`${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`, `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`];
-}
-
-const local = (ms) => parts(ms).join(" ");
-const inputTime = (ms) => parts(ms).join("T");
+// Local time to the second; fractions of a range are not shown.
+const local = (ms) => formatTime(1_000 * Math.floor(ms / 1_000));
+const inputTime = (ms) => local(ms).replace(" ", "T");

@@ -5,7 +5,8 @@ import { postJson, queryFrame } from "./api.js";
 import { ALL, chosen, choice, dependentOn, rangePicker, refreshPicker, setVariable, textBox, variablesOf } from "./controls.js";
 import { element } from "./elements.js";
 import { change, durationOf, parameters, rangeOf, valuesOf } from "./location.js";
-import { CHARTS, FIGURES, PanelView } from "./panel_view.js";
+import { PanelView } from "./panel_view.js";
+import { CHARTS, FIGURES } from "./panels/index.js";
 import { LiveView } from "./pages/live.js";
 
 const LIVE = "legato-now";
@@ -169,13 +170,16 @@ class Dashboard {
     this.clock = setInterval(() => this.showAge(began), 1000);
     this.showAge(began);
     const every_ms = durationOf(this.refresh);
-    if (every_ms) ended.then(() => this.runAgain(mine, began + every_ms));
+    if (every_ms) ended.then(() => this.runAgain(mine, began, every_ms));
   }
 
-  // A cancelled request still runs on the server, so the next round waits for the end of this one, however slow it is.
-  runAgain(mine, at_ms) {
+  // A cancelled request still runs on the server, so the next round waits for the end of this one. After a round that took longer than the
+  // refresh interval the page waits as long again: a page that is left open takes at most half of a slow server's time.
+  runAgain(mine, began, every_ms) {
     if (this.isGone || mine !== this.turn) return;
-    this.timer = setTimeout(() => (document.hidden ? this.later() : this.run()), Math.max(0, at_ms - Date.now()));
+    const took_ms = Date.now() - began;
+    const wait_ms = took_ms < every_ms ? every_ms - took_ms : took_ms;
+    this.timer = setTimeout(() => (document.hidden ? this.later() : this.run()), wait_ms);
   }
 
   // A page in a hidden tab does not query; it runs when the tab is shown again.

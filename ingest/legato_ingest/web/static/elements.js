@@ -29,3 +29,14 @@ export function dropdown(className, label, ...content) {
   });
   return made;
 }
+
+// A modal <dialog> that is removed when it is closed; `links` stand beside its button.
+export function openDialog(label, content, links = []) {
+  const close = element("button", { type: "button" }, "Close");
+  const made = element("dialog", { "aria-label": label }, ...content, element("p", { class: "bar" }, close, ...links));
+  close.addEventListener("click", () => made.close());
+  made.addEventListener("close", () => made.remove());
+  document.body.append(made);
+  made.showModal();
+  return made;
+}

@@ -1,6 +1,6 @@
 // What the page has loaded, as a file or on the clipboard.
 
-import { element } from "./elements.js";
+import { element, openDialog } from "./elements.js";
 
 export function downloadCsv(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
@@ -13,11 +13,6 @@ export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    const close = element("button", { type: "button" }, "Close");
-    const dialog = element("dialog", { "aria-label": "Text to copy" }, element("pre", { tabindex: "0" }, text), close);
-    close.addEventListener("click", () => dialog.close());
-    dialog.addEventListener("close", () => dialog.remove());
-    document.body.append(dialog);
-    dialog.showModal();
+    openDialog("Text to copy", [element("pre", { tabindex: "0" }, text)]);
   }
 }

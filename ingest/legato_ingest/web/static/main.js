@@ -72,7 +72,7 @@ async function drawPage(board, isShown) {
   if (kind === "stream") return drawStream(place, name);
   if (kind === "incident") return showIncident(place, { theme: theme() });
   if (kind === "sql") return showSql(place, { theme: theme() });
-  const content = await (board ?? fetchJson("/api/dashboards/legato-streams"));
+  const content = await board;
   return isShown() ? showDashboard(place, content, { theme: theme() }) : NOTHING;
 }
 

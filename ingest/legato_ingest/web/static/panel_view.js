@@ -1,13 +1,10 @@
 // One panel of a dashboard: its frame with title, description and menu, its queries, and what it shows while they run or when they fail.
 
 import { queryFrame } from "./api.js";
-import { dropdown, element } from "./elements.js";
+import { dropdown, element, openDialog } from "./elements.js";
 import { copyText, downloadCsv } from "./files.js";
 import { durationOf, intervalOf, pageUrl } from "./location.js";
-import { drawPanel, toCsv, toMarkdown } from "./panels/index.js";
-
-export const CHARTS = new Set(["timeseries", "barchart", "heatmap"]);
-export const FIGURES = new Set(["stat", "table"]);
+import { CHARTS, drawPanel, FIGURES, toCsv, toMarkdown } from "./panels/index.js";
 
 export class PanelView {
   constructor(panel, dashboard) {
@@ -62,9 +59,9 @@ export class PanelView {
   async run() {
     this.abort.abort();
     this.isDue = !this.isVisible;
+    this.element.classList.toggle("loading", this.isVisible);
     if (this.isDue) return;
     const { signal } = (this.abort = new AbortController());
-    this.element.classList.add("loading");
     try {
       const interval_ms = this.interval();
       const frames = await Promise.all(this.refs().map((name) => queryFrame(this.dashboard.query("panel", name, interval_ms), signal)));
@@ -106,16 +103,9 @@ export class PanelView {
 
   async showSql() {
     const text = element("pre", { tabindex: "0" }, "loading …");
-    const close = element("button", { type: "button" }, "Close");
     const edit = this.refs().map((name) => element("a", { href: this.dashboard.sqlPage(name, this.interval()) }, "Run and edit"));
-    const buttons = element("p", { class: "bar" }, close, ...edit);
-    const dialog = element("dialog", { "aria-label": `The SQL of ${this.panel.title}` }, element("h2", {}, this.panel.title), text, buttons);
-    for (const link of edit) link.addEventListener("click", () => dialog.close());
-    close.addEventListener("click", () => dialog.close());
-    dialog.addEventListener("close", () => dialog.remove());
-    this.dialog = dialog;
-    document.body.append(dialog);
-    dialog.showModal();
+    this.dialog = openDialog(`The SQL of ${this.panel.title}`, [element("h2", {}, this.panel.title), text], edit);
+    for (const link of edit) link.addEventListener("click", () => this.dialog.close());
     text.textContent = await this.dashboard.sqlOf(this.refs(), this.interval()).catch((error) => error.message);
   }
 

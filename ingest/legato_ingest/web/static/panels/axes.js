@@ -2,7 +2,7 @@
 //
 // Ticks are at round values of the unit: 30 s, 5 mins, 2 GB. This module only computes; plot.js puts the results into a figure.
 
-import { formatNumber, secondsPerUnit } from './units.js';
+import { formatNumber, secondsPerUnit, two } from './units.js';
 
 const ROUND = [1, 2, 2.5, 5, 10];
 const ROUND_SECONDS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
@@ -70,7 +70,6 @@ function tickTexts(ticks, unit) {
   return ticks.map((value) => formatNumber(Number(value.toPrecision(12)), unit, { trim: true }));
 }
 
-const two = (number) => String(number).padStart(2, '0');
 const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];
 
 function clockTicks(from, to, step) {

@@ -2,37 +2,19 @@
 //
 // Rows are at equal distances. Stacking and horizontal bars are drawn as groups of vertical bars.
 
-import { plotAxis, baseLayout, marginsFor, mountPlot } from './plot.js';
+import { plotAxis, baseLayout, marginsFor } from './plot.js';
 import { categoryAxis, valueAxis } from './axes.js';
 import { resolveColor, seriesStyle } from './colors.js';
-import { readTheme, reasonWithoutData, showMessage } from './dom.js';
 import { display, kindOf, settingsOf } from './fields.js';
-import { attachHover } from './hover.js';
-import { buildLegend, chartLabel, chartParts, hiddenSeries, legendFigures } from './legend.js';
+import { legendFigures } from './legend.js';
 import { summary } from './series.js';
+import { drawSeriesChart } from './series_chart.js';
 import { formatNumber } from './units.js';
 
 /** Draw a bar chart panel. */
-export async function drawBarChart(element, panel, frames, context) {
+export function drawBarChart(element, panel, frames, context) {
   const frame = frames.find((one) => one?.rows);
-  const model = frame ? modelOf(panel, frame, context, readTheme(element)) : null;
-  if (!model?.series.length) {
-    showMessage(element, reasonWithoutData(panel));
-    return { destroy() {} };
-  }
-  const { root, host } = chartParts(element, chartLabel(panel, model.series));
-  model.hidden = hiddenSeries(element, panel, model.series);
-  let plot = null;
-  const legend = buildLegend(model.series, model.hidden, () => plot?.redraw());
-  if (panel.options?.legend?.showLegend !== false) root.append(legend.element);
-  plot = await mountPlot(host, (size, theme) => figure(model, size, theme));
-  const hover = attachHover(host, hoverOf(model));
-  return {
-    destroy() {
-      hover.destroy();
-      plot.destroy();
-    },
-  };
+  return drawSeriesChart(element, panel, (theme) => frame && modelOf(panel, frame, context, theme), { figure, hoverOf });
 }
 
 function modelOf(panel, frame, context, theme) {

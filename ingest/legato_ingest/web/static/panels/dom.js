@@ -30,8 +30,8 @@ export function reasonWithoutData(panel) {
 }
 
 /** Return a small square in a colour, for legends and tooltips. It carries no meaning without the name beside it. */
-export function swatch(color) {
-  const node = el('span', 'pn-swatch', { 'aria-hidden': 'true' });
+export function swatch(color, className = 'pn-swatch') {
+  const node = el('span', className, { 'aria-hidden': 'true' });
   node.style.backgroundColor = color;
   return node;
 }

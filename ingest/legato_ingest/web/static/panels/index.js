@@ -21,7 +21,9 @@ const PANELS = {
   text: drawText,
   timeseries: drawTimeSeries,
 };
-const CHARTS = new Set(['barchart', 'heatmap', 'timeseries']);
+/** The types of panels that Plotly draws, and those that show their figures without it. */
+export const CHARTS = new Set(['barchart', 'heatmap', 'timeseries']);
+export const FIGURES = new Set(['stat', 'table']);
 // The newest drawing of each element. An earlier one is destroyed, also if it ends later.
 const newest = new WeakMap();
 

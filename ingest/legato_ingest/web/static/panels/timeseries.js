@@ -3,37 +3,20 @@
 // Bars are drawn by bars.js, everything else by Plotly. A bar begins at its time and is as wide as a step: it covers the interval
 // that its value was measured in. Reading frames is in series.js, ticks are in axes.js.
 
-import { plotAxis, baseLayout, marginsFor, mountPlot } from './plot.js';
+import { plotAxis, baseLayout, marginsFor } from './plot.js';
 import { drawBars } from './bars.js';
 import { resolveColor, seriesStyle, withOpacity } from './colors.js';
-import { readTheme, reasonWithoutData, showMessage } from './dom.js';
 import { settingsOf, thresholdSteps } from './fields.js';
-import { attachHover } from './hover.js';
-import { buildLegend, chartLabel, chartParts, hiddenSeries, legendFigures } from './legend.js';
+import { legendFigures } from './legend.js';
 import { allTimes, isolatedPoints, nearest, stack, stepOf, summary, toSeries, withGaps } from './series.js';
+import { drawSeriesChart } from './series_chart.js';
 import { timeAxis, valueAxis } from './axes.js';
 import { formatNumber, formatTime } from './units.js';
 
 /** Draw a time series panel. */
-export async function drawTimeSeries(element, panel, frames, context) {
-  const model = modelOf(panel, frames, context, readTheme(element));
-  if (!model.series.length) {
-    showMessage(element, reasonWithoutData(panel));
-    return { destroy() {} };
-  }
-  const { root, host } = chartParts(element, chartLabel(panel, model.series));
-  model.hidden = hiddenSeries(element, panel, model.series);
-  let plot = null;
-  const legend = buildLegend(model.series, model.hidden, () => plot?.redraw());
-  if (panel.options?.legend?.showLegend !== false) root.append(legend.element);
-  plot = await mountPlot(host, (size, theme) => figure(model, size, theme), () => drawBars(host, model));
-  const hover = attachHover(host, hoverOf(model, context));
-  return {
-    destroy() {
-      hover.destroy();
-      plot.destroy();
-    },
-  };
+export function drawTimeSeries(element, panel, frames, context) {
+  const parts = { figure, hoverOf: (model) => hoverOf(model, context), after: drawBars };
+  return drawSeriesChart(element, panel, (theme) => modelOf(panel, frames, context, theme), parts);
 }
 
 function modelOf(panel, frames, context, theme) {

@@ -120,7 +120,8 @@ export function secondsPerUnit(unit) {
   return { s: 1, ms: 1e-3, µs: 1e-6, ns: 1e-9, m: 60, h: 3600, d: 86400 }[unit] ?? null;
 }
 
-const two = (number) => String(number).padStart(2, '0');
+/** Return a number with at least two digits. */
+export const two = (number) => String(number).padStart(2, '0');
 
 /** Return a time in the browser's time zone: 2026-11-23 09:18:53, with milliseconds if there are any. */
 export function formatTime(ms, { dateOnly = false } = {}) {

@@ -3,7 +3,7 @@
 // It judges nothing: all statements come from the store. All text is set through textContent.
 
 import { causeOf } from '../causes.js';
-import { el } from '../panels/dom.js';
+import { el, swatch as mark } from '../panels/dom.js';
 import { because } from './because.js';
 import { count, duration, moment, share, some } from './format.js';
 
@@ -13,11 +13,7 @@ const PART_SHOWN = 0.005;
 
 const text = (tag, className, words) => el(tag, className, { text: words });
 
-function swatch(color) {
-  const mark = el('span', 'st-swatch', { 'aria-hidden': 'true' });
-  mark.style.backgroundColor = color;
-  return mark;
-}
+const swatch = (color) => mark(color, 'st-swatch');
 
 function partsBar(stall) {
   const sum = Object.values(stall.parts_us).reduce((total, us) => total + us, 0) || 1;
