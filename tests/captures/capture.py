@@ -57,8 +57,12 @@ def _environ(emitter: Emitter, llm: FakeLLM, endpoint: str, home: pathlib.Path) 
         "ANTHROPIC_API_KEY": "none",
         "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": emitter.protocol,
+        "OTEL_NODE_RESOURCE_DETECTORS": "env",
         "TRACELOOP_TELEMETRY": "false",
         "DO_NOT_TRACK": "1",
+        # Nothing listens there: a library that phones home by TLS fails on this machine.
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "NO_PROXY": "127.0.0.1,localhost",
         **{name: value.format(**fields) for name, value in emitter.environ.items()},
     }
 
@@ -107,10 +111,9 @@ def capture(name: str, scenario: str, out: pathlib.Path, cache: pathlib.Path) ->
     path = out / f"{name}-{scenario}.json"
     path.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
     size = path.stat().st_size
-    paths = ", ".join(f"{each.path} {len(each.body)} B" for each in sink.received)
-    print(
-        f"{path.name}: {size} B, {len(llm.truth)} streams ({', '.join(each.outcome for each in llm.truth)}), {paths or 'NOTHING received'}"
-    )
+    outcomes = ", ".join(each.outcome for each in llm.truth)
+    received = ", ".join(f"{each.path} {len(each.body)} B" for each in sink.received) or "NOTHING received"
+    print(f"{path.name}: {size} B; streams: {outcomes}; {received}")
     if size > SIZE_MAX_B:
         print(f"  too large: at most {SIZE_MAX_B} B are wanted", file=sys.stderr)
 

@@ -24,7 +24,17 @@ class Emitter:
 
 SDK = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 ONCE = ("plain",)
+HAND = ("plain", "break", "cut", "long")
 TOOLS = ("plain", "break", "cut", "tools")
+
+LANGFUSE = {
+    "LANGFUSE_HOST": "{sink}",
+    "LANGFUSE_BASE_URL": "{sink}",
+    "LANGFUSE_PUBLIC_KEY": "pk-lf-1",
+    "LANGFUSE_SECRET_KEY": "sk-lf-1",
+}
+# The prices of models come from the package, not from the network.
+LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 EMITTERS: dict[str, Emitter] = {
     "python-openllmetry-openai": Emitter(
@@ -42,7 +52,7 @@ EMITTERS: dict[str, Emitter] = {
     ),
     "python-otel-openai-v2": Emitter(
         "python_otel_openai_v2.py",
-        ("opentelemetry-instrumentation-openai-v2", "openai<3"),
+        ("opentelemetry-instrumentation-openai-v2", "openai<3", "opentelemetry-util-genai<1"),
         SDK,
         ("plain", "break", "cut"),
     ),
@@ -61,14 +71,26 @@ EMITTERS: dict[str, Emitter] = {
             "LANGFUSE_SECRET_KEY": "sk-lf-1",
         },
     ),
-    "python-logfire": Emitter(
-        "python_logfire.py",
-        ("logfire", "openai"),
-        SDK,
-        environ={"LOGFIRE_SEND_TO_LOGFIRE": "false", "LOGFIRE_CONSOLE": "false"},
-    ),
+    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, ("plain", "nested", "break", "cut")),
     "python-pydantic-ai": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]",), SDK, TOOLS),
     "python-pydantic-ai-logfire": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]", "logfire"), SDK, ONCE),
-    "python-litellm-classic": Emitter("python_litellm.py", ("litellm==1.106.2",), SDK),
-    "python-litellm-v2": Emitter("python_litellm.py", ("litellm==1.106.2",), SDK, environ={"LITELLM_OTEL_V2": "true"}),
+    "python-openinference-langchain": Emitter(
+        "python_openinference_langchain.py", ("openinference-instrumentation-langchain", "langchain-openai"), SDK
+    ),
+    "python-openllmetry-langchain": Emitter(
+        "python_openllmetry_langchain.py", ("opentelemetry-instrumentation-langchain", "langchain-openai"), SDK
+    ),
+    "python-by-hand": Emitter("python_by_hand.py", SDK, ("httpx",), HAND),
+    "python-by-hand-grpc": Emitter(
+        "python_by_hand.py", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"), ("httpx",), ONCE, protocol="grpc"
+    ),
+    "python-by-hand-json": Emitter(
+        "python_by_hand.py",
+        ("opentelemetry-sdk", "opentelemetry-exporter-otlp-json-http==0.66b1"),
+        ("httpx",),
+        ONCE,
+        protocol="http/json",
+    ),
+    "python-litellm-classic": Emitter("python_litellm.py", ("litellm==1.106.2",), SDK, environ=LITELLM),
+    "python-litellm-v2": Emitter("python_litellm.py", ("litellm==1.106.2",), SDK, environ={**LITELLM, "LITELLM_OTEL_V2": "true"}),
 }

@@ -1,6 +1,6 @@
 """Environments of the emitters: a virtual environment, an npm folder or a Go module, made once and kept in a cache folder.
 
-`uv` is used if it is in PATH, otherwise `venv` and `pip`. Registries are the ones that the machine's clients are configured for.
+Scripts are copied beside their packages: the paths in recorded stack traces are those of the cache folder. `uv` is used if it is in PATH, otherwise `venv` and `pip`. Registries are the ones that the machine's clients are configured for.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _python(emitter: Emitter, folder: pathlib.Path) -> Environment:
         _complete(folder, requirements)
     code = "import importlib.metadata as m, json; print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
     listed = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
-    return Environment((str(python),), SCRIPTS / emitter.script, _wanted(emitter, json.loads(listed.stdout)))
+    for script in SCRIPTS.glob("*.py"):
+        shutil.copy(script, folder)
+    return Environment((str(python),), folder / emitter.script, _wanted(emitter, json.loads(listed.stdout)))
 
 
 def _javascript(emitter: Emitter, folder: pathlib.Path) -> Environment:

@@ -11,6 +11,7 @@ import json
 import select
 import socket
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ import dialects
 HEADERS_MS = 80
 ROLE_MS = 120
 FIRST_CONTENT_MS = 300
+# A stream of this model has one chunk and no place in the truth: a client opens its connection and builds its types with it.
+WARM_UP = "warm-up"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Plan:
 
 PLANS = {
     "plain": Plan(),
+    "nested": Plan(),
     "break": Plan(),
     "cut": Plan(cut_after=25),
     "long": Plan(chunks=300, gap_ms=5, stall_after=None),
@@ -96,9 +100,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": {"message": f"the fake server streams only: {self.path}"}}, 404)
             return
         truth = Truth(self.server.next_id(name), str(request.get("model")), name, begin_ns, traceparent=self.headers.get("traceparent"))
-        self.server.truth.append(truth)
+        plan = self.server.plan
+        if truth.model == WARM_UP:
+            plan = Plan(chunks=1)
+        else:
+            self.server.truth.append(truth)
         try:
-            self._stream(truth, self.server.plan, dialects.FRAMES[name](request, truth.response_id, self.server.plan.chunks))
+            self._stream(truth, plan, dialects.FRAMES[name](request, truth.response_id, plan.chunks))
             truth.closed("complete")
         except (_Closed, OSError):
             truth.closed("client_closed")
@@ -170,6 +178,11 @@ class FakeLLM(ThreadingHTTPServer):
         with self._lock:
             self._count += 1
             return f"{dialects.ID_PREFIXES[dialect]}{time.time_ns():x}{self._count:04d}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing if a client closed its idle connection; print all other errors."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     def server_bind(self) -> None:
         """Bind without the look-up of the host's name that `HTTPServer` makes."""

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterable, Iterable
 
 SCENARIO = sys.argv[1]
 BREAK_AFTER = 12
+# The fake server answers this model with one chunk and keeps no truth of it.
+WARM_UP = "warm-up"
 MODEL = "gpt-4o-mini"
 CLAUDE = "claude-sonnet-4-5"
 MESSAGES = [{"role": "user", "content": "Count."}]
@@ -20,16 +22,16 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "req
 FUNCTION = {"name": "weather", "description": "The weather of a city.", "parameters": PARAMETERS}
 
 
-def chat_request() -> dict[str, object]:
+def chat_request(model: str = MODEL) -> dict[str, object]:
     """Return the arguments of `chat.completions.create` for the scenario."""
     tools = {"tools": [{"type": "function", "function": FUNCTION}]} if SCENARIO == "tools" else {}
-    return {"model": MODEL, "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}, **tools}
+    return {"model": model, "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}, **tools}
 
 
-def messages_request() -> dict[str, object]:
+def messages_request(model: str = CLAUDE) -> dict[str, object]:
     """Return the arguments of Anthropic's `messages.create` for the scenario, without `stream`."""
     tool = {"name": "weather", "description": FUNCTION["description"], "input_schema": PARAMETERS}
-    return {"model": CLAUDE, "messages": MESSAGES, "max_tokens": 100, **({"tools": [tool]} if SCENARIO == "tools" else {})}
+    return {"model": model, "messages": MESSAGES, "max_tokens": 100, **({"tools": [tool]} if SCENARIO == "tools" else {})}
 
 
 def consume(stream: Iterable[object]) -> None:
@@ -91,6 +93,7 @@ def openai_client() -> object:
     """Return a client that has its connection open and its types built, so that the capture holds no start-up time."""
     from openai import OpenAI
 
-    client = OpenAI(api_key="none", max_retries=0)
-    client.models.list()
+    client = OpenAI(max_retries=0)
+    for _ in client.chat.completions.create(**chat_request(WARM_UP)):
+        pass
     return client

@@ -1,10 +1,12 @@
 """Anthropic's SDK, which emits its own spans as soon as a tracer provider is set."""
 
 from anthropic import Anthropic
-from common import SCENARIO, consume, messages_request, report, tracing
+from common import SCENARIO, WARM_UP, consume, messages_request, report, tracing
 
-tracer = tracing()
 client = Anthropic(max_retries=0)
+for _ in client.messages.create(**messages_request(WARM_UP), stream=True):
+    pass
+tracer = tracing()
 consume(client.messages.create(**messages_request(), stream=True))
 if SCENARIO == "plain":
     try:

@@ -3,9 +3,18 @@
 import asyncio
 import importlib.util
 
-from common import BREAK_AFTER, MODEL, SCENARIO, metering, report, tracing
+from common import BREAK_AFTER, MODEL, SCENARIO, WARM_UP, metering, report, tracing
 from pydantic_ai import Agent
 
+
+async def warm_up() -> None:
+    """Stream one short answer before the instrumentation is set up."""
+    async with Agent(f"openai-chat:{WARM_UP}").run_stream("Count.") as run:
+        async for _ in run.stream_text(delta=True, debounce_by=None):
+            pass
+
+
+asyncio.run(warm_up())
 if importlib.util.find_spec("logfire"):
     import logfire
 
