@@ -1,0 +1,16 @@
+"""Logfire's instrument_openai, which exports by OTEL_EXPORTER_OTLP_ENDPOINT and not to Logfire.
+
+In "nested" a span of the application is around the call. Without such a span both spans of a stream are roots of separate traces.
+"""
+
+import contextlib
+
+import logfire
+from common import SCENARIO, chat_request, consume, openai_client
+
+client = openai_client()
+logfire.configure(send_to_logfire=False, service_name="capture", console=False, inspect_arguments=False)
+logfire.instrument_openai()
+with logfire.span("answer") if SCENARIO == "nested" else contextlib.nullcontext():
+    consume(client.chat.completions.create(**chat_request()))
+logfire.shutdown()
