@@ -16,7 +16,7 @@ from legato_ingest.otlp.model import Ignored, StreamRecord
 __all__ = ["convert"]
 
 _FAMILY = "litellm"
-_STREAMED = ("gen_ai.request.stream", "llm.is_streaming")
+_STREAMED = ("gen_ai.request.stream", "litellm.request.streaming", "llm.is_streaming")
 _TTFT = ("gen_ai.response.time_to_first_chunk", "gen_ai.client.operation.time_to_first_chunk")
 
 
@@ -33,5 +33,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     record = foreign_record(span, attributes, loose, _FAMILY)
     if record.response_id == loose.text("litellm.call_id"):
         record.response_id = ""
+    if record.outcome != "complete" and not record.finish_reason:
+        record.input_tokens = record.output_tokens = None
     add_ttft(record, ttft_us, any_chunk=True)
     return record

@@ -15,6 +15,8 @@ from legato_ingest.otlp.model import Ignored, StreamRecord
 __all__ = ["convert"]
 
 _FAMILY = "openinference"
+# Instrumentations of frameworks note the parameters before the framework asks for a stream.
+_FRAMEWORKS = ("openinference.instrumentation.langchain", "openinference.instrumentation.llama_index")
 _FIRST = "First Token Stream Event"
 
 
@@ -29,6 +31,8 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     first_ns = next((event.time_unix_nano for event in span.events if event.name == _FIRST), None)
     parameters = loose.json("llm.invocation_parameters")
     streamed = parameters.get("stream") if isinstance(parameters, dict) else None
+    if streamed is False and attributes.scope.startswith(_FRAMEWORKS):
+        streamed = None
     if first_ns is None and streamed is not True:
         return Ignored("streaming unknown" if streamed is None else "not streamed", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
+from legato_ingest.otlp.emitters.chunk_events import chunk_events
 from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, foreign_record
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
@@ -17,17 +18,23 @@ __all__ = ["convert"]
 
 _FAMILY = "openllmetry"
 _STREAMED = ("gen_ai.is_streaming", "llm.is_streaming")
-_EVENTS = ("gen_ai.content.completion.chunk", "llm.content.completion.chunk")
+_SCOPES = ("opentelemetry.instrumentation.", "@traceloop/", "traceloop.")
+# Instrumentations of the OpenTelemetry project, with scopes that begin alike.
+_OTHERS = ("opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2")
+_PREFIXES = ("gen_ai.", "llm.")
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None:
     """Return the record of a streamed response; None for a span of another emitter."""
+    if not attributes.scope.startswith(_SCOPES) or attributes.scope.startswith(_OTHERS):
+        return None
+    if not any(key.startswith(_PREFIXES) for key in attributes.own):
+        # Instrumentations of HTTP clients and of many other libraries have scopes that begin alike.
+        return Ignored("outer span" if "traceloop.span.kind" in attributes.own else "no LLM call")
     loose = Loose(attributes)
     streamed = loose.flag(*_STREAMED)
-    if streamed is None and not any(event.name in _EVENTS for event in span.events):
-        return None
-    if streamed is False:
-        return Ignored("not streamed", _FAMILY)
+    if not streamed and chunk_events(span) is None:
+        return Ignored("streaming unknown" if streamed is None else "not streamed", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
     add_chunks(record, span)
     return record

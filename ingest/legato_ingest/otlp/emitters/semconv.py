@@ -18,6 +18,7 @@ from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
 
+_ANY = "semconv"
 _GENAI_SCOPES = ("opentelemetry.instrumentation.genai.", "opentelemetry.util.genai", "opentelemetry.instrumentation.openai_v2")
 _STREAMED = ("gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.is_streaming", "llm.is_streaming")
 # Seconds to the first chunk of any kind, and to the first chunk with content.
@@ -40,8 +41,11 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
     has_times = any_chunk_us is not None or content_us is not None or chunk_events(span) is not None
     if not has_times and not streamed:
         return Ignored("streaming unknown" if streamed is None else "not streamed", _family(attributes) if streamed is None else "")
-    record = foreign_record(span, attributes, loose, _family(attributes))
-    if record.outcome == "unknown" and record.emitter.startswith("semconv") and span.status.code == Status.STATUS_CODE_OK:
+    family = _family(attributes)
+    record = foreign_record(span, attributes, loose, family)
+    if family == _ANY:
+        record.emitter = f"{_ANY}/{attributes.scope} {attributes.scope_version}".rstrip(" /")
+    if record.outcome == "unknown" and family == _ANY and span.status.code == Status.STATUS_CODE_OK:
         # Only libraries set this status without knowing: the conventions reserve it for an application that declares success.
         record.outcome = "complete"
     if not add_chunks(record, span):
@@ -52,4 +56,4 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
 
 def _family(attributes: Attributes) -> str:
     """Return the family: the instrumentations of the OpenTelemetry project, or spans of any other emitter."""
-    return "otel-genai" if attributes.scope.startswith(_GENAI_SCOPES) else "semconv"
+    return "otel-genai" if attributes.scope.startswith(_GENAI_SCOPES) else _ANY

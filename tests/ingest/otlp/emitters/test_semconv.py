@@ -35,7 +35,7 @@ def test_a_summary_has_no_gaps() -> None:
     finished = {"gen_ai.response.finish_reasons": ["stop"]}
     (row,) = rows({"gen_ai.request.model": "m", "gen_ai.response.time_to_first_chunk": 0.25, **finished})
     assert (row["ttft_us"], row["outcome"], row["flags"]) == (250_000, "complete", ["ttft_any_chunk"])
-    assert (row["model"], row["emitter"], row["vantage"]) == ("m", "semconv", "client")
+    assert (row["model"], row["emitter"], row["vantage"]) == ("m", "semconv/legato", "client")
     unknown = "ttfo_us ttfb_us chunks gaps gap_max_us gap_p99_us stalls_250ms excess_250ms_us jitter_ratio content_chunks gap_sum_us"
     assert {name: row[name] for name in unknown.split()} == dict.fromkeys(unknown.split())
     assert row["dt_us"] == []
