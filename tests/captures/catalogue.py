@@ -23,6 +23,19 @@ class Emitter:
 
 
 SDK = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+NODE = (
+    "@opentelemetry/api",
+    "@opentelemetry/resources",
+    "@opentelemetry/sdk-trace-node",
+    "@opentelemetry/exporter-trace-otlp-http",
+    "@opentelemetry/exporter-trace-otlp-proto",
+)
+GO = (
+    "go.opentelemetry.io/otel",
+    "go.opentelemetry.io/otel/sdk",
+    "go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp",
+    "go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc",
+)
 ONCE = ("plain",)
 HAND = ("plain", "break", "cut", "long")
 TOOLS = ("plain", "break", "cut", "tools")
@@ -93,4 +106,22 @@ EMITTERS: dict[str, Emitter] = {
     ),
     "python-litellm-classic": Emitter("python_litellm.py", ("litellm==1.106.2",), SDK, environ=LITELLM),
     "python-litellm-v2": Emitter("python_litellm.py", ("litellm==1.106.2",), SDK, environ={**LITELLM, "LITELLM_OTEL_V2": "true"}),
+    "python-litellm-proxy": Emitter("python_litellm_proxy.py", ("litellm[proxy]==1.106.2",), (*SDK, "openai"), environ=LITELLM),
+    "python-litellm-proxy-v2": Emitter(
+        "python_litellm_proxy.py", ("litellm[proxy]==1.106.2",), (*SDK, "openai"), environ={**LITELLM, "LITELLM_OTEL_V2": "true"}
+    ),
+    "js-ai-sdk": Emitter("js_ai_sdk.mjs", ("ai@7", "@ai-sdk/otel@1", "@ai-sdk/openai@4"), NODE, TOOLS, {"AI_TELEMETRY": "otel"}),
+    "js-ai-sdk-7-legacy": Emitter(
+        "js_ai_sdk.mjs", ("ai@7", "@ai-sdk/otel@1", "@ai-sdk/openai@4"), NODE, environ={"AI_TELEMETRY": "legacy"}
+    ),
+    "js-ai-sdk-6": Emitter("js_ai_sdk.mjs", ("ai@6", "@ai-sdk/openai@3"), NODE, environ={"AI_TELEMETRY": "experimental"}),
+    "js-ai-sdk-5": Emitter("js_ai_sdk.mjs", ("ai@5", "@ai-sdk/openai@2", "zod@4"), NODE, ONCE, {"AI_TELEMETRY": "experimental"}),
+    "js-ai-sdk-4": Emitter("js_ai_sdk.mjs", ("ai@4", "@ai-sdk/openai@1", "zod@3"), NODE, ONCE, {"AI_TELEMETRY": "experimental"}),
+    "js-langfuse": Emitter("js_langfuse.mjs", ("@langfuse/openai", "@langfuse/otel", "openai@6"), NODE, environ=LANGFUSE),
+    "js-openinference-openai": Emitter("js_openinference_openai.mjs", ("@arizeai/openinference-instrumentation-openai", "openai@6"), NODE),
+    "js-traceloop-openai": Emitter("js_traceloop_openai.mjs", ("@traceloop/instrumentation-openai", "openai@6"), NODE),
+    "js-by-hand": Emitter("js_by_hand.mjs", NODE, ("openai",), HAND),
+    "js-by-hand-json": Emitter("js_by_hand.mjs", NODE, ("openai",), HAND, protocol="http/json"),
+    "go-by-hand": Emitter("go_by_hand.go", GO, (), HAND),
+    "go-by-hand-grpc": Emitter("go_by_hand.go", GO, (), ONCE, protocol="grpc"),
 }
