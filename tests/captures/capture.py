@@ -1,6 +1,6 @@
 """Run real LLM instrumentation libraries against the fake server and the sink, and write what they export as test data.
 
-`python tests/captures/capture.py EMITTER... [--out DIR] [--scenario NAME]`; without an emitter it lists all. Environments are made once,
+`PYTHONPATH=tests python -m captures.capture EMITTER... [--scenario NAME]`; without an emitter it lists all. Environments are made once,
 under `--cache`. A capture is kept whole: nothing inside a request is removed or changed.
 """
 
@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from catalogue import EMITTERS, Emitter
-from environments import Environment, made
-from fake_llm import PLANS, FakeLLM
-from sink import Sink
+from captures.catalogue import EMITTERS, Emitter
+from captures.environments import Environment, made
+from captures.fake_llm import PLANS, FakeLLM
+from captures.sink import Sink
 
 HERE = pathlib.Path(__file__).parent
 DATA = HERE.parent / "data" / "emitters"

@@ -39,6 +39,8 @@ GO = (
 ONCE = ("plain",)
 HAND = ("plain", "break", "cut", "long")
 TOOLS = ("plain", "break", "cut", "tools")
+WITH_RESPONSES = ("plain", "break", "cut", "responses")
+ALL = (*TOOLS, "responses")
 
 LANGFUSE = {
     "LANGFUSE_HOST": "{sink}",
@@ -54,15 +56,11 @@ EMITTERS: dict[str, Emitter] = {
         "python_openllmetry_openai.py",
         ("opentelemetry-instrumentation-openai", "openai"),
         SDK,
-        ("plain", "break", "cut", "long", "tools"),
+        ("plain", "break", "cut", "long", "tools", "responses"),
     ),
     "python-traceloop-sdk": Emitter("python_traceloop_sdk.py", ("traceloop-sdk", "openai"), (*SDK, "httpx"), ONCE),
-    "python-openinference-openai": Emitter(
-        "python_openinference_openai.py", ("openinference-instrumentation-openai", "openai"), SDK, TOOLS
-    ),
-    "python-otel-genai-openai": Emitter(
-        "python_otel_genai_openai.py", ("opentelemetry-instrumentation-genai-openai", "openai"), SDK, TOOLS
-    ),
+    "python-openinference-openai": Emitter("python_openinference_openai.py", ("openinference-instrumentation-openai", "openai"), SDK, ALL),
+    "python-otel-genai-openai": Emitter("python_otel_genai_openai.py", ("opentelemetry-instrumentation-genai-openai", "openai"), SDK, ALL),
     "python-otel-openai-v2": Emitter(
         "python_otel_openai_v2.py",
         ("opentelemetry-instrumentation-openai-v2", "openai<3", "opentelemetry-util-genai<1"),
@@ -73,10 +71,12 @@ EMITTERS: dict[str, Emitter] = {
     "python-openllmetry-anthropic": Emitter(
         "python_openllmetry_anthropic.py", ("opentelemetry-instrumentation-anthropic", "anthropic"), SDK
     ),
-    "python-openlit": Emitter("python_openlit.py", ("openlit", "openai"), SDK),
+    "python-openlit": Emitter("python_openlit.py", ("openlit", "openai"), SDK, WITH_RESPONSES),
     "python-langfuse": Emitter(
         "python_langfuse.py",
         ("langfuse", "openai"),
+        (),
+        WITH_RESPONSES,
         environ={
             "LANGFUSE_HOST": "{sink}",
             "LANGFUSE_BASE_URL": "{sink}",
@@ -84,7 +84,7 @@ EMITTERS: dict[str, Emitter] = {
             "LANGFUSE_SECRET_KEY": "sk-lf-1",
         },
     ),
-    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, ("plain", "nested", "break", "cut")),
+    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, ("plain", "nested", "break", "cut", "responses")),
     "python-pydantic-ai": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]",), SDK, TOOLS),
     "python-pydantic-ai-logfire": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]", "logfire"), SDK, ONCE),
     "python-openinference-langchain": Emitter(

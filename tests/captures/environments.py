@@ -14,7 +14,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from catalogue import Emitter
+from captures.catalogue import Emitter
 
 SCRIPTS = pathlib.Path(__file__).parent / "emitters"
 _OF_INTEREST = re.compile(r"opentelemetry-(api|sdk|util-genai|semantic-conventions-ai|exporter-otlp-[a-z-]+)|@opentelemetry/sdk-trace-base")

@@ -28,10 +28,9 @@ def config() -> str:
     """Write the proxy's configuration, which is YAML and thus may be JSON; return its path."""
     parameters = {"model": f"openai/{MODEL}", "api_base": os.environ["OPENAI_BASE_URL"], "api_key": "none"}
     settings = {"callbacks": ["otel"], "telemetry": False, "num_retries": 0}
+    models = [{"model_name": MODEL, "litellm_params": parameters}]
     path = pathlib.Path("config.yaml")
-    path.write_text(
-        json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": parameters}], "litellm_settings": settings}), encoding="utf-8"
-    )
+    path.write_text(json.dumps({"model_list": models, "litellm_settings": settings}), encoding="utf-8")
     return str(path)
 
 
