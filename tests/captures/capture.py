@@ -1,6 +1,6 @@
 """Run real LLM instrumentation libraries against the fake server and the sink, and write what they export as test data.
 
-`python tests/captures/capture.py EMITTER... [--out DIR] [--scenario NAME]`; without an emitter it lists all. Environments are made once,
+`PYTHONPATH=tests python -m captures.capture EMITTER... [--scenario NAME]`; without an emitter it lists all. Environments are made once,
 under `--cache`. A capture is kept whole: nothing inside a request is removed or changed.
 """
 
@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from catalogue import EMITTERS, Emitter
-from environments import Environment, made
-from fake_llm import PLANS, FakeLLM
-from sink import Sink
+from captures.catalogue import EMITTERS, Emitter
+from captures.environments import Environment, made
+from captures.fake_llm import PLANS, FakeLLM
+from captures.sink import Sink
 
 HERE = pathlib.Path(__file__).parent
 DATA = HERE.parent / "data" / "emitters"
@@ -86,7 +86,7 @@ def _settled(llm: FakeLLM) -> None:
 
 
 def capture(name: str, scenario: str, out: pathlib.Path, cache: pathlib.Path) -> None:
-    """Write one capture file, and print its size and what was received."""
+    """Write one capture file, unless nothing was exported, and print its size and what was received."""
     emitter = EMITTERS[name]
     environment = made(emitter, cache / name)
     llm, sink = FakeLLM(), Sink()
@@ -100,6 +100,9 @@ def capture(name: str, scenario: str, out: pathlib.Path, cache: pathlib.Path) ->
         _run(emitter, environment, scenario, llm, sink.url)
     _settled(llm)
     time.sleep(SETTLE_S)
+    if not sink.received:
+        print(f"{name} {scenario}: nothing was exported, no file is written")
+        return
     held = {
         "emitter": name,
         "packages": environment.versions,
@@ -112,7 +115,7 @@ def capture(name: str, scenario: str, out: pathlib.Path, cache: pathlib.Path) ->
     path.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
     size = path.stat().st_size
     outcomes = ", ".join(each.outcome for each in llm.truth)
-    received = ", ".join(f"{each.path} {len(each.body)} B" for each in sink.received) or "NOTHING received"
+    received = ", ".join(f"{each.path} {len(each.body)} B" for each in sink.received)
     print(f"{path.name}: {size} B; streams: {outcomes}; {received}")
     if size > SIZE_MAX_B:
         print(f"  too large: at most {SIZE_MAX_B} B are wanted", file=sys.stderr)

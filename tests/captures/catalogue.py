@@ -23,9 +23,24 @@ class Emitter:
 
 
 SDK = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+NODE = (
+    "@opentelemetry/api",
+    "@opentelemetry/resources",
+    "@opentelemetry/sdk-trace-node",
+    "@opentelemetry/exporter-trace-otlp-http",
+    "@opentelemetry/exporter-trace-otlp-proto",
+)
+GO = (
+    "go.opentelemetry.io/otel",
+    "go.opentelemetry.io/otel/sdk",
+    "go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp",
+    "go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc",
+)
 ONCE = ("plain",)
 HAND = ("plain", "break", "cut", "long")
 TOOLS = ("plain", "break", "cut", "tools")
+WITH_RESPONSES = ("plain", "break", "cut", "responses")
+ALL = (*TOOLS, "responses")
 
 LANGFUSE = {
     "LANGFUSE_HOST": "{sink}",
@@ -41,15 +56,11 @@ EMITTERS: dict[str, Emitter] = {
         "python_openllmetry_openai.py",
         ("opentelemetry-instrumentation-openai", "openai"),
         SDK,
-        ("plain", "break", "cut", "long", "tools"),
+        ("plain", "break", "cut", "long", "tools", "responses"),
     ),
     "python-traceloop-sdk": Emitter("python_traceloop_sdk.py", ("traceloop-sdk", "openai"), (*SDK, "httpx"), ONCE),
-    "python-openinference-openai": Emitter(
-        "python_openinference_openai.py", ("openinference-instrumentation-openai", "openai"), SDK, TOOLS
-    ),
-    "python-otel-genai-openai": Emitter(
-        "python_otel_genai_openai.py", ("opentelemetry-instrumentation-genai-openai", "openai"), SDK, TOOLS
-    ),
+    "python-openinference-openai": Emitter("python_openinference_openai.py", ("openinference-instrumentation-openai", "openai"), SDK, ALL),
+    "python-otel-genai-openai": Emitter("python_otel_genai_openai.py", ("opentelemetry-instrumentation-genai-openai", "openai"), SDK, ALL),
     "python-otel-openai-v2": Emitter(
         "python_otel_openai_v2.py",
         ("opentelemetry-instrumentation-openai-v2", "openai<3", "opentelemetry-util-genai<1"),
@@ -60,10 +71,12 @@ EMITTERS: dict[str, Emitter] = {
     "python-openllmetry-anthropic": Emitter(
         "python_openllmetry_anthropic.py", ("opentelemetry-instrumentation-anthropic", "anthropic"), SDK
     ),
-    "python-openlit": Emitter("python_openlit.py", ("openlit", "openai"), SDK),
+    "python-openlit": Emitter("python_openlit.py", ("openlit", "openai"), SDK, WITH_RESPONSES),
     "python-langfuse": Emitter(
         "python_langfuse.py",
         ("langfuse", "openai"),
+        (),
+        WITH_RESPONSES,
         environ={
             "LANGFUSE_HOST": "{sink}",
             "LANGFUSE_BASE_URL": "{sink}",
@@ -71,7 +84,7 @@ EMITTERS: dict[str, Emitter] = {
             "LANGFUSE_SECRET_KEY": "sk-lf-1",
         },
     ),
-    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, ("plain", "nested", "break", "cut")),
+    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, ("plain", "nested", "break", "cut", "responses")),
     "python-pydantic-ai": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]",), SDK, TOOLS),
     "python-pydantic-ai-logfire": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]", "logfire"), SDK, ONCE),
     "python-openinference-langchain": Emitter(
@@ -93,4 +106,22 @@ EMITTERS: dict[str, Emitter] = {
     ),
     "python-litellm-classic": Emitter("python_litellm.py", ("litellm==1.106.2",), SDK, environ=LITELLM),
     "python-litellm-v2": Emitter("python_litellm.py", ("litellm==1.106.2",), SDK, environ={**LITELLM, "LITELLM_OTEL_V2": "true"}),
+    "python-litellm-proxy": Emitter("python_litellm_proxy.py", ("litellm[proxy]==1.106.2",), (*SDK, "openai"), environ=LITELLM),
+    "python-litellm-proxy-v2": Emitter(
+        "python_litellm_proxy.py", ("litellm[proxy]==1.106.2",), (*SDK, "openai"), environ={**LITELLM, "LITELLM_OTEL_V2": "true"}
+    ),
+    "js-ai-sdk": Emitter("js_ai_sdk.mjs", ("ai@7", "@ai-sdk/otel@1", "@ai-sdk/openai@4"), NODE, TOOLS, {"AI_TELEMETRY": "otel"}),
+    "js-ai-sdk-7-legacy": Emitter(
+        "js_ai_sdk.mjs", ("ai@7", "@ai-sdk/otel@1", "@ai-sdk/openai@4"), NODE, environ={"AI_TELEMETRY": "legacy"}
+    ),
+    "js-ai-sdk-6": Emitter("js_ai_sdk.mjs", ("ai@6", "@ai-sdk/openai@3"), NODE, environ={"AI_TELEMETRY": "experimental"}),
+    "js-ai-sdk-5": Emitter("js_ai_sdk.mjs", ("ai@5", "@ai-sdk/openai@2", "zod@4"), NODE, ONCE, {"AI_TELEMETRY": "experimental"}),
+    "js-ai-sdk-4": Emitter("js_ai_sdk.mjs", ("ai@4", "@ai-sdk/openai@1", "zod@3"), NODE, ONCE, {"AI_TELEMETRY": "experimental"}),
+    "js-langfuse": Emitter("js_langfuse.mjs", ("@langfuse/openai", "@langfuse/otel", "openai@6"), NODE, environ=LANGFUSE),
+    "js-openinference-openai": Emitter("js_openinference_openai.mjs", ("@arizeai/openinference-instrumentation-openai", "openai@6"), NODE),
+    "js-traceloop-openai": Emitter("js_traceloop_openai.mjs", ("@traceloop/instrumentation-openai", "openai@6"), NODE),
+    "js-by-hand": Emitter("js_by_hand.mjs", NODE, ("openai",), HAND),
+    "js-by-hand-json": Emitter("js_by_hand.mjs", NODE, ("openai",), HAND, protocol="http/json"),
+    "go-by-hand": Emitter("go_by_hand.go", GO, (), HAND),
+    "go-by-hand-grpc": Emitter("go_by_hand.go", GO, (), ONCE, protocol="grpc"),
 }

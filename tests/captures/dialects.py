@@ -137,7 +137,7 @@ def messages(request: dict[str, Any], response_id: str, chunks: int) -> Iterator
     def event(name: str, **fields: Any) -> bytes:
         return _sse({"type": name, **fields}, name)
 
-    message = {
+    message: dict[str, Any] = {
         "id": response_id,
         "type": "message",
         "role": "assistant",

@@ -1,6 +1,7 @@
 """Environments of the emitters: a virtual environment, an npm folder or a Go module, made once and kept in a cache folder.
 
-Scripts are copied beside their packages: the paths in recorded stack traces are those of the cache folder. `uv` is used if it is in PATH, otherwise `venv` and `pip`. Registries are the ones that the machine's clients are configured for.
+Scripts are copied beside their packages: the paths in recorded stack traces are those of the cache folder. `uv` is used if it is in PATH,
+otherwise `venv` and `pip`. Registries are the ones that the machine's clients are configured for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from catalogue import Emitter
+from captures.catalogue import Emitter
 
 SCRIPTS = pathlib.Path(__file__).parent / "emitters"
 _OF_INTEREST = re.compile(r"opentelemetry-(api|sdk|util-genai|semantic-conventions-ai|exporter-otlp-[a-z-]+)|@opentelemetry/sdk-trace-base")

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import dialects
+from captures import dialects
 
 HEADERS_MS = 80
 ROLE_MS = 120
@@ -51,6 +51,7 @@ PLANS = {
     "cut": Plan(cut_after=25),
     "long": Plan(chunks=300, gap_ms=5, stall_after=None),
     "tools": Plan(),
+    "responses": Plan(),
 }
 
 

@@ -28,6 +28,13 @@ def chat_request(model: str = MODEL) -> dict[str, object]:
     return {"model": model, "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}, **tools}
 
 
+def open_stream(client: object) -> Iterable[object]:
+    """Start the scenario's stream of openai: the responses API in "responses", chat completions otherwise."""
+    if SCENARIO == "responses":
+        return client.responses.create(model=MODEL, input="Count.", stream=True)
+    return client.chat.completions.create(**chat_request())
+
+
 def messages_request(model: str = CLAUDE) -> dict[str, object]:
     """Return the arguments of Anthropic's `messages.create` for the scenario, without `stream`."""
     tool = {"name": "weather", "description": FUNCTION["description"], "input_schema": PARAMETERS}
@@ -94,6 +101,10 @@ def openai_client() -> object:
     from openai import OpenAI
 
     client = OpenAI(max_retries=0)
-    for _ in client.chat.completions.create(**chat_request(WARM_UP)):
+    if SCENARIO == "responses":
+        stream = client.responses.create(model=WARM_UP, input="Count.", stream=True)
+    else:
+        stream = client.chat.completions.create(**chat_request(WARM_UP))
+    for _ in stream:
         pass
     return client

@@ -6,11 +6,11 @@ In "nested" a span of the application is around the call. Without such a span bo
 import contextlib
 
 import logfire
-from common import SCENARIO, chat_request, consume, openai_client
+from common import SCENARIO, consume, open_stream, openai_client
 
 client = openai_client()
 logfire.configure(send_to_logfire=False, service_name="capture", console=False, inspect_arguments=False)
 logfire.instrument_openai()
 with logfire.span("answer") if SCENARIO == "nested" else contextlib.nullcontext():
-    consume(client.chat.completions.create(**chat_request()))
+    consume(open_stream(client))
 logfire.shutdown()

@@ -4,7 +4,7 @@ import json
 import pathlib
 
 import openlit
-from common import SINK, chat_request, consume, openai_client
+from common import SINK, consume, open_stream, openai_client
 from opentelemetry import metrics, trace
 
 client = openai_client()
@@ -12,6 +12,6 @@ client = openai_client()
 prices = pathlib.Path("prices.json")
 prices.write_text(json.dumps({"chat": {}}), encoding="utf-8")
 openlit.init(pricing_json=str(prices), otlp_endpoint=SINK, application_name="capture", disable_batch=True)
-consume(client.chat.completions.create(**chat_request()))
+consume(open_stream(client))
 trace.get_tracer_provider().shutdown()
 metrics.get_meter_provider().shutdown()

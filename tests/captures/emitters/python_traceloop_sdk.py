@@ -1,6 +1,6 @@
 """Traceloop's SDK: OpenLLMetry with its own set-up, inside a workflow span."""
 
-from common import SINK, chat_request, consume, openai_client
+from common import SINK, consume, open_stream, openai_client
 from traceloop.sdk import Traceloop
 from traceloop.sdk.decorators import workflow
 
@@ -11,7 +11,7 @@ Traceloop.init(app_name="capture", api_endpoint=SINK, telemetry_enabled=False, d
 @workflow(name="count")
 def run() -> None:
     """Stream one response inside the workflow."""
-    consume(client.chat.completions.create(**chat_request()))
+    consume(open_stream(client))
 
 
 run()
