@@ -105,29 +105,24 @@ EMITTERS = (
         name="ai-sdk",
         label="Vercel AI SDK",
         timing="first content",
-        missing=_NO_GAPS + "; an abort has no status",
+        missing=_NO_GAPS + "; an aborted stream has no times at all",
         mend="record the stream at its server: `StreamMiddleware`, or an engine's plugin",
     ),
     Emitter(
-        name="vllm",
-        label="vLLM's request spans",
+        name="engine-request",
+        label="Request spans of vLLM and SGLang",
         timing="first content",
-        missing=_NO_GAPS,
+        missing="gaps, stalls and their causes; whether the response was streamed",
         mend="install Legato's plugin in the engine: it sends every step",
     ),
     Emitter(
         name="semconv",
-        label="Spans by the semantic conventions",
-        timing="first chunk",
-        missing=_NO_GAPS + "; the first chunk may be a prelude",
-        mend="add an event named `gen_ai.chunk` to the span for each chunk, or Legato's SDK",
-    ),
-    Emitter(
-        name="events",
-        label="Spans with an event a chunk",
+        label="Any span by the semantic conventions",
         timing="each chunk",
-        missing="what each chunk carries; the head of streams with more chunks than the limit of span events (128)",
-        mend="raise the limit: OTEL_SPAN_EVENT_COUNT_LIMIT=4096",
+        missing="without an event a chunk: "
+        + _NO_GAPS
+        + "; with them: what each chunk carries, and the head of streams with more than 128 chunks",
+        mend="add an event named `gen_ai.chunk` for each chunk, with OTEL_SPAN_EVENT_COUNT_LIMIT=4096",
     ),
 )
 BY_NAME = {each.name: each for each in EMITTERS}

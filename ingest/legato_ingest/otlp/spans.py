@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map
 from legato_ingest.otlp.batch import DAY_NS, NS_MAX, Limits, Rejection
-from legato_ingest.otlp.emitters import FAMILIES, logfire
+from legato_ingest.otlp.emitters import FAMILIES, around, logfire
 from legato_ingest.otlp.emitters.engine import COLUMNS as STEP_COLUMNS
 from legato_ingest.otlp.model import EngineFlush, Ignored, SilenceRecord, StreamRecord
 from legato_ingest.timeline.codec import KNOWN, TimelineError, TimelineHead, read_head
@@ -64,7 +64,8 @@ Flush = Accepted[EngineFlush]
 class Validated:
     """The spans of a request, sorted. ``ignored`` spans are not streamed responses: they are acknowledged, counted and not stored.
 
-    ``requests`` are spans that end at the headers of a streamed response, which is another span (Logfire).
+    ``requests`` are spans that end at the headers of a streamed response, which is another span (Logfire). ``failed`` are ignored spans
+    with an error: they may be around a response.
     """
 
     streams: list[Stream] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Validated:
     rejections: list[Rejection] = field(default_factory=list)
     ignored: Counter[Sender] = field(default_factory=Counter)
     requests: list[Span] = field(default_factory=list)
+    failed: list[Span] = field(default_factory=list)
     chunks: int = 0
 
 
@@ -94,8 +96,10 @@ def validate(request: ExportTraceServiceRequest, now_ns: int, limits: Limits) ->
             outer = {**resource, **attribute_map(scope.attributes)}
             for span in scope_spans.spans:
                 _validate(span, Attributes(attribute_map(span.attributes), outer, scope.name, scope.version), now_ns, limits, out)
-    for stream in out.streams if out.requests else ():
-        logfire.with_request(stream.record, out.requests)
+    if out.requests or out.failed:
+        records = [stream.record for stream in out.streams]
+        logfire.with_requests(records, out.requests)
+        around.with_failures(records, out.failed)
     return out
 
 
@@ -128,6 +132,8 @@ def _count_ignored(ignored: Ignored, span: Span, attributes: Attributes, out: Va
     out.ignored[Sender(service_name, scope, version, ignored.emitter, ignored.reason)] += 1
     if ignored.reason == logfire.REQUEST:
         out.requests.append(span)
+    if span.status.code == Status.STATUS_CODE_ERROR:
+        out.failed.append(span)
 
 
 def _convert(span: Span, attributes: Attributes) -> AnyRecord | Ignored:

@@ -12,9 +12,11 @@ The comparison is pure; only ``Responses`` queries the store, and only for tenan
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +35,8 @@ _AROUND_NS = 60_000_000_000
 # Start and end of two recordings of one response without an id: Legato's, and another library's in the same process.
 _ALIKE_NS = 250_000_000
 _REFRESH_S = 60.0
+# A row is compared with so many others at most: a request could hold thousands of rows with one id.
+_COMPARED_MAX = 16
 _NONE = bytes(8)
 # Columns of bytes that are no text.
 _IDS = frozenset(("trace_id", "span_id", "parent_span_id"))
@@ -149,25 +153,54 @@ class Responses:
 
 def losers(recordings: Iterable[Recording]) -> list[tuple[Recording, Recording]]:
     """Return (loser, winner) for each foreign row of a response that has a richer row."""
-    by_response: dict[tuple[str, str, str], list[Recording]] = defaultdict(list)
-    by_trace: dict[tuple[str, str, bytes], list[Recording]] = defaultdict(list)
-    for each in recordings:
-        if each.response_id:
-            by_response[each.tenant, each.vantage, each.response_id].append(each)
-        by_trace[each.tenant, each.vantage, each.trace_id].append(each)
+    ordered = sorted(recordings, key=Recording.rank, reverse=True)
     lost: dict[tuple[str, bytes, bytes], tuple[Recording, Recording]] = {}
-    for group in (*by_response.values(), *by_trace.values()):
-        ordered = sorted(group, key=Recording.rank, reverse=True)
-        for place, loser in enumerate(ordered):
-            key = loser.tenant, loser.trace_id, loser.span_id
-            if place and not loser.is_own and key not in lost:
-                winner = next((each for each in ordered[:place] if _is_same(each, loser)), None)
-                if winner is not None:
-                    lost[key] = loser, winner
+    for loser, winner in (*_with_equal_ids(ordered), *_with_parents(ordered), *_at_equal_times(ordered)):
+        key = loser.tenant, loser.trace_id, loser.span_id
+        if not loser.is_own and key not in lost and _is_same(loser, winner):
+            lost[key] = loser, winner
     return list(lost.values())
 
 
+def _with_equal_ids(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
+    """Yield pairs of rows with the same response id, the poorer one first. Each row is compared with a few of the richest only."""
+    groups: dict[tuple[str, str, str], list[Recording]] = defaultdict(list)
+    for each in ordered:
+        if each.response_id:
+            group = groups[each.tenant, each.vantage, each.response_id]
+            yield from ((each, richer) for richer in group)
+            if len(group) < _COMPARED_MAX:
+                group.append(each)
+
+
+def _with_parents(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
+    """Yield pairs of a row and its parent, the poorer one first."""
+    by_span = {(each.tenant, each.trace_id, each.span_id): each for each in ordered}
+    for each in ordered:
+        parent = by_span.get((each.tenant, each.trace_id, each.parent_span_id))
+        if parent is not None:
+            yield (each, parent) if each.rank() < parent.rank() else (parent, each)
+
+
+def _at_equal_times(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
+    """Yield pairs of a foreign row and one of Legato's in the same trace that begin at about the same time."""
+    own: dict[tuple[str, bytes], list[Recording]] = defaultdict(list)
+    for each in ordered:
+        if each.is_own:
+            own[each.tenant, each.trace_id].append(each)
+    for group in own.values():
+        group.sort(key=attrgetter("start_ns"))
+    for each in ordered:
+        group = own.get((each.tenant, each.trace_id), []) if not each.is_own else []
+        first = bisect_left(group, each.start_ns - _ALIKE_NS, key=attrgetter("start_ns"))
+        for richer in group[first : first + _COMPARED_MAX]:
+            if richer.start_ns <= each.start_ns + _ALIKE_NS:
+                yield each, richer
+
+
 def _is_same(one: Recording, other: Recording) -> bool:
+    if one.vantage != other.vantage:
+        return False
     if one.response_id and other.response_id and one.response_id != other.response_id:
         return False
     overlap_ns = min(one.end_ns, other.end_ns) - max(one.start_ns, other.start_ns)

@@ -13,8 +13,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters import (
+    ai_sdk,
     anthropic_sdk,
     engine,
+    engine_request,
     langfuse,
     litellm,
     logfire,
@@ -33,7 +35,9 @@ __all__ = ["FAMILIES"]
 FAMILIES: Mapping[str, Callable[[Span, Attributes], StreamRecord | SilenceRecord | EngineFlush | Ignored | None]] = {
     "engine": engine.convert,
     "native": native.convert,
+    "engine-request": engine_request.convert,
     "anthropic-sdk": anthropic_sdk.convert,
+    "ai-sdk": ai_sdk.convert,
     "pydantic-ai": pydantic_ai.convert,
     "logfire": logfire.convert,
     "langfuse": langfuse.convert,

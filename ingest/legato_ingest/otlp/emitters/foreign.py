@@ -17,12 +17,12 @@ from typing import Any
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes
+from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
 from legato_ingest.otlp.model import StreamRecord
 
-__all__ = ["ANY_CHUNK", "Loose", "add_chunks", "add_ttft", "foreign_record", "outcome_of"]
+__all__ = ["ANY_CHUNK", "Loose", "add_chunks", "add_ttft", "error_type_of", "foreign_record", "outcome_of"]
 
 # TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
 ANY_CHUNK = "ttft_any_chunk"
@@ -165,19 +165,19 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         server_port=loose.count("server.port", most=PORT_MAX) or 0,
         input_tokens=loose.count(*_INPUT),
         output_tokens=loose.count(*_OUTPUT),
-        error_type=loose.text("error.type") or _exception_type(span),
+        error_type=error_type_of(span),
     )
     record.outcome = outcome_of(span, record)
     return record
 
 
-def _exception_type(span: Span) -> str:
-    """Return the type of the last exception that the span recorded; empty without one."""
-    for event in reversed(span.events):
+def error_type_of(span: Span) -> str:
+    """Return the error type of a span, or the type of the last exception that it recorded; empty without one."""
+    found = Loose(Attributes(attribute_map(span.attributes), {})).text("error.type")
+    for event in () if found else reversed(span.events):
         if event.name == "exception":
-            found = {each.key: each.value.string_value for each in event.attributes}
-            return str(found.get("exception.type", ""))[:TEXT_CHARACTERS_MAX]
-    return ""
+            return Loose(Attributes(attribute_map(event.attributes), {})).text("exception.type")
+    return found
 
 
 def outcome_of(span: Span, record: StreamRecord) -> str:

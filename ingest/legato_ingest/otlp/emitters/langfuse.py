@@ -1,7 +1,8 @@
 """Observations of Langfuse's SDKs (Python and JavaScript) of the type generation.
 
 The start of the completion is the time of the first chunk, which may be the role; only streamed responses have it. Usage and finish reason
-are JSON texts. The response's id is not sent. A stream that was left early and one that broke look alike: no status, no finish reason.
+are JSON texts. Chat completions have no response id. A stream that was left early and one that broke look alike: no status, no finish
+reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _FAMILY = "langfuse"
 _TYPE = "langfuse.observation.type"
 _FIRST = "langfuse.observation.completion_start_time"
 _USAGE = "langfuse.observation.usage_details"
-_FINISH = "langfuse.observation.metadata.finish_reason"
+# Of chat completions, and of the Responses API, which also has the response's id.
+_FINISH = ("langfuse.observation.metadata.finish_reason", "langfuse.observation.metadata.status")
+_ID = "langfuse.observation.metadata.id"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # `fromisoformat` reads at most six digits of a second's fraction; JavaScript libraries send nine.
 _LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
@@ -40,7 +43,8 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     if first_us is None:
         return Ignored("streaming unknown", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
-    record.finish_reason = record.finish_reason or loose.text(_FINISH)
+    record.finish_reason = record.finish_reason or loose.text(*_FINISH)
+    record.response_id = record.response_id or loose.text(_ID)
     usage = loose.json(_USAGE)
     if isinstance(usage, dict):
         record.input_tokens = _count(usage, "input", "prompt_tokens", "input_tokens")

@@ -13,24 +13,28 @@ from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
-__all__ = ["convert"]
+__all__ = ["FAMILY", "convert"]
 
-_FAMILY = "litellm"
+FAMILY = "litellm"
 _STREAMED = ("gen_ai.request.stream", "litellm.request.streaming", "llm.is_streaming")
 _TTFT = ("gen_ai.response.time_to_first_chunk", "gen_ai.client.operation.time_to_first_chunk")
+# Only requests of the proxy's clients have one of these.
+_OF_PROXY = ("metadata.user_api_key_request_route", "metadata.user_api_key_hash", "litellm.api_key.hash")
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None:
     """Return the record of a streamed response; None for a span of another emitter."""
     loose = Loose(attributes)
-    if not attributes.scope.startswith(_FAMILY) and loose.text("gen_ai.framework") != _FAMILY:
+    if not attributes.scope.startswith(FAMILY) and loose.text("gen_ai.framework") != FAMILY:
         return None
     if not loose.text("gen_ai.request.model", "gen_ai.response.model"):
-        return Ignored("outer span", _FAMILY)
+        return Ignored("outer span", FAMILY)
     ttft_us = next((found for key in _TTFT if (found := loose.micros(key)) is not None), None)
     if ttft_us is None and not loose.flag(*_STREAMED):
-        return Ignored("not streamed", _FAMILY)
-    record = foreign_record(span, attributes, loose, _FAMILY)
+        return Ignored("not streamed", FAMILY)
+    record = foreign_record(span, attributes, loose, FAMILY)
+    if any(loose.text(key) for key in _OF_PROXY):
+        record.vantage = "gateway"
     if record.response_id == loose.text("litellm.call_id"):
         record.response_id = ""
     if record.outcome != "complete" and not record.finish_reason:
