@@ -17,6 +17,7 @@ from typing import Any
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
@@ -190,14 +191,14 @@ def outcome_of(span: Span, record: StreamRecord) -> str:
     if not failed:
         # Anthropic's first event has a number of output tokens already.
         reached = record.finish_reason or (record.output_tokens and record.provider != "anthropic")
-        return "complete" if reached else "unknown"
+        return "complete" if reached else UNKNOWN_OUTCOME
     said = f"{record.error_type} {span.status.message}"
     if _CANCELLED.search(said):
         return "client_cancel"
     if _TIMED_OUT.search(said):
         return "timeout"
     if record.error_type in ("", _OTHER) and not span.status.message:
-        return "complete" if record.finish_reason else "unknown"
+        return "complete" if record.finish_reason else UNKNOWN_OUTCOME
     return "upstream_error"
 
 

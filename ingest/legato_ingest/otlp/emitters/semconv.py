@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
 from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, add_ttft, foreign_record
@@ -45,7 +46,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
     record = foreign_record(span, attributes, loose, family)
     if family == _ANY:
         record.emitter = f"{_ANY}/{attributes.scope} {attributes.scope_version}".rstrip(" /")
-    if record.outcome == "unknown" and family == _ANY and span.status.code == Status.STATUS_CODE_OK:
+    if record.outcome == UNKNOWN_OUTCOME and family == _ANY and span.status.code == Status.STATUS_CODE_OK:
         # Only libraries set this status without knowing: the conventions reserve it for an application that declares success.
         record.outcome = "complete"
     if not add_chunks(record, span):
