@@ -73,8 +73,8 @@ class Rejection:
 class Batch:
     """The rows of one request by table, all with the columns of ``legato_ingest.columns``; without arguments, those of an empty request.
 
-    A request holds either ``spans`` or ``points``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
-    responses nor engine steps, and points flagged as having no value. ``chunks`` counts chunks and engine steps.
+    A request holds ``spans``, ``points`` or ``logs``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
+    responses nor engine steps, points flagged as having no value, and log records. ``chunks`` counts chunks and engine steps.
     """
 
     revs: pa.Table = field(default_factory=lambda: STREAM_REVS.empty)
@@ -86,6 +86,7 @@ class Batch:
     rejected: pa.Table = field(default_factory=lambda: REJECTED.empty)
     spans: int = 0
     points: int = 0
+    logs: int = 0
     ignored: int = 0
     chunks: int = 0
     attribute_bytes: int = 0

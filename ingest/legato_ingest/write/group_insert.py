@@ -144,6 +144,9 @@ class GroupInsert:
         metrics.duplicate_spans.inc(offered - stored)
         metrics.rejected_spans.labels("store_refused").inc(refused)
         for batch in batches:
+            if batch.logs:
+                metrics.log_records.labels("rejected").inc(batch.rejected.num_rows)
+                continue
             rejected = metrics.rejected_points if batch.points else metrics.rejected_spans
             for reason in batch.rejected["reason"].to_pylist():
                 rejected.labels(reason).inc()
