@@ -26,6 +26,7 @@ if str(ROOT) not in sys.path:
 
 # Tests run many servers at once, and only one can have the port of the web page; a test of the page sets another.
 os.environ.setdefault("LEGATO_WEB_PORT", "0")
+os.environ.setdefault("LEGATO_OTLP_GRPC_PORT", "0")
 
 SLOW_FOLDERS = ("collector", "demo", "docker", "e2e")
 LONGEST = ("test_pipeline.py", "test_compose_up.py", "test_crash.py", "test_shared_store.py")

@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "BadRequest",
     "Denied",
+    "Forbidden",
     "LegatoError",
     "Locked",
     "Overloaded",
@@ -73,6 +74,13 @@ class Denied(BadRequest):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 401)
+
+
+class Forbidden(BadRequest):
+    """A request with valid credentials that do not permit it (403)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 403)
 
 
 class TooLarge(BadRequest):

@@ -46,7 +46,12 @@ class Metrics:
         self.registry.register(_ProcessorTime())
 
     def _register_receiving(self, kept: CollectorRegistry) -> None:
-        self.requests = Counter("legato_requests", "OTLP requests, by status of the reply", ["status"], registry=kept)
+        self.requests = Counter(
+            "legato_requests",
+            "OTLP requests, by status of the reply; for gRPC the HTTP status with the same meaning",
+            ["status"],
+            registry=kept,
+        )
         self.received_bytes = Counter("legato_received_bytes", "Bytes of OTLP request bodies received, before decompression", registry=kept)
         self.received_spans = Counter("legato_received_spans", "Spans received", registry=kept)
         self.stored_spans = Counter(
@@ -77,6 +82,12 @@ class Metrics:
             registry=kept,
         )
         self.rejected_points = Counter("legato_rejected_points", "Data points rejected, by reason", ["reason"], registry=kept)
+        self.log_records = Counter(
+            "legato_log_records",
+            "Log records, by outcome: received, ignored (acknowledged and not stored), rejected",
+            ["outcome"],
+            registry=kept,
+        )
         self.engine_rows = Counter(
             "legato_engine_rows",
             "Rows of engine steps and finished requests, by table and outcome (stored, duplicate)",
@@ -134,9 +145,14 @@ class Metrics:
             "legato_query_seconds", "Duration of a successful read query, waiting included", buckets=_SECONDS, registry=kept
         )
 
-    def count_received(self, spans: int, points: int, ignored: int) -> None:
-        """Count a request's spans or points; ``ignored`` points have no recorded value. Ignored spans are counted by ``count_ignored``."""
-        if points:
+    def count_received(self, spans: int, points: int, ignored: int, logs: int = 0) -> None:
+        """Count a request's spans, points or log records. ``ignored`` log records and points (those without a value) are not stored on
+        purpose; ignored spans are counted by ``count_ignored``.
+        """
+        if logs:
+            self.log_records.labels("received").inc(logs)
+            self.log_records.labels("ignored").inc(ignored)
+        elif points:
             self.points.labels("received").inc(points)
             self.points.labels("ignored").inc(ignored)
         else:

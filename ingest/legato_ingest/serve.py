@@ -1,8 +1,8 @@
 """`legato serve`: one process that receives OTLP, stores rows and answers queries.
 
-Four listeners (OTLP endpoint, read endpoint, web page, admin socket) share one event loop and one store; the process holds the lock of
-an embedded store. Every check of the settings fails before a listener opens, with a one-line error. At the end the process accepts no new
-requests, commits waiting rows, then closes the store.
+Five listeners (OTLP over HTTP and over gRPC, read endpoint, web page, admin socket) share one event loop and one store; the process holds
+the lock of an embedded store. Every check of the settings fails before a listener opens, with a one-line error. At the end the process
+accepts no new requests, commits waiting rows, then closes the store.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI
@@ -41,6 +42,9 @@ from legato_ingest.web import app as web_page
 from legato_ingest.web.panel_queries import Boards
 from legato_ingest.write import app as otlp_endpoint
 from legato_ingest.write.committer import Committer
+from legato_ingest.write.grpc_server import GrpcServer
+from legato_ingest.write.http2_refusal import protocol_class
+from legato_ingest.write.receiver import Receiver
 
 __all__ = ["serve"]
 
@@ -58,6 +62,17 @@ class _Server(uvicorn.Server):
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """The open listeners, None for those that are off. ``grpc`` is an address: gRPC's own code opens the listener."""
+
+    otlp: socket.socket
+    read: socket.socket
+    web: socket.socket | None
+    admin: socket.socket | None
+    grpc: tuple[str, int] | None
+
+
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ``LegatoError`` when it cannot start."""
     for line in deprecations():
@@ -66,14 +81,14 @@ def serve(settings: Settings) -> None:
     with contextlib.ExitStack() as stack:
         if settings.server is None:
             stack.enter_context(StoreLock(settings.store_path))
-        otlp_listener = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
-        read_listener = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
-        web_listener = _web_listener(settings)
-        if web_listener is not None:
-            stack.enter_context(web_listener)
-        admin_listener = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
-        _serve_store(settings, otlp_listener, read_listener, web_listener, admin_listener)
-        if admin_listener is not None:
+        otlp = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
+        read = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
+        web = _optional_listener(settings, settings.read_host, "web_port", "no web page")
+        if web is not None:
+            stack.enter_context(web)
+        admin = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
+        _serve_store(settings, _Listeners(otlp, read, web, admin, _grpc_address(settings)))
+        if admin is not None:
             admin_socket_path(settings.store_path).unlink(missing_ok=True)
 
 
@@ -100,13 +115,7 @@ def _check_endpoints(settings: Settings) -> None:
     tls.check(settings.tls_cert_file, settings.tls_key_file)
 
 
-def _serve_store(
-    settings: Settings,
-    otlp_listener: socket.socket,
-    read_listener: socket.socket,
-    web_listener: socket.socket | None,
-    admin_listener: socket.socket | None,
-) -> None:
+def _serve_store(settings: Settings, listeners: _Listeners) -> None:
     objectives = load_objectives(settings)
     store = open_store(settings, _read_limits(settings))
     migrations = migrate.load(settings.schema_dir)
@@ -127,23 +136,24 @@ def _serve_store(
     workers = Workers(settings, store, committer, metrics)
     workers.start()
     reads, stopping = Reads(settings, store, metrics), threading.Event()
+    receiver = Receiver(settings, committer, metrics)
     apps = [
-        (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations)), otlp_listener),
-        (read_endpoint.create_app(settings, reads, metrics), read_listener),
+        (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations), receiver), listeners.otlp),
+        (read_endpoint.create_app(settings, reads, metrics), listeners.read),
     ]
-    if web_listener is not None:
+    if listeners.web is not None:
         boards = Boards(dashboard_files.load(settings.dashboards_dir))
-        apps.append((web_page.create_app(settings, reads, metrics, boards, stopping.is_set), web_listener))
-    if admin_listener is not None:
-        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups), admin_listener))
+        apps.append((web_page.create_app(settings, reads, metrics, boards, stopping.is_set), listeners.web))
+    if listeners.admin is not None:
+        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups), listeners.admin))
     # Objects of the start-up live as long as the process, and a request creates tens of thousands of objects that are freed
     # together, so the garbage collector may run less often.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-    _announce(settings, otlp_listener, read_listener, web_listener)
+    _announce(settings, listeners)
     try:
         with workers.closing(committer):
-            asyncio.run(_run(apps, store, settings, stopping))
+            asyncio.run(_run(apps, listeners, receiver, store, settings, stopping))
     finally:
         store.close()
 
@@ -161,24 +171,29 @@ def _read_limits(settings: Settings) -> dict[str, int | str]:
     }
 
 
-def _announce(settings: Settings, otlp_listener: socket.socket, read_listener: socket.socket, web_listener: socket.socket | None) -> None:
+def _announce(settings: Settings, listeners: _Listeners) -> None:
     scheme = "https" if settings.tls_cert_file else "http"
-    listeners = [listener for listener in (otlp_listener, read_listener, web_listener) if listener is not None]
-    otlp, reading, *web = (f"{scheme}://{listener.getsockname()[0]}:{listener.getsockname()[1]}" for listener in listeners)
+    opened = [each for each in (listeners.otlp, listeners.read, listeners.web) if each is not None]
+    otlp, reading, *web = (f"{scheme}://{each.getsockname()[0]}:{each.getsockname()[1]}" for each in opened)
     print(f"legato: store {settings.server or settings.store_path}")
-    print(f"  OTLP  {otlp}/v1/traces, /v1/metrics  (health {otlp}/readyz, metrics {otlp}/metrics)")
+    print(f"  OTLP  {otlp}/v1/traces, /v1/metrics, /v1/logs  (health {otlp}/readyz, metrics {otlp}/metrics)")
+    if listeners.grpc is not None:
+        print(f"  gRPC  {scheme}://{listeners.grpc[0]}:{listeners.grpc[1]}  (OTLP)")
     print(f"  read  {reading}  (ClickHouse HTTP, read-only; try: legato report)", flush=not web)
     for url in web:
         print(f"  web   {url}  (dashboards and streams in a browser)", flush=True)
 
 
-async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings: Settings, stopping: threading.Event) -> None:
-    servers = []
-    for each, listener in apps:
-        config = uvicorn.Config(each, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
-        if listener.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
-            config.ssl_certfile, config.ssl_keyfile = settings.tls_cert_file, settings.tls_key_file
-        servers.append((_Server(config), listener))
+async def _run(
+    apps: list[tuple[FastAPI, socket.socket]],
+    listeners: _Listeners,
+    receiver: Receiver,
+    store: Store,
+    settings: Settings,
+    stopping: threading.Event,
+) -> None:
+    servers = [(_Server(_config(each, listener, listeners, settings)), listener) for each, listener in apps]
+    grpc = GrpcServer(settings, receiver, *listeners.grpc) if listeners.grpc else None
 
     def stop() -> None:
         stopping.set()
@@ -190,20 +205,49 @@ async def _run(apps: list[tuple[FastAPI, socket.socket]], store: Store, settings
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers))
+    if grpc is not None:
+        await grpc.start()
+    await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers), *([_stopped(grpc, stopping)] if grpc else ()))
 
 
-def _web_listener(settings: Settings) -> socket.socket | None:
-    """The web page's listener; None without a page, and if another process has the default port: recording matters more than the page."""
-    if not settings.web_port:
+async def _stopped(grpc: GrpcServer, stopping: threading.Event) -> None:
+    """Stop the server when the process stops, with the same grace as the other servers."""
+    while not stopping.is_set():
+        await asyncio.sleep(0.1)
+    await grpc.stop(_GRACE_S)
+
+
+def _config(app: FastAPI, listener: socket.socket, listeners: _Listeners, settings: Settings) -> uvicorn.Config:
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
+    if listener is listeners.otlp:
+        config.http = protocol_class(listeners.grpc[1] if listeners.grpc else 0)
+    if listener.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
+        config.ssl_certfile, config.ssl_keyfile = settings.tls_cert_file, settings.tls_key_file
+    return config
+
+
+def _optional_listener(settings: Settings, host: str, field: str, consequence: str) -> socket.socket | None:
+    """A listener on the port of a setting: None for port 0, and if another process has the default port, as recording matters more."""
+    port = getattr(settings, field)
+    if not port:
         return None
     try:
-        return _listen(settings.read_host, settings.web_port, "LEGATO_WEB_PORT")
+        return _listen(host, port, f"LEGATO_{field.upper()}")
     except LegatoError as error:
-        if "web_port" in settings.model_fields_set:
+        if field in settings.model_fields_set:
             raise
-        _log.warning("no web page: %s", error)
+        _log.warning("%s: %s", consequence, error)
         return None
+
+
+def _grpc_address(settings: Settings) -> tuple[str, int] | None:
+    """The address for gRPC; None without gRPC. A listener is opened for a moment, so that a taken port is found before the store opens."""
+    listener = _optional_listener(settings, settings.host, "otlp_grpc_port", "no OTLP over gRPC")
+    if listener is None:
+        return None
+    with listener:
+        host, port = listener.getsockname()[:2]
+        return host, port
 
 
 def _listen(host: str, port: int, setting: str) -> socket.socket:

@@ -152,6 +152,23 @@ class Settings(BaseSettings):
         description="Listening address of the OTLP endpoint. An address other than loopback needs a write token in `LEGATO_TOKENS_FILE`",
     )
     otlp_port: int = Field(4318, ge=1, le=65_535, description="Port of the OTLP endpoint (OTLP over HTTP, health checks and metrics)")
+    otlp_grpc_port: int = Field(
+        4317,
+        ge=0,
+        le=65_535,
+        description=(
+            "Port of the OTLP endpoint for gRPC, on the address `LEGATO_HOST`. 0: no gRPC. If another process listens on the default port, "
+            "`legato serve` runs without gRPC and logs it"
+        ),
+    )
+    cors_origins: str = Field(
+        "",
+        pattern=r"^((\*|https?://[^/,\s]+)(,\s*|$))*$",
+        description=(
+            "Origins of web pages that may send OTLP over HTTP from a browser, separated by commas (`https://shop.example`), or `*`. It "
+            "grants nothing: pages need a token (`legato token add … --origin`). None: browsers refuse to send"
+        ),
+    )
     read_host: str = Field(
         "127.0.0.1",
         description=(

@@ -11,7 +11,7 @@ from fastapi import Request
 from legato_ingest.auth.credentials import denial, has_password_in_url, token_in
 from legato_ingest.auth.tokens import READ, WRITE, Tokens
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.errors import Denied
+from legato_ingest.errors import Denied, Forbidden
 from legato_ingest.settings import Settings
 
 __all__ = ["Authenticator"]
@@ -32,16 +32,21 @@ class Authenticator:
         """Whether readers need credentials."""
         return bool(self._password or self.tokens)
 
-    def writer(self, request: Request) -> str:
-        """Return the tenant that this request writes as; the empty tenant where no tokens are configured. Raises ``Denied``."""
+    def writer(self, authorization: str, origin: str = "") -> str:
+        """Return the tenant that a request with these headers writes as; the empty tenant where no tokens are configured.
+
+        Raises ``Denied``, and ``Forbidden`` for a token of another origin.
+        """
         if self.tokens is None:
             return ""
-        given = token_in(request.headers.get("authorization", ""))
+        given = token_in(authorization)
         if given is None:
             raise Denied(f"no token: {_HOW}")
         token = self.tokens.find(given, WRITE)
         if token is None:
             raise Denied("this token may not write here: `legato token list` shows the tokens that may")
+        if token.origin and token.origin != origin.lower():
+            raise Forbidden("this token is bound to web pages of one origin, and the request has another Origin header or none")
         return token.tenant
 
     def reader(self, request: Request) -> str:

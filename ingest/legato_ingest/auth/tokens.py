@@ -30,19 +30,25 @@ __all__ = ["READ", "WRITE", "Token", "Tokens", "add", "load", "new_token", "remo
 READ, WRITE = "read", "write"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_KEYS = frozenset(("name", "tenant", "may", "sha256"))
+_ORIGIN = re.compile(r"https?://[a-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
+_KEYS = ("name", "tenant", "may", "sha256")
+_OPTIONAL = ("origin",)
 # The least time between two checks of the file for changes.
 _CHECK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One entry of the file: the hash of a token, its permission ``may`` (``read`` or ``write``) and its tenant."""
+    """One entry of the file: the hash of a token, its permission ``may`` (``read`` or ``write``) and its tenant.
+
+    ``origin`` is the origin of the pages that may send it (RFC 6454), such as ``https://shop.example``; empty for no restriction.
+    """
 
     name: str
     tenant: str
     may: str
     sha256: str
+    origin: str = ""
 
 
 def new_token() -> str:
@@ -69,9 +75,9 @@ def load(path: pathlib.Path) -> tuple[Token, ...]:
 
 
 def _token(path: pathlib.Path, number: int, entry: object) -> Token:
-    if not isinstance(entry, dict) or set(entry) != _KEYS or not all(isinstance(value, str) for value in entry.values()):
+    if not isinstance(entry, dict) or set(entry) - {*_OPTIONAL} != {*_KEYS} or not all(isinstance(value, str) for value in entry.values()):
         raise SettingsError(
-            f"LEGATO_TOKENS_FILE: token {number} of {path} needs {', '.join(sorted(_KEYS))}, each a string, and nothing else"
+            f"LEGATO_TOKENS_FILE: token {number} of {path} needs {', '.join(sorted(_KEYS))}, each a string, and nothing else but origin"
         )
     token = Token(**entry)
     problem = _problem(token)
@@ -87,6 +93,8 @@ def _problem(token: Token) -> str:
         return "`may` must be `read` or `write`"
     if not _NAME.fullmatch(token.tenant) and (token.tenant, token.may) != (ALL_TENANTS, READ):
         return "its tenant must be 1 to 64 letters, digits, `_`, `.` or `-`; a token that may read can have `*` for all tenants"
+    if token.origin and (token.may != WRITE or not _ORIGIN.fullmatch(token.origin)):
+        return "an origin is scheme and host in lower case, such as `https://shop.example`, and only a token that may write can have one"
     if not _DIGEST.fullmatch(token.sha256):
         return "sha256 must be 64 hexadecimal digits"
     return ""
@@ -139,11 +147,11 @@ def _state(path: pathlib.Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def add(path: pathlib.Path, name: str, tenant: str, may: str) -> str:
+def add(path: pathlib.Path, name: str, tenant: str, may: str, origin: str = "") -> str:
     """Create a token, write its hash to the file and return the token, which is stored nowhere. Raises ``LegatoError``."""
     present = load(path) if path.exists() else ()
     secret = new_token()
-    token = Token(name, tenant, may, hashlib.sha256(secret.encode()).hexdigest())
+    token = Token(name, tenant, may, hashlib.sha256(secret.encode()).hexdigest(), origin)
     if problem := _problem(token):
         raise LegatoError(f"{name!r} for the tenant {tenant!r}: {problem}")
     if any(other.name == name for other in present):
@@ -166,7 +174,8 @@ def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     lines = ["# Written by `legato token`. Holds hashes only: a lost token cannot be recovered, only replaced."]
     for token in tokens:
-        lines += ["", "[[token]]", *(f'{key} = "{getattr(token, key)}"' for key in ("name", "tenant", "may", "sha256"))]
+        values = {key: getattr(token, key) for key in (*_KEYS, *_OPTIONAL)}
+        lines += ["", "[[token]]", *(f'{key} = "{value}"' for key, value in values.items() if value or key in _KEYS)]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:

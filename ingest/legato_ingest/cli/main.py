@@ -66,8 +66,8 @@ def serve(
 ) -> None:
     """Receive OTLP, store streams, and answer queries: by default in an embedded store and on loopback.
 
-    Point any OTLP/HTTP exporter at http://127.0.0.1:4318. Read with `legato report`, or with any ClickHouse client on port 8123.
-    Settings are environment variables (docs/reference.md); these options take precedence.
+    Point any OTLP exporter at http://127.0.0.1:4318 (HTTP) or http://127.0.0.1:4317 (gRPC). Read with `legato report`, or with any
+    ClickHouse client on port 8123. Settings are environment variables (docs/reference.md); these options take precedence.
     """
     from legato_ingest.serve import serve as run
     from legato_ingest.settings import load

@@ -49,6 +49,10 @@ def add(
     tenant: Annotated[str, typer.Option(help="Tenant that it writes or reads as; `*` reads the rows of all tenants", show_default=False)],
     write: Annotated[bool, typer.Option("--write", help="May write: for emitters and Collectors")] = False,
     read: Annotated[bool, typer.Option("--read", help="May read: for the CLI, Grafana and other clients")] = False,
+    origin: Annotated[
+        str,
+        typer.Option(help="Origin of the web pages that may send it, such as https://shop.example", show_default=False),
+    ] = "",
     file: FileOption = None,
 ) -> None:
     """Create a token and print it. Only its hash is stored, so the token cannot be printed again.
@@ -63,7 +67,7 @@ def add(
     if write == read:
         raise SettingsError("set exactly one of --write and --read")
     path = _file(file)
-    typer.echo(tokens.add(path, name, tenant, WRITE if write else READ))
+    typer.echo(tokens.add(path, name, tenant, WRITE if write else READ, origin.lower().rstrip("/")))
     typer.echo(f"{name} may {'write' if write else 'read'} as {tenant}; its hash is in {path}", err=True)
 
 
@@ -72,9 +76,9 @@ def list_(file: FileOption = None) -> None:
     """List the tokens by name, without their secrets."""
     from legato_ingest.auth import tokens
 
-    table = FittedTable([Column("name", folds=16), Column("tenant", folds=16), Column("may")])
+    table = FittedTable([Column("name", folds=16), Column("tenant", folds=16), Column("may"), Column("origin", folds=16)])
     for token in tokens.load(_file(file)):
-        table.add_row(token.name, "all tenants" if token.tenant == ALL_TENANTS else token.tenant, token.may)
+        table.add_row(token.name, "all tenants" if token.tenant == ALL_TENANTS else token.tenant, token.may, token.origin or "any")
     console().print(table)
 
 

@@ -74,9 +74,9 @@ class Rejection:
 class Batch:
     """The rows of one request by table, all with the columns of ``legato_ingest.columns``; without arguments, those of an empty request.
 
-    A request holds either ``spans`` or ``points``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
-    responses nor engine steps, and points flagged as having no value. ``senders`` counts the ignored spans by tenant and by who sent them
-    (``spans.Sender``). ``chunks`` counts chunks and engine steps.
+    A request holds ``spans``, ``points`` or ``logs``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
+    responses nor engine steps, points flagged as having no value, and log records. ``senders`` counts ignored spans and log records by
+    tenant and by who sent them (``spans.Sender``). ``chunks`` counts chunks and engine steps.
     """
 
     revs: pa.Table = field(default_factory=lambda: STREAM_REVS.empty)
@@ -88,6 +88,7 @@ class Batch:
     rejected: pa.Table = field(default_factory=lambda: REJECTED.empty)
     spans: int = 0
     points: int = 0
+    logs: int = 0
     ignored: int = 0
     senders: Counter[tuple[str, ...]] = field(default_factory=Counter)
     chunks: int = 0

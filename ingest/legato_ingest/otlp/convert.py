@@ -1,4 +1,4 @@
-"""Conversion of a parsed OTLP request to a batch of rows: ``convert_spans`` for traces, ``convert_points`` for metrics.
+"""Conversion of a parsed OTLP request to a batch of rows: ``convert_spans``, ``convert_points`` for metrics, ``convert_logs``.
 
 Spans are validated one by one; chunks are then decoded and described with numpy in passes of bounded size. The module does no I/O and has
 no access to the store.
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -18,11 +19,11 @@ from legato_ingest.otlp.batch import Batch, Limits, Rejection, rejected_table
 from legato_ingest.otlp.engine_rows import engine_tables
 from legato_ingest.otlp.metric_rows import build_samples
 from legato_ingest.otlp.model import StreamRecord
-from legato_ingest.otlp.spans import Stream, Validated, validate
+from legato_ingest.otlp.spans import Sender, Stream, Validated, log_senders, validate
 from legato_ingest.otlp.stream_rows import revs_table, silences_table, sockets_table
 from legato_ingest.timeline.codec import TimelineHead, Timelines, decode
 
-__all__ = ["convert_points", "convert_spans", "summary_rows"]
+__all__ = ["convert_logs", "convert_points", "convert_spans", "summary_rows"]
 
 _EMPTY_TIMELINE = b"\x01\x01\x00\x00\x00\x00\x01\x07\x00\x00\x00" + bytes(7)
 _EMPTY_HEAD = TimelineHead(0, {})
@@ -52,7 +53,7 @@ def convert_spans(request: ExportTraceServiceRequest, *, tenant: str, now_ns: in
         rejected=rejected_table(validated.rejections, tenant),
         spans=spans,
         ignored=ignored,
-        senders=Counter({(tenant, *sender): number for sender, number in validated.ignored.items()}),
+        senders=_of_tenant(validated.ignored, tenant),
         chunks=validated.chunks,
     )
 
@@ -69,9 +70,19 @@ def convert_points(request: ExportMetricsServiceRequest, *, tenant: str, now_ns:
     )
 
 
+def convert_logs(request: ExportLogsServiceRequest, *, tenant: str, now_ns: int, limits: Limits) -> Batch:
+    """Count the log records of a request: none is stored, because no emitter's streams are read from log records yet."""
+    senders = log_senders(request)
+    return Batch(logs=senders.total(), ignored=senders.total(), senders=_of_tenant(senders, tenant))
+
+
 def summary_rows(records: Sequence[StreamRecord], tenant: str) -> pa.Table:
     """Return the rows of ``stream_revs`` of records without timelines."""
     return revs_table(records, tenant, decode([_EMPTY_TIMELINE] * len(records), [_EMPTY_HEAD] * len(records))[0])
+
+
+def _of_tenant(senders: Counter[Sender], tenant: str) -> Counter[tuple[str, ...]]:
+    return Counter({(tenant, *sender): number for sender, number in senders.items()})
 
 
 def _engine_tables(validated: Validated, tenant: str) -> tuple[pa.Table, pa.Table]:

@@ -1,7 +1,7 @@
-"""OTLP over HTTP: content types, decompression of request bodies, and the bodies of error replies.
+"""OTLP over HTTP: content types, decompression of request bodies, and the encoding of replies.
 
 The size of a body is bounded before memory is allocated for it, both as received and after decompression, where bytes are counted as they
-are produced. Error replies are protobuf (google.rpc.Status), as the OTLP specification 1.11 demands.
+are produced. Every reply has the encoding of its request, as the OTLP specification 1.11 demands; an error is a google.rpc.Status.
 """
 
 from __future__ import annotations
@@ -10,23 +10,38 @@ import zlib
 from collections.abc import Iterator
 
 import zstandard
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 
 from legato_ingest.errors import BadRequest, TooLarge
 
-__all__ = ["PROTOBUF", "check_type", "decompress", "error_body"]
+__all__ = ["GRPC_CODES", "JSON", "PROTOBUF", "check_type", "decompress", "encoded", "error_message", "reply_type"]
 
 PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+# The gRPC status with the meaning of each HTTP status that Legato sends.
+GRPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 415: 3, 429: 8, 503: 14}
 # Bytes of one step of decompression: the most that gzip produces, and the input of gzip and zstd.
 _OUTPUT_STEP = 256 * 1024
 _INPUT_STEP = 1024
-_GRPC_CODES = {400: 3, 404: 5, 413: 8, 415: 3, 429: 8, 503: 14}
 
 
-def check_type(content_type: str) -> None:
-    """Raise ``BadRequest`` (415) for any content type but protobuf."""
-    if content_type.split(";")[0].strip().lower() != PROTOBUF:
-        raise BadRequest(f"content type {content_type[:100]!r} is not supported: send {PROTOBUF}", 415)
+def check_type(content_type: str) -> str:
+    """Return the media type of a body, ``PROTOBUF`` or ``JSON``. Raises ``BadRequest`` (415) for any other."""
+    found = _media_type(content_type)
+    if found not in (PROTOBUF, JSON):
+        raise BadRequest(f"content type {content_type[:100]!r} is not supported: send {PROTOBUF} or {JSON}", 415)
+    return found
+
+
+def reply_type(content_type: str) -> str:
+    """Return the media type of the reply to a request with this content type. People can read an error in JSON."""
+    return PROTOBUF if _media_type(content_type) == PROTOBUF else JSON
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.split(";")[0].strip().lower()
 
 
 def decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
@@ -84,6 +99,13 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
         raise EOFError
 
 
-def error_body(status: int, message: str) -> bytes:
+def error_message(status: int, message: str) -> Message:
     """Return the google.rpc.Status of a 4xx or 5xx reply."""
-    return bytes(Status(code=_GRPC_CODES.get(status, 2), message=message).SerializeToString())
+    return Status(code=GRPC_CODES.get(status, 2), message=message)
+
+
+def encoded(message: Message, media_type: str) -> bytes:
+    """Return a message as the body of a reply."""
+    if media_type == JSON:
+        return bytes(MessageToJson(message, indent=None).encode())
+    return bytes(message.SerializeToString())

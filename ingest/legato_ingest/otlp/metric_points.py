@@ -1,7 +1,7 @@
 """Data points of an OTLP metrics request as columns: one walk over the request appends each field of the points to a list.
 
-Kinds of metrics that are not supported and metrics without a name are rejected as a whole. Of the numbers, only those of histograms are
-checked here; ``metric_rows`` checks all others, column by column.
+Kinds of metrics that are not supported and metrics without a name are rejected as a whole; exponential histograms become histograms with
+bounds. Of the numbers, only those of histograms are checked here; ``metric_rows`` checks all others, column by column.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
+from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint, HistogramDataPoint, Metric
 
 from legato_ingest.otlp.batch import NS_MAX, Rejection
+from legato_ingest.otlp.exponential import folded
 from legato_ingest.otlp.metric_series import Labels, SeriesIndex, resource_labels, scope_labels
 
 __all__ = ["BOUNDS_MAX", "NAME_CHARACTERS_MAX", "MetricPoints", "PointColumns", "metrics_in"]
@@ -47,7 +48,7 @@ class MetricPoints:
     def fault(self) -> tuple[str, str] | None:
         """The reason and the detail for which none of the points can be stored; None when they can."""
         if self.kind not in _SUPPORTED:
-            return "kind", f"{self.kind} data points are not supported: send gauges, sums or histograms with explicit bounds"
+            return "kind", f"{self.kind} data points are not supported: send gauges, sums or histograms"
         long = max(len(self.metric.name), len(self.metric.unit))
         if not self.metric.name or long > NAME_CHARACTERS_MAX:
             return "metric", f"a name or unit of {long} characters, expected a name and at most {NAME_CHARACTERS_MAX}"
@@ -88,6 +89,7 @@ def _metric_points(outer: Labels, metric: Metric, kind: str, points: list[Any]) 
     data = getattr(metric, kind)
     temporality = "" if kind in ("gauge", "summary") else _TEMPORALITIES.get(data.aggregation_temporality, "unspecified")
     monotonic = kind == "sum" and data.is_monotonic
+    kind = "histogram" if kind == "exponential_histogram" else kind
     labels = outer.within([metric.name, metric.unit, kind, temporality, monotonic], {})
     return MetricPoints(labels, metric, kind, temporality, monotonic, points)
 
@@ -122,9 +124,9 @@ class PointColumns:
         else:
             self.values += [_NUMBERS[point.WhichOneof("value")](point) for point in points]
 
-    def _append_histograms(self, points: Iterable[HistogramDataPoint]) -> None:
+    def _append_histograms(self, points: Iterable[HistogramDataPoint | ExponentialHistogramDataPoint]) -> None:
         for point in points:
-            row, bounds, buckets = len(self.values), list(point.explicit_bounds), list(point.bucket_counts)
+            row, (bounds, buckets) = len(self.values), _buckets_of(point)
             self.values.append(point.sum if point.HasField("sum") else math.nan)
             fault = _histogram_fault(point, bounds, buckets)
             if fault:
@@ -136,7 +138,14 @@ class PointColumns:
                 self.histogram_buckets.append(buckets)
 
 
-def _histogram_fault(point: HistogramDataPoint, bounds: list[float], buckets: list[int]) -> str:
+def _buckets_of(point: HistogramDataPoint | ExponentialHistogramDataPoint) -> tuple[list[float], list[int]]:
+    """Return the bounds and the bucket counts of a histogram of either kind."""
+    if isinstance(point, ExponentialHistogramDataPoint):
+        return folded(point)
+    return list(point.explicit_bounds), list(point.bucket_counts)
+
+
+def _histogram_fault(point: HistogramDataPoint | ExponentialHistogramDataPoint, bounds: list[float], buckets: list[int]) -> str:
     """Describe what is wrong with the numbers of a histogram; empty when nothing is. A negative count arrives as one beyond 63 bits."""
     if len(bounds) > BOUNDS_MAX:
         return f"{len(bounds)} bounds, at most {BOUNDS_MAX} are stored"

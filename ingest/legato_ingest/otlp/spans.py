@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -21,7 +22,7 @@ from legato_ingest.otlp.emitters.engine import COLUMNS as STEP_COLUMNS
 from legato_ingest.otlp.model import EngineFlush, Ignored, SilenceRecord, StreamRecord
 from legato_ingest.timeline.codec import KNOWN, TimelineError, TimelineHead, read_head
 
-__all__ = ["Accepted", "Flush", "Sender", "Stream", "Validated", "validate"]
+__all__ = ["Accepted", "Flush", "Sender", "Stream", "Validated", "log_senders", "validate"]
 
 # A start this far ahead of the receiver's clock is a wrong clock, not the jitter of a right one.
 _FUTURE_NS = 60_000_000_000
@@ -103,6 +104,17 @@ def validate(request: ExportTraceServiceRequest, now_ns: int, limits: Limits) ->
     return out
 
 
+def log_senders(request: ExportLogsServiceRequest) -> Counter[Sender]:
+    """Return the numbers of log records by who sent them. No emitter is known that keeps a stream's times in logs."""
+    out = Counter[Sender]()
+    for resource_logs in request.resource_logs:
+        resource = attribute_map(resource_logs.resource.attributes)
+        for scope_logs in resource_logs.scope_logs:
+            attributes = Attributes({}, resource, scope_logs.scope.name, scope_logs.scope.version)
+            out[_sender(attributes, "", "log record")] += len(scope_logs.log_records)
+    return +out
+
+
 def _validate(span: Span, attributes: Attributes, now_ns: int, limits: Limits, out: Validated) -> None:
     try:
         record = _convert(span, attributes)
@@ -126,14 +138,17 @@ def _validate(span: Span, attributes: Attributes, now_ns: int, limits: Limits, o
 
 
 def _count_ignored(ignored: Ignored, span: Span, attributes: Attributes, out: Validated) -> None:
-    service = attributes.get("service.name")
-    service_name = service.string_value[:_NAME_CHARACTERS_MAX] if service is not None else ""
-    scope, version = attributes.scope[:_NAME_CHARACTERS_MAX], attributes.scope_version[:_NAME_CHARACTERS_MAX]
-    out.ignored[Sender(service_name, scope, version, ignored.emitter, ignored.reason)] += 1
+    out.ignored[_sender(attributes, ignored.emitter, ignored.reason)] += 1
     if ignored.reason == logfire.REQUEST:
         out.requests.append(span)
     if span.status.code == Status.STATUS_CODE_ERROR:
         out.failed.append(span)
+
+
+def _sender(attributes: Attributes, emitter: str, reason: str) -> Sender:
+    service = attributes.get("service.name")
+    name = service.string_value[:_NAME_CHARACTERS_MAX] if service is not None else ""
+    return Sender(name, attributes.scope[:_NAME_CHARACTERS_MAX], attributes.scope_version[:_NAME_CHARACTERS_MAX], emitter, reason)
 
 
 def _convert(span: Span, attributes: Attributes) -> AnyRecord | Ignored:

@@ -1,10 +1,10 @@
 """The request splitter: converts the body of an OTLP request so that neither memory use nor a fault spreads beyond a small part of it.
 
 Parsed protobuf can take a hundred times the memory of its bytes, and one text that is not UTF-8 makes a parser reject the complete message.
-A large body is therefore split at its items (spans or data points), along the levels that every OTLP request has, into small requests that
-are parsed one after the other. A small request that cannot be parsed, or that makes the converter fail, is halved until one item is left:
-that item is rejected and all others are stored. A body of usual size is parsed as it is, without a walk over its bytes. The splitter does
-not look inside items.
+A large body is therefore split at its items (spans, data points or log records), along the levels that every OTLP request has, into small
+requests that are parsed one after the other. A small request that cannot be parsed, or that makes the converter fail, is halved until one
+item is left: that item is rejected and all others are stored. A body of usual size is parsed as it is, without a walk over its bytes. The
+splitter does not look inside items.
 """
 
 from __future__ import annotations
@@ -118,8 +118,7 @@ class _Converter:
         if not isinstance(error, (DecodeError, _ItemTooLarge)):
             self.on_fault(error)
         rejected = rejected_table([_rejection(item, self.signal, error)], self.tenant)
-        is_point = bool(self.signal.name_field)
-        return Batch(rejected=rejected, points=int(is_point), spans=int(not is_point))
+        return Batch(rejected=rejected, **self.signal.count(1))
 
 
 def _rejection(item: _Item, signal: Signal, error: Exception) -> Rejection:

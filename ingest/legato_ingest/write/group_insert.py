@@ -69,7 +69,7 @@ class GroupInsert:
         self._count_outcome(batches, new, len(refused), sum(loser.place is not None for loser, _ in lost))
         self._senders.add_same(lost)
         for batch, rows in zip(batches, new, strict=True):
-            for (_, _, scope, _, _, reason), spans in batch.senders.items():
+            for (_, _, scope, _, _, reason), spans in batch.senders.items() if batch.spans else ():
                 self._metrics.count_ignored(reason, scope, spans)
             self._senders.add_ignored(batch.senders)
             self._senders.add_stored(rows)
@@ -174,6 +174,9 @@ class GroupInsert:
         metrics.count_ignored("same response", "", same_response)
         metrics.rejected_spans.labels("store_refused").inc(refused)
         for batch in batches:
+            if batch.logs:
+                metrics.log_records.labels("rejected").inc(batch.rejected.num_rows)
+                continue
             rejected = metrics.rejected_points if batch.points else metrics.rejected_spans
             for reason in batch.rejected["reason"].to_pylist():
                 rejected.labels(reason).inc()

@@ -29,7 +29,7 @@ class Capture:
     @property
     def now_ns(self) -> int:
         """A time shortly after the capture."""
-        return max(each["request_start_ns"] for each in self.truth.values()) + 60_000_000_000
+        return int(max(each["request_start_ns"] for each in self.truth.values())) + 60_000_000_000
 
     def bodies(self, path: str = "traces") -> Iterator[tuple[str, bytes]]:
         """Yield the content type and the decompressed body of each request to a path that ends with ``path``."""

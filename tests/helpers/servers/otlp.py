@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import httpx
+from google.protobuf.json_format import Parse
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
@@ -99,8 +100,7 @@ def spans_body(spans: int = 1, bad: int = 0) -> ExportTraceServiceRequest:
 def refused(reply: httpx.Response, status: int, code: int) -> Status:
     """Check that a reply is this error with a google.rpc.Status that has a message, and return the latter."""
     assert reply.status_code == status, (reply.status_code, reply.content)
-    assert reply.headers["content-type"] == PROTOBUF
-    found = Status.FromString(reply.content)
+    found = Status.FromString(reply.content) if reply.headers["content-type"] == PROTOBUF else Parse(reply.content, Status())
     assert found.code == code and found.message
     assert ("retry-after" in reply.headers) == (status in (429, 503))
     return cast(Status, found)

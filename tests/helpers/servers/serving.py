@@ -33,11 +33,11 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def served(app: Any) -> Iterator[str]:
-    """Serve an application with uvicorn in a thread and yield its URL."""
+def served(app: Any, **options: Any) -> Iterator[str]:
+    """Serve an application with uvicorn and these options in a thread, and yield its URL."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=5))
+    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=5, **options))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + _PATIENCE_S

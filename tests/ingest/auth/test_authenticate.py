@@ -23,10 +23,15 @@ def request(token: str = "", user: str = "", key: str = "") -> Request:
     return Request({"type": "http", "headers": [(k.encode(), v.encode()) for k, v in headers.items() if v], "query_string": b""})
 
 
+def bearer(token: str) -> str:
+    """Return the header Authorization with a token, empty without one."""
+    return f"Bearer {token}" if token else ""
+
+
 def test_without_tokens_and_password_every_request_is_allowed() -> None:
     """It writes as the empty tenant and reads all tenants."""
     authenticator = Authenticator(load())
-    assert authenticator.writer(request()) == "" and authenticator.reader(request()) == ALL_TENANTS and not authenticator.guards_reading
+    assert authenticator.writer("") == "" and authenticator.reader(request()) == ALL_TENANTS and not authenticator.guards_reading
 
 
 def test_tokens_decide_tenant_and_permission(tmp_path: pathlib.Path) -> None:
@@ -34,10 +39,10 @@ def test_tokens_decide_tenant_and_permission(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "tokens.toml"
     write, read = tokens.add(path, "w", "shop", WRITE), tokens.add(path, "r", "shop", READ)
     authenticator = Authenticator(load(tokens_file=path))
-    assert authenticator.guards_reading and authenticator.writer(request(write)) == authenticator.reader(request(read)) == "shop"
+    assert authenticator.guards_reading and authenticator.writer(bearer(write)) == authenticator.reader(request(read)) == "shop"
     for denied in ("", read, "legato_other"):
         with pytest.raises(Denied):
-            authenticator.writer(request(denied))
+            authenticator.writer(bearer(denied))
     for denied in ("", write, "legato_other"):
         with pytest.raises(Denied):
             authenticator.reader(request(denied))
@@ -54,7 +59,7 @@ def test_the_password_reads_all_tenants_with_and_without_tokens(tmp_path: pathli
             authenticator.reader(request(user="grafana", key="another"))
     assert authenticator.reader(request(read)) == authenticator.reader(request(user="any", key=read)) == "shop"
     with pytest.raises(Denied):
-        authenticator.writer(request(PASSWORD))
+        authenticator.writer(bearer(PASSWORD))
 
 
 def test_an_unusable_token_file_prevents_the_start(tmp_path: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import zstandard
 from google.rpc.status_pb2 import Status
 
 from legato_ingest.errors import BadRequest, TooLarge
-from legato_ingest.otlp.http import PROTOBUF, check_type, decompress, error_body
+from legato_ingest.otlp.http import JSON, PROTOBUF, check_type, decompress, encoded, error_message, reply_type
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.compress}
 
@@ -48,16 +49,18 @@ def test_an_incomplete_or_foreign_body_is_rejected(encoding: str) -> None:
 
 def test_unknown_types_and_encodings_are_415() -> None:
     """The reply quotes them only up to a limit."""
-    check_type(PROTOBUF)
-    check_type(f" {PROTOBUF.upper()} ; charset=utf-8")
-    for call in (lambda: check_type("application/json"), lambda: check_type("x" * 5_000), lambda: decompress("br" * 500, b"", 10)):
+    for known in (PROTOBUF, JSON):
+        assert check_type(known) == check_type(f" {known.upper()} ; charset=utf-8") == reply_type(known) == known
+    assert reply_type("text/html") == reply_type("") == JSON
+    for call in (lambda: check_type("application/jsonl"), lambda: check_type("x" * 5_000), lambda: decompress("br" * 500, b"", 10)):
         with pytest.raises(BadRequest) as error:
             call()
         assert error.value.status == 415 and len(str(error.value)) < 200
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, 3), (401, 2), (413, 8), (415, 3), (429, 8), (503, 14)])
+@pytest.mark.parametrize(("status", "code"), [(400, 3), (401, 16), (403, 7), (413, 8), (415, 3), (429, 8), (503, 14)])
 def test_an_error_reply_is_a_status(status: int, code: int) -> None:
-    """With the code of gRPC that corresponds to the HTTP status."""
-    found = Status.FromString(error_body(status, "message"))
-    assert (found.code, found.message) == (code, "message")
+    """With the code of gRPC that corresponds to the HTTP status, in both encodings."""
+    found = error_message(status, "message")
+    assert Status.FromString(encoded(found, PROTOBUF)) == Status(code=code, message="message")
+    assert json.loads(encoded(found, JSON)) == {"code": code, "message": "message"}

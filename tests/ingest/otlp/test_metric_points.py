@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
 
 from helpers.builders.points import ENGINE, gauge, histogram, metrics_request, total
 from legato_ingest.otlp.batch import DAY_NS, Batch, Limits
@@ -78,10 +79,21 @@ def test_a_point_without_a_recorded_value_is_ignored() -> None:
     assert (batch.points, batch.ignored, batch.samples.num_rows, batch.rejected.num_rows) == (3, 2, 1, 0)
 
 
-def add_exponential(body: ExportMetricsServiceRequest) -> None:
-    """Add an exponential histogram, which has no explicit bounds."""
-    metric = body.resource_metrics[0].scope_metrics[0].metrics.add(name="bad")
-    metric.exponential_histogram.data_points.add(time_unix_nano=NOW_NS, count=3)
+def add_exponential(body: ExportMetricsServiceRequest, name: str = "bad", count: int = 6) -> None:
+    """Add an exponential histogram with the buckets (1, 2] and (2, 4], and two zeros."""
+    metric = body.resource_metrics[0].scope_metrics[0].metrics.add(name=name)
+    metric.exponential_histogram.aggregation_temporality = 1
+    buckets = ExponentialHistogramDataPoint.Buckets(offset=0, bucket_counts=[3, 1])
+    metric.exponential_histogram.data_points.add(time_unix_nano=NOW_NS, count=count, sum=7.5, zero_count=2, positive=buckets)
+
+
+def test_an_exponential_histogram_becomes_one_with_bounds() -> None:
+    """Kind, temporality, count and sum are those of a histogram."""
+    body = metrics_request()
+    add_exponential(body, "a")
+    (row,) = rows(body).samples.to_pylist()
+    assert (row["kind"], row["temporality"], row["count"], row["sum"]) == ("histogram", "delta", 6, 7.5)
+    assert (row["bounds"], row["bucket_counts"]) == ([0.0, 1.0, 2.0, 4.0], [2, 0, 3, 1, 0])
 
 
 def add_summary(body: ExportMetricsServiceRequest) -> None:
@@ -90,7 +102,7 @@ def add_summary(body: ExportMetricsServiceRequest) -> None:
 
 
 BAD: dict[str, tuple[str, Callable[[ExportMetricsServiceRequest], Any]]] = {
-    "exponential": ("kind", add_exponential),
+    "exponential": ("value", lambda body: add_exponential(body, count=5)),
     "summary": ("kind", add_summary),
     "no name": ("metric", lambda body: gauge(body, "", 1, NOW_NS)),
     "long name": ("metric", lambda body: gauge(body, "n" * 1025, 1, NOW_NS)),
@@ -153,6 +165,6 @@ def test_an_unsupported_metric_is_one_rejection_for_any_number_of_points() -> No
     body = metrics_request()
     metric = body.resource_metrics[0].scope_metrics[0].metrics.add(name="bad")
     for age in range(3):
-        metric.exponential_histogram.data_points.add(time_unix_nano=NOW_NS - age, count=age)
+        metric.summary.data_points.add(time_unix_nano=NOW_NS - age, count=age)
     batch = rows(body)
     assert batch.points == batch.rejected.num_rows == 3 and len(set(batch.rejected["span_sha256"].to_pylist())) == 1

@@ -19,10 +19,12 @@ from legato_ingest.storage import Store
 RAW = spans_body(4).SerializeToString()
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "", "application/x-protobuf-delimited", None, "x" * 5_000])
+@pytest.mark.parametrize("content_type", ["application/jsonl", "text/plain", "", "application/x-protobuf-delimited", None, "x" * 5_000])
 def test_another_content_type_is_415(endpoint: Endpoint, content_type: str | None) -> None:
-    """Even with a valid body."""
-    refused(endpoint.post(spans_body().SerializeToString(), content_type=content_type), 415, 3)
+    """Even with a valid body. The reply names what is supported, in JSON, which people can read."""
+    reply = endpoint.post(spans_body().SerializeToString(), content_type=content_type)
+    assert "send application/x-protobuf or application/json" in refused(reply, 415, 3).message
+    assert reply.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "x" * 300])

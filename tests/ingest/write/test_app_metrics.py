@@ -60,7 +60,7 @@ def test_a_partial_success_of_metrics_counts_points(store: Store, endpoint: Endp
 def test_bad_bodies_of_metrics_are_refused(store: Store, endpoint: Endpoint) -> None:
     """Another type or encoding, malformed or too large: refused for good as with spans, and nothing is stored."""
     content = metrics_of().SerializeToString()
-    refused(endpoint.post(content, content_type="application/json", path=METRICS), 415, 3)
+    refused(endpoint.post(content, content_type="text/plain", path=METRICS), 415, 3)
     refused(endpoint.post(content, "br", path=METRICS), 415, 3)
     refused(endpoint.post(content[:-1], path=METRICS), 400, 3)
     refused(endpoint.post(gzip.compress(content)[:-1], "gzip", path=METRICS), 400, 3)

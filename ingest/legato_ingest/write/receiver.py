@@ -1,0 +1,170 @@
+"""The receiver of OTLP requests of any protocol: authenticates, reads, converts, submits to the committer, and decides the outcome.
+
+A request is admitted by its token and its size before its body is read. The body is converted to rows in a thread, and the request is
+answered when its rows are stored. Senders do not retry after 400, 401, 403, 413 and 415; they do after 429 and 503, which carry a time to
+retry after. No other error is an outcome, because a Collector drops a batch on a plain 500. The tenant is that of the token; the payload
+cannot change it. ``app`` and ``grpc_server`` write the outcome in their protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from legato_ingest.auth.authenticate import Authenticator
+from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable
+from legato_ingest.metrics import Metrics
+from legato_ingest.otlp import http, json_body
+from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.signals import Signal
+from legato_ingest.otlp.split import convert_body
+from legato_ingest.settings import Settings
+from legato_ingest.write.committer import Committer, Receipt
+from legato_ingest.write.quotas import TenantQuotas, label_hashes
+
+__all__ = ["Call", "Counters", "Outcome", "Receiver"]
+
+_log = logging.getLogger("legato")
+# Functions that count the bytes of a body as they arrive, and raise ``Overloaded`` over a limit.
+Counters = Sequence[Callable[[int], None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, before its body is read. ``read`` returns the body and calls each counter with the size of every part of it.
+
+    ``authorization``, ``origin``, ``content_type`` and ``encoding`` are headers (metadata in gRPC), empty where they are absent.
+    """
+
+    signal: Signal
+    read: Callable[[Counters], Awaitable[bytes]]
+    authorization: str = ""
+    origin: str = ""
+    content_type: str = http.PROTOBUF
+    encoding: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a request as an HTTP status; other protocols have statuses with the same meanings (``http.GRPC_CODES``).
+
+    ``rejected`` and ``message`` describe a partial success, or an error. ``retry_after_s`` is None where a retry cannot succeed.
+    """
+
+    status: int
+    message: str = ""
+    rejected: int = 0
+    retry_after_s: int | None = None
+
+    def reply(self, signal: Signal) -> Any:
+        """Return the response of the signal, or the google.rpc.Status of an error."""
+        return signal.reply(self.rejected, self.message) if self.status == 200 else http.error_message(self.status, self.message)
+
+
+class Receiver:
+    """Receives OTLP requests of all protocols within the same limits. Its methods run on one event loop."""
+
+    def __init__(self, settings: Settings, committer: Committer, metrics: Metrics) -> None:
+        self.authenticator = Authenticator(settings)
+        self.body_bytes_max = settings.body_bytes_max
+        self._retry_after_s, self._committer, self._metrics = settings.retry_after_s, committer, metrics
+        self._admission = _Admission(settings.queue_bytes_max)
+        self._checks_cardinality = bool(settings.tenant_cardinality_max)
+        self._quotas = TenantQuotas(
+            bytes_per_s=settings.tenant_bytes_per_s,
+            in_flight_bytes_max=settings.tenant_in_flight_bytes_max,
+            cardinality_max=settings.tenant_cardinality_max,
+        )
+        self._limiter = anyio.CapacityLimiter(settings.decode_requests_max)
+        self._limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
+
+    async def answer(self, call: Call) -> Outcome:
+        """Return the outcome of one request, and count and time the request."""
+        started = time.perf_counter()
+        outcome = await self._outcome(call)
+        self._metrics.request_seconds.observe(time.perf_counter() - started)
+        self._metrics.requests.labels(str(outcome.status)).inc()
+        return outcome
+
+    async def _outcome(self, call: Call) -> Outcome:
+        try:
+            receipt = await self._receive(call)
+        except BadRequest as error:
+            return Outcome(error.status, str(error))
+        except Overloaded as error:
+            return Outcome(429, str(error), retry_after_s=error.retry_after_s or self._retry_after_s)
+        except StoreUnavailable as error:
+            _log.warning("not stored, the sender has to retry: %s", error)
+            return Outcome(503, "the store is not available now", retry_after_s=self._retry_after_s)
+        except Exception as error:
+            self._metrics.errors.labels("receive", type(error).__name__).inc()
+            _log.exception("a request failed inside Legato; the sender has to retry")
+            return Outcome(503, "an internal error", retry_after_s=self._retry_after_s)
+        reasons = ", ".join(receipt.reasons)
+        return Outcome(200, f"{receipt.rejected} {call.signal.item}s rejected: {reasons}; see the table `rejected`", receipt.rejected)
+
+    async def _receive(self, call: Call) -> Receipt:
+        tenant = self.authenticator.writer(call.authorization, call.origin)
+        http.check_type(call.content_type)
+        with self._quotas.request(tenant) as count:
+            future = await self._submit(call, tenant, count)
+            # A sender that disconnects does not cancel the commit: the rows are queued, and a retry will be a duplicate.
+            return await asyncio.shield(asyncio.wrap_future(future))
+
+    async def _submit(self, call: Call, tenant: str, count: Callable[[int], None]) -> Future[Receipt]:
+        with self._admission.request() as admit:
+            body = await call.read((count, admit))
+            self._metrics.received_bytes.inc(len(body))
+            batch = await anyio.to_thread.run_sync(self._convert, call, body, tenant, limiter=self._limiter)
+            self._metrics.count_received(batch.spans, batch.points, batch.ignored, batch.logs)
+            return self._committer.submit(batch)
+
+    def _convert(self, call: Call, body: bytes, tenant: str) -> Batch:
+        signal = call.signal
+
+        def fault(error: Exception) -> None:
+            self._metrics.errors.labels(signal.item, type(error).__name__).inc()
+            _log.error("converting a %s failed inside Legato; it was rejected as `internal`", signal.item, exc_info=error)
+
+        content, refused = http.decompress(call.encoding, body, self.body_bytes_max), None
+        if http.check_type(call.content_type) == http.JSON:
+            content, refused = json_body.to_protobuf(content, signal, tenant)
+        batch = convert_body(content, tenant=tenant, now_ns=time.time_ns(), limits=self._limits, on_fault=fault, signal=signal)
+        if refused is not None and refused.rejected.num_rows:
+            batch = Batch.joined((batch, refused))
+        if self._checks_cardinality:
+            self._quotas.check_cardinality(tenant, label_hashes(batch))
+        return batch
+
+
+class _Admission:
+    """Limits the bytes of bodies in memory, from their arrival until they are converted. Used on the event loop only."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+
+    @contextmanager
+    def request(self) -> Iterator[Callable[[int], None]]:
+        """Enter for one request: yields a function that admits bytes of its body or raises ``Overloaded``. At exit they are released."""
+        own = 0
+
+        def admit(size: int) -> None:
+            nonlocal own
+            if self._bytes > own and self._bytes + size > self._bytes_max:
+                raise Overloaded(f"{self._bytes} bytes of request bodies are in memory, at most {self._bytes_max} are allowed")
+            own += size
+            self._bytes += size
+
+        try:
+            yield admit
+        finally:
+            self._bytes -= own
