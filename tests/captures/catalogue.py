@@ -51,12 +51,57 @@ LANGFUSE = {
 # The prices of models come from the package, not from the network.
 LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
+MLFLOW = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "{sink}/v1/traces",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+}
+
 EMITTERS: dict[str, Emitter] = {
     "python-openllmetry-openai": Emitter(
         "python_openllmetry_openai.py",
         ("opentelemetry-instrumentation-openai", "openai"),
         SDK,
         ("plain", "break", "cut", "long", "tools", "responses"),
+    ),
+    # The attributes and the event names of before its semantic conventions 0.5.
+    "python-openllmetry-openai-old": Emitter(
+        "python_openllmetry_openai.py",
+        ("opentelemetry-instrumentation-openai==0.40.14", "openai<2", "opentelemetry-semantic-conventions-ai<0.5"),
+        SDK,
+        HAND,
+    ),
+    "python-openllmetry-ollama": Emitter(
+        "python_openllmetry_ollama.py",
+        ("opentelemetry-instrumentation-ollama", "ollama"),
+        SDK,
+        environ={"OLLAMA_HOST": "{llm}"},
+    ),
+    "python-openinference-anthropic": Emitter(
+        "python_openinference_anthropic.py", ("openinference-instrumentation-anthropic", "anthropic"), SDK
+    ),
+    "python-otel-genai-anthropic": Emitter(
+        "python_otel_genai_anthropic.py", ("opentelemetry-instrumentation-genai-anthropic", "anthropic"), SDK
+    ),
+    "python-otel-genai-langchain": Emitter(
+        "python_otel_genai_langchain.py", ("opentelemetry-instrumentation-genai-langchain", "langchain-openai", "langchain"), SDK
+    ),
+    "python-openinference-litellm": Emitter(
+        "python_openinference_litellm.py", ("openinference-instrumentation-litellm", "litellm==1.106.2"), SDK, environ=LITELLM
+    ),
+    "python-mlflow": Emitter(
+        "python_mlflow.py",
+        ("mlflow", "openai"),
+        SDK,
+        ("plain", "break", "cut", "long", "tools", "responses"),
+        MLFLOW,
+    ),
+    "python-strands": Emitter("python_strands.py", ("strands-agents[openai,otel]",), SDK),
+    "python-openai-agents-openinference": Emitter(
+        "python_openai_agents.py", ("openinference-instrumentation-openai-agents", "openai-agents"), SDK
+    ),
+    "python-openai-agents-genai": Emitter(
+        "python_openai_agents.py", ("opentelemetry-instrumentation-genai-openai-agents", "openai-agents"), SDK
     ),
     "python-traceloop-sdk": Emitter("python_traceloop_sdk.py", ("traceloop-sdk", "openai"), (*SDK, "httpx"), ONCE),
     "python-openinference-openai": Emitter("python_openinference_openai.py", ("openinference-instrumentation-openai", "openai"), SDK, ALL),

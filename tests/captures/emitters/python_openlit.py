@@ -8,7 +8,7 @@ from common import SINK, consume, open_stream, openai_client
 from opentelemetry import metrics, trace
 
 client = openai_client()
-# Without a price list of its own OpenLIT asks the network for one.
+# Without a local price list OpenLIT asks the network for one.
 prices = pathlib.Path("prices.json")
 prices.write_text(json.dumps({"chat": {}}), encoding="utf-8")
 openlit.init(pricing_json=str(prices), otlp_endpoint=SINK, application_name="capture", disable_batch=True)

@@ -1,4 +1,4 @@
-"""OpenLLMetry's instrumentation of anthropic, with an SDK that may emit spans of its own beside it."""
+"""OpenLLMetry's instrumentation of anthropic, beside the spans that the SDK writes itself."""
 
 from anthropic import Anthropic
 from common import WARM_UP, consume, messages_request, metering, tracing
