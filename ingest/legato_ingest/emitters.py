@@ -88,6 +88,13 @@ EMITTERS = (
         mend="set LITELLM_OTEL_V2=true for TTFT; `legato.instrument_openai()` adds every chunk",
     ),
     Emitter(
+        name="mlflow",
+        label="MLflow",
+        timing="each chunk",
+        missing="the head of streams with more chunks than the limit of span events (128); a stream that was left early sends no span",
+        mend="raise the limit: OTEL_SPAN_EVENT_COUNT_LIMIT=4096",
+    ),
+    Emitter(
         name="logfire",
         label="Logfire",
         timing="duration",

@@ -2,9 +2,10 @@
 
 Applications often run two or three instrumentations at once, and a framework's span lies around the client library's. Counting each would
 double every figure. Two rows are of the same response if they are of one vantage and one service, overlap in time, and share the response's
-id; where one has no id, if one is the parent of the other, or a row of Legato's covers the same time in the same trace. A row of Legato's
-own emitters is never dropped: it wins over others, then a row with chunks, then one with TTFT. A poorer row that arrives later is not
-stored. A poorer row that the store already holds gets a newest rev with the outcome `superseded`, which the view `streams` leaves out.
+id; where one has no id, if one is the parent of the other, or a row of Legato's covers the same time in the same trace. A row of
+Legato's own emitters is never dropped: it wins over others, then a row with chunks, then one with TTFT, then one with the TTFT of content. A
+poorer row that arrives later is not stored. A poorer row that the store already holds gets a newest rev with the outcome `superseded`, which the view
+`streams` leaves out.
 
 The comparison is pure; only ``Responses`` queries the store, and only for tenants that have foreign emitters.
 """
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 
 from legato_ingest.emitters import OWN_PREFIX
 from legato_ingest.otlp.convert import summary_rows
+from legato_ingest.otlp.emitters.foreign import ANY_CHUNK
 from legato_ingest.otlp.model import StreamRecord
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
@@ -46,7 +48,8 @@ _COLUMNS = (
 _STORED = f"""
 SELECT
     {", ".join(_COLUMNS)}, toUnixTimestamp64Nano(start_time) AS start_ns, toInt64(duration_ns) AS duration_ns,
-    toBool(notEmpty(dt_us)) AS has_chunks, toBool(isNotNull(ttft_us)) AS has_ttft, outcome
+    toBool(notEmpty(dt_us)) AS has_chunks, toBool(isNotNull(ttft_us)) AS has_ttft,
+    toBool(has(flags, '{ANY_CHUNK}')) AS any_chunk, outcome
 FROM stream_revs
 WHERE tenant IN ({{tenants}}) AND {{inside}} AND (trace_id IN ({{traces}}) OR (response_id != '' AND response_id IN ({{responses}})))
 ORDER BY rev DESC
@@ -72,6 +75,7 @@ class Recording:
     duration_ns: int
     has_chunks: bool
     has_ttft: bool
+    any_chunk: bool
     place: tuple[int, int] | None = None
 
     @property
@@ -84,9 +88,9 @@ class Recording:
         """End of the stream, ns since the epoch."""
         return self.start_ns + self.duration_ns
 
-    def rank(self) -> tuple[bool, bool, bool, bool, int, bytes]:
+    def rank(self) -> tuple[bool, bool, bool, bool, bool, int, bytes]:
         """The order in which rows of one response win. Among equals the stored row wins, so that a retry changes nothing."""
-        return self.is_own, self.has_chunks, self.has_ttft, self.place is None, -self.start_ns, self.span_id
+        return self.is_own, self.has_chunks, self.has_ttft, not self.any_chunk, self.place is None, -self.start_ns, self.span_id
 
 
 @dataclass(slots=True)
@@ -239,6 +243,7 @@ def _recordings(rows: pa.Table, batch: int, tenants: set[str]) -> list[Recording
     columns["duration_ns"] = rows["duration_ns"].to_pylist()
     columns["has_chunks"] = pc.greater(pc.list_value_length(rows["dt_us"]), 0).to_pylist()
     columns["has_ttft"] = pc.is_valid(rows["ttft_us"]).to_pylist()
+    columns["any_chunk"] = [ANY_CHUNK in flags for flags in rows["flags"].to_pylist()]
     out = (
         Recording(**dict(zip(columns, values, strict=True)), place=(batch, row))
         for row, values in enumerate(zip(*columns.values(), strict=True))

@@ -11,6 +11,8 @@ from typing import Any
 
 from helpers.repo.repository import ROOT
 from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.json_body import to_protobuf
+from legato_ingest.otlp.signals import SPANS
 from legato_ingest.otlp.split import convert_body
 
 __all__ = ["CAPTURES", "Capture", "capture"]
@@ -39,13 +41,20 @@ class Capture:
                 yield request["content_type"], gzip.decompress(body) if request["content_encoding"] == "gzip" else body
 
     def batches(self) -> list[Batch]:
-        """The batches of the requests with spans in protobuf."""
+        """The batches of the requests with spans."""
 
         def fault(error: Exception) -> None:
             raise error
 
-        bodies = [body for content_type, body in self.bodies() if "protobuf" in content_type]
-        return [convert_body(body, tenant="", now_ns=self.now_ns, limits=Limits(), on_fault=fault) for body in bodies]
+        out = []
+        for content_type, body in self.bodies():
+            refused = []
+            if "json" in content_type:
+                body, batch = to_protobuf(body, SPANS, "")
+                refused.append(batch)
+            converted = convert_body(body, tenant="", now_ns=self.now_ns, limits=Limits(), on_fault=fault)
+            out.append(Batch.joined([*refused, converted]))
+        return out
 
 
 def capture(name: str) -> Capture:

@@ -22,7 +22,7 @@ NOW_NS = time.time_ns() - 60 * SECOND_NS
 BASE: dict[str, Any] = {
     "tenant": "", "trace_id": TRACE, "span_id": b"a" * 8, "parent_span_id": bytes(8), "rev": 1, "vantage": "client", "service_name": "shop",
     "model": "m", "response_id": ID, "emitter": "openlit/1", "start_ns": NOW_NS, "duration_ns": 2 * SECOND_NS,
-    "has_chunks": False, "has_ttft": False,
+    "has_chunks": False, "has_ttft": False, "any_chunk": False,
 }  # fmt: skip
 
 
@@ -34,14 +34,15 @@ def recording(**values: Any) -> Recording:
 LEGATO = recording(emitter="legato-python/0.1.0", span_id=b"l" * 8, has_chunks=True, has_ttft=True)
 CHUNKS = recording(emitter="openllmetry/1", span_id=b"c" * 8, has_chunks=True, has_ttft=True)
 TTFT = recording(emitter="openinference/1", span_id=b"f" * 8, has_ttft=True)
-PLAIN = recording(emitter="openlit/1", span_id=b"p" * 8)
+ANY = recording(emitter="otel-genai/1", span_id=b"g" * 8, has_ttft=True, any_chunk=True)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations((LEGATO, CHUNKS, TTFT, PLAIN))))
+@pytest.mark.parametrize("order", list(itertools.permutations((LEGATO, CHUNKS, TTFT, ANY))))
 def test_the_richest_row_stays_in_every_order(order: Sequence[Recording]) -> None:
     """Legato's own wins, then chunks, then TTFT; what stays does not depend on the order."""
-    assert {loser for loser, _ in losers(order)} == {CHUNKS, TTFT, PLAIN}
+    assert {loser for loser, _ in losers(order)} == {CHUNKS, TTFT, ANY}
     assert {winner for _, winner in losers([each for each in order if each is not LEGATO])} == {CHUNKS}
+    assert losers([each for each in order if each in (TTFT, ANY)]) == [(ANY, TTFT)]
 
 
 @pytest.mark.parametrize(

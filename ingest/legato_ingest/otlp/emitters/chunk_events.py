@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.definitions import TEXT
 
-__all__ = ["ChunkEvents", "chunk_events"]
+__all__ = ["ChunkEvents", "Content", "chunk_events"]
 
 # Names that stand for a chunk wherever they occur: OpenLLMetry since 0.5 and before, Mellea, the token events of a proposal to the
 # conventions.
@@ -32,19 +33,25 @@ _MOMENT_WORD = re.compile(r"first|last|final|start|end|finish|usage|message|exce
 _REPEATED_MIN = 8
 _ROLE = 0
 _CHUNKS_MAX = 65_536
-_DT_MAX_US = 2**32 - 1
-# Columns `dt` and `kind` of schema/TIMELINE.md, and the widths in bits with which they are written here.
-_DT, _KIND = 1, 4
+_UINT32_MAX = 2**32 - 1
+# Columns of schema/TIMELINE.md.
+_DT, _BYTES, _KIND = 1, 2, 4
+# MLflow numbers the events of a stream in their names.
+_NUMBER = re.compile(r"[._-]?\d+$")
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkEvents:
-    """The chunk events of a span: ``timeline`` (schema/TIMELINE.md), ``first_us`` after the span's start, and how many were dropped."""
+    """The chunk events of a span: ``timeline`` (schema/TIMELINE.md), ``first_us`` after the span's start, and how many were dropped.
+
+    ``kinds_known``: each event says what its chunk carries.
+    """
 
     timeline: bytes
     first_us: int
     chunks: int
     dropped: int
+    kinds_known: bool
 
     @property
     def head_known(self) -> bool:
@@ -52,26 +59,35 @@ class ChunkEvents:
         return not self.dropped
 
 
-def chunk_events(span: Span) -> ChunkEvents | None:
+Content = Callable[[Span.Event], tuple[int, int] | None]
+"""Returns the kind of an event's chunk and the bytes of its content (schema/TIMELINE.md); None where the event does not say."""
+
+
+def chunk_events(span: Span, content: Content | None = None) -> ChunkEvents | None:
     """Return the chunk events of a span; None if it has fewer than two.
 
     Times that run backwards, before the start or past the end of the span are moved to the nearest possible time: the clock of the emitter
     was set while it recorded.
     """
-    name = _chunk_name([event.name for event in span.events])
-    if not name:
+    names = [_NUMBER.sub("", event.name) for event in span.events]
+    name = _chunk_name(names)
+    found = [event for event, each in zip(span.events, names, strict=True) if each == name] if name else []
+    if len(found) < 2:
         return None
-    times_ns = np.fromiter((event.time_unix_nano for event in span.events if event.name == name), np.uint64)
-    if len(times_ns) < 2:
-        return None
-    dropped = span.dropped_events_count + max(0, len(times_ns) - _CHUNKS_MAX)
+    dropped = span.dropped_events_count + max(0, len(found) - _CHUNKS_MAX)
+    found = found[-_CHUNKS_MAX:]
     start, end = span.start_time_unix_nano, max(span.end_time_unix_nano, span.start_time_unix_nano)
-    kept = np.clip(times_ns[-_CHUNKS_MAX:], start, end) - np.uint64(start)
-    times_us = np.maximum.accumulate((kept // 1000).astype(np.int64))
-    kinds = np.full(len(times_us), TEXT, np.uint8)
-    if not dropped:
-        kinds[0] = _ROLE
-    return ChunkEvents(_packed(times_us, kinds), int(times_us[0]), len(times_us), dropped)
+    times_ns = np.fromiter((event.time_unix_nano for event in found), np.uint64, len(found))
+    times_us = np.maximum.accumulate(((np.clip(times_ns, start, end) - np.uint64(start)) // 1000).astype(np.int64))
+    carried = [content(event) for event in found] if content is not None else [None]
+    sizes = None
+    if None in carried:
+        kinds = np.full(len(found), TEXT, np.uint8)
+        if not dropped:
+            kinds[0] = _ROLE
+    else:
+        kinds, sizes = (np.array(column) for column in zip(*filter(None, carried), strict=True))
+    return ChunkEvents(_packed(times_us, kinds, sizes), int(times_us[0]), len(found), dropped, sizes is not None)
 
 
 def _chunk_name(names: Sequence[str]) -> str:
@@ -86,9 +102,11 @@ def _chunk_name(names: Sequence[str]) -> str:
     return name if worded or count >= _REPEATED_MIN else ""
 
 
-def _packed(times_us: NDArray[np.int64], kinds: NDArray[np.uint8]) -> bytes:
-    """Return a timeline with the columns `dt` in 32 bits and `kind` in 8 bits, without exceptions. A pause of 71 minutes or more is cut."""
-    dt = np.minimum(np.diff(times_us, prepend=0), _DT_MAX_US).astype("<u4").tobytes()
-    payloads = {_DT: b"\x20" + bytes(6) + dt, _KIND: b"\x08" + bytes(6) + kinds.tobytes()}
+def _packed(times_us: NDArray[np.int64], kinds: NDArray[Any], sizes: NDArray[Any] | None) -> bytes:
+    """Return a timeline with columns of 32 and 8 bits without exceptions. A pause of 71 minutes or more is cut."""
+    columns = {_DT: np.minimum(np.diff(times_us, prepend=0), _UINT32_MAX).astype("<u4"), _KIND: kinds.astype(np.uint8)}
+    if sizes is not None:
+        columns[_BYTES] = np.minimum(sizes, _UINT32_MAX).astype("<u4")
+    payloads = {number: bytes([8 * column.itemsize]) + bytes(6) + column.tobytes() for number, column in columns.items()}
     directory = b"".join(bytes([number]) + len(payload).to_bytes(4, "little") for number, payload in payloads.items())
     return b"\x01" + bytes([len(payloads)]) + len(times_us).to_bytes(4, "little") + directory + b"".join(payloads.values())

@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
-from legato_ingest.otlp.emitters.chunk_events import chunk_events
+from legato_ingest.otlp.emitters.chunk_events import Content, chunk_events
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
 from legato_ingest.otlp.model import StreamRecord
 
@@ -155,7 +155,7 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
         service_name=loose.text("service.name"),
         service_version=loose.text("service.version"),
-        provider=loose.text(*_PROVIDER),
+        provider=loose.text(*_PROVIDER).lower(),
         model=loose.text(*_MODEL),
         response_model=loose.text(*_RESPONSE_MODEL),
         response_id=loose.text(*_RESPONSE_ID),
@@ -221,20 +221,22 @@ def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> N
             record.flags.append(ANY_CHUNK)
 
 
-def add_chunks(record: StreamRecord, span: Span) -> bool:
+def add_chunks(record: StreamRecord, span: Span, content: Content | None = None) -> bool:
     """Set the timeline of a span with an event for each chunk; return whether it has such events.
 
-    The first event is the first chunk of any kind. Where events were dropped, it is not known when the stream's first chunk came.
+    Where the events do not say what chunks carry (``content``), the first event is the first chunk of any kind. Where events were dropped,
+    the time of the first chunk is unknown.
     """
-    events = chunk_events(span)
+    events = chunk_events(span, content)
     if events is None:
         return False
     record.timeline, record.chunks_dropped = events.timeline, min(events.dropped, UINT32_MAX)
-    record.kinds_known, record.head_known = False, events.head_known
-    record.flags.append("kinds_unknown")
+    record.kinds_known, record.head_known = events.kinds_known, events.head_known
     record.ttft_us = None
-    if events.head_known:
-        add_ttft(record, events.first_us, any_chunk=True)
-    else:
+    if not events.kinds_known:
+        record.flags.append("kinds_unknown")
+        if events.head_known:
+            add_ttft(record, events.first_us, any_chunk=True)
+    if not events.head_known:
         record.flags.append("head_unknown")
     return True

@@ -17,6 +17,8 @@ __all__ = ["convert"]
 _FAMILY = "openinference"
 # Instrumentations of frameworks note the parameters before the framework asks for a stream.
 _FRAMEWORKS = ("openinference.instrumentation.langchain", "openinference.instrumentation.llama_index")
+# The id that OpenAI's agents library gives to responses of chat completions.
+_NO_ID = "__fake_id__"
 _FIRST = "First Token Stream Event"
 
 
@@ -46,4 +48,4 @@ def _id_of(loose: Loose) -> str:
     """Return the id in the copy of the response."""
     response = loose.json("output.value")
     found = response.get("id") if isinstance(response, dict) else None
-    return found[:TEXT_CHARACTERS_MAX] if isinstance(found, str) else ""
+    return found[:TEXT_CHARACTERS_MAX] if isinstance(found, str) and found != _NO_ID else ""

@@ -12,10 +12,13 @@ from helpers.builders.captures import CAPTURES, Capture, capture
 # Captures without a row, and why: the emitter sends no span (a stream that was left early), or nothing that says that it streamed.
 WITHOUT_ROWS = {
     "js-ai-sdk-6-break", "js-ai-sdk-break", "js-ai-sdk-cut", "js-traceloop-openai-plain", "python-litellm-classic-break",
-    "python-litellm-v2-break", "python-logfire-break", "python-openinference-langchain-break", "python-openinference-langchain-cut",
+    "python-litellm-v2-break", "python-logfire-break", "python-openai-agents-genai-break", "python-openai-agents-genai-cut",
+    "python-openai-agents-genai-plain", "python-openai-agents-openinference-break", "python-openai-agents-openinference-cut",
+    "python-openai-agents-openinference-plain", "python-openinference-langchain-break", "python-openinference-langchain-cut",
     "python-openinference-langchain-plain", "python-openlit-break", "python-openlit-cut", "python-openllmetry-langchain-break",
-    "python-openllmetry-langchain-cut", "python-openllmetry-langchain-plain", "python-otel-openai-v2-break", "python-otel-openai-v2-cut",
-    "python-otel-openai-v2-plain",
+    "python-openllmetry-langchain-cut", "python-openllmetry-langchain-plain", "python-openllmetry-openai-old-break",
+    "python-openllmetry-openai-old-cut", "python-otel-openai-v2-break", "python-otel-openai-v2-cut", "python-otel-openai-v2-plain",
+    "python-strands-break", "python-strands-cut", "python-strands-plain",
 }  # fmt: skip
 # The right outcomes for each end that the server saw. A break is no provider's error and no `complete`.
 OUTCOMES = {
@@ -24,7 +27,9 @@ OUTCOMES = {
     "cut": {"upstream_error", "unknown"},
 }
 # Emitters that send each chunk.
-WITH_CHUNKS = ("python-openllmetry-openai", "python-traceloop", "python-by-hand", "js-by-hand", "go-by-hand")
+WITH_CHUNKS = ("python-openllmetry-openai", "python-traceloop", "python-by-hand", "js-by-hand", "go-by-hand", "python-mlflow")
+# … and what each chunk carries.
+WITH_KINDS = ("python-mlflow",)
 FINISH = {
     "tool_calls": {"tool_calls", "tool_call", "tool-calls"},
     "end_turn": {"end_turn", "stop"},
@@ -34,8 +39,8 @@ FINISH = {
 STEP_US = 40_000
 # The zero of Pydantic AI's TTFT is the request, which begins up to this long after the span.
 EARLY_US = {"python-pydantic-ai": 150_000}
-# A proxy that has just started reads its first chunk late.
-LATE_US = {"python-litellm-proxy": 700_000}
+# A proxy that has just started reads its first chunk late, and so does a library at its first request.
+LATE_US = {"python-litellm-proxy": 700_000, "python-otel-genai-anthropic": 150_000}
 
 Row = dict[str, Any]
 
@@ -45,12 +50,7 @@ def rows_of(taken: Capture) -> list[Row]:
     return [row for batch in taken.batches() for row in batch.revs.to_pylist() if row["model"] != "warm-up"]
 
 
-def with_protobuf() -> list[str]:
-    """The captures with spans in protobuf."""
-    return [name for name in CAPTURES if any("protobuf" in kind for kind, _ in capture(name).bodies())]
-
-
-@pytest.mark.parametrize("name", with_protobuf())
+@pytest.mark.parametrize("name", CAPTURES)
 def test_rows_agree_with_the_server(name: str) -> None:
     """Nothing is rejected; each row is right about its response or says that it does not know; each other span is counted with a reason."""
     taken = capture(name)
@@ -64,7 +64,7 @@ def test_rows_agree_with_the_server(name: str) -> None:
         # LiteLLM's proxy reads a stream to its end when its client has left.
         ended = "client_closed" if name.startswith("python-litellm-proxy") and name.endswith("-break") else truth["outcome"]
         assert row["outcome"] in OUTCOMES[ended], row
-        assert row["model"] == truth["model"] and row["vantage"] == ("gateway" if "-proxy" in name else "client")
+        assert row["model"].removeprefix("openai/") == truth["model"] and row["vantage"] == ("gateway" if "-proxy" in name else "client")
         if ended == "complete":
             assert row["finish_reason"] in ({""} | FINISH.get(truth["finish"], {truth["finish"]}))
             assert row["input_tokens"] in (None, truth["input_tokens"])
@@ -97,14 +97,18 @@ def check_first(name: str, row: Row, truth: dict[str, Any]) -> None:
 
 def check_gaps(name: str, row: Row, truth: dict[str, Any]) -> None:
     """Emitters with an event a chunk have the stall, and its length; others have no gap at all."""
-    if not name.startswith(WITH_CHUNKS) or name.endswith("-responses"):
+    if not name.startswith(WITH_CHUNKS) or name == "python-openllmetry-openai-responses":
         assert row["gap_max_us"] is None and row["chunks"] is None and row["dt_us"] == []
         return
-    assert "kinds_unknown" in row["flags"] and row["ttfo_us"] is None
+    assert ("kinds_unknown" in row["flags"]) != name.startswith(WITH_KINDS)
     if "head_unknown" in row["flags"]:
         assert (row["ttft_us"], row["content_chunks"], len(row["dt_us"])) == (None, None, 128)
         assert row["chunks"] == len(truth["content_ns"]) + 3
         return
+    if name.startswith(WITH_KINDS):
+        assert (row["content_chunks"], row["ttfo_us"] is None) == (len(truth["content_ns"]), name.endswith("-tools"))
+    else:
+        assert row["ttfo_us"] is None
     end_us = int(row["start_time"].timestamp() * 1e6) + row["duration_ns"] // 1000
     received = [at for at in truth["content_ns"] if at // 1000 <= end_us]
     longest_us = max((after - before) // 1000 for before, after in pairwise(received))
