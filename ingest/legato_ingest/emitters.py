@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BY_NAME", "EMITTERS", "IGNORED", "OWN_PREFIX", "Emitter", "Timing"]
+__all__ = ["BY_NAME", "EMITTERS", "IGNORED", "OWN_PREFIX", "STREAMING_UNKNOWN", "Emitter", "Timing"]
 
 # The emitters of Legato's own libraries begin with this.
 OWN_PREFIX = "legato-"
@@ -82,9 +82,9 @@ EMITTERS = (
     ),
     Emitter(
         name="litellm",
-        label="LiteLLM",
-        timing="duration",
-        missing=_NO_GAPS + "; TTFT, before its new telemetry (LITELLM_OTEL_V2)",
+        label="LiteLLM and its proxy",
+        timing="first chunk",
+        missing=_NO_GAPS + "; TTFT, before its newer telemetry (LITELLM_OTEL_V2); behind the proxy, whether a client left",
         mend="set LITELLM_OTEL_V2=true for TTFT; `legato.instrument_openai()` adds every chunk",
     ),
     Emitter(
@@ -135,10 +135,11 @@ EMITTERS = (
 BY_NAME = {each.name: each for each in EMITTERS}
 
 # Why a span is acknowledged and not stored.
+STREAMING_UNKNOWN = "streaming unknown"
 IGNORED = {
     "no LLM call": "it has no attribute of an LLM request",
     "not streamed": "it is an LLM request, and its emitter says that the response was not streamed",
-    "streaming unknown": "it is an LLM request, and nothing in it says that the response was streamed",
+    STREAMING_UNKNOWN: "it is an LLM request, and nothing in it says that the response was streamed",
     "outer span": "it is a span around the request, such as an agent's or a framework's; the span of the request is another",
     "request of a stream": "it is the request of a streamed response, up to its headers; the stream's end is another span",
     "log record": "no emitter is known that keeps a stream's times in logs",

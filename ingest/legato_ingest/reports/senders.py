@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from legato_ingest.emitters import BY_NAME, IGNORED, OWN_PREFIX
+from legato_ingest.emitters import BY_NAME, IGNORED, OWN_PREFIX, STREAMING_UNKNOWN
 from legato_ingest.reports.rows import Run
 
 __all__ = ["Sender", "as_json", "fetch"]
@@ -58,22 +58,32 @@ class Sender:
         return self.sender.startswith(OWN_PREFIX)
 
     @property
+    def family(self) -> str:
+        """The family of emitters, or the scope."""
+        return self.sender.partition("/")[0]
+
+    @property
     def timing(self) -> str:
         """The finest timing that it sends; empty where it is not known."""
-        family = BY_NAME.get(self.sender.partition("/")[0])
+        family = BY_NAME.get(self.family)
         return "each chunk" if self.is_own else family.timing if family else ""
 
     @property
     def missing(self) -> str:
         """What its rows cannot say; empty for Legato's own, and where it is not known."""
-        family = BY_NAME.get(self.sender.partition("/")[0])
+        family = BY_NAME.get(self.family)
         return family.missing if family else ""
 
     @property
     def mend(self) -> str:
         """The smallest change that would add what is missing."""
-        family = BY_NAME.get(self.sender.partition("/")[0])
+        family = BY_NAME.get(self.family)
         return family.mend if family else ""
+
+    @property
+    def may_be_streams(self) -> bool:
+        """Whether spans were ignored that may be streamed responses: their emitter does not say."""
+        return STREAMING_UNKNOWN in self.reasons
 
     @property
     def why_ignored(self) -> list[str]:

@@ -2,10 +2,11 @@
 
 Applications often run two or three instrumentations at once, and a framework's span lies around the client library's. Counting each would
 double every figure. Two rows are of the same response if they are of one vantage and one service, overlap in time, and share the response's
-id; where one has no id, if one is the parent of the other, or a row of Legato's covers the same time in the same trace. A row of
-Legato's own emitters is never dropped: it wins over others, then a row with chunks, then one with TTFT, then one with the TTFT of content. A
-poorer row that arrives later is not stored. A poorer row that the store already holds gets a newest rev with the outcome `superseded`, which the view
-`streams` leaves out.
+id. Where one has no id, they are if one is the parent of the other, or if a row of Legato's covers the same time in the same trace.
+
+A row of Legato's own emitters is never dropped: it wins over others, then a row with chunks, then one with TTFT, then one with the TTFT of
+content. A poorer row that arrives later is not stored. A poorer row that the store already holds gets a newest rev with the outcome
+`superseded`, which the view `streams` leaves out.
 
 The comparison is pure; only ``Responses`` queries the store, and only for tenants that have foreign emitters.
 """

@@ -22,15 +22,21 @@ def print_senders(senders: list[Sender], hours: int, screen: Console) -> None:
     if not senders:
         screen.print(f"no spans in the last {hours} h: `legato doctor` checks the endpoints")
         return
+    explained = set[str]()
     for sender in senders:
         screen.print(Prose.assemble((sender.service or "(no service name)", "bold"), " · ", (sender.sender or "(no scope)", "bold")))
         for line in _lines(sender):
             screen.print(Padding(line, (0, 0, 0, 2)))
+        # Once for each family: its releases and services differ in nothing here.
+        if sender.missing and sender.family not in explained and (sender.stored or sender.may_be_streams):
+            explained.add(sender.family)
+            screen.print(Padding(Prose(f"cannot say: {sender.missing}"), (0, 0, 0, 2)))
+            screen.print(Padding(Prose(f"→ {sender.mend}"), (0, 0, 0, 2)))
     screen.print(f"{len(senders)} senders in the last {hours} h; numbers of spans are of receipts, so a retry counts again")
 
 
 def _lines(sender: Sender) -> Iterator[Text]:
-    counts = [f"{sender.stored:,} stored"]
+    counts = [f"{sender.stored:,} stored"] if sender.stored else []
     if sender.same_response:
         counts.append(f"{sender.same_response:,} of a response that has a richer row ({', '.join(sender.winners)})")
     if sender.ignored:
@@ -39,6 +45,3 @@ def _lines(sender: Sender) -> Iterator[Text]:
     yield Prose(", ".join(counts) + (timing if sender.stored and sender.timing else ""))
     for reason in sender.why_ignored:
         yield Prose(f"ignored: {reason}")
-    if sender.missing:
-        yield Prose(f"its rows cannot say: {sender.missing}")
-        yield Prose(f"→ {sender.mend}")
