@@ -62,7 +62,7 @@ EMITTERS: dict[str, Emitter] = {
         "python_openllmetry_openai.py",
         ("opentelemetry-instrumentation-openai", "openai"),
         SDK,
-        ("plain", "break", "cut", "long", "tools", "responses"),
+        ("plain", "break", "cut", "long", "tools", "responses", "concurrent"),
     ),
     # The attributes and the event names of before its semantic conventions 0.5.
     "python-openllmetry-openai-old": Emitter(
@@ -129,7 +129,7 @@ EMITTERS: dict[str, Emitter] = {
             "LANGFUSE_SECRET_KEY": "sk-lf-1",
         },
     ),
-    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, ("plain", "nested", "break", "cut", "responses")),
+    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, (*WITH_RESPONSES, "nested", "concurrent")),
     "python-pydantic-ai": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]",), SDK, TOOLS),
     "python-pydantic-ai-logfire": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]", "logfire"), SDK, ONCE),
     "python-openinference-langchain": Emitter(

@@ -52,6 +52,7 @@ PLANS = {
     "long": Plan(chunks=300, gap_ms=5, stall_after=None),
     "tools": Plan(),
     "responses": Plan(),
+    "concurrent": Plan(),
 }
 
 
