@@ -57,6 +57,8 @@ MLFLOW = {
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
 }
 
+GEMINI = {"GOOGLE_GEMINI_BASE_URL": "{llm}", "GEMINI_API_KEY": "none"}
+
 EMITTERS: dict[str, Emitter] = {
     "python-openllmetry-openai": Emitter(
         "python_openllmetry_openai.py",
@@ -102,6 +104,15 @@ EMITTERS: dict[str, Emitter] = {
     ),
     "python-openai-agents-genai": Emitter(
         "python_openai_agents.py", ("opentelemetry-instrumentation-genai-openai-agents", "openai-agents"), SDK
+    ),
+    "python-otel-google-genai": Emitter(
+        "python_google_genai.py", ("opentelemetry-instrumentation-google-genai", "google-genai<3"), SDK, environ=GEMINI
+    ),
+    "python-openinference-google-genai": Emitter(
+        "python_google_genai.py", ("openinference-instrumentation-google-genai", "google-genai"), SDK, environ=GEMINI
+    ),
+    "python-openllmetry-google-genai": Emitter(
+        "python_google_genai.py", ("opentelemetry-instrumentation-google-generativeai", "google-genai"), SDK, environ=GEMINI
     ),
     "python-traceloop-sdk": Emitter("python_traceloop_sdk.py", ("traceloop-sdk", "openai"), (*SDK, "httpx"), ONCE),
     "python-openinference-openai": Emitter("python_openinference_openai.py", ("openinference-instrumentation-openai", "openai"), SDK, ALL),
