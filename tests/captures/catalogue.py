@@ -57,12 +57,14 @@ MLFLOW = {
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
 }
 
+GEMINI = {"GOOGLE_GEMINI_BASE_URL": "{llm}", "GEMINI_API_KEY": "none"}
+
 EMITTERS: dict[str, Emitter] = {
     "python-openllmetry-openai": Emitter(
         "python_openllmetry_openai.py",
         ("opentelemetry-instrumentation-openai", "openai"),
         SDK,
-        ("plain", "break", "cut", "long", "tools", "responses"),
+        ("plain", "break", "cut", "long", "tools", "responses", "concurrent"),
     ),
     # The attributes and the event names of before its semantic conventions 0.5.
     "python-openllmetry-openai-old": Emitter(
@@ -103,6 +105,15 @@ EMITTERS: dict[str, Emitter] = {
     "python-openai-agents-genai": Emitter(
         "python_openai_agents.py", ("opentelemetry-instrumentation-genai-openai-agents", "openai-agents"), SDK
     ),
+    "python-otel-google-genai": Emitter(
+        "python_google_genai.py", ("opentelemetry-instrumentation-google-genai", "google-genai<3"), SDK, environ=GEMINI
+    ),
+    "python-openinference-google-genai": Emitter(
+        "python_google_genai.py", ("openinference-instrumentation-google-genai", "google-genai"), SDK, environ=GEMINI
+    ),
+    "python-openllmetry-google-genai": Emitter(
+        "python_google_genai.py", ("opentelemetry-instrumentation-google-generativeai", "google-genai"), SDK, environ=GEMINI
+    ),
     "python-traceloop-sdk": Emitter("python_traceloop_sdk.py", ("traceloop-sdk", "openai"), (*SDK, "httpx"), ONCE),
     "python-openinference-openai": Emitter("python_openinference_openai.py", ("openinference-instrumentation-openai", "openai"), SDK, ALL),
     "python-otel-genai-openai": Emitter("python_otel_genai_openai.py", ("opentelemetry-instrumentation-genai-openai", "openai"), SDK, ALL),
@@ -129,7 +140,7 @@ EMITTERS: dict[str, Emitter] = {
             "LANGFUSE_SECRET_KEY": "sk-lf-1",
         },
     ),
-    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, ("plain", "nested", "break", "cut", "responses")),
+    "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, (*WITH_RESPONSES, "nested", "concurrent")),
     "python-pydantic-ai": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]",), SDK, TOOLS),
     "python-pydantic-ai-logfire": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]", "logfire"), SDK, ONCE),
     "python-openinference-langchain": Emitter(

@@ -177,11 +177,31 @@ def ollama(request: dict[str, Any], response_id: str, chunks: int) -> Iterator[F
     yield Frame("end", line(message={"role": "assistant", "content": ""}, done=True, done_reason="stop", **counts), "stop")
 
 
+def gemini(request: dict[str, Any], response_id: str, chunks: int) -> Iterator[Frame]:
+    """Gemini's `streamGenerateContent?alt=sse`: there is no prelude, and the last item has the finish reason and the usage."""
+
+    def item(text: str, **fields: Any) -> bytes:
+        candidate = {"content": {"parts": [{"text": text}], "role": "model"}, "index": 0, **fields.pop("candidate", {})}
+        return _sse({"candidates": [candidate], "modelVersion": request.get("model"), "responseId": response_id, **fields})
+
+    for index in range(chunks):
+        yield Frame("content", item(_word(index)))
+    usage = {"promptTokenCount": INPUT_TOKENS, "candidatesTokenCount": chunks, "totalTokenCount": INPUT_TOKENS + chunks}
+    yield Frame("end", item("", candidate={"finishReason": "STOP"}, usageMetadata=usage), "STOP")
+
+
 FRAMES: dict[str, Callable[[dict[str, Any], str, int], Iterator[Frame]]] = {
     "chat": chat,
     "responses": responses,
     "messages": messages,
     "ollama": ollama,
+    "gemini": gemini,
 }
-PATHS = {"/chat/completions": "chat", "/responses": "responses", "/messages": "messages", "/api/chat": "ollama"}
-ID_PREFIXES = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_", "ollama": "ollama-"}
+PATHS = {
+    "/chat/completions": "chat",
+    "/responses": "responses",
+    "/messages": "messages",
+    "/api/chat": "ollama",
+    ":streamGenerateContent": "gemini",
+}
+ID_PREFIXES = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_", "ollama": "ollama-", "gemini": "gemini-"}

@@ -1,7 +1,7 @@
 """A small HTTP server that streams like an LLM provider on a fixed schedule, and keeps the true time of each chunk.
 
-It speaks OpenAI chat completions, OpenAI responses, Anthropic messages and Ollama chat. It answers no request without `stream`, except the
-list of models and Ollama's version. The schedule is in `Plan`; the text is the same in each run. Standard library only.
+It speaks OpenAI chat completions, OpenAI responses, Anthropic messages, Gemini and Ollama chat. It answers no request without `stream`,
+except the list of models and Ollama's version. The schedule is in `Plan`; the text is the same in each run. Standard library only.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ PLANS = {
     "long": Plan(chunks=300, gap_ms=5, stall_after=None),
     "tools": Plan(),
     "responses": Plan(),
+    "concurrent": Plan(),
 }
 
 
@@ -97,7 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
         begin_ns = time.time_ns()
         request = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
         name = next((name for path, name in dialects.PATHS.items() if self.path.split("?")[0].endswith(path)), None)
-        if name is None or (name != "ollama" and not request.get("stream")):
+        if name == "gemini":
+            request["model"] = self.path.rsplit("/", 1)[1].split(":")[0]
+        if name is None or (name not in ("ollama", "gemini") and not request.get("stream")):
             self._json({"error": {"message": f"the fake server streams only: {self.path}"}}, 404)
             return
         truth = Truth(self.server.next_id(name), str(request.get("model")), name, begin_ns, traceparent=self.headers.get("traceparent"))

@@ -6,6 +6,7 @@ OTEL_EXPORTER_OTLP_ENDPOINT.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterable, Iterable
@@ -61,6 +62,21 @@ async def consume_async(stream: AsyncIterable[object]) -> None:
                 return
     except Exception as error:
         report(error)
+
+
+def consume_concurrently() -> None:
+    """Read three streams of chat completions at the same time in one event loop, begun 100 ms apart."""
+    from openai import AsyncOpenAI
+
+    async def one(client: object, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        await consume_async(await client.chat.completions.create(**chat_request()))
+
+    async def three() -> None:
+        async with AsyncOpenAI(max_retries=0) as client:
+            await asyncio.gather(*(one(client, delay_s) for delay_s in (0, 0.1, 0.2)))
+
+    asyncio.run(three())
 
 
 def report(error: Exception) -> None:
