@@ -232,7 +232,7 @@ def _tables() -> list[Any]:
             "Counts of receipts: a request that was sent twice counts twice.",
             SENDERS,
             width=24,
-            empty="Only Legato's own libraries sent spans in this range.",
+            empty="No other library than Legato's sent spans in this range.",
         ),
         rows("Tables", "Rows, bytes and parts by table.", TABLES, {"on disk": "decbytes"}, width=12),
     ]

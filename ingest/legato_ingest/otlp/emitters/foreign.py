@@ -23,10 +23,15 @@ from legato_ingest.otlp.emitters.chunk_events import Content, chunk_events
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
 from legato_ingest.otlp.model import StreamRecord
 
-__all__ = ["ANY_CHUNK", "Loose", "add_chunks", "add_ttft", "error_type_of", "foreign_record", "outcome_of"]
+__all__ = ["ANY_CHUNK", "GENAI_SCOPES", "Loose", "add_chunks", "add_ttft", "error_type_of", "foreign_record", "outcome_of"]
 
 # TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
 ANY_CHUNK = "ttft_any_chunk"
+# Scopes of the GenAI instrumentations of the OpenTelemetry project.
+GENAI_SCOPES = (
+    "opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2", "opentelemetry.instrumentation.google_genai",
+    "opentelemetry.util.genai",
+)  # fmt: skip
 
 _MODEL = ("gen_ai.request.model", "llm.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "model")
 _RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "ai.response.model")

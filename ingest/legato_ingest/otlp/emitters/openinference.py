@@ -35,7 +35,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     streamed = parameters.get("stream") if isinstance(parameters, dict) else None
     if streamed is False and attributes.scope.startswith(_FRAMEWORKS):
         streamed = None
-    if first_ns is None and streamed is not True:
+    if first_ns is None and streamed is not True and not span.name.endswith("Stream"):
         return Ignored("streaming unknown" if streamed is None else "not streamed", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
     record.response_id = record.response_id or _id_of(loose)
@@ -47,5 +47,5 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
 def _id_of(loose: Loose) -> str:
     """Return the id in the copy of the response."""
     response = loose.json("output.value")
-    found = response.get("id") if isinstance(response, dict) else None
+    found = next(filter(None, map(response.get, ("id", "response_id", "responseId"))), None) if isinstance(response, dict) else None
     return found[:TEXT_CHARACTERS_MAX] if isinstance(found, str) and found != _NO_ID else ""

@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, foreign_record
+from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, Loose, add_chunks, foreign_record
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
@@ -19,8 +19,9 @@ __all__ = ["convert"]
 _FAMILY = "openllmetry"
 _STREAMED = ("gen_ai.is_streaming", "llm.is_streaming")
 _SCOPES = ("opentelemetry.instrumentation.", "@traceloop/", "traceloop.")
-# Instrumentations of the OpenTelemetry project, with scopes that begin alike.
-_OTHERS = ("opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2")
+# Instrumentations of the OpenTelemetry project, with scopes that begin alike; and attributes that only they have.
+_OTHERS = GENAI_SCOPES
+_OF_OTHERS = ("gen_ai.request.stream", "gen_ai.response.time_to_first_chunk")
 _PREFIXES = ("gen_ai.", "llm.")
 
 
@@ -31,6 +32,8 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     if not any(key.startswith(_PREFIXES) for key in attributes.own):
         # Instrumentations of HTTP clients and of many other libraries have scopes that begin alike.
         return Ignored("outer span" if "traceloop.span.kind" in attributes.own else "no LLM call")
+    if any(key in attributes.own for key in _OF_OTHERS):
+        return None
     loose = Loose(attributes)
     streamed = loose.flag(*_STREAMED)
     if not streamed and chunk_events(span) is None:

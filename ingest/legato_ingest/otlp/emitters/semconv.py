@@ -14,13 +14,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, add_ttft, foreign_record
+from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, Loose, add_chunks, add_ttft, foreign_record
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
 
 _ANY = "semconv"
-_GENAI_SCOPES = ("opentelemetry.instrumentation.genai.", "opentelemetry.util.genai", "opentelemetry.instrumentation.openai_v2")
+_LIBRARIES = (*GENAI_SCOPES, "opentelemetry.instrumentation.")
 _STREAMED = ("gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.is_streaming", "llm.is_streaming")
 # Seconds to the first chunk of any kind, and to the first chunk with content.
 _ANY_CHUNK = "gen_ai.response.time_to_first_chunk"
@@ -57,4 +57,4 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
 
 def _family(attributes: Attributes) -> str:
     """Return the family: the instrumentations of the OpenTelemetry project, or spans of any other emitter."""
-    return "otel-genai" if attributes.scope.startswith(_GENAI_SCOPES) else _ANY
+    return "otel-genai" if attributes.scope.startswith(_LIBRARIES) else _ANY

@@ -15,7 +15,8 @@ WITHOUT_ROWS = {
     "python-litellm-v2-break", "python-logfire-break", "python-openai-agents-genai-break", "python-openai-agents-genai-cut",
     "python-openai-agents-genai-plain", "python-openai-agents-openinference-break", "python-openai-agents-openinference-cut",
     "python-openai-agents-openinference-plain", "python-openinference-langchain-break", "python-openinference-langchain-cut",
-    "python-openinference-langchain-plain", "python-openlit-break", "python-openlit-cut", "python-openllmetry-langchain-break",
+    "python-openinference-langchain-plain", "python-openlit-break", "python-openlit-cut", "python-openllmetry-google-genai-break",
+    "python-openllmetry-google-genai-cut", "python-openllmetry-google-genai-plain", "python-openllmetry-langchain-break",
     "python-openllmetry-langchain-cut", "python-openllmetry-langchain-plain", "python-openllmetry-openai-old-break",
     "python-openllmetry-openai-old-cut", "python-otel-openai-v2-break", "python-otel-openai-v2-cut", "python-otel-openai-v2-plain",
     "python-strands-break", "python-strands-cut", "python-strands-plain",
@@ -35,8 +36,9 @@ FINISH = {
     "end_turn": {"end_turn", "stop"},
     "tool_use": {"tool_use", "tool_call"},
     "completed": {"completed", "stop"},
+    "STOP": {"STOP", "stop"},
 }
-STEP_US = 40_000
+STEP_US = 80_000
 # The zero of Pydantic AI's TTFT is the request, which begins up to this long after the span.
 EARLY_US = {"python-pydantic-ai": 150_000}
 # A proxy that has just started reads its first chunk late, and so does a library at its first request.
@@ -89,7 +91,7 @@ def check_first(name: str, row: Row, truth: dict[str, Any]) -> None:
     """TTFT is unknown, or the time of the first chunk with the flag that says so, or the time of the first content."""
     if row["ttft_us"] is None:
         return
-    first_ns = truth["role_ns"] if "ttft_any_chunk" in row["flags"] else truth["content_ns"][0]
+    first_ns = (truth["role_ns"] if "ttft_any_chunk" in row["flags"] else 0) or truth["content_ns"][0]
     found_us = int(row["start_time"].timestamp() * 1e6) + row["ttft_us"] - first_ns // 1000
     early_us, late_us = (sum(us for prefix, us in table.items() if name.startswith(prefix)) for table in (EARLY_US, LATE_US))
     assert -early_us - 1_000 <= found_us <= late_us + STEP_US, (name, found_us)
