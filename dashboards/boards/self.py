@@ -226,6 +226,7 @@ def _tables() -> list[Any]:
             width=12,
             empty="Nothing was rejected in this range.",
         ),
+        rows("Tables", "Rows, bytes and parts by table.", TABLES, {"on disk": "decbytes"}, width=12),
         rows(
             "Emitters",
             "Spans of other libraries than Legato's, by what became of them. Of a stored response: another row of it is richer. "
@@ -234,7 +235,6 @@ def _tables() -> list[Any]:
             width=24,
             empty="No other library than Legato's sent spans in this range.",
         ),
-        rows("Tables", "Rows, bytes and parts by table.", TABLES, {"on disk": "decbytes"}, width=12),
     ]
 
 
