@@ -27,6 +27,7 @@ def start(endpoint: str, headers: Mapping[str, str] | None, resource: Mapping[st
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
+    from requests import Session
 
     seen: set[tuple[str, str]] = set()
 
@@ -40,8 +41,11 @@ def start(endpoint: str, headers: Mapping[str, str] | None, resource: Mapping[st
             named = {"legato.stream.vantage": vantage, "gen_ai.request.model": model, "service.instance.id": _instance(os.getpid())}
             yield Observation(counts.get((vantage, model), 0), {key: value for key, value in named.items() if value})
 
+    session = Session()
+    # A forked child has a copy of this exporter. Both must not use one connection.
+    session.headers["Connection"] = "close"
     exporter = OTLPMetricExporter(
-        endpoint=f"{endpoint}/v1/metrics", headers=dict(headers or {}), timeout=_TIMEOUT_S, compression=Compression.Gzip
+        endpoint=f"{endpoint}/v1/metrics", headers=dict(headers or {}), timeout=_TIMEOUT_S, compression=Compression.Gzip, session=session
     )
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_EVERY_MS, export_timeout_millis=1000 * _TIMEOUT_S)
     service = {key: resource[key] for key in ("service.name", "service.version") if resource.get(key)}

@@ -1,0 +1,92 @@
+"""Forks and ends of processes: what a child must reset, and how the last streams leave a process that ends.
+
+A process that ends normally runs its exit handlers (`atexit`). Children of `multiprocessing` do not: they end by `os._exit` after their
+finalizers, or by the SIGTERM that `Pool.terminate` and `Process.terminate` send. Children of a plain `os.fork`, such as Celery's, end by
+`os._exit` alone. So a child that recorded a stream sends its unsent streams in each of these ways, within `PATIENCE_S`. A process that is
+ended by another signal, or by SIGTERM outside of `multiprocessing`, runs nothing here: its own shutdown hook must call `legato.flush`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from legato._errors import guard
+
+__all__ = ["PATIENCE_S", "after_fork", "before_end"]
+
+PATIENCE_S = 5.0
+"""Longest time for which the end of a process waits for its last streams to be exported."""
+_real_exit = os._exit
+_close: Callable[[], None] | None = None
+_is_fork = False
+
+
+def after_fork(reset: Callable[[], None]) -> None:
+    """Call ``reset`` in each child that is forked from now on, before its own code runs."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=reset)
+
+
+def before_end(close: Callable[[], None]) -> None:
+    """Call ``close`` before this process ends. Call this with the first stream of each process; further calls have no effect."""
+    global _close
+    if _close is not None:
+        return
+    _close = close
+    # Exit handlers run last in, first out. This one is registered with the first stream, so it runs before the provider's shutdown.
+    atexit.register(_ending)
+    if _is_fork:
+        patched: Any = os
+        patched._exit = _exit
+    if _is_multiprocessing_child():
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _ending, exitpriority=1)
+        _handle_termination()
+
+
+def _is_multiprocessing_child() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _handle_termination() -> None:
+    """Handle SIGTERM, which ends a pool's workers as soon as their results have arrived; a handler of the application stays."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _ending() -> None:
+    with guard("end of the process"):
+        if _close is not None:
+            _close()
+
+
+def _terminated(number: int, _: FrameType | None) -> None:
+    _ending()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _exit(status: int) -> None:
+    """Stands in for ``os._exit`` in forked children that recorded a stream."""
+    try:
+        _ending()
+    finally:
+        _real_exit(status)
+
+
+def _forked() -> None:
+    global _close, _is_fork
+    _close, _is_fork = None, True
+
+
+after_fork(_forked)

@@ -1,0 +1,128 @@
+"""Legato's own tracer provider: every stream, no sampling, no limits of other settings, and one exporter. Needs the extra ``[otlp]``.
+
+`legato.configure()` imports this module; nothing else does. A span's parent is the application's current span, so the trace ids join,
+and the ``traceparent`` of a request carries the sampling decision of that parent. The provider is never the global one.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+from requests import Session
+
+from legato._replies import replies
+from legato._sender import Export, Sender
+from legato._spans import PARTS, scope
+from legato._version import __version__
+from legato._worker import worker
+
+__all__ = ["Provider", "resource_of"]
+
+# Environment variables limit the spans of applications. A truncated timeline would be undecodable.
+_LIMITS = SpanLimits(
+    max_span_attributes=SpanLimits.UNSET, max_attributes=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET,
+    max_attribute_length=SpanLimits.UNSET,
+)  # fmt: skip
+
+
+class Provider:
+    """The provider, its tracer and its exporter to ``url`` (of the traces). ``interval_s``: longest time until an ended span is sent."""
+
+    def __init__(self, url: str, headers: dict[str, str] | None, resource: Resource, interval_s: float) -> None:
+        self._url, self._headers = url, headers
+        self.provider = TracerProvider(
+            sampler=_Always(), resource=resource, shutdown_on_exit=False, id_generator=_Ids(), span_limits=_LIMITS
+        )
+        self._sender = Sender(self._make_export, interval_s)
+        self.provider.add_span_processor(_Processor(self._sender))
+        self.tracer = self.provider.get_tracer("legato", __version__, attributes=scope())
+
+    def flush(self, timeout_s: float) -> bool:
+        """Export everything that has ended. Return False on time-out and if an export has failed since the previous call."""
+        return self._sender.flush(timeout_s)
+
+    def _make_export(self) -> Export:
+        session = Session()
+        session.hooks["response"].append(replies.note)
+        exporter = OTLPSpanExporter(endpoint=self._url, headers=self._headers, compression=Compression.Gzip, session=session)
+        return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS
+
+
+def resource_of(service_name: str | None, service_version: str | None) -> Resource:
+    """Return the resource: the given names, else those of the application's provider, else OpenTelemetry's variables."""
+    named = {"service.name": service_name, "service.version": service_version}
+    found = Resource.create({})
+    application = getattr(trace.get_tracer_provider(), "resource", None)
+    if isinstance(application, Resource):
+        found = found.merge(application)
+    return found.merge(Resource({key: value for key, value in named.items() if value}))
+
+
+class _Always(Sampler):
+    """Records every span. The flag that is passed on to servers is that of the parent, whether or not the application samples it."""
+
+    def should_sample(
+        self, parent_context: Context | None, trace_id: int, name: str, kind: Any = None, attributes: Any = None, *_: Any, **__: Any
+    ) -> SamplingResult:
+        """Record the span. Without a parent it counts as sampled."""
+        parent = trace.get_current_span(parent_context).get_span_context()
+        is_sampled = not parent.is_valid or parent.trace_flags.sampled
+        decision = Decision.RECORD_AND_SAMPLE if is_sampled else Decision.RECORD_ONLY
+        return SamplingResult(decision, attributes, parent.trace_state)
+
+    def get_description(self) -> str:
+        """Return the sampler's name."""
+        return "LegatoAlways"
+
+
+class _Ids(IdGenerator):
+    """Ids from the system's generator: an application that seeds Python's would give all its processes the same ids."""
+
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+
+    def generate_span_id(self) -> int:
+        """Return a new span id."""
+        return self._random.randrange(1, 1 << 64)
+
+    def generate_trace_id(self) -> int:
+        """Return a new trace id."""
+        return self._random.randrange(1, 1 << 128)
+
+    def is_trace_id_random(self) -> bool:
+        """Whether trace ids are random."""
+        return True
+
+
+class _Processor(SpanProcessor):
+    """Gives ended spans to the sender, also those that are recorded but not sampled."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Start the sender's thread."""
+        self._sender.start()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue the span."""
+        self._sender.put(span, is_stream=span.name not in PARTS)
+
+    def shutdown(self) -> None:
+        """End open streams and export everything."""
+        worker().close()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Export everything that has ended."""
+        timeout_s = timeout_millis / 1000
+        return worker().flush(timeout_s) and self._sender.flush(timeout_s)
