@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from legato import _in_flight as in_flight
 from legato._errors import ConfigurationError, warn_once
 from legato._route import is_opentelemetry_disabled, use, warn_unsampled
 from legato._state import settings
@@ -38,11 +37,9 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
     base = (endpoint or settings().endpoint).rstrip("/")
     headers = {"Authorization": f"Bearer {settings().token}"} if settings().token else None
     interval_s = max(1, settings().export_interval_ms) / 1000
-    made = Provider(f"{base}/v1/traces", headers, resource_of(service_name, service_version), interval_s)
+    made = Provider(base, headers, resource_of(service_name, service_version), interval_s)
     use(made)
     _configured.append((made.provider, given))
     if is_opentelemetry_disabled():
         warn_unsampled()
-    elif not settings().disabled:
-        in_flight.start(base, headers, made.provider.resource.attributes)
     return made.provider

@@ -13,13 +13,14 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from requests import Session
 
+from legato._in_flight import InFlight
 from legato._replies import replies
 from legato._sender import Export, Sender
 from legato._spans import PARTS, scope
@@ -36,20 +37,25 @@ _LIMITS = SpanLimits(
 
 
 class Provider:
-    """The provider, its tracer and its exporter to ``url`` (of the traces). ``interval_s``: longest time until an ended span is sent."""
+    """The provider, its tracer, and its exporters to ``base`` (a URL). ``interval_s``: longest time until an ended span is sent."""
 
-    def __init__(self, url: str, headers: dict[str, str] | None, resource: Resource, interval_s: float) -> None:
-        self._url, self._headers = url, headers
-        self.provider = TracerProvider(
+    def __init__(self, base: str, headers: dict[str, str] | None, resource: Resource, interval_s: float) -> None:
+        self._url, self._headers = f"{base}/v1/traces", headers
+        self.provider = _TracerProvider(
             sampler=_Always(), resource=resource, shutdown_on_exit=False, id_generator=_Ids(), span_limits=_LIMITS
         )
         self._sender = Sender(self._make_export, interval_s)
-        self.provider.add_span_processor(_Processor(self._sender))
+        self._in_flight = InFlight(f"{base}/v1/metrics", headers, resource.attributes)
+        self.provider.add_span_processor(_Processor(self._sender, self._in_flight))
         self.tracer = self.provider.get_tracer("legato", __version__, attributes=scope())
 
     def flush(self, timeout_s: float) -> bool:
         """Export everything that has ended. Return False on time-out and if an export has failed since the previous call."""
         return self._sender.flush(timeout_s)
+
+    def close(self) -> None:
+        """Report that no stream is in flight any more."""
+        self._in_flight.close()
 
     def _make_export(self) -> Export:
         session = Session()
@@ -59,13 +65,24 @@ class Provider:
 
 
 def resource_of(service_name: str | None, service_version: str | None) -> Resource:
-    """Return the resource: the given names, else those of the application's provider, else OpenTelemetry's variables."""
+    """Return the resource: the given names, else those of the application's provider, else OpenTelemetry's variables.
+
+    Resource detectors are not run, because they start threads. The id of an instance is left out: a forked child is another instance.
+    """
     named = {"service.name": service_name, "service.version": service_version}
-    found = Resource.create({})
     application = getattr(trace.get_tracer_provider(), "resource", None)
+    found: dict[str, Any] = {"service.name": "unknown_service"}
+    found.update(OTELResourceDetector().detect().attributes)
     if isinstance(application, Resource):
-        found = found.merge(application)
-    return found.merge(Resource({key: value for key, value in named.items() if value}))
+        found.update({key: value for key, value in application.attributes.items() if key != "service.instance.id"})
+    return Resource({**found, **{key: value for key, value in named.items() if value}})
+
+
+class _TracerProvider(TracerProvider):
+    """A provider that does nothing at a fork. OpenTelemetry's runs resource detectors in threads in each child, also before an exec."""
+
+    def _handle_fork(self) -> None:
+        """Do nothing: the resource is the same in a child, and the only tracer was made before."""
 
 
 class _Always(Sampler):
@@ -107,12 +124,13 @@ class _Ids(IdGenerator):
 class _Processor(SpanProcessor):
     """Gives ended spans to the sender, also those that are recorded but not sampled."""
 
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
+    def __init__(self, sender: Sender, in_flight: InFlight) -> None:
+        self._sender, self._in_flight = sender, in_flight
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Start the sender's thread."""
+        """Start the threads, if they do not run in this process."""
         self._sender.start()
+        self._in_flight.start()
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue the span."""

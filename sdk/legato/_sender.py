@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ Export = Callable[[Sequence[Any]], bool]
 
 
 class Sender:
-    """Exports spans in batches, at most ``interval_s`` after they ended. ``put`` and ``flush`` may be called from any thread.
+    """Exports spans in batches, at most one per ``interval_s`` unless they are full. ``put`` and ``flush`` may be called from any thread.
 
     ``make_export`` returns a function that exports a batch and returns whether the endpoint accepted it. It is called once per process.
     """
@@ -94,16 +95,21 @@ class Sender:
 
     def _run(self) -> None:
         export = self._export = self._export or self._make_export()
+        due = time.monotonic() + self._interval_s
         while True:
-            batch = self._next_batch()
+            batch = self._next_batch(due)
+            due = time.monotonic() + self._interval_s
             self._note(batch, _export_quietly(export, [span for span, _ in batch]))
 
-    def _next_batch(self) -> list[tuple[Any, bool]]:
-        """Wait for spans, then for more of them up to the interval, a full batch or a flush."""
+    def _next_batch(self, due: float) -> list[tuple[Any, bool]]:
+        """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush. After a quiet time none waits."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._queue))
-            self._changed.wait_for(lambda: self._urgent > self._done or len(self._queue) >= BATCH_MAX, self._interval_s)
+            self._changed.wait_for(self._is_urgent, max(0.0, due - time.monotonic()))
             return [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
+
+    def _is_urgent(self) -> bool:
+        return self._urgent > self._done or len(self._queue) >= BATCH_MAX
 
     def _note(self, batch: Sequence[tuple[Any, bool]], is_accepted: bool) -> None:
         streams = sum(is_stream for _, is_stream in batch)

@@ -116,7 +116,10 @@ class Worker:
                 recorder.end("client_cancel", at_ns=recorder.left_ns)
             elif recorder is not None:
                 recorder.end("abandoned")
-        _flush(self, PATIENCE_S)
+        mine = own()
+        # If the endpoint does not answer, the end of the process must not wait for it twice.
+        if _flush(self, PATIENCE_S) and mine is not None:
+            mine.close()
 
     def _start(self) -> None:
         with self._starting:
