@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -24,7 +25,8 @@ __all__ = ["PATIENCE_S", "after_fork", "before_end"]
 PATIENCE_S = 5.0
 """Longest time for which the end of a process waits for its last streams to be exported."""
 _real_exit = os._exit
-_close: Callable[[], None] | None = None
+_close: Callable[[float], None] | None = None
+_ends_at: float | None = None
 _is_fork = False
 
 
@@ -34,8 +36,8 @@ def after_fork(reset: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=reset)
 
 
-def before_end(close: Callable[[], None]) -> None:
-    """Call ``close`` before this process ends. Call this with the first stream of each process; further calls have no effect."""
+def before_end(close: Callable[[float], None]) -> None:
+    """Call ``close`` with the seconds that it may take before this process ends. Only the first call in a process has an effect."""
     global _close
     if _close is not None:
         return
@@ -65,9 +67,12 @@ def _handle_termination() -> None:
 
 
 def _ending() -> None:
+    global _ends_at
+    # A child may come here by several ways, of which all together must not take longer.
+    _ends_at = _ends_at or time.monotonic() + PATIENCE_S
     with guard("end of the process"):
         if _close is not None:
-            _close()
+            _close(max(0.0, _ends_at - time.monotonic()))
 
 
 def _terminated(number: int, _: FrameType | None) -> None:
@@ -85,8 +90,8 @@ def _exit(status: int) -> None:
 
 
 def _forked() -> None:
-    global _close, _is_fork
-    _close, _is_fork = None, True
+    global _close, _ends_at, _is_fork
+    _close, _ends_at, _is_fork = None, None, True
 
 
 after_fork(_forked)

@@ -41,7 +41,7 @@ class InFlight:
     def start(self) -> None:
         """Start the thread, if it does not run. Called with each stream."""
         if self._thread is None:
-            with self._starting:
+            with guard("start of a thread"), self._starting:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="legato-in-flight", daemon=True)
                     self._thread.start()

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcesso
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
-from requests import Session
+from requests import ConnectionError, PreparedRequest, Response, Session
 
 from legato._in_flight import InFlight
 from legato._replies import replies
@@ -34,6 +34,10 @@ _LIMITS = SpanLimits(
     max_span_attributes=SpanLimits.UNSET, max_attributes=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET,
     max_attribute_length=SpanLimits.UNSET,
 )  # fmt: skip
+
+
+# A child of a pool may live for one task. If nothing listens at the endpoint, each of them ends this much later.
+_ABSENT_S = 0.5
 
 
 class Provider:
@@ -53,12 +57,14 @@ class Provider:
         """Export everything that has ended. Return False on time-out and if an export has failed since the previous call."""
         return self._sender.flush(timeout_s)
 
-    def close(self) -> None:
-        """Report that no stream is in flight any more."""
-        self._in_flight.close()
+    def close(self, timeout_s: float) -> None:
+        """Export everything before the process ends, and report that no stream is in flight. It waits only briefly for an absent server."""
+        patience_s = min(_ABSENT_S, timeout_s)
+        if self._sender.flush(patience_s) or (not replies.is_unreachable and self._sender.flush(timeout_s - patience_s)):
+            self._in_flight.close()
 
     def _make_export(self) -> Export:
-        session = Session()
+        session = _Session()
         session.hooks["response"].append(replies.note)
         exporter = OTLPSpanExporter(endpoint=self._url, headers=self._headers, compression=Compression.Gzip, session=session)
         return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS
@@ -76,6 +82,18 @@ def resource_of(service_name: str | None, service_version: str | None) -> Resour
     if isinstance(application, Resource):
         found.update({key: value for key, value in application.attributes.items() if key != "service.instance.id"})
     return Resource({**found, **{key: value for key, value in named.items() if value}})
+
+
+class _Session(Session):
+    """Notes if no server was found. The exporter tries again, and says so only when it gives up."""
+
+    def send(self, request: PreparedRequest, **more: Any) -> Response:
+        """Send a request."""
+        try:
+            return super().send(request, **more)
+        except ConnectionError:
+            replies.is_unreachable = True
+            raise
 
 
 class _TracerProvider(TracerProvider):

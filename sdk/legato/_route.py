@@ -37,8 +37,8 @@ class Own(Protocol):
     def flush(self, timeout_s: float) -> bool:
         """Export everything that has ended. Return False on time-out and if an export has failed since the previous call."""
 
-    def close(self) -> None:
-        """Report that no stream is in flight any more."""
+    def close(self, timeout_s: float) -> None:
+        """Export everything before the process ends."""
 
 
 _own: Own | None = None

@@ -17,7 +17,7 @@ from typing import Any
 from opentelemetry import context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
-from legato._errors import warn_once
+from legato._errors import guard, warn_once
 from legato._exits import after_fork
 from legato._tally import tally
 
@@ -54,7 +54,7 @@ class Sender:
     def start(self) -> None:
         """Start the thread, if it does not run. Called with each stream, because a process that ends can start no thread."""
         if self._thread is None or not self._thread.is_alive():
-            with self._changed:
+            with guard("start of a thread"), self._changed:
                 if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._run, name="legato-sender", daemon=True)
                     self._thread.start()

@@ -19,7 +19,7 @@ from typing import Any
 from opentelemetry import trace
 
 from legato._clock import now_ns, wall_ns
-from legato._errors import faults, guard
+from legato._errors import faults, guard, warn_once
 from legato._exits import PATIENCE_S, after_fork, before_end
 from legato._recorder import StreamRecorder
 from legato._replies import replies
@@ -108,26 +108,31 @@ class Worker:
         running = (live.reference() for live in list(self._live.values()))
         return Counter((recorder.origin.vantage, recorder.origin.model) for recorder in running if recorder is not None)
 
-    def close(self) -> None:
-        """End open streams as abandoned and export everything, within `PATIENCE_S`. Called before the process ends."""
+    def close(self, timeout_s: float = PATIENCE_S) -> None:
+        """End open streams as abandoned and export everything, within this time. Called before the process ends."""
         for live in list(self._live.values()):
             recorder = live.reference()
             if recorder is not None and recorder.left_ns:
                 recorder.end("client_cancel", at_ns=recorder.left_ns)
             elif recorder is not None:
                 recorder.end("abandoned")
+        deadline = time.monotonic() + timeout_s
+        self.flush(timeout_s)
         mine = own()
-        # If the endpoint does not answer, the end of the process must not wait for it twice.
-        if _flush(self, PATIENCE_S) and mine is not None:
-            mine.close()
+        if mine is not None:
+            mine.close(max(0.0, deadline - time.monotonic()))
+        _flush_application(deadline)
+        if waiting := tally.counts()["waiting"]:
+            warn_once("ended", "streams are lost at the end of the process: %d. The endpoint did not accept them in time.", waiting)
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is not None and self._thread.is_alive():
                 return
-            before_end(self.close)
-            self._thread = threading.Thread(target=self._run, name="legato-worker", daemon=True)
-            self._thread.start()
+            with guard("start of a thread"):
+                before_end(self.close)
+                self._thread = threading.Thread(target=self._run, name="legato-worker", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         ticked = now_ns()
@@ -271,21 +276,22 @@ def flush(timeout_s: float = 5.0) -> bool:
 
     A process that is ended by a signal runs no exit handlers: call this in its shutdown hook. `StreamMiddleware` does so itself.
     """
-    return _flush(worker(), timeout_s)
-
-
-def _flush(finisher: Worker, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
-    is_done = finisher.flush(timeout_s)
+    is_done = worker().flush(timeout_s)
     mine = own()
     if mine is not None:
         is_done = mine.flush(deadline - time.monotonic()) and is_done
-    if tally.counts()["handed_over"]:
-        force = getattr(trace.get_tracer_provider(), "force_flush", None)
-        remaining_ms = int(1000 * max(0.0, deadline - time.monotonic()))
-        # Not every provider returns a value.
-        is_done = (force is None or force(remaining_ms) is not False) and is_done
+    is_done = _flush_application(deadline) and is_done
     return not tally.has_new_losses() and is_done
+
+
+def _flush_application(deadline: float) -> bool:
+    """Flush the application's provider until this monotonic time, if it was given streams. Return False if it says that this failed."""
+    force = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if force is None or not tally.counts()["handed_over"]:
+        return True
+    # Not every provider returns a value.
+    return force(int(1000 * max(0.0, deadline - time.monotonic()))) is not False
 
 
 def stats() -> Mapping[str, int]:

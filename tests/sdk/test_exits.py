@@ -66,3 +66,55 @@ def test_children_end_as_they_did(way: str, printed: str) -> None:
         done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == printed.split(), done.stderr
     assert len(endpoint.streams) == (0 if way == "without_streams" else 2)
+
+
+ABSENT = """
+import multiprocessing, os, time, legato
+legato.configure("http://127.0.0.1:9")
+def work():
+    with legato.stream(model="m") as recorder: recorder.record(1)
+started = time.monotonic()
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start(); child.join()
+print(child.exitcode, time.monotonic() - started < 4)
+"""
+
+
+def test_an_absent_server_does_not_hold_up_children() -> None:
+    """The exporter would try for ten seconds; the child ends much earlier, and says that its stream is lost."""
+    done = subprocess.run([sys.executable, "-c", ABSENT], env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["0", "True"], done.stderr
+    assert done.stderr.count("lost at the end of the process: 1.") == 1, done.stderr
+
+
+APPLICATION = """
+import multiprocessing, os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+import legato
+class Printer(SpanExporter):
+    def export(self, spans):
+        os.write(1, "".join(f"{span.name}\\n" for span in spans).encode())
+        return SpanExportResult.SUCCESS
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(Printer(), schedule_delay_millis=60_000))
+trace.set_tracer_provider(provider)
+def work(number):
+    with legato.stream(model=str(number)) as recorder: recorder.record(1)
+context = multiprocessing.get_context("fork")
+child = context.Process(target=work, args=(0,))
+child.start(); child.join()
+with context.Pool(2) as pool: pool.map(work, [1, 2])
+child = os.fork()
+if not child:
+    work(3)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_children_flush_the_applications_provider() -> None:
+    """Without `configure()`, the batches of the application's provider in the children are exported, too."""
+    done = subprocess.run([sys.executable, "-c", APPLICATION], env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert sorted(done.stdout.splitlines()) == [f"chat {number}" for number in range(4)], done.stderr
