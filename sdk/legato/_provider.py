@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -20,10 +22,12 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from requests import ConnectionError, PreparedRequest, Response, Session
 
+from legato._errors import warn_once
 from legato._in_flight import InFlight
 from legato._replies import replies
 from legato._sender import Export, Sender
 from legato._spans import PARTS, scope
+from legato._tally import tally
 from legato._version import __version__
 from legato._worker import worker
 
@@ -38,6 +42,7 @@ _LIMITS = SpanLimits(
 
 # A child of a pool may live for one task. If nothing listens at the endpoint, each of them ends this much later.
 _ABSENT_S = 0.5
+_MESSAGE_CHARS_MAX = 500
 
 
 class Provider:
@@ -65,9 +70,20 @@ class Provider:
 
     def _make_export(self) -> Export:
         session = _Session()
-        session.hooks["response"].append(replies.note)
+        session.hooks["response"] += [replies.note, _note_rejected]
         exporter = OTLPSpanExporter(endpoint=self._url, headers=self._headers, compression=Compression.Gzip, session=session)
         return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS
+
+
+def _note_rejected(response: Response, *_: object, **__: object) -> None:
+    """Count the spans that the endpoint rejected from an accepted export, and log its message once."""
+    try:
+        found = ExportTraceServiceResponse.FromString(response.content if response.ok else b"").partial_success
+    except DecodeError:
+        return
+    if found.rejected_spans > 0:
+        tally.add("rejected", found.rejected_spans)
+        warn_once("rejected", "the endpoint rejected spans, and they are lost: %s", found.error_message[:_MESSAGE_CHARS_MAX])
 
 
 def resource_of(service_name: str | None, service_version: str | None) -> Resource:

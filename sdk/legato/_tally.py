@@ -25,7 +25,7 @@ class Tally:
     def _reset(self) -> None:
         # Re-entrant, because the handler of a signal may interrupt a thread that counts.
         self._lock = threading.RLock()
-        self._counts = dict.fromkeys(_FATES, 0)
+        self._counts = dict.fromkeys((*_FATES, "rejected"), 0)
         self._reported = 0
 
     def add(self, fate: str, number: int = 1) -> None:
@@ -34,14 +34,14 @@ class Tally:
             self._counts[fate] += number
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of streams by fate."""
+        """Return the number of streams by fate, and of rejected spans."""
         with self._lock:
             return dict(self._counts)
 
     def has_new_losses(self) -> bool:
-        """Return whether streams have failed or were lost since the previous call."""
+        """Return whether streams have failed or were lost, or spans were rejected, since the previous call."""
         with self._lock:
-            now, before = self._counts["failed"] + self._counts["lost"], self._reported
+            now, before = sum(self._counts[each] for each in ("failed", "lost", "rejected")), self._reported
             self._reported = now
             return now > before
 

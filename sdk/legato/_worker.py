@@ -272,7 +272,8 @@ after_fork(_forked)
 def flush(timeout_s: float = 5.0) -> bool:
     """Export every stream that has ended. Without ``configure()``: pass it to the application's provider, and flush that.
 
-    Return False on time-out, and if since the previous call a stream was lost or an export failed, for example because of a wrong token.
+    Return False on time-out, and if since the previous call a stream was lost, a span was rejected, or an export failed, as with a wrong
+    token.
 
     A process that is ended by a signal runs no exit handlers: call this in its shutdown hook. `StreamMiddleware` does so itself.
     """
@@ -306,7 +307,8 @@ def stats() -> Mapping[str, int]:
     full, or Legato failed. Both rules hold exactly while no stream begins or ends.
 
     ``snapshots``: snapshots sent. ``silences``: reports about silent streams. ``inline``: streams finished by their caller because the
-    worker's queue was full. ``refused``: exports that the endpoint refused for good, for example because of a wrong token. ``faults``:
-    suppressed exceptions of the SDK itself, and wrong arguments.
+    worker's queue was full. ``rejected``: spans that the endpoint rejected from exports that it accepted. ``refused``: exports that the
+    endpoint refused for good, for example because of a wrong token. ``faults``: suppressed exceptions of the SDK itself, and wrong
+    arguments.
     """
     return worker().stats()

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess, ExportTraceServiceResponse
 
 from helpers.servers.receiver import ReceivedStream, receiver
 
@@ -18,10 +19,11 @@ APPLICATION = pathlib.Path(__file__).parent / "provider_application.py"
 FATES = ("exported", "failed", "unsampled", "lost", "handed_over", "waiting")
 
 
-def run(way: str, **environ: str) -> tuple[dict[str, Any], list[ReceivedStream], str]:
-    """Run the application. Return what it printed, the streams that the endpoint received, and the log."""
+def run(way: str, reply: bytes = b"", **environ: str) -> tuple[dict[str, Any], list[ReceivedStream], str]:
+    """Run the application against an endpoint that replies so. Return what it printed, the streams that arrived, and the log."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST" and not name.startswith("OTEL_")}
     with receiver() as endpoint:
+        endpoint.reply = reply
         command = [sys.executable, str(APPLICATION), way, endpoint.url]
         done = subprocess.run(command, env={**clean, **environ}, capture_output=True, text=True, timeout=60, check=False)
         streams = endpoint.streams
@@ -81,9 +83,20 @@ def test_without_configure_the_applications_provider_is_used() -> None:
 @pytest.mark.parametrize(("variable", "lines"), [("OTEL_SDK_DISABLED", 1), ("LEGATO_DISABLED", 0)])
 def test_a_disabled_sdk_records_nothing(variable: str, lines: int) -> None:
     """It is counted; OpenTelemetry's variable is named once in the log, because it is not Legato's."""
-    printed, streams, log = run("disabled", **{variable: "true"})
+    printed, streams, log = run("disabled", b"", **{variable: "true"})
     assert fates(printed) == {"unsampled": 5} and not streams and printed["kept"] == []
     assert log.count("OTEL_SDK_DISABLED=true") == lines and printed["flushed"] == [True, True]
+
+
+REJECTED = ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(rejected_spans=2, error_message="2 of 5: clock"))
+
+
+@pytest.mark.parametrize(("reply", "rejected"), [(REJECTED.SerializeToString(), 2), (b"<html>\xff", 0)])
+def test_rejected_spans_are_counted(reply: bytes, rejected: int) -> None:
+    """The endpoint accepts an export and not all of its spans: flush is False once, the message is logged. Other replies are ignored."""
+    printed, _, log = run("last", reply)
+    assert fates(printed) == {"exported": 5} and printed["stats"]["rejected"] == rejected
+    assert printed["flushed"] == [not rejected, True] and log.count("2 of 5: clock") == bool(rejected)
 
 
 def test_a_failed_export_is_counted() -> None:

@@ -49,10 +49,11 @@ def _streams(resource: ResourceSpans) -> Iterator[ReceivedStream]:
 
 @dataclass
 class Receiver:
-    """The receiver's URL, the status of its replies, and the requests received so far."""
+    """The receiver's URL, the status and the body of its replies, and the requests received so far."""
 
     url: str = ""
     status: int = 200
+    reply: bytes = b""
     received: list[Received] = field(default_factory=list)
 
     @property
@@ -81,7 +82,7 @@ def receiver() -> Iterator[Receiver]:
     async def accept(request: Request) -> Response:
         body = _decompressed(await request.body(), request.headers.get("content-encoding", ""))
         kept.received.append(Received(request.url.path, body, request.headers.get("authorization", ""), kept.status))
-        return Response(status_code=kept.status, media_type="application/x-protobuf")
+        return Response(kept.reply, kept.status, media_type="application/x-protobuf")
 
     app.add_api_route("/v1/traces", accept, methods=["POST"])
     app.add_api_route("/v1/metrics", accept, methods=["POST"])
