@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from legato._arguments import check, corrected, is_plain
 from legato._clock import now_ns
-from legato._errors import wrong_call
+from legato._route import Route
 from legato._socket import Probe
 from legato._sse import ResponseInfo, Scanner
 from legato._timeline import CHUNKS_MAX, Kind
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamRecorder", "outcome_of"]
 
 _TEXT = int(Kind.TEXT)
-_KINDS = frozenset(int(kind) for kind in Kind)
-_INTEGERS, _UNKNOWN = {int, Kind}, {type(None)}
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
 _CANCEL_CLASSES = ("CancelledError", "GeneratorExit", "KeyboardInterrupt", "Cancelled")
@@ -93,43 +92,6 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     return "upstream_error", qualified
 
 
-def _is_plain(sizes: Sequence[Any], tokens: Sequence[Any], kinds: Sequence[Any]) -> bool:
-    """Whether sizes and kinds are whole numbers, and tokens are or are unknown: passes over columns, not a check of each chunk."""
-    if not {*map(type, sizes), *map(type, kinds)} <= _INTEGERS or min(sizes) < 0 or not _KINDS.issuperset(kinds):
-        return False
-    given = {*map(type, tokens)}
-    return (
-        given == _UNKNOWN
-        or (given <= _INTEGERS and min(tokens) >= 0)
-        or all(each is None or type(each) is int and each >= 0 for each in tokens)
-    )
-
-
-def _corrected(chunk: tuple[Any, ...]) -> tuple[int, int, int | None, int]:
-    """Return the chunk with its time and, where the arguments were right, its values."""
-    time_ns, size, tokens, kind = chunk
-    found = _check(size, tokens, kind)
-    if not found:
-        return chunk
-    wrong_call("record()", *found.split("; "))
-    return (time_ns, 0, None, _TEXT)
-
-
-def _check(size_bytes: object, tokens: object, kind: object) -> str:
-    """Return what is wrong with the arguments of ``record``; empty if nothing is."""
-    wanted = (
-        ("size_bytes", size_bytes, "a whole number of bytes"),
-        ("tokens", tokens, "a whole number or None"),
-        ("kind", kind, "a legato.Kind"),
-    )
-    for name, value, expected in wanted:
-        is_number = isinstance(value, int) and value >= 0 and (name != "kind" or value in _KINDS)
-        if not is_number and not (name == "tokens" and value is None):
-            found = f"{name}={value}" if isinstance(value, int | float) else f"{name} of type {type(value).__name__}"
-            return f"{found}; {expected}"
-    return ""
-
-
 class StreamRecorder:
     """One stream at one vantage. ``legato.stream(...)`` returns one; use it as a (sync or async) context manager, or call ``end``.
 
@@ -137,7 +99,7 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        *("__weakref__", "held", "left_ns", "origin", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
+        *("__weakref__", "held", "left_ns", "origin", "read", "rev", "route", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
         *(
             "_chunks",
             "_columns",
@@ -163,6 +125,8 @@ class StreamRecorder:
         self.ttfb_ns: int | None = None
         self.wire_bytes: int | None = None
         self.rev = 0
+        self.route = Route.APPLICATION
+        """Where the span goes."""
         self.left_ns = 0
         """Monotonic time at which the application left its loop over the stream without closing it; 0 if it has not."""
         self._finish = finish
@@ -220,6 +184,10 @@ class StreamRecorder:
             outcome, error_type = outcome_of(error)
         self._end = End(now_ns() if at_ns is None else at_ns, outcome if outcome in _OUTCOMES else "upstream_error", error_type)
         self._finish(self)
+
+    def disown(self) -> None:
+        """Ignore the end of this stream: it is the copy that a forked child has of a stream of its parent."""
+        self._ending.acquire(blocking=False)
 
     @property
     def ended(self) -> bool:
@@ -349,8 +317,8 @@ class StreamRecorder:
             else:
                 batch = [chunks.popleft() for _ in range(min(len(chunks), room))]
             times, sizes, tokens, kinds = zip(*batch, strict=True)
-            if not _is_plain(sizes, tokens, kinds):
-                times, sizes, tokens, kinds = zip(*map(_corrected, batch), strict=True)
+            if not is_plain(sizes, tokens, kinds):
+                times, sizes, tokens, kinds = zip(*map(corrected, batch), strict=True)
             columns.times += times
             columns.sizes += sizes
             columns.kinds += kinds
@@ -389,7 +357,7 @@ class CheckedRecorder(StreamRecorder):
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk. Raises ``TypeError`` for a wrong argument."""
-        if found := _check(size_bytes, tokens, kind):
+        if found := check(size_bytes, tokens, kind):
             what, expected = found.split("; ")
             raise TypeError(f"record() got {what}: expected {expected}")
         super().record(size_bytes, tokens, kind)

@@ -8,6 +8,7 @@ from legato._clock import now_ns
 from legato._context import client_hash, current_client, current_conversation
 from legato._errors import is_test
 from legato._recorder import CheckedRecorder, Origin, StreamRecorder
+from legato._route import current_route
 from legato._spans import start_span
 from legato._state import settings
 from legato._worker import worker
@@ -28,6 +29,7 @@ def begin(origin: Origin, *, start_ns: int | None = None, context: Any = None, s
     tracker = worker()
     kind = CheckedRecorder if is_test() else StreamRecorder
     recorder = kind(origin, start_span(origin, start, context), start, tracker.finish, sse=sse)
+    recorder.route = current_route()
     tracker.watch(recorder)
     return recorder
 
