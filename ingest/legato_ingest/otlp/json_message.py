@@ -19,10 +19,11 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = ["DEPTH_MAX", "Fault", "Filler", "Refused", "kind_of"]
+__all__ = ["DEPTH_MAX", "REFUSED_MAX", "Fault", "Filler", "Refused", "TooManyRefused", "kind_of"]
 
 # A parser of protobuf accepts 100 levels of messages.
 DEPTH_MAX = 64
+REFUSED_MAX = 65_536
 # The fields that are hexadecimal, in every message that has them: spans, links, exemplars, log records.
 _HEX = frozenset(("trace_id", "span_id", "parent_span_id"))
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
@@ -43,6 +44,10 @@ class Fault(ValueError):
         # A list's element is written `attributes[3]`, so its index needs no point before it.
         path = "".join(part if part.startswith("[") else f".{part}" for part in reversed(self.path)).lstrip(".")
         return f"{path[:200]}: {self.args[0]}" if path else str(self.args[0])
+
+
+class TooManyRefused(ValueError):
+    """A message with more than ``REFUSED_MAX`` items that have to be left out. Its text is the fault of the first."""
 
 
 @dataclass(slots=True)
@@ -80,7 +85,10 @@ class Filler:
         self._setters = self._setters_of(descriptor)
 
     def fill(self, message: Message, value: object) -> list[Refused]:
-        """Set the fields of a message and return the items that were left out. Raises ``Fault`` for a fault outside of all items."""
+        """Set the fields of a message and return the items that were left out.
+
+        Raises ``Fault`` for a fault outside of all items, and ``TooManyRefused``.
+        """
         state = _State()
         _fill(message, value, self._setters, state)
         return state.refused
@@ -164,6 +172,8 @@ def _items(name: str, setters: _Setters) -> _Setter:
                 state.depth = depth
                 # Points that were refused inside a metric that is refused as a whole are part of it.
                 state.refused[before:] = [Refused(each, str(fault))]
+                if len(state.refused) > REFUSED_MAX:
+                    raise TooManyRefused(state.refused[0].detail) from None
                 continue
             for inner in state.refused[before:]:
                 inner.around.append(each)
