@@ -19,7 +19,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = ["DEPTH_MAX", "REFUSED_MAX", "Fault", "Filler", "Refused", "TooManyRefused", "kind_of"]
+__all__ = ["DEPTH_MAX", "REFUSED_MAX", "Fault", "Filler", "Refused", "TooManyRefused"]
 
 # A parser of protobuf accepts 100 levels of messages.
 DEPTH_MAX = 64
@@ -71,7 +71,7 @@ _Setter = Callable[[Any, Any, _State], None]
 _Setters = dict[str, _Setter]
 
 
-def kind_of(value: object) -> str:
+def _kind_of(value: object) -> str:
     """Return the kind of a JSON value in words; a text also with its length."""
     return f"a text of {len(value)} characters" if isinstance(value, str) else _NAMES.get(type(value), "a value")
 
@@ -113,7 +113,7 @@ class Filler:
 
 def _fill(message: Any, value: object, setters: _Setters, state: _State) -> None:
     if type(value) is not dict:
-        raise Fault(f"expected an object, found {kind_of(value)}")
+        raise Fault(f"expected an object, found {_kind_of(value)}")
     state.depth += 1
     if state.depth > DEPTH_MAX:
         raise Fault(f"nested deeper than {DEPTH_MAX} messages")
@@ -131,7 +131,7 @@ def _fill(message: Any, value: object, setters: _Setters, state: _State) -> None
 
 def _list(value: object) -> list[Any]:
     if type(value) is not list:
-        raise Fault(f"expected an array, found {kind_of(value)}")
+        raise Fault(f"expected an array, found {_kind_of(value)}")
     return value
 
 
@@ -219,13 +219,13 @@ def _converter(of: FieldDescriptor) -> Callable[[Any], Any]:
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise Fault(f"expected a text, found {kind_of(value)}")
+        raise Fault(f"expected a text, found {_kind_of(value)}")
     return value
 
 
 def _boolean(value: object) -> bool:
     if type(value) is not bool:
-        raise Fault(f"expected true or false, found {kind_of(value)}")
+        raise Fault(f"expected true or false, found {_kind_of(value)}")
     return value
 
 
@@ -237,7 +237,7 @@ def _integer(value: object) -> int:
     # Protobuf's mapping permits 1.0 and 1e3. Beyond 2^53 a double no longer holds the digits that were sent.
     if type(value) is float and value.is_integer() and abs(value) <= 2**53:
         return int(value)
-    raise Fault(f"expected an integer of at most 64 bits, found {kind_of(value)}")
+    raise Fault(f"expected an integer of at most 64 bits, found {_kind_of(value)}")
 
 
 def _number(value: object) -> float:
@@ -248,7 +248,7 @@ def _number(value: object) -> float:
             return _NOT_FINITE[value]
         if _NUMBER.fullmatch(value) and math.isfinite(number := float(value)):
             return number
-    raise Fault(f"expected a number, found {kind_of(value)}")
+    raise Fault(f"expected a number, found {_kind_of(value)}")
 
 
 def _enumerator(enum: EnumDescriptor) -> Callable[[Any], int | None]:
@@ -268,12 +268,12 @@ def _hexadecimal(value: object) -> bytes:
 
 
 def _no_id(value: object) -> bytes:
-    raise Fault(f"expected hexadecimal digits, found {kind_of(value)}") from None
+    raise Fault(f"expected hexadecimal digits, found {_kind_of(value)}") from None
 
 
 def _bytes(value: object) -> bytes:
     if type(value) is not str:
-        raise Fault(f"expected a text in base64, found {kind_of(value)}")
+        raise Fault(f"expected a text in base64, found {_kind_of(value)}")
     try:
         return base64.b64decode(value.translate(_BASE64_URL) + "=" * (-len(value) % 4), validate=True)
     except ValueError:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 
 from helpers.builders.points import gauge, metrics_request
 from helpers.dashboards.tables import streams
@@ -216,3 +216,28 @@ def test_the_exporter_of_opentelemetry_can_send(store: Store, endpoint: GrpcEndp
     provider.shutdown()
     assert endpoint.metrics.registry.get_sample_value("legato_received_spans_total") == before + 1
     assert not streams(store)
+
+
+class _FullOnce(StubCommitter):
+    """Is overloaded at the first batch."""
+
+    calls = 0
+
+    def submit(self, batch: Batch) -> Future[Receipt]:
+        """Stand in for ``Committer.submit``."""
+        self.calls += 1
+        if self.calls == 1:
+            raise Overloaded("full")
+        return super().submit(batch)
+
+
+def test_the_exporter_of_opentelemetry_retries_after_an_overload() -> None:
+    """Because of the RetryInfo: without one it drops what got RESOURCE_EXHAUSTED."""
+    stub = _FullOnce(Receipt())
+    with grpc_over(stub, retry_after_s=1) as endpoint:
+        exporter = OTLPSpanExporter(endpoint=f"127.0.0.1:{endpoint.port}", insecure=True)
+        span = TracerProvider().get_tracer("test").start_span("chat")
+        span.end()
+        assert isinstance(span, ReadableSpan)
+        assert exporter.export([span]) is SpanExportResult.SUCCESS and stub.calls == 2
+        exporter.shutdown()
