@@ -35,6 +35,7 @@ TESTED_BY = {
     "ingest/legato_ingest/attribution/load/due.py": "tests/ingest/attribution/test_late_evidence.py",
     "ingest/legato_ingest/attribution/load/open_stalls.py": "tests/ingest/attribution/test_worker.py",
     "ingest/legato_ingest/cli/dashboards.py": "tests/ingest/cli/grafana/test_client.py",
+    "ingest/legato_ingest/cli/doctor/command.py": "tests/ingest/cli/doctor/test_emitters.py",
     "ingest/legato_ingest/cli/doctor/data.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/cli/doctor/endpoints.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/cli/doctor/findings.py": "tests/ingest/cli/doctor/test_doctor.py",

@@ -7,6 +7,8 @@ from typing import Any
 from dashboards.panels import Kit, bars, lines, number, rows
 from dashboards.scales import word
 from dashboards.sql_fragments import growth, rolled
+from legato_ingest.emitters import EMITTERS
+from legato_ingest.quoting import parameter
 
 __all__ = ["board"]
 
@@ -70,7 +72,7 @@ FROM
 (
     SELECT received_at, greatest(0, dateDiff('millisecond', addNanoseconds(start_time, duration_ns), received_at)) / 1000 AS late
     FROM stream_revs
-    WHERE $__timeFilter_ms(received_at) AND ended
+    WHERE $__timeFilter_ms(received_at) AND ended AND outcome != 'superseded'
         AND received_at >= $__toTime_ms - INTERVAL 1 HOUR
 )
 GROUP BY time
@@ -96,6 +98,20 @@ FROM rejected FINAL
 WHERE $__timeFilter_ms(received_at)
 GROUP BY reason, detail, emitter, service
 ORDER BY n DESC, reason, detail
+LIMIT 200"""
+_NAMES = [each.name for each in EMITTERS]
+_MISSING = [each.missing for each in EMITTERS]
+SENDERS = f"""
+SELECT
+    service_name AS service, if(emitter = '', concat(scope, ' ', scope_version), emitter) AS "emitter or scope",
+    sumIf(spans, result = 'stored') AS stored, sumIf(spans, result = 'same_response') AS "of a stored response",
+    sumIf(spans, result = 'ignored') AS ignored,
+    arrayStringConcat(arraySort(groupUniqArrayIf(reason, result = 'ignored')), ', ') AS reasons,
+    transform(splitByChar('/', emitter)[1], {parameter(_NAMES)}, {parameter(_MISSING)}, '') AS "its rows cannot say"
+FROM emitter_spans
+WHERE $__timeFilter_ms(received_at)
+GROUP BY service, "emitter or scope", "its rows cannot say"
+ORDER BY stored DESC, ignored DESC, service, "emitter or scope"
 LIMIT 200"""
 TABLES = """
 SELECT table, sum(rows) AS n, sum(bytes_on_disk) AS "on disk", count() AS parts, nullIf(min(min_time), toDateTime(0)) AS oldest
@@ -211,6 +227,14 @@ def _tables() -> list[Any]:
             empty="Nothing was rejected in this range.",
         ),
         rows("Tables", "Rows, bytes and parts by table.", TABLES, {"on disk": "decbytes"}, width=12),
+        rows(
+            "Emitters",
+            "Spans of other libraries than Legato's, by what became of them. Of a stored response: another row of it is richer. "
+            "Counts of receipts: a request that was sent twice counts twice.",
+            SENDERS,
+            width=24,
+            empty="No other library than Legato's sent spans in this range.",
+        ),
     ]
 
 

@@ -13,6 +13,7 @@ from enum import Enum
 import pyarrow as pa
 
 __all__ = [
+    "EMITTER_SPANS",
     "ENGINE_REQUESTS",
     "ENGINE_STEPS",
     "NODE_SAMPLES",
@@ -230,6 +231,15 @@ REJECTED = Table(
         *_from(Source.RECORD, _SHA256, "span_sha256"),
     ),
 )
+EMITTER_SPANS = Table(
+    "emitter_spans",
+    (
+        *_TENANT,
+        *_RECEIVED_AT,
+        *_from(Source.RECORD, _TEXT, "service_name scope scope_version emitter result reason"),
+        *_from(Source.RECORD, _UINT64, "spans"),
+    ),
+)
 _JUDGED_STREAM = (
     *_from(Source.STREAM, _TEXT, "tenant"),
     *_from(Source.STREAM, _TIME_NS, "start_time=start_ns"),
@@ -270,5 +280,6 @@ REPLAYS = Table(
     ),
 )
 TABLES = {
-    table.name: table for table in (STREAM_REVS, STREAM_SOCKETS, ENGINE_STEPS, ENGINE_REQUESTS, NODE_SAMPLES, REJECTED, VERDICTS, REPLAYS)
+    table.name: table
+    for table in (STREAM_REVS, STREAM_SOCKETS, ENGINE_STEPS, ENGINE_REQUESTS, NODE_SAMPLES, REJECTED, EMITTER_SPANS, VERDICTS, REPLAYS)
 }

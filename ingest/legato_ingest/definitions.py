@@ -26,6 +26,7 @@ __all__ = [
     "STALL_MS",
     "TEXT",
     "TOOL",
+    "UNKNOWN_OUTCOME",
     "VANTAGES",
     "server_of",
 ]
@@ -41,6 +42,8 @@ CONTENT_KINDS_SQL = str(CONTENT_KINDS)
 HOLD_STEP_US = 64
 
 OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
+# The outcome of a stream of a foreign emitter that does not say how the stream ended. It is no failure, and the wait at its end is unknown.
+UNKNOWN_OUTCOME = "unknown"
 # Outcomes that are failures. An abandoned stream belongs to an application that died: its user never saw an end.
 ERRORS = ("timeout", "upstream_error", "engine_abort", "abandoned")
 # Outcomes after which the time since the last content counts as a gap (the open gap): a user waited for it.

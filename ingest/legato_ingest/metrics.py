@@ -19,6 +19,7 @@ __all__ = ["Metrics"]
 
 # Service names come from emitters, and Prometheus keeps each series for long, so further services share one name.
 _SERVICES_MAX = 200
+_SCOPES_MAX = 100
 _OTHER = "(other)"
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -38,6 +39,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self._services: set[str] = set()
+        self._scopes: set[str] = set()
         self._register_receiving(self.registry)
         self._register_jobs(self.registry)
         self._register_store(self.registry)
@@ -67,7 +69,9 @@ class Metrics:
         self.duplicate_spans = Counter("legato_duplicate_spans", "Spans of streams that were already in the store", registry=kept)
         self.ignored_spans = Counter(
             "legato_ignored_spans",
-            "Spans that are neither streamed responses nor engine steps; they are acknowledged and not stored",
+            "Spans that are neither streamed responses nor engine steps, or of a response that another row has; they are acknowledged "
+            "and not stored. By reason and instrumentation scope; scopes after the first 100 are counted as (other)",
+            ["reason", "scope"],
             registry=kept,
         )
         self.rejected_spans = Counter("legato_rejected_spans", "Spans rejected, by reason", ["reason"], registry=kept)
@@ -142,7 +146,9 @@ class Metrics:
         )
 
     def count_received(self, spans: int, points: int, ignored: int, logs: int = 0) -> None:
-        """Count a request's spans, points or log records; ``ignored`` of them are not stored on purpose."""
+        """Count a request's spans, points or log records. ``ignored`` log records and points (those without a value) are not stored on
+        purpose; ignored spans are counted by ``count_ignored``.
+        """
         if logs:
             self.log_records.labels("received").inc(logs)
             self.log_records.labels("ignored").inc(ignored)
@@ -151,7 +157,15 @@ class Metrics:
             self.points.labels("ignored").inc(ignored)
         else:
             self.received_spans.inc(spans)
-            self.ignored_spans.inc(ignored)
+
+    def count_ignored(self, reason: str, scope: str, spans: int) -> None:
+        """Count spans that are not stored on purpose, by reason and instrumentation scope. Only one thread may call it."""
+        if not spans:
+            return
+        if scope not in self._scopes and len(self._scopes) >= _SCOPES_MAX:
+            scope = _OTHER
+        self._scopes.add(scope)
+        self.ignored_spans.labels(reason, scope).inc(spans)
 
     def count_results(self, counts: Iterable[tuple[str, str, str, int]]) -> None:
         """Count ended streams that were stored, as (service, vantage, result, number). Only one thread may call it."""

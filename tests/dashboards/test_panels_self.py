@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.dashboards.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, views
+from legato_ingest.emitters import BY_NAME
 
 BOARD = "self"
 HOUR_MS = 3_600_000
@@ -85,6 +86,29 @@ def reasons(past: Past, view: View) -> list[Row]:
     return sorted(made_rows, key=lambda row: (-row["n"], row["reason"], row["detail"], row["emitter"], row["service"]))
 
 
+def senders(past: Past, view: View) -> list[Row]:
+    """Numbers of spans by service and sender, those with the most stored spans first."""
+    rows = [row for row in past.senders if view.has_ns(row["received_at"] * 10**6)]
+
+    def made(key: Any, rows: list[Row]) -> Row:
+        numbers = {
+            result: sum(row["spans"] for row in rows if row["result"] == result) for result in ("stored", "same_response", "ignored")
+        }
+        family = BY_NAME.get(key[1].partition("/")[0])
+        return {
+            "service": key[0],
+            "emitter or scope": key[1],
+            "stored": numbers["stored"],
+            "of a stored response": numbers["same_response"],
+            "ignored": numbers["ignored"],
+            "reasons": ", ".join(sorted({row["reason"] for row in rows if row["result"] == "ignored"})),
+            "its rows cannot say": family.missing if family else "",
+        }
+
+    named = grouped(rows, lambda row: (row["service_name"], row["emitter"] or f"{row['scope']} {row['scope_version']}"), made)
+    return sorted(named, key=lambda row: (-row["stored"], -row["ignored"], row["service"], row["emitter or scope"]))
+
+
 def from_end_to_row(past: Past, view: View) -> list[Row]:
     """The delay of ended streams received in the last hour of the range: the values at rank ⌊p n⌋."""
     low = max(view.span.from_ms, view.span.to_ms - HOUR_MS)
@@ -135,6 +159,7 @@ EXPECTED = {
     "Collector queues": collector,
     "Store size": _gauge("legato_store_bytes", _label("table")),
     "Rejected by reason": reasons,
+    "Emitters": senders,
 }
 SEPARATE = {"Newest rollup", "Store", "Tables"}
 

@@ -89,7 +89,7 @@ def attribute_open(
 
 
 def _withdraw(store: Store, due: Due, judged_at_ns: int) -> int:
-    """Withdraw the verdicts on stalls at servers with a client in the same trace, and return their number.
+    """Withdraw the verdicts on stalls that others replace (``load.superseded``), and return their number.
 
     It precedes the verdicts on the client's stalls, so no stall is counted twice.
     """

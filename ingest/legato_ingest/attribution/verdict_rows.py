@@ -22,11 +22,10 @@ __all__ = ["verdict_rows", "withdrawn_rows"]
 
 Ints = NDArray[np.int64]
 
-# The values of a withdrawn verdict. Its gap counts as healthy, because the client's verdict has its time.
+# The values of a withdrawn verdict. Its gap counts as healthy, because another verdict has its time.
 _NOTHING: tuple[tuple[str, pa.DataType, object], ...] = (
     ("cause", pa.string(), HEALTHY),
     ("confidence", pa.string(), BY_NAME[HEALTHY].confidence),
-    ("vantage", pa.string(), "server"),
     ("excess_us", pa.uint64(), 0),
     ("share", pa.float32(), 0.0),
     ("error_us", pa.uint32(), 0),
@@ -43,7 +42,7 @@ def verdict_rows(judgement: Judgement, judged_at_ns: int) -> pa.Table:
 
 
 def withdrawn_rows(stalls: pa.Table, judged_at_ns: int) -> pa.Table:
-    """Return the rows that withdraw stalls of servers. ``stalls``: the columns of ``load.superseded.superseded_stalls``."""
+    """Return the rows that withdraw stalls that others replace. ``stalls``: the columns of ``load.superseded.superseded_stalls``."""
     count = stalls.num_rows
     columns = {name: pa.nulls(count, kind).fill_null(value) for name, kind, value in _NOTHING}
     columns |= {column.name: pa.array([[]] * count, column.type) for column in VERDICTS.columns if pa.types.is_nested(column.type)}
@@ -60,6 +59,7 @@ def withdrawn_rows(stalls: pa.Table, judged_at_ns: int) -> pa.Table:
             "judged_at": pa.array(np.full(count, judged_at_ns // 1_000_000), pa.timestamp("ms", "UTC")),
             "parts": pa.array([[(HEALTHY, 1_000 * us)] for us in gap_us.to_pylist()], pa.map_(pa.string(), pa.int64())),
             "engine_id": stalls["engine_id"].cast(pa.string()),
+            "vantage": stalls["vantage"].cast(pa.string()),
             "step_first": pa.nulls(count, pa.uint64()),
             "step_last": pa.nulls(count, pa.uint64()),
             "culprit_step": pa.nulls(count, pa.uint64()),

@@ -22,12 +22,12 @@ from legato_ingest.cli.client import DEFAULT_URL, DEFAULT_USER, Reader
 from legato_ingest.cli.layout import console
 from legato_ingest.cli.options import one_of
 from legato_ingest.cli.time_range import moment_of, time_range
-from legato_ingest.definitions import OUTCOMES, VANTAGES
+from legato_ingest.definitions import OUTCOMES, UNKNOWN_OUTCOME, VANTAGES
 from legato_ingest.errors import LegatoError
 
 __all__ = ["JsonOption", "UrlOption", "querying", "reader_of", "register", "show"]
 
-_OUTCOMES = (*sorted(OUTCOMES), "running")
+_OUTCOMES = (*sorted(OUTCOMES), "running", UNKNOWN_OUTCOME)
 
 UrlOption = Annotated[str, typer.Option(envvar="LEGATO_READ_URL", help="URL of the read endpoint of `legato serve`")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text")]

@@ -32,13 +32,15 @@ def attribute_map(attributes: Iterable[KeyValue]) -> dict[str, AnyValue]:
 class Attributes:
     """The attributes of one span, which override those of its scope and resource (``outer``, already merged).
 
-    ``get(key)`` returns the value of a key from all of them; ``own`` holds only those of the span.
+    ``get(key)`` returns the value of a key from all of them; ``own`` holds only those of the span. ``scope`` and ``scope_version`` name
+    the instrumentation scope, that is, the library that made the span.
     """
 
-    __slots__ = ("get", "own")
+    __slots__ = ("get", "own", "scope", "scope_version")
 
-    def __init__(self, own: Mapping[str, AnyValue], outer: Mapping[str, AnyValue]) -> None:
+    def __init__(self, own: Mapping[str, AnyValue], outer: Mapping[str, AnyValue], scope: str = "", scope_version: str = "") -> None:
         self.own = own
+        self.scope, self.scope_version = scope, scope_version
         self.get: Callable[[str], AnyValue | None] = {**outer, **own}.get
 
     def text(self, key: str) -> str:

@@ -5,6 +5,7 @@ All converters of the room use these types, and the committer receives them. The
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -74,7 +75,8 @@ class Batch:
     """The rows of one request by table, all with the columns of ``legato_ingest.columns``; without arguments, those of an empty request.
 
     A request holds ``spans``, ``points`` or ``logs``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
-    responses nor engine steps, points flagged as having no value, and log records. ``chunks`` counts chunks and engine steps.
+    responses nor engine steps, points flagged as having no value, and log records. ``senders`` counts ignored spans and log records by
+    tenant and by who sent them (``spans.Sender``). ``chunks`` counts chunks and engine steps.
     """
 
     revs: pa.Table = field(default_factory=lambda: STREAM_REVS.empty)
@@ -88,6 +90,7 @@ class Batch:
     points: int = 0
     logs: int = 0
     ignored: int = 0
+    senders: Counter[tuple[str, ...]] = field(default_factory=Counter)
     chunks: int = 0
     attribute_bytes: int = 0
 
@@ -96,7 +99,7 @@ class Batch:
         """Return one batch with the rows and counts of all parts, in their order; an empty batch without parts."""
         parts = [cls(), *parts]
         columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))
-        return cls(*(sum(column) if isinstance(column[0], int) else pa.concat_tables(column) for column in columns))
+        return cls(*(pa.concat_tables(column) if isinstance(column[0], pa.Table) else sum(column[1:], column[0]) for column in columns))
 
     @property
     def nbytes(self) -> int:

@@ -6,6 +6,7 @@ no access to the store.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -17,13 +18,15 @@ from legato_ingest.columns import ENGINE_REQUESTS, ENGINE_STEPS, STREAM_REVS, ST
 from legato_ingest.otlp.batch import Batch, Limits, Rejection, rejected_table
 from legato_ingest.otlp.engine_rows import engine_tables
 from legato_ingest.otlp.metric_rows import build_samples
-from legato_ingest.otlp.spans import Stream, Validated, validate
+from legato_ingest.otlp.model import StreamRecord
+from legato_ingest.otlp.spans import Sender, Stream, Validated, log_senders, validate
 from legato_ingest.otlp.stream_rows import revs_table, silences_table, sockets_table
-from legato_ingest.timeline.codec import Timelines, decode
+from legato_ingest.timeline.codec import TimelineHead, Timelines, decode
 
-__all__ = ["convert_logs", "convert_points", "convert_spans"]
+__all__ = ["convert_logs", "convert_points", "convert_spans", "summary_rows"]
 
 _EMPTY_TIMELINE = b"\x01\x01\x00\x00\x00\x00\x01\x07\x00\x00\x00" + bytes(7)
+_EMPTY_HEAD = TimelineHead(0, {})
 
 
 def convert_spans(request: ExportTraceServiceRequest, *, tenant: str, now_ns: int, limits: Limits) -> Batch:
@@ -32,7 +35,8 @@ def convert_spans(request: ExportTraceServiceRequest, *, tenant: str, now_ns: in
     Memory beyond that of the rows is bounded by ``limits.chunks_per_pass_max``.
     """
     validated = validate(request, now_ns, limits)
-    spans = len(validated.streams) + len(validated.silences) + len(validated.flushes) + len(validated.rejections) + validated.ignored
+    ignored = validated.ignored.total()
+    spans = len(validated.streams) + len(validated.silences) + len(validated.flushes) + len(validated.rejections) + ignored
     revs, sockets = [], []
     for streams in _passes(validated.streams, limits.chunks_per_pass_max):
         streams, timelines = _decode(streams, validated.rejections)
@@ -48,7 +52,8 @@ def convert_spans(request: ExportTraceServiceRequest, *, tenant: str, now_ns: in
         requests=requests,
         rejected=rejected_table(validated.rejections, tenant),
         spans=spans,
-        ignored=validated.ignored,
+        ignored=ignored,
+        senders=_of_tenant(validated.ignored, tenant),
         chunks=validated.chunks,
     )
 
@@ -67,8 +72,17 @@ def convert_points(request: ExportMetricsServiceRequest, *, tenant: str, now_ns:
 
 def convert_logs(request: ExportLogsServiceRequest, *, tenant: str, now_ns: int, limits: Limits) -> Batch:
     """Count the log records of a request: none is stored, because no emitter's streams are read from log records yet."""
-    records = sum(len(scope.log_records) for resource in request.resource_logs for scope in resource.scope_logs)
-    return Batch(logs=records, ignored=records)
+    senders = log_senders(request)
+    return Batch(logs=senders.total(), ignored=senders.total(), senders=_of_tenant(senders, tenant))
+
+
+def summary_rows(records: Sequence[StreamRecord], tenant: str) -> pa.Table:
+    """Return the rows of ``stream_revs`` of records without timelines."""
+    return revs_table(records, tenant, decode([_EMPTY_TIMELINE] * len(records), [_EMPTY_HEAD] * len(records))[0])
+
+
+def _of_tenant(senders: Counter[Sender], tenant: str) -> Counter[tuple[str, ...]]:
+    return Counter({(tenant, *sender): number for sender, number in senders.items()})
 
 
 def _engine_tables(validated: Validated, tenant: str) -> tuple[pa.Table, pa.Table]:

@@ -47,7 +47,7 @@ def to_protobuf(content: bytes, signal: Signal, tenant: str) -> tuple[bytes, Bat
     except TooManyRefused as fault:
         raise BadRequest(f"more than {REFUSED_MAX} {signal.item}s are not valid in JSON; the first: {fault}") from None
     rejections = [_rejection(each, signal) for each in refused]
-    batch = Batch(rejected=rejected_table(rejections, tenant), **{signal.counted: len(rejections)})
+    batch = Batch(rejected=rejected_table(rejections, tenant), **signal.count(len(rejections)))
     return message.SerializeToString(), batch
 
 

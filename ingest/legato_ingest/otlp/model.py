@@ -10,12 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["EngineFlush", "SilenceRecord", "StreamRecord"]
+__all__ = ["EngineFlush", "Ignored", "SilenceRecord", "StreamRecord"]
 
 
 @dataclass(slots=True)
 class StreamRecord:
-    """One rev of one stream at one vantage. Times in ns since the epoch, ``*_us`` in µs from the start, names as in ``stream_revs``."""
+    """One rev of one stream at one vantage. Times in ns since the epoch, ``*_us`` in µs from the start, names as in ``stream_revs``.
+
+    ``kinds_known`` is False where the timeline does not say what its chunks carry, and ``head_known`` where its first chunks are missing;
+    ``ttft_us`` then counts instead of that of the timeline, and figures that need kinds or the head are unknown.
+    """
 
     trace_id: bytes
     span_id: bytes
@@ -55,7 +59,19 @@ class StreamRecord:
     ttfb_us: int | None = None
     ttft_us: int | None = None
     timeline: bytes | None = None
+    kinds_known: bool = True
+    head_known: bool = True
     flags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A span that is acknowledged and not stored. ``reason`` is one of ``legato_ingest.emitters.IGNORED``; ``emitter`` is empty for a span
+    of no known family.
+    """
+
+    reason: str
+    emitter: str = ""
 
 
 @dataclass(slots=True)

@@ -46,6 +46,10 @@ class Signal:
     name_field: int
     isolating: frozenset[str]
 
+    def count(self, items: int) -> dict[str, Any]:
+        """Return the field of a ``Batch`` that counts the items of this signal."""
+        return {self.counted: items}
+
     def reply(self, rejected: int, message: str) -> Any:
         """Return the response: empty when nothing was rejected, else a partial success, which senders must not retry."""
         reply = self.response()

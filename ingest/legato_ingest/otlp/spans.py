@@ -7,27 +7,40 @@ head of a timeline is checked here; its chunks are decoded in ``convert``.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map
 from legato_ingest.otlp.batch import DAY_NS, NS_MAX, Limits, Rejection
-from legato_ingest.otlp.emitters import FAMILIES
+from legato_ingest.otlp.emitters import FAMILIES, around, logfire
 from legato_ingest.otlp.emitters.engine import COLUMNS as STEP_COLUMNS
-from legato_ingest.otlp.model import EngineFlush, SilenceRecord, StreamRecord
+from legato_ingest.otlp.model import EngineFlush, Ignored, SilenceRecord, StreamRecord
 from legato_ingest.timeline.codec import KNOWN, TimelineError, TimelineHead, read_head
 
-__all__ = ["Accepted", "Flush", "Stream", "Validated", "validate"]
+__all__ = ["Accepted", "Flush", "Sender", "Stream", "Validated", "log_senders", "validate"]
 
 # A start this far ahead of the receiver's clock is a wrong clock, not the jitter of a right one.
 _FUTURE_NS = 60_000_000_000
 _NO_HEAD = TimelineHead(0, {})
+_NAME_CHARACTERS_MAX = 256
 
 Record = TypeVar("Record", StreamRecord, SilenceRecord, EngineFlush)
 AnyRecord = StreamRecord | SilenceRecord | EngineFlush
+
+
+class Sender(NamedTuple):
+    """Who sent ignored spans, and why they are ignored: the key under which they are counted."""
+
+    service_name: str
+    scope: str
+    scope_version: str
+    emitter: str
+    reason: str
 
 
 @dataclass(slots=True)
@@ -50,13 +63,19 @@ Flush = Accepted[EngineFlush]
 
 @dataclass(slots=True)
 class Validated:
-    """The spans of a request, sorted. ``ignored`` spans are not streamed responses: they are acknowledged and not stored."""
+    """The spans of a request, sorted. ``ignored`` spans are not streamed responses: they are acknowledged, counted and not stored.
+
+    ``requests`` are spans that end at the headers of a streamed response, which is another span (Logfire). ``failed`` are ignored spans
+    with an error: they may be around a response.
+    """
 
     streams: list[Stream] = field(default_factory=list)
     silences: list[SilenceRecord] = field(default_factory=list)
     flushes: list[Flush] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
-    ignored: int = 0
+    ignored: Counter[Sender] = field(default_factory=Counter)
+    requests: list[Span] = field(default_factory=list)
+    failed: list[Span] = field(default_factory=list)
     chunks: int = 0
 
 
@@ -74,17 +93,33 @@ def validate(request: ExportTraceServiceRequest, now_ns: int, limits: Limits) ->
     for resource_spans in request.resource_spans:
         resource = attribute_map(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
-            outer = {**resource, **attribute_map(scope_spans.scope.attributes)}
+            scope = scope_spans.scope
+            outer = {**resource, **attribute_map(scope.attributes)}
             for span in scope_spans.spans:
-                _validate(span, Attributes(attribute_map(span.attributes), outer), now_ns, limits, out)
+                _validate(span, Attributes(attribute_map(span.attributes), outer, scope.name, scope.version), now_ns, limits, out)
+    if out.requests or out.failed:
+        records = [stream.record for stream in out.streams]
+        logfire.with_requests(records, out.requests)
+        around.with_failures(records, out.failed)
     return out
+
+
+def log_senders(request: ExportLogsServiceRequest) -> Counter[Sender]:
+    """Return the numbers of log records by who sent them. No emitter is known that keeps a stream's times in logs."""
+    out = Counter[Sender]()
+    for resource_logs in request.resource_logs:
+        resource = attribute_map(resource_logs.resource.attributes)
+        for scope_logs in resource_logs.scope_logs:
+            attributes = Attributes({}, resource, scope_logs.scope.name, scope_logs.scope.version)
+            out[_sender(attributes, "", "log record")] += len(scope_logs.log_records)
+    return +out
 
 
 def _validate(span: Span, attributes: Attributes, now_ns: int, limits: Limits, out: Validated) -> None:
     try:
         record = _convert(span, attributes)
-        if record is None:
-            out.ignored += 1
+        if isinstance(record, Ignored):
+            _count_ignored(record, span, attributes, out)
             return
         _check_identity(record)
         _check_times(record, now_ns, limits)
@@ -102,8 +137,22 @@ def _validate(span: Span, attributes: Attributes, now_ns: int, limits: Limits, o
         out.streams.append(Accepted(record, head, span, attributes))
 
 
-def _convert(span: Span, attributes: Attributes) -> AnyRecord | None:
-    """Return the record by the first family that recognises the span; None when none does."""
+def _count_ignored(ignored: Ignored, span: Span, attributes: Attributes, out: Validated) -> None:
+    out.ignored[_sender(attributes, ignored.emitter, ignored.reason)] += 1
+    if ignored.reason == logfire.REQUEST:
+        out.requests.append(span)
+    if span.status.code == Status.STATUS_CODE_ERROR:
+        out.failed.append(span)
+
+
+def _sender(attributes: Attributes, emitter: str, reason: str) -> Sender:
+    service = attributes.get("service.name")
+    name = service.string_value[:_NAME_CHARACTERS_MAX] if service is not None else ""
+    return Sender(name, attributes.scope[:_NAME_CHARACTERS_MAX], attributes.scope_version[:_NAME_CHARACTERS_MAX], emitter, reason)
+
+
+def _convert(span: Span, attributes: Attributes) -> AnyRecord | Ignored:
+    """Return the record by the first family that recognises the span, or why it is ignored."""
     try:
         for convert in FAMILIES.values():
             record = convert(span, attributes)
@@ -111,7 +160,7 @@ def _convert(span: Span, attributes: Attributes) -> AnyRecord | None:
                 return record
     except AttributeFault as fault:
         raise _Invalid("attribute", str(fault)) from None
-    return None
+    raise AssertionError("the last family decides on every span")
 
 
 def _check_identity(record: AnyRecord) -> None:
@@ -162,8 +211,8 @@ def _rejection(span: Span, attributes: Attributes, reason: str, detail: str) -> 
         span_id=span.span_id,
         rev=max(0, min(rev.int_value, 2**32 - 1)) if rev is not None else 0,
         start_ns=min(span.start_time_unix_nano, NS_MAX),
-        service_name=service.string_value[:256] if service is not None else "",
-        emitter=emitter.string_value[:256] if emitter is not None else "",
+        service_name=service.string_value[:_NAME_CHARACTERS_MAX] if service is not None else "",
+        emitter=emitter.string_value[:_NAME_CHARACTERS_MAX] if emitter is not None else "",
         otlp_bytes=span.ByteSize(),
         span_sha256=hashlib.sha256(span.SerializeToString(deterministic=True)).digest(),
     )

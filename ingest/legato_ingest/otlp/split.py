@@ -118,7 +118,7 @@ class _Converter:
         if not isinstance(error, (DecodeError, _ItemTooLarge)):
             self.on_fault(error)
         rejected = rejected_table([_rejection(item, self.signal, error)], self.tenant)
-        return Batch(rejected=rejected, **{self.signal.counted: 1})
+        return Batch(rejected=rejected, **self.signal.count(1))
 
 
 def _rejection(item: _Item, signal: Signal, error: Exception) -> Rejection:

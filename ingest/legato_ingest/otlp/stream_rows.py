@@ -29,12 +29,17 @@ _FLOAT_MASK = np.uint32(0xFFFFF800)
 # The numbers of the packed socket columns (schema/TIMELINE.md), by the names in `stream_sockets`.
 _SOCKET_COLUMNS = {"queued_bytes": QUEUED, "window_bytes": WINDOW, "idle_ms": IDLE}
 _NO_PARENT = bytes(8)
+# Statistics that are unknown where the timeline does not say what chunks carry, and those that are unknown where its first chunks are
+# missing.
+_NEED_KINDS = frozenset(("ttft_us", "ttfo_us", "tokens_per_chunk", "multi_token_share"))
+_NEED_HEAD = _NEED_KINDS | {"content_chunks", "content_bytes", "gaps", "gap_sum_us", "head_burst", "burstiness"}
 
 
 def revs_table(records: Sequence[StreamRecord], tenant: str, timelines: Timelines) -> pa.Table:
     """Build the rows of ``stream_revs``, one for each record. ``timelines`` has one timeline for each; without one, it is empty."""
     timed = np.fromiter((record.timeline is not None for record in records), np.bool_, len(records))
     statistics = _statistics(records, timelines)
+    _forget(statistics, records)
     computed = _computed(records, timelines, statistics, timed)
     sources: Builders = {
         Source.RECORD: partial(record_column, records=records),
@@ -80,6 +85,15 @@ def _statistics(records: Sequence[StreamRecord], timelines: Timelines) -> Statis
     return describe(timelines, durations_us, open_ended, tokens)
 
 
+def _forget(statistics: Statistics, records: Sequence[StreamRecord]) -> None:
+    """Make the statistics unknown that a stream's timeline cannot give."""
+    for names, known in ((_NEED_KINDS, [each.kinds_known for each in records]), (_NEED_HEAD, [each.head_known for each in records])):
+        if all(known):
+            continue
+        for name in names:
+            statistics.known[name] = statistics.known.get(name, np.ones(len(records), np.bool_)) & np.array(known, np.bool_)
+
+
 def _computed(
     records: Sequence[StreamRecord], timelines: Timelines, statistics: Statistics, timed: NDArray[np.bool_]
 ) -> dict[str, pa.Array]:
@@ -102,9 +116,9 @@ def _computed(
         "gap_bucket": _lists(buckets_of, buckets),
         "gap_bucket_count": _lists(buckets_of, counts.astype(np.uint32)),
     }
-    if not timed.all():
-        summary = pa.array([record.ttft_us if record.timeline is None else None for record in records], STREAM_REVS["ttft_us"].type)
-        columns["ttft_us"] = summary.fill_null(columns["ttft_us"])
+    summaries = [record.ttft_us if record.timeline is None or not record.kinds_known else None for record in records]
+    if any(each is not None for each in summaries):
+        columns["ttft_us"] = pa.array(summaries, STREAM_REVS["ttft_us"].type).fill_null(columns["ttft_us"])
     return columns
 
 

@@ -55,7 +55,7 @@ class Statistics:
     """
 
     columns: Mapping[str, Column]
-    known: Mapping[str, NDArray[np.bool_]]
+    known: dict[str, NDArray[np.bool_]]
     top: tuple[Segments, Column]
     histogram: tuple[Segments, Column, Column]
 

@@ -103,13 +103,25 @@ class Committer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
+                self._changed.wait_for(lambda: self._queue or self._closing, self._groups.senders_due_in_s())
+                is_idle, is_closing = not self._queue, self._closing
+                group = [] if is_idle else self._next_group()
+            if is_idle:
+                self._write_senders()
+                if is_closing:
                     return
-                group = self._next_group()
+                continue
             self._commit(group)
             with self._changed:
                 self._add_bytes(-sum(waiting.size for waiting in group))
+
+    def _write_senders(self) -> None:
+        """Write the numbers of foreign spans while no request waits."""
+        try:
+            with self._watermark.stamp() as received_ms:
+                self._groups.write_senders(received_ms)
+        except Exception as error:
+            self._metrics.errors.labels("emitter_spans", type(error).__name__).inc()
 
     def _next_group(self) -> list[_Waiting]:
         group = [self._queue.popleft()]

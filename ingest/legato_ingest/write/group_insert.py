@@ -14,17 +14,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.errors import LegatoError, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch, rejected_row
 from legato_ingest.storage import Store
 from legato_ingest.write.dedup import TIMED_TABLES, new_rows, rejection_keys, stored_rejections, stored_streams, stream_keys
+from legato_ingest.write.one_response import Recording, Responses
+from legato_ingest.write.sender_counts import SenderCounts
 from legato_ingest.write.slo_counters import count_results
 
 __all__ = ["GroupInsert", "Receipt", "with_received_at"]
 
-REVS, SOCKETS, REJECTED = "stream_revs", "stream_sockets", "rejected"
+REVS, SOCKETS, REJECTED, EMITTER_SPANS = "stream_revs", "stream_sockets", "rejected", "emitter_spans"
 # ClickHouse's codes for a value that it cannot store. Only these are the fault of a row.
 _ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
 
@@ -51,6 +53,7 @@ class GroupInsert:
     def __init__(self, store: Store, metrics: Metrics, objectives: Sequence[Objective]) -> None:
         self._store, self._metrics = store, metrics
         self.objectives = objectives
+        self._responses, self._senders = Responses(store), SenderCounts()
 
     def insert(self, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
         """Insert the rows of all batches with this receive time, and return a receipt for each batch.
@@ -58,23 +61,49 @@ class GroupInsert:
         Raises ``StoreUnavailable`` when the store cannot take them now. Then some of them may be stored; a retry finds those as duplicates.
         """
         receipts = [_receipt(batch) for batch in batches]
-        new, refused = self._insert_streams(batches, receipts, received_ms)
+        new, refused, lost = self._insert_streams(batches, receipts, received_ms)
         # These rows are not deduplicated: a rev that is sent again replaces its own row, and no query counts the rows.
         self._store.insert(SOCKETS, pa.concat_tables([batch.sockets for batch in batches]))
         rejected = [*refused, *self._insert_timed(batches, receipts, received_ms)]
         self._insert_rejected(pa.concat_tables([*(batch.rejected for batch in batches), *rejected]), received_ms)
-        self._count_outcome(batches, new, len(refused))
+        self._count_outcome(batches, new, len(refused), sum(loser.place is not None for loser, _ in lost))
+        self._senders.add_same(lost)
+        for batch, rows in zip(batches, new, strict=True):
+            for (_, _, scope, _, _, reason), spans in batch.senders.items() if batch.spans else ():
+                self._metrics.count_ignored(reason, scope, spans)
+            self._senders.add_ignored(batch.senders)
+            self._senders.add_stored(rows)
+        self.write_senders(received_ms, only_due=True)
         return receipts
+
+    def senders_due_in_s(self) -> float | None:
+        """Return in how many seconds the numbers of foreign spans should be written; None without any."""
+        return self._senders.due_in_s()
+
+    def write_senders(self, received_ms: int, *, only_due: bool = False) -> None:
+        """Write the numbers of foreign spans. Those that cannot be written are lost and counted as an error: no request waits for them."""
+        due_s = self._senders.due_in_s()
+        if due_s is None or (only_due and due_s):
+            return
+        try:
+            self._store.insert(EMITTER_SPANS, with_received_at(self._senders.taken(), received_ms))
+        except LegatoError as error:
+            self._metrics.errors.labels("emitter_spans", type(error).__name__).inc()
 
     def _insert_streams(
         self, batches: Sequence[Batch], receipts: Sequence[Receipt], received_ms: int
-    ) -> tuple[list[pa.Table], list[pa.Table]]:
-        """Insert the new rows of `stream_revs`; return them for each batch, and the rows of `rejected` for those that the store refused."""
-        new = self._new_streams(batches)
-        bad = self._insert_halving(REVS, with_received_at(pa.concat_tables(new), received_ms))
+    ) -> tuple[list[pa.Table], list[pa.Table], list[tuple[Recording, Recording]]]:
+        """Insert the new rows of `stream_revs`.
+
+        Return them for each batch, the rows of `rejected` for those that the store refused, and the rows that stepped back for another row
+        of the same response, each with that row.
+        """
+        resolved = self._responses.resolve(self._new_streams(batches))
+        new = resolved.rows
+        bad = self._insert_halving(REVS, with_received_at(pa.concat_tables([*new, resolved.superseding]), received_ms))
         if bad:
             _add_refused(receipts, [stream_keys(batch.revs) for batch in batches], {key for row, _ in bad for key in stream_keys(row)})
-        return new, [_refused(row, stream_keys(row), error) for row, error in bad]
+        return new, [_refused(row, stream_keys(row), error) for row, error in bad], resolved.lost
 
     def _new_streams(self, batches: Sequence[Batch]) -> list[pa.Table]:
         """Return the rows of each batch that neither the store nor an earlier batch of the group holds."""
@@ -135,13 +164,14 @@ class GroupInsert:
                     self._metrics.count_results(count_results(rows.slice(start, count), self.objectives))
         return bad
 
-    def _count_outcome(self, batches: Sequence[Batch], new: Sequence[pa.Table], refused: int) -> None:
+    def _count_outcome(self, batches: Sequence[Batch], new: Sequence[pa.Table], refused: int, same_response: int) -> None:
         metrics = self._metrics
         stored = sum(table.num_rows for table in new)
         offered = sum(batch.revs.num_rows for batch in batches)
         metrics.stored_spans.inc(stored - refused)
         metrics.stored_chunks.inc(sum(batch.chunks for batch in batches) if stored == offered else _chunks_in(new))
-        metrics.duplicate_spans.inc(offered - stored)
+        metrics.duplicate_spans.inc(offered - stored - same_response)
+        metrics.count_ignored("same response", "", same_response)
         metrics.rejected_spans.labels("store_refused").inc(refused)
         for batch in batches:
             if batch.logs:

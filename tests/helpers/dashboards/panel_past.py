@@ -24,6 +24,7 @@ from helpers.dashboards.panels import DIMENSIONS, Past, Row
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, steps_request
 from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.columns import EMITTER_SPANS
 from legato_ingest.jobs.self_monitoring import request_of as self_request
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
@@ -64,6 +65,7 @@ _READ = {
     "steps": "SELECT * FROM engine_steps FINAL",
     "samples": "SELECT * FROM node_samples FINAL",
     "rejected": "SELECT * FROM rejected FINAL",
+    "senders": "SELECT * FROM emitter_spans",
     "changes": "SELECT * FROM chunking_changes FINAL",
     "rollup_runs": "SELECT * FROM rollup_runs",
 }
@@ -83,6 +85,7 @@ def fill(store: Store) -> Past:
     finally:
         committer.close()
     _put_twice(store)
+    store.insert("emitter_spans", _senders(now_ns))
     store.insert("chunking_changes", _changes(now_ns))
     roller = RollupWorker(store, load(), metrics)
     roller.step()
@@ -458,6 +461,7 @@ def _work(metrics: Metrics, rng: random.Random) -> None:
     """Increase every kind of metric."""
     metrics.count_received(rng.randrange(900), 0, rng.randrange(9))
     metrics.count_received(0, rng.randrange(1, 900), rng.randrange(9))
+    metrics.count_ignored("no LLM call", "opentelemetry.instrumentation.httpx", rng.randrange(1, 90))
     metrics.count_stored("node_samples", rng.randrange(900), rng.randrange(9), 1)
     metrics.stored_spans.inc(rng.randrange(900))
     metrics.duplicate_spans.inc(rng.randrange(90))
@@ -470,6 +474,27 @@ def _work(metrics: Metrics, rng: random.Random) -> None:
     metrics.queue_bytes.set(rng.randrange(10**6))
     for table in ("stream_revs", "node_samples"):
         metrics.store_bytes.labels(table).set(rng.randrange(10**9))
+
+
+def _senders(now_ns: int) -> pa.Table:
+    """Numbers of spans of other libraries: of two families and of a scope, at two times."""
+    httpx = ("opentelemetry.instrumentation.httpx", "0.66")
+    rows = [
+        (minutes, service, scope, version, emitter, result, reason, spans)
+        for minutes in (1, 30)
+        for service, (scope, version), emitter, result, reason, spans in (
+            ("shop", ("", ""), "openllmetry/0.62.4", "stored", "", 40),
+            ("shop", ("", ""), "openllmetry/0.62.4", "same_response", "legato-python/0.1.0", 3),
+            ("shop", httpx, "", "ignored", "no LLM call", 70),
+            ("mobile", ("pydantic-ai", "2.68.0"), "pydantic-ai", "ignored", "outer span", 7),
+            ("mobile", ("pydantic-ai", "2.68.0"), "pydantic-ai", "ignored", "streaming unknown", 2),
+        )
+    ]
+    names = ("received_at", "service_name", "scope", "scope_version", "emitter", "result", "reason", "spans")
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    columns["received_at"] = [now_ns // 10**6 - 60_000 * minutes for minutes in columns["received_at"]]
+    columns["tenant"] = [""] * len(rows)
+    return EMITTER_SPANS.rows({column.name: pa.array(columns[column.name]).cast(column.type) for column in EMITTER_SPANS.columns})
 
 
 def _changes(now_ns: int) -> pa.Table:

@@ -93,8 +93,8 @@ def test_the_stalls_of_a_server_are_withdrawn_as_healthy() -> None:
     """The rows have the keys of the stalls, and the whole gap counts as healthy."""
     (row,) = verdict_rows(judgement(), JUDGED_AT_NS).to_pylist()
     key = ("tenant", "trace_id", "span_id", "gap_start_us")
-    stalls = pa.table({name: [row[name]] for name in (*key, "gap_us", "engine_id")} | {"start_ns": [1_000]})
+    stalls = pa.table({name: [row[name]] for name in (*key, "gap_us", "engine_id", "vantage")} | {"start_ns": [1_000]})
     (withdrawn,) = withdrawn_rows(stalls, JUDGED_AT_NS).to_pylist()
     assert all(withdrawn[name] == row[name] for name in (*key, "start_time", "gap_us", "judged_at"))
-    assert (withdrawn["cause"], withdrawn["vantage"], withdrawn["excess_us"]) == ("base", "server", 0)
+    assert (withdrawn["cause"], withdrawn["vantage"], withdrawn["excess_us"]) == ("base", row["vantage"], 0)
     assert dict(withdrawn["parts"]) == {"base": 320_000_000} and withdrawn["step_first"] is None

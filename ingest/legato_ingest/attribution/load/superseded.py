@@ -1,4 +1,4 @@
-"""Find the stored stalls of servers in traces with a client: the client's stalls take their place.
+"""Find the stored stalls that others replace: those of servers in traces with a client, and those of rows that were superseded.
 
 The module reads which stalls these are; `verdict_rows.withdrawn_rows` makes the rows that withdraw them.
 """
@@ -14,12 +14,18 @@ from legato_ingest.storage import Store
 __all__ = ["superseded_stalls"]
 
 _SUPERSEDED = f"""
-SELECT tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, gap_start_us, gap_us, engine_id
+SELECT tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, gap_start_us, gap_us, engine_id, vantage
 FROM verdicts FINAL
-WHERE {{around}} AND vantage = 'server' AND cause != '{HEALTHY}'
-    AND (tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {{inside}} AND vantage = 'client' AND {{which}})"""
+WHERE {{around}} AND cause != '{HEALTHY}'
+    AND
+    (
+        vantage = 'server'
+            AND (tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {{inside}} AND vantage = 'client' AND {{which}})
+        OR (tenant, trace_id, span_id) IN
+            (SELECT tenant, trace_id, span_id FROM stream_revs WHERE {{inside}} AND outcome = 'superseded' AND {{which}})
+    )"""
 
 
 def superseded_stalls(store: Store, due: Due) -> pa.Table:
-    """Return the stalls of servers in traces with a due client: their key, ``gap_us`` and ``engine_id``."""
+    """Return the stalls of servers in traces with a due client, and of due rows that were superseded: key, length, engine, vantage."""
     return store.select_arrow(_SUPERSEDED.format(around=due.started(CLOCKS_APART_NS), inside=due.started(), which=due.which))

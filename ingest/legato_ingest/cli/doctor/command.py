@@ -17,6 +17,8 @@ from rich.text import Text
 from legato_ingest.cli.doctor.findings import Finding
 from legato_ingest.cli.layout import Prose, console
 from legato_ingest.cli.read import JsonOption, UrlOption
+from legato_ingest.reports.senders import as_json as to_json
+from legato_ingest.reports.senders import fetch
 
 __all__ = ["register"]
 
@@ -49,6 +51,10 @@ def doctor(
     collector: Annotated[
         str, typer.Option(envvar="LEGATO_COLLECTOR_METRICS_URL", help="URL of a Collector's metrics: http://HOST:8888/metrics")
     ] = "",
+    emitters: Annotated[
+        bool, typer.Option("--emitters", help="List who sends spans instead: what is stored and ignored, and what each cannot say")
+    ] = False,
+    hours: Annotated[int, typer.Option(min=1, max=720, help="With --emitters: how far back")] = 24,
     as_json: JsonOption = False,
 ) -> None:
     """Check this installation, and print what to do about each fault.
@@ -57,9 +63,12 @@ def doctor(
     settings of `legato serve`: run it on the same host, with the same settings. It changes nothing. The exit status is 1 if there is any
     fault.
 
+    `--emitters` answers another question: which spans arrive, and why some of them are no streams.
+
     Example: legato doctor --collector http://127.0.0.1:8888/metrics
     """
     from legato_ingest.cli.doctor import data, endpoints
+    from legato_ingest.cli.doctor.emitters import print_senders
     from legato_ingest.cli.doctor.findings import Setup, examine
     from legato_ingest.settings import load
 
@@ -73,6 +82,13 @@ def doctor(
         os.environ.get("LEGATO_TOKEN", ""),
         settings.read_password.get_secret_value(),
     )
+    if emitters:
+        senders = fetch(setup.reader.rows, hours)
+        if as_json:
+            typer.echo(json.dumps(to_json(senders)))
+        else:
+            print_senders(senders, hours, console())
+        return
     screen, findings = console(), []
     for finding in examine(setup, (*endpoints.CHECKS, *data.CHECKS)):
         findings.append(finding)

@@ -1,45 +1,60 @@
-"""Spans by the OpenTelemetry GenAI semantic conventions alone: a summary without chunks.
+"""Spans by the OpenTelemetry GenAI semantic conventions, and any other LLM span with an event a chunk. The last family: it decides on all
+spans that no other family knows.
 
-They can carry the model, the token usage, how the response ended, and the time to the first chunk. That chunk may be of any kind, a role
-prelude included, so its time is stored as TTFT with the flag ``ttft_any_chunk``. They cannot carry gaps: every gap statistic of such a row
-is NULL. Only spans of streamed responses are converted; all others are ignored.
+They can carry the model, the token usage, how the response ended, and the time to the first chunk. ``gen_ai.response.time_to_first_chunk``
+counts a chunk of any kind, a role prelude included, so its TTFT has the flag ``ttft_any_chunk``. Spans without chunk events have no gaps:
+every gap statistic of such a row is NULL. A time to first token under ``gen_ai.server.…`` on a client's span is not read, because the
+libraries that send it measure different things.
 """
 
 from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import Attributes
-from legato_ingest.otlp.emitters.common import genai_record
-from legato_ingest.otlp.model import StreamRecord
+from legato_ingest.otlp.emitters.chunk_events import chunk_events
+from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, Loose, add_chunks, add_ttft, foreign_record
+from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
 
-_TIMEOUT_WORDS = ("timeout", "deadline")
+_ANY = "semconv"
+_LIBRARIES = (*GENAI_SCOPES, "opentelemetry.instrumentation.")
+_STREAMED = ("gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.is_streaming", "llm.is_streaming")
+# Seconds to the first chunk of any kind, and to the first chunk with content.
+_ANY_CHUNK = "gen_ai.response.time_to_first_chunk"
+_CONTENT = "gen_ai.client.operation.time_to_first_chunk"
+_PREFIXES = ("gen_ai.", "llm.", "ai.", "langfuse.observation.")
+# Spans around requests: agents, chains, tools, retrieval.
+_OUTER = frozenset(("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "embeddings", "retrieval"))
 
 
-def convert(span: Span, attributes: Attributes) -> StreamRecord | None:
-    """Return the record of a span with a GenAI summary of a streamed response; None for any other span. Raises ``AttributeFault``."""
-    streamed = "gen_ai.response.time_to_first_chunk" in attributes.own or attributes.flag("gen_ai.request.stream")
-    if not streamed:
-        return None
-    error_type = attributes.text("error.type")
-    record = genai_record(
-        span,
-        attributes,
-        emitter=attributes.text("telemetry.sdk.name") or "semconv",
-        vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
-        outcome=_outcome(span, error_type),
-    )
-    record.provider = record.provider or attributes.text("gen_ai.system")
-    if record.ttft_us is not None:
-        record.flags.append("ttft_any_chunk")
+def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
+    """Return the record of a streamed response, or why the span is ignored."""
+    if not any(key.startswith(_PREFIXES) for key in attributes.own):
+        return Ignored("no LLM call")
+    loose = Loose(attributes)
+    if loose.text("gen_ai.operation.name") in _OUTER:
+        return Ignored("outer span")
+    any_chunk_us, content_us = loose.micros(_ANY_CHUNK), loose.micros(_CONTENT)
+    streamed = loose.flag(*_STREAMED)
+    has_times = any_chunk_us is not None or content_us is not None or chunk_events(span) is not None
+    if not has_times and not streamed:
+        return Ignored("streaming unknown" if streamed is None else "not streamed", _family(attributes) if streamed is None else "")
+    family = _family(attributes)
+    record = foreign_record(span, attributes, loose, family)
+    if family == _ANY:
+        record.emitter = f"{_ANY}/{attributes.scope} {attributes.scope_version}".rstrip(" /")
+    if record.outcome == UNKNOWN_OUTCOME and family == _ANY and span.status.code == Status.STATUS_CODE_OK:
+        # Only libraries set this status without knowing: the conventions reserve it for an application that declares success.
+        record.outcome = "complete"
+    if not add_chunks(record, span):
+        any_chunk = content_us is None
+        add_ttft(record, any_chunk_us if any_chunk else content_us, any_chunk=any_chunk)
     return record
 
 
-def _outcome(span: Span, error_type: str) -> str:
-    """Return the outcome. The conventions define no value for a cancel, so a span without an error counts as complete."""
-    if span.status.code != Status.STATUS_CODE_ERROR and not error_type:
-        return "complete"
-    lowered = error_type.lower()
-    return "timeout" if any(word in lowered for word in _TIMEOUT_WORDS) else "upstream_error"
+def _family(attributes: Attributes) -> str:
+    """Return the family: the instrumentations of the OpenTelemetry project, or spans of any other emitter."""
+    return "otel-genai" if attributes.scope.startswith(_LIBRARIES) else _ANY

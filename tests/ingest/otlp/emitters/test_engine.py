@@ -44,9 +44,10 @@ def test_bad_arrays_are_a_fault(name: str, value: object) -> None:
 
 
 def test_a_stream_is_not_a_flush() -> None:
-    """The families are tried in their order: engine, native, semconv."""
+    """The families are tried in their order: Legato's own first, and last the one that decides on every span."""
     body = request()
     span = native_span(body)
     attributes = Attributes(attribute_map(span.attributes), {})
     assert [name for name, convert in FAMILIES.items() if convert(span, attributes) is not None] == ["native", "semconv"]
-    assert list(FAMILIES) == ["engine", "native", "semconv"]
+    names = list(FAMILIES)
+    assert (names[:2], names[-1]) == (["engine", "native"], "semconv")

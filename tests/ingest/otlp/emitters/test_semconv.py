@@ -32,9 +32,10 @@ def rows(attributes: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
 
 def test_a_summary_has_no_gaps() -> None:
     """It becomes a row with NULL gap statistics, not 0."""
-    (row,) = rows({"gen_ai.request.model": "m", "gen_ai.response.time_to_first_chunk": 0.25})
+    finished = {"gen_ai.response.finish_reasons": ["stop"]}
+    (row,) = rows({"gen_ai.request.model": "m", "gen_ai.response.time_to_first_chunk": 0.25, **finished})
     assert (row["ttft_us"], row["outcome"], row["flags"]) == (250_000, "complete", ["ttft_any_chunk"])
-    assert (row["model"], row["emitter"], row["vantage"]) == ("m", "opentelemetry", "client")
+    assert (row["model"], row["emitter"], row["vantage"]) == ("m", "semconv/legato", "client")
     unknown = "ttfo_us ttfb_us chunks gaps gap_max_us gap_p99_us stalls_250ms excess_250ms_us jitter_ratio content_chunks gap_sum_us"
     assert {name: row[name] for name in unknown.split()} == dict.fromkeys(unknown.split())
     assert row["dt_us"] == []
@@ -43,15 +44,20 @@ def test_a_summary_has_no_gaps() -> None:
 @pytest.mark.parametrize(
     ("error_type", "failed", "outcome"),
     [
-        ("", False, "complete"),
-        ("", True, "upstream_error"),
+        ("", False, "unknown"),
+        ("", True, "unknown"),
+        ("_OTHER", True, "unknown"),
         ("500", False, "upstream_error"),
+        ("GeneratorExit", True, "client_cancel"),
         ("ReadTimeout", True, "timeout"),
         ("DEADLINE_EXCEEDED", False, "timeout"),
     ],
 )
 def test_the_outcome_follows_the_error(error_type: str, failed: bool, outcome: str) -> None:
-    """The status of the span, or an error type, is an error; some types are time-outs. The kind of the span decides the vantage."""
+    """An error type is an error, a cancel or a time-out; without a finish reason nothing shows that the stream reached its end.
+
+    The kind of the span decides the vantage.
+    """
     status = Status(code=Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_UNSET)
     attributes = {"gen_ai.request.stream": True, **({"error.type": error_type} if error_type else {})}
     (row,) = rows(attributes, status=status, kind=Span.SPAN_KIND_SERVER)

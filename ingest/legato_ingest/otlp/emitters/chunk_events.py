@@ -1,0 +1,112 @@
+"""Span events, one a chunk, as a packed timeline.
+
+Several libraries and many hand-made instrumentations add an event to the span for each chunk. The times of these events are the times at
+which the consumer received the chunks, so they give the gaps. The events rarely say what a chunk carries: the first one may be a prelude
+without content, so the time between the first and the second is not counted as a gap. The module decides nothing else about the span.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from legato_ingest.definitions import TEXT
+
+__all__ = ["ChunkEvents", "Content", "chunk_events"]
+
+# Names that stand for a chunk wherever they occur: OpenLLMetry since 0.5 and before, Mellea, the token events of a proposal to the
+# conventions.
+_KNOWN = frozenset(
+    ("gen_ai.content.completion.chunk", "llm.content.completion.chunk", "chunk_processed", "gen_ai.token.generated", "gen_ai.chunk")
+)
+_CHUNK_WORD = re.compile(r"(?:^|[^a-z])(?:chunk|token|delta)s?(?:$|[^a-z])", re.IGNORECASE)
+# An event of one of these names occurs once a stream: it marks a single moment.
+_MOMENT_WORD = re.compile(r"first|last|final|start|end|finish|usage|message|exception|error|tool", re.IGNORECASE)
+# A name without a word for chunks has to be this frequent.
+_REPEATED_MIN = 8
+_ROLE = 0
+_CHUNKS_MAX = 65_536
+_UINT32_MAX = 2**32 - 1
+# Columns of schema/TIMELINE.md.
+_DT, _BYTES, _KIND = 1, 2, 4
+# MLflow numbers the events of a stream in their names.
+_NUMBER = re.compile(r"[._-]?\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEvents:
+    """The chunk events of a span: ``timeline`` (schema/TIMELINE.md), ``first_us`` after the span's start, and how many were dropped.
+
+    ``kinds_known``: each event says what its chunk carries.
+    """
+
+    timeline: bytes
+    first_us: int
+    chunks: int
+    dropped: int
+    kinds_known: bool
+
+    @property
+    def head_known(self) -> bool:
+        """Whether the first chunks are there: SDKs drop the oldest events when a span has more than its limit (128 by default)."""
+        return not self.dropped
+
+
+Content = Callable[[Span.Event], tuple[int, int] | None]
+"""Returns the kind of an event's chunk and the bytes of its content (schema/TIMELINE.md); None where the event does not say."""
+
+
+def chunk_events(span: Span, content: Content | None = None) -> ChunkEvents | None:
+    """Return the chunk events of a span; None if it has fewer than two.
+
+    Times that run backwards, before the start or past the end of the span are moved to the nearest possible time: the clock of the emitter
+    was set while it recorded.
+    """
+    names = [_NUMBER.sub("", event.name) for event in span.events]
+    name = _chunk_name(names)
+    found = [event for event, each in zip(span.events, names, strict=True) if each == name] if name else []
+    if len(found) < 2:
+        return None
+    dropped = span.dropped_events_count + max(0, len(found) - _CHUNKS_MAX)
+    found = found[-_CHUNKS_MAX:]
+    start, end = span.start_time_unix_nano, max(span.end_time_unix_nano, span.start_time_unix_nano)
+    times_ns = np.fromiter((event.time_unix_nano for event in found), np.uint64, len(found))
+    times_us = np.maximum.accumulate(((np.clip(times_ns, start, end) - np.uint64(start)) // 1000).astype(np.int64))
+    carried = [content(event) for event in found] if content is not None else [None]
+    sizes = None
+    if None in carried:
+        kinds = np.full(len(found), TEXT, np.uint8)
+        if not dropped:
+            kinds[0] = _ROLE
+    else:
+        kinds, sizes = (np.array(column) for column in zip(*filter(None, carried), strict=True))
+    return ChunkEvents(_packed(times_us, kinds, sizes), int(times_us[0]), len(found), dropped, sizes is not None)
+
+
+def _chunk_name(names: Sequence[str]) -> str:
+    """Return the name of the events that stand for chunks; empty if there is none."""
+    counts = Counter(names)
+    for name in _KNOWN:
+        if counts[name]:
+            return name
+    repeated = [(count, name) for name, count in counts.items() if count > 1 and not _MOMENT_WORD.search(name)]
+    worded = [each for each in repeated if _CHUNK_WORD.search(each[1])]
+    count, name = max(worded or repeated, default=(0, ""))
+    return name if worded or count >= _REPEATED_MIN else ""
+
+
+def _packed(times_us: NDArray[np.int64], kinds: NDArray[Any], sizes: NDArray[Any] | None) -> bytes:
+    """Return a timeline with columns of 32 and 8 bits without exceptions. A pause of 71 minutes or more is cut."""
+    columns = {_DT: np.minimum(np.diff(times_us, prepend=0), _UINT32_MAX).astype("<u4"), _KIND: kinds.astype(np.uint8)}
+    if sizes is not None:
+        columns[_BYTES] = np.minimum(sizes, _UINT32_MAX).astype("<u4")
+    payloads = {number: bytes([8 * column.itemsize]) + bytes(6) + column.tobytes() for number, column in columns.items()}
+    directory = b"".join(bytes([number]) + len(payload).to_bytes(4, "little") for number, payload in payloads.items())
+    return b"\x01" + bytes([len(payloads)]) + len(times_us).to_bytes(4, "little") + directory + b"".join(payloads.values())

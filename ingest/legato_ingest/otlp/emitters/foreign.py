@@ -1,0 +1,247 @@
+"""What the families of foreign emitters share: lenient reading of attributes, one record of a response, its outcome.
+
+Foreign spans are read leniently: a value of another type than expected is unknown, because a stream should not be lost for an attribute
+that Legato does not need. Each fact is read by all keys under which any family sends it; no key has two meanings. Texts of prompts and
+responses are never read, but for the response's id in OpenInference's copy of the response. A family decides which spans are responses, and
+which of its times can be trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from legato_ingest.definitions import UNKNOWN_OUTCOME
+from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
+from legato_ingest.otlp.emitters.chunk_events import Content, chunk_events
+from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
+from legato_ingest.otlp.model import StreamRecord
+
+__all__ = ["ANY_CHUNK", "GENAI_SCOPES", "Loose", "add_chunks", "add_ttft", "error_type_of", "foreign_record", "outcome_of"]
+
+# TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
+ANY_CHUNK = "ttft_any_chunk"
+# Scopes of the GenAI instrumentations of the OpenTelemetry project.
+GENAI_SCOPES = (
+    "opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2", "opentelemetry.instrumentation.google_genai",
+    "opentelemetry.util.genai",
+)  # fmt: skip
+
+_MODEL = ("gen_ai.request.model", "llm.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "model")
+_RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "ai.response.model")
+_RESPONSE_ID = ("gen_ai.response.id", "ai.response.id", "llm.response.id")
+_PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider")
+_FINISH = (
+    "gen_ai.response.finish_reasons", "gen_ai.response.finish_reason", "llm.finish_reason", "llm.response.finish_reason",
+    "llm.response.stop_reason", "anthropic.message.stop_reason", "ai.response.finishReason", "gen_ai.completion.0.finish_reason",
+    "llm.completions.0.finish_reason",
+)  # fmt: skip
+_INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "llm.usage.prompt_tokens",
+          "ai.usage.inputTokens", "ai.usage.promptTokens")  # fmt: skip
+_OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion", "llm.usage.completion_tokens",
+           "ai.usage.outputTokens", "ai.usage.completionTokens")  # fmt: skip
+_CANCELLED = re.compile(r"cancel|abort|abandon|GeneratorExit|disconnect", re.IGNORECASE)
+_TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
+# An error type of the conventions that names no error.
+_OTHER = "_OTHER"
+# A TTFT this close to the duration of a stream of several tokens is the duration: several libraries set it so where they saw no first
+# chunk.
+_SAME_US = 1_000
+_JSON_CHARACTERS_MAX = 1_048_576
+
+
+class Loose:
+    """Lenient access to the attributes of a span: a value of another type than expected is unknown, as if it were absent."""
+
+    __slots__ = ("_get",)
+
+    def __init__(self, attributes: Attributes) -> None:
+        self._get = attributes.get
+
+    def text(self, *keys: str) -> str:
+        """Return the first non-empty text under these keys, of an array its first text. Quotes of a JSON string are removed."""
+        for key in keys:
+            for text in _texts(self._get(key)):
+                if text:
+                    return text
+        return ""
+
+    def count(self, *keys: str, most: int = UINT32_MAX) -> int | None:
+        """Return the first whole number from 0 to ``most``, which may be sent as a double or as digits in a text."""
+        for key in keys:
+            number = self.number(key)
+            if number is not None and number.is_integer() and 0 <= number <= most:
+                return int(number)
+        return None
+
+    def number(self, key: str) -> float | None:
+        """Return a finite number, which may be sent as a text."""
+        value = self._get(key)
+        which = value.WhichOneof("value") if value is not None else None
+        if value is None or which not in ("int_value", "double_value", "string_value"):
+            return None
+        try:
+            number = float(getattr(value, which))
+        except ValueError:
+            return None
+        return number if math.isfinite(number) else None
+
+    def micros(self, key: str, unit_us: float = 1e6) -> int | None:
+        """Return a duration in µs; ``unit_us`` is the emitter's unit. None for a negative one or one of more than 30 years."""
+        number = self.number(key)
+        return round(number * unit_us) if number is not None and 0 <= number * unit_us < 1e15 else None
+
+    def flag(self, *keys: str) -> bool | None:
+        """Return the first boolean under these keys, which may be sent as a text; None where there is none."""
+        for key in keys:
+            value = self._get(key)
+            if value is None:
+                continue
+            if value.WhichOneof("value") == "bool_value":
+                return value.bool_value
+            lowered = value.string_value.lower()
+            if lowered in ("true", "false"):
+                return lowered == "true"
+        return None
+
+    def json(self, key: str) -> Any:
+        """Return the value of a JSON text of at most 1 MiB; None where there is none."""
+        value = self._get(key)
+        if value is None or not value.string_value or len(value.string_value) > _JSON_CHARACTERS_MAX:
+            return None
+        try:
+            return json.loads(value.string_value)
+        except (ValueError, RecursionError):
+            return None
+
+
+def _texts(value: AnyValue | None) -> Iterator[str]:
+    which = value.WhichOneof("value") if value is not None else None
+    if value is None:
+        return
+    if which == "array_value":
+        for item in value.array_value.values:
+            yield from _texts(item)
+    elif which == "string_value":
+        text = value.string_value[:TEXT_CHARACTERS_MAX]
+        if text[:1] == "[" or (len(text) > 1 and text[0] == text[-1] == '"'):
+            yield _unquoted(text)
+        else:
+            yield text
+
+
+def _unquoted(text: str) -> str:
+    """Return the text in a JSON string, or the first text of a JSON array of texts; any other text as it is."""
+    try:
+        inner = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(inner, list):
+        inner = inner[0] if inner else ""
+    return inner if isinstance(inner, str) else text
+
+
+def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str) -> StreamRecord:
+    """Return the record of a response with what the span says about it, its outcome included; times other than start and end are absent."""
+    record = StreamRecord(
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_span_id=span.parent_span_id,
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        otlp_bytes=span.ByteSize(),
+        emitter=f"{family}/{attributes.scope_version}" if attributes.scope_version else family,
+        vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
+        service_name=loose.text("service.name"),
+        service_version=loose.text("service.version"),
+        provider=loose.text(*_PROVIDER).lower(),
+        model=loose.text(*_MODEL),
+        response_model=loose.text(*_RESPONSE_MODEL),
+        response_id=loose.text(*_RESPONSE_ID),
+        finish_reason=loose.text(*_FINISH),
+        route=loose.text("http.route"),
+        conversation_id=loose.text("gen_ai.conversation.id", "session.id"),
+        server_address=loose.text("server.address"),
+        server_port=loose.count("server.port", most=PORT_MAX) or 0,
+        input_tokens=loose.count(*_INPUT),
+        output_tokens=loose.count(*_OUTPUT),
+        error_type=error_type_of(span),
+    )
+    record.outcome = outcome_of(span, record)
+    return record
+
+
+def error_type_of(span: Span) -> str:
+    """Return the error type of a span, or the type of the last exception that it recorded; empty without one."""
+    found = Loose(Attributes(attribute_map(span.attributes), {})).text("error.type")
+    for event in () if found else reversed(span.events):
+        if event.name == "exception":
+            return Loose(Attributes(attribute_map(event.attributes), {})).text("exception.type")
+    return found
+
+
+def outcome_of(span: Span, record: StreamRecord) -> str:
+    """Return the outcome as far as the span shows it.
+
+    A library that leaves a loop early often ends its span with status OK, so only a finish reason or a usage proves that the stream reached
+    its end. A span with an error of no type, and without a finish reason, shows neither an end nor a provider's error.
+    """
+    failed = span.status.code == Status.STATUS_CODE_ERROR or bool(record.error_type)
+    if not failed:
+        # Anthropic's first event has a number of output tokens already.
+        reached = record.finish_reason or (record.output_tokens and record.provider != "anthropic")
+        return "complete" if reached else UNKNOWN_OUTCOME
+    said = f"{record.error_type} {span.status.message}"
+    if _CANCELLED.search(said):
+        return "client_cancel"
+    if _TIMED_OUT.search(said):
+        return "timeout"
+    if record.error_type in ("", _OTHER) and not span.status.message:
+        return "complete" if record.finish_reason else UNKNOWN_OUTCOME
+    return "upstream_error"
+
+
+def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> None:
+    """Set TTFT, unless it contradicts the span. ``any_chunk``: the first chunk may be a prelude without content.
+
+    A TTFT after the end of the stream is flagged `ttft_after_end`. One that equals the duration of a stream of several tokens is flagged
+    `ttft_is_duration`. In both cases TTFT is unknown.
+    """
+    if ttft_us is None:
+        return
+    duration_us = (record.end_ns - record.start_ns) // 1000
+    if ttft_us > duration_us + _SAME_US:
+        record.flags.append("ttft_after_end")
+    elif duration_us - ttft_us <= _SAME_US and (record.output_tokens or 0) > 1:
+        record.flags.append("ttft_is_duration")
+    else:
+        record.ttft_us = ttft_us
+        if any_chunk:
+            record.flags.append(ANY_CHUNK)
+
+
+def add_chunks(record: StreamRecord, span: Span, content: Content | None = None) -> bool:
+    """Set the timeline of a span with an event for each chunk; return whether it has such events.
+
+    Where the events do not say what chunks carry (``content``), the first event is the first chunk of any kind. Where events were dropped,
+    the time of the first chunk is unknown.
+    """
+    events = chunk_events(span, content)
+    if events is None:
+        return False
+    record.timeline, record.chunks_dropped = events.timeline, min(events.dropped, UINT32_MAX)
+    record.kinds_known, record.head_known = events.kinds_known, events.head_known
+    record.ttft_us = None
+    if not events.kinds_known:
+        record.flags.append("kinds_unknown")
+        if events.head_known:
+            add_ttft(record, events.first_us, any_chunk=True)
+    if not events.head_known:
+        record.flags.append("head_unknown")
+    return True

@@ -1,0 +1,74 @@
+"""Span events, one a chunk: which events are chunks, and the timeline of their times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from legato_ingest.otlp.emitters.chunk_events import ChunkEvents, chunk_events
+from legato_ingest.timeline.codec import KNOWN, Timelines, decode, read_head
+
+START_NS = 1_795_240_000_000_000_000
+
+
+def events_of(times_ns: list[int], name: str = "chunk", dropped: int = 0, others: tuple[str, ...] = ()) -> ChunkEvents | None:
+    """The chunk events of a span of 10 s with events at these times after its start."""
+    span = Span(start_time_unix_nano=START_NS, end_time_unix_nano=START_NS + 10_000_000_000, dropped_events_count=dropped)
+    for at in times_ns:
+        span.events.add(name=name, time_unix_nano=max(0, START_NS + at))
+    for other in others:
+        span.events.add(name=other, time_unix_nano=START_NS)
+    return chunk_events(span)
+
+
+def decoded(events: ChunkEvents) -> Timelines:
+    """The timeline of chunk events."""
+    timelines, bad = decode([events.timeline], [read_head(events.timeline, KNOWN)])
+    assert not bad
+    return timelines
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        ("gen_ai.content.completion.chunk", 2),
+        ("llm.content.completion.chunk", 2),
+        ("chunk", 2),
+        ("my.app/token-received", 2),
+        ("gen_ai.choice", 8),
+    ],
+)
+def test_events_that_stand_for_chunks(name: str, times: int) -> None:
+    """Known names, names with a word for chunks, and any name that is frequent; a single event and rare names are none."""
+    found = events_of([each * 1_000_000 for each in range(times)], name, others=("exception", "gen_ai.user.message"))
+    assert found is not None and found.chunks == times
+    assert events_of([each * 1_000_000 for each in range(times - 1)], name) is None or name.startswith(("gen_ai.content", "llm.content"))
+
+
+@pytest.mark.parametrize("name", ["exception", "First Token Stream Event", "gen_ai.user.message", "tool_start"])
+def test_events_that_mark_a_moment_are_no_chunks(name: str) -> None:
+    """However often they occur."""
+    assert events_of([each * 1_000_000 for each in range(40)], name) is None
+
+
+@given(times=st.lists(st.integers(-(10**9), 20 * 10**9), min_size=2, max_size=60), dropped=st.integers(0, 3))
+def test_the_timeline_has_each_time(times: list[int], dropped: int) -> None:
+    """Times in order and within the span are exact to the microsecond; others are moved to the nearest possible time."""
+    found = events_of(times, dropped=dropped)
+    assert found is not None and found.head_known == (dropped == 0)
+    running, expected = 0, []
+    for at in times:
+        running = max(running, min(max(at, 0), 10_000_000_000) // 1000)
+        expected.append(running)
+    timelines = decoded(found)
+    assert timelines.dt_us.cumsum().tolist() == expected and found.first_us == expected[0]
+    # The first chunk may be a prelude, so it has no content; after dropped events the first that is left is any chunk.
+    assert timelines.kinds.tolist() == [1 if dropped else 0, *[1] * (len(times) - 1)]
+
+
+def test_a_span_has_at_most_65_536_chunks() -> None:
+    """More events are cut from the front, like those that an SDK drops."""
+    found = events_of([each * 1_000 for each in range(70_000)])
+    assert found is not None and (found.chunks, found.dropped) == (65_536, 70_000 - 65_536)

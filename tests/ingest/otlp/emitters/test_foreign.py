@@ -1,0 +1,133 @@
+"""Lenient reading of foreign spans: outcomes, times that contradict the span, and values of any type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from helpers.builders.spans import SECOND_NS, any_value, request, scope_of
+from legato_ingest.emitters import BY_NAME, IGNORED
+from legato_ingest.otlp.attributes import Attributes, attribute_map
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.convert import convert_spans
+from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record
+
+NOW_NS = 1_795_240_000 * SECOND_NS
+# Scopes by which families recognise their spans.
+SCOPES = (
+    "com.anthropic.sdk.python", "pydantic-ai", "logfire.openai", "langfuse-sdk", "litellm", "openlit.instrumentation.openai", "ai",
+    "gen_ai", "openinference.instrumentation.openai", "opentelemetry.instrumentation.openai.v1",
+    "opentelemetry.instrumentation.genai.openai", "mine", "",
+)  # fmt: skip
+KEYS = (
+    "gen_ai.request.stream", "gen_ai.is_streaming", "llm.is_streaming", "gen_ai.response.time_to_first_chunk", "gen_ai.operation.name",
+    "gen_ai.client.operation.time_to_first_chunk", "gen_ai.request.model", "gen_ai.response.id", "gen_ai.response.finish_reasons",
+    "gen_ai.usage.output_tokens", "langfuse.observation.type", "langfuse.observation.completion_start_time",
+    "langfuse.observation.usage_details", "openinference.span.kind", "llm.invocation_parameters", "output.value", "duration",
+    "request_data", "server.port", "error.type", "ai.response.msToFirstChunk", "ai.operationId", "service.name", "telemetry.sdk.name",
+)  # fmt: skip
+TEXTS = ("generation", "LLM", "chat", '"2026-11-23T15:26:25.646018Z"', '{"output": 3}', '{"id": 7}', "[[[[", '["stop"]', "True", "nan")
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=30),
+    st.binary(max_size=8),
+    st.lists(st.text(max_size=9), max_size=3),
+    st.sampled_from(TEXTS),
+)
+NAMES = ("chunk", "gen_ai.choice", "exception", "First Token Stream Event")
+
+
+def span_of(attributes: dict[str, Any], **more: Any) -> tuple[Span, Attributes]:
+    """A span of 2 s with these attributes."""
+    span = Span(
+        trace_id=b"t" * 16,
+        span_id=b"s" * 8,
+        start_time_unix_nano=NOW_NS,
+        end_time_unix_nano=NOW_NS + 2 * SECOND_NS,
+        kind=Span.SPAN_KIND_CLIENT,
+        **more,
+    )
+    for key, value in attributes.items():
+        span.attributes.add(key=key, value=any_value(value))
+    return span, Attributes(attribute_map(span.attributes), {}, "scope", "1")
+
+
+@pytest.mark.parametrize(
+    ("error_type", "message", "finish", "tokens", "outcome"),
+    [
+        ("", "", "stop", None, "complete"),
+        ("", "", "", 40, "complete"),
+        ("", "", "", None, "unknown"),
+        ("_OTHER", "", "", None, "unknown"),
+        ("_OTHER", "abandoned stream", "", None, "client_cancel"),
+        ("GeneratorExit", "", "", None, "client_cancel"),
+        ("asyncio.CancelledError", "", "", 3, "client_cancel"),
+        ("httpx.ReadTimeout", "", "", None, "timeout"),
+        ("openai.APIConnectionError", "Connection error.", "", None, "upstream_error"),
+        ("500", "", "", None, "upstream_error"),
+    ],
+)
+def test_the_outcome_claims_no_more_than_the_span_shows(
+    error_type: str, message: str, finish: str, tokens: int | None, outcome: str
+) -> None:
+    """A break is no provider's error, and nothing but a finish reason or a usage shows an end."""
+    values = {"error.type": error_type, "gen_ai.response.finish_reason": finish, "gen_ai.usage.output_tokens": tokens}
+    code = Status.STATUS_CODE_ERROR if error_type or message else Status.STATUS_CODE_UNSET
+    span, attributes = span_of({key: value for key, value in values.items() if value}, status=Status(code=code, message=message))
+    assert foreign_record(span, attributes, Loose(attributes), "semconv").outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("ttft_us", "tokens", "stored", "flags"),
+    [
+        (300_000, 40, 300_000, []),
+        (2_100_000, 40, None, ["ttft_after_end"]),
+        (2_000_000, 40, None, ["ttft_is_duration"]),
+        (2_000_000, 1, 2_000_000, []),
+    ],
+)
+def test_a_ttft_that_contradicts_the_span_is_flagged(ttft_us: int, tokens: int, stored: int | None, flags: list[str]) -> None:
+    """It cannot be after the end, and several tokens do not arrive in no time."""
+    span, attributes = span_of({"gen_ai.usage.output_tokens": tokens})
+    record = foreign_record(span, attributes, Loose(attributes), "semconv")
+    add_ttft(record, ttft_us, any_chunk=False)
+    assert (record.ttft_us, record.flags) == (stored, flags)
+
+
+def test_the_last_exception_names_the_error() -> None:
+    """Where the span has no error type, the recorded exception has it."""
+    span, attributes = span_of({})
+    for name in ("ValueError", "httpx.RemoteProtocolError"):
+        event = span.events.add(name="exception", time_unix_nano=NOW_NS)
+        event.attributes.add(key="exception.type", value=any_value(name))
+    assert foreign_record(span, attributes, Loose(attributes), "x").error_type == "httpx.RemoteProtocolError"
+
+
+@given(
+    scope=st.sampled_from(SCOPES),
+    values=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=10),
+    events=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2**64 - 1)), max_size=20),
+)
+def test_any_foreign_span_is_stored_or_ignored_with_a_reason(scope: str, values: dict[str, Any], events: list[tuple[str, int]]) -> None:
+    """Values of any type and times of any kind reject nothing, fail nothing and keep figures in their ranges."""
+    body = request({"service.name": "shop"}, {"x": 1})
+    scope_of(body).scope.name = scope
+    span, _ = span_of(values)
+    for name, at in events:
+        span.events.add(name=name, time_unix_nano=at)
+    scope_of(body).spans.append(span)
+    batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
+    assert batch.rejected.num_rows == 0
+    assert batch.revs.num_rows + batch.ignored == 1
+    for _, _, _, _, emitter, reason in batch.senders:
+        assert reason in IGNORED and (not emitter or emitter in BY_NAME)
+    for row in batch.revs.to_pylist():
+        assert row["emitter"].partition("/")[0] in BY_NAME
+        assert row["ttft_us"] is None or row["ttft_us"] <= row["duration_ns"] // 1000 + 1_000
+        assert sum(row["dt_us"]) <= 2_000_000

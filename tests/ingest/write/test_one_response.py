@@ -1,0 +1,127 @@
+"""One row a response: rows of several emitters, in one request and in several, in every order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from helpers.builders.captures import capture
+from helpers.builders.spans import SECOND_NS, any_value, native_span, request, scope_of, steady_timeline
+from helpers.servers.committing import committing, send
+from legato_ingest.storage import Store
+from legato_ingest.write.one_response import Recording, losers
+
+TRACE, ID = b"t" * 16, "chatcmpl-1"
+NOW_NS = time.time_ns() - 60 * SECOND_NS
+BASE: dict[str, Any] = {
+    "tenant": "", "trace_id": TRACE, "span_id": b"a" * 8, "parent_span_id": bytes(8), "rev": 1, "vantage": "client", "service_name": "shop",
+    "model": "m", "response_id": ID, "emitter": "openlit/1", "start_ns": NOW_NS, "duration_ns": 2 * SECOND_NS,
+    "has_chunks": False, "has_ttft": False, "any_chunk": False,
+}  # fmt: skip
+
+
+def recording(**values: Any) -> Recording:
+    """A row of a foreign emitter with these differences."""
+    return Recording(**{**BASE, **values})
+
+
+LEGATO = recording(emitter="legato-python/0.1.0", span_id=b"l" * 8, has_chunks=True, has_ttft=True)
+CHUNKS = recording(emitter="openllmetry/1", span_id=b"c" * 8, has_chunks=True, has_ttft=True)
+TTFT = recording(emitter="openinference/1", span_id=b"f" * 8, has_ttft=True)
+ANY = recording(emitter="otel-genai/1", span_id=b"g" * 8, has_ttft=True, any_chunk=True)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((LEGATO, CHUNKS, TTFT, ANY))))
+def test_the_richest_row_stays_in_every_order(order: Sequence[Recording]) -> None:
+    """Legato's own wins, then chunks, then TTFT; what stays does not depend on the order."""
+    assert {loser for loser, _ in losers(order)} == {CHUNKS, TTFT, ANY}
+    assert {winner for _, winner in losers([each for each in order if each is not LEGATO])} == {CHUNKS}
+    assert losers([each for each in order if each in (TTFT, ANY)]) == [(ANY, TTFT)]
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"response_id": "chatcmpl-2"},
+        {"vantage": "server"},
+        {"service_name": "proxy"},
+        {"tenant": "other"},
+        {"start_ns": NOW_NS + 3 * SECOND_NS},
+        {"response_id": "", "model": "another", "parent_span_id": b"l" * 8},
+        {"response_id": "", "start_ns": NOW_NS + SECOND_NS, "duration_ns": SECOND_NS},
+    ],
+)
+def test_rows_of_different_responses_stay(difference: dict[str, Any]) -> None:
+    """Another id, vantage, service, tenant or time is another response; without an id, another model or another stretch of time is."""
+    assert losers([LEGATO, recording(**difference)]) == []
+
+
+def test_without_an_id_the_parent_and_the_time_decide() -> None:
+    """A framework's span around the client library's, or one of the same time, is of the same response; two of Legato's never are."""
+    outer = recording(span_id=b"o" * 8, response_id="", start_ns=NOW_NS - SECOND_NS, duration_ns=4 * SECOND_NS)
+    inner = recording(span_id=b"i" * 8, parent_span_id=b"o" * 8, emitter="openllmetry/1", has_chunks=True)
+    beside = recording(span_id=b"b" * 8, response_id="", start_ns=NOW_NS + 1000)
+    assert losers([outer, inner]) == [(outer, inner)]
+    assert losers([LEGATO, beside]) == [(beside, LEGATO)]
+    assert losers([LEGATO, recording(emitter="legato-python/0.1.0")]) == []
+
+
+def test_another_trace_with_the_same_response_is_the_same() -> None:
+    """Anthropic's own span and OpenLLMetry's are roots of two traces."""
+    other = recording(trace_id=b"u" * 16)
+    assert losers([TTFT, other]) == [(other, TTFT)]
+
+
+def spans_of(kind: str) -> ExportTraceServiceRequest:
+    """A request with Legato's row of the response, or with that of a library that sends a summary."""
+    if kind == "legato":
+        body = request({"service.name": "shop"})
+        native_span(
+            body,
+            {"legato.stream.timeline": steady_timeline(), "gen_ai.response.id": ID, "gen_ai.request.model": "m"},
+            trace_id=TRACE,
+            span_id=b"l" * 8,
+            start_ns=NOW_NS,
+        )
+        return body
+    body = request({"service.name": "shop"}, {"x": 1})
+    scope_of(body).scope.name = "openlit.instrumentation.openai"
+    span = scope_of(body).spans.add(
+        trace_id=TRACE,
+        span_id=b"p" * 8,
+        name="chat m",
+        kind=Span.SPAN_KIND_CLIENT,
+        start_time_unix_nano=NOW_NS,
+        end_time_unix_nano=NOW_NS + 2 * SECOND_NS,
+    )
+    for key, value in {"gen_ai.request.stream": True, "gen_ai.response.id": ID, "gen_ai.request.model": "m"}.items():
+        span.attributes.add(key=key, value=any_value(value))
+    return body
+
+
+@pytest.mark.parametrize("order", [("legato", "openlit"), ("openlit", "legato")])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_store_shows_one_row_whichever_comes_first(store: Store, order: Sequence[str], restarted: bool) -> None:
+    """In separate requests, each sent twice, also with a restart in between; and the count says what stepped back."""
+    for part in [order[:1], order[1:]] if restarted else [order]:
+        with committing(store) as committer:
+            for kind in (*part, *part):
+                send(committer, spans_of(kind))
+    assert store.select("SELECT emitter, outcome FROM streams") == [("legato-python/0.1.0", "complete")]
+    counted = {str(result): int(spans) for result, spans in store.select("SELECT result, sum(spans) FROM emitter_spans GROUP BY result")}
+    assert counted["same_response"] >= 1
+    assert counted.get("stored", 0) == (order[0] == "openlit")
+
+
+def test_a_real_pair_is_one_row(store: Store) -> None:
+    """The captured traffic of an application with OpenLLMetry and Anthropic's own spans: the row with TTFT stays."""
+    with committing(store) as committer:
+        for batch in capture("python-openllmetry-anthropic-plain").batches():
+            committer.submit(batch).result(30)
+    assert store.select("SELECT emitter, ttft_us > 0 FROM streams") == [("anthropic-sdk/2.12.0", 1)]
