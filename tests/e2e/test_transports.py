@@ -23,6 +23,7 @@ from helpers.servers.ports import free_port
 from helpers.servers.serving import legato, serve_process
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import READ, WRITE
+from legato_ingest.otlp.signals import SPANS
 
 ATTRIBUTES: dict[str, str | bytes | int] = {
     "gen_ai.operation.name": "chat",
@@ -72,7 +73,7 @@ def test_streams_arrive_over_every_protocol(tmp_path: pathlib.Path, monkeypatch:
 
 
 def test_a_taken_port_prevents_the_start_only_if_it_was_chosen(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a choice, the process serves everything but gRPC and says so."""
+    """Without a choice, the process serves everything but gRPC and says so, at its start and to gRPC clients at the HTTP port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -87,6 +88,9 @@ def test_a_taken_port_prevents_the_start_only_if_it_was_chosen(tmp_path: pathlib
         except OSError:
             pass  # Another process has it.
         with serve_process(tmp_path / "other", **{key: value for key, value in os.environ.items() if key == "LEGATO_WEB_PORT"}) as served:
+            with grpc.insecure_channel(served.otlp.removeprefix("http://")) as channel, pytest.raises(grpc.RpcError, match="gRPC is off"):
+                channel.unary_unary(f"/{SPANS.service}/Export", request_serializer=bytes)(b"", timeout=30)
             served.process.send_signal(signal.SIGTERM)
             output, _ = served.process.communicate(timeout=30)
+        assert "a client speaks HTTP/2, probably gRPC, and is refused" in output
         assert "no OTLP over gRPC: cannot listen on 127.0.0.1:4317" in output and "gRPC  http" not in output

@@ -49,7 +49,7 @@ def test_options_take_precedence_over_the_environment(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("name", "value"), [
     ("OTLP_PORT", "0"), ("OTLP_PORT", "65536"), ("OTLP_PORT", "http"),
-    ("RETENTION_DAYS", "-1"), ("QUERIES_MAX", "0"), ("BODY_BYTES_MAX", "1.5"),
+    ("RETENTION_DAYS", "-1"), ("QUERIES_MAX", "0"), ("BODY_BYTES_MAX", "1.5"), ("CORS_ORIGINS", "https://a/page"), ("CORS_ORIGINS", "a"),
     ("CHUNKS_PER_REQUEST_MAX", "65535"), ("STORE", "chdb://relative/path"), ("STORE", "http://localhost:8123"),
     ("STORE", "/a/path"), ("STORE", ""),
 ])  # fmt: skip

@@ -19,10 +19,11 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = ["DEPTH_MAX", "Fault", "Filler", "Refused", "kind_of"]
+__all__ = ["DEPTH_MAX", "REFUSED_MAX", "Fault", "Filler", "Refused", "TooManyRefused"]
 
 # A parser of protobuf accepts 100 levels of messages.
 DEPTH_MAX = 64
+REFUSED_MAX = 65_536
 # The fields that are hexadecimal, in every message that has them: spans, links, exemplars, log records.
 _HEX = frozenset(("trace_id", "span_id", "parent_span_id"))
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
@@ -43,6 +44,10 @@ class Fault(ValueError):
         # A list's element is written `attributes[3]`, so its index needs no point before it.
         path = "".join(part if part.startswith("[") else f".{part}" for part in reversed(self.path)).lstrip(".")
         return f"{path[:200]}: {self.args[0]}" if path else str(self.args[0])
+
+
+class TooManyRefused(ValueError):
+    """A message with more than ``REFUSED_MAX`` items that have to be left out. Its text is the fault of the first."""
 
 
 @dataclass(slots=True)
@@ -66,7 +71,7 @@ _Setter = Callable[[Any, Any, _State], None]
 _Setters = dict[str, _Setter]
 
 
-def kind_of(value: object) -> str:
+def _kind_of(value: object) -> str:
     """Return the kind of a JSON value in words; a text also with its length."""
     return f"a text of {len(value)} characters" if isinstance(value, str) else _NAMES.get(type(value), "a value")
 
@@ -80,7 +85,10 @@ class Filler:
         self._setters = self._setters_of(descriptor)
 
     def fill(self, message: Message, value: object) -> list[Refused]:
-        """Set the fields of a message and return the items that were left out. Raises ``Fault`` for a fault outside of all items."""
+        """Set the fields of a message and return the items that were left out.
+
+        Raises ``Fault`` for a fault outside of all items, and ``TooManyRefused``.
+        """
         state = _State()
         _fill(message, value, self._setters, state)
         return state.refused
@@ -105,7 +113,7 @@ class Filler:
 
 def _fill(message: Any, value: object, setters: _Setters, state: _State) -> None:
     if type(value) is not dict:
-        raise Fault(f"expected an object, found {kind_of(value)}")
+        raise Fault(f"expected an object, found {_kind_of(value)}")
     state.depth += 1
     if state.depth > DEPTH_MAX:
         raise Fault(f"nested deeper than {DEPTH_MAX} messages")
@@ -123,7 +131,7 @@ def _fill(message: Any, value: object, setters: _Setters, state: _State) -> None
 
 def _list(value: object) -> list[Any]:
     if type(value) is not list:
-        raise Fault(f"expected an array, found {kind_of(value)}")
+        raise Fault(f"expected an array, found {_kind_of(value)}")
     return value
 
 
@@ -164,6 +172,8 @@ def _items(name: str, setters: _Setters) -> _Setter:
                 state.depth = depth
                 # Points that were refused inside a metric that is refused as a whole are part of it.
                 state.refused[before:] = [Refused(each, str(fault))]
+                if len(state.refused) > REFUSED_MAX:
+                    raise TooManyRefused(state.refused[0].detail) from None
                 continue
             for inner in state.refused[before:]:
                 inner.around.append(each)
@@ -209,13 +219,13 @@ def _converter(of: FieldDescriptor) -> Callable[[Any], Any]:
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise Fault(f"expected a text, found {kind_of(value)}")
+        raise Fault(f"expected a text, found {_kind_of(value)}")
     return value
 
 
 def _boolean(value: object) -> bool:
     if type(value) is not bool:
-        raise Fault(f"expected true or false, found {kind_of(value)}")
+        raise Fault(f"expected true or false, found {_kind_of(value)}")
     return value
 
 
@@ -227,7 +237,7 @@ def _integer(value: object) -> int:
     # Protobuf's mapping permits 1.0 and 1e3. Beyond 2^53 a double no longer holds the digits that were sent.
     if type(value) is float and value.is_integer() and abs(value) <= 2**53:
         return int(value)
-    raise Fault(f"expected an integer of at most 64 bits, found {kind_of(value)}")
+    raise Fault(f"expected an integer of at most 64 bits, found {_kind_of(value)}")
 
 
 def _number(value: object) -> float:
@@ -238,7 +248,7 @@ def _number(value: object) -> float:
             return _NOT_FINITE[value]
         if _NUMBER.fullmatch(value) and math.isfinite(number := float(value)):
             return number
-    raise Fault(f"expected a number, found {kind_of(value)}")
+    raise Fault(f"expected a number, found {_kind_of(value)}")
 
 
 def _enumerator(enum: EnumDescriptor) -> Callable[[Any], int | None]:
@@ -258,12 +268,12 @@ def _hexadecimal(value: object) -> bytes:
 
 
 def _no_id(value: object) -> bytes:
-    raise Fault(f"expected hexadecimal digits, found {kind_of(value)}") from None
+    raise Fault(f"expected hexadecimal digits, found {_kind_of(value)}") from None
 
 
 def _bytes(value: object) -> bytes:
     if type(value) is not str:
-        raise Fault(f"expected a text in base64, found {kind_of(value)}")
+        raise Fault(f"expected a text in base64, found {_kind_of(value)}")
     try:
         return base64.b64decode(value.translate(_BASE64_URL) + "=" * (-len(value) % 4), validate=True)
     except ValueError:

@@ -100,7 +100,9 @@ class _Cors:
     def __init__(self, app: ASGIApp, origins: list[str]) -> None:
         self._app = app
         # Any header may be sent, because the token alone decides; cookies are not used.
-        self._cors = CORSMiddleware(app, allow_origins=origins, allow_methods=["POST"], allow_headers=["*"], max_age=_PREFLIGHT_S)
+        self._cors = CORSMiddleware(
+            app, allow_origins=origins, allow_methods=["POST"], allow_headers=["*"], max_age=_PREFLIGHT_S, expose_headers=["Retry-After"]
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""

@@ -58,6 +58,13 @@ def test_tokens_have_256_random_bits() -> None:
     assert len(made) == 1000 and all(len(each) == len("legato_") + 43 for each in made)
 
 
+@pytest.mark.parametrize("origin", ["https://shop.example", "http://localhost:3000", "http://[::1]:8080", ""])
+def test_an_origin_is_kept(path: pathlib.Path, origin: str) -> None:
+    """With the other fields; a token without one has no such line, so that earlier versions can read the file."""
+    tokens.add(path, "page", "shop", WRITE, origin)
+    assert [token.origin for token in tokens.load(path)] == [origin] and ("origin" in path.read_text()) == bool(origin)
+
+
 def test_old_and_new_token_are_both_valid_during_a_rotation(path: pathlib.Path) -> None:
     """Old, then old and new, then new: a running server detects each change."""
     old = tokens.add(path, "old", "shop", WRITE).encode()
@@ -99,6 +106,9 @@ def test_tokens_stay_valid_while_the_file_is_unusable(path: pathlib.Path) -> Non
         (GOOD.replace("shop", ""), "tenant"),
         (GOOD.replace("write", "rule"), "may"),
         (GOOD.replace("0000", "000g"), "sha256"),
+        (GOOD + 'origin = "https://a/"', "origin"),
+        (GOOD + 'origin = "HTTPS://a"', "origin"),
+        (GOOD.replace("write", "read") + 'origin = "https://a"', "origin"),
         (GOOD + GOOD, "same name twice"),
         (GOOD + GOOD.replace('"a"', '"b"'), "same sha256 twice"),
     ],

@@ -19,6 +19,7 @@ from legato_ingest.errors import BadRequest, TooLarge
 from legato_ingest.otlp import json_body
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.json_body import to_protobuf
+from legato_ingest.otlp.json_message import REFUSED_MAX
 from legato_ingest.otlp.signals import LOGS, POINTS, SPANS, Signal
 from legato_ingest.otlp.split import convert_body
 
@@ -149,6 +150,16 @@ def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert rows(to_protobuf(document, SPANS, "")[0]).revs.num_rows == 3
     with pytest.raises(TooLarge, match="send fewer spans"):
         to_protobuf(document + b"," * 2, SPANS, "")
+
+
+def test_the_number_of_bad_items_and_of_mended_escapes_is_bounded() -> None:
+    """Beyond it the request is refused, with the fault of the first item."""
+    spans = b"1," * (REFUSED_MAX + 1)
+    with pytest.raises(BadRequest, match="the first: expected an object, found an integer") as error:
+        to_protobuf(b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + spans + b"{}]}]}]}", SPANS, "")
+    assert error.value.status == 400
+    with pytest.raises(BadRequest, match="surrogate"):
+        to_protobuf(b'{"a":"' + b"\\ud800" * 300_000 + b'"}', SPANS, "")
 
 
 _VALUES = st.recursive(

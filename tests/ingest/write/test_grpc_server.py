@@ -13,14 +13,17 @@ from queue import Queue
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 
 from helpers.builders.points import gauge, metrics_request
 from helpers.dashboards.tables import streams
+from helpers.platform.examples import examples
 from helpers.servers.certificates import issued
 from helpers.servers.otlp import StubCommitter, spans_body
 from helpers.servers.otlp_grpc import GrpcEndpoint, grpc_over, retry_after_s
@@ -29,7 +32,7 @@ from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.errors import LegatoError, Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch
-from legato_ingest.otlp.signals import LOGS, POINTS
+from legato_ingest.otlp.signals import LOGS, POINTS, SIGNALS
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer, Receipt
@@ -88,6 +91,17 @@ def test_bad_data_is_an_invalid_argument(endpoint: GrpcEndpoint) -> None:
     error = failed(endpoint, b"\xff\xff\xff")
     assert error.code() == CODE.INVALID_ARGUMENT and retry_after_s(error) is None and "protobuf" in (error.details() or "")
     assert endpoint.export(b"") == b""
+
+
+@given(st.binary(max_size=300))
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_message_has_a_defined_status(lasting: GrpcEndpoint, content: bytes) -> None:
+    """It is stored, rejected or an invalid argument, for each signal."""
+    for signal in SIGNALS:
+        try:
+            lasting.export(content, signal)
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call) and error.code() == CODE.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -202,3 +216,28 @@ def test_the_exporter_of_opentelemetry_can_send(store: Store, endpoint: GrpcEndp
     provider.shutdown()
     assert endpoint.metrics.registry.get_sample_value("legato_received_spans_total") == before + 1
     assert not streams(store)
+
+
+class _FullOnce(StubCommitter):
+    """Is overloaded at the first batch."""
+
+    calls = 0
+
+    def submit(self, batch: Batch) -> Future[Receipt]:
+        """Stand in for ``Committer.submit``."""
+        self.calls += 1
+        if self.calls == 1:
+            raise Overloaded("full")
+        return super().submit(batch)
+
+
+def test_the_exporter_of_opentelemetry_retries_after_an_overload() -> None:
+    """Because of the RetryInfo: without one it drops what got RESOURCE_EXHAUSTED."""
+    stub = _FullOnce(Receipt())
+    with grpc_over(stub, retry_after_s=1) as endpoint:
+        exporter = OTLPSpanExporter(endpoint=f"127.0.0.1:{endpoint.port}", insecure=True)
+        span = TracerProvider().get_tracer("test").start_span("chat")
+        span.end()
+        assert isinstance(span, ReadableSpan)
+        assert exporter.export([span]) is SpanExportResult.SUCCESS and stub.calls == 2
+        exporter.shutdown()
