@@ -8,17 +8,21 @@ built in `_spans`; HTTP is handled by the instrumentations.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from legato._arguments import corrected, is_plain, wrong_argument
+from legato._body import Body
 from legato._clock import now_ns
-from legato._errors import wrong_call
+from legato._records import Columns, End, Origin, outcome_of
+from legato._response import ResponseInfo
+from legato._scan import Scan
 from legato._socket import Probe
-from legato._sse import ResponseInfo, Scanner
+from legato._sse import Scanner
 from legato._timeline import CHUNKS_MAX, Kind
 
 if TYPE_CHECKING:
@@ -27,107 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamRecorder", "outcome_of"]
 
 _TEXT = int(Kind.TEXT)
-_KINDS = frozenset(int(kind) for kind in Kind)
-_INTEGERS, _UNKNOWN = {int, Kind}, {type(None)}
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
-_CANCEL_CLASSES = ("CancelledError", "GeneratorExit", "KeyboardInterrupt", "Cancelled")
+# Parsing pauses after a slice of about a millisecond, so that threads of the application get the interpreter. A read costs as much as
+# some hundred bytes.
+_SLICE_BYTES, _READ_COST_BYTES, _PAUSE_S = 1 << 16, 256, 0.0001
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
-
-
-@dataclass(slots=True)
-class Origin:
-    """Where a stream comes from: model, endpoints, engine, client. Some fields are filled in while the stream runs."""
-
-    vantage: str = "client"
-    model: str = ""
-    provider: str = ""
-    transport: str = "iterator"
-    route: str = ""
-    engine_id: str = ""
-    conversation_id: str = ""
-    client_hash: str = ""
-    client_address: str = ""
-    client_port: int = 0
-    server_address: str = ""
-    server_port: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How and when (monotonic time) a stream ended."""
-
-    time_ns: int
-    outcome: str
-    error_type: str = ""
-
-
-@dataclass(slots=True)
-class Columns:
-    """A stream's chunks by column: one value per chunk; ``None`` is an unknown column.
-
-    ``times``: monotonic ns. ``holds_ns``: consumer time. ``dropped``: number of chunks above the limit, which are not in the columns.
-    ``probes``: one per probed read: its time, the bytes in the receive queue before it, and ms since data had last arrived.
-    """
-
-    times: list[int]
-    sizes: list[int]
-    tokens: list[int] | None
-    kinds: list[int]
-    holds_ns: list[int] | None
-    dropped: int
-    probes: list[tuple[int, int, int]]
-
-
-def outcome_of(error: BaseException) -> tuple[str, str]:
-    """Return (outcome, error type) of a stream that this exception ended.
-
-    Cancels and time-outs are recognised by the names of the exception's classes, so that no HTTP library need be imported.
-    """
-    names = [kind.__name__ for kind in type(error).__mro__]
-    if any(name in _CANCEL_CLASSES for name in names):
-        return "client_cancel", ""
-    qualified = f"{type(error).__module__}.{type(error).__qualname__}"
-    if any("Timeout" in name for name in names):
-        return "timeout", qualified
-    return "upstream_error", qualified
-
-
-def _is_plain(sizes: Sequence[Any], tokens: Sequence[Any], kinds: Sequence[Any]) -> bool:
-    """Whether sizes and kinds are whole numbers, and tokens are or are unknown: passes over columns, not a check of each chunk."""
-    if not {*map(type, sizes), *map(type, kinds)} <= _INTEGERS or min(sizes) < 0 or not _KINDS.issuperset(kinds):
-        return False
-    given = {*map(type, tokens)}
-    return (
-        given == _UNKNOWN
-        or (given <= _INTEGERS and min(tokens) >= 0)
-        or all(each is None or type(each) is int and each >= 0 for each in tokens)
-    )
-
-
-def _corrected(chunk: tuple[Any, ...]) -> tuple[int, int, int | None, int]:
-    """Return the chunk with its time and, where the arguments were right, its values."""
-    time_ns, size, tokens, kind = chunk
-    found = _check(size, tokens, kind)
-    if not found:
-        return chunk
-    wrong_call("record()", *found.split("; "))
-    return (time_ns, 0, None, _TEXT)
-
-
-def _check(size_bytes: object, tokens: object, kind: object) -> str:
-    """Return what is wrong with the arguments of ``record``; empty if nothing is."""
-    wanted = (
-        ("size_bytes", size_bytes, "a whole number of bytes"),
-        ("tokens", tokens, "a whole number or None"),
-        ("kind", kind, "a legato.Kind"),
-    )
-    for name, value, expected in wanted:
-        is_number = isinstance(value, int) and value >= 0 and (name != "kind" or value in _KINDS)
-        if not is_number and not (name == "tokens" and value is None):
-            found = f"{name}={value}" if isinstance(value, int | float) else f"{name} of type {type(value).__name__}"
-            return f"{found}; {expected}"
-    return ""
 
 
 class StreamRecorder:
@@ -137,7 +46,7 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        *("__weakref__", "held", "left_ns", "origin", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
+        *("__weakref__", "held", "left_ns", "origin", "provisional", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
         *(
             "_chunks",
             "_columns",
@@ -145,17 +54,28 @@ class StreamRecorder:
             "_end",
             "_ending",
             "_finish",
+            "_finished",
             "_holds",
+            "_last_read_ns",
             "_lags",
             "_lock",
             "_probes",
             "_read_holds",
             "_reads",
-            "_scanner",
+            "_source",
         ),
     )
 
-    def __init__(self, origin: Origin, span: Span, start_ns: int, finish: Callable[[StreamRecorder], None], *, sse: bool = False) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        span: Span,
+        start_ns: int,
+        finish: Callable[[StreamRecorder], None],
+        *,
+        sse: bool = False,
+        body: Body | None = None,
+    ) -> None:
         self.origin = origin
         self.span = span
         self.span_id = span.get_span_context().span_id
@@ -165,6 +85,10 @@ class StreamRecorder:
         self.rev = 0
         self.left_ns = 0
         """Monotonic time at which the application left its loop over the stream without closing it; 0 if it has not."""
+        self.provisional = False
+        """Whether the stream counts only once its events are known as those of a model's response."""
+        self._last_read_ns = 0
+        self._finished = False
         self._finish = finish
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -181,7 +105,7 @@ class StreamRecorder:
         """``held(ns)`` records a hold: the time from handing a chunk to the application to its request for the next. Call it once for each
         chunk handed over, in order.
         """
-        self._scanner = Scanner() if sse else None
+        self._source: Body | Scanner | None = body or (Scanner() if sse else None)
         self._columns = Columns([], [], [], [], None, 0, [])
         self._content_ns = start_ns
 
@@ -287,23 +211,40 @@ class StreamRecorder:
             if self._scanner is not None:
                 self._copy_scanned(self._scanner)
             columns = self._columns
-            if self._holds or self._read_holds:
+            if self._holds or self._read_holds or self._lags:
                 columns.holds_ns = self._holds_of(len(columns.times))
             return columns
 
+    @property
+    def _scanner(self) -> Scan | None:
+        return self._source.scan if self._source is not None else None
+
     def _parse(self) -> None:
         """Move the recorded reads into the scanner, or the recorded chunks into the columns: work for what is new, not for the whole
-        stream."""
-        if self._scanner is None:
+        stream. Between slices other threads may run: many streams that end together must not delay those that go on."""
+        if self._source is None:
             self._take_chunks()
             return
-        reads, scanner = self._reads, self._scanner
+        # Read before the reads: no read follows an end.
+        is_ended = self._end is not None
+        reads, feed, slice_bytes = self._reads, self._source.feed, 0
         while reads:
             time_ns, data = reads.popleft()
             self.wire_bytes = (self.wire_bytes or 0) + len(data)
-            scanner.feed(time_ns, data)
+            self._last_read_ns = time_ns
+            feed(time_ns, data)
+            slice_bytes += len(data) + _READ_COST_BYTES
+            if slice_bytes > _SLICE_BYTES:
+                slice_bytes = 0
+                time.sleep(_PAUSE_S)
+        if is_ended and not self._finished:
+            self._finished = True
+            self._source.finish(self._last_read_ns or self.start_ns)
+        scanner = self._source.scan
+        if scanner.format is not None and not self.origin.provider:
+            self.origin.provider = scanner.format.provider
 
-    def _copy_scanned(self, scanner: Scanner) -> None:
+    def _copy_scanned(self, scanner: Scan) -> None:
         columns = self._columns
         columns.dropped = max(0, len(scanner.times) - CHUNKS_MAX)
         columns.times, columns.sizes, columns.kinds = scanner.times[:CHUNKS_MAX], scanner.sizes[:CHUNKS_MAX], scanner.kinds[:CHUNKS_MAX]
@@ -349,8 +290,8 @@ class StreamRecorder:
             else:
                 batch = [chunks.popleft() for _ in range(min(len(chunks), room))]
             times, sizes, tokens, kinds = zip(*batch, strict=True)
-            if not _is_plain(sizes, tokens, kinds):
-                times, sizes, tokens, kinds = zip(*map(_corrected, batch), strict=True)
+            if not is_plain(sizes, tokens, kinds):
+                times, sizes, tokens, kinds = zip(*map(corrected, batch), strict=True)
             columns.times += times
             columns.sizes += sizes
             columns.kinds += kinds
@@ -365,21 +306,42 @@ class StreamRecorder:
         """What the events reported about the response; ``None`` if the stream was not recorded as server-sent events."""
         return self._scanner.response if self._scanner is not None else None
 
+    @property
+    def is_unsure(self) -> bool:
+        """Whether it is still unknown that this is a model's response. Such a stream is not reported while it runs."""
+        scanner = self._scanner
+        if scanner is None or not (self.provisional or scanner.is_foreign):
+            return False
+        if not scanner.is_recognised:
+            self.parse()
+            scanner = self._scanner or scanner
+        return not scanner.is_recognised
+
     def final_end(self) -> End | None:
-        """Return the end after parsing; ``None`` before ``end``. An end reported by the response overrides how reading it ended."""
+        """Return the end after parsing; ``None`` before ``end``, and for a stream that is not kept.
+
+        An end reported by the response overrides how reading it ended. A complete response ends with its last byte.
+        """
         end, response = self._end, self.response
         if end is None or response is None:
             return end
+        if self.is_unsure:
+            return None
         if response.error:
             return End(end.time_ns, "upstream_error", response.error)
+        if response.cancelled:
+            return End(end.time_ns, "client_cancel")
         if "abort" in response.finish_reasons:
             return End(end.time_ns, "engine_abort", end.error_type)
+        last_ns = self._last_read_ns or end.time_ns
         if response.done or response.finish_reasons:
-            return End(end.time_ns, "complete")
-        if end.outcome == "complete":
+            return End(last_ns, "complete")
+        if end.outcome != "complete":
+            return end
+        if response.expects_end:
             # The body ended normally but the response did not, so an intermediary closed it early.
             return End(end.time_ns, "upstream_error", "stream_truncated")
-        return end
+        return End(last_ns, "complete")
 
 
 class CheckedRecorder(StreamRecorder):
@@ -389,7 +351,7 @@ class CheckedRecorder(StreamRecorder):
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk. Raises ``TypeError`` for a wrong argument."""
-        if found := _check(size_bytes, tokens, kind):
+        if found := wrong_argument(size_bytes, tokens, kind):
             what, expected = found.split("; ")
             raise TypeError(f"record() got {what}: expected {expected}")
         super().record(size_bytes, tokens, kind)
