@@ -7,6 +7,7 @@
 
 from legato._context import context
 from legato._errors import ConfigurationError
+from legato._httpx import instrument_httpx, uninstrument_httpx
 from legato._openai import instrument_openai, uninstrument_openai
 from legato._otlp import configure
 from legato._recorder import StreamRecorder
@@ -24,9 +25,11 @@ __all__ = [
     "configure",
     "context",
     "flush",
+    "instrument_httpx",
     "instrument_openai",
     "stats",
     "stream",
+    "uninstrument_httpx",
     "uninstrument_openai",
     "wrap",
 ]

@@ -65,8 +65,15 @@ def _ollama(content: str, **more: Any) -> bytes:
     return _json({"model": "m-1", "created_at": "2026-11-23T12:00:00Z", "message": message, "done": False, **more}) + b"\n"
 
 
-_CLAUDE_MESSAGE = {"id": "msg-1", "type": "message", "role": "assistant", "model": "m-1", "content": [], "stop_reason": None}
-_RESPONSE = {"id": "resp-1", "object": "response", "model": "m-1", "status": "in_progress", "output": []}
+_CLAUDE_MESSAGE: dict[str, Any] = {
+    "id": "msg-1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m-1",
+    "content": [],
+    "stop_reason": None,
+}
+_RESPONSE: dict[str, Any] = {"id": "resp-1", "object": "response", "model": "m-1", "status": "in_progress", "output": []}
 _OLLAMA_END = {"done_reason": "stop", "total_duration": 1, "prompt_eval_count": 7, "eval_count": 5}
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 
