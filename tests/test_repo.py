@@ -46,7 +46,6 @@ TESTED_BY = {
     "ingest/legato_ingest/storage/clients.py": "tests/ingest/storage/test_server.py",
     "sdk/legato/_spans.py": "tests/sdk/test_recorder.py",
     "sdk/legato/_worker.py": "tests/sdk/test_recorder.py",
-    "sdk/legato/_wrap.py": "tests/sdk/test_openai.py",
 }
 
 

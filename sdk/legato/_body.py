@@ -25,7 +25,10 @@ _LINES = (
 _BINARY = ("application/vnd.amazon.eventstream",)
 # A body of plain text may be a stream with a missing content type: one of these starts, or the first line of the AI SDK's data stream.
 _SSE_START = re.compile(rb"\s*(?:data: ?[\[{]|event: ?\w)")
+_SSE_LINE = re.compile(rb"\s*(?:(?:data|event|id|retry):|:)")
 _PART_START = re.compile(rb'[0-9a-j]:["{\[]')
+# Only where even the content type is unknown: an answer in plain text may be JSON, too.
+_JSON_START = re.compile(rb'\s*(?:\[\s*\{|\{\s*")')
 _DECIDED_BYTES = 24
 
 
@@ -43,15 +46,17 @@ def is_streamed(content_type: str) -> bool:
 class Body:
     """The reads of one body. ``scan`` is the scanner that they go to, once that is known.
 
-    ``expects_end``: a body that ends without any event was cut. ``is_array``: the body of Gemini's API without server-sent events.
+    ``content_type``: empty if unknown. ``expects_end``: a body that ends without any event was cut. ``is_array``: the body of Gemini's API
+    without server-sent events.
     """
 
-    __slots__ = ("_decoder", "_waiting", "scan")
+    __slots__ = ("_decoder", "_is_unknown", "_waiting", "scan")
 
     def __init__(self, content_type: str = EVENT_STREAM, encoding: str = "", *, expects_end: bool = False, is_array: bool = False) -> None:
         self.scan: Scan = _scanner_of(media_type(content_type), is_array)
         self.scan.response.expects_end = expects_end and media_type(content_type) == EVENT_STREAM
-        self._waiting: list[tuple[int, bytes]] | None = [] if media_type(content_type) == PLAIN_TEXT else None
+        self._is_unknown = not content_type
+        self._waiting: list[tuple[int, bytes]] | None = [] if media_type(content_type) in ("", PLAIN_TEXT) else None
         self._decoder: Decoder | None = None
         if encoding.strip().lower() not in ("", "identity"):
             self._decoder = decoder_of(encoding.strip().lower())
@@ -84,10 +89,12 @@ class Body:
         """Choose the scanner of plain text by its first bytes, and give it the reads that waited."""
         self._waiting = None
         start = b"".join(data for _, data in reads)
-        if _SSE_START.match(start):
+        if (_SSE_LINE if self._is_unknown else _SSE_START).match(start):
             self.scan = Scanner(None)
         elif _PART_START.match(start):
             self.scan = PartScanner()
+        elif self._is_unknown and _JSON_START.match(start):
+            self.scan = ArrayScanner() if start.lstrip().startswith(b"[") else LineScanner()
         for time_ns, data in reads:
             if data:
                 self.scan.feed(time_ns, data)

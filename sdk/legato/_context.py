@@ -13,11 +13,23 @@ from typing import Any
 
 from opentelemetry import trace
 
-__all__ = ["client_hash", "context", "current_client", "current_conversation", "is_recorded", "parent_context", "recorded", "serving"]
+__all__ = [
+    "client_hash",
+    "context",
+    "current_client",
+    "current_conversation",
+    "is_recorded",
+    "parent_context",
+    "recorded",
+    "serving",
+    "supersede_outer",
+    "superseding",
+]
 
 _client: ContextVar[str] = ContextVar("legato_client", default="")
 _conversation: ContextVar[str] = ContextVar("legato_conversation", default="")
 _request: ContextVar[Callable[[], Any] | None] = ContextVar("legato_request", default=None)
+_outer: ContextVar[Callable[[], None] | None] = ContextVar("legato_outer", default=None)
 _recorded: ContextVar[bool] = ContextVar("legato_recorded", default=False)
 
 
@@ -76,6 +88,23 @@ def recorded() -> Iterator[None]:
 def is_recorded() -> bool:
     """Whether an instrumentation above records the request that is sent now."""
     return _recorded.get()
+
+
+@contextmanager
+def superseding(supersede: Callable[[], None]) -> Iterator[None]:
+    """Inside, ``supersede`` is called if an instrumentation begins to record a stream."""
+    token = _outer.set(supersede)
+    try:
+        yield
+    finally:
+        _outer.reset(token)
+
+
+def supersede_outer() -> None:
+    """Report that an instrumentation records the stream that begins now."""
+    supersede = _outer.get()
+    if supersede is not None:
+        supersede()
 
 
 def client_hash(client: str, key: str) -> str:

@@ -118,19 +118,20 @@ def _attach(sent: SentRequest, response: Any, make: Callable[..., Any]) -> None:
     if recorder is not None:
         connection_of(response, recorder.origin)
         response.stream = make(recorder, response)
+        response._legato = recorder
 
 
 def _stream_class(package: Any) -> Callable[..., Any]:
     class RecordedStream(package.SyncByteStream):  # type: ignore[misc]
         def __init__(self, recorder: Any, response: Any) -> None:
-            self.legato = Reads(recorder, response, holds=True)
+            self._reads = Reads(recorder, response, holds=True)
             self._source = response.stream
 
         def __iter__(self) -> Any:
-            return self.legato.iterate(iter(self._source))
+            return self._reads.iterate(iter(self._source))
 
         def close(self) -> None:
-            self.legato.closing()
+            self._reads.closing()
             self._source.close()
 
     return RecordedStream
@@ -139,14 +140,14 @@ def _stream_class(package: Any) -> Callable[..., Any]:
 def _async_stream_class(package: Any) -> Callable[..., Any]:
     class RecordedStream(package.AsyncByteStream):  # type: ignore[misc]
         def __init__(self, recorder: Any, response: Any) -> None:
-            self.legato = AsyncReads(recorder, response, holds=True)
+            self._reads = AsyncReads(recorder, response, holds=True)
             self._source = response.stream
 
         def __aiter__(self) -> Any:
-            return self.legato.iterate(aiter(self._source))
+            return self._reads.iterate(aiter(self._source))
 
         async def aclose(self) -> None:
-            self.legato.closing()
+            self._reads.closing()
             await self._source.aclose()
 
     return RecordedStream

@@ -16,7 +16,7 @@ from opentelemetry import propagate, trace
 
 from legato._body import OPENAI_PATHS
 from legato._clock import now_ns
-from legato._context import recorded
+from legato._context import recorded, supersede_outer
 from legato._errors import ConfigurationError, guard
 from legato._hosts import provider_at
 from legato._reads import AsyncReads, Reads, connection_of
@@ -24,7 +24,7 @@ from legato._recorder import Origin, StreamRecorder
 from legato._state import settings
 from legato._stream import begin
 
-__all__ = ["instrument_openai", "uninstrument_openai"]
+__all__ = ["ItemIterator", "instrument_openai", "uninstrument_openai"]
 
 _originals: dict[type, Callable[..., Any]] = {}
 
@@ -105,6 +105,7 @@ def _begin(client: Any, options: Any) -> StreamRecorder | None:
             server_address=str(getattr(url, "host", "") or ""),
             server_port=int(getattr(url, "port", None) or (443 if getattr(url, "scheme", "") == "https" else 80)),
         )
+        supersede_outer()
         recorder = begin(origin, sse=True)
         given = options.headers if isinstance(options.headers, dict) else {}
         headers = dict(given)
@@ -162,7 +163,7 @@ class _AsyncReads(AsyncReads):
         await self._close()
 
 
-class _ItemIterator:
+class ItemIterator:
     """Common part of the sync and the async iterator over a stream's items.
 
     A hold is the time from handing an item to the application to the application's request for the next item.
@@ -191,7 +192,7 @@ class _ItemIterator:
         return True
 
 
-class _Items(_ItemIterator):
+class _Items(ItemIterator):
     """Replaces the iterator of a synchronous stream."""
 
     exhausted = StopIteration
@@ -220,7 +221,7 @@ class _Items(_ItemIterator):
         self._source.close()
 
 
-class _AsyncItems(_ItemIterator):
+class _AsyncItems(ItemIterator):
     """Replaces the iterator of an asynchronous stream."""
 
     exhausted = StopAsyncIteration

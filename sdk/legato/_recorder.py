@@ -13,11 +13,12 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legato._arguments import corrected, is_plain, wrong_argument
 from legato._body import Body
 from legato._clock import now_ns
+from legato._items import Items
 from legato._records import Columns, End, Origin, outcome_of
 from legato._response import ResponseInfo
 from legato._scan import Scan
@@ -56,6 +57,7 @@ class StreamRecorder:
             "_finish",
             "_finished",
             "_holds",
+            "_is_discarded",
             "_last_read_ns",
             "_lags",
             "_lock",
@@ -74,7 +76,7 @@ class StreamRecorder:
         finish: Callable[[StreamRecorder], None],
         *,
         sse: bool = False,
-        body: Body | None = None,
+        body: Body | Items | None = None,
     ) -> None:
         self.origin = origin
         self.span = span
@@ -88,7 +90,7 @@ class StreamRecorder:
         self.provisional = False
         """Whether the stream counts only once its events are known as those of a model's response."""
         self._last_read_ns = 0
-        self._finished = False
+        self._finished = self._is_discarded = False
         self._finish = finish
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -105,7 +107,7 @@ class StreamRecorder:
         """``held(ns)`` records a hold: the time from handing a chunk to the application to its request for the next. Call it once for each
         chunk handed over, in order.
         """
-        self._source: Body | Scanner | None = body or (Scanner() if sse else None)
+        self._source: Any = body or (Scanner() if sse else None)
         self._columns = Columns([], [], [], [], None, 0, [])
         self._content_ns = start_ns
 
@@ -144,6 +146,11 @@ class StreamRecorder:
             outcome, error_type = outcome_of(error)
         self._end = End(now_ns() if at_ns is None else at_ns, outcome if outcome in _OUTCOMES else "upstream_error", error_type)
         self._finish(self)
+
+    def discard(self) -> None:
+        """Forget the stream: another recorder has it."""
+        self._is_discarded = True
+        self.end()
 
     @property
     def ended(self) -> bool:
@@ -228,12 +235,15 @@ class StreamRecorder:
         # Read before the reads: no read follows an end.
         is_ended = self._end is not None
         reads, feed, slice_bytes = self._reads, self._source.feed, 0
+        counts_bytes = not isinstance(self._source, Items)
         while reads:
             time_ns, data = reads.popleft()
-            self.wire_bytes = (self.wire_bytes or 0) + len(data)
             self._last_read_ns = time_ns
             feed(time_ns, data)
-            slice_bytes += len(data) + _READ_COST_BYTES
+            if counts_bytes:
+                self.wire_bytes = (self.wire_bytes or 0) + len(data)
+                slice_bytes += len(data)
+            slice_bytes += _READ_COST_BYTES
             if slice_bytes > _SLICE_BYTES:
                 slice_bytes = 0
                 time.sleep(_PAUSE_S)
@@ -323,7 +333,9 @@ class StreamRecorder:
         An end reported by the response overrides how reading it ended. A complete response ends with its last byte.
         """
         end, response = self._end, self.response
-        if end is None or response is None:
+        if self._is_discarded or end is None:
+            return None
+        if response is None:
             return end
         if self.is_unsure:
             return None

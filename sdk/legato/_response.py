@@ -45,7 +45,8 @@ class ResponseInfo:
         """Keep a finish reason; return whether one was given."""
         if not reason:
             return False
-        self.finish_reasons.append(str(reason)[:100])
+        # An enumeration of a library has the name on the wire as its value.
+        self.finish_reasons.append(str(getattr(reason, "value", reason))[:100])
         return True
 
     def use(self, input_tokens: Any, output_tokens: Any) -> int | None:

@@ -8,6 +8,7 @@ from legato._body import Body
 from legato._clock import now_ns
 from legato._context import client_hash, current_client, current_conversation, parent_context
 from legato._errors import is_test
+from legato._items import Items
 from legato._recorder import CheckedRecorder, Origin, StreamRecorder
 from legato._spans import start_span
 from legato._state import settings
@@ -17,7 +18,13 @@ __all__ = ["begin", "stream"]
 
 
 def begin(
-    origin: Origin, *, start_ns: int | None = None, context: Any = None, sse: bool = False, body: Body | None = None, span: Any = None
+    origin: Origin,
+    *,
+    start_ns: int | None = None,
+    context: Any = None,
+    sse: bool = False,
+    body: Body | Items | None = None,
+    span: Any = None,
 ) -> StreamRecorder:
     """Return a recorder for a new stream, with its span started and the worker tracking it.
 
