@@ -2,12 +2,13 @@
 
 >>> import legato
 >>> legato.configure()             # export to `legato serve`; not needed if the application's tracer provider exports already
->>> legato.instrument_openai()     # record every stream of the openai package from now on
+>>> legato.instrument()            # record every stream of openai, anthropic, google-genai, ollama and httpx from now on
 """
 
 from legato._context import context
 from legato._errors import ConfigurationError
 from legato._httpx import instrument_httpx, uninstrument_httpx
+from legato._instrument import instrument, uninstrument
 from legato._openai import instrument_openai, uninstrument_openai
 from legato._otlp import configure
 from legato._recorder import StreamRecorder
@@ -25,10 +26,12 @@ __all__ = [
     "configure",
     "context",
     "flush",
+    "instrument",
     "instrument_httpx",
     "instrument_openai",
     "stats",
     "stream",
+    "uninstrument",
     "uninstrument_httpx",
     "uninstrument_openai",
     "wrap",

@@ -41,6 +41,11 @@ class ServedStream:
         self._first: tuple[int, bytes] | None = None
         self.recorder: StreamRecorder | None = None
 
+    @property
+    def is_candidate(self) -> bool:
+        """Whether the response may be a stream, as far as its headers show."""
+        return self.recorder is not None or self._body is not None
+
     def context(self) -> Any:
         """Return the context for what the server does for this request. Its span starts here if the response has not begun."""
         if self._span is None:

@@ -200,6 +200,16 @@ def test_it_can_be_undone(url: str, spans: Spans) -> None:
     assert spans() == []
 
 
+def test_everything_at_once(url: str, spans: Spans) -> None:
+    """`legato.instrument()` names what it instrumented, and `uninstrument` undoes all of it."""
+    assert legato.instrument() == ("openai", "httpx", "httpx2")
+    ask(url, "anthropic")
+    legato.uninstrument()
+    ask(url, "anthropic")
+    legato.instrument_httpx()
+    assert len(spans()) == 1
+
+
 @pytest.mark.parametrize(
     ("path", "content", "expected"),
     [
