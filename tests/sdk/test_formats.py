@@ -47,7 +47,7 @@ def split(data: bytes, draw: st.DataObject) -> list[bytes]:
 
 
 def outcome(reads: list[bytes], content_type: str, **more: Any) -> tuple[str, str]:
-    """Return outcome and error type of a stream whose body ended normally after these reads."""
+    """Return outcome and error type of a stream with a body that ended normally after these reads."""
     origin = Origin()
     recorder = StreamRecorder(origin, start_span(origin, 0), 0, lambda _: None, body=Body(content_type, **more))
     for time_ns, data in enumerate(reads):

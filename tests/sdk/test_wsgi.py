@@ -33,7 +33,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterator[bytes]:
-    """Stream the format that the path names; `/page` is no stream, `/inner` streams from a client of its own."""
+    """Stream the format that the path names; `/page` is no stream, `/inner` also reads a stream."""
     path, _, extra = environ["PATH_INFO"][1:].partition("+")
     if path == "page":
         start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])

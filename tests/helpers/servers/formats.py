@@ -1,7 +1,7 @@
 """A server that streams `FORMATS`, for tests of middlewares and clients: the path names the format, and the query what happens.
 
 `?cut` leaves out the end, `?gzip` compresses, `?pause=S` sleeps S seconds between the words, `?break` drops the connection, `?status=N`
-answers with a status. Any path whose last part is a format will do, so that clients of each provider find theirs by `at`.
+answers with a status. `at` adds paths at which the clients of a provider find their format.
 """
 
 from __future__ import annotations
