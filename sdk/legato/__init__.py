@@ -5,6 +5,7 @@
 >>> legato.instrument()            # record every stream of openai, anthropic, google-genai, ollama and httpx from now on
 """
 
+from legato._aiohttp import instrument_aiohttp, uninstrument_aiohttp
 from legato._context import context
 from legato._errors import ConfigurationError
 from legato._httpx import instrument_httpx, uninstrument_httpx
@@ -12,6 +13,7 @@ from legato._instrument import instrument, uninstrument
 from legato._openai import instrument_openai, uninstrument_openai
 from legato._otlp import configure
 from legato._recorder import StreamRecorder
+from legato._requests import instrument_requests, uninstrument_requests
 from legato._stream import stream
 from legato._timeline import Kind
 from legato._version import __version__
@@ -27,12 +29,16 @@ __all__ = [
     "context",
     "flush",
     "instrument",
+    "instrument_aiohttp",
     "instrument_httpx",
     "instrument_openai",
+    "instrument_requests",
     "stats",
     "stream",
     "uninstrument",
+    "uninstrument_aiohttp",
     "uninstrument_httpx",
     "uninstrument_openai",
+    "uninstrument_requests",
     "wrap",
 ]

@@ -19,13 +19,18 @@ from legato._lines import MessageScanner
 from legato._recorder import Origin, StreamRecorder
 from legato._stream import begin
 
-__all__ = ["App", "Message", "Receive", "Scope", "Send", "SocketRecording"]
+__all__ = ["App", "Message", "Receive", "Scope", "Send", "SocketRecording", "request_headers"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def request_headers(scope: Scope) -> dict[str, str]:
+    """Return the headers of a connection's request, with names in lower case."""
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 class SocketRecording:
@@ -35,8 +40,7 @@ class SocketRecording:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, origin: Callable[[Scope], Origin]) -> None:
         self._scope, self._receive, self._send, self._origin = scope, receive, send, origin
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        self._parent = propagate.extract(headers)
+        self._parent = propagate.extract(request_headers(scope))
         self._asked_ns = self._last_ns = self._messages = 0
         self._recorder: StreamRecorder | None = None
 

@@ -83,8 +83,8 @@ class SentRequest:
             if self._is_wanted:
                 self._begin(Body()).end(error=error)
 
-    def answered(self, status: int, headers: Mapping[str, str]) -> StreamRecorder | None:
-        """Return the recorder for the response's body; ``None`` if it is no stream."""
+    def answered(self, status: int, headers: Mapping[str, str], *, is_decoded: bool = False) -> StreamRecorder | None:
+        """Return the recorder for the response's body; ``None`` if it is no stream. ``is_decoded``: the reads will be decompressed."""
         if status >= 400:
             if self._is_wanted and (status >= 500 or status == 429):
                 self._begin(Body()).end("upstream_error", error_type=f"http_{status}")
@@ -94,7 +94,9 @@ class SentRequest:
         if not (is_streamed(kind) or is_array or (kind == PLAIN_TEXT and self._is_wanted)):
             return None
         expects_end = self._path.endswith(OPENAI_PATHS)
-        recorder = self._begin(Body(kind, headers.get("content-encoding", ""), expects_end=expects_end, is_array=is_array))
+        recorder = self._begin(
+            Body(kind, "" if is_decoded else headers.get("content-encoding", ""), expects_end=expects_end, is_array=is_array)
+        )
         recorder.provisional = not self._is_wanted and self._method != "POST"
         recorder.ttfb_ns = now_ns()
         return recorder

@@ -26,15 +26,15 @@ __all__ = ["ServedStream"]
 class ServedStream:
     """One request at a server. Its recorder is created once the response shows a stream; its start is the request's arrival.
 
-    ``headers``: those of the request, with names in lower case. ``is_named``: a configured path names the route.
+    ``headers`` returns those of the request, with names in lower case; most requests are no streams and need none. ``is_named``: a
+    configured path names the route.
     """
 
-    __slots__ = ("_body", "_first", "_origin", "_parent", "_span", "_start_ns", "_wants_unknown", "recorder")
+    __slots__ = ("_body", "_first", "_headers", "_origin", "_span", "_start_ns", "_wants_unknown", "recorder")
 
-    def __init__(self, origin: Origin, headers: Mapping[str, str], method: str, *, is_named: bool) -> None:
+    def __init__(self, origin: Origin, headers: Callable[[], Mapping[str, str]], method: str, *, is_named: bool) -> None:
         self._start_ns = now_ns()
-        self._origin = origin
-        self._parent = propagate.extract(headers)
+        self._origin, self._headers = origin, headers
         self._wants_unknown = is_named or method == "POST"
         self._span: trace.Span | None = None
         self._body: Body | None = None
@@ -49,7 +49,7 @@ class ServedStream:
     def context(self) -> Any:
         """Return the context for what the server does for this request. Its span starts here if the response has not begun."""
         if self._span is None:
-            self._span = start_span(self._origin, self._start_ns, self._parent)
+            self._span = start_span(self._origin, self._start_ns, propagate.extract(self._headers()))
         return trace.set_span_in_context(self._span)
 
     @contextmanager
@@ -83,7 +83,8 @@ class ServedStream:
                 self.recorder.read((now_ns(), body))
 
     def _begin(self, body: Body) -> None:
-        recorder = begin(self._origin, start_ns=self._start_ns, context=self._parent, body=body, span=self._span)
+        parent = None if self._span is not None else propagate.extract(self._headers())
+        recorder = begin(self._origin, start_ns=self._start_ns, context=parent, body=body, span=self._span)
         recorder.provisional = not self._wants_unknown
         recorder.ttfb_ns = now_ns()
         self.recorder, self._span = recorder, recorder.span

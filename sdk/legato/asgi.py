@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from legato._asgi_socket import App, Message, Receive, Scope, Send, SocketRecording
+from legato._asgi_socket import App, Message, Receive, Scope, Send, SocketRecording, request_headers
 from legato._errors import guard
 from legato._otlp import configure
 from legato._recorder import Origin
@@ -69,8 +69,8 @@ class StreamMiddleware:
             return SocketRecording(scope, receive, send, self._origin) if is_named else None
         if self.paths is not None and not is_named:
             return None
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        return _HttpRecording(receive, send, ServedStream(self._origin(scope), headers, scope["method"], is_named=is_named))
+        stream = ServedStream(self._origin(scope), lambda: request_headers(scope), scope["method"], is_named=is_named)
+        return _HttpRecording(receive, send, stream)
 
     def _origin(self, scope: Scope) -> Origin:
         client, server = scope.get("client") or ("", 0), scope.get("server") or ("", 0)

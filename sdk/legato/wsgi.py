@@ -72,7 +72,6 @@ class StreamMiddleware:
         is_named = self.paths is not None and path.endswith(self.paths)
         if self.paths is not None and not is_named:
             return None
-        headers = {name[5:].replace("_", "-").lower(): str(value) for name, value in environ.items() if name.startswith("HTTP_")}
         host, port = str(environ.get("SERVER_NAME", "")), str(environ.get("SERVER_PORT", ""))
         client_port = str(environ.get("REMOTE_PORT", ""))
         origin = Origin(
@@ -85,7 +84,11 @@ class StreamMiddleware:
             server_address=host,
             server_port=int(port) if port.isdecimal() else 0,
         )
-        return ServedStream(origin, headers, str(environ.get("REQUEST_METHOD", "")), is_named=is_named)
+        return ServedStream(origin, lambda: _headers(environ), str(environ.get("REQUEST_METHOD", "")), is_named=is_named)
+
+
+def _headers(environ: Environ) -> dict[str, str]:
+    return {name[5:].replace("_", "-").lower(): str(value) for name, value in environ.items() if name.startswith("HTTP_")}
 
 
 class _RecordedBody:

@@ -23,6 +23,10 @@ from helpers.builders.completions import completions_server
 from helpers.builders.formats import FORMATS, WORDS
 from helpers.servers.formats import formats_app
 from helpers.servers.serving import served
+from legato._body import Body
+from legato._recorder import Origin, StreamRecorder
+from legato._spans import start_span
+from legato._worker import Worker
 from legato.asgi import StreamMiddleware
 
 Spans = Callable[[], list[ReadableSpan]]
@@ -199,3 +203,22 @@ def test_answers_over_a_websocket(spans: Spans, columns: Columns) -> None:
     assert [(span.attributes or {})["legato.stream.outcome"] for span in found] == ["complete"] * 2
     assert [columns(span)["sizes"] for span in found] == [[len(word.encode()) for word in WORDS]] * 2
     assert {(span.attributes or {})["legato.stream.transport"] for span in found} == {"websocket"}
+
+
+def test_an_unknown_stream_of_a_get_request_is_not_reported_while_it_runs(spans: Spans) -> None:
+    """No snapshot and no silence of what may be notifications; the same stream in a known format has its snapshot."""
+    now = [0]
+    worker = Worker(1_000, lambda: now[0])
+    worker._start = lambda: None  # type: ignore[method-assign]
+    for name in ("own-text", "anthropic"):
+        now[0] = 0
+        origin = Origin(model=name)
+        recorder = StreamRecorder(origin, start_span(origin, 0), 0, worker._complete, body=Body("text/event-stream"))
+        recorder.provisional = True
+        worker.watch(recorder)
+        for event in FORMATS[name].events:
+            recorder.read((1, event))
+        now[0] = 40_000_000_000
+        worker.tick()
+        recorder.end()
+    assert [span.name for span in spans()] == ["legato.stream.snapshot", "chat anthropic"]

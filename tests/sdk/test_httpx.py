@@ -202,7 +202,7 @@ def test_it_can_be_undone(url: str, spans: Spans) -> None:
 
 def test_everything_at_once(url: str, spans: Spans) -> None:
     """`legato.instrument()` names what it instrumented, and `uninstrument` undoes all of it."""
-    assert legato.instrument() == ("openai", "httpx", "httpx2")
+    assert {"openai", "httpx", "httpx2"} <= set(legato.instrument())
     ask(url, "anthropic")
     legato.uninstrument()
     ask(url, "anthropic")
