@@ -16,7 +16,7 @@ from opentelemetry import propagate, trace
 
 from legato._body import OPENAI_PATHS
 from legato._clock import now_ns
-from legato._context import recorded, supersede_outer
+from legato._context import is_recorded, recorded, supersede_outer
 from legato._errors import ConfigurationError, guard
 from legato._hosts import provider_at
 from legato._reads import AsyncReads, Reads, connection_of
@@ -41,8 +41,16 @@ def instrument_openai() -> None:
     if _originals or settings().disabled:
         return
     for client, patch in ((SyncAPIClient, _patched), (AsyncAPIClient, _patched_async)):
-        _originals[client] = client.request
-        client.request = patch(client.request)  # type: ignore[method-assign]
+        # Other instrumentations may have given a subclass its own `request`, which then never reaches that of the base class.
+        for each in (client, *(sub for sub in _subclasses(client) if "request" in vars(sub))):
+            _originals[each] = each.request
+            each.request = patch(each.request)
+
+
+def _subclasses(client: Any) -> Iterator[Any]:
+    for each in client.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def uninstrument_openai() -> None:
@@ -93,7 +101,7 @@ def _patched_async(original: Callable[..., Any]) -> Callable[..., Any]:
 def _begin(client: Any, options: Any) -> StreamRecorder | None:
     """Start a recorder and add its trace context to the request's headers; return ``None`` for requests that are not recorded."""
     with guard("instrument_openai"):
-        if not str(getattr(options, "url", "")).endswith(OPENAI_PATHS):
+        if is_recorded() or not str(getattr(options, "url", "")).endswith(OPENAI_PATHS):
             return None
         body = options.json_data if isinstance(options.json_data, dict) else {}
         url = getattr(client, "base_url", None)

@@ -242,3 +242,14 @@ def test_plain_text_is_content() -> None:
     """Each read of it, also where it looks like a format only at first."""
     assert content(read([b"data is", b" a word", b", and 0:1 no part"], "text/plain")) == [7, 7, 17]
     assert content(read([b"", b"a"], "text/plain")) == [1]
+
+
+def test_a_blocked_loop_is_a_hold_also_without_other_holds() -> None:
+    """Lags count where the application's holds are unknown."""
+    origin = Origin()
+    recorder = StreamRecorder(origin, start_span(origin, 0), 0, lambda _: None, body=Body("text/event-stream"))
+    for time_ns in (1_000, 9_000):
+        recorder.read((time_ns, FORMATS["anthropic"].words[0]))
+    recorder.late(9_000, 5_000)
+    assert recorder.digest().holds_ns == [5_000, 0]
+    recorder.end()
