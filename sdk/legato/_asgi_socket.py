@@ -12,7 +12,6 @@ from typing import Any
 
 from opentelemetry import propagate
 
-from legato._body import Body
 from legato._clock import now_ns
 from legato._errors import guard
 from legato._lines import MessageScanner
@@ -71,9 +70,8 @@ class SocketRecording:
 
     def _sent(self, data: bytes) -> None:
         if self._recorder is None:
-            body = Body()
-            body.scan = MessageScanner()
-            self._recorder = begin(self._origin(self._scope), start_ns=self._asked_ns, context=self._parent, body=body)
+            origin = self._origin(self._scope)
+            self._recorder = begin(origin, start_ns=self._asked_ns, context=self._parent, body=MessageScanner())
             # Not reported while it runs: whether an answer goes on is known only at the next message.
             self._recorder.provisional = True
             self._recorder.ttfb_ns = self._last_ns

@@ -7,6 +7,7 @@ known. The middlewares and transports ask `is_streamed` whether a content type i
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from legato._decode import Decoder, decoder_of
 from legato._lines import ArrayScanner, LineScanner, PartScanner, RawScanner
@@ -50,7 +51,7 @@ class Body:
     without server-sent events.
     """
 
-    __slots__ = ("_decoder", "_is_unknown", "_waiting", "scan")
+    __slots__ = ("_decoder", "_is_unknown", "_waiting", "feed", "scan")
 
     def __init__(self, content_type: str = EVENT_STREAM, encoding: str = "", *, expects_end: bool = False, is_array: bool = False) -> None:
         self.scan: Scan = _scanner_of(media_type(content_type), is_array)
@@ -62,9 +63,11 @@ class Body:
             self._decoder = decoder_of(encoding.strip().lower())
             if self._decoder is None:
                 self._give_up()
+        is_direct = self._waiting is None and self._decoder is None
+        self.feed: Callable[[int, bytes], None] = self.scan.feed if is_direct else self._feed
+        """``feed(time_ns, data)`` adds the bytes of one read: to the scanner itself if nothing stands between."""
 
-    def feed(self, time_ns: int, data: bytes) -> None:
-        """Add the bytes of one read."""
+    def _feed(self, time_ns: int, data: bytes) -> None:
         if self._decoder is not None:
             decoded = self._decoder.decode(data)
             if decoded is None:

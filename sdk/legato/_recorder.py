@@ -34,9 +34,8 @@ __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamReco
 _TEXT = int(Kind.TEXT)
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
-# Parsing pauses after a slice of about a millisecond, so that threads of the application get the interpreter. A read costs as much as
-# some hundred bytes.
-_SLICE_BYTES, _READ_COST_BYTES, _PAUSE_S = 1 << 16, 256, 0.0001
+# Parsing pauses after a slice of a millisecond, so that threads of the application get the interpreter. The clock is read every 32 reads.
+_SLICE_NS, _PAUSE_S, _CLOCK_MASK = 1_000_000, 0.0001, 31
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
 
 
@@ -76,7 +75,7 @@ class StreamRecorder:
         finish: Callable[[StreamRecorder], None],
         *,
         sse: bool = False,
-        body: Body | Items | None = None,
+        body: Body | Items | Scan | None = None,
     ) -> None:
         self.origin = origin
         self.span = span
@@ -234,7 +233,7 @@ class StreamRecorder:
             return
         # Read before the reads: no read follows an end.
         is_ended = self._end is not None
-        reads, feed, slice_bytes = self._reads, self._source.feed, 0
+        reads, feed, count, until = self._reads, self._source.feed, 0, now_ns() + _SLICE_NS
         counts_bytes = not isinstance(self._source, Items)
         while reads:
             time_ns, data = reads.popleft()
@@ -242,11 +241,10 @@ class StreamRecorder:
             feed(time_ns, data)
             if counts_bytes:
                 self.wire_bytes = (self.wire_bytes or 0) + len(data)
-                slice_bytes += len(data)
-            slice_bytes += _READ_COST_BYTES
-            if slice_bytes > _SLICE_BYTES:
-                slice_bytes = 0
+            count += 1
+            if not count & _CLOCK_MASK and now_ns() > until:
                 time.sleep(_PAUSE_S)
+                until = now_ns() + _SLICE_NS
         if is_ended and not self._finished:
             self._finished = True
             self._source.finish(self._last_read_ns or self.start_ns)

@@ -10,6 +10,7 @@ from legato._context import client_hash, current_client, current_conversation, p
 from legato._errors import is_test
 from legato._items import Items
 from legato._recorder import CheckedRecorder, Origin, StreamRecorder
+from legato._scan import Scan
 from legato._spans import start_span
 from legato._state import settings
 from legato._worker import worker
@@ -23,7 +24,7 @@ def begin(
     start_ns: int | None = None,
     context: Any = None,
     sse: bool = False,
-    body: Body | Items | None = None,
+    body: Body | Items | Scan | None = None,
     span: Any = None,
 ) -> StreamRecorder:
     """Return a recorder for a new stream, with its span started and the worker tracking it.

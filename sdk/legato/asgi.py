@@ -9,8 +9,10 @@ Backpressure cannot be measured here: a server accepts megabytes before a send w
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from legato._asgi_socket import App, Message, Receive, Scope, Send, SocketRecording, request_headers
+from legato._clock import now_ns
 from legato._errors import guard
 from legato._otlp import configure
 from legato._recorder import Origin
@@ -102,12 +104,13 @@ def _flushing(send: Send) -> Send:
 class _HttpRecording:
     """The messages of one HTTP request."""
 
-    __slots__ = ("_disconnected", "_receive", "_send", "_sent_all", "_stream", "current")
+    __slots__ = ("_disconnected", "_read", "_receive", "_send", "_sent_all", "_stream", "current")
 
     def __init__(self, receive: Receive, send: Send, stream: ServedStream) -> None:
         self._receive, self._send, self._stream = receive, send, stream
         self.current = stream.current
         self._sent_all = self._disconnected = False
+        self._read: Callable[[tuple[int, bytes]], None] | None = None
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -119,13 +122,22 @@ class _HttpRecording:
         if message["type"] == "http.response.body":
             body = message.get("body", b"")
             if body:
-                self._stream.sent(body if type(body) is bytes else bytes(body))
+                data = body if type(body) is bytes else bytes(body)
+                if self._read is not None:
+                    self._read((now_ns(), data))
+                elif self._stream.is_candidate:
+                    self._sent(data)
             if not message.get("more_body", False):
                 self._sent_all = True
         elif message["type"] == "http.response.start":
             with guard("asgi"):
                 self._started(message)
         await self._send(message)
+
+    def _sent(self, data: bytes) -> None:
+        self._stream.sent(data)
+        if self._stream.recorder is not None:
+            self._read = self._stream.recorder.read
 
     def _started(self, message: Message) -> None:
         headers = {bytes(name).lower(): bytes(value) for name, value in message.get("headers", ())}
