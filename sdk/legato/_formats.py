@@ -115,7 +115,9 @@ def _measure_anthropic(event: dict[str, Any], info: ResponseInfo) -> Measured:
         return 0, _ROLE, None
     if name == "message_delta":
         _use_anthropic(event.get("usage"), info)
-        return 0, _DONE if info.finish((event.get("delta") or {}).get("stop_reason")) else _USAGE, None
+        # Some readers stop here: only `message_stop`, without any data, follows.
+        info.done = info.finish((event.get("delta") or {}).get("stop_reason")) or info.done
+        return 0, _DONE if info.done else _USAGE, None
     if name == "message_stop":
         info.done = True
         return 0, _DONE, None

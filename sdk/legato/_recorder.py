@@ -34,6 +34,9 @@ __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamReco
 _TEXT = int(Kind.TEXT)
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
+# Silences after which a response with its end mark, and one with a finish reason alone, is over. After a finish reason the usage follows.
+# Both are shorter than the first silence that is reported.
+_OVER_NS, _FINISHED_NS = 1_000_000_000, 1_500_000_000
 # Parsing pauses after a slice of a millisecond, so that threads of the application get the interpreter. The clock is read every 32 reads.
 _SLICE_NS, _PAUSE_S, _CLOCK_MASK = 1_000_000, 0.0001, 31
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
@@ -313,6 +316,18 @@ class StreamRecorder:
     def response(self) -> ResponseInfo | None:
         """What the events reported about the response; ``None`` if the stream was not recorded as server-sent events."""
         return self._scanner.response if self._scanner is not None else None
+
+    def is_over(self, now: int) -> bool:
+        """Whether the response has had its end mark, and nothing was read for some time: its reader has stopped without closing it.
+
+        Some libraries stop at the end mark and keep the response until it is garbage-collected, which may take minutes.
+        """
+        last_ns = self._reads[-1][0] if self._reads else self._last_read_ns
+        if not last_ns or now - last_ns < _OVER_NS:
+            return False
+        self.parse()
+        response = self.response
+        return response is not None and (response.done or (bool(response.finish_reasons) and now - last_ns >= _FINISHED_NS))
 
     @property
     def is_unsure(self) -> bool:

@@ -148,6 +148,9 @@ class Worker:
             if recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
                 recorder.end("client_cancel", at_ns=recorder.left_ns)
                 continue
+            if recorder.is_over(now):
+                recorder.end()
+                continue
             if self._interval_ns and not recorder.is_unsure:
                 self._report(recorder, live, now)
             if recorder.undigested >= DIGEST_AT:

@@ -21,6 +21,7 @@ from helpers.builders.completions import completions_server
 from helpers.builders.formats import FORMATS, WORDS
 from helpers.servers.formats import formats_app
 from helpers.servers.serving import served
+from helpers.servers.waiting import until
 from legato._hosts import provider_at
 from legato._request import asked
 
@@ -138,6 +139,20 @@ def test_leaving_is_a_cancel_and_stopping_at_the_end_mark_is_none(url: str, span
                 if stop in line:
                     break
     assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["client_cancel", "complete"]
+
+
+def test_a_reader_that_stops_at_the_end_mark_and_closes_nothing(url: str, spans: Spans) -> None:
+    """Some libraries keep the response: the stream ends without them, soon after its last byte."""
+    with httpx.Client() as client:
+        request = client.build_request("POST", f"{url}/openai-chat", json={"stream": True})
+        response = client.send(request, stream=True)
+        lines = response.iter_lines()
+        assert any("[DONE]" in line for line in lines)
+        until(lambda: spans(), 20)
+        assert not response.is_closed
+        response.close()
+    found = of(spans())
+    assert found["legato.stream.outcome"] == "complete" and found["legato.stream.chunks"] == len(FORMATS["openai-chat"].events)
 
 
 def test_the_request_carries_the_trace_context(url: str, spans: Spans) -> None:
