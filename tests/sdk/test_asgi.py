@@ -216,7 +216,7 @@ def test_an_unknown_stream_of_a_get_request_is_not_reported_while_it_runs(spans:
         recorder = StreamRecorder(origin, start_span(origin, 0), 0, worker._complete, body=Body("text/event-stream"))
         recorder.provisional = True
         worker.watch(recorder)
-        for event in FORMATS[name].events:
+        for event in (*FORMATS[name].prelude, *FORMATS[name].words):
             recorder.read((1, event))
         now[0] = 40_000_000_000
         worker.tick()
