@@ -193,7 +193,8 @@ def _measure_ollama(event: dict[str, Any], info: ResponseInfo) -> Measured:
     return text + reasoning + tool, kind, total
 
 
-_TEXT_KEYS = ("content", "text", "delta", "token", "chunk", "answer", "completion", "output", "message")
+_DELTA_KEYS = ("content", "text", "delta", "token")
+_TEXT_KEYS = (*_DELTA_KEYS, "chunk", "answer", "completion", "output", "message")
 
 
 def measure_any(content: Any, payload_bytes: int, info: ResponseInfo) -> Measured:
@@ -208,6 +209,9 @@ def measure_any(content: Any, payload_bytes: int, info: ResponseInfo) -> Measure
         for key in _TEXT_KEYS:
             if size := text_size(content.get(key)):
                 return size, _TEXT, None
+        if any(content.get(key) == "" for key in _DELTA_KEYS):
+            # The text is where it usually is, and there is none in this event.
+            return 0, _HEARTBEAT, None
     return payload_bytes, _TEXT, None
 
 

@@ -232,6 +232,12 @@ def test_metadata_before_the_response_is_no_content() -> None:
     assert body.scan.kinds[0] == Kind.ROLE and content(body) == SIZES
 
 
+def test_an_empty_text_of_an_unknown_format_is_no_content() -> None:
+    """The last event of many formats has its text empty; an event without a usual name counts whole."""
+    body = read([b'data: {"text":"ab"}\n\n', b'data: {"text":""}\n\n', b'data: {"x":"y"}\n\n'], "text/event-stream")
+    assert (body.scan.kinds, body.scan.sizes) == ([Kind.TEXT, Kind.HEARTBEAT, Kind.TEXT], [2, 0, 9])
+
+
 def test_what_is_no_response_is_recognised() -> None:
     """Messages of a protocol of procedure calls, as tools servers send them; an error of unknown shape is no error."""
     assert read([b'data: {"jsonrpc":"2.0","id":1,"result":{}}\n\n'], "text/event-stream").scan.is_foreign
