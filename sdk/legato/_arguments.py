@@ -1,6 +1,6 @@
-"""The arguments of ``StreamRecorder.record``: which are wrong, and what is recorded in their place.
+"""Checks of the arguments of `StreamRecorder.record`, which come from the application.
 
-Recording a chunk checks nothing. Whole columns are checked later in the worker, and chunk by chunk only if a column is not plain.
+In production a column is checked as a whole when it is digested, and a wrong value becomes unknown; under pytest each call is checked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from legato._errors import wrong_call
 from legato._timeline import Kind
 
-__all__ = ["corrected", "is_plain", "wrong_argument"]
+__all__ = ["check", "corrected", "is_plain"]
 
 _TEXT = int(Kind.TEXT)
 _KINDS = frozenset(int(kind) for kind in Kind)
@@ -33,14 +33,14 @@ def is_plain(sizes: Sequence[Any], tokens: Sequence[Any], kinds: Sequence[Any]) 
 def corrected(chunk: tuple[Any, ...]) -> tuple[int, int, int | None, int]:
     """Return the chunk with its time and, where the arguments were right, its values."""
     time_ns, size, tokens, kind = chunk
-    found = wrong_argument(size, tokens, kind)
+    found = check(size, tokens, kind)
     if not found:
         return chunk
     wrong_call("record()", *found.split("; "))
     return (time_ns, 0, None, _TEXT)
 
 
-def wrong_argument(size_bytes: object, tokens: object, kind: object) -> str:
+def check(size_bytes: object, tokens: object, kind: object) -> str:
     """Return what is wrong with the arguments of ``record``; empty if nothing is."""
     wanted = (
         ("size_bytes", size_bytes, "a whole number of bytes"),

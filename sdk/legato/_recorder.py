@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from legato._arguments import corrected, is_plain, wrong_argument
+from legato._arguments import check, corrected, is_plain
 from legato._body import Body
 from legato._clock import now_ns
 from legato._items import Items
@@ -376,7 +376,7 @@ class CheckedRecorder(StreamRecorder):
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk. Raises ``TypeError`` for a wrong argument."""
-        if found := wrong_argument(size_bytes, tokens, kind):
+        if found := check(size_bytes, tokens, kind):
             what, expected = found.split("; ")
             raise TypeError(f"record() got {what}: expected {expected}")
         super().record(size_bytes, tokens, kind)
