@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["ConfigurationError", "faults", "guard", "is_test", "wrong_call"]
+__all__ = ["ConfigurationError", "faults", "guard", "is_test", "warn_once", "wrong_call"]
 
 _log = logging.getLogger("legato")
 _seen: set[str] = set()
@@ -39,6 +39,13 @@ def wrong_call(call: str, found: str, expected: str) -> None:
             found,
             expected,
         )
+
+
+def warn_once(key: str, message: str, *values: object) -> None:
+    """Log a warning, unless one with this key was logged before by this process or its parent at the fork."""
+    if key not in _seen:
+        _seen.add(key)
+        _log.warning("legato: " + message, *values)
 
 
 @contextmanager

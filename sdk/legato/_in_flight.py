@@ -1,55 +1,95 @@
 """The number of streams in flight, as an OTLP gauge every five seconds while there are any.
 
-The gauge `legato.stream.in_flight` has one series for each process, vantage and model. `legato.configure()` starts it, with a separate
-metric reader: the application's meters are not touched.
+The gauge `legato.stream.in_flight` has one series for each process, vantage and model. It has a separate meter provider: the application's
+meters are not touched. OpenTelemetry's periodic reader is not used, because it starts a thread in each forked child, which under gevent
+runs the application a second time, and because parent and child would share a connection. Here a process that records no stream has no
+thread, and each process has its own exporter.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
-from collections.abc import Iterable, Mapping
-from functools import cache
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from legato._errors import guard
+from legato._exits import after_fork
 from legato._worker import worker
 
-__all__ = ["start"]
+__all__ = ["InFlight"]
 
-_EVERY_MS, _TIMEOUT_S = 5_000, 3
+_EVERY_S, _TIMEOUT_S = 5.0, 3
 
 
-def start(endpoint: str, headers: Mapping[str, str] | None, resource: Mapping[str, Any]) -> None:
-    """Start the gauge. ``resource``: the attributes of the process's resource, of which the service is sent."""
-    from opentelemetry.exporter.otlp.proto.http import Compression
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.metrics import CallbackOptions, Observation
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-    from opentelemetry.sdk.resources import Resource
+class InFlight:
+    """Sends the gauge to ``url`` (of the metrics). ``resource``: attributes of the process, of which the service is sent."""
 
-    seen: set[tuple[str, str]] = set()
+    def __init__(self, url: str, headers: Mapping[str, str] | None, resource: Mapping[str, Any]) -> None:
+        self._url, self._headers = url, dict(headers or {})
+        self._service = {key: resource[key] for key in ("service.name", "service.version") if resource.get(key)}
+        self._reset()
+        after_fork(self._reset)
 
-    def observe(_: CallbackOptions) -> Iterable[Observation]:
+    def _reset(self) -> None:
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._report: Callable[[], object] | None = None
+        self._seen: set[tuple[str, str]] = set()
+
+    def start(self) -> None:
+        """Start the thread, if it does not run. Called with each stream."""
+        if self._thread is None:
+            with guard("start of a thread"), self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="legato-in-flight", daemon=True)
+                    self._thread.start()
+
+    def close(self) -> None:
+        """Send the end of the series that were sent."""
+        if self._report is not None and self._seen:
+            self._report()
+
+    def _run(self) -> None:
+        with guard("streams in flight"):
+            self._report = self._reporter()
+        while self._report is not None:
+            time.sleep(_EVERY_S)
+            with guard("streams in flight"):
+                self._report()
+
+    def _reporter(self) -> Callable[[], object]:
+        """Return a function that reads the gauge and sends it, if it has a value."""
+        from opentelemetry.exporter.otlp.proto.http import Compression
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.metrics import CallbackOptions, Observation
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+        from opentelemetry.sdk.resources import Resource
+
+        # Processes of one service must not share a series.
+        instance = secrets.token_hex(4)
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for vantage, model, count in self._counts():
+                named = {"legato.stream.vantage": vantage, "gen_ai.request.model": model, "service.instance.id": instance}
+                yield Observation(count, {key: value for key, value in named.items() if value})
+
+        def report() -> None:
+            data = reader.get_metrics_data()
+            if data is not None and data.resource_metrics:
+                exporter.export(data)
+
+        exporter = OTLPMetricExporter(endpoint=self._url, headers=self._headers, timeout=_TIMEOUT_S, compression=Compression.Gzip)
+        reader = InMemoryMetricReader()
+        provider = MeterProvider([reader], resource=Resource(self._service), shutdown_on_exit=False)
+        provider.get_meter("legato").create_observable_gauge("legato.stream.in_flight", [observe], unit="{stream}")
+        return report
+
+    def _counts(self) -> list[tuple[str, str, int]]:
+        """Return vantage, model and number of running streams. A series that has ended is returned once more, with 0."""
         counts = worker().in_flight()
-        # A series that has ended is sent once more, with 0.
-        pairs = seen | counts.keys()
-        seen.clear()
-        seen.update(counts.keys())
-        for vantage, model in sorted(pairs):
-            named = {"legato.stream.vantage": vantage, "gen_ai.request.model": model, "service.instance.id": _instance(os.getpid())}
-            yield Observation(counts.get((vantage, model), 0), {key: value for key, value in named.items() if value})
-
-    exporter = OTLPMetricExporter(
-        endpoint=f"{endpoint}/v1/metrics", headers=dict(headers or {}), timeout=_TIMEOUT_S, compression=Compression.Gzip
-    )
-    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_EVERY_MS, export_timeout_millis=1000 * _TIMEOUT_S)
-    service = {key: resource[key] for key in ("service.name", "service.version") if resource.get(key)}
-    provider = MeterProvider([reader], resource=Resource(service))
-    provider.get_meter("legato").create_observable_gauge("legato.stream.in_flight", [observe], unit="{stream}")
-
-
-@cache
-def _instance(pid: int) -> str:
-    """Return an id of this process, also after a fork: processes of one service must not share a series."""
-    return secrets.token_hex(4)
+        pairs = self._seen | counts.keys()
+        self._seen = set(counts)
+        return [(vantage, model, counts.get((vantage, model), 0)) for vantage, model in sorted(pairs)]

@@ -21,6 +21,7 @@ from legato._clock import now_ns
 from legato._items import Items
 from legato._records import Columns, End, Origin, outcome_of
 from legato._response import ResponseInfo
+from legato._route import Route
 from legato._scan import Scan
 from legato._socket import Probe
 from legato._sse import Scanner
@@ -49,7 +50,21 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        *("__weakref__", "held", "left_ns", "origin", "provisional", "read", "rev", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
+        *(
+            "__weakref__",
+            "held",
+            "left_ns",
+            "origin",
+            "provisional",
+            "read",
+            "rev",
+            "route",
+            "span",
+            "span_id",
+            "start_ns",
+            "ttfb_ns",
+            "wire_bytes",
+        ),
         *(
             "_chunks",
             "_columns",
@@ -87,6 +102,8 @@ class StreamRecorder:
         self.ttfb_ns: int | None = None
         self.wire_bytes: int | None = None
         self.rev = 0
+        self.route = Route.APPLICATION
+        """Where the span goes."""
         self.left_ns = 0
         """Monotonic time at which the application left its loop over the stream without closing it; 0 if it has not."""
         self.provisional = False
@@ -153,6 +170,10 @@ class StreamRecorder:
         """Forget the stream: another recorder has it."""
         self._is_discarded = True
         self.end()
+
+    def disown(self) -> None:
+        """Ignore the end of this stream: it is the copy that a forked child has of a stream of its parent."""
+        self._ending.acquire(blocking=False)
 
     @property
     def ended(self) -> bool:
@@ -318,10 +339,7 @@ class StreamRecorder:
         return self._scanner.response if self._scanner is not None else None
 
     def is_over(self, now: int) -> bool:
-        """Whether the response has had its end mark, and nothing was read for some time: its reader has stopped without closing it.
-
-        Some libraries stop at the end mark and keep the response until it is garbage-collected, which may take minutes.
-        """
+        """Whether the end mark was read some time ago. Some libraries stop there, and keep the response until it is garbage-collected."""
         last_ns = self._reads[-1][0] if self._reads else self._last_read_ns
         if not last_ns or now - last_ns < _OVER_NS:
             return False
@@ -346,12 +364,10 @@ class StreamRecorder:
         An end reported by the response overrides how reading it ended. A complete response ends with its last byte.
         """
         end, response = self._end, self.response
-        if self._is_discarded or end is None:
+        if end is None or self._is_discarded or self.is_unsure:
             return None
         if response is None:
             return end
-        if self.is_unsure:
-            return None
         if response.error:
             return End(end.time_ns, "upstream_error", response.error)
         if response.cancelled:

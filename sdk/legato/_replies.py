@@ -17,15 +17,18 @@ _ADVICE = {401: "set LEGATO_TOKEN to a token of `legato token add`", 403: "the t
 
 
 class Replies:
-    """``refused``: the number of refused exports. ``is_refused``: the newest reply was a refusal."""
+    """``refused``: the number of refused exports. ``is_refused``: the newest reply was a refusal. ``is_unreachable``: the newest attempt
+    found no server."""
 
     def __init__(self) -> None:
         self.refused = 0
         self.is_refused = False
+        self.is_unreachable = False
 
     def note(self, response: Any, *_: object, **__: object) -> None:
         """Note a reply: a hook of ``requests``."""
         status = int(getattr(response, "status_code", 0))
+        self.is_unreachable = False
         self.is_refused = 400 <= status < 500 and status not in _RETRIED
         if not self.is_refused:
             return

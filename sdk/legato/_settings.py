@@ -28,7 +28,7 @@ class Settings:
     snapshot_interval_ms: int = 10_000
     """LEGATO_SNAPSHOT_INTERVAL_MS: age of a stream at its first snapshot; later ones follow at 3, 9, … times that age. 0: no snapshots."""
     export_interval_ms: int = 1_000
-    """LEGATO_EXPORT_INTERVAL_MS: longest time an ended span waits to be batched before ``configure()``'s processor exports it."""
+    """LEGATO_EXPORT_INTERVAL_MS: shortest time between two exports of ``configure()``, and longest time that an ended span waits."""
     engine_id: str = ""
     """LEGATO_ENGINE_ID: id of the serving engine; use the same one for its middleware, plugin and agent. Default: host:port."""
     client_hash_key: str = field(default="", repr=False)

@@ -18,10 +18,15 @@ from opentelemetry.attributes import BoundedAttributes
 
 from legato._clock import anchor_ns, clock_id, wall_ns
 from legato._recorder import CONTENT, Columns, End, Origin, StreamRecorder
+from legato._route import own
+from legato._state import settings
 from legato._timeline import HOLD_STEP_US, Kind, pack
 from legato._version import __version__
 
-__all__ = ["attributes_of", "send_silence", "start_span", "tracer"]
+__all__ = ["PARTS", "attributes_of", "scope", "send_silence", "start_span", "tracer"]
+
+PARTS = ("legato.stream.snapshot", "legato.stream.silence")
+"""Names of the spans that report about a running stream; all others are the spans of streams."""
 
 STALL_NS = 250_000_000
 _HOLD_STEP_NS = HOLD_STEP_US * 1000
@@ -40,13 +45,17 @@ def _supports_bytes() -> bool:
 
 
 @cache
-def _scope() -> dict[str, str]:
+def scope() -> dict[str, str]:
+    """Return the attributes of Legato's scope, which are equal for all spans of the process."""
     return {"legato.emitter": f"legato-python/{__version__}", "legato.stream.clock": clock_id()}
 
 
 def tracer() -> trace.Tracer:
-    """Return Legato's tracer of the current provider. Its scope carries the attributes that are equal for all spans of the process."""
-    return trace.get_tracer("legato", __version__, attributes=_scope())
+    """Return Legato's tracer of the provider to which streams go now (`_route`)."""
+    if settings().disabled:
+        return trace.NoOpTracer()
+    mine = own()
+    return mine.tracer if mine is not None else trace.get_tracer("legato", __version__, attributes=scope())
 
 
 def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span:
@@ -73,7 +82,7 @@ def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, *, resu
     if resumed:
         attributes["legato.stream.resumed"] = True
     context, start = trace.set_span_in_context(recorder.span), wall_ns(recorder.start_ns)
-    span = tracer().start_span("legato.stream.silence", context=context, kind=kind, attributes=attributes, start_time=start)
+    span = tracer().start_span(PARTS[1], context=context, kind=kind, attributes=attributes, start_time=start)
     span.end(end_time=wall_ns(until_ns))
 
 

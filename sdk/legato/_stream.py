@@ -10,6 +10,7 @@ from legato._context import client_hash, current_client, current_conversation, p
 from legato._errors import is_test
 from legato._items import Items
 from legato._recorder import CheckedRecorder, Origin, StreamRecorder
+from legato._route import current_route
 from legato._scan import Scan
 from legato._spans import start_span
 from legato._state import settings
@@ -42,6 +43,7 @@ def begin(
     tracker = worker()
     kind = CheckedRecorder if is_test() else StreamRecorder
     recorder = kind(origin, span or start_span(origin, start, context), start, tracker.finish, sse=sse, body=body)
+    recorder.route = current_route()
     tracker.watch(recorder)
     return recorder
 

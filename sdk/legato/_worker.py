@@ -2,15 +2,14 @@
 
 The application only appends to a recorder. The worker turns ended streams into spans immediately and takes snapshots of long-running
 ones. Its queue is bounded: if it is full, the calling thread finishes its stream itself, which is counted as ``inline``. The thread does
-not keep the process alive: at exit, open streams are ended as ``abandoned`` and everything is flushed.
+not keep the process alive: before the process ends (`_exits`), open streams are ended as ``abandoned`` and everything is flushed.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 import queue
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,11 +19,14 @@ from typing import Any
 from opentelemetry import trace
 
 from legato._clock import now_ns, wall_ns
-from legato._errors import faults, guard
+from legato._errors import faults, guard, warn_once
+from legato._exits import PATIENCE_S, after_fork, before_end
 from legato._recorder import StreamRecorder
 from legato._replies import replies
+from legato._route import Route, is_opentelemetry_disabled, own, warn_lost, warn_unsampled
 from legato._silence import Silence
-from legato._spans import attributes_of, tracer
+from legato._spans import PARTS, attributes_of, tracer
+from legato._tally import tally
 
 __all__ = ["Worker", "flush", "stats", "worker"]
 
@@ -65,7 +67,8 @@ class Worker:
 
     def watch(self, recorder: StreamRecorder) -> None:
         """Track a stream that has begun, and start the thread if it does not run."""
-        self._counts["started"] += 1
+        with self._idle:
+            self._counts["started"] += 1
         self._live[id(recorder)] = _Live(weakref.ref(recorder), recorder.start_ns + self._interval_ns)
         if self._thread is None or not self._thread.is_alive():
             self._start()
@@ -78,7 +81,8 @@ class Worker:
         try:
             self._queue.put_nowait(recorder)
         except queue.Full:
-            self._counts["inline"] += 1
+            with self._idle:
+                self._counts["inline"] += 1
             self._complete(recorder)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
@@ -93,7 +97,8 @@ class Worker:
         return {
             **self._counts,
             "live": len(self._live),
-            "queued": self._queue.qsize(),
+            "queued": self._busy,
+            **tally.counts(),
             "refused": replies.refused,
             "faults": sum(faults.values()),
         }
@@ -103,24 +108,31 @@ class Worker:
         running = (live.reference() for live in list(self._live.values()))
         return Counter((recorder.origin.vantage, recorder.origin.model) for recorder in running if recorder is not None)
 
-    def close(self) -> None:
-        """End open streams as abandoned and flush. Called when the process exits."""
+    def close(self, timeout_s: float = PATIENCE_S) -> None:
+        """End open streams as abandoned and export everything, within this time. Called before the process ends."""
         for live in list(self._live.values()):
             recorder = live.reference()
             if recorder is not None and recorder.left_ns:
                 recorder.end("client_cancel", at_ns=recorder.left_ns)
             elif recorder is not None:
                 recorder.end("abandoned")
-        self.flush()
+        deadline = time.monotonic() + timeout_s
+        self.flush(timeout_s)
+        mine = own()
+        if mine is not None:
+            mine.close(max(0.0, deadline - time.monotonic()))
+        _flush_application(deadline)
+        if waiting := tally.counts()["waiting"]:
+            warn_once("ended", "streams are lost at the end of the process: %d. The endpoint did not accept them in time.", waiting)
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is not None and self._thread.is_alive():
                 return
-            # Exit handlers run last in, first out. This one is registered with the first stream, so it runs before the provider's shutdown.
-            atexit.register(self.close)
-            self._thread = threading.Thread(target=self._run, name="legato-worker", daemon=True)
-            self._thread.start()
+            with guard("start of a thread"):
+                before_end(self.close)
+                self._thread = threading.Thread(target=self._run, name="legato-worker", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         ticked = now_ns()
@@ -151,7 +163,7 @@ class Worker:
             if recorder.is_over(now):
                 recorder.end()
                 continue
-            if self._interval_ns and not recorder.is_unsure:
+            if self._interval_ns and recorder.span.is_recording() and not recorder.is_unsure:
                 self._report(recorder, live, now)
             if recorder.undigested >= DIGEST_AT:
                 recorder.parse()
@@ -175,40 +187,63 @@ class Worker:
         attributes["legato.stream.span_id"] = f"{recorder.span_id:016x}"
         attributes["legato.stream.next_due"] = next_due_ns / 1e9
         context = trace.set_span_in_context(recorder.span)
-        span = tracer().start_span("legato.stream.snapshot", context=context, attributes=attributes, start_time=wall_ns(recorder.start_ns))
+        span = tracer().start_span(PARTS[0], context=context, attributes=attributes, start_time=wall_ns(recorder.start_ns))
         span.end(end_time=wall_ns(now))
         self._counts["snapshots"] += 1
 
     def _complete(self, recorder: StreamRecorder) -> None:
+        fate = "lost"
         try:
             with guard("end of a stream"):
-                self._end_span(recorder)
+                fate = self._end_span(recorder)
         finally:
-            self._counts["ended"] += 1
+            if fate:
+                tally.add(fate)
             with self._idle:
+                self._counts["ended"] += 1
                 self._busy -= 1
                 self._idle.notify_all()
 
-    def _end_span(self, recorder: StreamRecorder) -> None:
+    def _end_span(self, recorder: StreamRecorder) -> str:
+        """End the stream's span. Return the stream's fate (`_tally`); empty if the sender counts it."""
         span = recorder.span
+        if not span.is_recording():
+            return _unrecorded(recorder.route)
         columns = recorder.digest()
         end = recorder.final_end()
         if end is None:
-            return
-        if span.is_recording():
-            attributes = attributes_of(recorder, columns, end, end.time_ns)
-            if recorder.rev:
-                attributes["legato.stream.rev"] = recorder.rev + 1
-            if "gen_ai.request.model" in attributes and not recorder.origin.model:
-                span.update_name(f"chat {attributes['gen_ai.request.model']}")
-            span.set_attributes(attributes)
-            if end.outcome in ("upstream_error", "timeout"):
-                span.set_status(trace.StatusCode.ERROR)
+            return "ignored"
+        attributes = attributes_of(recorder, columns, end, end.time_ns)
+        if recorder.rev:
+            attributes["legato.stream.rev"] = recorder.rev + 1
+        if "gen_ai.request.model" in attributes and not recorder.origin.model:
+            span.update_name(f"chat {attributes['gen_ai.request.model']}")
+        span.set_attributes(attributes)
+        if end.outcome in ("upstream_error", "timeout"):
+            span.set_status(trace.StatusCode.ERROR)
         span.end(end_time=wall_ns(end.time_ns))
+        if recorder.route is Route.OWN:
+            return ""
+        # A span that is recorded and not sampled is exported by no processor of OpenTelemetry.
+        return "handed_over" if span.get_span_context().trace_flags.sampled else _unrecorded(recorder.route)
 
     def after_fork(self) -> None:
         """Reset a forked child's worker. The parent sends the parent's streams; the child's thread starts with its own first stream."""
+        for live in list(self._live.values()):
+            recorder = live.reference()
+            if recorder is not None:
+                recorder.disown()
         self.__init__(self._interval_ns // 1_000_000, self._clock)  # type: ignore[misc]
+
+
+def _unrecorded(route: Route) -> str:
+    """Return the fate of a stream without a recorded span, and log once what to do about it."""
+    if route is Route.NOWHERE and not is_opentelemetry_disabled():
+        warn_lost()
+        return "lost"
+    if route is not Route.DISABLED:
+        warn_unsampled()
+    return "unsampled"
 
 
 _worker: Worker | None = None
@@ -224,32 +259,60 @@ def worker() -> Worker:
                 from legato._state import settings
 
                 _worker = Worker(settings().snapshot_interval_ms)
-                if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(after_in_child=_worker.after_fork)
     return _worker
 
 
-def flush(timeout_s: float = 5.0) -> bool:
-    """Wait until every ended stream is a span and the provider, if it supports ``force_flush``, has exported it.
+def _forked() -> None:
+    global _making
+    _making = threading.Lock()
+    if _worker is not None:
+        _worker.after_fork()
 
-    Return False on time-out, and if the endpoint of ``configure()`` refuses the exports, for example because of a wrong token.
+
+after_fork(_forked)
+
+
+def flush(timeout_s: float = 5.0) -> bool:
+    """Export every stream that has ended. Without ``configure()``: pass it to the application's provider, and flush that.
+
+    Return False on time-out, and if since the previous call a stream was lost, a span was rejected, or an export failed, as with a wrong
+    token.
 
     A process that is ended by a signal runs no exit handlers: call this in its shutdown hook. `StreamMiddleware` does so itself.
     """
-    if not worker().flush(timeout_s):
-        return False
+    deadline = time.monotonic() + timeout_s
+    is_done = worker().flush(timeout_s)
+    mine = own()
+    if mine is not None:
+        is_done = mine.flush(deadline - time.monotonic()) and is_done
+    is_done = _flush_application(deadline) and is_done
+    return not tally.has_new_losses() and is_done
+
+
+def _flush_application(deadline: float) -> bool:
+    """Flush the application's provider until this monotonic time, if it was given streams. Return False if it says that this failed."""
     force = getattr(trace.get_tracer_provider(), "force_flush", None)
-    done = bool(force(int(timeout_s * 1000))) if force is not None else True
-    return done and not replies.is_refused
+    if force is None or not tally.counts()["handed_over"]:
+        return True
+    # Not every provider returns a value.
+    return force(int(1000 * max(0.0, deadline - time.monotonic()))) is not False
 
 
 def stats() -> Mapping[str, int]:
-    """Return counters of this process.
+    """Return counters of this process; a forked child starts with zeros.
 
-    ``started``, ``ended``, ``live``: streams that began, were finished, are running. ``snapshots``: snapshots sent. ``silences``: reports
-    about silent streams. ``queued``: ended
-    streams in the worker's queue. ``inline``: streams finished by their caller because the queue was full. ``refused``: exports
-    that the endpoint refused for good, for example because of a wrong token. ``faults``: suppressed exceptions of the SDK itself, and wrong
+    ``started`` = ``live`` + ``queued`` + ``ended``: streams that began; that run; that wait for Legato's worker; that it has finished.
+
+    ``ended`` is the sum of seven fates. ``exported``: the endpoint of ``configure()`` accepted the stream. ``failed``: its export was given
+    up after the exporter's retries. ``waiting``: it waits for its export. ``handed_over``: without ``configure()``, its span was given to
+    the application's tracer provider, which alone knows what becomes of it. ``unsampled``: it was not recorded, because of the sampler of
+    the application's provider, OTEL_SDK_DISABLED or LEGATO_DISABLED. ``ignored``: it was no response of a model, or another
+    instrumentation records it. ``lost``: there was no provider, or the queue before the export was full, or Legato failed. Both rules
+    hold exactly while no stream begins or ends.
+
+    ``snapshots``: snapshots sent. ``silences``: reports about silent streams. ``inline``: streams finished by their caller because the
+    worker's queue was full. ``rejected``: spans that the endpoint rejected from exports that it accepted. ``refused``: exports that the
+    endpoint refused for good, for example because of a wrong token. ``faults``: suppressed exceptions of the SDK itself, and wrong
     arguments.
     """
     return worker().stats()

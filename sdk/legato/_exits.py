@@ -1,0 +1,97 @@
+"""Forks and ends of processes: what a child must reset, and how the last streams leave a process that ends.
+
+A process that ends normally runs its exit handlers (`atexit`). Children of `multiprocessing` do not: they end by `os._exit` after their
+finalizers, or by the SIGTERM that `Pool.terminate` and `Process.terminate` send. Children of a plain `os.fork`, such as Celery's, end by
+`os._exit` alone. So a child that recorded a stream sends its unsent streams in each of these ways, within `PATIENCE_S`. A process that is
+ended by another signal, or by SIGTERM outside of `multiprocessing`, runs nothing here: its own shutdown hook must call `legato.flush`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from legato._errors import guard
+
+__all__ = ["PATIENCE_S", "after_fork", "before_end"]
+
+PATIENCE_S = 5.0
+"""Longest time for which the end of a process waits for its last streams to be exported."""
+_real_exit = os._exit
+_close: Callable[[float], None] | None = None
+_ends_at: float | None = None
+_is_fork = False
+
+
+def after_fork(reset: Callable[[], None]) -> None:
+    """Call ``reset`` in each child that is forked from now on, before its own code runs."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=reset)
+
+
+def before_end(close: Callable[[float], None]) -> None:
+    """Call ``close`` with the seconds that it may take before this process ends. Only the first call in a process has an effect."""
+    global _close
+    if _close is not None:
+        return
+    _close = close
+    # Exit handlers run last in, first out. This one is registered with the first stream, so it runs before the provider's shutdown.
+    atexit.register(_ending)
+    if _is_fork:
+        patched: Any = os
+        patched._exit = _exit
+    if _is_multiprocessing_child():
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _ending, exitpriority=1)
+        _handle_termination()
+
+
+def _is_multiprocessing_child() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _handle_termination() -> None:
+    """Handle SIGTERM, which ends a pool's workers as soon as their results have arrived; a handler of the application stays."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _ending() -> None:
+    global _ends_at
+    # A child may come here by several ways, of which all together must not take longer.
+    _ends_at = _ends_at or time.monotonic() + PATIENCE_S
+    with guard("end of the process"):
+        if _close is not None:
+            _close(max(0.0, _ends_at - time.monotonic()))
+
+
+def _terminated(number: int, _: FrameType | None) -> None:
+    _ending()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _exit(status: int) -> None:
+    """Stands in for ``os._exit`` in forked children that recorded a stream."""
+    try:
+        _ending()
+    finally:
+        _real_exit(status)
+
+
+def _forked() -> None:
+    global _close, _ends_at, _is_fork
+    _close, _ends_at, _is_fork = None, None, True
+
+
+after_fork(_forked)

@@ -1,0 +1,139 @@
+"""The queue of ended spans and the thread that exports it, for Legato's own provider.
+
+OpenTelemetry's batch processor drops spans of a full queue, ignores the result of an export, and ignores the time-out of a flush. Here each
+stream is counted (`_tally`), a flush returns whether the exports succeeded, and a forked child starts with an empty queue, a new thread
+and a new exporter: its parent's spans are its parent's, and no socket is shared. Retries are the exporter's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opentelemetry import context
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
+
+from legato._errors import guard, warn_once
+from legato._exits import after_fork
+from legato._tally import tally
+
+__all__ = ["BATCH_MAX", "QUEUE_MAX", "Sender"]
+
+_log = logging.getLogger("legato")
+QUEUE_MAX = 4096
+BATCH_MAX = 512
+Export = Callable[[Sequence[Any]], bool]
+
+
+class Sender:
+    """Exports spans in batches, at most one per ``interval_s`` unless they are full. ``put`` and ``flush`` may be called from any thread.
+
+    ``make_export`` returns a function that exports a batch and returns whether the endpoint accepted it. It is called once per process.
+    """
+
+    def __init__(self, make_export: Callable[[], Export], interval_s: float, queue_max: int = QUEUE_MAX) -> None:
+        self._make_export, self._interval_s, self._queue_max = make_export, interval_s, queue_max
+        self._reset()
+        # Made at once, so that an invalid configuration is an error of `configure()`.
+        self._export: Export | None = make_export()
+        after_fork(self._reset)
+
+    def _reset(self) -> None:
+        # A condition's lock is re-entrant, so the handler of a signal may flush whatever it interrupts.
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Any, bool]] = deque()
+        self._taken = self._done = self._urgent = 0
+        self._has_failed = False
+        self._thread: threading.Thread | None = None
+        self._export = None
+
+    def start(self) -> None:
+        """Start the thread, if it does not run. Called with each stream, because a process that ends can start no thread."""
+        if self._thread is None or not self._thread.is_alive():
+            with guard("start of a thread"), self._changed:
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._run, name="legato-sender", daemon=True)
+                    self._thread.start()
+
+    def put(self, span: Any, *, is_stream: bool) -> None:
+        """Queue an ended span; it never waits. If the queue is full, the span is dropped and a stream is counted as lost."""
+        with self._changed:
+            if len(self._queue) >= self._queue_max:
+                self._drop(is_stream)
+                return
+            self._queue.append((span, is_stream))
+            self._taken += 1
+            if is_stream:
+                tally.add("waiting")
+            if len(self._queue) in (1, BATCH_MAX):
+                self._changed.notify_all()
+        self.start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Export the spans that were put before this call. Return False on time-out and if an export failed since the previous call."""
+        with self._changed:
+            target = self._urgent = self._taken
+            self._changed.notify_all()
+            is_done = self._changed.wait_for(lambda: self._done >= target, max(0.0, timeout_s))
+            has_failed, self._has_failed = self._has_failed, False
+        return is_done and not has_failed
+
+    def _drop(self, is_stream: bool) -> None:
+        self._has_failed = True
+        if is_stream:
+            tally.add("lost")
+        warn_once(
+            "queue",
+            "more than %d ended streams wait for their export, and further ones are lost: the endpoint is too slow or does not answer. "
+            "They are counted in legato.stats()['lost'].",
+            self._queue_max,
+        )
+
+    def _run(self) -> None:
+        export = self._export = self._export or self._make_export()
+        due = time.monotonic() + self._interval_s
+        while True:
+            batch = self._next_batch(due)
+            due = time.monotonic() + self._interval_s
+            self._note(batch, _export_quietly(export, [span for span, _ in batch]))
+
+    def _next_batch(self, due: float) -> list[tuple[Any, bool]]:
+        """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush. After a quiet time none waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._queue))
+            self._changed.wait_for(self._is_urgent, max(0.0, due - time.monotonic()))
+            return [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
+
+    def _is_urgent(self) -> bool:
+        return self._urgent > self._done or len(self._queue) >= BATCH_MAX
+
+    def _note(self, batch: Sequence[tuple[Any, bool]], is_accepted: bool) -> None:
+        streams = sum(is_stream for _, is_stream in batch)
+        tally.add("exported" if is_accepted else "failed", streams)
+        tally.add("waiting", -streams)
+        with self._changed:
+            self._done += len(batch)
+            self._has_failed = self._has_failed or not is_accepted
+            self._changed.notify_all()
+        if not is_accepted:
+            warn_once(
+                "failed",
+                "an export failed, and its streams are lost: check the endpoint of legato.configure(). "
+                "Further ones are counted in legato.stats()['failed'], not logged.",
+            )
+
+
+def _export_quietly(export: Export, spans: Sequence[Any]) -> bool:
+    """Export without spans of an instrumented HTTP client, which would be exported in turn. An exporter that raises has failed."""
+    token = context.attach(context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+    try:
+        return export(spans)
+    except Exception:
+        _log.debug("traceback of a failed export", exc_info=True)
+        return False
+    finally:
+        context.detach(token)

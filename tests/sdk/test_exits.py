@@ -1,0 +1,120 @@
+"""Streams of forked children, and of processes that end in every way but a kill: each arrives exactly once."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from helpers.builders.completions import completions_server
+from helpers.servers.receiver import receiver
+
+HERE = pathlib.Path(__file__).parent
+ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"} | {"LEGATO_EXPORT_INTERVAL_MS": "60000"}
+STREAMS = {"parent": 2, "fork": 3, "grandchild": 1, "process": 2, "forkserver": 1, "terminated": 1, "pool_terminated": 4, "pool_joined": 3}
+STREAMS["executor"] = 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork server and the signals are Linux's")
+def test_no_stream_of_a_child_is_lost_or_doubled() -> None:
+    """By real clients in children of `multiprocessing` and of `os.fork`; the counters of the parent are its own streams."""
+    with completions_server() as server, receiver() as endpoint:
+        command = [sys.executable, str(HERE / "fork_application.py"), server, endpoint.url]
+        done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=100, check=False)
+        streams = endpoint.streams
+    assert done.returncode == 0 and done.stdout.split() == ["True", "2", "2", "2"], (done.stdout, done.stderr)
+    models = Counter(stream.model for stream in streams)
+    assert set(models.values()) == {1}, models
+    assert Counter(model.rpartition("-")[0] for model in models) == STREAMS
+    assert len({stream.span_id for stream in streams}) == len({stream.trace_id for stream in streams}) == len(streams)
+
+
+QUICK = """
+import os, sys, legato
+legato.configure(%r)
+if sys.argv[1] == "without_streams":
+    child = os.fork()
+    if not child:
+        assert os._exit.__module__ == "posix"
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    import multiprocessing, signal
+    def work(number):
+        if number: signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        before = signal.getsignal(signal.SIGTERM)
+        with legato.stream(model="m") as recorder: recorder.record(1)
+        assert (signal.getsignal(signal.SIGTERM) is before) == bool(number)
+        os.kill(os.getpid(), signal.SIGTERM)
+    for number in range(2):
+        child = multiprocessing.get_context("fork").Process(target=work, args=(number,))
+        child.start(); child.join(); print(child.exitcode)
+    print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+@pytest.mark.parametrize(("way", "printed"), [("without_streams", "7"), ("with_signals", f"{-signal.SIGTERM} 9 True")])
+def test_children_end_as_they_did(way: str, printed: str) -> None:
+    """A child without streams has the real `os._exit`. SIGTERM still ends a child by that signal, and an application's handler stays."""
+    with receiver() as endpoint:
+        command = [sys.executable, "-c", QUICK % endpoint.url, way]
+        done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == printed.split(), done.stderr
+    assert len(endpoint.streams) == (0 if way == "without_streams" else 2)
+
+
+ABSENT = """
+import multiprocessing, os, time, legato
+legato.configure("http://127.0.0.1:9")
+def work():
+    with legato.stream(model="m") as recorder: recorder.record(1)
+started = time.monotonic()
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start(); child.join()
+print(child.exitcode, time.monotonic() - started < 4)
+"""
+
+
+def test_an_absent_server_does_not_hold_up_children() -> None:
+    """The exporter would try for ten seconds; the child ends much earlier, and says that its stream is lost."""
+    done = subprocess.run([sys.executable, "-c", ABSENT], env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["0", "True"], done.stderr
+    assert done.stderr.count("lost at the end of the process: 1.") == 1, done.stderr
+
+
+APPLICATION = """
+import multiprocessing, os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+import legato
+class Printer(SpanExporter):
+    def export(self, spans):
+        os.write(1, "".join(f"{span.name}\\n" for span in spans).encode())
+        return SpanExportResult.SUCCESS
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(Printer(), schedule_delay_millis=60_000))
+trace.set_tracer_provider(provider)
+def work(number):
+    with legato.stream(model=str(number)) as recorder: recorder.record(1)
+context = multiprocessing.get_context("fork")
+child = context.Process(target=work, args=(0,))
+child.start(); child.join()
+with context.Pool(2) as pool: pool.map(work, [1, 2])
+child = os.fork()
+if not child:
+    work(3)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_children_flush_the_applications_provider() -> None:
+    """Without `configure()`, the batches of the application's provider in the children are exported, too."""
+    done = subprocess.run([sys.executable, "-c", APPLICATION], env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert sorted(done.stdout.splitlines()) == [f"chat {number}" for number in range(4)], done.stderr
