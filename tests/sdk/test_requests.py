@@ -32,7 +32,7 @@ def url() -> Iterator[str]:
 
 def ask(base: str, path: str, **more: Any) -> requests.Response:
     """Ask for a stream."""
-    return requests.post(f"{base}/{path}", json={"model": "asked", "stream": True}, stream=True, timeout=0.6, **more)
+    return requests.post(f"{base}/{path}", json={"model": "asked", "stream": True}, stream=True, timeout=(10, 1.5), **more)
 
 
 def of(spans: list[ReadableSpan]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_streams(url: str, spans: Spans, columns: Columns, path: str) -> None:
     [
         ("anthropic?cut", "upstream_error", "stream_truncated"),
         ("anthropic?break", "upstream_error", "urllib3.exceptions.ProtocolError"),
-        ("anthropic?pause=2", "timeout", "urllib3.exceptions.ReadTimeoutError"),
+        ("anthropic?pause=4", "timeout", "urllib3.exceptions.ReadTimeoutError"),
         ("anthropic?status=500", "upstream_error", "http_500"),
     ],
 )
