@@ -2,14 +2,18 @@
 
 >>> import legato
 >>> legato.configure()             # export to `legato serve`; not needed if the application's tracer provider exports already
->>> legato.instrument_openai()     # record every stream of the openai package from now on
+>>> legato.instrument()            # record every stream of openai, anthropic, google-genai, ollama and httpx from now on
 """
 
+from legato._aiohttp import instrument_aiohttp, uninstrument_aiohttp
 from legato._context import context
 from legato._errors import ConfigurationError
+from legato._httpx import instrument_httpx, uninstrument_httpx
+from legato._instrument import instrument, uninstrument
 from legato._openai import instrument_openai, uninstrument_openai
 from legato._otlp import configure
 from legato._recorder import StreamRecorder
+from legato._requests import instrument_requests, uninstrument_requests
 from legato._stream import stream
 from legato._timeline import Kind
 from legato._version import __version__
@@ -24,9 +28,17 @@ __all__ = [
     "configure",
     "context",
     "flush",
+    "instrument",
+    "instrument_aiohttp",
+    "instrument_httpx",
     "instrument_openai",
+    "instrument_requests",
     "stats",
     "stream",
+    "uninstrument",
+    "uninstrument_aiohttp",
+    "uninstrument_httpx",
     "uninstrument_openai",
+    "uninstrument_requests",
     "wrap",
 ]

@@ -1,4 +1,4 @@
-"""The client and the conversation that a stream belongs to, as context variables, which asyncio tasks inherit.
+"""The client, the conversation and the server's request that a stream belongs to, as context variables, which asyncio tasks inherit.
 
 The client's name never leaves the process. Only its keyed hash is sent, and only if LEGATO_CLIENT_HASH_KEY is set.
 """
@@ -6,14 +6,31 @@ The client's name never leaves the process. Only its keyed hash is sent, and onl
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
-__all__ = ["client_hash", "context", "current_client", "current_conversation"]
+from opentelemetry import trace
+
+__all__ = [
+    "client_hash",
+    "context",
+    "current_client",
+    "current_conversation",
+    "is_recorded",
+    "parent_context",
+    "recorded",
+    "serving",
+    "supersede_outer",
+    "superseding",
+]
 
 _client: ContextVar[str] = ContextVar("legato_client", default="")
 _conversation: ContextVar[str] = ContextVar("legato_conversation", default="")
+_request: ContextVar[Callable[[], Any] | None] = ContextVar("legato_request", default=None)
+_outer: ContextVar[Callable[[], None] | None] = ContextVar("legato_outer", default=None)
+_recorded: ContextVar[bool] = ContextVar("legato_recorded", default=False)
 
 
 @contextmanager
@@ -35,6 +52,59 @@ def current_client() -> str:
 def current_conversation() -> str:
     """Return the conversation of this context, or an empty string."""
     return _conversation.get()
+
+
+@contextmanager
+def serving(request_context: Callable[[], Any]) -> Iterator[None]:
+    """Make this context the parent of streams that begin inside. OpenTelemetry's current span stays as it is.
+
+    A span of Legato that is current would change the application's own tracing: its spans would get a parent that its back end lacks.
+    """
+    token = _request.set(request_context)
+    try:
+        yield
+    finally:
+        _request.reset(token)
+
+
+def parent_context() -> Any:
+    """Return the parent context of a stream that begins now; ``None``: OpenTelemetry's current one."""
+    request_context = _request.get()
+    if request_context is None or trace.get_current_span().get_span_context().is_valid:
+        return None
+    return request_context()
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Inside, an instrumentation records the request that is sent, so those below it must not."""
+    token = _recorded.set(True)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
+
+
+def is_recorded() -> bool:
+    """Whether an instrumentation above records the request that is sent now."""
+    return _recorded.get()
+
+
+@contextmanager
+def superseding(supersede: Callable[[], None]) -> Iterator[None]:
+    """Inside, ``supersede`` is called if an instrumentation begins to record a stream."""
+    token = _outer.set(supersede)
+    try:
+        yield
+    finally:
+        _outer.reset(token)
+
+
+def supersede_outer() -> None:
+    """Report that an instrumentation records the stream that begins now."""
+    supersede = _outer.get()
+    if supersede is not None:
+        supersede()
 
 
 def client_hash(client: str, key: str) -> str:

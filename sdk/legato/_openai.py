@@ -14,17 +14,18 @@ from typing import Any
 
 from opentelemetry import propagate, trace
 
+from legato._body import OPENAI_PATHS
 from legato._clock import now_ns
+from legato._context import is_recorded, recorded, supersede_outer
 from legato._errors import ConfigurationError, guard
-from legato._loop import LoopLag, watch_loop
+from legato._hosts import provider_at
+from legato._reads import AsyncReads, Reads, connection_of
 from legato._recorder import Origin, StreamRecorder
-from legato._socket import QUIET_NS, socket_probe
 from legato._state import settings
 from legato._stream import begin
 
-__all__ = ["instrument_openai", "uninstrument_openai"]
+__all__ = ["ItemIterator", "instrument_openai", "uninstrument_openai"]
 
-PATHS = ("/chat/completions", "/completions", "/responses")
 _originals: dict[type, Callable[..., Any]] = {}
 
 
@@ -40,8 +41,16 @@ def instrument_openai() -> None:
     if _originals or settings().disabled:
         return
     for client, patch in ((SyncAPIClient, _patched), (AsyncAPIClient, _patched_async)):
-        _originals[client] = client.request
-        client.request = patch(client.request)  # type: ignore[method-assign]
+        # Other instrumentations may have given a subclass its own `request`, which then never reaches that of the base class.
+        for each in (client, *(sub for sub in _subclasses(client) if "request" in vars(sub))):
+            _originals[each] = each.request
+            each.request = patch(each.request)
+
+
+def _subclasses(client: Any) -> Iterator[Any]:
+    for each in client.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def uninstrument_openai() -> None:
@@ -58,7 +67,8 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is None:
             return original(self, cast_to, options, **more)
         try:
-            result = original(self, cast_to, options, **more)
+            with recorded():
+                result = original(self, cast_to, options, **more)
         except BaseException as error:
             recorder.end(error=error)
             raise
@@ -76,7 +86,8 @@ def _patched_async(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is None:
             return await original(self, cast_to, options, **more)
         try:
-            result = await original(self, cast_to, options, **more)
+            with recorded():
+                result = await original(self, cast_to, options, **more)
         except BaseException as error:
             recorder.end(error=error)
             raise
@@ -90,17 +101,19 @@ def _patched_async(original: Callable[..., Any]) -> Callable[..., Any]:
 def _begin(client: Any, options: Any) -> StreamRecorder | None:
     """Start a recorder and add its trace context to the request's headers; return ``None`` for requests that are not recorded."""
     with guard("instrument_openai"):
-        if not str(getattr(options, "url", "")).endswith(PATHS):
+        if is_recorded() or not str(getattr(options, "url", "")).endswith(OPENAI_PATHS):
             return None
         body = options.json_data if isinstance(options.json_data, dict) else {}
         url = getattr(client, "base_url", None)
         origin = Origin(
             model=str(body.get("model") or ""),
-            provider=_provider(str(getattr(url, "host", ""))),
+            # At an unknown host the protocol is the provider.
+            provider=provider_at(str(getattr(url, "host", ""))) or "openai",
             transport="http/1.1",
             server_address=str(getattr(url, "host", "") or ""),
             server_port=int(getattr(url, "port", None) or (443 if getattr(url, "scheme", "") == "https" else 80)),
         )
+        supersede_outer()
         recorder = begin(origin, sse=True)
         given = options.headers if isinstance(options.headers, dict) else {}
         headers = dict(given)
@@ -111,14 +124,6 @@ def _begin(client: Any, options: Any) -> StreamRecorder | None:
     return None
 
 
-def _provider(host: str) -> str:
-    """Return the semantic conventions' name of the provider at this host; ``openai`` for any unknown host, as that is its protocol."""
-    if host.endswith(".openai.azure.com"):
-        return "azure.ai.openai"
-    known = {"api.deepseek.com": "deepseek", "api.groq.com": "groq", "api.mistral.ai": "mistral_ai", "api.x.ai": "x_ai"}
-    return known.get(host, "openai")
-
-
 def _attach(recorder: StreamRecorder, result: Any, reads: Callable[..., Any], items: Callable[..., Any]) -> None:
     """Wrap the response's bytes, and the items if the result iterates over them itself."""
     recorder.ttfb_ns = now_ns()
@@ -126,8 +131,7 @@ def _attach(recorder: StreamRecorder, result: Any, reads: Callable[..., Any], it
     if response is None:
         recorder.end("upstream_error", error_type="unknown_response")
         return
-    recorder.origin.transport = "http/2" if getattr(response, "http_version", "") == "HTTP/2" else "http/1.1"
-    _addresses(recorder.origin, response)
+    connection_of(response, recorder.origin)
     # A raw response has no items, so its reads show how long the application holds the stream.
     has_items = hasattr(result, "_iterator")
     reads(recorder, response, holds=not has_items)
@@ -135,96 +139,39 @@ def _attach(recorder: StreamRecorder, result: Any, reads: Callable[..., Any], it
         result._iterator = items(recorder, result._iterator)
 
 
-def _addresses(origin: Origin, response: Any) -> None:
-    network = (getattr(response, "extensions", None) or {}).get("network_stream")
-    if network is None:
-        return
-    client, server = network.get_extra_info("client_addr"), network.get_extra_info("server_addr")
-    if client:
-        origin.client_address, origin.client_port = str(client[0]), int(client[1])
-    if server:
-        origin.server_address, origin.server_port = str(server[0]), int(server[1])
-
-
-class _Reads:
-    """Replaces a response's ``iter_bytes`` and ``close`` to record each read; with ``holds`` also the time until the next is requested."""
+class _Reads(Reads):
+    """Replaces a response's ``iter_bytes`` and ``close`` to record each read."""
 
     def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
-        self._recorder, self._bytes, self._close, self._holds = recorder, response.iter_bytes, response.close, holds
-        self._probe, self._reading = socket_probe(response), False
+        super().__init__(recorder, response, holds=holds)
+        self._bytes, self._close = response.iter_bytes, response.close
         response.iter_bytes, response.close = self.iter_bytes, self.close
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        recorder, read, probe, last = self._recorder, self._recorder.read, self._probe, now_ns()
-        self._reading = True
-        try:
-            for data in self._bytes(chunk_size):
-                now = now_ns()
-                if now - last > QUIET_NS:
-                    recorder.look(now, probe, len(data))
-                last = now
-                read((now, data))
-                self._reading = False
-                handed_over = now_ns()
-                yield data
-                self._reading = True
-                if self._holds:
-                    recorder.held_read(now, now_ns() - handed_over)
-        except BaseException as error:
-            recorder.end(error=error)
-            raise
-        recorder.end()
+        return self.iterate(self._bytes(chunk_size))
 
     def close(self) -> None:
-        # If a read fails, the HTTP library closes the response before it raises. The error then determines the outcome, not this call.
-        if not self._reading:
-            self._recorder.end("client_cancel")
+        self.closing()
         self._close()
 
 
-class _AsyncReads:
-    """Replaces a response's ``aiter_bytes`` and ``aclose``, like ``_Reads``, and records the loop's lag before late reads."""
+class _AsyncReads(AsyncReads):
+    """Replaces a response's ``aiter_bytes`` and ``aclose``, like ``_Reads``."""
 
     def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
-        self._recorder, self._bytes, self._close, self._holds = recorder, response.aiter_bytes, response.aclose, holds
-        self._probe, self._reading = socket_probe(response), False
+        super().__init__(recorder, response, holds=holds)
+        self._bytes, self._close = response.aiter_bytes, response.aclose
         response.aiter_bytes, response.aclose = self.aiter_bytes, self.aclose
 
-    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        recorder, read, probe, last = self._recorder, self._recorder.read, self._probe, now_ns()
-        loop: LoopLag | None = None
-        with guard("event-loop lag"):
-            loop = watch_loop(recorder)
-        requested = last
-        self._reading = True
-        try:
-            async for data in self._bytes(chunk_size):
-                now = now_ns()
-                if now - last > QUIET_NS:
-                    recorder.look(now, probe, len(data))
-                    if loop is not None:
-                        recorder.late(now, loop.lag_ns(requested, now))
-                last = now
-                read((now, data))
-                self._reading = False
-                handed_over = now_ns()
-                yield data
-                self._reading = True
-                requested = now_ns()
-                if self._holds:
-                    recorder.held_read(now, requested - handed_over)
-        except BaseException as error:
-            recorder.end(error=error)
-            raise
-        recorder.end()
+    def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        return self.iterate(self._bytes(chunk_size))
 
     async def aclose(self) -> None:
-        if not self._reading:
-            self._recorder.end("client_cancel")
+        self.closing()
         await self._close()
 
 
-class _ItemIterator:
+class ItemIterator:
     """Common part of the sync and the async iterator over a stream's items.
 
     A hold is the time from handing an item to the application to the application's request for the next item.
@@ -253,7 +200,7 @@ class _ItemIterator:
         return True
 
 
-class _Items(_ItemIterator):
+class _Items(ItemIterator):
     """Replaces the iterator of a synchronous stream."""
 
     exhausted = StopIteration
@@ -282,7 +229,7 @@ class _Items(_ItemIterator):
         self._source.close()
 
 
-class _AsyncItems(_ItemIterator):
+class _AsyncItems(ItemIterator):
     """Replaces the iterator of an asynchronous stream."""
 
     exhausted = StopAsyncIteration

@@ -8,18 +8,23 @@ built in `_spans`; HTTP is handled by the instrumentations.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legato._arguments import check, corrected, is_plain
+from legato._body import Body
 from legato._clock import now_ns
+from legato._items import Items
+from legato._records import Columns, End, Origin, outcome_of
+from legato._response import ResponseInfo
 from legato._route import Route
+from legato._scan import Scan
 from legato._socket import Probe
-from legato._sse import ResponseInfo, Scanner
+from legato._sse import Scanner
 from legato._timeline import CHUNKS_MAX, Kind
 
 if TYPE_CHECKING:
@@ -30,66 +35,12 @@ __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamReco
 _TEXT = int(Kind.TEXT)
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
-_CANCEL_CLASSES = ("CancelledError", "GeneratorExit", "KeyboardInterrupt", "Cancelled")
+# Silences after which a response with its end mark, and one with a finish reason alone, is over. After a finish reason the usage follows.
+# Both are shorter than the first silence that is reported.
+_OVER_NS, _FINISHED_NS = 1_000_000_000, 1_500_000_000
+# Parsing pauses after a slice of a millisecond, so that threads of the application get the interpreter. The clock is read every 32 reads.
+_SLICE_NS, _PAUSE_S, _CLOCK_MASK = 1_000_000, 0.0001, 31
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
-
-
-@dataclass(slots=True)
-class Origin:
-    """Where a stream comes from: model, endpoints, engine, client. Some fields are filled in while the stream runs."""
-
-    vantage: str = "client"
-    model: str = ""
-    provider: str = ""
-    transport: str = "iterator"
-    route: str = ""
-    engine_id: str = ""
-    conversation_id: str = ""
-    client_hash: str = ""
-    client_address: str = ""
-    client_port: int = 0
-    server_address: str = ""
-    server_port: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How and when (monotonic time) a stream ended."""
-
-    time_ns: int
-    outcome: str
-    error_type: str = ""
-
-
-@dataclass(slots=True)
-class Columns:
-    """A stream's chunks by column: one value per chunk; ``None`` is an unknown column.
-
-    ``times``: monotonic ns. ``holds_ns``: consumer time. ``dropped``: number of chunks above the limit, which are not in the columns.
-    ``probes``: one per probed read: its time, the bytes in the receive queue before it, and ms since data had last arrived.
-    """
-
-    times: list[int]
-    sizes: list[int]
-    tokens: list[int] | None
-    kinds: list[int]
-    holds_ns: list[int] | None
-    dropped: int
-    probes: list[tuple[int, int, int]]
-
-
-def outcome_of(error: BaseException) -> tuple[str, str]:
-    """Return (outcome, error type) of a stream that this exception ended.
-
-    Cancels and time-outs are recognised by the names of the exception's classes, so that no HTTP library need be imported.
-    """
-    names = [kind.__name__ for kind in type(error).__mro__]
-    if any(name in _CANCEL_CLASSES for name in names):
-        return "client_cancel", ""
-    qualified = f"{type(error).__module__}.{type(error).__qualname__}"
-    if any("Timeout" in name for name in names):
-        return "timeout", qualified
-    return "upstream_error", qualified
 
 
 class StreamRecorder:
@@ -99,7 +50,21 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        *("__weakref__", "held", "left_ns", "origin", "read", "rev", "route", "span", "span_id", "start_ns", "ttfb_ns", "wire_bytes"),
+        *(
+            "__weakref__",
+            "held",
+            "left_ns",
+            "origin",
+            "provisional",
+            "read",
+            "rev",
+            "route",
+            "span",
+            "span_id",
+            "start_ns",
+            "ttfb_ns",
+            "wire_bytes",
+        ),
         *(
             "_chunks",
             "_columns",
@@ -107,17 +72,29 @@ class StreamRecorder:
             "_end",
             "_ending",
             "_finish",
+            "_finished",
             "_holds",
+            "_is_discarded",
+            "_last_read_ns",
             "_lags",
             "_lock",
             "_probes",
             "_read_holds",
             "_reads",
-            "_scanner",
+            "_source",
         ),
     )
 
-    def __init__(self, origin: Origin, span: Span, start_ns: int, finish: Callable[[StreamRecorder], None], *, sse: bool = False) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        span: Span,
+        start_ns: int,
+        finish: Callable[[StreamRecorder], None],
+        *,
+        sse: bool = False,
+        body: Body | Items | Scan | None = None,
+    ) -> None:
         self.origin = origin
         self.span = span
         self.span_id = span.get_span_context().span_id
@@ -129,6 +106,10 @@ class StreamRecorder:
         """Where the span goes."""
         self.left_ns = 0
         """Monotonic time at which the application left its loop over the stream without closing it; 0 if it has not."""
+        self.provisional = False
+        """Whether the stream counts only once its events are known as those of a model's response."""
+        self._last_read_ns = 0
+        self._finished = self._is_discarded = False
         self._finish = finish
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -145,7 +126,7 @@ class StreamRecorder:
         """``held(ns)`` records a hold: the time from handing a chunk to the application to its request for the next. Call it once for each
         chunk handed over, in order.
         """
-        self._scanner = Scanner() if sse else None
+        self._source: Any = body or (Scanner() if sse else None)
         self._columns = Columns([], [], [], [], None, 0, [])
         self._content_ns = start_ns
 
@@ -184,6 +165,11 @@ class StreamRecorder:
             outcome, error_type = outcome_of(error)
         self._end = End(now_ns() if at_ns is None else at_ns, outcome if outcome in _OUTCOMES else "upstream_error", error_type)
         self._finish(self)
+
+    def discard(self) -> None:
+        """Forget the stream: another recorder has it."""
+        self._is_discarded = True
+        self.end()
 
     def disown(self) -> None:
         """Ignore the end of this stream: it is the copy that a forked child has of a stream of its parent."""
@@ -255,23 +241,42 @@ class StreamRecorder:
             if self._scanner is not None:
                 self._copy_scanned(self._scanner)
             columns = self._columns
-            if self._holds or self._read_holds:
+            if self._holds or self._read_holds or self._lags:
                 columns.holds_ns = self._holds_of(len(columns.times))
             return columns
 
+    @property
+    def _scanner(self) -> Scan | None:
+        return self._source.scan if self._source is not None else None
+
     def _parse(self) -> None:
         """Move the recorded reads into the scanner, or the recorded chunks into the columns: work for what is new, not for the whole
-        stream."""
-        if self._scanner is None:
+        stream. Between slices other threads may run: many streams that end together must not delay those that go on."""
+        if self._source is None:
             self._take_chunks()
             return
-        reads, scanner = self._reads, self._scanner
+        # Read before the reads: no read follows an end.
+        is_ended = self._end is not None
+        reads, feed, count, until = self._reads, self._source.feed, 0, now_ns() + _SLICE_NS
+        counts_bytes = not isinstance(self._source, Items)
         while reads:
             time_ns, data = reads.popleft()
-            self.wire_bytes = (self.wire_bytes or 0) + len(data)
-            scanner.feed(time_ns, data)
+            self._last_read_ns = time_ns
+            feed(time_ns, data)
+            if counts_bytes:
+                self.wire_bytes = (self.wire_bytes or 0) + len(data)
+            count += 1
+            if not count & _CLOCK_MASK and now_ns() > until:
+                time.sleep(_PAUSE_S)
+                until = now_ns() + _SLICE_NS
+        if is_ended and not self._finished:
+            self._finished = True
+            self._source.finish(self._last_read_ns or self.start_ns)
+        scanner = self._source.scan
+        if scanner.format is not None and not self.origin.provider:
+            self.origin.provider = scanner.format.provider
 
-    def _copy_scanned(self, scanner: Scanner) -> None:
+    def _copy_scanned(self, scanner: Scan) -> None:
         columns = self._columns
         columns.dropped = max(0, len(scanner.times) - CHUNKS_MAX)
         columns.times, columns.sizes, columns.kinds = scanner.times[:CHUNKS_MAX], scanner.sizes[:CHUNKS_MAX], scanner.kinds[:CHUNKS_MAX]
@@ -333,21 +338,51 @@ class StreamRecorder:
         """What the events reported about the response; ``None`` if the stream was not recorded as server-sent events."""
         return self._scanner.response if self._scanner is not None else None
 
+    def is_over(self, now: int) -> bool:
+        """Whether the end mark was read some time ago. Some libraries stop there, and keep the response until it is garbage-collected."""
+        last_ns = self._reads[-1][0] if self._reads else self._last_read_ns
+        if not last_ns or now - last_ns < _OVER_NS:
+            return False
+        self.parse()
+        response = self.response
+        return response is not None and (response.done or (bool(response.finish_reasons) and now - last_ns >= _FINISHED_NS))
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether it is still unknown that this is a model's response. Such a stream is not reported while it runs."""
+        scanner = self._scanner
+        if scanner is None or not (self.provisional or scanner.is_foreign):
+            return False
+        if not scanner.is_recognised:
+            self.parse()
+            scanner = self._scanner or scanner
+        return not scanner.is_recognised
+
     def final_end(self) -> End | None:
-        """Return the end after parsing; ``None`` before ``end``. An end reported by the response overrides how reading it ended."""
+        """Return the end after parsing; ``None`` before ``end``, and for a stream that is not kept.
+
+        An end reported by the response overrides how reading it ended. A complete response ends with its last byte.
+        """
         end, response = self._end, self.response
-        if end is None or response is None:
+        if end is None or self._is_discarded or self.is_unsure:
+            return None
+        if response is None:
             return end
         if response.error:
             return End(end.time_ns, "upstream_error", response.error)
+        if response.cancelled:
+            return End(end.time_ns, "client_cancel")
         if "abort" in response.finish_reasons:
             return End(end.time_ns, "engine_abort", end.error_type)
+        last_ns = self._last_read_ns or end.time_ns
         if response.done or response.finish_reasons:
-            return End(end.time_ns, "complete")
-        if end.outcome == "complete":
+            return End(last_ns, "complete")
+        if end.outcome != "complete":
+            return end
+        if response.expects_end:
             # The body ended normally but the response did not, so an intermediary closed it early.
             return End(end.time_ns, "upstream_error", "stream_truncated")
-        return end
+        return End(last_ns, "complete")
 
 
 class CheckedRecorder(StreamRecorder):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from legato._body import Body
 from legato._clock import now_ns
-from legato._context import client_hash, current_client, current_conversation
+from legato._context import client_hash, current_client, current_conversation, parent_context
 from legato._errors import is_test
+from legato._items import Items
 from legato._recorder import CheckedRecorder, Origin, StreamRecorder
 from legato._route import current_route
+from legato._scan import Scan
 from legato._spans import start_span
 from legato._state import settings
 from legato._worker import worker
@@ -16,19 +19,30 @@ from legato._worker import worker
 __all__ = ["begin", "stream"]
 
 
-def begin(origin: Origin, *, start_ns: int | None = None, context: Any = None, sse: bool = False) -> StreamRecorder:
+def begin(
+    origin: Origin,
+    *,
+    start_ns: int | None = None,
+    context: Any = None,
+    sse: bool = False,
+    body: Body | Items | Scan | None = None,
+    span: Any = None,
+) -> StreamRecorder:
     """Return a recorder for a new stream, with its span started and the worker tracking it.
 
     ``start_ns``: monotonic time at which the stream began; default now. ``context``: OpenTelemetry context of the parent span; default
-    the current one. ``sse``: whether ``read`` will receive the bytes of a server-sent-event body.
+    the current one. ``sse``: whether ``read`` will receive the bytes of a server-sent-event body of OpenAI's format; ``body``: of any body.
+    ``span``: the stream's span, if it was started before.
     """
     chosen = settings()
     origin.conversation_id = origin.conversation_id or current_conversation()
     origin.client_hash = origin.client_hash or client_hash(current_client(), chosen.client_hash_key)
     start = now_ns() if start_ns is None else start_ns
+    if context is None and span is None:
+        context = parent_context()
     tracker = worker()
     kind = CheckedRecorder if is_test() else StreamRecorder
-    recorder = kind(origin, start_span(origin, start, context), start, tracker.finish, sse=sse)
+    recorder = kind(origin, span or start_span(origin, start, context), start, tracker.finish, sse=sse, body=body)
     recorder.route = current_route()
     tracker.watch(recorder)
     return recorder

@@ -12,7 +12,7 @@ from legato._exits import after_fork
 
 __all__ = ["Tally", "tally"]
 
-_FATES = ("exported", "failed", "unsampled", "lost", "handed_over", "waiting")
+_FATES = ("exported", "failed", "unsampled", "lost", "handed_over", "waiting", "ignored")
 
 
 class Tally:

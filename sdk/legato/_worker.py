@@ -160,7 +160,10 @@ class Worker:
             if recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
                 recorder.end("client_cancel", at_ns=recorder.left_ns)
                 continue
-            if self._interval_ns and recorder.span.is_recording():
+            if recorder.is_over(now):
+                recorder.end()
+                continue
+            if self._interval_ns and recorder.span.is_recording() and not recorder.is_unsure:
                 self._report(recorder, live, now)
             if recorder.undigested >= DIGEST_AT:
                 recorder.parse()
@@ -209,7 +212,7 @@ class Worker:
         columns = recorder.digest()
         end = recorder.final_end()
         if end is None:
-            return "lost"
+            return "ignored"
         attributes = attributes_of(recorder, columns, end, end.time_ns)
         if recorder.rev:
             attributes["legato.stream.rev"] = recorder.rev + 1
@@ -300,11 +303,12 @@ def stats() -> Mapping[str, int]:
 
     ``started`` = ``live`` + ``queued`` + ``ended``: streams that began; that run; that wait for Legato's worker; that it has finished.
 
-    ``ended`` is the sum of six fates. ``exported``: the endpoint of ``configure()`` accepted the stream. ``failed``: its export was given
+    ``ended`` is the sum of seven fates. ``exported``: the endpoint of ``configure()`` accepted the stream. ``failed``: its export was given
     up after the exporter's retries. ``waiting``: it waits for its export. ``handed_over``: without ``configure()``, its span was given to
     the application's tracer provider, which alone knows what becomes of it. ``unsampled``: it was not recorded, because of the sampler of
-    the application's provider, OTEL_SDK_DISABLED or LEGATO_DISABLED. ``lost``: there was no provider, or the queue before the export was
-    full, or Legato failed. Both rules hold exactly while no stream begins or ends.
+    the application's provider, OTEL_SDK_DISABLED or LEGATO_DISABLED. ``ignored``: it was no response of a model, or another
+    instrumentation records it. ``lost``: there was no provider, or the queue before the export was full, or Legato failed. Both rules
+    hold exactly while no stream begins or ends.
 
     ``snapshots``: snapshots sent. ``silences``: reports about silent streams. ``inline``: streams finished by their caller because the
     worker's queue was full. ``rejected``: spans that the endpoint rejected from exports that it accepted. ``refused``: exports that the

@@ -1,18 +1,24 @@
 """`legato.wrap`: records any iterator of chunks, sync or async.
 
-Each item is a chunk with the time at which the source yielded it. The time until the application requests the next item is its hold. An
-iterator is above the network, so reads and TTFB are unknown (``transport`` = ``iterator``). The wrapper passes items on unchanged. It
-ends the stream when the source is exhausted or raises, on ``close``, and when the wrapper is garbage-collected.
+Each item is a chunk with the time at which the source yielded it; `_items` measures it later. The time until the application requests the
+next item is its hold. An iterator is above the network, so reads and TTFB are unknown (``transport`` = ``iterator``). The wrapper passes
+items on unchanged. It ends the stream when the source is exhausted or raises, on ``close``, and when the wrapper is garbage-collected. A
+stream that an instrumentation records already is passed on without a second recording.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, overload
 
 from legato._clock import now_ns
+from legato._context import superseding
 from legato._errors import guard
+from legato._items import Items, size_of
 from legato._loop import LoopLag, watch_loop
+from legato._nested import is_of_library, is_recorded_already
 from legato._recorder import Origin, StreamRecorder
 from legato._socket import QUIET_NS
 from legato._state import settings
@@ -24,48 +30,48 @@ T = TypeVar("T")
 Measure = Callable[[Any], int]
 
 
-def size_of(item: Any) -> int:
-    """Return the UTF-8 bytes of an item's content. Items may be text, bytes, or OpenAI chunks (objects or dictionaries); others are 0."""
-    if isinstance(item, str):
-        return len(item) if item.isascii() else len(item.encode("utf-8", "surrogatepass"))
-    if isinstance(item, (bytes, bytearray)):
-        return len(item)
-    choices = item.get("choices") if isinstance(item, dict) else getattr(item, "choices", None)
-    if choices:
-        delta = _get(choices[0], "delta")
-        return size_of(_get(delta, "content") or "") if delta is not None else 0
-    delta = _get(item, "delta")
-    return size_of(delta) if isinstance(delta, str) else 0
-
-
-def _get(item: Any, name: str) -> Any:
-    return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
-
-
 class _ItemRecording:
-    """The recording that both wrappers share: chunks, holds and the end."""
+    """The recording that both wrappers share: chunks, holds and the end. ``is_lazy``: the source may yet begin a recorded stream."""
 
-    __slots__ = ("_handed_over_ns", "_measure", "recorder")
+    __slots__ = ("_handed_over_ns", "_measure", "is_lazy", "recorder")
 
-    def __init__(self, recorder: StreamRecorder, measure: Measure) -> None:
+    def __init__(self, recorder: StreamRecorder | None, measure: Measure | None, *, is_lazy: bool) -> None:
         self.recorder = recorder
+        self.is_lazy = is_lazy
         self._measure = measure
         self._handed_over_ns = 0
 
     def requested(self) -> None:
         """The application requests the next item, which ends the hold of the previous one."""
-        if self._handed_over_ns:
+        if self._handed_over_ns and self.recorder is not None:
             self.recorder.held(now_ns() - self._handed_over_ns)
             self._handed_over_ns = 0
 
     def received(self, item: T) -> T:
         """The source yielded an item. Record it and return it for the application."""
-        size = 0
-        with guard("measure of wrap()"):
-            size = self._measure(item)
-        self.recorder.record(size)
+        if self.recorder is None:
+            return item
+        if self._measure is None:
+            self.recorder.read((now_ns(), bytes(item) if isinstance(item, bytearray) else item))  # type: ignore[arg-type]
+        else:
+            size = 0
+            with guard("measure of wrap()"):
+                size = self._measure(item)
+            self.recorder.record(size)
         self._handed_over_ns = now_ns()
         return item
+
+    def first(self) -> AbstractContextManager[None]:
+        """Return the context in which the source yields its first item: only then a lazy source sends its request."""
+        if not self.is_lazy:
+            return nullcontext()
+        self.is_lazy = False
+        return superseding(self._supersede)
+
+    def _supersede(self) -> None:
+        if self.recorder is not None:
+            self.recorder.discard()
+            self.recorder = None
 
     def raised(self, error: BaseException, exhausted: type[BaseException]) -> None:
         """The source raised: ``exhausted`` is its normal end, anything else an error."""
@@ -77,7 +83,8 @@ class _ItemRecording:
     def finish(self, outcome: str = "complete", error: BaseException | None = None) -> None:
         """End the stream, and with it the hold of the last item."""
         self.requested()
-        self.recorder.end(outcome, error)
+        if self.recorder is not None:
+            self.recorder.end(outcome, error)
 
 
 class Wrapped(Iterator[T]):
@@ -93,7 +100,11 @@ class Wrapped(Iterator[T]):
     def __next__(self) -> T:
         self._recording.requested()
         try:
-            item = next(self._source)
+            if self._recording.is_lazy:
+                with self._recording.first():
+                    item = next(self._source)
+            else:
+                item = next(self._source)
         except BaseException as error:
             self._recording.raised(error, StopIteration)
             raise
@@ -130,17 +141,23 @@ class AsyncWrapped(AsyncIterator[T]):
     async def __anext__(self) -> T:
         self._recording.requested()
         requested = now_ns()
-        if self._loop is None:
+        recorder = self._recording.recorder
+        if self._loop is None and recorder is not None:
             with guard("event-loop lag"):
-                self._loop = watch_loop(self._recording.recorder)
+                self._loop = watch_loop(recorder)
         try:
-            item = await self._source.__anext__()
+            if self._recording.is_lazy:
+                with self._recording.first():
+                    item = await self._source.__anext__()
+            else:
+                item = await self._source.__anext__()
         except BaseException as error:
             self._recording.raised(error, StopAsyncIteration)
             raise
         now = now_ns()
-        if self._loop is not None and now - requested > QUIET_NS:
-            self._recording.recorder.late(now, self._loop.lag_ns(requested, now))
+        recorder = self._recording.recorder
+        if self._loop is not None and recorder is not None and now - requested > QUIET_NS:
+            recorder.late(now, self._loop.lag_ns(requested, now))
         return self._recording.received(item)
 
     async def aclose(self) -> None:
@@ -161,23 +178,67 @@ class AsyncWrapped(AsyncIterator[T]):
 
 
 @overload
-def wrap(source: Iterable[T], *, model: str = "", provider: str = "", measure: Measure | None = None) -> Wrapped[T]: ...
+def wrap(
+    source: Iterable[T],
+    *,
+    model: str = "",
+    provider: str = "",
+    measure: Measure | None = None,
+    transport: str = "iterator",
+    vantage: str = "client",
+    start_ns: int | None = None,
+) -> Wrapped[T]: ...
 @overload
-def wrap(source: AsyncIterable[T], *, model: str = "", provider: str = "", measure: Measure | None = None) -> AsyncWrapped[T]: ...
+def wrap(
+    source: AsyncIterable[T],
+    *,
+    model: str = "",
+    provider: str = "",
+    measure: Measure | None = None,
+    transport: str = "iterator",
+    vantage: str = "client",
+    start_ns: int | None = None,
+) -> AsyncWrapped[T]: ...
 
 
 def wrap(
-    source: Iterable[T] | AsyncIterable[T], *, model: str = "", provider: str = "", measure: Measure | None = None
+    source: Iterable[T] | AsyncIterable[T],
+    *,
+    model: str = "",
+    provider: str = "",
+    measure: Measure | None = None,
+    transport: str = "iterator",
+    vantage: str = "client",
+    start_ns: int | None = None,
 ) -> Wrapped[T] | AsyncWrapped[T]:
     """Record an iterator of chunks, sync or async. Return a wrapper; iterate over that instead of the source.
 
-    ``measure`` returns the UTF-8 bytes of content in an item; the default supports text, bytes and OpenAI's chunks. The stream starts
-    with this call. Raises ``TypeError`` if ``source`` is not iterable.
+    Items may be text, bytes or lines of a body in a known format, and objects or dictionaries of the libraries of OpenAI, Anthropic, Google
+    and Ollama. ``measure`` returns the UTF-8 bytes of content in any other item. ``transport``: ``websocket``, ``http/2``, … if the
+    items are single reads of the network. ``vantage``: ``server`` in a server.
+
+    ``start_ns``: ``time.monotonic_ns()`` from just before the request was sent. Without it the stream starts with this call, so the times
+    to the first byte and token lack what passed before. Raises ``TypeError`` if ``source`` is not iterable, with what to do.
     """
     if not isinstance(source, (Iterable, AsyncIterable)):
-        raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable or an asynchronous iterable")
-    recorder = begin(Origin(model=model, provider=provider, engine_id=settings().engine_id))
-    recording = _ItemRecording(recorder, measure or size_of)
+        raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable or an asynchronous iterable{_advice(source)}")
+    recorder: StreamRecorder | None = None
+    if not is_recorded_already(source):
+        origin = Origin(model=model, provider=provider, transport=transport, vantage=vantage, engine_id=settings().engine_id)
+        recorder = begin(origin, start_ns=start_ns, body=Items() if measure is None else None)
+    is_lazy = recorder is not None and vantage == "client" and is_of_library(source)
+    recording = _ItemRecording(recorder, measure, is_lazy=is_lazy)
     if isinstance(source, AsyncIterable):
         return AsyncWrapped(source, recording)
     return Wrapped(source, recording)
+
+
+def _advice(source: object) -> str:
+    """Return what to do with a value that becomes iterable by one more step."""
+    if inspect.isawaitable(source):
+        if hasattr(source, "close"):
+            source.close()
+        return ". Await it first: legato.wrap(await …)"
+    if hasattr(source, "__aenter__"):
+        return ". Enter it first: async with … as stream: legato.wrap(stream)"
+    return ". Enter it first: with … as stream: legato.wrap(stream)" if hasattr(source, "__enter__") else ""

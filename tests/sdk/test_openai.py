@@ -216,3 +216,19 @@ def test_it_can_be_undone(client: openai.OpenAI, spans: Spans) -> None:
     legato.instrument_openai()
     list(start_stream(client))
     assert len(spans()) == 1
+
+
+@pytest.mark.parametrize("reaches_the_base", [True, False])
+def test_a_subclass_with_its_own_request_is_recorded_once(url: str, spans: Spans, reaches_the_base: bool) -> None:
+    """As other instrumentations make one: they call the base class, or the function that it had before."""
+    legato.uninstrument_openai()
+    earlier = openai.OpenAI.request
+
+    class Own(openai.OpenAI):
+        def request(self, *given: Any, **more: Any) -> Any:
+            return super().request(*given, **more) if reaches_the_base else earlier(self, *given, **more)
+
+    legato.instrument_openai()
+    with Own(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+        list(start_stream(client))
+    assert only(spans())["legato.stream.outcome"] == "complete"

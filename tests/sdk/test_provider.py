@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from helpers.servers.receiver import ReceivedStream, receiver
 
 APPLICATION = pathlib.Path(__file__).parent / "provider_application.py"
-FATES = ("exported", "failed", "unsampled", "lost", "handed_over", "waiting")
+FATES = ("exported", "failed", "unsampled", "lost", "handed_over", "waiting", "ignored")
 
 
 def run(way: str, reply: bytes = b"", **environ: str) -> tuple[dict[str, Any], list[ReceivedStream], str]:

@@ -1,0 +1,184 @@
+"""`legato.instrument_aiohttp()`: records the streamed responses of the package aiohttp.
+
+The patched function is the session's ``_request``, through which all requests pass; ``response.content`` is replaced by a reader that
+records what it reads. aiohttp decompresses before, so the bytes are those of the events and not those on the wire.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from legato._clock import now_ns
+from legato._context import is_recorded, recorded
+from legato._errors import ConfigurationError, guard
+from legato._loop import LoopLag, watch_loop
+from legato._recorder import StreamRecorder
+from legato._request import SentRequest
+from legato._socket import QUIET_NS
+from legato._state import settings
+
+__all__ = ["instrument_aiohttp", "uninstrument_aiohttp"]
+
+_originals: dict[type, Callable[..., Any]] = {}
+
+
+def instrument_aiohttp() -> None:
+    """Record every streamed response that aiohttp's client receives from now on. Further calls have no effect.
+
+    Raises ``ConfigurationError`` if aiohttp is not installed.
+    """
+    if not importlib.util.find_spec("aiohttp"):
+        raise ConfigurationError("the package aiohttp is not installed: pip install aiohttp")
+    if _originals or settings().disabled:
+        return
+    session = importlib.import_module("aiohttp").ClientSession
+    _originals[session] = session._request
+    session._request = _patched(session._request)
+
+
+def uninstrument_aiohttp() -> None:
+    """Undo ``instrument_aiohttp``. Streams that are running are still recorded to their end."""
+    for session, original in _originals.items():
+        session._request = original  # type: ignore[attr-defined]
+    _originals.clear()
+
+
+def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def request(self: Any, method: str, url: Any, **more: Any) -> Any:
+        sent = None
+        if not is_recorded():
+            with guard("instrument_aiohttp"):
+                sent = _sent(self, method, url, more)
+        if sent is None:
+            return await original(self, method, url, **more)
+        try:
+            with recorded():
+                response = await original(self, method, url, **more)
+        except BaseException as error:
+            sent.failed(error)
+            raise
+        with guard("instrument_aiohttp"):
+            recorder = sent.answered(response.status, response.headers, is_decoded=True)
+            if recorder is not None:
+                _attach(recorder, response)
+        return response
+
+    return request
+
+
+def _sent(session: Any, method: str, url: Any, more: dict[str, Any]) -> SentRequest:
+    """Return the request, with its trace context added to the headers in ``more``."""
+    base = getattr(session, "_base_url", None)
+    parts = urlsplit(str(base.join(url if not isinstance(url, str) else type(base)(url)) if base is not None else url))
+    body = more.get("json")
+    content = more.get("data")
+    if isinstance(body, dict):
+        content = json.dumps({key: body[key] for key in ("model", "stream") if isinstance(body.get(key), (str, bool))})
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace")
+    given = dict(more.get("headers") or {})
+    headers = {str(name).lower(): str(value) for name, value in given.items()}
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    data = content if isinstance(content, bytes) else b""
+    sent = SentRequest(method.upper(), parts.hostname or "", port, parts.path, headers, data, now_ns())
+    if carrier := sent.trace_headers():
+        more["headers"] = {**given, **carrier}
+    return sent
+
+
+def _attach(recorder: StreamRecorder, response: Any) -> None:
+    response.content = _RecordedContent(recorder, response.content)
+    response._legato = recorder
+    for name in ("close", "release"):
+        setattr(response, name, _closing(recorder, getattr(response, name)))
+
+
+def _closing(recorder: StreamRecorder, close: Callable[[], Any]) -> Callable[[], Any]:
+    def closing() -> Any:
+        recorder.end("client_cancel")
+        return close()
+
+    return closing
+
+
+class _RecordedContent:
+    """A response's reader. What it does not record is that of the reader below."""
+
+    def __init__(self, recorder: StreamRecorder, content: Any) -> None:
+        self._recorder, self._content = recorder, content
+        self._loop: LoopLag | None = None
+        self._read_ns = self._handed_over_ns = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def _take(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        recorder, requested = self._recorder, now_ns()
+        if self._handed_over_ns:
+            recorder.held_read(self._read_ns, requested - self._handed_over_ns)
+        elif self._loop is None:
+            with guard("event-loop lag"):
+                self._loop = watch_loop(recorder)
+        try:
+            found = await read(*arguments)
+        except BaseException as error:
+            recorder.end(error=error)
+            raise
+        now = now_ns()
+        data = found[0] if isinstance(found, tuple) else found
+        if data:
+            if self._loop is not None and now - requested > QUIET_NS:
+                recorder.late(now, self._loop.lag_ns(requested, now))
+            recorder.read((now, bytes(data)))
+            self._read_ns = now
+        if self._content.at_eof():
+            recorder.end()
+        self._handed_over_ns = now_ns() if data else 0
+        return found
+
+    async def readany(self) -> Any:
+        return await self._take(self._content.readany)
+
+    async def readline(self, *limits: Any, **named: Any) -> Any:
+        return await self._take(functools.partial(self._content.readline, *limits, **named))
+
+    async def readuntil(self, *limits: Any, **named: Any) -> Any:
+        return await self._take(functools.partial(self._content.readuntil, *limits, **named))
+
+    async def readchunk(self) -> Any:
+        return await self._take(self._content.readchunk)
+
+    async def readexactly(self, count: int) -> Any:
+        return await self._take(self._content.readexactly, count)
+
+    async def read(self, count: int = -1) -> Any:
+        if count >= 0:
+            return await self._take(self._content.read, count)
+        # Part by part, as it arrives: the reader below would return all of it at once.
+        parts = []
+        while part := await self.readany():
+            parts.append(part)
+        return b"".join(parts)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while line := await self.readline():
+            yield line
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        while part := await self.readany():
+            yield part
+
+    async def iter_chunked(self, count: int) -> AsyncIterator[bytes]:
+        while part := await self.read(count):
+            yield part
+
+    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
+        while (part := await self.readchunk()) != (b"", False):
+            yield part

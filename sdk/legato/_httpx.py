@@ -1,0 +1,153 @@
+"""`legato.instrument_httpx()`: records the streamed responses of every library that is based on httpx or httpx2.
+
+These are anthropic, google-genai, ollama, the handlers of LiteLLM, and requests by hand. The patched function is the client's ``send``
+with ``stream=True``: above it are the libraries, below it any transport. A response is recorded if its content type, or its address
+at Gemini, is that of a stream; the format comes from its events. Requests that another instrumentation records are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from legato._clock import now_ns
+from legato._context import is_recorded, recorded
+from legato._errors import ConfigurationError, guard
+from legato._reads import AsyncReads, Reads, connection_of
+from legato._request import SentRequest
+from legato._state import settings
+
+__all__ = ["PACKAGES", "instrument_httpx", "uninstrument_httpx"]
+
+PACKAGES = ("httpx", "httpx2")
+_originals: dict[type, Callable[..., Any]] = {}
+
+
+def instrument_httpx() -> None:
+    """Record every streamed response that httpx and httpx2 receive from now on. Further calls have no effect.
+
+    Raises ``ConfigurationError`` if neither is installed.
+    """
+    installed = [name for name in PACKAGES if importlib.util.find_spec(name)]
+    if not installed:
+        raise ConfigurationError("neither httpx nor httpx2 is installed: pip install httpx")
+    if _originals or settings().disabled:
+        return
+    for name in installed:
+        package = importlib.import_module(name)
+        for client, patch in ((package.Client, _patched), (package.AsyncClient, _patched_async)):
+            _originals[client] = client.send
+            client.send = patch(client.send, package)
+
+
+def uninstrument_httpx() -> None:
+    """Undo ``instrument_httpx``. Streams that are running are still recorded to their end."""
+    for client, original in _originals.items():
+        client.send = original  # type: ignore[attr-defined]
+    _originals.clear()
+
+
+def _patched(original: Callable[..., Any], package: Any) -> Callable[..., Any]:
+    make = _stream_class(package)
+
+    @functools.wraps(original)
+    def send(self: Any, request: Any, **more: Any) -> Any:
+        sent = _sent(request, more)
+        if sent is None:
+            return original(self, request, **more)
+        try:
+            with recorded():
+                response = original(self, request, **more)
+        except BaseException as error:
+            sent.failed(error)
+            raise
+        with guard("instrument_httpx"):
+            _attach(sent, response, make)
+        return response
+
+    return send
+
+
+def _patched_async(original: Callable[..., Any], package: Any) -> Callable[..., Any]:
+    make = _async_stream_class(package)
+
+    @functools.wraps(original)
+    async def send(self: Any, request: Any, **more: Any) -> Any:
+        sent = _sent(request, more)
+        if sent is None:
+            return await original(self, request, **more)
+        try:
+            with recorded():
+                response = await original(self, request, **more)
+        except BaseException as error:
+            sent.failed(error)
+            raise
+        with guard("instrument_httpx"):
+            _attach(sent, response, make)
+        return response
+
+    return send
+
+
+def _sent(request: Any, more: dict[str, Any]) -> SentRequest | None:
+    """Return the request if its response may be a stream that is recorded here."""
+    if not more.get("stream") or is_recorded():
+        return None
+    with guard("instrument_httpx"):
+        try:
+            content = request.content
+        except Exception:
+            # The request's own body is streamed.
+            content = b""
+        url = request.url
+        port = int(url.port or (443 if url.scheme == "https" else 80))
+        sent = SentRequest(request.method, str(url.host), port, str(url.path), request.headers, content, now_ns())
+        request.headers.update(sent.trace_headers())
+        return sent
+    return None
+
+
+def _attach(sent: SentRequest, response: Any, make: Callable[..., Any]) -> None:
+    """Record the response's stream if it is one; it was not read yet."""
+    if hasattr(response, "_content"):
+        return
+    recorder = sent.answered(response.status_code, response.headers)
+    if recorder is not None:
+        connection_of(response, recorder.origin)
+        response.stream = make(recorder, response)
+        response._legato = recorder
+
+
+def _stream_class(package: Any) -> Callable[..., Any]:
+    class RecordedStream(package.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, recorder: Any, response: Any) -> None:
+            self._reads = Reads(recorder, response, holds=True)
+            self._source = response.stream
+
+        def __iter__(self) -> Any:
+            return self._reads.iterate(iter(self._source))
+
+        def close(self) -> None:
+            self._reads.closing()
+            self._source.close()
+
+    return RecordedStream
+
+
+def _async_stream_class(package: Any) -> Callable[..., Any]:
+    class RecordedStream(package.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, recorder: Any, response: Any) -> None:
+            self._reads = AsyncReads(recorder, response, holds=True)
+            self._source = response.stream
+
+        def __aiter__(self) -> Any:
+            return self._reads.iterate(aiter(self._source))
+
+        async def aclose(self) -> None:
+            self._reads.closing()
+            await self._source.aclose()
+
+    return RecordedStream

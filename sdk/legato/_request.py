@@ -1,0 +1,106 @@
+"""A request that a client sends, as far as it shows whether a stream of a model is wanted.
+
+That is its address, and ``model`` and ``stream`` in its body, which is looked through for these two and not kept. A request that asks for a
+stream carries the trace context, and its failure is a row: an exception before the headers, or a status of the server's side (429, and
+from 500). Other statuses are the caller's errors and have none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from opentelemetry import propagate, trace
+
+from legato._body import OPENAI_PATHS, PLAIN_TEXT, Body, is_streamed, media_type
+from legato._clock import now_ns
+from legato._context import parent_context, supersede_outer
+from legato._errors import guard
+from legato._hosts import provider_at
+from legato._recorder import Origin, StreamRecorder
+from legato._spans import start_span
+from legato._state import settings
+from legato._stream import begin
+
+__all__ = ["SentRequest", "asked"]
+
+# A larger body is searched instead of parsed: prompts with pictures have megabytes.
+_PARSED_BYTES_MAX = 1 << 16
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
+_STREAM = re.compile(rb'"stream"\s*:\s*true')
+# Gemini and Bedrock have both in the address.
+_MODEL_IN_PATH = re.compile(r"/models?/([^/:]+)[:/]")
+_STREAM_IN_PATH = re.compile(r":streamGenerateContent$|:streamRawPredict$|/converse-stream$|/invoke-with-response-stream$")
+
+
+def asked(path: str, content: bytes) -> tuple[str, bool]:
+    """Return the model that a request asks for, and whether it asks for a stream."""
+    in_path = _MODEL_IN_PATH.search(path)
+    model, is_stream = in_path.group(1) if in_path else "", bool(_STREAM_IN_PATH.search(path))
+    if not content.startswith(b"{"):
+        return model, is_stream
+    if len(content) > _PARSED_BYTES_MAX:
+        found = _MODEL.search(content)
+        return model or (found.group(1).decode("utf-8", "replace") if found else ""), is_stream or bool(_STREAM.search(content))
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return model, is_stream
+    given = body.get("model")
+    return model or (given[:200] if isinstance(given, str) else ""), is_stream or body.get("stream") is True
+
+
+class SentRequest:
+    """One request from before it is sent until its headers arrive. ``start_ns``: monotonic time."""
+
+    __slots__ = ("_headers", "_is_wanted", "_method", "_origin", "_path", "_span", "_start_ns")
+
+    def __init__(self, method: str, host: str, port: int, path: str, headers: Mapping[str, str], content: bytes, start_ns: int) -> None:
+        model, is_stream = asked(path, content)
+        self._method, self._path, self._headers, self._start_ns = method, path, headers, start_ns
+        self._is_wanted = is_stream or "text/event-stream" in headers.get("accept", "")
+        self._origin = Origin(
+            model=model,
+            provider=provider_at(host),
+            transport="http/1.1",
+            engine_id=settings().engine_id,
+            server_address=host,
+            server_port=port,
+        )
+        self._span: trace.Span | None = start_span(self._origin, start_ns, parent_context()) if self._is_wanted else None
+
+    def trace_headers(self) -> dict[str, str]:
+        """Return the headers that carry the trace context; none if the request asks for no stream or has one already."""
+        carrier: dict[str, str] = {}
+        if self._span is not None and "traceparent" not in self._headers:
+            propagate.inject(carrier, context=trace.set_span_in_context(self._span))
+        return carrier
+
+    def failed(self, error: BaseException) -> None:
+        """The request raised before its response had headers."""
+        with guard("instrumentation"):
+            if self._is_wanted:
+                self._begin(Body()).end(error=error)
+
+    def answered(self, status: int, headers: Mapping[str, str], *, is_decoded: bool = False) -> StreamRecorder | None:
+        """Return the recorder for the response's body; ``None`` if it is no stream. ``is_decoded``: the reads will be decompressed."""
+        if status >= 400:
+            if self._is_wanted and (status >= 500 or status == 429):
+                self._begin(Body()).end("upstream_error", error_type=f"http_{status}")
+            return None
+        kind = media_type(headers.get("content-type", ""))
+        is_array = kind == "application/json" and self._path.endswith(":streamGenerateContent")
+        if not (is_streamed(kind) or is_array or (kind == PLAIN_TEXT and self._is_wanted)):
+            return None
+        expects_end = self._path.endswith(OPENAI_PATHS)
+        recorder = self._begin(
+            Body(kind, "" if is_decoded else headers.get("content-encoding", ""), expects_end=expects_end, is_array=is_array)
+        )
+        recorder.provisional = not self._is_wanted and self._method != "POST"
+        recorder.ttfb_ns = now_ns()
+        return recorder
+
+    def _begin(self, body: Body) -> StreamRecorder:
+        supersede_outer()
+        return begin(self._origin, start_ns=self._start_ns, body=body, span=self._span)

@@ -1,0 +1,83 @@
+"""What a response's events reported about it as a whole, and the helpers with which every format reads an event.
+
+No text is kept: a content string is measured, and of an error only its type or code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Measured", "ResponseInfo", "count_of", "error_type", "json_size", "text_size"]
+
+Measured = tuple[int, int, int | None]
+"""Of one event: bytes of content, kind, and the output tokens so far; ``None`` if the event has no such count."""
+_CODE = re.compile(r"[\w.:/-]{1,100}", re.ASCII)
+
+
+@dataclass(slots=True)
+class ResponseInfo:
+    """What the events reported about the response: ids, model, finish reasons, usage, end and error.
+
+    ``expects_end``: the format has an end mark, so a body without one was cut. ``done``: the end mark was there. ``cancelled``: the
+    response reported that its reader stopped it. ``has_tool_input``: a tool's input was streamed in parts.
+    """
+
+    response_id: str = ""
+    model: str = ""
+    finish_reasons: list[str] = field(default_factory=list)
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    done: bool = False
+    error: str = ""
+    expects_end: bool = False
+    cancelled: bool = False
+    has_tool_input: bool = False
+
+    def name(self, response_id: Any = None, model: Any = None) -> None:
+        """Keep the first id and the newest model that are given."""
+        self.response_id = self.response_id or str(response_id or "")
+        self.model = str(model or self.model)
+
+    def finish(self, reason: Any) -> bool:
+        """Keep a finish reason; return whether one was given."""
+        if not reason:
+            return False
+        # An enumeration of a library has the name on the wire as its value.
+        self.finish_reasons.append(str(getattr(reason, "value", reason))[:100])
+        return True
+
+    def use(self, input_tokens: Any, output_tokens: Any) -> int | None:
+        """Keep cumulative token counts where they are known, and return that of the output."""
+        if (given := count_of(input_tokens)) is not None:
+            self.input_tokens = given
+        if (made := count_of(output_tokens)) is not None:
+            self.output_tokens = made
+        return made
+
+
+def count_of(value: Any) -> int | None:
+    """Return a count; ``None`` if the value is no whole number. A negative count is 0."""
+    return max(0, value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def text_size(text: Any) -> int:
+    """Return the UTF-8 bytes of a string; 0 for anything else. A lone surrogate counts as 3 bytes."""
+    if not isinstance(text, str):
+        return 0
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def json_size(value: Any) -> int:
+    """Return the bytes of a value as JSON without spaces; of a string its own; 0 for ``None``."""
+    if value is None or isinstance(value, str):
+        return text_size(value)
+    return text_size(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def error_type(error: Any) -> str:
+    """Return the type, status or code of an error; ``error`` if it has none that is a plain name, because it could be a text."""
+    found = (error.get("type") or error.get("status") or error.get("code")) if isinstance(error, dict) else None
+    return str(found) if found and _CODE.fullmatch(str(found)) else "error"

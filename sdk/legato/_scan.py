@@ -1,0 +1,136 @@
+"""The columns that every scanner fills, and the recognition of the format by the first events.
+
+A scanner gets the bytes of each read and cuts them into events; `_sse` and `_lines` have one for each framing. Here an event becomes a
+chunk: its content is measured and not kept. Recognising and measuring never raises.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from legato._formats import JSON_RPC, OPENAI, Format, measure_any, sniff
+from legato._response import Measured, ResponseInfo
+from legato._timeline import Kind
+
+__all__ = ["PENDING_BYTES_MAX", "Scan"]
+
+PENDING_BYTES_MAX = 1 << 20
+"""An event that is longer is dropped: one that never ends would grow without limit. No real chunk is larger than 1 MiB."""
+# Events of no format before the format is taken for unknown. Some servers send their own metadata before the response.
+_UNSURE_MAX = 16
+_HEARTBEAT, _DONE = int(Kind.HEARTBEAT), int(Kind.DONE)
+
+
+class Scan:
+    """Chunks by column, filled by ``feed``: times in ns, sizes in bytes, tokens, kinds.
+
+    ``tokens`` is known only if every chunk with content had a cumulative usage. ``yielded`` has the indexes of those events, in order,
+    that a client library passes to the application. ``format``: the format of the events; ``None``: recognise it.
+    """
+
+    __slots__ = (
+        *("format", "kinds", "response", "sizes", "times", "yielded"),
+        *("_counted", "_is_settled", "_last_tokens", "_pending", "_tokens", "_unsure"),
+    )
+
+    def __init__(self, format: Format | None = None) -> None:
+        self.format = format
+        self.times: list[int] = []
+        self.sizes: list[int] = []
+        self.kinds: list[int] = []
+        self.yielded: list[int] = []
+        self.response = ResponseInfo(expects_end=format is OPENAI)
+        self._tokens: list[int] = []
+        self._counted = True
+        self._last_tokens = 0
+        self._pending = b""
+        self._unsure: list[tuple[int, Any]] = []
+        self._is_settled = format is not None
+
+    @property
+    def scan(self) -> Scan:
+        """The scanner itself; a ``Body`` has its scanner under the same name."""
+        return self
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """Tokens of each chunk; ``None`` if those of any chunk with content are unknown."""
+        return self._tokens if self._counted and self._last_tokens else None
+
+    @property
+    def is_recognised(self) -> bool:
+        """Whether the events are those of a model's response in a known format."""
+        return self.format is not None and self.format is not JSON_RPC
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the events are known to be no response of a model."""
+        return self.format is JSON_RPC
+
+    def feed(self, time_ns: int, data: bytes) -> None:
+        """Add the bytes of one read."""
+        raise NotImplementedError
+
+    def finish(self, time_ns: int) -> None:
+        """Take the body as ended; ``time_ns`` is the time of its last read. What is left may be an event without its line end."""
+
+    def _keep(self, rest: bytes) -> None:
+        self._pending = rest if len(rest) <= PENDING_BYTES_MAX else b""
+
+    def _payload(self, time_ns: int, payload: bytes) -> None:
+        """Add an event: JSON, an end mark of OpenAI's kind, or anything else."""
+        if payload.startswith(b"[DONE]"):
+            self.response.done = True
+            self._add(time_ns, 0, _DONE, None)
+            return
+        try:
+            content = json.loads(payload)
+        except (ValueError, RecursionError):
+            content = None
+        if isinstance(content, str) and not payload.startswith(b'"'):
+            # A text in quotation marks after a space is a text, not a JSON string.
+            content = None
+        self._content(time_ns, content, len(payload))
+
+    def _content(self, time_ns: int, content: Any, payload_bytes: int) -> None:
+        self.yielded.append(len(self.times))
+        if not self._is_settled:
+            self._recognise(content)
+        self._add(time_ns, *self._measure(content, payload_bytes))
+
+    def _measure(self, content: Any, payload_bytes: int) -> Measured:
+        if self.format is None:
+            return measure_any(content, payload_bytes, self.response)
+        if not isinstance(content, dict):
+            # No content can be identified in it.
+            return 0, _HEARTBEAT, None
+        try:
+            return self.format.measure(content, self.response)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            return 0, _HEARTBEAT, None
+
+    def _recognise(self, content: Any) -> None:
+        """Determine the format by this event. What earlier events were taken for is corrected."""
+        self.format = sniff(content) if isinstance(content, dict) else None
+        if self.format is None and len(self._unsure) < _UNSURE_MAX:
+            self._unsure.append((len(self.times), content))
+            return
+        self._is_settled = True
+        if self.format is not None and self._unsure:
+            for index, earlier in self._unsure:
+                self.sizes[index], self.kinds[index], _ = self._measure(earlier, 0)
+            self._counted, self._tokens = True, [0] * len(self.times)
+        self._unsure.clear()
+
+    def _add(self, time_ns: int, size: int, kind: int, total: int | None) -> None:
+        """Add a chunk. ``total``: the output tokens so far; ``None``: unknown."""
+        self.times.append(time_ns)
+        self.sizes.append(size)
+        self.kinds.append(kind)
+        if total is None and size:
+            self._counted = False
+        if self._counted:
+            self._tokens.append(max(0, (total or 0) - self._last_tokens))
+        if total is not None:
+            self._last_tokens = max(total, self._last_tokens)

@@ -1,0 +1,139 @@
+"""`instrument_aiohttp` with a real client and a real server: every way to read, ends, failures, the trace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+
+import legato
+from helpers.builders.formats import WORDS
+from helpers.servers.formats import formats_app
+from helpers.servers.serving import served
+
+Spans = Callable[[], list[ReadableSpan]]
+Columns = Callable[[ReadableSpan], dict[str, Any]]
+CONTENT = sum(len(word.encode()) for word in WORDS)
+seen: list[dict[str, str]] = []
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of every format, with the instrumentation installed."""
+    legato.instrument_aiohttp()
+    legato.instrument_aiohttp()
+    with served(formats_app(None, seen)) as base:
+        yield base
+    legato.uninstrument_aiohttp()
+
+
+def of(spans: list[ReadableSpan]) -> dict[str, Any]:
+    """Return the attributes of the only span."""
+    (span,) = spans
+    return dict(span.attributes or {})
+
+
+def ask(base: str, path: str, read: Callable[[Any], Awaitable[Any]], method: str = "POST", **more: Any) -> None:
+    """Ask for a stream and read it."""
+
+    async def run() -> None:
+        async with aiohttp.ClientSession() as session:
+            async with session.request(method, f"{base}/{path}", json={"model": "asked", "stream": True}, **more) as response:
+                await read(response)
+
+    asyncio.run(run())
+
+
+async def by_line(response: Any) -> None:
+    """Iterate over the lines."""
+    assert len([line async for line in response.content]) > len(WORDS)
+
+
+async def by_part(response: Any) -> None:
+    """Iterate over what arrives."""
+    assert [part async for part in response.content.iter_any()]
+
+
+async def by_size(response: Any) -> None:
+    """Iterate over parts of a size."""
+    assert [part async for part in response.content.iter_chunked(7)]
+
+
+async def by_chunk(response: Any) -> None:
+    """Iterate over the chunks of HTTP."""
+    assert [part async for part, _ in response.content.iter_chunks()]
+
+
+async def at_once(response: Any) -> None:
+    """Read the whole text."""
+    assert "crossing" in await response.text()
+
+
+@pytest.mark.parametrize("read", [by_line, by_part, by_size, by_chunk, at_once])
+@pytest.mark.parametrize("path", ["anthropic", "ollama?gzip"])
+def test_every_way_to_read(url: str, spans: Spans, columns: Columns, path: str, read: Callable[[Any], Awaitable[Any]]) -> None:
+    """The content, its times, the request's model and the connection; one row, also if the body is read at once."""
+    ask(url, path, read)
+    (span,) = spans()
+    found, chunks = of([span]), columns(span)
+    assert (found["legato.stream.outcome"], found["gen_ai.request.model"]) == ("complete", "asked")
+    assert sum(chunks["sizes"]) == CONTENT and len(set(chunks["times_us"])) > 1
+    assert found["legato.stream.ttfb"] <= found["gen_ai.server.ttft"] and found["server.address"] == "127.0.0.1"
+
+
+async def left(response: Any) -> None:
+    """Stop after the first part."""
+    await response.content.readany()
+
+
+@pytest.mark.parametrize(
+    ("path", "read", "outcome"),
+    [
+        ("anthropic?pause=0.05", left, "client_cancel"),
+        ("anthropic?cut", by_line, "upstream_error"),
+        ("anthropic?break", by_line, "upstream_error"),
+        ("anthropic?pause=5", by_line, "timeout"),
+        ("anthropic?status=503", left, "upstream_error"),
+    ],
+)
+def test_ends(url: str, spans: Spans, path: str, read: Callable[[Any], Awaitable[Any]], outcome: str) -> None:
+    """Left, cut, broken, too slow, and refused."""
+    try:
+        ask(url, path, read, timeout=aiohttp.ClientTimeout(sock_read=1.5))
+    except (aiohttp.ClientError, TimeoutError):
+        assert outcome in ("upstream_error", "timeout")
+    assert of(spans())["legato.stream.outcome"] == outcome
+
+
+def test_a_blocked_loop_and_a_slow_application_are_holds(url: str, spans: Spans, columns: Columns) -> None:
+    """The time before the next read is requested, and the time in which the loop could not run."""
+
+    async def slowly(response: Any) -> None:
+        asyncio.get_running_loop().call_later(0.25, time.sleep, 0.4)
+        async for _ in response.content.iter_any():
+            await asyncio.sleep(0.05)
+
+    ask(url, "own-text?pause=0.1", slowly)
+    assert sum(columns(spans()[0])["holds"]) * 0.064 > 500
+
+
+def test_the_trace_and_what_is_no_stream(url: str, spans: Spans) -> None:
+    """Requests carry the context; a request for notifications has no row; without the instrumentation there is none."""
+    ask(url, "anthropic", by_part, headers=[("X-Mine", "1")])
+    (span,) = spans()
+    assert span.context is not None and f"{span.context.span_id:016x}" in seen[-1]["traceparent"] and seen[-1]["x-mine"] == "1"
+
+    async def notifications() -> None:
+        async with aiohttp.ClientSession(url) as session, session.get("/own-text") as response:
+            await by_part(response)
+
+    asyncio.run(notifications())
+    legato.uninstrument_aiohttp()
+    ask(url, "anthropic", by_part)
+    legato.instrument_aiohttp()
+    assert len(spans()) == 1
