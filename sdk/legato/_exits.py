@@ -8,6 +8,7 @@ ended by another signal, or by SIGTERM outside of `multiprocessing`, runs nothin
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import signal
@@ -27,6 +28,7 @@ PATIENCE_S = 5.0
 _real_exit = os._exit
 _close: Callable[[float], None] | None = None
 _ends_at: float | None = None
+_is_ending = False
 _is_fork = False
 
 
@@ -67,16 +69,38 @@ def _handle_termination() -> None:
 
 
 def _ending() -> None:
-    global _ends_at
+    global _ends_at, _is_ending
     # A child may come here by several ways, of which all together must not take longer.
     _ends_at = _ends_at or time.monotonic() + PATIENCE_S
-    with guard("end of the process"):
-        if _close is not None:
-            _close(max(0.0, _ends_at - time.monotonic()))
+    _is_ending = True
+    try:
+        with guard("end of the process"):
+            if _close is not None:
+                _close(max(0.0, _ends_at - time.monotonic()))
+    finally:
+        _is_ending = False
 
 
 def _terminated(number: int, _: FrameType | None) -> None:
-    _ending()
+    """Send the streams and end. A handler of a signal runs between any two instructions of the main thread, which may hold a lock.
+
+    So another thread sends the streams, and a signal that arrives while the process ends anyway does nothing.
+    """
+    if _is_ending:
+        return
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def end() -> None:
+        try:
+            _ending()
+        finally:
+            done.release()
+
+    with guard("end of the process"):
+        # Not `threading.Thread`: the interrupted instruction may be one of that module, which has a lock, too.
+        _thread.start_new_thread(end, ())
+        done.acquire(timeout=PATIENCE_S)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
@@ -90,8 +114,8 @@ def _exit(status: int) -> None:
 
 
 def _forked() -> None:
-    global _close, _ends_at, _is_fork
-    _close, _ends_at, _is_fork = None, None, True
+    global _close, _ends_at, _is_ending, _is_fork
+    _close, _ends_at, _is_ending, _is_fork = None, None, False, True
 
 
 after_fork(_forked)
