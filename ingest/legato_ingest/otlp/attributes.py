@@ -18,6 +18,8 @@ __all__ = ["AttributeFault", "Attributes", "attribute_map"]
 
 _INT_MAX = 2**63 - 1
 TEXT_CHARACTERS_MAX = 1024
+# Each row of a foreign span has a copy of the version of its scope.
+_SCOPE_CHARACTERS_MAX = 256
 
 
 class AttributeFault(ValueError):
@@ -40,7 +42,7 @@ class Attributes:
 
     def __init__(self, own: Mapping[str, AnyValue], outer: Mapping[str, AnyValue], scope: str = "", scope_version: str = "") -> None:
         self.own = own
-        self.scope, self.scope_version = scope, scope_version
+        self.scope, self.scope_version = scope[:_SCOPE_CHARACTERS_MAX], scope_version[:_SCOPE_CHARACTERS_MAX]
         self.get: Callable[[str], AnyValue | None] = {**outer, **own}.get
 
     def text(self, key: str) -> str:

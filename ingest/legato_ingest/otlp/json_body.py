@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
@@ -25,6 +26,7 @@ __all__ = ["VALUES_MAX", "to_protobuf"]
 VALUES_MAX = 2_000_000
 # Beyond this many escapes a text is not mended: the search takes 0.3 µs an escape, in which no other thread runs.
 _ESCAPES_MAX = 200_000
+_NAME_CHARACTERS_MAX = 1024
 _STRUCTURE = (b",", b"{", b"[")
 _FILLERS = {signal.path: Filler(signal.request.DESCRIPTOR, signal.isolating) for signal in SIGNALS}
 # An escape: a pair of surrogates, a single surrogate, or any other.
@@ -85,8 +87,13 @@ def _rejection(refused: Refused, signal: Signal) -> Rejection:
         emitter="",
         otlp_bytes=len(content),
         # A point has no ids, so its metric distinguishes it from the same point of another metric.
-        span_sha256=hashlib.sha256(_dumped([refused.item, *(metrics[:1] if is_metric else ())])).digest(),
+        span_sha256=hashlib.sha256(_dumped([refused.item, *(map(_named, metrics[:1]) if is_metric else ())])).digest(),
     )
+
+
+def _named(metric: dict[str, Any]) -> dict[str, str]:
+    """Return what identifies a metric, without its points."""
+    return {name: metric[name][:_NAME_CHARACTERS_MAX] for name in ("name", "unit", "description") if isinstance(metric.get(name), str)}
 
 
 def _dumped(values: Sequence[object]) -> bytes:

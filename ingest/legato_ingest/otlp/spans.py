@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map
 from legato_ingest.otlp.batch import DAY_NS, NS_MAX, Limits, Rejection
-from legato_ingest.otlp.emitters import FAMILIES, around, logfire
+from legato_ingest.otlp.emitters import FAMILIES, around
 from legato_ingest.otlp.emitters.engine import COLUMNS as STEP_COLUMNS
 from legato_ingest.otlp.model import EngineFlush, Ignored, SilenceRecord, StreamRecord
 from legato_ingest.timeline.codec import KNOWN, TimelineError, TimelineHead, read_head
@@ -65,8 +65,7 @@ Flush = Accepted[EngineFlush]
 class Validated:
     """The spans of a request, sorted. ``ignored`` spans are not streamed responses: they are acknowledged, counted and not stored.
 
-    ``requests`` are spans that end at the headers of a streamed response, which is another span (Logfire). ``failed`` are ignored spans
-    with an error: they may be around a response.
+    ``failed`` are ignored spans with an error: they may be around a response.
     """
 
     streams: list[Stream] = field(default_factory=list)
@@ -74,8 +73,7 @@ class Validated:
     flushes: list[Flush] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     ignored: Counter[Sender] = field(default_factory=Counter)
-    requests: list[Span] = field(default_factory=list)
-    failed: list[Span] = field(default_factory=list)
+    failed: list[around.Failed] = field(default_factory=list)
     chunks: int = 0
 
 
@@ -97,10 +95,8 @@ def validate(request: ExportTraceServiceRequest, now_ns: int, limits: Limits) ->
             outer = {**resource, **attribute_map(scope.attributes)}
             for span in scope_spans.spans:
                 _validate(span, Attributes(attribute_map(span.attributes), outer, scope.name, scope.version), now_ns, limits, out)
-    if out.requests or out.failed:
-        records = [stream.record for stream in out.streams]
-        logfire.with_requests(records, out.requests)
-        around.with_failures(records, out.failed)
+    if out.failed:
+        around.with_failures([stream.record for stream in out.streams], out.failed)
     return out
 
 
@@ -139,16 +135,14 @@ def _validate(span: Span, attributes: Attributes, now_ns: int, limits: Limits, o
 
 def _count_ignored(ignored: Ignored, span: Span, attributes: Attributes, out: Validated) -> None:
     out.ignored[_sender(attributes, ignored.emitter, ignored.reason)] += 1
-    if ignored.reason == logfire.REQUEST:
-        out.requests.append(span)
     if span.status.code == Status.STATUS_CODE_ERROR:
-        out.failed.append(span)
+        out.failed.append(around.Failed(span, attributes.scope))
 
 
 def _sender(attributes: Attributes, emitter: str, reason: str) -> Sender:
     service = attributes.get("service.name")
     name = service.string_value[:_NAME_CHARACTERS_MAX] if service is not None else ""
-    return Sender(name, attributes.scope[:_NAME_CHARACTERS_MAX], attributes.scope_version[:_NAME_CHARACTERS_MAX], emitter, reason)
+    return Sender(name, attributes.scope, attributes.scope_version, emitter, reason)
 
 
 def _convert(span: Span, attributes: Attributes) -> AnyRecord | Ignored:

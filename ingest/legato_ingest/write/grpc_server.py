@@ -7,6 +7,7 @@ google.rpc.RetryInfo, without which senders drop what they sent.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import aio
 
-from legato_ingest.errors import LegatoError, TooLarge
+from legato_ingest.errors import BadRequest, LegatoError, TooLarge
 from legato_ingest.otlp.http import GRPC_CODES
 from legato_ingest.otlp.signals import SIGNALS, Signal
 from legato_ingest.settings import Settings
@@ -28,8 +29,9 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _DETAILS = "grpc-status-details-bin"
 # Senders may ping idle connections this often. gRPC's default, 5 minutes, ends the connections of Collectors with a usual keep-alive.
 _PING_MS = 10_000
-# Calls of one connection at the same time. Messages in transit are outside of the limit of bytes in memory.
-_CALLS_A_CONNECTION_MAX = 64
+# Calls of one connection, and of all, at the same time.
+_CALLS_A_CONNECTION_MAX, _CALLS_MAX = 64, 1024
+_READ_S_MAX = 30
 
 
 class GrpcServer:
@@ -44,10 +46,13 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", _CALLS_A_CONNECTION_MAX),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
-            )
+            ),
+            maximum_concurrent_rpcs=_CALLS_MAX,
         )
+        # A message is in memory before its bytes are counted, so only so many are read at a time. The others wait in their connections.
+        reading = asyncio.Semaphore(max(1, settings.queue_bytes_max // settings.body_bytes_max))
         for signal in SIGNALS:
-            handler: Any = grpc.stream_unary_rpc_method_handler(_export(receiver, signal))
+            handler: Any = grpc.stream_unary_rpc_method_handler(_export(receiver, signal, reading))
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(signal.service, {"Export": handler}),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -68,17 +73,22 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-def _export(receiver: Receiver, signal: Signal) -> Any:
+def _export(receiver: Receiver, signal: Signal, reading: asyncio.Semaphore) -> Any:
     async def export(messages: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
         metadata = dict(context.invocation_metadata() or ())
 
         async def read(counters: Counters) -> bytes:
-            async for content in messages:
-                for count in counters:
-                    count(len(content))
-                return content
-            # gRPC has answered already if the message was too large.
-            raise TooLarge(f"no message, or a message of more than {receiver.body_bytes_max} bytes")
+            try:
+                async with reading, asyncio.timeout(_READ_S_MAX):
+                    content = await anext(messages, None)
+            except TimeoutError:
+                raise BadRequest(f"the message did not arrive within {_READ_S_MAX} s") from None
+            if content is None:
+                # gRPC has answered already if the message was too large.
+                raise TooLarge(f"no message, or a message of more than {receiver.body_bytes_max} bytes")
+            for count in counters:
+                count(len(content))
+            return content
 
         call = Call(signal, read, _text(metadata.get("authorization")), _text(metadata.get("origin")))
         outcome = await receiver.answer(call)

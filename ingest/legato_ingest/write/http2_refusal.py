@@ -23,6 +23,7 @@ _END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
 _HEAD_BYTES = 9
 _STATUS_200 = b"\x88"
 _LOG_EVERY_S = 60.0
+_CALLS_MAX, _BUFFER_BYTES_MAX, _OPEN_S_MAX = 100, 65_536, 60.0
 
 
 def protocol_class(grpc_port: int) -> type[asyncio.Protocol]:
@@ -49,10 +50,14 @@ def protocol_class(grpc_port: int) -> type[asyncio.Protocol]:
             if self.frames is None:
                 self.frames, data = _Frames(todo), data[len(_PREFACE) :]
                 self.transport.write(_frame(_SETTINGS, 0, 0))
+                asyncio.get_running_loop().call_later(_OPEN_S_MAX, self.transport.close)
                 if time.monotonic() - last_log_s >= _LOG_EVERY_S:
                     last_log_s = time.monotonic()
                     _log.warning("a client speaks HTTP/2, probably gRPC, and is refused: %s", todo)
             self.transport.write(self.frames.answer(data))
+            # A client that does not read its answers, or that never ends, gets no more of them.
+            if self.frames.calls > _CALLS_MAX or self.transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+                self.transport.abort()
 
     return Protocol
 
@@ -65,6 +70,7 @@ class _Frames:
         self._answer = _STATUS_200 + b"".join(_field(name, value) for name, value in fields.items())
         self._head = b""
         self._skip = 0
+        self.calls = 0
 
     def answer(self, data: bytes) -> bytes:
         """Return the answers to the frames that begin in these bytes: to settings, and to the headers of calls."""
@@ -85,7 +91,10 @@ class _Frames:
         kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
         if kind == _SETTINGS and not flags & _ACK:
             return _frame(_SETTINGS, _ACK, 0)
-        return _frame(_HEADERS, _END_STREAM | _END_HEADERS, stream, self._answer) if kind == _HEADERS else b""
+        if kind != _HEADERS:
+            return b""
+        self.calls += 1
+        return _frame(_HEADERS, _END_STREAM | _END_HEADERS, stream, self._answer)
 
 
 def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:

@@ -36,8 +36,7 @@ _CHUNKS_MAX = 65_536
 _UINT32_MAX = 2**32 - 1
 # Columns of schema/TIMELINE.md.
 _DT, _BYTES, _KIND = 1, 2, 4
-# MLflow numbers the events of a stream in their names.
-_NUMBER = re.compile(r"[._-]?\d+$")
+_NAME_CHARACTERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def chunk_events(span: Span, content: Content | None = None) -> ChunkEvents | No
     Times that run backwards, before the start or past the end of the span are moved to the nearest possible time: the clock of the emitter
     was set while it recorded.
     """
-    names = [_NUMBER.sub("", event.name) for event in span.events]
+    names = [_unnumbered(event.name) for event in span.events]
     name = _chunk_name(names)
     found = [event for event, each in zip(span.events, names, strict=True) if each == name] if name else []
     if len(found) < 2:
@@ -88,6 +87,13 @@ def chunk_events(span: Span, content: Content | None = None) -> ChunkEvents | No
     else:
         kinds, sizes = (np.array(column) for column in zip(*filter(None, carried), strict=True))
     return ChunkEvents(_packed(times_us, kinds, sizes), int(times_us[0]), len(found), dropped, sizes is not None)
+
+
+def _unnumbered(name: str) -> str:
+    """Return a name without the number at its end: MLflow numbers the events of a stream. A name may be as long as a request."""
+    name = name[:_NAME_CHARACTERS_MAX]
+    base = name.rstrip("0123456789")
+    return base[:-1] if base != name and base[-1:] in (".", "_", "-") else base
 
 
 def _chunk_name(names: Sequence[str]) -> str:

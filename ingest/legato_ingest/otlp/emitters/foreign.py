@@ -23,7 +23,7 @@ from legato_ingest.otlp.emitters.chunk_events import Content, chunk_events
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
 from legato_ingest.otlp.model import StreamRecord
 
-__all__ = ["ANY_CHUNK", "GENAI_SCOPES", "Loose", "add_chunks", "add_ttft", "error_type_of", "foreign_record", "outcome_of"]
+__all__ = ["ANY_CHUNK", "GENAI_SCOPES", "Loose", "add_chunks", "add_ttft", "error_type_of", "foreign_record", "outcome_of", "plain"]
 
 # TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
 ANY_CHUNK = "ttft_any_chunk"
@@ -136,6 +136,11 @@ def _texts(value: AnyValue | None) -> Iterator[str]:
             yield text
 
 
+def plain(text: str) -> str:
+    """Return a text out of JSON, cut to 1,024 characters. Single surrogates, which JavaScript makes where it cuts a text, become `?`."""
+    return text[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+
+
 def _unquoted(text: str) -> str:
     """Return the text in a JSON string, or the first text of a JSON array of texts; any other text as it is."""
     try:
@@ -144,7 +149,7 @@ def _unquoted(text: str) -> str:
         return text
     if isinstance(inner, list):
         inner = inner[0] if inner else ""
-    return inner if isinstance(inner, str) else text
+    return plain(inner) if isinstance(inner, str) else text
 
 
 def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str) -> StreamRecord:

@@ -12,9 +12,9 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.definitions import REASONING, TEXT, TOOL
-from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
+from legato_ingest.otlp.attributes import Attributes, attribute_map
 from legato_ingest.otlp.emitters.common import UINT32_MAX
-from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, foreign_record, outcome_of
+from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, foreign_record, outcome_of, plain
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["content_of", "convert"]
@@ -117,7 +117,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return value[:TEXT_CHARACTERS_MAX] if isinstance(value, str) else ""
+    return plain(value) if isinstance(value, str) else ""
 
 
 def _size(value: Any) -> int:

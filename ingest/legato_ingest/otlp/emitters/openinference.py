@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes
-from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record
+from legato_ingest.otlp.attributes import Attributes
+from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record, plain
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
@@ -48,4 +48,4 @@ def _id_of(loose: Loose) -> str:
     """Return the id in the copy of the response."""
     response = loose.json("output.value")
     found = next(filter(None, map(response.get, ("id", "response_id", "responseId"))), None) if isinstance(response, dict) else None
-    return found[:TEXT_CHARACTERS_MAX] if isinstance(found, str) and found != _NO_ID else ""
+    return plain(found) if isinstance(found, str) and found != _NO_ID else ""

@@ -12,23 +12,23 @@ from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
-__all__ = ["convert"]
+__all__ = ["FAMILY", "convert"]
 
-_FAMILY = "pydantic-ai"
+FAMILY = "pydantic-ai"
 _TTFT = "gen_ai.client.operation.time_to_first_chunk"
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None:
     """Return the record of a streamed response; None for a span of another emitter."""
-    if not attributes.scope.startswith(_FAMILY):
+    if not attributes.scope.startswith(FAMILY):
         return None
     loose = Loose(attributes)
     operation = loose.text("gen_ai.operation.name")
     if operation != "chat":
-        return Ignored("outer span" if operation else "no LLM call", _FAMILY)
+        return Ignored("outer span" if operation else "no LLM call", FAMILY)
     ttft_us = loose.micros(_TTFT)
     if ttft_us is None:
-        return Ignored("streaming unknown", _FAMILY)
-    record = foreign_record(span, attributes, loose, _FAMILY)
+        return Ignored("streaming unknown", FAMILY)
+    record = foreign_record(span, attributes, loose, FAMILY)
     add_ttft(record, ttft_us, any_chunk=False)
     return record
