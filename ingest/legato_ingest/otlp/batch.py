@@ -110,8 +110,8 @@ class Batch:
 
     @property
     def weight(self) -> int:
-        """The batch's share of an insert, in chunks. Samples weigh as much as the chunks that take the same bytes."""
-        return self.chunks + (int(self.samples.nbytes) // _CHUNK_BYTES if self.points else 0)
+        """The batch's share of an insert, in chunks. A stream weighs one more than its chunks; samples as chunks of the same bytes."""
+        return self.chunks + int(self.revs.num_rows) + (int(self.samples.nbytes) // _CHUNK_BYTES if self.points else 0)
 
 
 def build_table(table: Table, rows: int, tenant: str, sources: Builders) -> pa.Table:

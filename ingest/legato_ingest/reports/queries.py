@@ -106,9 +106,12 @@ ORDER BY start_time DESC
 LIMIT {{limit:UInt32}}
 """
 
-# The vantage at which a stream is judged: the client's, or the server's if no client recorded the trace. So each stream counts once.
-_JUDGED_VANTAGE = f"""(vantage = 'client' OR vantage = 'server'
-        AND (tenant, trace_id) NOT IN (SELECT tenant, trace_id FROM streams WHERE vantage = 'client' AND {_WITHIN}))"""
+# The vantage at which a stream counts: the client's, or the server's if no client of the trace knows the figure. So each stream counts
+# once. Clients of other libraries often know no chunk.
+_COUNTED_VANTAGE = """(vantage = 'client' OR vantage = 'server' AND (tenant, trace_id) NOT IN
+        (SELECT tenant, trace_id FROM streams WHERE vantage = 'client' AND (%s IS NOT NULL OR NOT ended) AND %s))"""
+_JUDGED_VANTAGE = _COUNTED_VANTAGE % ("chunks", _WITHIN)
+_TTFT_VANTAGE = _COUNTED_VANTAGE % ("ttft_us", _WITHIN)
 # The judged stalls of matching streams. A gap with the cause `base` turned out to be healthy and is no stall.
 _MATCHING = f"""
     {_WITHIN}
@@ -213,7 +216,7 @@ WITH
     (
         SELECT tenant, trace_id, response_id, ttft_us, ttft_us > first_output_limit_us AS is_late, first_output_limit_us
         FROM streams
-        WHERE {_JUDGED_VANTAGE} AND ttft_us IS NOT NULL AND {_WITHIN} AND {_FILTERS}
+        WHERE {_TTFT_VANTAGE} AND ttft_us IS NOT NULL AND {_WITHIN} AND {_FILTERS}
     ),
     server AS
     (

@@ -121,6 +121,7 @@ class Committer:
             with self._watermark.stamp() as received_ms:
                 self._groups.write_senders(received_ms)
         except Exception as error:
+            self._groups.postpone_senders()
             self._metrics.errors.labels("emitter_spans", type(error).__name__).inc()
 
     def _next_group(self) -> list[_Waiting]:

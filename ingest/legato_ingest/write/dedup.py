@@ -24,6 +24,7 @@ __all__ = [
     "RejectionKey",
     "StreamKey",
     "TimedTable",
+    "minute_ranges",
     "new_rows",
     "rejection_keys",
     "rejections_query",
@@ -72,7 +73,7 @@ def stored_streams(store: Store, tables: Sequence[pa.Table]) -> set[StreamKey]:
     spans = np.frombuffer(b"".join(rows["span_id"].to_pylist()), "<u8")
     tenants = quoted_all(str(tenant) for tenant in pc.unique(rows["tenant"]).to_pylist())
     found: set[StreamKey] = set()
-    for low, high in _minute_ranges(starts):
+    for low, high in minute_ranges(starts):
         inside = spans[(starts >= low) & (starts <= high)]
         sql = f"""
             SELECT {", ".join(_STREAM_KEY)} FROM stream_revs
@@ -149,7 +150,7 @@ class TimedTable:
         conditions = [f"{name} IN ({_literals(pc.unique(rows[name]))})" for name in self.prefix]
         moments = ",".join(map(str, np.unique(times).tolist()))
         found: set[Any] = set()
-        for low, high in _minute_ranges(times):
+        for low, high in minute_ranges(times):
             sql = f"""
                 SELECT {", ".join(self.key)}, recorded_at FROM {self.table}
                 WHERE {" AND ".join(conditions)}
@@ -174,7 +175,7 @@ def _nanoseconds(times: pa.ChunkedArray) -> NDArray[np.int64]:
     return values
 
 
-def _minute_ranges(times: NDArray[np.int64]) -> list[tuple[int, int]]:
+def minute_ranges(times: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return the minutes that these times touch, adjacent ones joined, so that one late row does not widen the range for all rows."""
     minutes = np.unique(times // _MINUTE_NS)
     breaks = np.flatnonzero(np.diff(minutes) > 1) + 1

@@ -53,7 +53,7 @@ class GroupInsert:
     def __init__(self, store: Store, metrics: Metrics, objectives: Sequence[Objective]) -> None:
         self._store, self._metrics = store, metrics
         self.objectives = objectives
-        self._responses, self._senders = Responses(store), SenderCounts()
+        self._responses, self._senders = Responses(store, metrics), SenderCounts()
 
     def insert(self, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
         """Insert the rows of all batches with this receive time, and return a receipt for each batch.
@@ -79,6 +79,10 @@ class GroupInsert:
     def senders_due_in_s(self) -> float | None:
         """Return in how many seconds the numbers of foreign spans should be written; None without any."""
         return self._senders.due_in_s()
+
+    def postpone_senders(self) -> None:
+        """Write the numbers of foreign spans later: the store does not answer."""
+        self._senders.postpone()
 
     def write_senders(self, received_ms: int, *, only_due: bool = False) -> None:
         """Write the numbers of foreign spans. Those that cannot be written are lost and counted as an error: no request waits for them."""

@@ -25,11 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from legato_ingest.emitters import OWN_PREFIX
+from legato_ingest.errors import StoreRefused
+from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.convert import summary_rows
 from legato_ingest.otlp.emitters.foreign import ANY_CHUNK
 from legato_ingest.otlp.model import StreamRecord
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
+from legato_ingest.write.dedup import minute_ranges
 
 __all__ = ["Recording", "Resolved", "Responses", "losers"]
 
@@ -40,22 +43,34 @@ _ALIKE_NS = 250_000_000
 _REFRESH_S = 60.0
 # A row is compared with so many others at most: a request could hold thousands of rows with one id.
 _COMPARED_MAX = 16
+# Stored rows that one insert is compared with, and new rows of one insert that are compared with stored ones.
+_STORED_MAX, _NEW_MAX = 20_000, 20_000
 _NONE = bytes(8)
 # Columns of bytes that are no text.
 _IDS = frozenset(("trace_id", "span_id", "parent_span_id"))
 _COLUMNS = (
     "tenant", "trace_id", "span_id", "parent_span_id", "rev", "vantage", "service_name", "model", "response_id", "emitter",
 )  # fmt: skip
+# The ids are sent as hexadecimal strings, one for each column: ClickHouse parses these some ten times faster than lists of expressions.
 _STORED = f"""
 SELECT
     {", ".join(_COLUMNS)}, toUnixTimestamp64Nano(start_time) AS start_ns, toInt64(duration_ns) AS duration_ns,
     toBool(notEmpty(dt_us)) AS has_chunks, toBool(isNotNull(ttft_us)) AS has_ttft,
     toBool(has(flags, '{ANY_CHUNK}')) AS any_chunk, outcome
 FROM stream_revs
-WHERE tenant IN ({{tenants}}) AND {{inside}} AND (trace_id IN ({{traces}}) OR (response_id != '' AND response_id IN ({{responses}})))
+WHERE tenant IN ({{tenants}}) AND {{inside}}
+    AND
+    (
+        trace_id IN (SELECT toFixedString(substring(unhex('{{traces}}'), 1 + 16 * number, 16), 16) FROM numbers({{traces_count}}))
+        OR response_id != '' AND response_id IN (SELECT arrayJoin(splitByChar(char(0), unhex('{{responses}}'))))
+    )
 ORDER BY rev DESC
 LIMIT 1 BY tenant, trace_id, span_id
-SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
+LIMIT {_STORED_MAX}
+SETTINGS max_query_size = 1000000000, max_threads = 1"""
+
+
+_Key = tuple[str, bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,11 @@ class Recording:
         return self.emitter.startswith(OWN_PREFIX)
 
     @property
+    def key(self) -> _Key:
+        """What identifies the row's stream."""
+        return self.tenant, self.trace_id, self.span_id
+
+    @property
     def end_ns(self) -> int:
         """End of the stream, ns since the epoch."""
         return self.start_ns + self.duration_ns
@@ -106,8 +126,8 @@ class Resolved:
 class Responses:
     """Finds rows of the same response in a group of batches and in the store. Used by the committer's thread only."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, metrics: Metrics) -> None:
+        self._store, self._metrics = store, metrics
         self._foreign: set[str] = set()
         self._refreshed_s = -_REFRESH_S
 
@@ -121,7 +141,15 @@ class Responses:
         new = [each for number, rows in enumerate(batches) for each in _recordings(rows, number, self._foreign)]
         if not new:
             return unchanged
-        lost = losers([*new, *self._stored(new)])
+        try:
+            stored = self._stored(new[:_NEW_MAX])
+        except StoreRefused as error:
+            # Rows that cannot be compared are stored: a response with two rows does less harm than a request that is never acknowledged.
+            self._metrics.errors.labels("one_response", str(error.code)).inc()
+            stored = []
+        if len(new) > _NEW_MAX:
+            self._metrics.errors.labels("one_response", "too_many_rows").inc()
+        lost = losers([*new, *stored])
         if not lost:
             return unchanged
         dropped = {loser.place for loser, _ in lost}
@@ -139,31 +167,43 @@ class Responses:
         self._foreign |= {str(unquoted(tenant)) for (tenant,) in found}
 
     def _stored(self, new: Sequence[Recording]) -> list[Recording]:
-        starts = [each.start_ns for each in new]
-        sql = _STORED.format(
-            tenants=quoted_all(sorted({each.tenant for each in new})),
-            inside=between_ns("start_time", min(starts) - _AROUND_NS, max(starts) + _AROUND_NS),
-            traces=quoted_all(sorted({each.trace_id for each in new})),
-            responses=quoted_all(sorted({each.response_id for each in new})),
-        )
-        known = {(each.tenant, each.trace_id, each.span_id) for each in new}
-        rows = self._store.select_arrow(sql).to_pylist()
-        found = (
+        starts = np.array([each.start_ns for each in new], np.int64)
+        traces = sorted({each.trace_id for each in new})
+        found = []
+        # Stretches of time, so that one late row does not widen the range for all rows.
+        for low_ns, high_ns in minute_ranges(starts):
+            sql = _STORED.format(
+                tenants=quoted_all(sorted({each.tenant for each in new})),
+                inside=between_ns("start_time", low_ns - _AROUND_NS, high_ns + _AROUND_NS),
+                traces=b"".join(traces).hex(),
+                traces_count=len(traces),
+                responses="\0".join(sorted({each.response_id.replace("\0", "") for each in new})).encode().hex(),
+            )
+            found += self._store.select_arrow(sql).to_pylist()
+        rows = (
             Recording(**{name: value if name in _IDS else unquoted(value) for name, value in row.items() if name != "outcome"})
-            for row in rows
+            for row in found
             if unquoted(row["outcome"]) != SUPERSEDED
         )
-        return [each for each in found if (each.tenant, each.trace_id, each.span_id) not in known]
+        known = {each.key for each in new}
+        return [each for each in {each.key: each for each in rows}.values() if each.key not in known]
 
 
 def losers(recordings: Iterable[Recording]) -> list[tuple[Recording, Recording]]:
-    """Return (loser, winner) for each foreign row of a response that has a richer row."""
+    """Return (loser, winner) for each foreign row of a response that has a richer row. No winner is itself a loser."""
     ordered = sorted(recordings, key=Recording.rank, reverse=True)
-    lost: dict[tuple[str, bytes, bytes], tuple[Recording, Recording]] = {}
+    richer: dict[_Key, list[Recording]] = defaultdict(list)
     for loser, winner in (*_with_equal_ids(ordered), *_with_parents(ordered), *_at_equal_times(ordered)):
-        key = loser.tenant, loser.trace_id, loser.span_id
-        if not loser.is_own and key not in lost and _is_same(loser, winner):
-            lost[key] = loser, winner
+        if not loser.is_own and _is_same(loser, winner):
+            richer[loser.key].append(winner)
+    lost: dict[_Key, tuple[Recording, Recording]] = {}
+    # The richest first, so that each possible winner is decided before its losers.
+    for loser in ordered:
+        for winner in richer.get(loser.key, ()):
+            final = lost[winner.key][1] if winner.key in lost else winner
+            if final is winner or (final.key != loser.key and not _contradict(final, loser)):
+                lost[loser.key] = loser, final
+                break
     return list(lost.values())
 
 
@@ -188,37 +228,48 @@ def _with_parents(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Rec
 
 
 def _at_equal_times(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
-    """Yield pairs of a foreign row and one of Legato's in the same trace that begin at about the same time."""
+    """Yield pairs of a foreign row and one of Legato's in the same trace that end at about the same time."""
     own: dict[tuple[str, bytes], list[Recording]] = defaultdict(list)
     for each in ordered:
         if each.is_own:
             own[each.tenant, each.trace_id].append(each)
     for group in own.values():
-        group.sort(key=attrgetter("start_ns"))
+        group.sort(key=attrgetter("end_ns"))
     for each in ordered:
         group = own.get((each.tenant, each.trace_id), []) if not each.is_own else []
-        first = bisect_left(group, each.start_ns - _ALIKE_NS, key=attrgetter("start_ns"))
+        first = bisect_left(group, each.end_ns - _ALIKE_NS, key=attrgetter("end_ns"))
         for richer in group[first : first + _COMPARED_MAX]:
-            if richer.start_ns <= each.start_ns + _ALIKE_NS:
+            if richer.end_ns <= each.end_ns + _ALIKE_NS:
                 yield each, richer
 
 
 def _is_same(one: Recording, other: Recording) -> bool:
-    if one.vantage != other.vantage:
-        return False
-    if one.response_id and other.response_id and one.response_id != other.response_id:
+    if one.vantage != other.vantage or _contradict(one, other) or not _of_one_service(one, other):
         return False
     overlap_ns = min(one.end_ns, other.end_ns) - max(one.start_ns, other.start_ns)
-    if overlap_ns < min(one.duration_ns, other.duration_ns) // 2 or not _of_one_service(one, other):
-        return False
+    if one.response_id and other.response_id and one.trace_id == other.trace_id:
+        return 2 * overlap_ns >= min(one.duration_ns, other.duration_ns)
     if one.response_id and other.response_id:
-        return True
-    if one.model and other.model and one.model != other.model:
-        return False
+        # Some servers count their ids from 0 or send one id for ever, so in two traces the time decides, too.
+        return _is_alike(one, other)
     if one.span_id == other.parent_span_id or other.span_id == one.parent_span_id:
-        return True
-    alike = abs(one.start_ns - other.start_ns) <= _ALIKE_NS and abs(one.end_ns - other.end_ns) <= _ALIKE_NS
-    return alike and one.is_own != other.is_own
+        # An agent's span around several requests is much longer than each of them.
+        return 2 * overlap_ns >= max(one.duration_ns, other.duration_ns)
+    return one.is_own != other.is_own and _is_alike(one, other)
+
+
+def _contradict(one: Recording, other: Recording) -> bool:
+    """Whether two rows name different responses or models. Frameworks put the provider before the model's name."""
+    ids, models = ({getattr(each, name) for each in (one, other)} - {""} for name in ("response_id", "model"))
+    return len(ids) > 1 or len({model.rpartition("/")[2] for model in models}) > 1
+
+
+def _is_alike(one: Recording, other: Recording) -> bool:
+    """Whether two rows end together, and begin together. Logfire's row begins with the headers of the response."""
+    own, foreign = (one, other) if one.is_own else (other, one)
+    apart_ns = foreign.start_ns - own.start_ns
+    is_logfire = own.is_own and foreign.emitter.startswith("logfire") and 0 <= apart_ns <= own.duration_ns
+    return abs(one.end_ns - other.end_ns) <= _ALIKE_NS and (abs(apart_ns) <= _ALIKE_NS or is_logfire)
 
 
 def _of_one_service(one: Recording, other: Recording) -> bool:

@@ -63,6 +63,10 @@ class SenderCounts:
         """Return in how many seconds the numbers should be written; None without any."""
         return max(0.0, self._written_s + _EVERY_S - time.monotonic()) if self._counts else None
 
+    def postpone(self) -> None:
+        """Let the numbers be due again after the usual time."""
+        self._written_s = time.monotonic()
+
     def taken(self) -> pa.Table:
         """Return the rows of ``emitter_spans`` for all numbers, and begin at zero."""
         counts, self._counts = self._counts, Counter()

@@ -102,6 +102,19 @@ def test_a_client_without_a_stall_withdraws_the_stall_of_its_server(store: Store
     assert (cause, vantage) == ("base", "server")
 
 
+def test_a_client_that_knows_no_chunk_takes_nothing_from_its_server(store: Store) -> None:
+    """Another library's row of the client is a summary: the server's stall keeps its verdict, whichever comes first."""
+    for name in ("server", "steps", "client"):
+        put(store, PARTS[name](), RECEIVED_NS)
+    store.command(
+        "ALTER TABLE stream_revs UPDATE chunks = NULL, gap_max_us = NULL, dt_us = [] WHERE vantage = 'client' SETTINGS mutations_sync = 1"
+    )
+    judge = worker(store)
+    judge.step()
+    assert stalls(store) == [("server", "host", ["client"])]
+    assert judge.again(0)["verdicts"] == 1 and stalls(store) == [("server", "host", ["client"])]
+
+
 def test_a_running_stream_is_judged_by_its_snapshot(store: Store) -> None:
     """The gap is over, and the stream is not: its verdict does not wait for the end. The server of a running client is not judged."""
     put_all(store)

@@ -50,8 +50,8 @@ def test_joined_batches_add_up() -> None:
 
 
 def test_the_weight_counts_chunks_and_the_bytes_of_samples() -> None:
-    """A chunk weighs 1, and 16 bytes of samples weigh the same."""
-    assert spans(2).weight == 40
+    """A chunk weighs 1, a stream one more, and 16 bytes of samples weigh the same."""
+    assert spans(2).weight == 42
     assert points(50).weight == points(50).samples.nbytes // 16 > 0
 
 

@@ -120,6 +120,10 @@ class Void:
             self.begun.set()
             assert self.go.wait(PATIENCE_S)
 
+    def select(self, *_: Any) -> list[Any]:
+        """Return no rows."""
+        return []
+
     def select_arrow(self, *_: Any) -> pa.Table:
         """Return no rows."""
         return pa.table({name: pa.array([], pa.string()) for name in ("tenant", "trace_id", "span_id", "rev")})
@@ -184,10 +188,13 @@ def test_concurrent_reads_of_the_watermark() -> None:
                 watermarks.append((watermark, len(done)))
 
         asking = thread.submit(ask)
-        for _ in range(100):
-            committer.submit(BATCH).result(PATIENCE_S)
-            done.append(store.stamp_ms)
-        stop.set()
+        try:
+            for _ in range(100):
+                committer.submit(BATCH).result(PATIENCE_S)
+                done.append(store.stamp_ms)
+        finally:
+            # Otherwise a failed insert would leave the thread, and this test, running for ever.
+            stop.set()
         asking.result(PATIENCE_S)
     # A row may be in the store before its future was read.
     assert all(watermark < done[seen + 1] for watermark, seen in watermarks if seen + 1 < len(done))

@@ -33,6 +33,16 @@ def test_a_grpc_client_is_shown_the_right_port(caplog: pytest.LogCaptureFixture)
     assert "use port 4317" in logged
 
 
+def test_a_client_that_only_asks_is_cut_off() -> None:
+    """Heads of calls without an end, of a client that reads no answer: the connection ends, and the server keeps no answers."""
+    with served(FastAPI(), http=protocol_class(4317)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection, pytest.raises(OSError, match="reset|[Bb]roken pipe"):
+            connection.sendall(PREFACE)
+            for _ in range(2_000):
+                connection.sendall(b"\0\0\0\x01\x05\0\0\0\x01" * 1_000)
+
+
 @pytest.mark.parametrize("step", [1, 7, 1000])
 def test_frames_are_read_in_any_pieces(step: int) -> None:
     """Settings are confirmed, headers of streams 1 and 3 are answered, other frames are skipped. Without gRPC the setting is named."""

@@ -72,10 +72,26 @@ def test_without_an_id_the_parent_and_the_time_decide() -> None:
     assert losers([LEGATO, recording(emitter="legato-python/0.1.0")]) == []
 
 
-def test_another_trace_with_the_same_response_is_the_same() -> None:
-    """Anthropic's own span and OpenLLMetry's are roots of two traces."""
+def test_another_trace_with_the_same_response_at_the_same_time_is_the_same() -> None:
+    """Anthropic's own span and OpenLLMetry's are roots of two traces. Some servers repeat their ids, so the times decide, too."""
     other = recording(trace_id=b"u" * 16)
     assert losers([TTFT, other]) == [(other, TTFT)]
+    later = recording(trace_id=b"u" * 16, start_ns=NOW_NS + SECOND_NS, duration_ns=2 * SECOND_NS)
+    assert losers([TTFT, later]) == []
+
+
+def test_an_agents_span_takes_none_of_its_requests() -> None:
+    """Two requests in a row below one span are two responses; and no row loses to one that contradicts it."""
+    agent = recording(span_id=b"o" * 8, response_id="", duration_ns=10 * SECOND_NS, has_chunks=True)
+    first = recording(span_id=b"1" * 8, parent_span_id=b"o" * 8, response_id="", start_ns=NOW_NS, duration_ns=4 * SECOND_NS)
+    second = recording(
+        span_id=b"2" * 8, parent_span_id=b"o" * 8, response_id="", start_ns=NOW_NS + 5 * SECOND_NS, duration_ns=4 * SECOND_NS
+    )
+    assert losers([agent, first, second]) == []
+    outer = recording(span_id=b"o" * 8, response_id="", has_chunks=True)
+    one = recording(span_id=b"1" * 8, parent_span_id=b"o" * 8, response_id="one")
+    other = recording(span_id=b"2" * 8, parent_span_id=b"o" * 8, response_id="other", emitter="legato-python/0.1.0")
+    assert losers([outer, one, other]) == [(outer, other)]
 
 
 def spans_of(kind: str) -> ExportTraceServiceRequest:

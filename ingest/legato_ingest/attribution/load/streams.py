@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
+from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS
 from legato_ingest.attribution.model.judge import GapKey
 from legato_ingest.attribution.model.vantage import SocketSamples, Stream, Vantage
 from legato_ingest.causes import HEALTHY
@@ -41,9 +42,9 @@ _SOCKETS = f"""
 SELECT tenant, trace_id, span_id, {", ".join(_SOCKET_ARRAYS)} FROM stream_sockets FINAL
 WHERE {{inside}}
 SETTINGS max_threads = 1"""
-_CLIENTS = """
+_CLIENTS = f"""
 SELECT DISTINCT tenant, trace_id FROM stream_revs
-WHERE {inside} AND vantage = 'client' AND trace_id IN ({traces})
+WHERE {{inside}} AND {KNOWS_CHUNKS} AND trace_id IN ({{traces}})
 SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
 _SECONDS = """
 SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, toInt64(count()) AS streams

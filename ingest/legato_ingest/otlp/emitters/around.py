@@ -1,7 +1,7 @@
 """What spans around a response add to its row: some libraries note how a stream ended on the span of the agent or of the server alone.
 
-Only spans of the same library and of the same export are used, so an application's own failures change no row, and the rows of emitters that
-send each span alone keep what their own span shows.
+Only spans of the same library and of the same export are used, so an application's own failures change no row, and the rows of emitters
+that send each span alone keep what their own span shows.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Failed:
 def with_failures(records: Sequence[StreamRecord], failed: Sequence[Failed]) -> None:
     """Correct the outcomes of records by the failed spans around them.
 
-    Pydantic AI has a stream's error on the agent's span, the parent. LiteLLM's proxy calls each stream complete, with a usage that it made up,
-    when its client has left; only the server's span, which ends at the same time, shows that.
+    Pydantic AI has a stream's error on the agent's span, the parent. LiteLLM's proxy calls each stream complete, with a usage that it made
+    up, when its client has left; only the server's span, which ends at the same time, shows that.
     """
     agents = {(each.span.trace_id, each.span.span_id): each.span for each in failed if each.scope.startswith(PYDANTIC_AI)}
     servers = {

@@ -118,11 +118,11 @@ def check_gaps(name: str, row: Row, truth: dict[str, Any]) -> None:
 
 
 def test_a_pair_of_spans_is_one_row() -> None:
-    """Logfire's second span becomes the row, and the first gives its start and its time to the first byte."""
+    """Logfire's second span becomes the row, from the headers on; however requests are cut, the row is the same."""
     for name in ("python-logfire-plain", "python-logfire-nested"):
         (row,) = rows_of(capture(name))
-        assert 60_000 < row["ttfb_us"] < 120_000 and "start_at_headers" not in row["flags"]
-        assert 1_990_000_000 < row["duration_ns"] < 2_100_000_000
+        assert row["flags"] == ["start_at_headers"] and row["ttfb_us"] is None
+        assert 1_850_000_000 < row["duration_ns"] < 2_000_000_000
 
 
 def test_ignored_spans_are_counted_with_their_scope_and_the_reason() -> None:

@@ -68,6 +68,11 @@ def test_the_timeline_has_each_time(times: list[int], dropped: int) -> None:
     assert timelines.kinds.tolist() == [1 if dropped else 0, *[1] * (len(times) - 1)]
 
 
+def test_a_hostile_name_takes_no_time() -> None:
+    """Digits without an end: a pattern that searches for a number at the end would take hours for this name."""
+    assert events_of([1, 2], "1" * 2_000_000 + "x") is None
+
+
 def test_a_span_has_at_most_65_536_chunks() -> None:
     """More events are cut from the front, like those that an SDK drops."""
     found = events_of([each * 1_000 for each in range(70_000)])

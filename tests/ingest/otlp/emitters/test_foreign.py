@@ -100,6 +100,30 @@ def test_a_ttft_that_contradicts_the_span_is_flagged(ttft_us: int, tokens: int, 
     assert (record.ttft_us, record.flags) == (stored, flags)
 
 
+def test_texts_out_of_json_can_be_stored() -> None:
+    """JavaScript cuts texts inside of characters; the half of one is replaced, and nothing is rejected."""
+    body = request({"service.name": "shop"}, {"x": 1})
+    scope_of(body).scope.name, scope_of(body).scope.version = "mine", "v" * 5_000
+    span, _ = span_of({"gen_ai.request.stream": True, "gen_ai.response.finish_reasons": '["\\ud83d"]'})
+    scope_of(body).spans.append(span)
+    (row,) = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()).revs.to_pylist()
+    # The version of a scope is copied into each row, so its length is limited.
+    assert row["finish_reason"] == "?" and len(row["emitter"]) < 300
+
+
+def test_an_applications_own_failure_changes_no_outcome() -> None:
+    """A parent that failed for another reason says nothing about a stream that was left."""
+    body = request({"service.name": "shop"}, {"x": 1})
+    scope_of(body).scope.name = "opentelemetry.instrumentation.openai.v1"
+    left, _ = span_of({"gen_ai.is_streaming": True, "gen_ai.request.model": "m"})
+    left.parent_span_id = b"p" * 8
+    parent, _ = span_of({"error.type": "KeyError"}, status=Status(code=Status.STATUS_CODE_ERROR))
+    parent.span_id = b"p" * 8
+    scope_of(body).spans.extend([left, parent])
+    (row,) = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()).revs.to_pylist()
+    assert (row["outcome"], row["error_type"]) == ("unknown", "")
+
+
 def test_the_last_exception_names_the_error() -> None:
     """Where the span has no error type, the recorded exception has it."""
     span, attributes = span_of({})
