@@ -17,7 +17,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import aio
 
-from legato_ingest.errors import BadRequest, LegatoError, TooLarge
+from legato_ingest.errors import LegatoError, Overloaded, TooLarge
 from legato_ingest.otlp.http import GRPC_CODES
 from legato_ingest.otlp.signals import SIGNALS, Signal
 from legato_ingest.settings import Settings
@@ -82,7 +82,7 @@ def _export(receiver: Receiver, signal: Signal, reading: asyncio.Semaphore) -> A
                 async with reading, asyncio.timeout(_READ_S_MAX):
                     content = await anext(messages, None)
             except TimeoutError:
-                raise BadRequest(f"the message did not arrive within {_READ_S_MAX} s") from None
+                raise Overloaded(f"the message did not arrive within {_READ_S_MAX} s") from None
             if content is None:
                 # gRPC has answered already if the message was too large.
                 raise TooLarge(f"no message, or a message of more than {receiver.body_bytes_max} bytes")
