@@ -6,10 +6,12 @@ records what it reads. aiohttp decompresses before, so the bytes are those of th
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import importlib.util
 import json
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +20,7 @@ from legato._clock import now_ns
 from legato._context import is_recorded, recorded
 from legato._errors import ConfigurationError, guard
 from legato._loop import LoopLag, watch_loop
+from legato._reads import attaching
 from legato._recorder import StreamRecorder
 from legato._request import SentRequest
 from legato._socket import QUIET_NS
@@ -67,7 +70,8 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
         with guard("instrument_aiohttp"):
             recorder = sent.answered(response.status, response.headers, is_decoded=True)
             if recorder is not None:
-                _attach(recorder, response)
+                with attaching("instrument_aiohttp", recorder):
+                    _attach(recorder, response)
         return response
 
     return request
@@ -80,16 +84,19 @@ def _sent(session: Any, method: str, url: Any, more: dict[str, Any]) -> SentRequ
     body = more.get("json")
     content = more.get("data")
     if isinstance(body, dict):
-        content = json.dumps({key: body[key] for key in ("model", "stream") if isinstance(body.get(key), (str, bool))})
+        content = json.dumps({key: body[key] for key in ("model", "stream", "jsonrpc") if isinstance(body.get(key), (str, bool))})
     if isinstance(content, str):
         content = content.encode("utf-8", "replace")
-    given = dict(more.get("headers") or {})
-    headers = {str(name).lower(): str(value) for name, value in given.items()}
+    given = more.get("headers") or {}
+    # Pairs: a name may be repeated.
+    pairs = list(given.items() if hasattr(given, "items") else given)
+    headers = {str(name).lower(): str(value) for name, value in pairs}
     port = parts.port or (443 if parts.scheme == "https" else 80)
     data = content if isinstance(content, bytes) else b""
     sent = SentRequest(method.upper(), parts.hostname or "", port, parts.path, headers, data, now_ns())
-    if carrier := sent.trace_headers():
-        more["headers"] = {**given, **carrier}
+    carrier = sent.trace_headers()
+    if carrier or not hasattr(given, "items"):
+        more["headers"] = [*pairs, *carrier.items()]
     return sent
 
 
@@ -97,13 +104,16 @@ def _attach(recorder: StreamRecorder, response: Any) -> None:
     response.content = _RecordedContent(recorder, response.content)
     response._legato = recorder
     for name in ("close", "release"):
-        setattr(response, name, _closing(recorder, getattr(response, name)))
+        setattr(response, name, _closing(recorder, weakref.ref(response), name))
 
 
-def _closing(recorder: StreamRecorder, close: Callable[[], Any]) -> Callable[[], Any]:
+def _closing(recorder: StreamRecorder, response_of: weakref.ref[Any], name: str) -> Callable[[], Any]:
+    """Return a replacement of the method. It does not keep the response: in a reference cycle that would keep its connection."""
+
     def closing() -> Any:
         recorder.end("client_cancel")
-        return close()
+        response = response_of()
+        return getattr(type(response), name)(response) if response is not None else None
 
     return closing
 
@@ -121,6 +131,7 @@ class _RecordedContent:
 
     async def _take(self, read: Callable[..., Any], *arguments: Any) -> Any:
         recorder, requested = self._recorder, now_ns()
+        recorder.left_ns = 0
         if self._handed_over_ns:
             recorder.held_read(self._read_ns, requested - self._handed_over_ns)
         elif self._loop is None:
@@ -128,6 +139,10 @@ class _RecordedContent:
                 self._loop = watch_loop(recorder)
         try:
             found = await read(*arguments)
+        except asyncio.CancelledError:
+            # A time-out of the application, which may ask again; if it does not, the stream is cancelled now.
+            recorder.leave()
+            raise
         except BaseException as error:
             recorder.end(error=error)
             raise

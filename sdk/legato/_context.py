@@ -24,13 +24,23 @@ __all__ = [
     "serving",
     "supersede_outer",
     "superseding",
+    "unrecorded",
 ]
 
 _client: ContextVar[str] = ContextVar("legato_client", default="")
 _conversation: ContextVar[str] = ContextVar("legato_conversation", default="")
 _request: ContextVar[Callable[[], Any] | None] = ContextVar("legato_request", default=None)
 _outer: ContextVar[Callable[[], None] | None] = ContextVar("legato_outer", default=None)
-_recorded: ContextVar[bool] = ContextVar("legato_recorded", default=False)
+_recorded: ContextVar[_Recorded | None] = ContextVar("legato_recorded", default=None)
+
+
+class _Recorded:
+    """The mark of a request while it is sent. A task that is started meanwhile keeps a copy of the context, but not the mark's life."""
+
+    __slots__ = ("is_sent",)
+
+    def __init__(self) -> None:
+        self.is_sent = False
 
 
 @contextmanager
@@ -58,11 +68,14 @@ def current_conversation() -> str:
 def serving(request_context: Callable[[], Any]) -> Iterator[None]:
     """Make this context the parent of streams that begin inside. OpenTelemetry's current span stays as it is.
 
+    What runs inside is an application, so a request of a caller in the same process hides none of its requests.
+
     A span of Legato that is current would change the application's own tracing: its spans would get a parent that its back end lacks.
     """
     token = _request.set(request_context)
     try:
-        yield
+        with unrecorded():
+            yield
     finally:
         _request.reset(token)
 
@@ -78,7 +91,19 @@ def parent_context() -> Any:
 @contextmanager
 def recorded() -> Iterator[None]:
     """Inside, an instrumentation records the request that is sent, so those below it must not."""
-    token = _recorded.set(True)
+    mark = _Recorded()
+    token = _recorded.set(mark)
+    try:
+        yield
+    finally:
+        mark.is_sent = True
+        _recorded.reset(token)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside, an application runs, also if its caller is in the same process: requests that it sends are others than the recorded one."""
+    token = _recorded.set(None)
     try:
         yield
     finally:
@@ -87,7 +112,8 @@ def recorded() -> Iterator[None]:
 
 def is_recorded() -> bool:
     """Whether an instrumentation above records the request that is sent now."""
-    return _recorded.get()
+    mark = _recorded.get()
+    return mark is not None and not mark.is_sent
 
 
 @contextmanager

@@ -11,12 +11,13 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from legato._clock import now_ns
-from legato._context import is_recorded, recorded
+from legato._context import is_recorded, recorded, unrecorded
 from legato._errors import ConfigurationError, guard
-from legato._reads import AsyncReads, Reads, connection_of
+from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
 from legato._request import SentRequest
 from legato._state import settings
 
@@ -56,10 +57,12 @@ def _patched(original: Callable[..., Any], package: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def send(self: Any, request: Any, **more: Any) -> Any:
         sent = _sent(request, more)
+        below = _below(self, request, package, is_sent=sent is not None)
         if sent is None:
-            return original(self, request, **more)
+            with below:
+                return original(self, request, **more)
         try:
-            with recorded():
+            with below:
                 response = original(self, request, **more)
         except BaseException as error:
             sent.failed(error)
@@ -77,10 +80,12 @@ def _patched_async(original: Callable[..., Any], package: Any) -> Callable[..., 
     @functools.wraps(original)
     async def send(self: Any, request: Any, **more: Any) -> Any:
         sent = _sent(request, more)
+        below = _below(self, request, package, is_sent=sent is not None)
         if sent is None:
-            return await original(self, request, **more)
+            with below:
+                return await original(self, request, **more)
         try:
-            with recorded():
+            with below:
                 response = await original(self, request, **more)
         except BaseException as error:
             sent.failed(error)
@@ -110,15 +115,25 @@ def _sent(request: Any, more: dict[str, Any]) -> SentRequest | None:
     return None
 
 
+def _below(client: Any, request: Any, package: Any, *, is_sent: bool) -> AbstractContextManager[None]:
+    """Return the context of the transport. One that runs an application in this process must not hide that application's requests."""
+    if is_sent or is_recorded():
+        with guard("instrument_httpx"):
+            if isinstance(client._transport_for_url(request.url), (package.ASGITransport, package.WSGITransport)):
+                return unrecorded()
+    return recorded() if is_sent else nullcontext()
+
+
 def _attach(sent: SentRequest, response: Any, make: Callable[..., Any]) -> None:
     """Record the response's stream if it is one; it was not read yet."""
     if hasattr(response, "_content"):
         return
     recorder = sent.answered(response.status_code, response.headers)
     if recorder is not None:
-        connection_of(response, recorder.origin)
-        response.stream = make(recorder, response)
-        response._legato = recorder
+        with attaching("instrument_httpx", recorder):
+            connection_of(response, recorder.origin)
+            mark(response, recorder)
+            response.stream = make(recorder, response)
 
 
 def _stream_class(package: Any) -> Callable[..., Any]:

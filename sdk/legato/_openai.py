@@ -19,7 +19,7 @@ from legato._clock import now_ns
 from legato._context import is_recorded, recorded, supersede_outer
 from legato._errors import ConfigurationError, guard
 from legato._hosts import provider_at
-from legato._reads import AsyncReads, Reads, connection_of
+from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
 from legato._recorder import Origin, StreamRecorder
 from legato._state import settings
 from legato._stream import begin
@@ -72,7 +72,7 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             recorder.end(error=error)
             raise
-        with guard("instrument_openai"):
+        with attaching("instrument_openai", recorder):
             _attach(recorder, result, _Reads, _Items)
         return result
 
@@ -91,7 +91,7 @@ def _patched_async(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             recorder.end(error=error)
             raise
-        with guard("instrument_openai"):
+        with attaching("instrument_openai", recorder):
             _attach(recorder, result, _AsyncReads, _AsyncItems)
         return result
 
@@ -132,6 +132,7 @@ def _attach(recorder: StreamRecorder, result: Any, reads: Callable[..., Any], it
         recorder.end("upstream_error", error_type="unknown_response")
         return
     connection_of(response, recorder.origin)
+    mark(response, recorder)
     # A raw response has no items, so its reads show how long the application holds the stream.
     has_items = hasattr(result, "_iterator")
     reads(recorder, response, holds=not has_items)

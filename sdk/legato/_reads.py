@@ -1,12 +1,15 @@
 """Recording the reads of an HTTP response: their times, the socket before late ones, the time until the next is requested, and the end.
 
-The source yields bytes and may be synchronous or not. Both classes serve `_openai` and `_httpx`. A response that is closed before its
-end is a cancel, unless its events show that it was complete.
+The source yields bytes and may be synchronous or not. Both classes serve `_openai`, `_httpx` and `_requests`. A response that is closed
+before its end is a cancel, unless its events show that it was complete.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from legato._clock import now_ns
@@ -15,19 +18,37 @@ from legato._loop import LoopLag, watch_loop
 from legato._recorder import Origin, StreamRecorder
 from legato._socket import QUIET_NS, socket_probe
 
-__all__ = ["AsyncReads", "Reads", "connection_of"]
+__all__ = ["AsyncReads", "Reads", "attaching", "connection_of", "mark"]
+
+
+@contextmanager
+def attaching(place: str, recorder: StreamRecorder) -> Iterator[None]:
+    """Run the block that attaches the recorder to a response, under ``guard``. If that fails, the stream is forgotten."""
+    with guard(place):
+        try:
+            yield
+        except Exception:
+            recorder.discard()
+            raise
+
+
+def mark(response: Any, recorder: StreamRecorder) -> None:
+    """Note on a response of httpx that it is recorded. Its extensions are left out of copies, its attributes are not."""
+    extensions = getattr(response, "extensions", None)
+    if isinstance(extensions, dict):
+        extensions["legato"] = recorder
 
 
 def connection_of(response: Any, origin: Origin) -> None:
-    """Fill in the HTTP version and both addresses of the response's connection, as far as they are known."""
+    """Fill in the HTTP version and both addresses of the response's connection, as far as they are known: a Unix socket has none."""
     origin.transport = "http/2" if getattr(response, "http_version", "") == "HTTP/2" else "http/1.1"
     network = (getattr(response, "extensions", None) or {}).get("network_stream")
     if network is None:
         return
     client, server = network.get_extra_info("client_addr"), network.get_extra_info("server_addr")
-    if client:
+    if client and isinstance(client, tuple):
         origin.client_address, origin.client_port = str(client[0]), int(client[1])
-    if server:
+    if server and isinstance(server, tuple):
         origin.server_address, origin.server_port = str(server[0]), int(server[1])
 
 
@@ -36,12 +57,20 @@ class _ResponseReads:
 
     def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
         self.recorder, self._holds = recorder, holds
-        self._probe, self._reading = socket_probe(response), False
+        self._probe = socket_probe(response)
+        # The thread or task that waits for a read.
+        self._reader: object = None
 
     def closing(self) -> None:
-        """The response is closed. If a read fails, the HTTP library closes it before it raises: the error then determines the outcome."""
-        if not self._reading:
+        """The response is closed. If a read fails, the HTTP library closes it before it raises: the error then determines the outcome.
+
+        A close by another thread or task while a read waits is a cancel.
+        """
+        if self._reader is None or self._reader != self._current():
             self.recorder.end("client_cancel")
+
+    def _current(self) -> object:
+        return threading.get_ident()
 
 
 class Reads(_ResponseReads):
@@ -50,7 +79,7 @@ class Reads(_ResponseReads):
     def iterate(self, source: Iterator[bytes]) -> Iterator[bytes]:
         """Yield what the source yields, and record it."""
         recorder, read, probe, last = self.recorder, self.recorder.read, self._probe, now_ns()
-        self._reading = True
+        self._reader = threading.get_ident()
         try:
             for data in source:
                 now = now_ns()
@@ -58,10 +87,10 @@ class Reads(_ResponseReads):
                     recorder.look(now, probe, len(data))
                 last = now
                 read((now, data))
-                self._reading = False
+                self._reader = None
                 handed_over = now_ns()
                 yield data
-                self._reading = True
+                self._reader = threading.get_ident()
                 if self._holds:
                     recorder.held_read(now, now_ns() - handed_over)
         except BaseException as error:
@@ -80,7 +109,7 @@ class AsyncReads(_ResponseReads):
         with guard("event-loop lag"):
             loop = watch_loop(recorder)
         requested = last
-        self._reading = True
+        self._reader = self._current()
         try:
             async for data in source:
                 now = now_ns()
@@ -90,10 +119,10 @@ class AsyncReads(_ResponseReads):
                         recorder.late(now, loop.lag_ns(requested, now))
                 last = now
                 read((now, data))
-                self._reading = False
+                self._reader = None
                 handed_over = now_ns()
                 yield data
-                self._reading = True
+                self._reader = self._current()
                 requested = now_ns()
                 if self._holds:
                     recorder.held_read(now, requested - handed_over)
@@ -101,3 +130,10 @@ class AsyncReads(_ResponseReads):
             recorder.end(error=error)
             raise
         recorder.end()
+
+    def _current(self) -> object:
+        """Return the running task; outside of asyncio, where tasks are unknown, the thread."""
+        try:
+            return asyncio.current_task() or threading.get_ident()
+        except RuntimeError:
+            return threading.get_ident()

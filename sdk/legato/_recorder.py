@@ -52,6 +52,7 @@ class StreamRecorder:
     __slots__ = (
         *(
             "__weakref__",
+            "asked",
             "held",
             "left_ns",
             "origin",
@@ -108,6 +109,7 @@ class StreamRecorder:
         """Monotonic time at which the application left its loop over the stream without closing it; 0 if it has not."""
         self.provisional = False
         """Whether the stream counts only once its events are known as those of a model's response."""
+        self.asked = True  # A model's stream was asked for.
         self._last_read_ns = 0
         self._finished = self._is_discarded = False
         self._finish = finish

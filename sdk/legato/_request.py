@@ -1,8 +1,9 @@
 """A request that a client sends, as far as it shows whether a stream of a model is wanted.
 
-That is its address, and ``model`` and ``stream`` in its body, which is looked through for these two and not kept. A request that asks for a
-stream carries the trace context, and its failure is a row: an exception before the headers, or a status of the server's side (429, and
-from 500). Other statuses are the caller's errors and have none.
+That is its address, and ``model`` and ``stream`` in its body, which is looked through for these two and not kept. What the body contains
+is not looked at: the inputs of tools may have fields of the same names. A request that asks for a stream carries the trace context, and
+its failure is a row: an exception before the headers, or a status of the server's side (429, and from 500). Other statuses are the
+caller's errors and have none. A GET or a call of JSON-RPC (MCP) asks for none: its event stream is a row only in a known format.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ __all__ = ["SentRequest", "asked"]
 
 # A larger body is searched instead of parsed: prompts with pictures have megabytes.
 _PARSED_BYTES_MAX = 1 << 16
-_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
-_STREAM = re.compile(rb'"stream"\s*:\s*true')
+# One of the two fields, any other string, a bracket, or the start of a string that does not end.
+_TOKEN = re.compile(rb'"(model|stream)"\s*:\s*(?:"([^"\\]{1,200})"|(true))|"[^"\\]*+(?:\\.[^"\\]*+)*+"|([{\[])|([}\]])|(")', re.DOTALL)
+# A library writes the mark of JSON-RPC first or last.
+_RPC, _RPC_WITHIN = b'"jsonrpc"', 200
 # Gemini and Bedrock have both in the address.
 _MODEL_IN_PATH = re.compile(r"/models?/([^/:]+)[:/]")
 _STREAM_IN_PATH = re.compile(r":streamGenerateContent$|:streamRawPredict$|/converse-stream$|/invoke-with-response-stream$")
@@ -41,8 +44,8 @@ def asked(path: str, content: bytes) -> tuple[str, bool]:
     if not content.startswith(b"{"):
         return model, is_stream
     if len(content) > _PARSED_BYTES_MAX:
-        found = _MODEL.search(content)
-        return model or (found.group(1).decode("utf-8", "replace") if found else ""), is_stream or bool(_STREAM.search(content))
+        found, wants = _searched(content)
+        return model or found, is_stream or wants
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
@@ -51,15 +54,40 @@ def asked(path: str, content: bytes) -> tuple[str, bool]:
     return model or (given[:200] if isinstance(given, str) else ""), is_stream or body.get("stream") is True
 
 
+def _searched(content: bytes) -> tuple[str, bool]:
+    """Return what the outermost object has as ``model`` and ``stream``. Inside it may be text of a prompt, which must not be taken."""
+    model, is_stream, depth = "", False, 0
+    for token in _TOKEN.finditer(content):
+        key, name, _, opening, closing, unended = token.groups()
+        if unended:
+            break
+        if opening:
+            depth += 1
+        elif closing:
+            depth -= 1
+        elif key and depth == 1:
+            model = name.decode("utf-8", "replace") if key == b"model" and name else model
+            is_stream = is_stream or (key == b"stream" and not name)
+    return model, is_stream
+
+
+def _is_rpc(content: bytes) -> bool:
+    """Whether this is a call of JSON-RPC, such as one of a tool: its response is no model's, also as an event stream."""
+    return _RPC in content[:_RPC_WITHIN] or _RPC in content[-_RPC_WITHIN:]
+
+
 class SentRequest:
     """One request from before it is sent until its headers arrive. ``start_ns``: monotonic time."""
 
-    __slots__ = ("_headers", "_is_wanted", "_method", "_origin", "_path", "_span", "_start_ns")
+    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_span", "_start_ns")
 
     def __init__(self, method: str, host: str, port: int, path: str, headers: Mapping[str, str], content: bytes, start_ns: int) -> None:
         model, is_stream = asked(path, content)
-        self._method, self._path, self._headers, self._start_ns = method, path, headers, start_ns
-        self._is_wanted = is_stream or "text/event-stream" in headers.get("accept", "")
+        self._path, self._headers, self._start_ns = path, headers, start_ns
+        # Browsers' event streams and calls of tools accept events, too.
+        is_prompt = method == "POST" and not _is_rpc(content)
+        self._is_wanted = is_stream or (is_prompt and "text/event-stream" in headers.get("accept", ""))
+        self._is_provisional = not is_stream and not is_prompt
         self._origin = Origin(
             model=model,
             provider=provider_at(host),
@@ -97,7 +125,7 @@ class SentRequest:
         recorder = self._begin(
             Body(kind, "" if is_decoded else headers.get("content-encoding", ""), expects_end=expects_end, is_array=is_array)
         )
-        recorder.provisional = not self._is_wanted and self._method != "POST"
+        recorder.provisional, recorder.asked = self._is_provisional, self._is_wanted
         recorder.ttfb_ns = now_ns()
         return recorder
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 from legato._clock import now_ns
 from legato._context import is_recorded, recorded
 from legato._errors import ConfigurationError, guard
-from legato._reads import Reads
+from legato._reads import Reads, attaching
 from legato._request import SentRequest
 from legato._state import settings
 
@@ -61,7 +62,8 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
         with guard("instrument_requests"):
             recorder = sent.answered(response.status_code, response.headers, is_decoded=True)
             if recorder is not None:
-                _RecordedResponse(Reads(recorder, response, holds=True), response)
+                with attaching("instrument_requests", recorder):
+                    _attach(Reads(recorder, response, holds=True), response)
         return response
 
     return send
@@ -79,16 +81,22 @@ def _sent(request: Any) -> SentRequest | None:
     return None
 
 
-class _RecordedResponse:
-    """Replaces ``stream`` of the response's body and ``close`` of the response."""
+def _attach(reads: Reads, response: Any) -> None:
+    """Replace ``stream`` of the response's body and ``close`` of the response.
 
-    def __init__(self, reads: Reads, response: Any) -> None:
-        self._reads, self._stream, self._close = reads, response.raw.stream, response.close
-        response.raw.stream, response.close, response._legato = self.stream, self.close, reads.recorder
+    Neither keeps what it is a method of: in a reference cycle a response that is dropped would keep its connection until the garbage
+    collector runs.
+    """
+    raw_of, response_of = weakref.ref(response.raw), weakref.ref(response)
 
-    def stream(self, *arguments: Any, **named: Any) -> Iterator[bytes]:
-        return self._reads.iterate(self._stream(*arguments, **named))
+    def stream(*arguments: Any, **named: Any) -> Iterator[bytes]:
+        raw = raw_of()
+        return reads.iterate(type(raw).stream(raw, *arguments, **named)) if raw is not None else iter(())
 
-    def close(self) -> None:
-        self._reads.closing()
-        self._close()
+    def close() -> None:
+        reads.closing()
+        found = response_of()
+        if found is not None:
+            type(found).close(found)
+
+    response.raw.stream, response.close, response._legato = stream, close, reads.recorder

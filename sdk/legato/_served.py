@@ -30,12 +30,13 @@ class ServedStream:
     configured path names the route.
     """
 
-    __slots__ = ("_body", "_first", "_headers", "_origin", "_span", "_start_ns", "_wants_unknown", "recorder")
+    __slots__ = ("_body", "_first", "_headers", "_is_asked", "_origin", "_span", "_start_ns", "_wants_unknown", "recorder")
 
     def __init__(self, origin: Origin, headers: Callable[[], Mapping[str, str]], method: str, *, is_named: bool) -> None:
         self._start_ns = now_ns()
         self._origin, self._headers = origin, headers
         self._wants_unknown = is_named or method == "POST"
+        self._is_asked = is_named or origin.route.endswith(OPENAI_PATHS)
         self._span: trace.Span | None = None
         self._body: Body | None = None
         self._first: tuple[int, bytes] | None = None
@@ -60,6 +61,8 @@ class ServedStream:
 
     def started(self, headers: Callable[[str], str]) -> None:
         """The response's headers are known; ``headers`` returns one by its name in lower case, or an empty string."""
+        if self.recorder is not None:
+            return
         content_type, encoding = headers("content-type"), headers("content-encoding")
         is_openai = self._origin.route.endswith(OPENAI_PATHS)
         if is_streamed(content_type):
@@ -85,6 +88,6 @@ class ServedStream:
     def _begin(self, body: Body) -> None:
         parent = None if self._span is not None else propagate.extract(self._headers())
         recorder = begin(self._origin, start_ns=self._start_ns, context=parent, body=body, span=self._span)
-        recorder.provisional = not self._wants_unknown
+        recorder.provisional, recorder.asked = not self._wants_unknown, self._is_asked
         recorder.ttfb_ns = now_ns()
         self.recorder, self._span = recorder, recorder.span

@@ -8,14 +8,29 @@ from __future__ import annotations
 
 from legato._recorder import StreamRecorder
 from legato._spans import send_silence
+from legato._timeline import Kind
 
-__all__ = ["REPORT_AT_NS", "Silence"]
+__all__ = ["REPORT_AT_NS", "Silence", "may_report"]
 
 REPORT_AT_NS = (2_000_000_000, 8_000_000_000, 30_000_000_000)
 """Lengths of a silence at which it is reported; after the last, each time that it is three times as long."""
 _FACTOR = 3
 # The end of a silence that was reported this often is reported, too. A shorter one is over when its next report is overdue.
 _REPORTS_MIN = 2
+
+
+def may_report(recorder: StreamRecorder) -> bool:
+    """Whether a running stream may be reported: it was asked for or has had an event, and is not known to be no model's stream. May parse.
+
+    Until then it may be a call of a tool or an idle stream of notifications, which are silent for as long as they like.
+    """
+    if recorder.is_unsure:
+        return False
+    if recorder.asked:
+        return True
+    recorder.asked = any(kind != Kind.HEARTBEAT for kind in recorder.digest().kinds)
+    # The event may have shown that this is no response of a model.
+    return recorder.asked and not recorder.is_unsure
 
 
 class Silence:

@@ -21,10 +21,10 @@ from opentelemetry import trace
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
 from legato._exits import PATIENCE_S, after_fork, before_end
-from legato._recorder import StreamRecorder
+from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, is_opentelemetry_disabled, own, warn_lost, warn_unsampled
-from legato._silence import Silence
+from legato._silence import Silence, may_report
 from legato._spans import PARTS, attributes_of, tracer
 from legato._tally import tally
 
@@ -106,7 +106,8 @@ class Worker:
     def in_flight(self) -> Mapping[tuple[str, str], int]:
         """Return the number of running streams by vantage and model."""
         running = (live.reference() for live in list(self._live.values()))
-        return Counter((recorder.origin.vantage, recorder.origin.model) for recorder in running if recorder is not None)
+        known = (recorder for recorder in running if recorder is not None and may_report(recorder))
+        return Counter((recorder.origin.vantage, recorder.origin.model) for recorder in known)
 
     def close(self, timeout_s: float = PATIENCE_S) -> None:
         """End open streams as abandoned and export everything, within this time. Called before the process ends."""
@@ -163,7 +164,7 @@ class Worker:
             if recorder.is_over(now):
                 recorder.end()
                 continue
-            if self._interval_ns and recorder.span.is_recording() and not recorder.is_unsure:
+            if self._interval_ns and recorder.span.is_recording() and may_report(recorder):
                 self._report(recorder, live, now)
             if recorder.undigested >= DIGEST_AT:
                 recorder.parse()
@@ -211,8 +212,10 @@ class Worker:
             return _unrecorded(recorder.route)
         columns = recorder.digest()
         end = recorder.final_end()
-        if end is None:
+        if end is None and not recorder.rev:
             return "ignored"
+        # A snapshot without an end would be an abandoned stream.
+        end = end or End(now_ns(), "client_cancel")
         attributes = attributes_of(recorder, columns, end, end.time_ns)
         if recorder.rev:
             attributes["legato.stream.rev"] = recorder.rev + 1

@@ -8,6 +8,7 @@ stream that an instrumentation records already is passed on without a second rec
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -40,10 +41,16 @@ class _ItemRecording:
         self.is_lazy = is_lazy
         self._measure = measure
         self._handed_over_ns = 0
+        if recorder is not None and is_lazy:
+            # Another instrumentation may take the stream, so it is not reported before its first item.
+            recorder.asked = False
 
     def requested(self) -> None:
         """The application requests the next item, which ends the hold of the previous one."""
-        if self._handed_over_ns and self.recorder is not None:
+        if self.recorder is None:
+            return
+        self.recorder.left_ns = 0
+        if self._handed_over_ns:
             self.recorder.held(now_ns() - self._handed_over_ns)
             self._handed_over_ns = 0
 
@@ -51,6 +58,7 @@ class _ItemRecording:
         """The source yielded an item. Record it and return it for the application."""
         if self.recorder is None:
             return item
+        self.recorder.asked = True
         if self._measure is None:
             self.recorder.read((now_ns(), bytes(item) if isinstance(item, bytearray) else item))  # type: ignore[arg-type]
         else:
@@ -151,6 +159,9 @@ class AsyncWrapped(AsyncIterator[T]):
                     item = await self._source.__anext__()
             else:
                 item = await self._source.__anext__()
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+            raise
         except BaseException as error:
             self._recording.raised(error, StopAsyncIteration)
             raise
@@ -159,6 +170,14 @@ class AsyncWrapped(AsyncIterator[T]):
         if self._loop is not None and recorder is not None and now - requested > QUIET_NS:
             recorder.late(now, self._loop.lag_ns(requested, now))
         return self._recording.received(item)
+
+    def _cancelled(self, error: asyncio.CancelledError) -> None:
+        """A time-out of the application, which may ask again; if it does not, the stream is cancelled now. A generator has then ended."""
+        recorder = self._recording.recorder
+        if recorder is None or (inspect.isasyncgen(self._source) and self._source.ag_frame is None):
+            self._recording.finish(error=error)
+        else:
+            recorder.leave()
 
     async def aclose(self) -> None:
         """End the stream as a cancel, and close the source if it has an ``aclose`` method."""

@@ -132,7 +132,15 @@ class _HttpRecording:
         elif message["type"] == "http.response.start":
             with guard("asgi"):
                 self._started(message)
-        await self._send(message)
+        try:
+            await self._send(message)
+        except OSError:
+            # The client has gone: the specification lets a server report that in this way.
+            self._disconnected, self._sent_all = True, False
+            raise
+        if self._sent_all:
+            # What the application does after the response, such as background tasks, is no part of the stream.
+            self.finish(None)
 
     def _sent(self, data: bytes) -> None:
         self._stream.sent(data)

@@ -53,6 +53,9 @@ class StreamMiddleware:
             nonlocal is_started
             is_started = True
             with guard("wsgi"):
+                if recording.recorder is not None and more and more[0]:
+                    # The application failed before it sent anything, and answers with an error instead.
+                    recording.recorder.end(error=more[0][1])
                 named = {name.lower(): value for name, value in headers}
                 recording.started(lambda name: named.get(name, ""))
             return start_response(status, headers, *more)

@@ -24,6 +24,7 @@ from helpers.builders.formats import FORMATS, WORDS
 from helpers.servers.formats import formats_app
 from helpers.servers.serving import served
 from legato._items import Items
+from legato._silence import may_report
 
 Spans = Callable[[], list[ReadableSpan]]
 Columns = Callable[[ReadableSpan], dict[str, Any]]
@@ -172,4 +173,14 @@ def test_asynchronous_items_and_their_end(spans: Spans, columns: Columns) -> Non
         await wrapped.aclose()
 
     asyncio.run(run())
+    assert of(spans())["legato.stream.outcome"] == "client_cancel"
+
+
+def test_a_source_that_has_not_sent_its_request_is_not_reported(spans: Spans) -> None:
+    """Another instrumentation may record what the generator of a library begins with its first item."""
+    wrapped = legato.wrap(httpx.Response(200, text="a\nb").iter_lines())
+    recorder = wrapped._recording.recorder
+    assert recorder is not None and not may_report(recorder)
+    assert next(wrapped) == "a" and may_report(recorder)
+    wrapped.close()
     assert of(spans())["legato.stream.outcome"] == "client_cancel"
