@@ -57,7 +57,9 @@ class Worker:
     def __init__(self, snapshot_interval_ms: int, clock: Callable[[], int] = now_ns) -> None:
         self._interval_ns = snapshot_interval_ms * 1_000_000
         self._clock = clock
-        self._queue: queue.Queue[StreamRecorder | None] = queue.Queue(QUEUE_MAX)
+        # A collection of garbage may end a stream within any call, also within this queue's `get`: `put` of another queue would wait for
+        # the lock that its own thread holds.
+        self._queue: queue.SimpleQueue[StreamRecorder] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}
         self._counts = {"started": 0, "ended": 0, "snapshots": 0, "silences": 0, "inline": 0}
         self._thread: threading.Thread | None = None
@@ -78,12 +80,12 @@ class Worker:
         self._live.pop(id(recorder), None)
         with self._idle:
             self._busy += 1
-        try:
-            self._queue.put_nowait(recorder)
-        except queue.Full:
-            with self._idle:
-                self._counts["inline"] += 1
-            self._complete(recorder)
+        if self._queue.qsize() < QUEUE_MAX:
+            self._queue.put(recorder)
+            return
+        with self._idle:
+            self._counts["inline"] += 1
+        self._complete(recorder)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every stream that has ended is a span. Return False on time-out."""
@@ -137,10 +139,11 @@ class Worker:
     def _run(self) -> None:
         ticked = now_ns()
         while True:
+            recorder: StreamRecorder | None = None
             try:
                 recorder = self._queue.get(timeout=_TICK_S if self._live else 5.0)
             except queue.Empty:
-                recorder = None
+                pass
             if recorder is not None:
                 self._complete(recorder)
             # The second condition is for streams that end without a pause: the queue is then never empty, but snapshots are still due.
