@@ -112,7 +112,7 @@ class Scan:
 
     def _recognise(self, content: Any) -> None:
         """Determine the format by this event. What earlier events were taken for is corrected."""
-        self.format = sniff(content) if isinstance(content, dict) else None
+        self.format = sniff(content, is_first=not self._unsure) if isinstance(content, dict) else None
         if self.format is None and len(self._unsure) < _UNSURE_MAX:
             self._unsure.append((len(self.times), content))
             return

@@ -244,6 +244,58 @@ def test_what_is_no_response_is_recognised() -> None:
     assert sniff({"error": "text"}) is None and outcome([b'data: {"error":"text"}\n\n'], "text/event-stream") == ("complete", "")
 
 
+OWN_EVENTS: list[dict[str, Any]] = [
+    *({"choices": ["a", "b"]}, {"choices": [{"title": "a"}]}, {"choices": 3}, {"choices": []}, {"choices": None}),
+    *({"candidates": 12}, {"candidates": []}, {"candidates": ["a"]}, {"candidates": [{"name": "a"}]}, {"usageMetadata": 3}),
+    *({"type": "response.chunk"}, {"type": "response.completed"}, {"type": "response.text"}, {"done": False, "message": "text"}),
+]
+
+
+@pytest.mark.parametrize("event", OWN_EVENTS, ids=str)
+def test_an_applications_own_events_are_of_no_format(event: dict[str, Any]) -> None:
+    """Though a format has the same keys, with values of another shape: no end is missing."""
+    assert sniff(event) is None
+    assert outcome([b"data: " + json.dumps(event).encode() + b"\n\n"] * 20, "text/event-stream") == ("complete", "")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *({"choices": [{"delta": {}}]}, {"choices": [{"text": ""}]}, {"choices": [], "usage": {}}, {"choices": [], "object": ""}),
+        *({"candidates": [{"finishReason": "STOP"}]}, {"promptFeedback": {}}, {"done": False, "response": ""}),
+        *({"type": f"response.{name}", "response": {}} for name in ("created", "queued", "done", "failed")),
+        *({"type": f"response.{name}.delta"} for name in ("output_text", "audio", "function_call_arguments", "reasoning_summary_text")),
+        *({"type": f"response.{name}"} for name in ("output_item.added", "image_generation_call.partial_image", "mcp_list_tools.failed")),
+        *({"type": f"response.{name}"} for name in ("output_text.annotation.added", "code_interpreter_call_code.done")),
+    ],
+    ids=str,
+)
+def test_events_that_show_their_format(event: dict[str, Any]) -> None:
+    """One is enough, also an event without content."""
+    assert sniff(event) is not None
+
+
+def test_an_applications_error_after_its_own_events_is_its_own() -> None:
+    """It neither is OpenAI's nor makes the content before it none."""
+    events = [b'data: {"token":"hello"}\n\n'] * 4 + [b'data: {"error":{"message":"boom"}}\n\n']
+    assert outcome(events, "text/event-stream") == ("complete", "")
+    assert content(read(events, "text/event-stream"))[:4] == [5] * 4
+    assert outcome(events[4:], "text/event-stream") == ("upstream_error", "error")
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ({"status": "completed"}, ("complete", "")),
+        ({"status": "failed", "status_details": {"error": {"type": "server_error"}}}, ("upstream_error", "server_error")),
+    ],
+)
+def test_the_end_of_a_realtime_response(response: dict[str, Any], expected: tuple[str, str]) -> None:
+    """One event ends it, whatever its outcome."""
+    events = [{"type": "response.created", "response": {}}, {"type": "response.done", "response": response}]
+    assert outcome([b"data: " + json.dumps(event).encode() + b"\n\n" for event in events], "text/event-stream") == expected
+
+
 def test_plain_text_is_content() -> None:
     """Each read of it, also where it looks like a format only at first."""
     assert content(read([b"data is", b" a word", b", and 0:1 no part"], "text/plain")) == [7, 7, 17]
