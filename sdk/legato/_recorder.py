@@ -379,7 +379,7 @@ class StreamRecorder:
             return End(last_ns, "complete")
         if end.outcome != "complete":
             return end
-        if response.expects_end:
+        if response.expects_end and not response.is_incomplete:
             # The body ended normally but the response did not, so an intermediary closed it early.
             return End(end.time_ns, "upstream_error", "stream_truncated")
         return End(last_ns, "complete")

@@ -22,7 +22,8 @@ class ResponseInfo:
     """What the events reported about the response: ids, model, finish reasons, usage, end and error.
 
     ``expects_end``: the format has an end mark, so a body without one was cut. ``done``: the end mark was there. ``cancelled``: the
-    response reported that its reader stopped it. ``has_tool_input``: a tool's input was streamed in parts.
+    response reported that its reader stopped it. ``has_tool_input``: a tool's input was streamed in parts. ``is_incomplete``: an event was
+    too long to be read, so a missing end mark means nothing.
     """
 
     response_id: str = ""
@@ -35,6 +36,7 @@ class ResponseInfo:
     expects_end: bool = False
     cancelled: bool = False
     has_tool_input: bool = False
+    is_incomplete: bool = False
 
     def name(self, response_id: Any = None, model: Any = None) -> None:
         """Keep the first id and the newest model that are given."""

@@ -7,6 +7,7 @@ chunk: its content is measured and not kept. Recognising and measuring never rai
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from legato._formats import JSON_RPC, OPENAI, Format, measure_any, sniff
@@ -15,11 +16,15 @@ from legato._timeline import Kind
 
 __all__ = ["PENDING_BYTES_MAX", "Scan"]
 
-PENDING_BYTES_MAX = 1 << 20
-"""An event that is longer is dropped: one that never ends would grow without limit. No real chunk is larger than 1 MiB."""
+PENDING_BYTES_MAX = 1 << 24
+"""A longer event is skipped: one that never ends would grow without limit. Events with a picture have some MB."""
+# An unfinished event of this length is neither copied nor searched again with each read.
+_LONG_BYTES = 1 << 16
+_START_BYTES = 256
+_RESPONSE_END = re.compile(rb'"type":\s?"response\.completed"')
 # Events of no format before the format is taken for unknown. Some servers send their own metadata before the response.
 _UNSURE_MAX = 16
-_HEARTBEAT, _DONE = int(Kind.HEARTBEAT), int(Kind.DONE)
+_TEXT, _HEARTBEAT, _DONE = int(Kind.TEXT), int(Kind.HEARTBEAT), int(Kind.DONE)
 
 
 class Scan:
@@ -31,7 +36,7 @@ class Scan:
 
     __slots__ = (
         *("format", "kinds", "response", "sizes", "times", "yielded"),
-        *("_counted", "_is_settled", "_last_tokens", "_pending", "_tokens", "_unsure"),
+        *("_counted", "_is_settled", "_last_tokens", "_pending", "_skipped", "_skips_end", "_tokens", "_unsure"),
     )
 
     def __init__(self, format: Format | None = None) -> None:
@@ -44,7 +49,10 @@ class Scan:
         self._tokens: list[int] = []
         self._counted = True
         self._last_tokens = 0
-        self._pending = b""
+        # The bytes of an event that has not ended; of an event that is skipped, its last bytes, and the number of those before.
+        self._pending: bytes | bytearray = b""
+        self._skipped = 0
+        self._skips_end = False
         self._unsure: list[tuple[int, Any]] = []
         self._is_settled = format is not None
 
@@ -74,9 +82,51 @@ class Scan:
 
     def finish(self, time_ns: int) -> None:
         """Take the body as ended; ``time_ns`` is the time of its last read. What is left may be an event without its line end."""
+        if self._skipped:
+            self._skipped_event(time_ns, self._skipped + len(self._pending))
+            self._pending = b""
 
     def _keep(self, rest: bytes) -> None:
-        self._pending = rest if len(rest) <= PENDING_BYTES_MAX else b""
+        """Keep the start of an event until its end is read."""
+        self._pending = bytearray(rest) if len(rest) > _LONG_BYTES else rest
+        if len(rest) > PENDING_BYTES_MAX:
+            self._skip(rest)
+
+    def _goes_on(self, time_ns: int, data: bytes, end: re.Pattern[bytes]) -> bytes | None:
+        """Return what is to be scanned with a read; ``None`` if the read is only a further part of a long event. ``end``: of an event."""
+        pending = self._pending
+        if not isinstance(pending, bytearray):
+            return pending + data
+        last = bytes(pending[-3:])
+        found = end.search(last + data)
+        if found is None:
+            pending += data
+            if self._skipped or len(pending) > PENDING_BYTES_MAX:
+                self._skip(pending)
+            return None
+        self._pending = b""
+        if not self._skipped:
+            return bytes(pending) + data
+        self._skipped_event(time_ns, self._skipped + len(pending) - len(last) + found.start())
+        return (last + data)[found.end() :]
+
+    def _skip(self, event: bytes | bytearray) -> None:
+        """Forget the bytes of an event that is too long, but the last, which may be the start of its end."""
+        if not self._skipped:
+            self.response.is_incomplete = True
+            self._skips_end = _RESPONSE_END.search(event[:_START_BYTES]) is not None
+        self._pending = bytearray(event[-3:])
+        self._skipped += len(event) - len(self._pending)
+
+    def _skipped_event(self, time_ns: int, event_bytes: int) -> None:
+        """Add the chunk of a skipped event: its bytes, unless it is known as an end without content."""
+        self._skipped = 0
+        self.yielded.append(len(self.times))
+        if self._skips_end:
+            self.response.done = self.response.finish("completed")
+            self._add(time_ns, 0, _DONE, None)
+        else:
+            self._add(time_ns, event_bytes, _TEXT, None)
 
     def _payload(self, time_ns: int, payload: bytes) -> None:
         """Add an event: JSON, an end mark of OpenAI's kind, or anything else."""

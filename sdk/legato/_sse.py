@@ -53,8 +53,10 @@ class Scanner(Scan):
                 self.kinds.append(_TEXT)
                 return
         if self._pending:
-            data = self._pending + data
-            self._pending = b""
+            whole = self._goes_on(time_ns, data, _EVENT_END)
+            if whole is None:
+                return
+            self._pending, data = b"", whole
         if b"\r" in data:
             self._feed_any(time_ns, data)
             return
@@ -80,6 +82,7 @@ class Scanner(Scan):
 
     def finish(self, time_ns: int) -> None:
         """Take an event that lacks only its empty line. One that was cut is none, unless its format is unknown."""
+        super().finish(time_ns)
         rest, self._pending = b"\n".join(_LINE_END.split(self._pending)), b""
         payload = _data_of(rest).strip()
         if payload and (self.format is None or _is_whole(payload)):
