@@ -21,6 +21,8 @@ _TEXT, _ROLE, _HEARTBEAT, _DONE, _USAGE, _TOOL, _REASONING = (
     int(kind) for kind in (Kind.TEXT, Kind.ROLE, Kind.HEARTBEAT, Kind.DONE, Kind.USAGE, Kind.TOOL, Kind.REASONING)
 )
 
+_CHOICES_MAX = 128
+
 
 class Format(NamedTuple):
     """A format: its name, the provider with its own API in it (empty: none), and how an event is measured."""
@@ -52,13 +54,21 @@ def _measure_chat(event: dict[str, Any], info: ResponseInfo) -> Measured:
             function = call.get("function") or {}
             tool += text_size(function.get("name")) + text_size(function.get("arguments"))
         role = role or "role" in delta
-        finished = info.finish(choice.get("finish_reason")) or finished
+        finished = _finish_choice(choice, info) or finished
     usage = event.get("usage")
     total = info.use(usage.get("prompt_tokens"), usage.get("completion_tokens")) if isinstance(usage, dict) else None
     kind = _TEXT if text else _REASONING if reasoning else _TOOL if tool else _DONE if finished else _ROLE if role else None
     if kind is None:
         kind = _USAGE if usage else _HEARTBEAT
     return text + reasoning + tool, kind, total
+
+
+def _finish_choice(choice: dict[str, Any], info: ResponseInfo) -> bool:
+    """Keep the choice's finish reason, and whether the choice has begun; return whether it has finished."""
+    index, finished = choice.get("index"), info.finish(choice.get("finish_reason"))
+    if isinstance(index, int) and 0 <= index < _CHOICES_MAX:
+        (info.open_choices.discard if finished else info.open_choices.add)(index)
+    return finished
 
 
 def _measure_responses(event: dict[str, Any], info: ResponseInfo) -> Measured:
@@ -232,7 +242,7 @@ JSON_RPC = Format("json-rpc", "", _measure_rpc)
 UNKNOWN = Format("", "", lambda event, info: measure_any(event, 0, info))
 
 
-# Events of the Responses API and of the Realtime API. An application may have events of its own that begin with `response.`.
+# Events of the Responses API and of the Realtime API. An application's own events may begin with `response.`, too.
 _RESPONSE_ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled", "response.done")
 _RESPONSE_STATES = frozenset(("response.created", "response.queued", "response.in_progress", *_RESPONSE_ENDS))
 _RESPONSE_PART = re.compile(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from legato._arguments import check, corrected, is_plain
 from legato._body import Body
 from legato._clock import now_ns
+from legato._endings import OVER_NS, end_of, is_over
 from legato._items import Items
 from legato._records import Columns, End, Origin, outcome_of
 from legato._response import ResponseInfo
@@ -35,9 +36,6 @@ __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamReco
 _TEXT = int(Kind.TEXT)
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
-# Silences after which a response with its end mark, and one with a finish reason alone, is over. After a finish reason the usage follows.
-# Both are shorter than the first silence that is reported.
-_OVER_NS, _FINISHED_NS = 1_000_000_000, 1_500_000_000
 # Parsing pauses after a slice of a millisecond, so that threads of the application get the interpreter. The clock is read every 32 reads.
 _SLICE_NS, _PAUSE_S, _CLOCK_MASK = 1_000_000, 0.0001, 31
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
@@ -339,13 +337,12 @@ class StreamRecorder:
         return self._scanner.response if self._scanner is not None else None
 
     def is_over(self, now: int) -> bool:
-        """Whether the end mark was read some time ago. Some libraries stop there, and keep the response until it is garbage-collected."""
+        """Whether nothing more will be read, although the stream was not ended."""
         last_ns = self._reads[-1][0] if self._reads else self._last_read_ns
-        if not last_ns or now - last_ns < _OVER_NS:
+        if not last_ns or now - last_ns < OVER_NS:
             return False
         self.parse()
-        response = self.response
-        return response is not None and (response.done or (bool(response.finish_reasons) and now - last_ns >= _FINISHED_NS))
+        return self.response is not None and is_over(self.response, self.origin, now - last_ns)
 
     @property
     def is_unsure(self) -> bool:
@@ -359,30 +356,11 @@ class StreamRecorder:
         return not scanner.is_recognised
 
     def final_end(self) -> End | None:
-        """Return the end after parsing; ``None`` before ``end``, and for a stream that is not kept.
-
-        An end reported by the response overrides how reading it ended. A complete response ends with its last byte.
-        """
+        """Return the end after parsing; ``None`` before ``end``, and for a stream that is not kept."""
         end, response = self._end, self.response
         if end is None or self._is_discarded or self.is_unsure:
             return None
-        if response is None:
-            return end
-        if response.error:
-            return End(end.time_ns, "upstream_error", response.error)
-        if response.cancelled:
-            return End(end.time_ns, "client_cancel")
-        if "abort" in response.finish_reasons:
-            return End(end.time_ns, "engine_abort", end.error_type)
-        last_ns = self._last_read_ns or end.time_ns
-        if response.done or response.finish_reasons:
-            return End(last_ns, "complete")
-        if end.outcome != "complete":
-            return end
-        if response.expects_end and not response.is_incomplete:
-            # The body ended normally but the response did not, so an intermediary closed it early.
-            return End(end.time_ns, "upstream_error", "stream_truncated")
-        return End(last_ns, "complete")
+        return end if response is None else end_of(response, end, self._last_read_ns or end.time_ns)
 
 
 class CheckedRecorder(StreamRecorder):

@@ -25,6 +25,8 @@ _RESPONSE_END = re.compile(rb'"type":\s?"response\.completed"')
 # Events of no format before the format is taken for unknown. Some servers send their own metadata before the response.
 _UNSURE_MAX = 16
 _TEXT, _HEARTBEAT, _DONE = int(Kind.TEXT), int(Kind.HEARTBEAT), int(Kind.DONE)
+_CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
+_ROUND_STARTS = ("message_start", "response.created")
 
 
 class Scan:
@@ -147,7 +149,21 @@ class Scan:
         self.yielded.append(len(self.times))
         if not self._is_settled:
             self._recognise(content)
-        self._add(time_ns, *self._measure(content, payload_bytes))
+        size, kind, total = self._measure_next(content, payload_bytes)
+        self._add(time_ns, size, kind, total)
+
+    def _measure_next(self, content: Any, payload_bytes: int) -> Measured:
+        """Measure an event. Content after an end starts another round of the response, as between the calls of an agent's tools."""
+        info = self.response
+        if not (info.finished or info.done):
+            return self._measure(content, payload_bytes)
+        finished, done = info.finished, info.done
+        info.finished = info.done = False
+        measured = self._measure(content, payload_bytes)
+        is_start = isinstance(content, dict) and content.get("type") in _ROUND_STARTS
+        if not (is_start or (measured[0] and measured[1] in _CONTENT)):
+            info.finished, info.done = info.finished or finished, info.done or done
+        return measured
 
     def _measure(self, content: Any, payload_bytes: int) -> Measured:
         if self.format is None:

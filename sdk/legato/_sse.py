@@ -90,13 +90,18 @@ class Scanner(Scan):
 
     def _event(self, time_ns: int, event: bytes) -> None:
         payload = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _data_of(event)
-        found = _PLAIN_TEXT.search(payload) if self.format is OPENAI and self.response.response_id else None
+        info = self.response
+        is_plain = self.format is OPENAI and info.response_id and not (info.finished or info.done)
+        found = _PLAIN_TEXT.search(payload) if is_plain else None
         if found is not None and b'"usage":{' not in payload and b'"usage": {' not in payload:
             self.yielded.append(len(self.times))
             self._add(time_ns, found.end(1) - found.start(1), _TEXT, None)
             self._remember_frame(event, payload, found)
         elif payload:
             self._payload(time_ns, payload)
+            if info.finished or info.done:
+                # Content after an end is parsed, because it starts another round.
+                self._prefix = b""
         elif event.strip(b"\n"):
             self._add(time_ns, 0, _HEARTBEAT, None)
 
