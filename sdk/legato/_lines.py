@@ -62,7 +62,7 @@ class PartScanner(LineScanner):
     def _line(self, time_ns: int, line: bytes) -> None:
         code, _, payload = line.partition(b":")
         size, kind, total = 0, _HEARTBEAT, None
-        self.yielded.append(len(self.times))
+        self._yield()
         try:
             size, kind, total = measure_part(code.decode("ascii"), json.loads(payload), self.response)
         except (AttributeError, TypeError, ValueError, RecursionError):
@@ -96,7 +96,7 @@ class RawScanner(Scan):
 
     def feed(self, time_ns: int, data: bytes) -> None:
         """Add the bytes of one read."""
-        self.yielded.append(len(self.times))
+        self._yield()
         self._add(time_ns, len(data), _TEXT, None)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -19,6 +19,7 @@ from legato._arguments import check, corrected, is_plain
 from legato._body import Body
 from legato._clock import now_ns
 from legato._endings import OVER_NS, end_of, is_over
+from legato._holds import holds_of
 from legato._items import Items
 from legato._records import Columns, End, Origin, outcome_of
 from legato._response import ResponseInfo
@@ -51,6 +52,7 @@ class StreamRecorder:
         *(
             "__weakref__",
             "held",
+            "is_taken",
             "left_ns",
             "origin",
             "provisional",
@@ -67,6 +69,7 @@ class StreamRecorder:
             "_chunks",
             "_columns",
             "_content_ns",
+            "_dropped_at_ns",
             "_end",
             "_ending",
             "_finish",
@@ -106,6 +109,8 @@ class StreamRecorder:
         """Monotonic time at which the application left its loop over the stream without closing it; 0 if it has not."""
         self.provisional = False
         """Whether the stream counts only once its events are known as those of a model's response."""
+        self.is_taken = False
+        """Whether the worker has finished the ended stream."""
         self._last_read_ns = 0
         self._finished = self._is_discarded = False
         self._finish = finish
@@ -127,6 +132,7 @@ class StreamRecorder:
         self._source: Any = body or (Scanner() if sse else None)
         self._columns = Columns([], [], [], [], None, 0, [])
         self._content_ns = start_ns
+        self._dropped_at_ns = 0
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk that arrived now: UTF-8 bytes of its content, its tokens (``None``: unknown) and its ``Kind``."""
@@ -210,6 +216,8 @@ class StreamRecorder:
 
     def _last_content_ns(self) -> int:
         seen = self._scanner or self._columns
+        if self._dropped_ns:
+            return self._dropped_ns
         for time_ns, kind in zip(reversed(seen.times), reversed(seen.kinds), strict=True):
             if kind in CONTENT:
                 return time_ns
@@ -220,7 +228,13 @@ class StreamRecorder:
         columns = self.digest()
         first = bisect_right(columns.times, time_ns)
         following = zip(columns.times[first:], columns.kinds[first:], strict=True)
-        return next((at for at, kind in following if kind in CONTENT), 0)
+        found = next((at for at, kind in following if kind in CONTENT), 0)
+        return found or (self._dropped_ns if self._dropped_ns > time_ns else 0)
+
+    @property
+    def _dropped_ns(self) -> int:
+        """The monotonic time of the last chunk with content that the timeline has no room for; 0 if there is none."""
+        return self._scanner.dropped_ns if self._scanner is not None else self._dropped_at_ns
 
     @property
     def undigested(self) -> int:
@@ -240,7 +254,8 @@ class StreamRecorder:
                 self._copy_scanned(self._scanner)
             columns = self._columns
             if self._holds or self._read_holds or self._lags:
-                columns.holds_ns = self._holds_of(len(columns.times))
+                yielded = self._scanner.yielded if self._scanner is not None else range(len(columns.times))
+                columns.holds_ns = holds_of(columns.times, yielded, list(self._holds), list(self._read_holds), list(self._lags))
             return columns
 
     @property
@@ -250,6 +265,9 @@ class StreamRecorder:
     def _parse(self) -> None:
         """Move the recorded reads into the scanner, or the recorded chunks into the columns: work for what is new, not for the whole
         stream. Between slices other threads may run: many streams that end together must not delay those that go on."""
+        # The holds are those of the first chunks, so the newest have no chunk.
+        while len(self._holds) > CHUNKS_MAX:
+            self._holds.pop()
         if self._source is None:
             self._take_chunks()
             return
@@ -276,40 +294,18 @@ class StreamRecorder:
 
     def _copy_scanned(self, scanner: Scan) -> None:
         columns = self._columns
-        columns.dropped = max(0, len(scanner.times) - CHUNKS_MAX)
-        columns.times, columns.sizes, columns.kinds = scanner.times[:CHUNKS_MAX], scanner.sizes[:CHUNKS_MAX], scanner.kinds[:CHUNKS_MAX]
+        columns.dropped = scanner.dropped
+        columns.times, columns.sizes, columns.kinds = scanner.times[:], scanner.sizes[:], scanner.kinds[:]
         tokens = scanner.tokens
-        columns.tokens = None if tokens is None else tokens[:CHUNKS_MAX]
+        columns.tokens = None if tokens is None else tokens[:]
         columns.probes = list(self._probes)
-
-    def _holds_of(self, count: int) -> list[int]:
-        """Return the hold of each of the ``count`` chunks: of the items that were handed over, of whole reads, and of the loop's lag."""
-        if self._scanner is None:
-            holds = list(self._holds)[:count]
-            holds += [0] * (count - len(holds))
-        else:
-            holds = [0] * count
-            for at, hold in zip(self._scanner.yielded, self._holds, strict=False):
-                if at < count:
-                    holds[at] = hold
-        self._add_holds(holds)
-        return holds
-
-    def _add_holds(self, holds_ns: list[int]) -> None:
-        """Add the holds of whole reads to their last chunk, and the loop's lag before a read to the chunk before it."""
-        times = self._columns.times
-        for time_ns, hold_ns in self._read_holds:
-            if last := bisect_right(times, time_ns):
-                holds_ns[last - 1] += hold_ns
-        for time_ns, late_ns in self._lags:
-            if before := bisect_left(times, time_ns):
-                holds_ns[before - 1] += late_ns
 
     def _take_chunks(self) -> None:
         chunks, columns = self._chunks, self._columns
         counted = columns.tokens is not None
         while chunks:
             if len(columns.times) >= CHUNKS_MAX:
+                self._dropped_at_ns = chunks[-1][0]
                 columns.dropped += len(chunks)
                 chunks.clear()
                 break
@@ -343,6 +339,18 @@ class StreamRecorder:
             return False
         self.parse()
         return self.response is not None and is_over(self.response, self.origin, now - last_ns)
+
+    @property
+    def is_no_response(self) -> bool:
+        """Whether it is known that this is no model's response, and only such a response counts."""
+        scanner = self._scanner
+        return scanner is not None and (scanner.is_foreign or (self.provisional and scanner.is_unknown))
+
+    def forget(self) -> None:
+        """Forget what was recorded after the end, once the worker has taken what was before it."""
+        if self.is_taken:
+            for each in (self._reads, self._chunks, self._holds):
+                each.clear()
 
     @property
     def is_unsure(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from legato._formats import JSON_RPC, OPENAI, Format, measure_any, sniff
 from legato._response import Measured, ResponseInfo
-from legato._timeline import Kind
+from legato._timeline import CHUNKS_MAX, Kind
 
 __all__ = ["PENDING_BYTES_MAX", "Scan"]
 
@@ -33,11 +33,12 @@ class Scan:
     """Chunks by column, filled by ``feed``: times in ns, sizes in bytes, tokens, kinds.
 
     ``tokens`` is known only if every chunk with content had a cumulative usage. ``yielded`` has the indexes of those events, in order,
-    that a client library passes to the application. ``format``: the format of the events; ``None``: recognise it.
+    that a client library passes to the application. ``format``: the format of the events; ``None``: recognise it. The columns have at most
+    ``CHUNKS_MAX`` chunks; ``dropped`` counts further ones, and ``dropped_ns`` is the time of the last of these with content, or 0.
     """
 
     __slots__ = (
-        *("format", "kinds", "response", "sizes", "times", "yielded"),
+        *("dropped", "dropped_ns", "format", "kinds", "response", "sizes", "times", "yielded"),
         *("_counted", "_is_settled", "_last_tokens", "_pending", "_skipped", "_skips_end", "_tokens", "_unsure"),
     )
 
@@ -47,6 +48,7 @@ class Scan:
         self.sizes: list[int] = []
         self.kinds: list[int] = []
         self.yielded: list[int] = []
+        self.dropped = self.dropped_ns = 0
         self.response = ResponseInfo(expects_end=format is OPENAI)
         self._tokens: list[int] = []
         self._counted = True
@@ -72,6 +74,11 @@ class Scan:
     def is_recognised(self) -> bool:
         """Whether the events are those of a model's response in a known format."""
         return self.format is not None and self.format is not JSON_RPC
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the first events showed no format of a model's response, so that later ones will not be looked at for one."""
+        return self._is_settled and not self.is_recognised
 
     @property
     def is_foreign(self) -> bool:
@@ -123,7 +130,7 @@ class Scan:
     def _skipped_event(self, time_ns: int, event_bytes: int) -> None:
         """Add the chunk of a skipped event: its bytes, unless it is known as an end without content."""
         self._skipped = 0
-        self.yielded.append(len(self.times))
+        self._yield()
         if self._skips_end:
             self.response.done = self.response.finish("completed")
             self._add(time_ns, 0, _DONE, None)
@@ -146,7 +153,7 @@ class Scan:
         self._content(time_ns, content, len(payload))
 
     def _content(self, time_ns: int, content: Any, payload_bytes: int) -> None:
-        self.yielded.append(len(self.times))
+        self._yield()
         if not self._is_settled:
             self._recognise(content)
         size, kind, total = self._measure_next(content, payload_bytes)
@@ -189,8 +196,16 @@ class Scan:
             self._counted, self._tokens = True, [0] * len(self.times)
         self._unsure.clear()
 
+    def _yield(self) -> None:
+        """Note that the next chunk is one that a library passes on."""
+        if len(self.times) < CHUNKS_MAX:
+            self.yielded.append(len(self.times))
+
     def _add(self, time_ns: int, size: int, kind: int, total: int | None) -> None:
-        """Add a chunk. ``total``: the output tokens so far; ``None``: unknown."""
+        """Add a chunk, or count it if the timeline is full. ``total``: the output tokens so far; ``None``: unknown."""
+        if len(self.times) >= CHUNKS_MAX:
+            self._drop(time_ns, kind)
+            return
         self.times.append(time_ns)
         self.sizes.append(size)
         self.kinds.append(kind)
@@ -200,3 +215,8 @@ class Scan:
             self._tokens.append(max(0, (total or 0) - self._last_tokens))
         if total is not None:
             self._last_tokens = max(total, self._last_tokens)
+
+    def _drop(self, time_ns: int, kind: int) -> None:
+        self.dropped += 1
+        if kind in _CONTENT:
+            self.dropped_ns = time_ns

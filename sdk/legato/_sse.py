@@ -15,7 +15,7 @@ import re
 from legato._formats import OPENAI, Format
 from legato._response import ResponseInfo
 from legato._scan import Scan
-from legato._timeline import Kind
+from legato._timeline import CHUNKS_MAX, Kind
 
 __all__ = ["ResponseInfo", "Scanner"]
 
@@ -47,6 +47,9 @@ class Scanner(Scan):
         if self._prefix and not self._pending and data.startswith(self._prefix) and data.endswith(self._suffix):
             content = data[len(self._prefix) : -len(self._suffix)]
             if content and len(content.translate(None, _NOT_PLAIN)) == len(content):
+                if len(self.times) >= CHUNKS_MAX:
+                    self._drop(time_ns, _TEXT)
+                    return
                 self.yielded.append(len(self.times))
                 self.times.append(time_ns)
                 self.sizes.append(len(content))
@@ -94,7 +97,7 @@ class Scanner(Scan):
         is_plain = self.format is OPENAI and info.response_id and not (info.finished or info.done)
         found = _PLAIN_TEXT.search(payload) if is_plain else None
         if found is not None and b'"usage":{' not in payload and b'"usage": {' not in payload:
-            self.yielded.append(len(self.times))
+            self._yield()
             self._add(time_ns, found.end(1) - found.start(1), _TEXT, None)
             self._remember_frame(event, payload, found)
         elif payload:

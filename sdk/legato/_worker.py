@@ -61,6 +61,7 @@ class Worker:
         # the lock that its own thread holds.
         self._queue: queue.SimpleQueue[StreamRecorder] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}
+        self._over: list[weakref.ref[StreamRecorder]] = []
         self._counts = {"started": 0, "ended": 0, "snapshots": 0, "silences": 0, "inline": 0}
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -141,13 +142,13 @@ class Worker:
         while True:
             recorder: StreamRecorder | None = None
             try:
-                recorder = self._queue.get(timeout=_TICK_S if self._live else 5.0)
+                recorder = self._queue.get(timeout=_TICK_S if self._live or self._over else 5.0)
             except queue.Empty:
                 pass
             if recorder is not None:
                 self._complete(recorder)
             # The second condition is for streams that end without a pause: the queue is then never empty, but snapshots are still due.
-            if self._live and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
+            if (self._live or self._over) and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
                 ticked = now_ns()
                 with guard("snapshot"):
                     self.tick()
@@ -155,21 +156,37 @@ class Worker:
     def tick(self) -> None:
         """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""
         now = self._clock()
+        self._forget()
         for key, live in list(self._live.items()):
             recorder = live.reference()
             if recorder is None or recorder.ended:
                 self._live.pop(key, None)
                 continue
-            if recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
-                recorder.end("client_cancel", at_ns=recorder.left_ns)
-                continue
-            if recorder.is_over(now):
-                recorder.end()
+            if self._ends(recorder, now):
+                self._over.append(live.reference)
                 continue
             if self._interval_ns and recorder.span.is_recording() and not recorder.is_unsure:
                 self._report(recorder, live, now)
             if recorder.undigested >= DIGEST_AT:
                 recorder.parse()
+
+    def _ends(self, recorder: StreamRecorder, now: int) -> bool:
+        """End a stream that was left, that is over, or that is no stream of a model; return whether it was ended."""
+        if recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
+            recorder.end("client_cancel", at_ns=recorder.left_ns)
+        elif recorder.is_no_response:
+            recorder.discard()
+        elif recorder.is_over(now):
+            recorder.end()
+        return recorder.ended
+
+    def _forget(self) -> None:
+        """Forget what is still recorded of streams that the worker ended: their readers may go on for days."""
+        self._over = [each for each in self._over if each() is not None]
+        for each in self._over:
+            recorder = each()
+            if recorder is not None:
+                recorder.forget()
 
     def _report(self, recorder: StreamRecorder, live: _Live, now: int) -> None:
         """Take the snapshot if it is due, and report the silence if that is due."""
@@ -200,6 +217,7 @@ class Worker:
             with guard("end of a stream"):
                 fate = self._end_span(recorder)
         finally:
+            recorder.is_taken = True
             if fate:
                 tally.add(fate)
             with self._idle:

@@ -137,3 +137,51 @@ def test_a_break_in_a_later_round_is_no_complete_response(first: list[dict[str, 
         stream.stream.digest()
         end = stream.stream.final_end()
         assert end is not None and (end.outcome, end.error_type) == expected
+
+
+@pytest.mark.parametrize("event", [chat("a"), {"text": "a"}, {"choices": [{"delta": {"role": "a", "content": "a"}}]}, ": a"], ids=str)
+def test_a_stream_of_days_has_a_bound(event: dict[str, Any] | str, timed: list[Timed], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that a timeline has no room for are counted, by each way in which an event is measured; later ends still count."""
+    for module in ("_scan", "_sse", "_recorder"):
+        monkeypatch.setattr(f"legato.{module}.CHUNKS_MAX", 20)
+    stream = Timed()
+    timed.append(stream)
+    for _ in range(50):
+        stream.now += S
+        stream.read(event)
+        stream.stream.held(1)
+        if stream.stream.undigested >= 10:
+            stream.stream.parse()
+    scan = stream.stream._source.scan
+    found = stream.stream.digest()
+    lengths = {len(found.times), len(found.sizes), len(found.kinds), len(scan.times), len(scan.yielded), len(stream.stream._holds)}
+    assert (lengths, found.dropped) == ({20}, 30)
+    assert stream.stream.silent_since(stream.now, S) is None
+    stream.read(chat("", "stop"), "[DONE]")
+    stream.stream.parse()
+    assert scan.response.done
+
+
+def test_a_stream_of_another_kind_is_forgotten(timed: list[Timed]) -> None:
+    """Once it is known as none of a model, nothing of it is kept, though its reader goes on."""
+    stream = Timed()
+    timed.append(stream)
+    stream.stream.provisional = True
+    stream.read(*[{"price": 1}] * 20)
+    stream.stream.parse()
+    assert stream.wait(1) and stream.stream.final_end() is None
+    for _ in range(3):
+        stream.read({"price": 1})
+        stream.wait(1)
+    assert not stream.stream.undigested
+
+
+def test_what_follows_the_end_is_forgotten(timed: list[Timed]) -> None:
+    """Reads after the worker ended a stream are kept no longer than to its next look."""
+    stream = Timed()
+    timed.append(stream)
+    stream.read(chat("a"), chat("", "stop"), "[DONE]")
+    assert stream.wait(3)
+    stream.read(chat("b"))
+    stream.wait(1)
+    assert not stream.stream.undigested and len(stream.stream.digest().times) == 3
