@@ -286,6 +286,7 @@ def worker() -> Worker:
 def _forked() -> None:
     global _making
     _making = threading.Lock()
+    faults.clear()
     if _worker is not None:
         _worker.after_fork()
 
@@ -315,8 +316,12 @@ def _flush_application(deadline: float) -> bool:
     force = getattr(trace.get_tracer_provider(), "force_flush", None)
     if force is None or not tally.counts()["handed_over"]:
         return True
-    # Not every provider returns a value.
-    return force(int(1000 * max(0.0, deadline - time.monotonic()))) is not False
+    try:
+        # Not every provider returns a value.
+        return force(int(1000 * max(0.0, deadline - time.monotonic()))) is not False
+    except Exception as error:
+        warn_once("flush", "the flush of the application's tracer provider failed: %s", type(error).__name__)
+        return False
 
 
 def stats() -> Mapping[str, int]:

@@ -46,6 +46,36 @@ def test_a_collection_within_the_worker_does_not_block_it() -> None:
     assert done.stdout.split() == ["2", "2"], done.stderr
 
 
+COUNTS = """
+import os, legato
+from legato._errors import guard
+from legato._replies import replies
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+class Provider(TracerProvider):
+    def force_flush(self, timeout_millis=30000): raise OSError("gone")
+trace.set_tracer_provider(Provider(shutdown_on_exit=False))
+class Refused: status_code = 401
+replies.note(Refused())
+with guard("a place"): raise ValueError
+legato.stream(model="m").end()
+print(legato.flush(), flush=True)
+for ends in (True, False):
+    if ends and os.fork():
+        os.wait()
+    else:
+        print(legato.stats()["refused"], legato.stats()["faults"], flush=True)
+        if ends: os._exit(0)
+"""
+
+
+def test_a_child_counts_from_zero_and_a_failing_provider_is_a_failed_flush() -> None:
+    """The parent's counts stay, and an exception of the application's provider goes no further than the result."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    done = subprocess.run([sys.executable, "-c", COUNTS], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["False", "0", "0", "1", "1"], done.stderr
+
+
 class Timed:
     """A stream of server-sent events under a worker without a thread, by a clock that the test sets."""
 
