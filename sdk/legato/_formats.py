@@ -67,7 +67,10 @@ def _finish_choice(choice: dict[str, Any], info: ResponseInfo) -> bool:
     """Keep the choice's finish reason, and whether the choice has begun; return whether it has finished."""
     index, finished = choice.get("index"), info.finish(choice.get("finish_reason"))
     if isinstance(index, int) and 0 <= index < _CHOICES_MAX:
-        (info.open_choices.discard if finished else info.open_choices.add)(index)
+        if finished:
+            info.open_choices.discard(index)
+        elif choice.get("delta") or choice.get("text"):
+            info.open_choices.add(index)
     return finished
 
 

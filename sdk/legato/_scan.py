@@ -192,7 +192,9 @@ class Scan:
         self._is_settled = True
         if self.format is not None and self._unsure:
             for index, earlier in self._unsure:
-                self.sizes[index], self.kinds[index], _ = self._measure(earlier, 0)
+                size, kind, _ = self._measure(earlier, 0)
+                if index < len(self.times):
+                    self.sizes[index], self.kinds[index] = size, kind
             self._counted, self._tokens = True, [0] * len(self.times)
         self._unsure.clear()
 

@@ -136,6 +136,7 @@ OVER: list[tuple[str, list[dict[str, Any] | str], dict[str, str], bool]] = [
     ("the last round", [*claude("tool_use"), *claude("end_turn")], {}, True),
     ("a round that has only begun", [*claude("end_turn"), *claude("end_turn")[:1]], {}, False),
     ("one of two choices", [chat("a"), chat("b", index=1), chat("", "stop")], {}, False),
+    ("a filter's result", [chat("a"), chat("", "stop"), chat()], {}, True),
     ("both choices", [chat("a"), chat("b", index=1), chat("", "stop"), chat("", "stop", 1)], {}, True),
     ("a server", [chat("a"), chat("", "stop"), "[DONE]"], {"vantage": "server"}, False),
     ("a socket with more answers", [chat("a"), chat("", "stop"), "[DONE]"], {"transport": "websocket"}, False),
@@ -190,6 +191,16 @@ def test_a_stream_of_days_has_a_bound(event: dict[str, Any] | str, timed: list[T
     stream.read(chat("", "stop"), "[DONE]")
     stream.stream.parse()
     assert scan.response.done
+
+
+def test_a_format_that_is_recognised_beyond_the_bound_is_no_fault(timed: list[Timed], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of no format, which are measured again then, may have no chunk."""
+    monkeypatch.setattr("legato._scan.CHUNKS_MAX", 2)
+    stream = Timed()
+    timed.append(stream)
+    stream.read(*[{"x": 1}] * 4, chat("a"), chat("", "stop"))
+    stream.stream.parse()
+    assert stream.stream._source.scan.response.finished
 
 
 def test_a_stream_of_another_kind_is_forgotten(timed: list[Timed]) -> None:
