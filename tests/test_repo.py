@@ -54,7 +54,6 @@ TESTED_BY = {
     "sdk/legato/_lines.py": "tests/sdk/test_formats.py",
     "sdk/legato/_scan.py": "tests/sdk/test_formats.py",
     "sdk/legato/_spans.py": "tests/sdk/test_recorder.py",
-    "sdk/legato/_worker.py": "tests/sdk/test_recorder.py",
 }
 
 

@@ -107,6 +107,7 @@ class Body:
         raw = RawScanner()
         for name in ("times", "sizes", "kinds", "yielded"):
             getattr(raw, name).extend(getattr(self.scan, name))
+        raw.dropped, raw.dropped_ns = self.scan.dropped, self.scan.dropped_ns
         raw.response = self.scan.response
         raw.response.expects_end = False
         self.scan, self._decoder, self._waiting = raw, None, None

@@ -7,6 +7,7 @@ in an event raise ``AttributeError``, ``TypeError`` or ``ValueError``, which the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ __all__ = ["JSON_RPC", "OPENAI", "UNKNOWN", "Format", "measure_any", "sniff"]
 _TEXT, _ROLE, _HEARTBEAT, _DONE, _USAGE, _TOOL, _REASONING = (
     int(kind) for kind in (Kind.TEXT, Kind.ROLE, Kind.HEARTBEAT, Kind.DONE, Kind.USAGE, Kind.TOOL, Kind.REASONING)
 )
+
+_CHOICES_MAX = 128
 
 
 class Format(NamedTuple):
@@ -51,13 +54,24 @@ def _measure_chat(event: dict[str, Any], info: ResponseInfo) -> Measured:
             function = call.get("function") or {}
             tool += text_size(function.get("name")) + text_size(function.get("arguments"))
         role = role or "role" in delta
-        finished = info.finish(choice.get("finish_reason")) or finished
+        finished = _finish_choice(choice, info) or finished
     usage = event.get("usage")
     total = info.use(usage.get("prompt_tokens"), usage.get("completion_tokens")) if isinstance(usage, dict) else None
     kind = _TEXT if text else _REASONING if reasoning else _TOOL if tool else _DONE if finished else _ROLE if role else None
     if kind is None:
         kind = _USAGE if usage else _HEARTBEAT
     return text + reasoning + tool, kind, total
+
+
+def _finish_choice(choice: dict[str, Any], info: ResponseInfo) -> bool:
+    """Keep the choice's finish reason, and whether the choice has begun; return whether it has finished."""
+    index, finished = choice.get("index"), info.finish(choice.get("finish_reason"))
+    if isinstance(index, int) and 0 <= index < _CHOICES_MAX:
+        if finished:
+            info.open_choices.discard(index)
+        elif choice.get("delta") or choice.get("text"):
+            info.open_choices.add(index)
+    return finished
 
 
 def _measure_responses(event: dict[str, Any], info: ResponseInfo) -> Measured:
@@ -76,12 +90,14 @@ def _measure_responses(event: dict[str, Any], info: ResponseInfo) -> Measured:
     info.name(response.get("id"), response.get("model"))
     usage = response.get("usage")
     total = info.use(usage.get("input_tokens"), usage.get("output_tokens")) if isinstance(usage, dict) else None
-    if name not in ("response.completed", "response.incomplete", "response.failed", "response.cancelled"):
+    if name not in _RESPONSE_ENDS:
         return 0, _ROLE, None
-    info.done = name != "response.failed"
+    # The end of the Realtime API is one event for all outcomes.
+    has_failed = name == "response.failed" or (name == "response.done" and response.get("status") == "failed")
+    info.done = not has_failed
     info.finish((response.get("incomplete_details") or {}).get("reason") or response.get("status") or "completed")
-    if name == "response.failed":
-        info.error = error_type(response.get("error"))
+    if has_failed:
+        info.error = error_type(response.get("error") or (response.get("status_details") or {}).get("error"))
     return 0, _DONE, total
 
 
@@ -229,24 +245,52 @@ JSON_RPC = Format("json-rpc", "", _measure_rpc)
 UNKNOWN = Format("", "", lambda event, info: measure_any(event, 0, info))
 
 
-def sniff(event: dict[str, Any]) -> Format | None:
-    """Return the format of an event; ``None`` if the event shows none."""
+# Events of the Responses API and of the Realtime API. An application's own events may begin with `response.`, too.
+_RESPONSE_ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled", "response.done")
+_RESPONSE_STATES = frozenset(("response.created", "response.queued", "response.in_progress", *_RESPONSE_ENDS))
+_RESPONSE_PART = re.compile(
+    r"response\.(?:output_item|content_part|(?:output_)?(?:text|audio)|(?:output_)?audio_transcript|refusal|reasoning\w*|mcp_list_tools"
+    r"|custom_tool_call_input|\w+_call(?:_arguments|_code)?)(?:\.\w+){1,2}"
+)
+
+
+def sniff(event: dict[str, Any], *, is_first: bool = True) -> Format | None:
+    """Return the format of an event; ``None`` if the event shows none. Only as the ``is_first`` event an error shows one."""
     name = event.get("type")
-    if "choices" in event:
+    if _is_chat(event):
         return OPENAI
     if isinstance(name, str):
-        if name.startswith("response."):
+        if (name in _RESPONSE_STATES and isinstance(event.get("response"), dict)) or _RESPONSE_PART.fullmatch(name):
             return OPENAI
         if name in _ANTHROPIC_SIGNS:
             return ANTHROPIC
         if name in UI_SIGNS:
             return UI
-    if "candidates" in event or "usageMetadata" in event or "promptFeedback" in event:
+    if _is_gemini(event):
         return GEMINI
-    if isinstance(event.get("done"), bool) and ("message" in event or "response" in event):
+    if isinstance(event.get("done"), bool) and (isinstance(event.get("message"), dict) or isinstance(event.get("response"), str)):
         return OLLAMA
     if "jsonrpc" in event:
         return JSON_RPC
     error = event.get("error")
     # OpenAI's servers and Google's report a failure as the only event. An error of another shape could be anything.
-    return OPENAI if isinstance(error, dict) and "message" in error else None
+    return OPENAI if is_first and isinstance(error, dict) and "message" in error else None
+
+
+def _is_chat(event: dict[str, Any]) -> bool:
+    """Whether an event has choices of the form of OpenAI's. Without any choice it is one of usage, or of a filter's result."""
+    choices = event.get("choices")
+    if not choices:
+        return "choices" in event and (isinstance(event.get("usage"), dict) or isinstance(event.get("object"), str))
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        return False
+    first = choices[0]
+    return isinstance(event.get("object"), str) or isinstance(first.get("delta"), dict) or isinstance(first.get("text"), str)
+
+
+def _is_gemini(event: dict[str, Any]) -> bool:
+    if isinstance(event.get("usageMetadata"), dict) or isinstance(event.get("promptFeedback"), dict):
+        return True
+    candidates = event.get("candidates")
+    first = candidates[0] if isinstance(candidates, list) and candidates else None
+    return isinstance(first, dict) and (isinstance(first.get("content"), dict) or isinstance(first.get("finishReason"), str))

@@ -48,7 +48,7 @@ class _ObjectScanner(Scan):
     def feed(self, time_ns: int, data: Any) -> None:
         """Add one item."""
         if isinstance(data, (str, bytes)):
-            self.yielded.append(len(self.times))
+            self._yield()
             self._add(time_ns, size_of(data), _TEXT, None)
             return
         self._content(time_ns, _as_dict(data) or {}, size_of(data))

@@ -16,6 +16,7 @@ from legato._timeline import Kind
 
 __all__ = ["ArrayScanner", "LineScanner", "MessageScanner", "PartScanner", "RawScanner"]
 
+_LINE_END = re.compile(rb"\n")
 _TEXT, _HEARTBEAT = int(Kind.TEXT), int(Kind.HEARTBEAT)
 _PARTS = Format("ai-sdk-data", "", lambda event, info: (0, _HEARTBEAT, None))
 # A whole string, the start of one, or a brace. The quantifiers are possessive: a string is scanned once.
@@ -30,14 +31,18 @@ class LineScanner(Scan):
 
     def feed(self, time_ns: int, data: bytes) -> None:
         """Add the bytes of one read."""
-        lines = (self._pending + data).split(b"\n")
+        whole = self._goes_on(time_ns, data, _LINE_END)
+        if whole is None:
+            return
+        lines = whole.split(b"\n")
         self._keep(lines.pop())
         for line in lines:
             self._line(time_ns, line.strip(b" \t\r\x1e"))
 
     def finish(self, time_ns: int) -> None:
         """Take the last line, which may lack its line end."""
-        rest, self._pending = self._pending.strip(b" \t\r\x1e"), b""
+        super().finish(time_ns)
+        rest, self._pending = bytes(self._pending).strip(b" \t\r\x1e"), b""
         if self.format is None or _is_json(rest):
             self._line(time_ns, rest)
 
@@ -57,7 +62,7 @@ class PartScanner(LineScanner):
     def _line(self, time_ns: int, line: bytes) -> None:
         code, _, payload = line.partition(b":")
         size, kind, total = 0, _HEARTBEAT, None
-        self.yielded.append(len(self.times))
+        self._yield()
         try:
             size, kind, total = measure_part(code.decode("ascii"), json.loads(payload), self.response)
         except (AttributeError, TypeError, ValueError, RecursionError):
@@ -66,8 +71,9 @@ class PartScanner(LineScanner):
 
     def finish(self, time_ns: int) -> None:
         """Take the last line if it is whole."""
-        if _is_json(self._pending.partition(b":")[2]):
-            self._line(time_ns, self._pending.strip())
+        Scan.finish(self, time_ns)
+        if _is_json(bytes(self._pending).partition(b":")[2]):
+            self._line(time_ns, bytes(self._pending).strip())
         self._pending = b""
 
 
@@ -90,49 +96,53 @@ class RawScanner(Scan):
 
     def feed(self, time_ns: int, data: bytes) -> None:
         """Add the bytes of one read."""
-        self.yielded.append(len(self.times))
+        self._yield()
         self._add(time_ns, len(data), _TEXT, None)
 
 
 class ArrayScanner(Scan):
     """One JSON array of events. Objects are found by counting braces outside strings."""
 
-    __slots__ = ("_at", "_depth", "_in_string", "_start")
+    __slots__ = ("_at", "_bytes", "_depth", "_in_string", "_start")
 
     def __init__(self, format: Format | None = None) -> None:
         super().__init__(format)
-        # Where scanning goes on in `_pending`, the braces open there, whether that is inside a string, and where the object began.
+        # Where scanning goes on in `_bytes`, the braces open there, whether that is inside a string, and where the object began.
         self._at = self._depth = self._start = 0
         self._in_string = False
+        self._bytes = bytearray()
 
     def feed(self, time_ns: int, data: bytes) -> None:
         """Add the bytes of one read."""
-        self._pending += data
+        self._bytes += data
         while self._step(time_ns):
             pass
         if not self._depth:
             self._cut(self._at)
-        elif len(self._pending) - self._start > PENDING_BYTES_MAX:
-            self._pending, self._at, self._depth, self._start, self._in_string = b"", 0, 0, 0, False
+        elif self._skipped or len(self._bytes) - self._start > PENDING_BYTES_MAX:
+            # The braces of the object are counted to its end, without its bytes.
+            self.response.is_incomplete = True
+            self._skipped += self._at - self._start
+            self._cut(self._at)
         else:
             self._cut(self._start)
 
     def _cut(self, start: int) -> None:
-        self._pending = self._pending[start:]
+        del self._bytes[:start]
         self._at -= start
         self._start = max(0, self._start - start)
 
     def _step(self, time_ns: int) -> bool:
         """Scan to the next brace or string; return whether there was one."""
         if self._in_string:
-            found = _REST_OF_STRING.match(self._pending, self._at)
+            found = _REST_OF_STRING.match(self._bytes, self._at)
             self._at = found.end() if found else self._at
-            if self._pending[self._at : self._at + 1] != b'"':
+            if self._bytes[self._at : self._at + 1] != b'"':
                 return False
             self._at, self._in_string = self._at + 1, False
-        token = _TOKEN.search(self._pending, self._at)
+        token = _TOKEN.search(self._bytes, self._at)
         if token is None:
-            self._at = len(self._pending)
+            self._at = len(self._bytes)
             return False
         self._at = token.end()
         if token.group() == b"{":
@@ -140,8 +150,10 @@ class ArrayScanner(Scan):
             self._depth += 1
         elif token.group() == b"}" and self._depth:
             self._depth -= 1
-            if not self._depth:
-                self._payload(time_ns, self._pending[self._start : self._at])
+            if not self._depth and self._skipped:
+                self._skipped_event(time_ns, self._skipped + self._at)
+            elif not self._depth:
+                self._payload(time_ns, bytes(self._bytes[self._start : self._at]))
         self._in_string = token.group() == b'"'
         return True
 

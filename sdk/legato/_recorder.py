@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from legato._arguments import check, corrected, is_plain
 from legato._body import Body
 from legato._clock import now_ns
+from legato._endings import OVER_NS, end_of, is_over
+from legato._holds import holds_of
 from legato._items import Items
 from legato._records import Columns, End, Origin, outcome_of
 from legato._response import ResponseInfo
@@ -35,9 +37,6 @@ __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamReco
 _TEXT = int(Kind.TEXT)
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
-# Silences after which a response with its end mark, and one with a finish reason alone, is over. After a finish reason the usage follows.
-# Both are shorter than the first silence that is reported.
-_OVER_NS, _FINISHED_NS = 1_000_000_000, 1_500_000_000
 # Parsing pauses after a slice of a millisecond, so that threads of the application get the interpreter. The clock is read every 32 reads.
 _SLICE_NS, _PAUSE_S, _CLOCK_MASK = 1_000_000, 0.0001, 31
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
@@ -50,41 +49,10 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        *(
-            "__weakref__",
-            "asked",
-            "held",
-            "left_ns",
-            "origin",
-            "provisional",
-            "read",
-            "rev",
-            "route",
-            "span",
-            "span_id",
-            "start_ns",
-            "ttfb_ns",
-            "wire_bytes",
-        ),
-        *(
-            "_chunks",
-            "_columns",
-            "_content_ns",
-            "_end",
-            "_ending",
-            "_finish",
-            "_finished",
-            "_holds",
-            "_is_discarded",
-            "_last_read_ns",
-            "_lags",
-            "_lock",
-            "_probes",
-            "_read_holds",
-            "_reads",
-            "_source",
-        ),
-    )
+        "__weakref__", "asked", "held", "is_taken", "left_ns", "origin", "provisional", "read", "rev", "route", "span", "span_id",
+        "start_ns", "ttfb_ns", "wire_bytes", "_chunks", "_columns", "_content_ns", "_dropped_at_ns", "_end", "_ending", "_finish",
+        "_finished", "_holds", "_is_discarded", "_last_read_ns", "_lags", "_lock", "_probes", "_read_holds", "_reads", "_source",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -110,6 +78,8 @@ class StreamRecorder:
         self.provisional = False
         """Whether the stream counts only once its events are known as those of a model's response."""
         self.asked = True  # A model's stream was asked for.
+        self.is_taken = False
+        """Whether the worker has finished the ended stream."""
         self._last_read_ns = 0
         self._finished = self._is_discarded = False
         self._finish = finish
@@ -131,6 +101,7 @@ class StreamRecorder:
         self._source: Any = body or (Scanner() if sse else None)
         self._columns = Columns([], [], [], [], None, 0, [])
         self._content_ns = start_ns
+        self._dropped_at_ns = 0
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk that arrived now: UTF-8 bytes of its content, its tokens (``None``: unknown) and its ``Kind``."""
@@ -214,6 +185,8 @@ class StreamRecorder:
 
     def _last_content_ns(self) -> int:
         seen = self._scanner or self._columns
+        if self._dropped_ns:
+            return self._dropped_ns
         for time_ns, kind in zip(reversed(seen.times), reversed(seen.kinds), strict=True):
             if kind in CONTENT:
                 return time_ns
@@ -224,7 +197,13 @@ class StreamRecorder:
         columns = self.digest()
         first = bisect_right(columns.times, time_ns)
         following = zip(columns.times[first:], columns.kinds[first:], strict=True)
-        return next((at for at, kind in following if kind in CONTENT), 0)
+        found = next((at for at, kind in following if kind in CONTENT), 0)
+        return found or (self._dropped_ns if self._dropped_ns > time_ns else 0)
+
+    @property
+    def _dropped_ns(self) -> int:
+        """The monotonic time of the last chunk with content that the timeline has no room for; 0 if there is none."""
+        return self._scanner.dropped_ns if self._scanner is not None else self._dropped_at_ns
 
     @property
     def undigested(self) -> int:
@@ -244,7 +223,8 @@ class StreamRecorder:
                 self._copy_scanned(self._scanner)
             columns = self._columns
             if self._holds or self._read_holds or self._lags:
-                columns.holds_ns = self._holds_of(len(columns.times))
+                yielded = self._scanner.yielded if self._scanner is not None else range(len(columns.times))
+                columns.holds_ns = holds_of(columns.times, yielded, list(self._holds), list(self._read_holds), list(self._lags))
             return columns
 
     @property
@@ -254,6 +234,9 @@ class StreamRecorder:
     def _parse(self) -> None:
         """Move the recorded reads into the scanner, or the recorded chunks into the columns: work for what is new, not for the whole
         stream. Between slices other threads may run: many streams that end together must not delay those that go on."""
+        # The holds are those of the first chunks, so the newest have no chunk.
+        while len(self._holds) > CHUNKS_MAX:
+            self._holds.pop()
         if self._source is None:
             self._take_chunks()
             return
@@ -280,40 +263,18 @@ class StreamRecorder:
 
     def _copy_scanned(self, scanner: Scan) -> None:
         columns = self._columns
-        columns.dropped = max(0, len(scanner.times) - CHUNKS_MAX)
-        columns.times, columns.sizes, columns.kinds = scanner.times[:CHUNKS_MAX], scanner.sizes[:CHUNKS_MAX], scanner.kinds[:CHUNKS_MAX]
+        columns.dropped = scanner.dropped
+        columns.times, columns.sizes, columns.kinds = scanner.times[:], scanner.sizes[:], scanner.kinds[:]
         tokens = scanner.tokens
-        columns.tokens = None if tokens is None else tokens[:CHUNKS_MAX]
+        columns.tokens = None if tokens is None else tokens[:]
         columns.probes = list(self._probes)
-
-    def _holds_of(self, count: int) -> list[int]:
-        """Return the hold of each of the ``count`` chunks: of the items that were handed over, of whole reads, and of the loop's lag."""
-        if self._scanner is None:
-            holds = list(self._holds)[:count]
-            holds += [0] * (count - len(holds))
-        else:
-            holds = [0] * count
-            for at, hold in zip(self._scanner.yielded, self._holds, strict=False):
-                if at < count:
-                    holds[at] = hold
-        self._add_holds(holds)
-        return holds
-
-    def _add_holds(self, holds_ns: list[int]) -> None:
-        """Add the holds of whole reads to their last chunk, and the loop's lag before a read to the chunk before it."""
-        times = self._columns.times
-        for time_ns, hold_ns in self._read_holds:
-            if last := bisect_right(times, time_ns):
-                holds_ns[last - 1] += hold_ns
-        for time_ns, late_ns in self._lags:
-            if before := bisect_left(times, time_ns):
-                holds_ns[before - 1] += late_ns
 
     def _take_chunks(self) -> None:
         chunks, columns = self._chunks, self._columns
         counted = columns.tokens is not None
         while chunks:
             if len(columns.times) >= CHUNKS_MAX:
+                self._dropped_at_ns = chunks[-1][0]
                 columns.dropped += len(chunks)
                 chunks.clear()
                 break
@@ -341,13 +302,24 @@ class StreamRecorder:
         return self._scanner.response if self._scanner is not None else None
 
     def is_over(self, now: int) -> bool:
-        """Whether the end mark was read some time ago. Some libraries stop there, and keep the response until it is garbage-collected."""
+        """Whether nothing more will be read, although the stream was not ended."""
         last_ns = self._reads[-1][0] if self._reads else self._last_read_ns
-        if not last_ns or now - last_ns < _OVER_NS:
+        if not last_ns or now - last_ns < OVER_NS:
             return False
         self.parse()
-        response = self.response
-        return response is not None and (response.done or (bool(response.finish_reasons) and now - last_ns >= _FINISHED_NS))
+        return self.response is not None and is_over(self.response, self.origin, now - last_ns)
+
+    @property
+    def is_no_response(self) -> bool:
+        """Whether it is known that this is no model's response, and only such a response counts."""
+        scanner = self._scanner
+        return scanner is not None and (scanner.is_foreign or (self.provisional and scanner.is_unknown))
+
+    def forget(self) -> None:
+        """Forget what was recorded after the end, once the worker has taken what was before it."""
+        if self.is_taken:
+            for each in (self._reads, self._chunks, self._holds):
+                each.clear()
 
     @property
     def is_unsure(self) -> bool:
@@ -361,30 +333,11 @@ class StreamRecorder:
         return not scanner.is_recognised
 
     def final_end(self) -> End | None:
-        """Return the end after parsing; ``None`` before ``end``, and for a stream that is not kept.
-
-        An end reported by the response overrides how reading it ended. A complete response ends with its last byte.
-        """
+        """Return the end after parsing; ``None`` before ``end``, and for a stream that is not kept."""
         end, response = self._end, self.response
         if end is None or self._is_discarded or self.is_unsure:
             return None
-        if response is None:
-            return end
-        if response.error:
-            return End(end.time_ns, "upstream_error", response.error)
-        if response.cancelled:
-            return End(end.time_ns, "client_cancel")
-        if "abort" in response.finish_reasons:
-            return End(end.time_ns, "engine_abort", end.error_type)
-        last_ns = self._last_read_ns or end.time_ns
-        if response.done or response.finish_reasons:
-            return End(last_ns, "complete")
-        if end.outcome != "complete":
-            return end
-        if response.expects_end:
-            # The body ended normally but the response did not, so an intermediary closed it early.
-            return End(end.time_ns, "upstream_error", "stream_truncated")
-        return End(last_ns, "complete")
+        return end if response is None else end_of(response, end, self._last_read_ns or end.time_ns)
 
 
 class CheckedRecorder(StreamRecorder):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from legato._exits import after_fork
+
 __all__ = ["Replies", "replies"]
 
 _log = logging.getLogger("legato")
@@ -21,6 +23,11 @@ class Replies:
     found no server."""
 
     def __init__(self) -> None:
+        self._is_logged = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Start from zero, as a forked child does. What its parent has logged, it does not log again."""
         self.refused = 0
         self.is_refused = False
         self.is_unreachable = False
@@ -33,10 +40,12 @@ class Replies:
         if not self.is_refused:
             return
         self.refused += 1
-        if self.refused == 1:
+        if not self._is_logged:
+            self._is_logged = True
             advice = _ADVICE.get(status, "check that LEGATO_ENDPOINT is the OTLP endpoint of `legato serve`")
             _log.error("the endpoint refuses Legato's exports (HTTP %d), and their streams are lost: %s", status, advice)
 
 
 replies = Replies()
 """The replies to this process's exports."""
+after_fork(replies.reset)

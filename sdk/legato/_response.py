@@ -14,6 +14,8 @@ __all__ = ["Measured", "ResponseInfo", "count_of", "error_type", "json_size", "t
 
 Measured = tuple[int, int, int | None]
 """Of one event: bytes of content, kind, and the output tokens so far; ``None`` if the event has no such count."""
+# A body may have a response after a response for days.
+_REASONS_MAX = 64
 _CODE = re.compile(r"[\w.:/-]{1,100}", re.ASCII)
 
 
@@ -22,7 +24,9 @@ class ResponseInfo:
     """What the events reported about the response: ids, model, finish reasons, usage, end and error.
 
     ``expects_end``: the format has an end mark, so a body without one was cut. ``done``: the end mark was there. ``cancelled``: the
-    response reported that its reader stopped it. ``has_tool_input``: a tool's input was streamed in parts.
+    response reported that its reader stopped it. ``has_tool_input``: a tool's input was streamed in parts. ``is_incomplete``: an event was
+    too long to be read, so a missing end mark means nothing. ``finished``: a finish reason was given, and no content followed; then
+    ``done`` is reset, too. ``open_choices``: indexes of OpenAI's choices that have begun and not finished.
     """
 
     response_id: str = ""
@@ -35,6 +39,9 @@ class ResponseInfo:
     expects_end: bool = False
     cancelled: bool = False
     has_tool_input: bool = False
+    is_incomplete: bool = False
+    finished: bool = False
+    open_choices: set[int] = field(default_factory=set)
 
     def name(self, response_id: Any = None, model: Any = None) -> None:
         """Keep the first id and the newest model that are given."""
@@ -46,7 +53,12 @@ class ResponseInfo:
         if not reason:
             return False
         # An enumeration of a library has the name on the wire as its value.
-        self.finish_reasons.append(str(getattr(reason, "value", reason))[:100])
+        named = str(getattr(reason, "value", reason))[:100]
+        if len(self.finish_reasons) < _REASONS_MAX:
+            self.finish_reasons.append(named)
+        else:
+            self.finish_reasons[-1] = named
+        self.finished = True
         return True
 
     def use(self, input_tokens: Any, output_tokens: Any) -> int | None:

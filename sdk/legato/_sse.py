@@ -15,7 +15,7 @@ import re
 from legato._formats import OPENAI, Format
 from legato._response import ResponseInfo
 from legato._scan import Scan
-from legato._timeline import Kind
+from legato._timeline import CHUNKS_MAX, Kind
 
 __all__ = ["ResponseInfo", "Scanner"]
 
@@ -47,14 +47,19 @@ class Scanner(Scan):
         if self._prefix and not self._pending and data.startswith(self._prefix) and data.endswith(self._suffix):
             content = data[len(self._prefix) : -len(self._suffix)]
             if content and len(content.translate(None, _NOT_PLAIN)) == len(content):
+                if len(self.times) >= CHUNKS_MAX:
+                    self._drop(time_ns, _TEXT)
+                    return
                 self.yielded.append(len(self.times))
                 self.times.append(time_ns)
                 self.sizes.append(len(content))
                 self.kinds.append(_TEXT)
                 return
         if self._pending:
-            data = self._pending + data
-            self._pending = b""
+            whole = self._goes_on(time_ns, data, _EVENT_END)
+            if whole is None:
+                return
+            self._pending, data = b"", whole
         if b"\r" in data:
             self._feed_any(time_ns, data)
             return
@@ -80,6 +85,7 @@ class Scanner(Scan):
 
     def finish(self, time_ns: int) -> None:
         """Take an event that lacks only its empty line. One that was cut is none, unless its format is unknown."""
+        super().finish(time_ns)
         rest, self._pending = b"\n".join(_LINE_END.split(self._pending)), b""
         payload = _data_of(rest).strip()
         if payload and (self.format is None or _is_whole(payload)):
@@ -87,13 +93,18 @@ class Scanner(Scan):
 
     def _event(self, time_ns: int, event: bytes) -> None:
         payload = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _data_of(event)
-        found = _PLAIN_TEXT.search(payload) if self.format is OPENAI and self.response.response_id else None
+        info = self.response
+        is_plain = self.format is OPENAI and info.response_id and not (info.finished or info.done)
+        found = _PLAIN_TEXT.search(payload) if is_plain else None
         if found is not None and b'"usage":{' not in payload and b'"usage": {' not in payload:
-            self.yielded.append(len(self.times))
+            self._yield()
             self._add(time_ns, found.end(1) - found.start(1), _TEXT, None)
             self._remember_frame(event, payload, found)
         elif payload:
             self._payload(time_ns, payload)
+            if info.finished or info.done:
+                # Content after an end is parsed, because it starts another round.
+                self._prefix = b""
         elif event.strip(b"\n"):
             self._add(time_ns, 0, _HEARTBEAT, None)
 

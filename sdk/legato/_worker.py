@@ -57,8 +57,11 @@ class Worker:
     def __init__(self, snapshot_interval_ms: int, clock: Callable[[], int] = now_ns) -> None:
         self._interval_ns = snapshot_interval_ms * 1_000_000
         self._clock = clock
-        self._queue: queue.Queue[StreamRecorder | None] = queue.Queue(QUEUE_MAX)
+        # A collection of garbage may end a stream within any call, also within this queue's `get`: `put` of another queue would wait for
+        # the lock that its own thread holds.
+        self._queue: queue.SimpleQueue[StreamRecorder] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}
+        self._over: list[weakref.ref[StreamRecorder]] = []
         self._counts = {"started": 0, "ended": 0, "snapshots": 0, "silences": 0, "inline": 0}
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -78,12 +81,12 @@ class Worker:
         self._live.pop(id(recorder), None)
         with self._idle:
             self._busy += 1
-        try:
-            self._queue.put_nowait(recorder)
-        except queue.Full:
-            with self._idle:
-                self._counts["inline"] += 1
-            self._complete(recorder)
+        if self._queue.qsize() < QUEUE_MAX:
+            self._queue.put(recorder)
+            return
+        with self._idle:
+            self._counts["inline"] += 1
+        self._complete(recorder)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every stream that has ended is a span. Return False on time-out."""
@@ -138,14 +141,15 @@ class Worker:
     def _run(self) -> None:
         ticked = now_ns()
         while True:
+            recorder: StreamRecorder | None = None
             try:
-                recorder = self._queue.get(timeout=_TICK_S if self._live else 5.0)
+                recorder = self._queue.get(timeout=_TICK_S if self._live or self._over else 5.0)
             except queue.Empty:
-                recorder = None
+                pass
             if recorder is not None:
                 self._complete(recorder)
             # The second condition is for streams that end without a pause: the queue is then never empty, but snapshots are still due.
-            if self._live and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
+            if (self._live or self._over) and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
                 ticked = now_ns()
                 with guard("snapshot"):
                     self.tick()
@@ -153,21 +157,37 @@ class Worker:
     def tick(self) -> None:
         """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""
         now = self._clock()
+        self._forget()
         for key, live in list(self._live.items()):
             recorder = live.reference()
             if recorder is None or recorder.ended:
                 self._live.pop(key, None)
                 continue
-            if recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
-                recorder.end("client_cancel", at_ns=recorder.left_ns)
-                continue
-            if recorder.is_over(now):
-                recorder.end()
+            if self._ends(recorder, now):
+                self._over.append(live.reference)
                 continue
             if self._interval_ns and recorder.span.is_recording() and may_report(recorder):
                 self._report(recorder, live, now)
             if recorder.undigested >= DIGEST_AT:
                 recorder.parse()
+
+    def _ends(self, recorder: StreamRecorder, now: int) -> bool:
+        """End a stream that was left, that is over, or that is no stream of a model; return whether it was ended."""
+        if recorder.left_ns and now - recorder.left_ns >= LEFT_NS:
+            recorder.end("client_cancel", at_ns=recorder.left_ns)
+        elif recorder.is_no_response:
+            recorder.discard()
+        elif recorder.is_over(now):
+            recorder.end()
+        return recorder.ended
+
+    def _forget(self) -> None:
+        """Forget what is still recorded of streams that the worker ended: their readers may go on for days."""
+        self._over = [each for each in self._over if each() is not None]
+        for each in self._over:
+            recorder = each()
+            if recorder is not None:
+                recorder.forget()
 
     def _report(self, recorder: StreamRecorder, live: _Live, now: int) -> None:
         """Take the snapshot if it is due, and report the silence if that is due."""
@@ -198,6 +218,7 @@ class Worker:
             with guard("end of a stream"):
                 fate = self._end_span(recorder)
         finally:
+            recorder.is_taken = True
             if fate:
                 tally.add(fate)
             with self._idle:
@@ -268,6 +289,7 @@ def worker() -> Worker:
 def _forked() -> None:
     global _making
     _making = threading.Lock()
+    faults.clear()
     if _worker is not None:
         _worker.after_fork()
 
@@ -297,8 +319,12 @@ def _flush_application(deadline: float) -> bool:
     force = getattr(trace.get_tracer_provider(), "force_flush", None)
     if force is None or not tally.counts()["handed_over"]:
         return True
-    # Not every provider returns a value.
-    return force(int(1000 * max(0.0, deadline - time.monotonic()))) is not False
+    try:
+        # Not every provider returns a value.
+        return force(int(1000 * max(0.0, deadline - time.monotonic()))) is not False
+    except Exception as error:
+        warn_once("flush", "the flush of the application's tracer provider failed: %s", type(error).__name__)
+        return False
 
 
 def stats() -> Mapping[str, int]:

@@ -244,6 +244,108 @@ def test_what_is_no_response_is_recognised() -> None:
     assert sniff({"error": "text"}) is None and outcome([b'data: {"error":"text"}\n\n'], "text/event-stream") == ("complete", "")
 
 
+OWN_EVENTS: list[dict[str, Any]] = [
+    *({"choices": ["a", "b"]}, {"choices": [{"title": "a"}]}, {"choices": 3}, {"choices": []}, {"choices": None}),
+    *({"candidates": 12}, {"candidates": []}, {"candidates": ["a"]}, {"candidates": [{"name": "a"}]}, {"usageMetadata": 3}),
+    *({"type": "response.chunk"}, {"type": "response.completed"}, {"type": "response.text"}, {"done": False, "message": "text"}),
+]
+
+
+@pytest.mark.parametrize("event", OWN_EVENTS, ids=str)
+def test_an_applications_own_events_are_of_no_format(event: dict[str, Any]) -> None:
+    """Though a format has the same keys, with values of another shape: no end is missing."""
+    assert sniff(event) is None
+    assert outcome([b"data: " + json.dumps(event).encode() + b"\n\n"] * 20, "text/event-stream") == ("complete", "")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *({"choices": [{"delta": {}}]}, {"choices": [{"text": ""}]}, {"choices": [], "usage": {}}, {"choices": [], "object": ""}),
+        *({"candidates": [{"finishReason": "STOP"}]}, {"promptFeedback": {}}, {"done": False, "response": ""}),
+        *({"type": f"response.{name}", "response": {}} for name in ("created", "queued", "done", "failed")),
+        *({"type": f"response.{name}.delta"} for name in ("output_text", "audio", "function_call_arguments", "reasoning_summary_text")),
+        *({"type": f"response.{name}"} for name in ("output_item.added", "image_generation_call.partial_image", "mcp_list_tools.failed")),
+        *({"type": f"response.{name}"} for name in ("output_text.annotation.added", "code_interpreter_call_code.done")),
+    ],
+    ids=str,
+)
+def test_events_that_show_their_format(event: dict[str, Any]) -> None:
+    """One is enough, also an event without content."""
+    assert sniff(event) is not None
+
+
+def test_an_applications_error_after_its_own_events_is_its_own() -> None:
+    """It neither is OpenAI's nor makes the content before it none."""
+    events = [b'data: {"token":"hello"}\n\n'] * 4 + [b'data: {"error":{"message":"boom"}}\n\n']
+    assert outcome(events, "text/event-stream") == ("complete", "")
+    assert content(read(events, "text/event-stream"))[:4] == [5] * 4
+    assert outcome(events[4:], "text/event-stream") == ("upstream_error", "error")
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ({"status": "completed"}, ("complete", "")),
+        ({"status": "failed", "status_details": {"error": {"type": "server_error"}}}, ("upstream_error", "server_error")),
+    ],
+)
+def test_the_end_of_a_realtime_response(response: dict[str, Any], expected: tuple[str, str]) -> None:
+    """One event ends it, whatever its outcome."""
+    events = [{"type": "response.created", "response": {}}, {"type": "response.done", "response": response}]
+    assert outcome([b"data: " + json.dumps(event).encode() + b"\n\n" for event in events], "text/event-stream") == expected
+
+
+PICTURE = b"A" * (3 << 20)
+COMPLETED = b'data: {"type":"response.completed","response":{"usage":{"input_tokens":1,"output_tokens":2},"output":"%s"}}\n\n'
+
+
+def long_event(wire: str, length: int) -> bytes:
+    """Return an event of about this length, in the framing of this format."""
+    text = b'{"type":"response.image_generation_call.partial_image","candidates":[{"content":{}}],"b64":"%s"}' % (b"{A" * (length // 2))
+    return text + (b"\n" if wire == "ollama" else b",") if wire in ("ollama", "array") else b"data: " + text + b"\n\n"
+
+
+def test_an_event_with_a_picture_is_read() -> None:
+    """The end of a response may have some MB."""
+    wire = FORMATS["openai-responses"]
+    last = COMPLETED % PICTURE
+    body = read([*wire.prelude, *wire.words, *(last[at : at + 65_536] for at in range(0, len(last), 65_536))], wire.content_type)
+    assert body.scan.response.done and body.scan.response.output_tokens == 2 and content(body) == SIZES
+
+
+@pytest.mark.parametrize("name", ["openai-responses", "ollama", "array"])
+def test_an_event_beyond_the_limit_is_one_chunk_and_no_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are not kept; the events after it are read, and an end that may have been in it is not missing."""
+    monkeypatch.setattr("legato._scan.PENDING_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr("legato._lines.PENDING_BYTES_MAX", 1 << 17)
+    wire = FORMATS["gemini" if name == "array" else name]
+    words = [b"[", *(gemini_array()[1:])] if name == "array" else list(wire.words)
+    more: dict[str, Any] = {"is_array": True} if name == "array" else {}
+    kind = "application/json" if name == "array" else wire.content_type
+    long = long_event(name, 1 << 20)
+    cut = [long[at : at + 9_999] for at in range(0, len(long), 9_999)]
+    first = [gemini_array()[0]] if name == "array" else list(wire.prelude)
+    body = Body(kind, "", **more)
+    for time_ns, data in enumerate([*first, *cut[:-1]]):
+        body.feed(time_ns, data)
+        assert len(getattr(body.scan, "_bytes", b"") or body.scan._pending) <= 1 << 17
+    whole = read([*first, *cut, *words], kind, **more)
+    assert any(abs(size - len(long)) < 12 for size in content(whole)) and content(whole)[-4:] == SIZES[-4:]
+    assert outcome([*first, *cut, *([] if name == "array" else words)], kind, **more) == ("complete", "")
+
+
+def test_the_end_of_a_response_beyond_the_limit_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known by its first bytes, and is no content."""
+    monkeypatch.setattr("legato._scan.PENDING_BYTES_MAX", 1 << 17)
+    wire = FORMATS["openai-responses"]
+    body = read([*wire.prelude, *wire.words, COMPLETED % PICTURE[: 1 << 18]], wire.content_type)
+    assert content(body) == SIZES
+    last = COMPLETED % PICTURE[: 1 << 18]
+    body = read([*wire.prelude, *wire.words, *(last[at : at + 9_999] for at in range(0, len(last), 9_999))], wire.content_type)
+    assert content(body) == SIZES and body.scan.kinds[-1] == Kind.DONE and body.scan.response.done
+
+
 def test_plain_text_is_content() -> None:
     """Each read of it, also where it looks like a format only at first."""
     assert content(read([b"data is", b" a word", b", and 0:1 no part"], "text/plain")) == [7, 7, 17]
