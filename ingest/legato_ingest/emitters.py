@@ -33,7 +33,7 @@ class Emitter:
     mend: str
 
 
-_ADD_LEGATO = "add `legato.instrument_openai()` to the application: Legato's row has every chunk, and this row steps back"
+_ADD_LEGATO = "add `legato.instrument()` to the application: Legato's row has every chunk, and this row steps back"
 _NO_GAPS = "gaps, stalls and their causes; how the stream ended, if it names no finish reason"
 
 EMITTERS = (
@@ -64,7 +64,7 @@ EMITTERS = (
         label="Anthropic SDK's own spans",
         timing="first content",
         missing=_NO_GAPS,
-        mend="add `legato.instrument()` to the application: Legato's row has every chunk, and this row steps back",
+        mend=_ADD_LEGATO,
     ),
     Emitter(
         name="openlit",
@@ -85,7 +85,7 @@ EMITTERS = (
         label="LiteLLM and its proxy",
         timing="first chunk",
         missing=_NO_GAPS + "; TTFT, before its newer telemetry (LITELLM_OTEL_V2); behind the proxy, whether a client left",
-        mend="set LITELLM_OTEL_V2=true for TTFT; `legato.instrument_openai()` adds every chunk",
+        mend="set LITELLM_OTEL_V2=true for TTFT; `legato.instrument()` adds every chunk",
     ),
     Emitter(
         name="mlflow",
@@ -98,7 +98,7 @@ EMITTERS = (
         name="logfire",
         label="Logfire",
         timing="duration",
-        missing=_NO_GAPS + "; TTFT: its second span has the duration of the stream alone",
+        missing=_NO_GAPS + "; TTFT and the time before the headers: its second span has the duration of the stream alone",
         mend=_ADD_LEGATO,
     ),
     Emitter(
