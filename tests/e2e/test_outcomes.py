@@ -138,7 +138,8 @@ def test_a_late_event_loop_is_charged_to_the_consumer(endpoints: Endpoints) -> N
         assert process.wait(60) == 0
     found = _verdicts(endpoints, "app-busy")
     assert {row["cause"] for row in found} <= {"consumer", "generation"}
-    (late,) = [row for row in found if row["cause"] == "consumer"]
+    # On a busy machine the loop may be late a second time, for a shorter time.
+    late = max((row for row in found if row["cause"] == "consumer"), key=lambda row: int(row["gap_us"]))
     assert late["confidence"] == "proven" and 900_000 < int(late["gap_us"]) < 1_200_000
     assert int(late["held_ns"]) > 0.9 * 1000 * int(late["gap_us"])
 
