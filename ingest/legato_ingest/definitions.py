@@ -24,6 +24,7 @@ __all__ = [
     "SLO_TARGET",
     "STALL_EXCESS_MS",
     "STALL_MS",
+    "SUPERSEDED_OUTCOME",
     "TEXT",
     "TOOL",
     "UNKNOWN_OUTCOME",
@@ -44,6 +45,8 @@ HOLD_STEP_US = 64
 OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
 # The outcome of a stream of a foreign emitter that does not say how the stream ended. It is no failure, and the wait at its end is unknown.
 UNKNOWN_OUTCOME = "unknown"
+# The outcome of a stored row that steps back for a richer row of the same response; no reader sees it.
+SUPERSEDED_OUTCOME = "superseded"
 # Outcomes that are failures. An abandoned stream belongs to an application that died: its user never saw an end.
 ERRORS = ("timeout", "upstream_error", "engine_abort", "abandoned")
 # Outcomes after which the time since the last content counts as a gap (the open gap): a user waited for it.

@@ -140,9 +140,13 @@ def _count_ignored(ignored: Ignored, span: Span, attributes: Attributes, out: Va
 
 
 def _sender(attributes: Attributes, emitter: str, reason: str) -> Sender:
-    service = attributes.get("service.name")
-    name = service.string_value[:_NAME_CHARACTERS_MAX] if service is not None else ""
-    return Sender(name, attributes.scope, attributes.scope_version, emitter, reason)
+    return Sender(_name(attributes, "service.name"), attributes.scope, attributes.scope_version, emitter, reason)
+
+
+def _name(attributes: Attributes, key: str) -> str:
+    """Return a text of any span, also of one that is rejected; empty for a value of another type."""
+    value = attributes.get(key)
+    return value.string_value[:_NAME_CHARACTERS_MAX] if value is not None else ""
 
 
 def _convert(span: Span, attributes: Attributes) -> AnyRecord | Ignored:
@@ -197,7 +201,6 @@ def _check_timeline(timeline: bytes | None, budget: int, known: frozenset[int]) 
 def _rejection(span: Span, attributes: Attributes, reason: str, detail: str) -> Rejection:
     """Return the rejection of a span. The hash of the span distinguishes a retry from another span with the same or no ids."""
     rev = attributes.own.get("legato.stream.rev")
-    service, emitter = attributes.get("service.name"), attributes.get("legato.emitter")
     return Rejection(
         reason=reason,
         detail=detail,
@@ -205,8 +208,8 @@ def _rejection(span: Span, attributes: Attributes, reason: str, detail: str) -> 
         span_id=span.span_id,
         rev=max(0, min(rev.int_value, 2**32 - 1)) if rev is not None else 0,
         start_ns=min(span.start_time_unix_nano, NS_MAX),
-        service_name=service.string_value[:_NAME_CHARACTERS_MAX] if service is not None else "",
-        emitter=emitter.string_value[:_NAME_CHARACTERS_MAX] if emitter is not None else "",
+        service_name=_name(attributes, "service.name"),
+        emitter=_name(attributes, "legato.emitter"),
         otlp_bytes=span.ByteSize(),
         span_sha256=hashlib.sha256(span.SerializeToString(deterministic=True)).digest(),
     )

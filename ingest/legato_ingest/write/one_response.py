@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from legato_ingest.definitions import SUPERSEDED_OUTCOME
 from legato_ingest.emitters import OWN_PREFIX
 from legato_ingest.errors import StoreRefused
 from legato_ingest.metrics import Metrics
@@ -36,7 +37,6 @@ from legato_ingest.write.dedup import minute_ranges
 
 __all__ = ["Recording", "Resolved", "Responses", "losers"]
 
-SUPERSEDED = "superseded"
 _AROUND_NS = 60_000_000_000
 # Start and end of two recordings of one response without an id: Legato's, and another library's in the same process.
 _ALIKE_NS = 250_000_000
@@ -183,7 +183,7 @@ class Responses:
         rows = (
             Recording(**{name: value if name in _IDS else unquoted(value) for name, value in row.items() if name != "outcome"})
             for row in found
-            if unquoted(row["outcome"]) != SUPERSEDED
+            if unquoted(row["outcome"]) != SUPERSEDED_OUTCOME
         )
         known = {each.key for each in new}
         return [each for each in {each.key: each for each in rows}.values() if each.key not in known]
@@ -326,7 +326,7 @@ def _superseding(stored: Iterable[Recording]) -> pa.Table:
                     emitter=each.emitter,
                     rev=each.rev + 1,
                     vantage=each.vantage,
-                    outcome=SUPERSEDED,
+                    outcome=SUPERSEDED_OUTCOME,
                     service_name=each.service_name,
                     model=each.model,
                     response_id=each.response_id,

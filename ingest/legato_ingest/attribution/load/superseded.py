@@ -9,12 +9,13 @@ import pyarrow as pa
 
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
 from legato_ingest.causes import HEALTHY
+from legato_ingest.definitions import SUPERSEDED_OUTCOME
 from legato_ingest.storage import Store
 
 __all__ = ["KNOWS_CHUNKS", "superseded_stalls"]
 
 # A row of a client that takes the place of its server: it runs, or has chunks. Clients of other libraries often have a summary alone.
-KNOWS_CHUNKS = "vantage = 'client' AND outcome != 'superseded' AND (chunks IS NOT NULL OR NOT ended)"
+KNOWS_CHUNKS = f"vantage = 'client' AND outcome != '{SUPERSEDED_OUTCOME}' AND (chunks IS NOT NULL OR NOT ended)"
 
 _SUPERSEDED = f"""
 SELECT tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, gap_start_us, gap_us, engine_id, vantage
@@ -25,7 +26,7 @@ WHERE {{around}} AND cause != '{HEALTHY}'
         vantage = 'server'
             AND (tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {{inside}} AND {KNOWS_CHUNKS} AND {{which}})
         OR (tenant, trace_id, span_id) IN
-            (SELECT tenant, trace_id, span_id FROM stream_revs WHERE {{inside}} AND outcome = 'superseded' AND {{which}})
+            (SELECT tenant, trace_id, span_id FROM stream_revs WHERE {{inside}} AND outcome = '{SUPERSEDED_OUTCOME}' AND {{which}})
     )"""
 
 

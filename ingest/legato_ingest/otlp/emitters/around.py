@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.definitions import UNKNOWN_OUTCOME
+from legato_ingest.otlp.attributes import attribute_map
 from legato_ingest.otlp.emitters.foreign import error_type_of, outcome_of
 from legato_ingest.otlp.emitters.litellm import FAMILY as LITELLM
 from legato_ingest.otlp.emitters.pydantic_ai import FAMILY as PYDANTIC_AI
@@ -48,7 +49,7 @@ def with_failures(records: Sequence[StreamRecord], failed: Sequence[Failed]) -> 
         family = record.emitter.partition("/")[0]
         agent, server = agents.get((record.trace_id, record.parent_span_id)), servers.get(record.trace_id)
         if family == PYDANTIC_AI and record.outcome == UNKNOWN_OUTCOME and agent is not None:
-            record.error_type = error_type_of(agent)
+            record.error_type = error_type_of(agent, attribute_map(agent.attributes))
             record.outcome = outcome_of(agent, record)
         elif family == LITELLM and record.vantage == "gateway" and record.outcome == "complete" and server is not None:
             _correct(record, server)
@@ -59,5 +60,5 @@ def _correct(record: StreamRecord, server: Span) -> None:
     if abs(server.end_time_unix_nano - record.end_ns) > _NEAR_NS:
         return
     record.finish_reason, record.input_tokens, record.output_tokens = "", None, None
-    left = outcome_of(server, replace(record, error_type=error_type_of(server)))
+    left = outcome_of(server, replace(record, error_type=error_type_of(server, attribute_map(server.attributes))))
     record.outcome = "client_cancel" if left in ("upstream_error", "client_cancel") else UNKNOWN_OUTCOME

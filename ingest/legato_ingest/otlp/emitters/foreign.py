@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
@@ -19,11 +19,23 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
-from legato_ingest.otlp.emitters.chunk_events import Content, chunk_events
+from legato_ingest.otlp.emitters.chunk_events import ChunkEvents
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
 from legato_ingest.otlp.model import StreamRecord
 
-__all__ = ["ANY_CHUNK", "GENAI_SCOPES", "Loose", "add_chunks", "add_ttft", "error_type_of", "foreign_record", "outcome_of", "plain"]
+__all__ = [
+    "ANY_CHUNK",
+    "GENAI_SCOPES",
+    "Loose",
+    "add_chunks",
+    "add_ttft",
+    "count_of",
+    "error_type_of",
+    "foreign_record",
+    "object_of",
+    "outcome_of",
+    "plain",
+]
 
 # TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
 ANY_CHUNK = "ttft_any_chunk"
@@ -136,6 +148,16 @@ def _texts(value: AnyValue | None) -> Iterator[str]:
             yield text
 
 
+def object_of(value: Any) -> dict[str, Any]:
+    """Return an object out of JSON; empty for any other value."""
+    return value if isinstance(value, dict) else {}
+
+
+def count_of(value: Any) -> int | None:
+    """Return a number of tokens out of JSON; None for any other value."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= UINT32_MAX else None
+
+
 def plain(text: str) -> str:
     """Return a text out of JSON, cut to 1,024 characters. Single surrogates, which JavaScript makes where it cuts a text, become `?`."""
     return text[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
@@ -176,15 +198,15 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         server_port=loose.count("server.port", most=PORT_MAX) or 0,
         input_tokens=loose.count(*_INPUT),
         output_tokens=loose.count(*_OUTPUT),
-        error_type=error_type_of(span),
+        error_type=error_type_of(span, attributes.own),
     )
     record.outcome = outcome_of(span, record)
     return record
 
 
-def error_type_of(span: Span) -> str:
-    """Return the error type of a span, or the type of the last exception that it recorded; empty without one."""
-    found = Loose(Attributes(attribute_map(span.attributes), {})).text("error.type")
+def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
+    """Return the error type in a span's own attributes, or the type of the last exception that it recorded; empty without one."""
+    found = Loose(Attributes(own, {})).text("error.type")
     for event in () if found else reversed(span.events):
         if event.name == "exception":
             return Loose(Attributes(attribute_map(event.attributes), {})).text("exception.type")
@@ -231,15 +253,14 @@ def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> N
             record.flags.append(ANY_CHUNK)
 
 
-def add_chunks(record: StreamRecord, span: Span, content: Content | None = None) -> bool:
-    """Set the timeline of a span with an event for each chunk; return whether it has such events.
+def add_chunks(record: StreamRecord, events: ChunkEvents | None) -> None:
+    """Set the timeline of a span with an event for each chunk; None leaves the record as it is.
 
-    Where the events do not say what chunks carry (``content``), the first event is the first chunk of any kind. Where events were dropped,
-    the time of the first chunk is unknown.
+    Where the events do not say what chunks carry, the first event is the first chunk of any kind. Where events were dropped, the time of
+    the first chunk is unknown.
     """
-    events = chunk_events(span, content)
     if events is None:
-        return False
+        return
     record.timeline, record.chunks_dropped = events.timeline, min(events.dropped, UINT32_MAX)
     record.kinds_known, record.head_known = events.kinds_known, events.head_known
     record.ttft_us = None
@@ -249,4 +270,3 @@ def add_chunks(record: StreamRecord, span: Span, content: Content | None = None)
             add_ttft(record, events.first_us, any_chunk=True)
     if not events.head_known:
         record.flags.append("head_unknown")
-    return True

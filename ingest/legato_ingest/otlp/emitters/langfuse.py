@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
-from legato_ingest.otlp.emitters.common import UINT32_MAX
-from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record, outcome_of
+from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, count_of, foreign_record, outcome_of
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
@@ -65,8 +64,4 @@ def _micros_of(text: str) -> int | None:
 
 
 def _count(usage: dict[str, object], *keys: str) -> int | None:
-    for key in keys:
-        found = usage.get(key)
-        if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= UINT32_MAX:
-            return found
-    return None
+    return next((found for key in keys if (found := count_of(usage.get(key))) is not None), None)

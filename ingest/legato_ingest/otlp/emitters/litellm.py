@@ -1,8 +1,9 @@
 """Spans of LiteLLM, of the library and of its proxy: the classic callback and the newer telemetry (LITELLM_OTEL_V2).
 
 The classic callback sends `litellm_request` and a child of the same length with the raw request; the child is ignored. It has no TTFT. The
-newer one follows the semantic conventions. The id of a failed request is LiteLLM's own id of the call, so it is not read as the response's.
-A stream that was left early sends no span.
+newer one follows the semantic conventions. The id of a failed request is LiteLLM's own id of the call, and its usage is LiteLLM's own
+estimate; neither is read. A stream that was left early sends no span, or, from the proxy, one that looks complete. Spans of the proxy are
+of the vantage gateway.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.definitions import REASONING, TEXT, TOOL
 from legato_ingest.otlp.attributes import Attributes, attribute_map
-from legato_ingest.otlp.emitters.common import UINT32_MAX
-from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, foreign_record, outcome_of, plain
+from legato_ingest.otlp.emitters.chunk_events import chunk_events
+from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, count_of, foreign_record, object_of, outcome_of, plain
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["content_of", "convert"]
@@ -39,8 +39,10 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
         return Ignored("outer span", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
     record.model = loose.text("mlflow.llm.model", "model")
-    if not add_chunks(record, span, content_of) and not loose.flag("stream"):
+    events = chunk_events(span, content_of)
+    if events is None and not loose.flag("stream"):
         return Ignored("not streamed", _FAMILY)
+    add_chunks(record, events)
     _add_response(record, span, loose)
     record.outcome = outcome_of(span, record)
     return record
@@ -48,23 +50,23 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
 
 def _add_response(record: StreamRecord, span: Span, loose: Loose) -> None:
     """Add usage, id and finish reason; the id of a stream that broke is in its chunks only."""
-    usage, response = _object(loose.json("mlflow.chat.tokenUsage")), _object(loose.json("mlflow.spanOutputs"))
-    record.input_tokens, record.output_tokens = (_count(usage.get(key)) for key in ("input_tokens", "output_tokens"))
+    usage, response = object_of(loose.json("mlflow.chat.tokenUsage")), object_of(loose.json("mlflow.spanOutputs"))
+    record.input_tokens, record.output_tokens = (count_of(usage.get(key)) for key in ("input_tokens", "output_tokens"))
     choices = response.get("choices")
-    choice = _object(choices[0]) if isinstance(choices, list) and choices else {}
+    choice = object_of(choices[0]) if isinstance(choices, list) and choices else {}
     # MLflow's copy of the response says `stop` for tool calls, too.
     record.finish_reason = _finish_of(span) or _text(choice.get("finish_reason")) or _text(response.get("status"))
     record.response_id = _text(response.get("id"))
     if not record.response_id and span.events:
         chunk = _chunk(span.events[0])
-        record.response_id = _text(chunk.get("id")) or _text(_object(chunk.get("response")).get("id"))
+        record.response_id = _text(chunk.get("id")) or _text(object_of(chunk.get("response")).get("id"))
 
 
 def _finish_of(span: Span) -> str:
     """Return the finish reason in the last chunks of a chat completion; the usage follows it."""
     for event in reversed(span.events[-_LAST:]):
         choices = _chunk(event).get("choices")
-        if isinstance(choices, list) and choices and (found := _text(_object(choices[0]).get("finish_reason"))):
+        if isinstance(choices, list) and choices and (found := _text(object_of(choices[0]).get("finish_reason"))):
             return found
     return ""
 
@@ -84,13 +86,13 @@ def _of_completion(chunk: dict[str, Any]) -> tuple[int, int]:
     choices = chunk["choices"]
     if not choices:
         return _USAGE, 0
-    choice = _object(choices[0])
-    delta = _object(choice.get("delta"))
+    choice = object_of(choices[0])
+    delta = object_of(choice.get("delta"))
     for name, kind in _DELTAS.items():
         if size := _size(delta.get(name)):
             return kind, size
     if isinstance(calls := delta.get("tool_calls"), list) and calls:
-        functions = [_object(_object(call).get("function")) for call in calls]
+        functions = [object_of(object_of(call).get("function")) for call in calls]
         return TOOL, sum(_size(each.get("name")) + _size(each.get("arguments")) for each in functions)
     return (_DONE if choice.get("finish_reason") else _ROLE), 0
 
@@ -107,13 +109,9 @@ def _of_response(chunk: dict[str, Any]) -> tuple[int, int]:
 def _chunk(event: Span.Event) -> dict[str, Any]:
     value = attribute_map(event.attributes).get(_VALUE)
     try:
-        return _object(json.loads(value.string_value)) if value is not None else {}
+        return object_of(json.loads(value.string_value)) if value is not None else {}
     except (ValueError, RecursionError):
         return {}
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:
@@ -122,7 +120,3 @@ def _text(value: Any) -> str:
 
 def _size(value: Any) -> int:
     return len(value.encode(errors="surrogatepass")) if isinstance(value, str) else 0
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= UINT32_MAX else None

@@ -1,7 +1,7 @@
 """Spans of OpenInference (Phoenix): spans with ``openinference.span.kind`` = LLM.
 
-An event marks the first chunk, which may be the role. It is the only sign that the response was streamed, apart from the request's
-parameters. The response's id is in the copy of the response (``output.value``) only.
+An event marks the first chunk, which may be the role. Other signs that the response was streamed are the request's parameters and the name
+of the span. The response's id is in the copy of the response (``output.value``) only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
-from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record, plain
+from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record, object_of, plain
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
@@ -31,8 +31,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     if kind != "LLM":
         return Ignored("outer span" if kind in ("CHAIN", "AGENT") else "no LLM call", _FAMILY)
     first_ns = next((event.time_unix_nano for event in span.events if event.name == _FIRST), None)
-    parameters = loose.json("llm.invocation_parameters")
-    streamed = parameters.get("stream") if isinstance(parameters, dict) else None
+    streamed = object_of(loose.json("llm.invocation_parameters")).get("stream")
     if streamed is False and attributes.scope.startswith(_FRAMEWORKS):
         streamed = None
     if first_ns is None and streamed is not True and not span.name.endswith("Stream"):
@@ -46,6 +45,6 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
 
 def _id_of(loose: Loose) -> str:
     """Return the id in the copy of the response."""
-    response = loose.json("output.value")
-    found = next(filter(None, map(response.get, ("id", "response_id", "responseId"))), None) if isinstance(response, dict) else None
+    response = object_of(loose.json("output.value"))
+    found = next(filter(None, map(response.get, ("id", "response_id", "responseId"))), None)
     return plain(found) if isinstance(found, str) and found != _NO_ID else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
+from legato_ingest.otlp.emitters.chunk_events import chunk_events
 from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, foreign_record
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
@@ -28,5 +29,5 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     if not loose.flag(*_STREAMED):
         return Ignored("not streamed", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
-    add_chunks(record, span)
+    add_chunks(record, chunk_events(span))
     return record

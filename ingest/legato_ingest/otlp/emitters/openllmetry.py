@@ -36,8 +36,9 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
         return None
     loose = Loose(attributes)
     streamed = loose.flag(*_STREAMED)
-    if not streamed and chunk_events(span) is None:
+    events = chunk_events(span)
+    if not streamed and events is None:
         return Ignored("streaming unknown" if streamed is None else "not streamed", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
-    add_chunks(record, span)
+    add_chunks(record, events)
     return record

@@ -38,18 +38,18 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
     if loose.text("gen_ai.operation.name") in _OUTER:
         return Ignored("outer span")
     any_chunk_us, content_us = loose.micros(_ANY_CHUNK), loose.micros(_CONTENT)
-    streamed = loose.flag(*_STREAMED)
-    has_times = any_chunk_us is not None or content_us is not None or chunk_events(span) is not None
+    streamed, events, family = loose.flag(*_STREAMED), chunk_events(span), _family(attributes)
+    has_times = any_chunk_us is not None or content_us is not None or events is not None
     if not has_times and not streamed:
-        return Ignored("streaming unknown" if streamed is None else "not streamed", _family(attributes) if streamed is None else "")
-    family = _family(attributes)
+        return Ignored("streaming unknown" if streamed is None else "not streamed", family if streamed is None else "")
     record = foreign_record(span, attributes, loose, family)
     if family == _ANY:
         record.emitter = f"{_ANY}/{attributes.scope} {attributes.scope_version}".rstrip(" /")
     if record.outcome == UNKNOWN_OUTCOME and family == _ANY and span.status.code == Status.STATUS_CODE_OK:
         # Only libraries set this status without knowing: the conventions reserve it for an application that declares success.
         record.outcome = "complete"
-    if not add_chunks(record, span):
+    add_chunks(record, events)
+    if events is None:
         any_chunk = content_us is None
         add_ttft(record, any_chunk_us if any_chunk else content_us, any_chunk=any_chunk)
     return record
