@@ -14,6 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
+
 from legato._errors import guard
 from legato._exits import after_fork
 from legato._worker import worker
@@ -61,13 +68,6 @@ class InFlight:
 
     def _reporter(self) -> Callable[[], object]:
         """Return a function that reads the gauge and sends it, if it has a value."""
-        from opentelemetry.exporter.otlp.proto.http import Compression
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.metrics import CallbackOptions, Observation
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-        from opentelemetry.sdk.resources import Resource
-
         # Processes of one service must not share a series.
         instance = secrets.token_hex(4)
 

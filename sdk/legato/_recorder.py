@@ -8,7 +8,6 @@ built in `_spans`; HTTP is handled by the instrumentations.
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from legato._clock import now_ns
 from legato._endings import OVER_NS, end_of, is_over
 from legato._holds import holds_of
 from legato._items import Items
+from legato._pace import breathe
 from legato._records import Columns, End, Origin, outcome_of
 from legato._response import ResponseInfo
 from legato._route import Route
@@ -37,8 +37,8 @@ __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamReco
 _TEXT = int(Kind.TEXT)
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
-# Parsing pauses after a slice of a millisecond, so that threads of the application get the interpreter. The clock is read every 32 reads.
-_SLICE_NS, _PAUSE_S, _CLOCK_MASK = 1_000_000, 0.0001, 31
+# Parsing may pause after so many reads, which take some 40 µs.
+_PAUSE_MASK = 31
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
 
 
@@ -242,7 +242,7 @@ class StreamRecorder:
             return
         # Read before the reads: no read follows an end.
         is_ended = self._end is not None
-        reads, feed, count, until = self._reads, self._source.feed, 0, now_ns() + _SLICE_NS
+        reads, feed, count = self._reads, self._source.feed, 0
         counts_bytes = not isinstance(self._source, Items)
         while reads:
             time_ns, data = reads.popleft()
@@ -251,9 +251,8 @@ class StreamRecorder:
             if counts_bytes:
                 self.wire_bytes = (self.wire_bytes or 0) + len(data)
             count += 1
-            if not count & _CLOCK_MASK and now_ns() > until:
-                time.sleep(_PAUSE_S)
-                until = now_ns() + _SLICE_NS
+            if not count & _PAUSE_MASK:
+                breathe()
         if is_ended and not self._finished:
             self._finished = True
             self._source.finish(self._last_read_ns or self.start_ns)

@@ -19,6 +19,7 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
 from legato._errors import guard, warn_once
 from legato._exits import after_fork
+from legato._pace import Paced, hurry
 from legato._tally import tally
 
 __all__ = ["BATCH_MAX", "QUEUE_MAX", "Sender"]
@@ -26,6 +27,8 @@ __all__ = ["BATCH_MAX", "QUEUE_MAX", "Sender"]
 _log = logging.getLogger("legato")
 QUEUE_MAX = 4096
 BATCH_MAX = 512
+# Streams that end together after a quiet time leave in one export.
+_GATHER_S = 0.25
 Export = Callable[[Sequence[Any]], bool]
 
 
@@ -75,7 +78,7 @@ class Sender:
 
     def flush(self, timeout_s: float) -> bool:
         """Export the spans that were put before this call. Return False on time-out and if an export failed since the previous call."""
-        with self._changed:
+        with hurry(), self._changed:
             target = self._urgent = self._taken
             self._changed.notify_all()
             is_done = self._changed.wait_for(lambda: self._done >= target, max(0.0, timeout_s))
@@ -99,13 +102,14 @@ class Sender:
         while True:
             batch = self._next_batch(due)
             due = time.monotonic() + self._interval_s
-            self._note(batch, _export_quietly(export, [span for span, _ in batch]))
+            self._note(batch, _export_quietly(export, Paced(span for span, _ in batch)))
 
     def _next_batch(self, due: float) -> list[tuple[Any, bool]]:
-        """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush. After a quiet time none waits."""
+        """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush: briefly after a quiet time."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._queue))
-            self._changed.wait_for(self._is_urgent, max(0.0, due - time.monotonic()))
+            wait_s = max(due - time.monotonic(), min(_GATHER_S, self._interval_s))
+            self._changed.wait_for(self._is_urgent, wait_s)
             return [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
 
     def _is_urgent(self) -> bool:

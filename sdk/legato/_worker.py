@@ -21,6 +21,7 @@ from opentelemetry import trace
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
 from legato._exits import PATIENCE_S, after_fork, before_end
+from legato._pace import breathe, hurry, set_behind
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, is_opentelemetry_disabled, own, warn_lost, warn_unsampled
@@ -31,9 +32,11 @@ from legato._tally import tally
 __all__ = ["Worker", "flush", "stats", "worker"]
 
 QUEUE_MAX = 4096
+# Number of ended streams in the queue at which the worker makes short pauses.
+HURRY_AT = 64
 # Number of unparsed reads of a running stream at which they are parsed. This bounds the memory used by raw bytes.
 DIGEST_AT = 512
-_TICK_S = 0.25
+_TICK_S, _IDLE_S = 0.25, 1.0
 # An application may leave its loop over a stream and start another over the same stream. After this time without one it is a cancel.
 LEFT_NS = 1_000_000_000
 SNAPSHOT_FACTOR = 3
@@ -92,7 +95,7 @@ class Worker:
         """Wait until every stream that has ended is a span. Return False on time-out."""
         if self._thread is None:
             return True
-        with self._idle:
+        with hurry(), self._idle:
             return self._idle.wait_for(lambda: self._busy <= 0, timeout_s)
 
     def stats(self) -> Mapping[str, int]:
@@ -143,10 +146,11 @@ class Worker:
         while True:
             recorder: StreamRecorder | None = None
             try:
-                recorder = self._queue.get(timeout=_TICK_S if self._live or self._over else 5.0)
+                recorder = self._queue.get(timeout=_TICK_S if self._live or self._over else _IDLE_S)
             except queue.Empty:
                 pass
             if recorder is not None:
+                set_behind(self._queue.qsize() > HURRY_AT)
                 self._complete(recorder)
             # The second condition is for streams that end without a pause: the queue is then never empty, but snapshots are still due.
             if (self._live or self._over) and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
@@ -170,6 +174,7 @@ class Worker:
                 self._report(recorder, live, now)
             if recorder.undigested >= DIGEST_AT:
                 recorder.parse()
+            breathe()
 
     def _ends(self, recorder: StreamRecorder, now: int) -> bool:
         """End a stream that was left, that is over, or that is no stream of a model; return whether it was ended."""
@@ -202,8 +207,10 @@ class Worker:
 
     def _snapshot(self, recorder: StreamRecorder, now: int, next_due_ns: int) -> None:
         columns = recorder.digest()
+        breathe()
         recorder.rev += 1
         attributes: dict[str, Any] = attributes_of(recorder, columns, None, now)
+        breathe()
         attributes["legato.stream.rev"] = recorder.rev
         attributes["legato.stream.span_id"] = f"{recorder.span_id:016x}"
         attributes["legato.stream.next_due"] = next_due_ns / 1e9
@@ -237,7 +244,9 @@ class Worker:
             return "ignored"
         # A snapshot without an end would be an abandoned stream.
         end = end or End(now_ns(), "client_cancel")
+        breathe()
         attributes = attributes_of(recorder, columns, end, end.time_ns)
+        breathe()
         if recorder.rev:
             attributes["legato.stream.rev"] = recorder.rev + 1
         if "gen_ai.request.model" in attributes and not recorder.origin.model:
