@@ -1,10 +1,11 @@
-"""Throughput of `legato serve` for the same spans over HTTP in protobuf, HTTP in JSON, and gRPC.
+"""Throughput of `legato serve` for the same spans over HTTP in protobuf, HTTP in JSON, and gRPC, and for foreign spans with span events.
 
     python bench/transports.py [--streams 10000] [--chunks 200] [--core 0] [--rounds 3]
 
 The bench runs the command `legato serve` with an embedded store in a new folder, pinned to one core; the sender has the others. Each round
-sends different spans of equal size over each protocol, in bodies of 500 streams and eight requests at a time. JSON bodies are made before.
-Last line: one JSON object with `chunks_per_s_protobuf`, `chunks_per_s_json`, `chunks_per_s_grpc` (medians) and the bytes per chunk.
+sends different spans of equal size over each protocol, in bodies of 500 streams and eight requests at a time. Foreign spans are those of an
+instrumentation that adds an event a chunk, over HTTP in protobuf, in bodies of 100 streams. All bodies are made before.
+Last line: one JSON object with `chunks_per_s_` and `bytes_per_chunk_` (medians) of `protobuf`, `json`, `grpc`, `span_events`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,30 @@ from helpers.builders.json_otlp import json_of  # noqa: E402
 from helpers.servers.ports import free_port  # noqa: E402
 from helpers.servers.serving import serve_process  # noqa: E402
 
+FOREIGN_A_BODY = 100
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+
+def foreign_body(streams: int, chunks: int, rng: random.Random) -> bytes:
+    """Return a request with an event for each chunk of this many streams, which started within the last 70 s."""
+    out = ExportTraceServiceRequest()
+    scope = out.resource_spans.add().scope_spans.add()
+    scope.scope.name = "opentelemetry.instrumentation.openai.v1"
+    now = time.time_ns()
+    for _ in range(streams):
+        start = now - 70_000_000_000 + rng.randrange(40_000_000_000)
+        ids = {"trace_id": rng.randbytes(16), "span_id": rng.randbytes(8)}
+        span = scope.spans.add(**ids, name="openai.chat", kind=3, start_time_unix_nano=start)
+        for key, value in (("gen_ai.request.model", "m"), ("gen_ai.response.id", f"chatcmpl-{rng.randbytes(12).hex()}")):
+            span.attributes.add(key=key).value.string_value = value
+        span.attributes.add(key="gen_ai.is_streaming").value.bool_value = True
+        at = start + 400_000_000
+        for _ in range(chunks):
+            at += max(0, int(rng.gauss(25_000_000, 3_000_000)))
+            span.events.add(name="gen_ai.content.completion.chunk", time_unix_nano=at)
+        span.end_time_unix_nano = at
+    content: bytes = out.SerializeToString()
+    return content
 
 
 def fed(send: Callable[[bytes], Any], bodies: list[bytes]) -> float:
@@ -55,7 +79,7 @@ def main() -> None:
     rng, port = random.Random(1), free_port()
     pool = timelines(given.chunks, rng)
     count = given.streams // STREAMS_A_BODY
-    seconds: dict[str, list[float]] = {"protobuf": [], "json": [], "grpc": []}
+    seconds: dict[str, list[float]] = {"protobuf": [], "json": [], "grpc": [], "span_events": []}
     sizes: dict[str, float] = {}
     prefix = ("taskset", "-c", str(given.core))
     with (
@@ -70,10 +94,16 @@ def main() -> None:
             return lambda content: client.post(post, content=content, headers={"content-type": media_type}).raise_for_status()
 
         export: Any = channel.unary_unary(EXPORT)
-        ways = {"protobuf": over_http("application/x-protobuf"), "json": over_http("application/json"), "grpc": export}
+        protobuf = over_http("application/x-protobuf")
+        ways = {"protobuf": protobuf, "json": over_http("application/json"), "grpc": export, "span_events": protobuf}
         for number in range(given.rounds + 1):
             for name, send in ways.items():
-                bodies = [body(STREAMS_A_BODY, pool, rng) for _ in range(count if number else 4)]
+                wanted = count if number else 4
+                if name == "span_events":
+                    parts = STREAMS_A_BODY // FOREIGN_A_BODY
+                    bodies = [foreign_body(FOREIGN_A_BODY, given.chunks, rng) for _ in range(wanted * parts)]
+                else:
+                    bodies = [body(STREAMS_A_BODY, pool, rng) for _ in range(wanted)]
                 if name == "json":
                     bodies = [json_of(ExportTraceServiceRequest.FromString(content)) for content in bodies]
                 taken = fed(send, bodies)

@@ -154,9 +154,10 @@ class Worker:
                 self._complete(recorder)
             # The second condition is for streams that end without a pause: the queue is then never empty, but snapshots are still due.
             if (self._live or self._over) and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
-                ticked = now_ns()
                 with guard("snapshot"):
                     self.tick()
+                # After the tick, which may be long: streams that have ended wait meanwhile.
+                ticked = now_ns()
 
     def tick(self) -> None:
         """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""

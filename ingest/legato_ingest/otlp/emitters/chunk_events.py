@@ -68,7 +68,10 @@ def chunk_events(span: Span, content: Content | None = None) -> ChunkEvents | No
     Times that run backwards, before the start or past the end of the span are moved to the nearest possible time: the clock of the emitter
     was set while it recorded.
     """
-    names = [_unnumbered(event.name) for event in span.events]
+    given = [event.name for event in span.events]
+    # Most spans have one name for all events.
+    unnumbered = {name: _unnumbered(name) for name in set(given)}
+    names = list(map(unnumbered.__getitem__, given))
     name = _chunk_name(names)
     found = [event for event, each in zip(span.events, names, strict=True) if each == name] if name else []
     if len(found) < 2:
@@ -76,7 +79,7 @@ def chunk_events(span: Span, content: Content | None = None) -> ChunkEvents | No
     dropped = span.dropped_events_count + max(0, len(found) - _CHUNKS_MAX)
     found = found[-_CHUNKS_MAX:]
     start, end = span.start_time_unix_nano, max(span.end_time_unix_nano, span.start_time_unix_nano)
-    times_ns = np.fromiter((event.time_unix_nano for event in found), np.uint64, len(found))
+    times_ns = np.fromiter([event.time_unix_nano for event in found], np.uint64, len(found))
     times_us = np.maximum.accumulate(((np.clip(times_ns, start, end) - np.uint64(start)) // 1000).astype(np.int64))
     carried = [content(event) for event in found] if content is not None else [None]
     sizes = None
