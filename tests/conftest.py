@@ -27,6 +27,9 @@ if str(ROOT) not in sys.path:
 # Tests run many servers at once, and only one can have the port of the web page; a test of the page sets another.
 os.environ.setdefault("LEGATO_WEB_PORT", "0")
 os.environ.setdefault("LEGATO_OTLP_GRPC_PORT", "0")
+# The processes of pytest-xdist, and the programs that tests start, share their compiled modules: pytest alone needs 9 s of processor time
+# to rewrite the assertions of all test modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SLOW_FOLDERS = ("collector", "demo", "docker", "e2e")
 LONGEST = ("test_pipeline.py", "test_compose_up.py", "test_crash.py", "test_shared_store.py")

@@ -79,7 +79,13 @@ def _windows(own: str, path: str, windows: tuple[tuple[str, float, int, int], ..
         FROM slots
         GROUP BY tenant, service, vantage, objective, allowed
     ),
-    each_window AS (SELECT tenant, service, vantage, objective, window FROM windows),
+    -- One array, which is computed once: ClickHouse plans a common table expression again at each use.
+    (SELECT groupArray((tenant::String, service::String, vantage::String, objective, window)) FROM windows) AS every_window,
+    each_window AS
+    (
+        SELECT each.1 AS tenant, each.2 AS service, each.3 AS vantage, each.4 AS objective, each.5 AS window
+        FROM (SELECT arrayJoin(every_window) AS each)
+    ),
 """
 
 

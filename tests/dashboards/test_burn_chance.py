@@ -200,14 +200,17 @@ def spread(
 ) -> list[Minute]:
     """Minutes of a service: each end user's streams, of which ``bad`` are bad, in one to three of the last ``minutes``."""
     found: list[tuple[dict[int, int], dict[int, int]]] = [({}, {}) for _ in range(minutes)]
-    for user, (many, hit) in enumerate(zip(streams.tolist(), bad.tolist(), strict=True), 1):
-        ago = rng.integers(0, minutes, 3)
-        parts = rng.multinomial(many, [1 / 3] * 3)
-        bads = rng.multivariate_hypergeometric(parts, hit) if hit else np.zeros(3, np.int64)
-        for at, part, wrong in zip(ago.tolist(), parts.tolist(), bads.tolist(), strict=True):
-            for side, count in ((0, wrong), (1, part - wrong)):
+    agos = rng.integers(0, minutes, (len(streams), 3))
+    parts = rng.multinomial(streams, [1 / 3] * 3)
+    # The bad ones are drawn without replacement: from the first part, then from the second, and the others are in the third.
+    first = rng.hypergeometric(parts[:, 0], parts[:, 1] + parts[:, 2], bad)
+    second = rng.hypergeometric(parts[:, 1], parts[:, 2], bad - first)
+    bads = np.stack([first, second, bad - first - second], axis=1)
+    for user, of_user in enumerate(zip(agos.tolist(), bads.tolist(), (parts - bads).tolist(), strict=True), 1):
+        client = user if known else 0
+        for at, *counts in zip(*of_user, strict=True):
+            for side, count in enumerate(counts):
                 if count:
-                    client = user if known else 0
                     found[at][side][client] = found[at][side].get(client, 0) + count
     return [
         Minute(service, ago, sum(wrong.values()) + sum(good.values()), wrong, good=good)
@@ -221,8 +224,8 @@ def test_a_service_with_every_stream_bad_pages(store: Store) -> None:
     rng = np.random.default_rng(11)
     mixes = {"two at once": np.array([19, 18]), "six heavy": np.full(6, 200), "many light": np.ones(10_000, np.int64)}
     mixes |= {f"mix {number}": mix(rng, 10_000, 10_000) for number in range(150)}
-    for name, streams in mixes.items():
-        insert(store, NOW_S, spread(rng, name, streams, streams, int(rng.integers(1, 16))))
+    minutes = [minute for name, streams in mixes.items() for minute in spread(rng, name, streams, streams, int(rng.integers(1, 16)))]
+    insert(store, NOW_S, minutes)
     rows = {row["service"]: row for row in ask(store, ITL, NOW_S) if row["severity"] == "page"}
     assert rows.keys() == mixes.keys()
     for name, streams in mixes.items():

@@ -135,6 +135,22 @@ def test_a_store_that_restarts_is_used_again(browser: Browser, page_url: str, sp
         expect(page.locator(".failed")).to_have_count(0)
 
 
+def test_another_theme_needs_no_query(browser: Browser, page_url: str, span: str) -> None:
+    """The rows that are there are drawn again, in other colours; a sorted table stays sorted."""
+    asked = list[str]()
+    with opened(browser, f"{page_url}/d/legato-cost?{span}&refresh=", height=3_000) as (page, seen):
+        settled(page)
+        heading = page.locator("th[aria-sort] button").first
+        heading.click()
+        before = page.locator("section.panel").all_inner_texts()
+        page.on("request", lambda request: asked.append(request.url))
+        page.locator("#theme").click()
+        expect(page.locator("html")).to_have_attribute("data-theme", "light")
+        settled(page)
+        assert page.locator("section.panel").all_inner_texts() == before and any(before)
+        assert asked == [] and seen.errors == []
+
+
 def test_a_query_is_cancelled_when_its_page_is_left(browser: Browser, page_url: str, span: str) -> None:
     """A slow panel shows that it loads; another dashboard ends its request."""
     failed = list[str]()

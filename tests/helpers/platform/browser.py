@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -74,9 +75,13 @@ def opened(browser: Browser, url: str, *, width: int = 1280, height: int = 900, 
 
 
 def pictured(page: Page, name: str) -> None:
-    """Save pictures of the page at three widths, dark and light, in the folder `.build/screenshots` for people to look at."""
-    folder = ROOT / ".build" / "screenshots"
-    folder.mkdir(parents=True, exist_ok=True)
+    """Draw the page at three widths, dark and light.
+
+    With LEGATO_TEST_PICTURES=1 the folder `.build/screenshots` gets a picture of each, for people to look at.
+    """
+    folder = ROOT / ".build" / "screenshots" if os.environ.get("LEGATO_TEST_PICTURES") == "1" else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     for theme in ("dark", "light"):
         page.evaluate("theme => document.documentElement.dataset.theme !== theme && document.getElementById('theme').click()", theme)
         for width in (390, 1280, 1920):
@@ -84,7 +89,8 @@ def pictured(page: Page, name: str) -> None:
             page.set_viewport_size({"width": width, "height": 1_000})
             page.set_viewport_size({"width": width, "height": min(int(page.evaluate("() => document.body.scrollHeight")), 8_000)})
             settled(page)
-            page.screenshot(path=folder / f"{name}-{width}-{theme}.png")
+            if folder is not None:
+                page.screenshot(path=folder / f"{name}-{width}-{theme}.png")
 
 
 def settled(page: Page) -> None:

@@ -20,7 +20,7 @@ let address = "";
 
 async function start() {
   applyTheme();
-  document.getElementById("theme").addEventListener("click", () => (switchTheme(), show(false)));
+  document.getElementById("theme").addEventListener("click", changeTheme);
   document.getElementById("logout").addEventListener("click", logOut);
   document.getElementById("find").addEventListener("submit", openStream);
   document.addEventListener("click", followLink);
@@ -62,6 +62,13 @@ async function show(navigated) {
   } catch (error) {
     if (mine === visit) showError(error);
   }
+}
+
+// A dashboard draws the rows that it has; the other pages are drawn from the start.
+function changeTheme() {
+  switchTheme();
+  if (shown.setTheme) shown.setTheme(theme());
+  else show(false);
 }
 
 async function drawPage(board, isShown) {

@@ -8,7 +8,7 @@ import { CHARTS, drawPanel, FIGURES, toCsv, toMarkdown } from "./panels/index.js
 
 export class PanelView {
   constructor(panel, dashboard) {
-    Object.assign(this, { panel, dashboard, frames: null, drawn: null, isVisible: false, isDue: false, abort: new AbortController() });
+    Object.assign(this, { panel, dashboard, frames: null, annotations: [], interval_ms: 0, drawn: null, isVisible: false, isDue: false, abort: new AbortController() });
     this.body = element("div", { class: "body" });
     this.element = element("section", { class: `panel panel-${panel.type}`, "aria-label": panel.title || "Text" });
     this.element.append(...(panel.title ? this.header() : []), this.body);
@@ -81,7 +81,7 @@ export class PanelView {
 
   async draw(frames, annotations, interval_ms) {
     const { span, variables, theme } = this.dashboard.moment;
-    this.frames = frames;
+    Object.assign(this, { frames, annotations, interval_ms });
     // Drawn again into the same element, a table keeps its sorting and a chart its hidden series.
     if (!this.drawn) this.body.replaceChildren();
     const context = {
@@ -93,6 +93,11 @@ export class PanelView {
     this.drawn = await drawPanel(this.body, this.panel, frames, context);
     if (FIGURES.has(this.panel.type)) this.dashboard.figureDrawn();
     if (this.isGone) this.drawn.destroy();
+  }
+
+  // Draw the same rows again. A panel that failed has none; one that is loading draws its new rows later.
+  async redraw() {
+    if (this.drawn) await this.draw(this.frames, this.annotations, this.interval_ms);
   }
 
   fail(error) {
