@@ -8,7 +8,8 @@ A row of Legato's own emitters is never dropped: it wins over others, then a row
 content. A poorer row that arrives later is not stored. A poorer row that the store already holds gets a newest rev with the outcome
 `superseded`, which the view `streams` leaves out.
 
-The comparison is pure; only ``Responses`` queries the store, and only for tenants that have foreign emitters.
+The comparison is pure; only ``Responses`` and ``stored_recordings`` query the store, and only for tenants that have foreign emitters.
+``second_look`` finds what two instances on one store insert at the same moment.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +37,7 @@ from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 from legato_ingest.write.dedup import minute_ranges
 
-__all__ = ["Recording", "Resolved", "Responses", "losers"]
+__all__ = ["STORED_MAX", "Place", "Recording", "Resolved", "Responses", "losers", "stored_recordings", "superseding"]
 
 _AROUND_NS = 60_000_000_000
 # Start and end of two recordings of one response without an id: Legato's, and another library's in the same process.
@@ -44,7 +46,7 @@ _REFRESH_S = 60.0
 # A row is compared with so many others at most: a request could hold thousands of rows with one id.
 _COMPARED_MAX = 16
 # Stored rows that one insert is compared with, and new rows of one insert that are compared with stored ones.
-_STORED_MAX, _NEW_MAX = 20_000, 20_000
+STORED_MAX, _NEW_MAX = 20_000, 20_000
 _NONE = bytes(8)
 # Columns of bytes that are no text.
 _IDS = frozenset(("trace_id", "span_id", "parent_span_id"))
@@ -66,7 +68,7 @@ WHERE tenant IN ({{tenants}}) AND {{inside}}
     )
 ORDER BY rev DESC
 LIMIT 1 BY tenant, trace_id, span_id
-LIMIT {_STORED_MAX}
+LIMIT {STORED_MAX}
 SETTINGS max_query_size = 1000000000, max_threads = 1"""
 
 
@@ -136,13 +138,14 @@ class Responses:
         unchanged = Resolved(list(batches), batches[0].slice(0, 0), []) if batches else Resolved([], summary_rows([], ""), [])
         if not any(rows.num_rows for rows in batches):
             return unchanged
-        self._refresh()
+        self.foreign_tenants(_REFRESH_S)
         self._foreign |= {tenant for rows in batches for tenant in _foreign_tenants(rows)}
         new = [each for number, rows in enumerate(batches) for each in _recordings(rows, number, self._foreign)]
         if not new:
             return unchanged
         try:
-            stored = self._stored(new[:_NEW_MAX])
+            known = {each.key for each in new[:_NEW_MAX]}
+            stored = [each for each in stored_recordings(self._store, new[:_NEW_MAX]) if each.key not in known]
         except StoreRefused as error:
             # Rows that cannot be compared are stored: a response with two rows does less harm than a request that is never acknowledged.
             self._metrics.errors.labels("one_response", str(error.code)).inc()
@@ -154,39 +157,49 @@ class Responses:
             return unchanged
         dropped = {loser.place for loser, _ in lost}
         kept = [_without(rows, [row for batch, row in filter(None, dropped) if batch == number]) for number, rows in enumerate(batches)]
-        return Resolved(kept, _superseding(loser for loser, _ in lost if loser.place is None), lost)
+        return Resolved(kept, superseding(loser for loser, _ in lost if loser.place is None), lost)
 
-    def _refresh(self) -> None:
-        """Learn of tenants with foreign emitters from the store: other instances may have received their spans."""
-        if time.monotonic() - self._refreshed_s < _REFRESH_S:
-            return
-        self._refreshed_s = time.monotonic()
-        found = self._store.select(
-            "SELECT DISTINCT tenant FROM emitter_spans WHERE result = 'stored' AND received_at > now() - INTERVAL 1 HOUR"
-        )
-        self._foreign |= {str(unquoted(tenant)) for (tenant,) in found}
-
-    def _stored(self, new: Sequence[Recording]) -> list[Recording]:
-        starts = np.array([each.start_ns for each in new], np.int64)
-        traces = sorted({each.trace_id for each in new})
-        found = []
-        # Stretches of time, so that one late row does not widen the range for all rows.
-        for low_ns, high_ns in minute_ranges(starts):
-            sql = _STORED.format(
-                tenants=quoted_all(sorted({each.tenant for each in new})),
-                inside=between_ns("start_time", low_ns - _AROUND_NS, high_ns + _AROUND_NS),
-                traces=b"".join(traces).hex(),
-                traces_count=len(traces),
-                responses="\0".join(sorted({each.response_id.replace("\0", "") for each in new})).encode().hex(),
+    def foreign_tenants(self, age_s: float = 0.0) -> set[str]:
+        """Return the tenants with foreign emitters. What other instances know is read from the store, unless it was ``age_s`` ago."""
+        if time.monotonic() - self._refreshed_s >= age_s:
+            self._refreshed_s = time.monotonic()
+            found = self._store.select(
+                "SELECT DISTINCT tenant FROM emitter_spans WHERE result = 'stored' AND received_at > now() - INTERVAL 1 HOUR"
             )
-            found += self._store.select_arrow(sql).to_pylist()
-        rows = (
-            Recording(**{name: value if name in _IDS else unquoted(value) for name, value in row.items() if name != "outcome"})
-            for row in found
-            if unquoted(row["outcome"]) != SUPERSEDED_OUTCOME
+            self._foreign |= {str(unquoted(tenant)) for (tenant,) in found}
+        return self._foreign
+
+
+class Place(NamedTuple):
+    """Where other rows of the response of a row are."""
+
+    tenant: str
+    trace_id: bytes
+    start_ns: int
+    response_id: str
+
+
+def stored_recordings(store: Store, like: Sequence[Recording | Place]) -> list[Recording]:
+    """Return the stored rows that may be of the same responses as these, ``like`` themselves included where they are stored."""
+    starts = np.array([each.start_ns for each in like], np.int64)
+    traces = sorted({each.trace_id for each in like})
+    found = []
+    # Stretches of time, so that one late row does not widen the range for all rows.
+    for low_ns, high_ns in minute_ranges(starts):
+        sql = _STORED.format(
+            tenants=quoted_all(sorted({each.tenant for each in like})),
+            inside=between_ns("start_time", low_ns - _AROUND_NS, high_ns + _AROUND_NS),
+            traces=b"".join(traces).hex(),
+            traces_count=len(traces),
+            responses="\0".join(sorted({each.response_id.replace("\0", "") for each in like})).encode().hex(),
         )
-        known = {each.key for each in new}
-        return [each for each in {each.key: each for each in rows}.values() if each.key not in known]
+        found += store.select_arrow(sql).to_pylist()
+    rows = (
+        Recording(**{name: value if name in _IDS else unquoted(value) for name, value in row.items() if name != "outcome"})
+        for row in found
+        if unquoted(row["outcome"]) != SUPERSEDED_OUTCOME
+    )
+    return list({each.key: each for each in rows}.values())
 
 
 def losers(recordings: Iterable[Recording]) -> list[tuple[Recording, Recording]]:
@@ -311,7 +324,7 @@ def _without(rows: pa.Table, places: Sequence[int]) -> pa.Table:
     return rows.filter(pa.array(mask))
 
 
-def _superseding(stored: Iterable[Recording]) -> pa.Table:
+def superseding(stored: Iterable[Recording]) -> pa.Table:
     """Return the rows that make stored rows step back: their key with the next rev, without any figure."""
     rows = [
         summary_rows(

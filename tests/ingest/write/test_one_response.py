@@ -1,20 +1,26 @@
-"""One row a response: rows of several emitters, in one request and in several, in every order."""
+"""One row a response: rows of several emitters, in one request and in several, in every order, and of two instances on one store."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from helpers.builders.captures import capture
 from helpers.builders.spans import SECOND_NS, any_value, native_span, request, scope_of, steady_timeline
-from helpers.servers.committing import committing, send
+from helpers.servers.committing import PATIENCE_S, StoreDouble, committing, send, span_rows
+from helpers.servers.waiting import until
+from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.storage import Store
+from legato_ingest.write.committer import Committer
 from legato_ingest.write.one_response import Recording, losers
 
 TRACE, ID = b"t" * 16, "chatcmpl-1"
@@ -141,3 +147,59 @@ def test_a_real_pair_is_one_row(store: Store) -> None:
         for batch in capture("python-openllmetry-anthropic-plain").batches():
             committer.submit(batch).result(30)
     assert store.select("SELECT emitter, ttft_us > 0 FROM streams") == [("anthropic-sdk/2.12.0", 1)]
+
+
+class Racing(StoreDouble):
+    """A store with an insert of a stream that waits until ``released``, and with comparisons that raise ``errors`` first."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.compared, self.released = threading.Event(), threading.Event()
+        self.errors: list[Exception] = []
+        self.before = self._wait
+
+    def _wait(self, table: str, rows: pa.Table) -> None:
+        if table == "stream_revs":
+            self.compared.set()
+            assert self.released.wait(PATIENCE_S)
+
+    def select_arrow(self, sql: str) -> pa.Table:
+        """Raise the next error, or run the query."""
+        if self.errors and "any_chunk" in sql:
+            raise self.errors.pop(0)
+        return self._store.select_arrow(sql)
+
+
+@contextmanager
+def doubled(store: Store, kinds: Sequence[str], *errors: Exception) -> Iterator[Committer]:
+    """Two instances have inserted the rows of one response, and neither saw the other's. Yield the one that inserted last."""
+    racing = Racing(store)
+    with committing(racing, look_again_s=0.2) as last, committing(store, look_again_s=0.2) as first:
+        waiting = last.submit(span_rows(spans_of(kinds[0])))
+        assert racing.compared.wait(PATIENCE_S)
+        send(first, spans_of(kinds[1]))
+        until(lambda: first._groups._second_look.due_in_s() is None)
+        racing.errors += errors
+        racing.released.set()
+        waiting.result(PATIENCE_S)
+        yield last
+
+
+@pytest.mark.parametrize("kinds", [("legato", "openlit"), ("openlit", "legato")])
+def test_a_row_that_another_instance_inserted_at_the_same_moment_steps_back(store: Store, kinds: Sequence[str]) -> None:
+    """Also if the store does not answer at first. The row is counted by the instance that inserted it, if that one looked last."""
+    with doubled(store, kinds, StoreUnavailable("down")) as last:
+        assert store.select("SELECT count() FROM streams") == [(2,)]
+        until(lambda: store.select("SELECT count() FROM streams") == [(1,)])
+        assert last._metrics.registry.get_sample_value("legato_errors_total", {"stage": "one_response", "type": "StoreUnavailable"}) == 1
+    assert store.select("SELECT emitter, outcome FROM streams") == [("legato-python/0.1.0", "complete")]
+    counted = {str(result): int(spans) for result, spans in store.select("SELECT result, sum(spans) FROM emitter_spans GROUP BY result")}
+    assert counted == {"stored": 1} | ({"same_response": 1} if kinds[0] == "openlit" else {})
+
+
+def test_a_comparison_that_the_store_refuses_is_given_up(store: Store) -> None:
+    """It would fail for ever. Both rows stay, and an error is counted."""
+    with doubled(store, ("legato", "openlit"), StoreRefused("too long", 62)) as last:
+        until(lambda: last._groups._second_look.due_in_s() is None)
+        assert last._metrics.registry.get_sample_value("legato_errors_total", {"stage": "one_response", "type": "62"}) == 1
+    assert store.select("SELECT count() FROM streams") == [(2,)]
