@@ -14,10 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from legato_ingest.storage import Store
-from legato_ingest.write.one_response import STORED_MAX, Place, Recording, Responses, losers, stored_recordings
+from legato_ingest.write.one_response import STORED_MAX, Place, Responses, stored_recordings
+from legato_ingest.write.recordings import Recording, losers
 
 __all__ = ["SecondLook"]
 
+# Rows of one query, which also returns these rows themselves; it returns 20,000 at most.
+_PLACES_MAX = 5_000
 _COLUMNS = ("tenant", "trace_id", "start_time", "response_id", "span_id")
 
 
@@ -66,7 +69,9 @@ class SecondLook:
         starts_ns = rows["start_time"].cast(pa.int64()).to_pylist()
         columns = (rows[name].to_pylist() for name in ("tenant", "trace_id", "response_id"))
         places = [Place(tenant, trace, start_ns, response) for tenant, trace, response, start_ns in zip(*columns, starts_ns, strict=True)]
-        return losers(stored_recordings(self._store, places)) if places else []
+        parts = (places[first : first + _PLACES_MAX] for first in range(0, len(places), _PLACES_MAX))
+        lost = (pair for part in parts for pair in losers(stored_recordings(self._store, part)))
+        return list({loser.key: (loser, winner) for loser, winner in lost}.values())
 
     def counted(self, lost: Sequence[tuple[Recording, Recording]]) -> list[tuple[Recording, Recording]]:
         """Return the pairs with a loser that this instance inserted: the instance that did counts it."""
