@@ -119,7 +119,8 @@ EMITTERS = (
         name="engine-request",
         label="Request spans of vLLM and SGLang",
         timing="first content",
-        missing="gaps, stalls and their causes; whether the response was streamed",
+        missing="gaps, stalls and their causes; whether the response was streamed; vLLM sends no model, and no span of a stream that its "
+        "client left",
         mend="install Legato's plugin in the engine: it sends every step",
     ),
     Emitter(

@@ -52,6 +52,9 @@ _log = logging.getLogger("legato")
 _LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 _PASSWORD_CHARACTERS_MIN = 12
 _GRACE_S = 10
+# A response that two instances inserted at the same moment counts twice for so long. It is longer than the time after which one instance
+# knows of the foreign emitters of another (``write.sender_counts``).
+_LOOK_AGAIN_S = 15.0
 
 
 class _Server(uvicorn.Server):
@@ -132,6 +135,7 @@ def _serve_store(settings: Settings, listeners: _Listeners) -> None:
         chunks_max=settings.insert_chunks_max,
         after_ms=followed_until_ms(store),
         objectives=objectives,
+        look_again_s=None if settings.server is None else _LOOK_AGAIN_S,
     )
     workers = Workers(settings, store, committer, metrics)
     workers.start()

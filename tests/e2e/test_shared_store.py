@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import httpx
 
-from helpers.builders.spans import native_span, request
+from helpers.builders.spans import any_value, native_span, request, scope_of
 from helpers.servers.clickhouse import clickhouse
 from helpers.servers.ports import free_port
 from helpers.servers.reading import stream
@@ -17,7 +17,8 @@ from helpers.servers.serving import legato, serving
 from helpers.servers.waiting import until
 
 HEADERS = {"content-type": "application/x-protobuf"}
-BODIES, STREAMS = 24, 20
+BODIES, STREAMS, PAIRS = 24, 20, 30
+OTHERS = "(service_name != 'pairs')"
 FAST = {"LEGATO_ATTRIBUTE_EVERY_S": "1", "LEGATO_ATTRIBUTE_GRACE_S": "1", "LEGATO_ROLLUP_EVERY_S": "1"}
 
 
@@ -28,6 +29,20 @@ def body_of(rng: random.Random, streams: int = STREAMS) -> bytes:
         made = stream((20.0,) * 10 + (700.0,) + (20.0,) * 8, holds_ms=(0.0,) * 10 + (690.0,) + (0.0,) * 9)
         native_span(body, made["attributes"], duration_ns=made["duration_ns"], rng=rng)
     return bytes(body.SerializeToString())
+
+
+def pair_of(rng: random.Random) -> tuple[bytes, bytes]:
+    """Two requests with rows of one response: Legato's, and that of a library that sends a summary."""
+    trace, response = rng.randbytes(16), f"chatcmpl-{rng.randrange(10**9)}"
+    own = request({"service.name": "pairs"})
+    span = native_span(own, {"gen_ai.response.id": response, "gen_ai.request.model": "m"}, trace_id=trace, rng=rng)
+    other = request({"service.name": "pairs"}, {"x": 1})
+    scope_of(other).scope.name = "openlit.instrumentation.openai"
+    copy = scope_of(other).spans.add(trace_id=trace, span_id=rng.randbytes(8), name="chat m", kind=span.kind)
+    copy.start_time_unix_nano, copy.end_time_unix_nano = span.start_time_unix_nano, span.end_time_unix_nano
+    for key, value in {"gen_ai.request.stream": True, "gen_ai.response.id": response, "gen_ai.request.model": "m"}.items():
+        copy.attributes.add(key=key, value=any_value(value))
+    return own.SerializeToString(), other.SerializeToString()
 
 
 def test_several_instances_write_and_one_runs_the_jobs(tmp_path: pathlib.Path) -> None:
@@ -49,16 +64,26 @@ def test_several_instances_write_and_one_runs_the_jobs(tmp_path: pathlib.Path) -
                 reply = httpx.post(f"http://127.0.0.1:{ports[of][0]}/v1/traces", content=content, headers=HEADERS, timeout=60)
                 assert reply.status_code == 200, reply.text
 
+        # Two rows of each response, one of Legato's and one of another library, at both instances at the same moment.
+        pairs = [pair_of(rng) for _ in range(PAIRS)]
+        for pair in pairs:
+            both = [threading.Thread(target=send, args=(of, [pair[of]])) for of in range(2)]
+            for one in both:
+                one.start()
+            for one in both:
+                one.join()
+        responses = f"SELECT count() FROM streams WHERE NOT {OTHERS}"
+
         senders = [threading.Thread(target=send, args=(of, bodies + bodies[:: 2 + of])) for of in range(2)]
         for sender in senders:
             sender.start()
         for sender in senders:
             sender.join()
         for of in range(2):
-            assert query("SELECT count(), uniqExact(trace_id, span_id) FROM streams", of) == [[str(BODIES * STREAMS)] * 2]
+            assert query(f"SELECT count(), uniqExact(trace_id, span_id) FROM streams WHERE {OTHERS}", of) == [[str(BODIES * STREAMS)] * 2]
 
         def counted(streams: int, of: int = 0) -> bool:
-            minutes = query("SELECT sum(streams) FROM stream_minutes FINAL", of)
+            minutes = query(f"SELECT sum(streams) FROM stream_minutes FINAL WHERE {OTHERS}", of)
             verdicts = query("SELECT count(), uniqExact(trace_id, span_id, gap_start_us) FROM verdicts FINAL", of)
             return minutes == [[str(streams)]] and verdicts == [[str(streams)] * 2]
 
@@ -66,6 +91,8 @@ def test_several_instances_write_and_one_runs_the_jobs(tmp_path: pathlib.Path) -
         acting = "SELECT holder FROM leases FINAL WHERE acting AND seen_at > now64(3) - INTERVAL 30 SECOND"
         assert len(query(acting)) == 1
         assert query("SELECT count() FROM writers FINAL") == [["2"]]
+
+        until(lambda: query(responses) == [[str(PAIRS)]], 60)
 
         # The active instance is the one with attribution runs in its metrics. After it is killed, the other one continues its work.
         lags = [httpx.get(f"http://127.0.0.1:{otlp}/metrics").text for otlp, _ in ports]

@@ -9,17 +9,21 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-__all__ = ["AttributeFault", "Attributes", "attribute_map"]
+__all__ = ["AttributeFault", "Attributes", "attribute_map", "outer_map"]
 
 _INT_MAX = 2**63 - 1
 TEXT_CHARACTERS_MAX = 1024
 # Each row of a foreign span has a copy of the version of its scope.
 _SCOPE_CHARACTERS_MAX = 256
+# So many attributes of a scope and its resource are merged into those of each span. More would cost their number for each of thousands of
+# spans and scopes.
+_MERGED_MAX = 32
 
 
 class AttributeFault(ValueError):
@@ -31,8 +35,17 @@ def attribute_map(attributes: Iterable[KeyValue]) -> dict[str, AnyValue]:
     return {attribute.key: attribute.value for attribute in attributes}
 
 
+def outer_map(scope: dict[str, AnyValue], resource: dict[str, AnyValue]) -> Mapping[str, AnyValue]:
+    """Return the attributes outside spans: those of a scope override those of its resource. Many of them are not copied."""
+    return {**resource, **scope} if len(scope) + len(resource) <= _MERGED_MAX else ChainMap(scope, resource)
+
+
+def _chained(own: Mapping[str, AnyValue], outer: Mapping[str, AnyValue]) -> Callable[[str], AnyValue | None]:
+    return lambda key: own[key] if key in own else outer.get(key)
+
+
 class Attributes:
-    """The attributes of one span, which override those of its scope and resource (``outer``, already merged).
+    """The attributes of one span, which override those of its scope and resource (``outer``, of ``outer_map``).
 
     ``get(key)`` returns the value of a key from all of them; ``own`` holds only those of the span. ``scope`` and ``scope_version`` name
     the instrumentation scope, that is, the library that made the span.
@@ -43,7 +56,8 @@ class Attributes:
     def __init__(self, own: Mapping[str, AnyValue], outer: Mapping[str, AnyValue], scope: str = "", scope_version: str = "") -> None:
         self.own = own
         self.scope, self.scope_version = scope[:_SCOPE_CHARACTERS_MAX], scope_version[:_SCOPE_CHARACTERS_MAX]
-        self.get: Callable[[str], AnyValue | None] = {**outer, **own}.get
+        # A look-up in one dictionary is the fastest, and there are many for each span.
+        self.get: Callable[[str], AnyValue | None] = {**outer, **own}.get if type(outer) is dict else _chained(own, outer)
 
     def text(self, key: str) -> str:
         """Return a string, cut to 1,024 characters; empty when absent."""

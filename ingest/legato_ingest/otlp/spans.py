@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map
+from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map, outer_map
 from legato_ingest.otlp.batch import DAY_NS, NS_MAX, Limits, Rejection
 from legato_ingest.otlp.emitters import FAMILIES, around
 from legato_ingest.otlp.emitters.engine import COLUMNS as STEP_COLUMNS
@@ -92,7 +92,7 @@ def validate(request: ExportTraceServiceRequest, now_ns: int, limits: Limits) ->
         resource = attribute_map(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
             scope = scope_spans.scope
-            outer = {**resource, **attribute_map(scope.attributes)}
+            outer = outer_map(attribute_map(scope.attributes), resource)
             for span in scope_spans.spans:
                 _validate(span, Attributes(attribute_map(span.attributes), outer, scope.name, scope.version), now_ns, limits, out)
     if out.failed:

@@ -37,7 +37,8 @@ class Committer:
     """Owns the writing thread. ``queue_bytes_max`` limits the queue, ``chunks_max`` one insert (a larger batch is inserted alone).
 
     Rows get the time of their insert as ``received_at``. It is later than ``after_ms`` and than every value that ``watermark_ms`` returned
-    before. Streams that ended are counted by their objectives; a stream without one has the default limits.
+    before. Streams that ended are counted by their objectives; a stream without one has the default limits. ``look_again_s``: where other
+    instances write into the same store, rows are compared with theirs once more after this time.
     """
 
     def __init__(
@@ -49,12 +50,13 @@ class Committer:
         chunks_max: int,
         after_ms: int = 0,
         objectives: Sequence[Objective] = (),
+        look_again_s: float | None = None,
     ) -> None:
         self._metrics = metrics
         self._queue_bytes_max = queue_bytes_max
         metrics.queue_bytes_max.set(queue_bytes_max)
         self._chunks_max = chunks_max
-        self._groups = GroupInsert(store, metrics, objectives)
+        self._groups = GroupInsert(store, metrics, objectives, look_again_s)
         self._queue: deque[_Waiting] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
@@ -103,11 +105,11 @@ class Committer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing, self._groups.senders_due_in_s())
+                self._changed.wait_for(lambda: self._queue or self._closing, self._groups.due_in_s())
                 is_idle, is_closing = not self._queue, self._closing
                 group = [] if is_idle else self._next_group()
             if is_idle:
-                self._write_senders()
+                self._write_waiting(is_closing)
                 if is_closing:
                     return
                 continue
@@ -115,14 +117,14 @@ class Committer:
             with self._changed:
                 self._add_bytes(-sum(waiting.size for waiting in group))
 
-    def _write_senders(self) -> None:
-        """Write the numbers of foreign spans while no request waits."""
+    def _write_waiting(self, all_now: bool) -> None:
+        """Write what no request waits for while none is there."""
         try:
             with self._watermark.stamp() as received_ms:
-                self._groups.write_senders(received_ms)
+                self._groups.write_waiting(received_ms, all_now=all_now)
         except Exception as error:
-            self._groups.postpone_senders()
-            self._metrics.errors.labels("emitter_spans", type(error).__name__).inc()
+            self._groups.postpone()
+            self._metrics.errors.labels("write_waiting", type(error).__name__).inc()
 
     def _next_group(self) -> list[_Waiting]:
         group = [self._queue.popleft()]

@@ -20,7 +20,8 @@ from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch, rejected_row
 from legato_ingest.storage import Store
 from legato_ingest.write.dedup import TIMED_TABLES, new_rows, rejection_keys, stored_rejections, stored_streams, stream_keys
-from legato_ingest.write.one_response import Recording, Responses
+from legato_ingest.write.one_response import Resolved, Responses, superseding
+from legato_ingest.write.second_look import SecondLook
 from legato_ingest.write.sender_counts import SenderCounts
 from legato_ingest.write.slo_counters import count_results
 
@@ -48,12 +49,13 @@ def with_received_at(rows: pa.Table, received_ms: int) -> pa.Table:
 
 
 class GroupInsert:
-    """Inserts groups of batches. ``objectives``: those by which streams that ended are counted."""
+    """Inserts groups of batches. ``objectives``: those by which streams that ended are counted. ``look_again_s``: see ``SecondLook``."""
 
-    def __init__(self, store: Store, metrics: Metrics, objectives: Sequence[Objective]) -> None:
+    def __init__(self, store: Store, metrics: Metrics, objectives: Sequence[Objective], look_again_s: float | None = None) -> None:
         self._store, self._metrics = store, metrics
         self.objectives = objectives
         self._responses, self._senders = Responses(store, metrics), SenderCounts()
+        self._second_look = SecondLook(store, self._responses, look_again_s)
 
     def insert(self, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
         """Insert the rows of all batches with this receive time, and return a receipt for each batch.
@@ -61,53 +63,68 @@ class GroupInsert:
         Raises ``StoreUnavailable`` when the store cannot take them now. Then some of them may be stored; a retry finds those as duplicates.
         """
         receipts = [_receipt(batch) for batch in batches]
-        new, refused, lost = self._insert_streams(batches, receipts, received_ms)
+        resolved, refused = self._insert_streams(batches, receipts, received_ms)
+        new = resolved.rows
         # These rows are not deduplicated: a rev that is sent again replaces its own row, and no query counts the rows.
         self._store.insert(SOCKETS, pa.concat_tables([batch.sockets for batch in batches]))
         rejected = [*refused, *self._insert_timed(batches, receipts, received_ms)]
         self._insert_rejected(pa.concat_tables([*(batch.rejected for batch in batches), *rejected]), received_ms)
-        self._count_outcome(batches, new, len(refused), sum(loser.place is not None for loser, _ in lost))
-        self._senders.add_same(lost)
+        self._count_outcome(batches, new, len(refused), sum(loser.place is not None for loser, _ in resolved.lost))
+        self._senders.add_same(resolved.lost)
         for batch, rows in zip(batches, new, strict=True):
             for (_, _, scope, _, _, reason), spans in batch.senders.items() if batch.spans else ():
                 self._metrics.count_ignored(reason, scope, spans)
             self._senders.add_ignored(batch.senders)
             self._senders.add_stored(rows)
-        self.write_senders(received_ms, only_due=True)
+        self.write_waiting(received_ms)
         return receipts
 
-    def senders_due_in_s(self) -> float | None:
-        """Return in how many seconds the numbers of foreign spans should be written; None without any."""
-        return self._senders.due_in_s()
+    def due_in_s(self) -> float | None:
+        """Return in how many seconds something is to be written that no request waits for; None without any."""
+        return min((due_s for due_s in (self._senders.due_in_s(), self._second_look.due_in_s()) if due_s is not None), default=None)
 
-    def postpone_senders(self) -> None:
-        """Write the numbers of foreign spans later: the store does not answer."""
+    def postpone(self) -> None:
+        """Write it later: the store does not answer."""
         self._senders.postpone()
+        self._second_look.postpone()
 
-    def write_senders(self, received_ms: int, *, only_due: bool = False) -> None:
-        """Write the numbers of foreign spans. Those that cannot be written are lost and counted as an error: no request waits for them."""
-        due_s = self._senders.due_in_s()
-        if due_s is None or (only_due and due_s):
+    def write_waiting(self, received_ms: int, *, all_now: bool = False) -> None:
+        """Write what no request waits for: all of it, or what is due."""
+        for due_s, write in ((self._second_look.due_in_s(), self._look_again), (self._senders.due_in_s(), self._write_senders)):
+            if due_s is not None and (all_now or not due_s):
+                write(received_ms)
+
+    def _look_again(self, received_ms: int) -> None:
+        """Supersede rows of responses of which another instance has inserted a richer row at the same moment."""
+        try:
+            lost = self._second_look.lost()
+            if lost:
+                self._store.insert(REVS, with_received_at(superseding(loser for loser, _ in lost), received_ms))
+        except StoreUnavailable as error:
+            self._metrics.errors.labels("one_response", type(error).__name__).inc()
+            self._second_look.postpone()
             return
+        except StoreRefused as error:
+            self._metrics.errors.labels("one_response", str(error.code)).inc()
+            lost = []
+        self._senders.add_same(self._second_look.counted(lost))
+        self._second_look.forget()
+
+    def _write_senders(self, received_ms: int) -> None:
+        """Write the numbers of foreign spans. Those that cannot be written are lost and counted as an error."""
         try:
             self._store.insert(EMITTER_SPANS, with_received_at(self._senders.taken(), received_ms))
         except LegatoError as error:
             self._metrics.errors.labels("emitter_spans", type(error).__name__).inc()
 
-    def _insert_streams(
-        self, batches: Sequence[Batch], receipts: Sequence[Receipt], received_ms: int
-    ) -> tuple[list[pa.Table], list[pa.Table], list[tuple[Recording, Recording]]]:
-        """Insert the new rows of `stream_revs`.
-
-        Return them for each batch, the rows of `rejected` for those that the store refused, and the rows that stepped back for another row
-        of the same response, each with that row.
-        """
+    def _insert_streams(self, batches: Sequence[Batch], receipts: Sequence[Receipt], received_ms: int) -> tuple[Resolved, list[pa.Table]]:
+        """Insert the new rows of `stream_revs`. Return them, and the rows of `rejected` for those that the store refused."""
         resolved = self._responses.resolve(self._new_streams(batches))
-        new = resolved.rows
-        bad = self._insert_halving(REVS, with_received_at(pa.concat_tables([*new, resolved.superseding]), received_ms))
+        bad = self._insert_halving(REVS, with_received_at(pa.concat_tables([*resolved.rows, resolved.superseding]), received_ms))
+        self._second_look.add(resolved.rows)
         if bad:
             _add_refused(receipts, [stream_keys(batch.revs) for batch in batches], {key for row, _ in bad for key in stream_keys(row)})
-        return new, [_refused(row, stream_keys(row), error) for row, error in bad], resolved.lost
+        return resolved, [_refused(row, stream_keys(row), error) for row, error in bad]
 
     def _new_streams(self, batches: Sequence[Batch]) -> list[pa.Table]:
         """Return the rows of each batch that neither the store nor an earlier batch of the group holds."""

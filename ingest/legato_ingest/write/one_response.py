@@ -1,24 +1,21 @@
 """One row a response: where several emitters recorded the same response at the same vantage, only the richest row counts.
 
 Applications often run two or three instrumentations at once, and a framework's span lies around the client library's. Counting each would
-double every figure. Two rows are of the same response if they are of one vantage and one service, overlap in time, and share the response's
-id. Where one has no id, they are if one is the parent of the other, or if a row of Legato's covers the same time in the same trace.
+double every figure. ``recordings`` compares rows and decides which wins.
 
-A row of Legato's own emitters is never dropped: it wins over others, then a row with chunks, then one with TTFT, then one with the TTFT of
-content. A poorer row that arrives later is not stored. A poorer row that the store already holds gets a newest rev with the outcome
-`superseded`, which the view `streams` leaves out.
+A row of Legato's own emitters is never dropped. A poorer row that arrives later is not stored. A poorer row that the store already holds
+gets a newest rev with the outcome `superseded`, which the view `streams` leaves out.
 
-The comparison is pure; only ``Responses`` queries the store, and only for tenants that have foreign emitters.
+The store is queried only for tenants that have foreign emitters. ``second_look`` finds what two instances on one store insert at the same
+moment.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,17 +31,14 @@ from legato_ingest.otlp.model import StreamRecord
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 from legato_ingest.write.dedup import minute_ranges
+from legato_ingest.write.recordings import Recording, losers
 
-__all__ = ["Recording", "Resolved", "Responses", "losers"]
+__all__ = ["STORED_MAX", "Place", "Resolved", "Responses", "stored_recordings", "superseding"]
 
 _AROUND_NS = 60_000_000_000
-# Start and end of two recordings of one response without an id: Legato's, and another library's in the same process.
-_ALIKE_NS = 250_000_000
 _REFRESH_S = 60.0
-# A row is compared with so many others at most: a request could hold thousands of rows with one id.
-_COMPARED_MAX = 16
 # Stored rows that one insert is compared with, and new rows of one insert that are compared with stored ones.
-_STORED_MAX, _NEW_MAX = 20_000, 20_000
+STORED_MAX, _NEW_MAX = 20_000, 20_000
 _NONE = bytes(8)
 # Columns of bytes that are no text.
 _IDS = frozenset(("trace_id", "span_id", "parent_span_id"))
@@ -66,52 +60,8 @@ WHERE tenant IN ({{tenants}}) AND {{inside}}
     )
 ORDER BY rev DESC
 LIMIT 1 BY tenant, trace_id, span_id
-LIMIT {_STORED_MAX}
+LIMIT {STORED_MAX}
 SETTINGS max_query_size = 1000000000, max_threads = 1"""
-
-
-_Key = tuple[str, bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What decides between rows of one response. ``place``: (batch, row) of a new row; None for a stored one."""
-
-    tenant: str
-    trace_id: bytes
-    span_id: bytes
-    parent_span_id: bytes
-    rev: int
-    vantage: str
-    service_name: str
-    model: str
-    response_id: str
-    emitter: str
-    start_ns: int
-    duration_ns: int
-    has_chunks: bool
-    has_ttft: bool
-    any_chunk: bool
-    place: tuple[int, int] | None = None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether one of Legato's own emitters made the row."""
-        return self.emitter.startswith(OWN_PREFIX)
-
-    @property
-    def key(self) -> _Key:
-        """What identifies the row's stream."""
-        return self.tenant, self.trace_id, self.span_id
-
-    @property
-    def end_ns(self) -> int:
-        """End of the stream, ns since the epoch."""
-        return self.start_ns + self.duration_ns
-
-    def rank(self) -> tuple[bool, bool, bool, bool, bool, int, bytes]:
-        """The order in which rows of one response win. Among equals the stored row wins, so that a retry changes nothing."""
-        return self.is_own, self.has_chunks, self.has_ttft, not self.any_chunk, self.place is None, -self.start_ns, self.span_id
 
 
 @dataclass(slots=True)
@@ -136,13 +86,14 @@ class Responses:
         unchanged = Resolved(list(batches), batches[0].slice(0, 0), []) if batches else Resolved([], summary_rows([], ""), [])
         if not any(rows.num_rows for rows in batches):
             return unchanged
-        self._refresh()
+        self.foreign_tenants(_REFRESH_S)
         self._foreign |= {tenant for rows in batches for tenant in _foreign_tenants(rows)}
         new = [each for number, rows in enumerate(batches) for each in _recordings(rows, number, self._foreign)]
         if not new:
             return unchanged
         try:
-            stored = self._stored(new[:_NEW_MAX])
+            known = {each.key for each in new[:_NEW_MAX]}
+            stored = [each for each in stored_recordings(self._store, new[:_NEW_MAX]) if each.key not in known]
         except StoreRefused as error:
             # Rows that cannot be compared are stored: a response with two rows does less harm than a request that is never acknowledged.
             self._metrics.errors.labels("one_response", str(error.code)).inc()
@@ -154,128 +105,49 @@ class Responses:
             return unchanged
         dropped = {loser.place for loser, _ in lost}
         kept = [_without(rows, [row for batch, row in filter(None, dropped) if batch == number]) for number, rows in enumerate(batches)]
-        return Resolved(kept, _superseding(loser for loser, _ in lost if loser.place is None), lost)
+        return Resolved(kept, superseding(loser for loser, _ in lost if loser.place is None), lost)
 
-    def _refresh(self) -> None:
-        """Learn of tenants with foreign emitters from the store: other instances may have received their spans."""
-        if time.monotonic() - self._refreshed_s < _REFRESH_S:
-            return
-        self._refreshed_s = time.monotonic()
-        found = self._store.select(
-            "SELECT DISTINCT tenant FROM emitter_spans WHERE result = 'stored' AND received_at > now() - INTERVAL 1 HOUR"
-        )
-        self._foreign |= {str(unquoted(tenant)) for (tenant,) in found}
-
-    def _stored(self, new: Sequence[Recording]) -> list[Recording]:
-        starts = np.array([each.start_ns for each in new], np.int64)
-        traces = sorted({each.trace_id for each in new})
-        found = []
-        # Stretches of time, so that one late row does not widen the range for all rows.
-        for low_ns, high_ns in minute_ranges(starts):
-            sql = _STORED.format(
-                tenants=quoted_all(sorted({each.tenant for each in new})),
-                inside=between_ns("start_time", low_ns - _AROUND_NS, high_ns + _AROUND_NS),
-                traces=b"".join(traces).hex(),
-                traces_count=len(traces),
-                responses="\0".join(sorted({each.response_id.replace("\0", "") for each in new})).encode().hex(),
+    def foreign_tenants(self, age_s: float = 0.0) -> set[str]:
+        """Return the tenants with foreign emitters. What other instances know is read from the store, unless it was ``age_s`` ago."""
+        if time.monotonic() - self._refreshed_s >= age_s:
+            self._refreshed_s = time.monotonic()
+            found = self._store.select(
+                "SELECT DISTINCT tenant FROM emitter_spans WHERE result = 'stored' AND received_at > now() - INTERVAL 1 HOUR"
             )
-            found += self._store.select_arrow(sql).to_pylist()
-        rows = (
-            Recording(**{name: value if name in _IDS else unquoted(value) for name, value in row.items() if name != "outcome"})
-            for row in found
-            if unquoted(row["outcome"]) != SUPERSEDED_OUTCOME
+            self._foreign |= {str(unquoted(tenant)) for (tenant,) in found}
+        return self._foreign
+
+
+class Place(NamedTuple):
+    """Where other rows of the response of a row are."""
+
+    tenant: str
+    trace_id: bytes
+    start_ns: int
+    response_id: str
+
+
+def stored_recordings(store: Store, like: Sequence[Recording | Place]) -> list[Recording]:
+    """Return the stored rows that may be of the same responses as these, ``like`` themselves included where they are stored."""
+    starts = np.array([each.start_ns for each in like], np.int64)
+    traces = sorted({each.trace_id for each in like})
+    found = []
+    # Stretches of time, so that one late row does not widen the range for all rows.
+    for low_ns, high_ns in minute_ranges(starts):
+        sql = _STORED.format(
+            tenants=quoted_all(sorted({each.tenant for each in like})),
+            inside=between_ns("start_time", low_ns - _AROUND_NS, high_ns + _AROUND_NS),
+            traces=b"".join(traces).hex(),
+            traces_count=len(traces),
+            responses="\0".join(sorted({each.response_id.replace("\0", "") for each in like})).encode().hex(),
         )
-        known = {each.key for each in new}
-        return [each for each in {each.key: each for each in rows}.values() if each.key not in known]
-
-
-def losers(recordings: Iterable[Recording]) -> list[tuple[Recording, Recording]]:
-    """Return (loser, winner) for each foreign row of a response that has a richer row. No winner is itself a loser."""
-    ordered = sorted(recordings, key=Recording.rank, reverse=True)
-    richer: dict[_Key, list[Recording]] = defaultdict(list)
-    for loser, winner in (*_with_equal_ids(ordered), *_with_parents(ordered), *_at_equal_times(ordered)):
-        if not loser.is_own and _is_same(loser, winner):
-            richer[loser.key].append(winner)
-    lost: dict[_Key, tuple[Recording, Recording]] = {}
-    # The richest first, so that each possible winner is decided before its losers.
-    for loser in ordered:
-        for winner in richer.get(loser.key, ()):
-            final = lost[winner.key][1] if winner.key in lost else winner
-            if final is winner or (final.key != loser.key and not _contradict(final, loser)):
-                lost[loser.key] = loser, final
-                break
-    return list(lost.values())
-
-
-def _with_equal_ids(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
-    """Yield pairs of rows with the same response id, the poorer one first. Each row is compared with a few of the richest only."""
-    groups: dict[tuple[str, str, str], list[Recording]] = defaultdict(list)
-    for each in ordered:
-        if each.response_id:
-            group = groups[each.tenant, each.vantage, each.response_id]
-            yield from ((each, richer) for richer in group)
-            if len(group) < _COMPARED_MAX:
-                group.append(each)
-
-
-def _with_parents(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
-    """Yield pairs of a row and its parent, the poorer one first."""
-    by_span = {(each.tenant, each.trace_id, each.span_id): each for each in ordered}
-    for each in ordered:
-        parent = by_span.get((each.tenant, each.trace_id, each.parent_span_id))
-        if parent is not None:
-            yield (each, parent) if each.rank() < parent.rank() else (parent, each)
-
-
-def _at_equal_times(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
-    """Yield pairs of a foreign row and one of Legato's in the same trace that end at about the same time."""
-    own: dict[tuple[str, bytes], list[Recording]] = defaultdict(list)
-    for each in ordered:
-        if each.is_own:
-            own[each.tenant, each.trace_id].append(each)
-    for group in own.values():
-        group.sort(key=attrgetter("end_ns"))
-    for each in ordered:
-        group = own.get((each.tenant, each.trace_id), []) if not each.is_own else []
-        first = bisect_left(group, each.end_ns - _ALIKE_NS, key=attrgetter("end_ns"))
-        for richer in group[first : first + _COMPARED_MAX]:
-            if richer.end_ns <= each.end_ns + _ALIKE_NS:
-                yield each, richer
-
-
-def _is_same(one: Recording, other: Recording) -> bool:
-    if one.vantage != other.vantage or _contradict(one, other) or not _of_one_service(one, other):
-        return False
-    overlap_ns = min(one.end_ns, other.end_ns) - max(one.start_ns, other.start_ns)
-    if one.response_id and other.response_id and one.trace_id == other.trace_id:
-        return 2 * overlap_ns >= min(one.duration_ns, other.duration_ns)
-    if one.response_id and other.response_id:
-        # Some servers count their ids from 0 or send one id for ever, so in two traces the time decides, too.
-        return _is_alike(one, other)
-    if one.span_id == other.parent_span_id or other.span_id == one.parent_span_id:
-        # An agent's span around several requests is much longer than each of them.
-        return 2 * overlap_ns >= max(one.duration_ns, other.duration_ns)
-    return one.is_own != other.is_own and _is_alike(one, other)
-
-
-def _contradict(one: Recording, other: Recording) -> bool:
-    """Whether two rows name different responses or models. Frameworks put the provider before the model's name."""
-    ids, models = ({getattr(each, name) for each in (one, other)} - {""} for name in ("response_id", "model"))
-    return len(ids) > 1 or len({model.rpartition("/")[2] for model in models}) > 1
-
-
-def _is_alike(one: Recording, other: Recording) -> bool:
-    """Whether two rows end together, and begin together. Logfire's row begins with the headers of the response."""
-    own, foreign = (one, other) if one.is_own else (other, one)
-    apart_ns = foreign.start_ns - own.start_ns
-    is_logfire = own.is_own and foreign.emitter.startswith("logfire") and 0 <= apart_ns <= own.duration_ns
-    return abs(one.end_ns - other.end_ns) <= _ALIKE_NS and (abs(apart_ns) <= _ALIKE_NS or is_logfire)
-
-
-def _of_one_service(one: Recording, other: Recording) -> bool:
-    """Whether two rows may come from one process. A proxy's client has the same response as the application's, and its row counts."""
-    names = {each.service_name for each in (one, other) if each.service_name and not each.service_name.startswith("unknown_service")}
-    return len(names) < 2
+        found += store.select_arrow(sql).to_pylist()
+    rows = (
+        Recording(**{name: value if name in _IDS else unquoted(value) for name, value in row.items() if name != "outcome"})
+        for row in found
+        if unquoted(row["outcome"]) != SUPERSEDED_OUTCOME
+    )
+    return list({each.key: each for each in rows}.values())
 
 
 def _foreign_tenants(rows: pa.Table) -> list[str]:
@@ -311,7 +183,7 @@ def _without(rows: pa.Table, places: Sequence[int]) -> pa.Table:
     return rows.filter(pa.array(mask))
 
 
-def _superseding(stored: Iterable[Recording]) -> pa.Table:
+def superseding(stored: Iterable[Recording]) -> pa.Table:
     """Return the rows that make stored rows step back: their key with the next rev, without any figure."""
     rows = [
         summary_rows(

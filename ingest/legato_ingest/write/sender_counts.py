@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from legato_ingest.columns import EMITTER_SPANS
 from legato_ingest.emitters import OWN_PREFIX
-from legato_ingest.write.one_response import Recording
+from legato_ingest.write.recordings import Recording
 
 __all__ = ["SenderCounts"]
 

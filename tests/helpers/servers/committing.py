@@ -63,9 +63,11 @@ class StoreDouble:
 
 
 @contextmanager
-def committing(store: Store | StoreDouble, *, queue_bytes_max: int = 2**28, chunks_max: int = 10**6) -> Iterator[Committer]:
+def committing(
+    store: Store | StoreDouble, *, queue_bytes_max: int = 2**28, chunks_max: int = 10**6, look_again_s: float | None = None
+) -> Iterator[Committer]:
     """Yield a committer and close it at the end. Its metrics are at ``committer._metrics``."""
-    committer = Committer(cast(Store, store), Metrics(), queue_bytes_max=queue_bytes_max, chunks_max=chunks_max)
+    committer = Committer(cast(Store, store), Metrics(), queue_bytes_max=queue_bytes_max, chunks_max=chunks_max, look_again_s=look_again_s)
     try:
         yield committer
     finally:

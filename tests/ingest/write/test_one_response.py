@@ -1,97 +1,27 @@
-"""One row a response: rows of several emitters, in one request and in several, in every order."""
+"""One row a response: rows of several emitters, in one request and in several, in every order, and of two instances on one store."""
 
 from __future__ import annotations
 
-import itertools
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from helpers.builders.captures import capture
 from helpers.builders.spans import SECOND_NS, any_value, native_span, request, scope_of, steady_timeline
-from helpers.servers.committing import committing, send
+from helpers.servers.committing import PATIENCE_S, StoreDouble, committing, send, span_rows
+from helpers.servers.waiting import until
+from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.storage import Store
-from legato_ingest.write.one_response import Recording, losers
+from legato_ingest.write.committer import Committer
 
 TRACE, ID = b"t" * 16, "chatcmpl-1"
 NOW_NS = time.time_ns() - 60 * SECOND_NS
-BASE: dict[str, Any] = {
-    "tenant": "", "trace_id": TRACE, "span_id": b"a" * 8, "parent_span_id": bytes(8), "rev": 1, "vantage": "client", "service_name": "shop",
-    "model": "m", "response_id": ID, "emitter": "openlit/1", "start_ns": NOW_NS, "duration_ns": 2 * SECOND_NS,
-    "has_chunks": False, "has_ttft": False, "any_chunk": False,
-}  # fmt: skip
-
-
-def recording(**values: Any) -> Recording:
-    """A row of a foreign emitter with these differences."""
-    return Recording(**{**BASE, **values})
-
-
-LEGATO = recording(emitter="legato-python/0.1.0", span_id=b"l" * 8, has_chunks=True, has_ttft=True)
-CHUNKS = recording(emitter="openllmetry/1", span_id=b"c" * 8, has_chunks=True, has_ttft=True)
-TTFT = recording(emitter="openinference/1", span_id=b"f" * 8, has_ttft=True)
-ANY = recording(emitter="otel-genai/1", span_id=b"g" * 8, has_ttft=True, any_chunk=True)
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations((LEGATO, CHUNKS, TTFT, ANY))))
-def test_the_richest_row_stays_in_every_order(order: Sequence[Recording]) -> None:
-    """Legato's own wins, then chunks, then TTFT; what stays does not depend on the order."""
-    assert {loser for loser, _ in losers(order)} == {CHUNKS, TTFT, ANY}
-    assert {winner for _, winner in losers([each for each in order if each is not LEGATO])} == {CHUNKS}
-    assert losers([each for each in order if each in (TTFT, ANY)]) == [(ANY, TTFT)]
-
-
-@pytest.mark.parametrize(
-    "difference",
-    [
-        {"response_id": "chatcmpl-2"},
-        {"vantage": "server"},
-        {"service_name": "proxy"},
-        {"tenant": "other"},
-        {"start_ns": NOW_NS + 3 * SECOND_NS},
-        {"response_id": "", "model": "another", "parent_span_id": b"l" * 8},
-        {"response_id": "", "start_ns": NOW_NS + SECOND_NS, "duration_ns": SECOND_NS},
-    ],
-)
-def test_rows_of_different_responses_stay(difference: dict[str, Any]) -> None:
-    """Another id, vantage, service, tenant or time is another response; without an id, another model or another stretch of time is."""
-    assert losers([LEGATO, recording(**difference)]) == []
-
-
-def test_without_an_id_the_parent_and_the_time_decide() -> None:
-    """A framework's span around the client library's, or one of the same time, is of the same response; two of Legato's never are."""
-    outer = recording(span_id=b"o" * 8, response_id="", start_ns=NOW_NS - SECOND_NS, duration_ns=4 * SECOND_NS)
-    inner = recording(span_id=b"i" * 8, parent_span_id=b"o" * 8, emitter="openllmetry/1", has_chunks=True)
-    beside = recording(span_id=b"b" * 8, response_id="", start_ns=NOW_NS + 1000)
-    assert losers([outer, inner]) == [(outer, inner)]
-    assert losers([LEGATO, beside]) == [(beside, LEGATO)]
-    assert losers([LEGATO, recording(emitter="legato-python/0.1.0")]) == []
-
-
-def test_another_trace_with_the_same_response_at_the_same_time_is_the_same() -> None:
-    """Anthropic's own span and OpenLLMetry's are roots of two traces. Some servers repeat their ids, so the times decide, too."""
-    other = recording(trace_id=b"u" * 16)
-    assert losers([TTFT, other]) == [(other, TTFT)]
-    later = recording(trace_id=b"u" * 16, start_ns=NOW_NS + SECOND_NS, duration_ns=2 * SECOND_NS)
-    assert losers([TTFT, later]) == []
-
-
-def test_an_agents_span_takes_none_of_its_requests() -> None:
-    """Two requests in a row below one span are two responses; and no row loses to one that contradicts it."""
-    agent = recording(span_id=b"o" * 8, response_id="", duration_ns=10 * SECOND_NS, has_chunks=True)
-    first = recording(span_id=b"1" * 8, parent_span_id=b"o" * 8, response_id="", start_ns=NOW_NS, duration_ns=4 * SECOND_NS)
-    second = recording(
-        span_id=b"2" * 8, parent_span_id=b"o" * 8, response_id="", start_ns=NOW_NS + 5 * SECOND_NS, duration_ns=4 * SECOND_NS
-    )
-    assert losers([agent, first, second]) == []
-    outer = recording(span_id=b"o" * 8, response_id="", has_chunks=True)
-    one = recording(span_id=b"1" * 8, parent_span_id=b"o" * 8, response_id="one")
-    other = recording(span_id=b"2" * 8, parent_span_id=b"o" * 8, response_id="other", emitter="legato-python/0.1.0")
-    assert losers([outer, one, other]) == [(outer, other)]
 
 
 def spans_of(kind: str) -> ExportTraceServiceRequest:
@@ -141,3 +71,59 @@ def test_a_real_pair_is_one_row(store: Store) -> None:
         for batch in capture("python-openllmetry-anthropic-plain").batches():
             committer.submit(batch).result(30)
     assert store.select("SELECT emitter, ttft_us > 0 FROM streams") == [("anthropic-sdk/2.12.0", 1)]
+
+
+class Racing(StoreDouble):
+    """A store with an insert of a stream that waits until ``released``, and with comparisons that raise ``errors`` first."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.compared, self.released = threading.Event(), threading.Event()
+        self.errors: list[Exception] = []
+        self.before = self._wait
+
+    def _wait(self, table: str, rows: pa.Table) -> None:
+        if table == "stream_revs":
+            self.compared.set()
+            assert self.released.wait(PATIENCE_S)
+
+    def select_arrow(self, sql: str) -> pa.Table:
+        """Raise the next error, or run the query."""
+        if self.errors and "any_chunk" in sql:
+            raise self.errors.pop(0)
+        return self._store.select_arrow(sql)
+
+
+@contextmanager
+def doubled(store: Store, kinds: Sequence[str], *errors: Exception) -> Iterator[Committer]:
+    """Two instances have inserted the rows of one response, and neither saw the other's. Yield the one that inserted last."""
+    racing = Racing(store)
+    with committing(racing, look_again_s=0.2) as last, committing(store, look_again_s=0.2) as first:
+        waiting = last.submit(span_rows(spans_of(kinds[0])))
+        assert racing.compared.wait(PATIENCE_S)
+        send(first, spans_of(kinds[1]))
+        until(lambda: first._groups._second_look.due_in_s() is None)
+        racing.errors += errors
+        racing.released.set()
+        waiting.result(PATIENCE_S)
+        yield last
+
+
+@pytest.mark.parametrize("kinds", [("legato", "openlit"), ("openlit", "legato")])
+def test_a_row_that_another_instance_inserted_at_the_same_moment_steps_back(store: Store, kinds: Sequence[str]) -> None:
+    """Also if the store does not answer at first. The row is counted by the instance that inserted it, if that one looked last."""
+    with doubled(store, kinds, StoreUnavailable("down")) as last:
+        assert store.select("SELECT count() FROM streams") == [(2,)]
+        until(lambda: store.select("SELECT count() FROM streams") == [(1,)])
+        assert last._metrics.registry.get_sample_value("legato_errors_total", {"stage": "one_response", "type": "StoreUnavailable"}) == 1
+    assert store.select("SELECT emitter, outcome FROM streams") == [("legato-python/0.1.0", "complete")]
+    counted = {str(result): int(spans) for result, spans in store.select("SELECT result, sum(spans) FROM emitter_spans GROUP BY result")}
+    assert counted == {"stored": 1} | ({"same_response": 1} if kinds[0] == "openlit" else {})
+
+
+def test_a_comparison_that_the_store_refuses_is_given_up(store: Store) -> None:
+    """It would fail for ever. Both rows stay, and an error is counted."""
+    with doubled(store, ("legato", "openlit"), StoreRefused("too long", 62)) as last:
+        until(lambda: last._groups._second_look.due_in_s() is None)
+        assert last._metrics.registry.get_sample_value("legato_errors_total", {"stage": "one_response", "type": "62"}) == 1
+    assert store.select("SELECT count() FROM streams") == [(2,)]

@@ -1,7 +1,8 @@
 """What spans around a response add to its row: some libraries note how a stream ended on the span of the agent or of the server alone.
 
 Only spans of the same library and of the same export are used, so an application's own failures change no row, and the rows of emitters
-that send each span alone keep what their own span shows.
+that send each span alone keep what their own span shows. The two spans of LiteLLM's proxy end within 40 ms, and one exporter sends both
+every 5 s, so fewer than 1 of 100 streams that were left are in two exports; rows are not rewritten for these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Spans that a serving engine makes for each request (vLLM's `llm_request`, SGLang's): the keys ``gen_ai.latency.…``, in seconds.
 
-They start when the request arrives at the engine, and have the time to the first token and the numbers of tokens, but no chunk. An engine
-does not say whether its response was streamed; the times are right for both.
+They start when the request arrives at the engine, and have the time to the first token and the numbers of tokens, but no chunk. vLLM's name
+neither the model nor a finish reason, and a request that its client left has no span. An engine does not say whether its response was
+streamed; the times are right for both.
 """
 
 from __future__ import annotations

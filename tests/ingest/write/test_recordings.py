@@ -1,0 +1,89 @@
+"""Which rows are of one response, and which of them wins, in every order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from helpers.builders.spans import SECOND_NS
+from legato_ingest.write.recordings import Recording, losers
+
+TRACE, ID = b"t" * 16, "chatcmpl-1"
+NOW_NS = time.time_ns() - 60 * SECOND_NS
+BASE: dict[str, Any] = {
+    "tenant": "", "trace_id": TRACE, "span_id": b"a" * 8, "parent_span_id": bytes(8), "rev": 1, "vantage": "client", "service_name": "shop",
+    "model": "m", "response_id": ID, "emitter": "openlit/1", "start_ns": NOW_NS, "duration_ns": 2 * SECOND_NS,
+    "has_chunks": False, "has_ttft": False, "any_chunk": False,
+}  # fmt: skip
+
+
+def recording(**values: Any) -> Recording:
+    """A row of a foreign emitter with these differences."""
+    return Recording(**{**BASE, **values})
+
+
+LEGATO = recording(emitter="legato-python/0.1.0", span_id=b"l" * 8, has_chunks=True, has_ttft=True)
+CHUNKS = recording(emitter="openllmetry/1", span_id=b"c" * 8, has_chunks=True, has_ttft=True)
+TTFT = recording(emitter="openinference/1", span_id=b"f" * 8, has_ttft=True)
+ANY = recording(emitter="otel-genai/1", span_id=b"g" * 8, has_ttft=True, any_chunk=True)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((LEGATO, CHUNKS, TTFT, ANY))))
+def test_the_richest_row_stays_in_every_order(order: Sequence[Recording]) -> None:
+    """Legato's own wins, then chunks, then TTFT; what stays does not depend on the order."""
+    assert {loser for loser, _ in losers(order)} == {CHUNKS, TTFT, ANY}
+    assert {winner for _, winner in losers([each for each in order if each is not LEGATO])} == {CHUNKS}
+    assert losers([each for each in order if each in (TTFT, ANY)]) == [(ANY, TTFT)]
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"response_id": "chatcmpl-2"},
+        {"vantage": "server"},
+        {"service_name": "proxy"},
+        {"tenant": "other"},
+        {"start_ns": NOW_NS + 3 * SECOND_NS},
+        {"response_id": "", "model": "another", "parent_span_id": b"l" * 8},
+        {"response_id": "", "start_ns": NOW_NS + SECOND_NS, "duration_ns": SECOND_NS},
+    ],
+)
+def test_rows_of_different_responses_stay(difference: dict[str, Any]) -> None:
+    """Another id, vantage, service, tenant or time is another response; without an id, another model or another stretch of time is."""
+    assert losers([LEGATO, recording(**difference)]) == []
+
+
+def test_without_an_id_the_parent_and_the_time_decide() -> None:
+    """A framework's span around the client library's, or one of the same time, is of the same response; two of Legato's never are."""
+    outer = recording(span_id=b"o" * 8, response_id="", start_ns=NOW_NS - SECOND_NS, duration_ns=4 * SECOND_NS)
+    inner = recording(span_id=b"i" * 8, parent_span_id=b"o" * 8, emitter="openllmetry/1", has_chunks=True)
+    beside = recording(span_id=b"b" * 8, response_id="", start_ns=NOW_NS + 1000)
+    assert losers([outer, inner]) == [(outer, inner)]
+    assert losers([LEGATO, beside]) == [(beside, LEGATO)]
+    assert losers([LEGATO, recording(emitter="legato-python/0.1.0")]) == []
+
+
+def test_another_trace_with_the_same_response_at_the_same_time_is_the_same() -> None:
+    """Anthropic's own span and OpenLLMetry's are roots of two traces. Some servers repeat their ids, so the times decide, too."""
+    other = recording(trace_id=b"u" * 16)
+    assert losers([TTFT, other]) == [(other, TTFT)]
+    later = recording(trace_id=b"u" * 16, start_ns=NOW_NS + SECOND_NS, duration_ns=2 * SECOND_NS)
+    assert losers([TTFT, later]) == []
+
+
+def test_an_agents_span_takes_none_of_its_requests() -> None:
+    """Two requests in a row below one span are two responses; and no row loses to one that contradicts it."""
+    agent = recording(span_id=b"o" * 8, response_id="", duration_ns=10 * SECOND_NS, has_chunks=True)
+    first = recording(span_id=b"1" * 8, parent_span_id=b"o" * 8, response_id="", start_ns=NOW_NS, duration_ns=4 * SECOND_NS)
+    second = recording(
+        span_id=b"2" * 8, parent_span_id=b"o" * 8, response_id="", start_ns=NOW_NS + 5 * SECOND_NS, duration_ns=4 * SECOND_NS
+    )
+    assert losers([agent, first, second]) == []
+    outer = recording(span_id=b"o" * 8, response_id="", has_chunks=True)
+    one = recording(span_id=b"1" * 8, parent_span_id=b"o" * 8, response_id="one")
+    other = recording(span_id=b"2" * 8, parent_span_id=b"o" * 8, response_id="other", emitter="legato-python/0.1.0")
+    assert losers([outer, one, other]) == [(outer, other)]
