@@ -118,6 +118,20 @@ class Metrics:
             registry=kept,
         )
 
+        self.trace_export_spans = Counter(
+            "legato_trace_export_spans",
+            "Spans about stalls that were sent to the trace backend, by outcome: exported, rejected (by a partial success), "
+            "refused (with their request)",
+            ["outcome"],
+            registry=kept,
+        )
+        self.trace_export_lag_seconds = Gauge(
+            "legato_trace_export_lag_seconds",
+            "Seconds between now and the time up to which received streams have their stalls exported, the time to settle included. "
+            "0 without an endpoint, and on an instance without the lease",
+            registry=kept,
+        )
+
     def _register_store(self, kept: CollectorRegistry) -> None:
         self.store_bytes = Gauge("legato_store_bytes", "Bytes of the store on disk, by table", ["table"], registry=kept)
         self.store_rows = Gauge("legato_store_rows", "Rows of the store on disk, older revs included, by table", ["table"], registry=kept)
