@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from legato_ingest.definitions import SLO_RESULTS
+from legato_ingest.stream_histograms import StreamHistograms
 
 __all__ = ["Metrics"]
 
@@ -44,6 +45,8 @@ class Metrics:
         self._register_jobs(self.registry)
         self._register_store(self.registry)
         self.registry.register(_ProcessorTime())
+        self.stream_histograms = StreamHistograms(self._service)
+        self.registry.register(self.stream_histograms)
 
     def _register_receiving(self, kept: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -184,12 +187,17 @@ class Metrics:
     def count_results(self, counts: Iterable[tuple[str, str, str, int]]) -> None:
         """Count ended streams that were stored, as (service, vantage, result, number). Only one thread may call it."""
         for service, vantage, result, streams in counts:
-            if service not in self._services and len(self._services) >= _SERVICES_MAX:
-                service = _OTHER
-            self._services.add(service)
+            service = self._service(service)
             # All results start at once: a series that appeared with its first bad stream would have no increase for it.
             for each in SLO_RESULTS:
                 self.streams.labels(service, vantage, each).inc(streams if each == result else 0)
+
+    def _service(self, service: str) -> str:
+        """Return the name under which a service is counted."""
+        if service not in self._services and len(self._services) >= _SERVICES_MAX:
+            service = _OTHER
+        self._services.add(service)
+        return service
 
     def count_stored(self, table: str, stored: int, duplicates: int, refused: int) -> None:
         """Count the outcomes of new rows of a table of engine steps, finished requests or samples."""

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "ingest" / "legato_ingest"
 LEAVES = frozenset(
     (
         *("address", "causes", "columns", "definitions", "emitters", "errors", "metrics", "objectives", "periodic", "quoting"),
-        *("settings", "varint"),
+        *("settings", "stream_histograms", "varint"),
     )
 )
 # Room → the other rooms that it may import. Leaves are allowed everywhere.
