@@ -32,6 +32,8 @@ _SPANS_MAX = 1_000
 _AGE_MS_MAX = 24 * 3_600_000
 # A run without spans is recorded this often, so that the next run does not look at the same streams again and again.
 _RECORD_MS = 60_000
+# Time of receipt that one query covers, so that a backlog of a day is not read again for each of its pages.
+_STRETCH_MS = 300_000
 _PAUSE_S, _PAUSE_S_MAX = 5.0, 300.0
 
 
@@ -72,12 +74,14 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
         started, settled = time.monotonic(), self._store.clock_ms() - self._settle_ms
         since = self._since(settled, started)
         until = min(settled, self._judged_until())
-        if until > since:
-            try:
-                self._export(since, until, result, started)
-            except TryLater as failure:
-                self._postpone(failure)
-                return result
+        try:
+            while since < until and not self.stopping:
+                to = min(until, since + _STRETCH_MS)
+                self._export(since, to, result, started)
+                since = self.until_ms = to
+        except TryLater as failure:
+            self._postpone(failure)
+            return result
         self._failures = 0
         self.until_ms = settled
         return result

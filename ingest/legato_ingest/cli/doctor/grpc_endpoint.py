@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -32,7 +33,7 @@ def otlp_grpc(setup: Setup) -> Finding:
     host = parts.hostname or "127.0.0.1"
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with _channel(address, is_tls=parts.scheme == "https") as channel:
-        export = channel.unary_unary(_METHOD, response_deserializer=ExportTraceServiceResponse.FromString)
+        export: Any = channel.unary_unary(_METHOD, response_deserializer=ExportTraceServiceResponse.FromString)
         metadata = tuple((key.lower(), value) for key, value in bearer(setup.token).items())
         try:
             export(b"", metadata=metadata, timeout=_TIMEOUT_S)
