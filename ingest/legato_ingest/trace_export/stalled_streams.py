@@ -22,6 +22,8 @@ __all__ = ["STALLS_MAX", "Page", "pages_between"]
 STALLS_MAX = 128
 """Stalls of a stream that get a span; the longest do."""
 _STREAMS_MAX = 250
+# The clock that stamps verdicts may have been set back by this much since it stamped the streams.
+_CLOCK_MS = 60_000
 _LIMITS = "SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"
 # The rows with which streams end. A row that stepped back for another of its response has no valid verdicts.
 _ENDED = f"{{received}} AND ended AND outcome != '{SUPERSEDED_OUTCOME}'"
@@ -32,7 +34,7 @@ SELECT tenant, toUnixTimestamp64Milli(received_at) AS received_ms, toUnixTimesta
 FROM stream_revs
 WHERE {_ENDED} AND {{inside}} AND {{after}}
     AND (tenant, start_time, trace_id, span_id) IN
-        (SELECT tenant, start_time, trace_id, span_id FROM verdicts WHERE {{inside}} AND cause != '{HEALTHY}')
+        (SELECT tenant, start_time, trace_id, span_id FROM verdicts WHERE {{inside}} AND {{judged}} AND cause != '{HEALTHY}')
 ORDER BY received_ms, tenant, trace_id, span_id
 LIMIT {_STREAMS_MAX}
 SETTINGS max_threads = 1"""
@@ -69,9 +71,11 @@ def pages_between(store: Store, after_ms: int, until_ms: int) -> Iterator[Page]:
     received = after_until_ms("received_at", after_ms, until_ms)
     ((count, low, high),) = store.select(_SPAN.format(received=received))
     inside = between_ns("start_time", int(low), int(high))
+    # A stream is judged after its receipt. One wrong clock would otherwise make `inside` a range of months.
+    judged = f"judged_at >= {time_ns((after_ms - _CLOCK_MS) * 1_000_000)}"
     after = "1"
     while count:
-        rows = _rows(store, _STREAMS.format(received=received, inside=inside, after=after))
+        rows = _rows(store, _STREAMS.format(received=received, inside=inside, judged=judged, after=after))
         if rows:
             is_last = len(rows) < _STREAMS_MAX
             # Of the last millisecond there may be more streams than are in this page.
