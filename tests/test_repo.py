@@ -30,6 +30,7 @@ REFERENCE = ROOT / "docs" / "reference.md"
 
 # Modules of 100 lines or more without a test file of their own, and the file that tests them.
 TESTED_BY = {
+    "ingest/legato_ingest/trace_export/stalled_streams.py": "tests/ingest/trace_export/test_worker.py",
     "ingest/legato_ingest/write/receiver.py": "tests/ingest/write/test_app.py",
     "ingest/legato_ingest/web/request_models.py": "tests/ingest/web/test_app.py",
     "ingest/legato_ingest/attribution/load/due.py": "tests/ingest/attribution/test_late_evidence.py",

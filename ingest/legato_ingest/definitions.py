@@ -29,6 +29,7 @@ __all__ = [
     "TOOL",
     "UNKNOWN_OUTCOME",
     "VANTAGES",
+    "VERDICT_SCOPE",
     "server_of",
 ]
 
@@ -78,6 +79,9 @@ COUNTER_GROWTH = """lagInFrame(toNullable(value)) OVER
 
 # Columns of `streams` by which rollups, dashboards and quotas group streams.
 DIMENSIONS = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport")
+
+# The instrumentation scope of the spans about stalls that `legato serve` sends to a trace backend. Legato's own receiver ignores it.
+VERDICT_SCOPE = "legato.verdicts"
 
 # The tenant of a token that reads the rows of all tenants.
 ALL_TENANTS = "*"

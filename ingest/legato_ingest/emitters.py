@@ -143,5 +143,6 @@ IGNORED = {
     STREAMING_UNKNOWN: "it is an LLM request, and nothing in it says that the response was streamed",
     "outer span": "it is a span around the request, such as an agent's or a framework's; the span of the request is another",
     "request of a stream": "it is the request of a streamed response, up to its headers; the stream's end is another span",
+    "verdict": "it is a span about a stall, which `legato serve` itself sent to a trace backend",
     "log record": "no emitter is known that keeps a stream's times in logs",
 }

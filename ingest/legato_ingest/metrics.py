@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from legato_ingest.definitions import SLO_RESULTS
+from legato_ingest.stream_histograms import StreamHistograms
 
 __all__ = ["Metrics"]
 
@@ -44,6 +45,8 @@ class Metrics:
         self._register_jobs(self.registry)
         self._register_store(self.registry)
         self.registry.register(_ProcessorTime())
+        self.stream_histograms = StreamHistograms(self._service)
+        self.registry.register(self.stream_histograms)
 
     def _register_receiving(self, kept: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -118,6 +121,20 @@ class Metrics:
             registry=kept,
         )
 
+        self.trace_export_spans = Counter(
+            "legato_trace_export_spans",
+            "Spans about stalls that were sent to the trace backend, by outcome: exported, rejected (by a partial success), "
+            "refused (with their request)",
+            ["outcome"],
+            registry=kept,
+        )
+        self.trace_export_lag_seconds = Gauge(
+            "legato_trace_export_lag_seconds",
+            "Seconds between now and the time up to which received streams have their stalls exported, the time to settle included. "
+            "0 without an endpoint, and on an instance without the lease",
+            registry=kept,
+        )
+
     def _register_store(self, kept: CollectorRegistry) -> None:
         self.store_bytes = Gauge("legato_store_bytes", "Bytes of the store on disk, by table", ["table"], registry=kept)
         self.store_rows = Gauge("legato_store_rows", "Rows of the store on disk, older revs included, by table", ["table"], registry=kept)
@@ -170,12 +187,17 @@ class Metrics:
     def count_results(self, counts: Iterable[tuple[str, str, str, int]]) -> None:
         """Count ended streams that were stored, as (service, vantage, result, number). Only one thread may call it."""
         for service, vantage, result, streams in counts:
-            if service not in self._services and len(self._services) >= _SERVICES_MAX:
-                service = _OTHER
-            self._services.add(service)
+            service = self._service(service)
             # All results start at once: a series that appeared with its first bad stream would have no increase for it.
             for each in SLO_RESULTS:
                 self.streams.labels(service, vantage, each).inc(streams if each == result else 0)
+
+    def _service(self, service: str) -> str:
+        """Return the name under which a service is counted."""
+        if service not in self._services and len(self._services) >= _SERVICES_MAX:
+            service = _OTHER
+        self._services.add(service)
+        return service
 
     def count_stored(self, table: str, stored: int, duplicates: int, refused: int) -> None:
         """Count the outcomes of new rows of a table of engine steps, finished requests or samples."""

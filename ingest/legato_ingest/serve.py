@@ -38,6 +38,7 @@ from legato_ingest.settings import Settings, deprecations
 from legato_ingest.storage import Store, migrate, objective_rows, open_store
 from legato_ingest.storage.lock import StoreLock, admin_socket_path
 from legato_ingest.storage.retention import set_retention
+from legato_ingest.trace_export import endpoint
 from legato_ingest.web import app as web_page
 from legato_ingest.web.panel_queries import Boards
 from legato_ingest.write import app as otlp_endpoint
@@ -116,6 +117,7 @@ def _check_endpoints(settings: Settings) -> None:
             f"{settings.read_user}), or use loopback"
         )
     tls.check(settings.tls_cert_file, settings.tls_key_file)
+    endpoint.check(settings)
 
 
 def _serve_store(settings: Settings, listeners: _Listeners) -> None:

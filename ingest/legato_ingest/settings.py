@@ -10,20 +10,16 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from urllib.parse import SplitResult, unquote, urlsplit
+from typing import Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from legato_ingest.address import Address, address_of
 from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, STALL_EXCESS_MS, STALL_MS
 from legato_ingest.errors import SettingsError
 
-__all__ = ["Address", "Settings", "address_of", "deprecations", "load"]
-
-
-_PORT, _TLS_PORT = 8123, 8443
-_FORM = "chdb:///absolute/path (embedded), clickhouse://USER@HOST:8123/DATABASE, or clickhouses:// with TLS"
+__all__ = ["Settings", "deprecations", "load"]
 
 
 # Fields with an earlier name. The variable of the earlier name still works; the variable of the new name takes precedence.
@@ -285,6 +281,42 @@ class Settings(BaseSettings):
         description="Pause between two runs of the rollups that dashboards and alerts read, in seconds",
     )
     chunking_every_s: float = Field(3600.0, gt=0, description="Pause between two searches for changes in chunking, in seconds")
+    web_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s?#]+)?$",
+        description="Base URL under which browsers reach the web page, for links in exported spans. None: spans have no link",
+    )
+    traces_export_endpoint: str = Field(
+        "",
+        description=(
+            "Base URL of a trace backend's OTLP/HTTP receiver (Jaeger, Tempo, a Collector) to which `legato serve` sends spans about "
+            "stalls; `/v1/traces` is added. None: no spans are sent"
+        ),
+    )
+    traces_export_headers: SecretStr = Field(
+        SecretStr(""),
+        description=(
+            "Headers of these requests, such as a token: `NAME=VALUE,NAME=VALUE` with values percent-encoded, as in "
+            "`OTEL_EXPORTER_OTLP_HEADERS`"
+        ),
+    )
+    traces_export_parent: Literal["around", "stream"] = Field(
+        "around",
+        description=(
+            "What the spans about a stream are children of. `around`: the span around the stream, because the trace backend lacks the "
+            "stream's own span where the SDK sends to Legato alone; a stream of another library: its own span. `stream`: always the "
+            "stream's own span"
+        ),
+    )
+    traces_export_settle_s: float = Field(
+        60.0,
+        ge=0,
+        description=(
+            "Age of a stream, in seconds since it was received, at which its verdicts are exported. Verdicts that later evidence changes "
+            "are not exported again"
+        ),
+    )
+    traces_export_every_s: float = Field(5.0, gt=0, description="Pause between two exports of spans about stalls, in seconds")
     query_seconds_max: int = Field(30, ge=1, description="Longest run time of a read query, in seconds. A longer query fails")
     query_memory_bytes_max: int = Field(
         2 * 2**30,
@@ -345,44 +377,3 @@ def deprecations(environ: Mapping[str, str] = os.environ) -> list[str]:
         for field, earlier in _EARLIER_NAMES.items()
         if _variable(earlier) in present
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The address of a ClickHouse server, with user and database. The password is a separate setting."""
-
-    host: str
-    port: int
-    user: str
-    database: str
-    tls: bool
-
-    def __str__(self) -> str:
-        return f"clickhouse{'s' if self.tls else ''}://{self.user}@{self.host}:{self.port}/{self.database}"
-
-
-def address_of(url: str) -> Address | pathlib.Path:
-    """Return the server of ``clickhouse://USER@HOST:PORT/DATABASE`` (``clickhouses://`` with TLS), or the folder of ``chdb:///PATH``.
-
-    Raises ``SettingsError``; its message contains no password.
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise SettingsError(f"LEGATO_STORE is not a URL: expected {_FORM}") from None
-    if parts.password is not None:
-        raise SettingsError(
-            f"LEGATO_STORE contains a password, which other users can see: set LEGATO_STORE_PASSWORD instead; expected {_FORM}"
-        )
-    if parts.scheme == "chdb" and parts.path.startswith("/") and not parts.netloc:
-        return pathlib.Path(parts.path)
-    if parts.scheme not in ("clickhouse", "clickhouses") or not parts.hostname or not _is_plain(parts):
-        raise SettingsError(f"LEGATO_STORE is {parts.scheme}://…, expected {_FORM}")
-    tls = parts.scheme == "clickhouses"
-    user, database = unquote(parts.username or "default"), unquote(parts.path.strip("/")) or "default"
-    return Address(parts.hostname, port or (_TLS_PORT if tls else _PORT), user, database, tls)
-
-
-def _is_plain(parts: SplitResult) -> bool:
-    return not parts.query and not parts.fragment and "/" not in parts.path.strip("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import random
 import re
@@ -10,7 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import httpx
@@ -19,8 +20,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.spans import SECOND_NS, native_span, request, scope_of, steady_timeline
+from helpers.servers.ports import free_port
 from helpers.servers.reading import open_store
 from helpers.servers.serving import serve_process, served
+from helpers.servers.waiting import until
 from legato._timeline import pack
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
@@ -267,6 +270,53 @@ def test_the_rules_use_existing_metrics(metrics_text: str) -> None:
     assert len(names) >= 6 and {name for name in names if not re.search(rf"^{name}[ {{]", metrics_text, re.MULTILINE)} == set()
     assert re.search(r'^legato_streams_total\{result="gap",service="[^"]*",vantage="client"\}', metrics_text, re.MULTILINE)
     assert re.search(r'^legato_errors_total\{stage="commit",type="OSError"\}', metrics_text, re.MULTILINE)
+
+
+@contextmanager
+def prometheus(folder: pathlib.Path, url: str) -> Iterator[httpx.Client]:
+    """Run Prometheus, which scrapes this server every 0.2 s and keeps exemplars, and yield a client of its API."""
+    tool = shutil.which("prometheus")
+    if tool is None:
+        pytest.skip("prometheus is not installed (Debian: prometheus)")
+    scraped = {"job_name": "legato", "scrape_interval": "200ms", "static_configs": [{"targets": [url.removeprefix("http://")]}]}
+    (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": [scraped]}), encoding="utf-8")
+    port = free_port()
+    options = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}", "--enable-feature=exemplar-storage")
+    command = [tool, *options, f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+    with subprocess.Popen(command) as process, httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as client:
+        try:
+            yield client
+        finally:
+            process.terminate()
+
+
+def test_prometheus_finds_the_trace_of_a_bucket(store: Store, tmp_path: pathlib.Path) -> None:
+    """A request that is sent twice counts once, and the exemplar of its bucket is its trace."""
+    body = request({"service.name": "shop"})
+    span = native_span(body, {"legato.stream.timeline": steady_timeline(4, 450_000)})
+    with committing(store) as (committer, metrics), served(app.create_app(load(), committer, metrics, lambda: True)) as url:
+        for _ in range(2):
+            httpx.post(f"{url}/v1/traces", content=body.SerializeToString(), headers=PROTOBUF, timeout=PATIENCE_S).raise_for_status()
+        for accept in ("application/openmetrics-text; version=x", "text/plain", ""):
+            text = httpx.get(f"{url}/metrics", headers={"Accept": accept}).text
+            assert span.trace_id.hex() not in text and 'legato_stream_gap_max_seconds_count{service="shop",vantage="client"} 1.0' in text
+        with prometheus(tmp_path, url) as client:
+            query: dict[str, str | float] = {
+                "query": "legato_stream_gap_max_seconds_bucket",
+                "start": time.time() - 600,
+                "end": time.time() + 600,
+            }
+
+            def exemplars() -> list[Any]:
+                with suppress(httpx.TransportError):
+                    return list(client.get("/query_exemplars", params=query).json()["data"])
+                return []
+
+            until(exemplars)
+            (series,) = exemplars()
+    assert series["seriesLabels"]["le"] == "0.6" and series["seriesLabels"]["service"] == "shop"
+    (exemplar,) = series["exemplars"]
+    assert exemplar["labels"] == {"trace_id": span.trace_id.hex()} and exemplar["value"] == "0.45"
 
 
 def test_legato_serve_counts_by_its_settings(tmp_path: pathlib.Path) -> None:

@@ -23,7 +23,10 @@ from helpers.servers.ports import free_port
 from helpers.servers.serving import legato, serve_process
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import READ, WRITE
+from legato_ingest.cli.doctor.findings import Setup
+from legato_ingest.cli.doctor.grpc_endpoint import otlp_grpc
 from legato_ingest.otlp.signals import SPANS
+from legato_ingest.settings import load
 
 ATTRIBUTES: dict[str, str | bytes | int] = {
     "gen_ai.operation.name": "chat",
@@ -60,6 +63,9 @@ def test_streams_arrive_over_every_protocol(tmp_path: pathlib.Path, monkeypatch:
         send(GrpcExporter(f"https://127.0.0.1:{port}", credentials=credentials, headers=bearer), "grpc")
         url = served.otlp.replace("http:", "https:")
         send(HttpExporter(f"{url}/v1/traces", certificate_file=str(root), headers=bearer), "protobuf")
+        monkeypatch.setenv("SSL_CERT_FILE", str(root))
+        assert otlp_grpc(Setup(load(otlp_grpc_port=port), url, "", token=write)).state == "well"
+        assert otlp_grpc(Setup(load(otlp_grpc_port=port), served.otlp, "", token=write)).state == "fault", "it does not speak TLS"
         body = request({"service.name": "json"})
         native_span(body)
         with httpx.Client(verify=False, headers={**bearer, "content-type": "application/json"}) as client:

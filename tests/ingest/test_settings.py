@@ -7,9 +7,10 @@ import re
 
 import pytest
 
+from legato_ingest.address import Address, address_of
 from legato_ingest.errors import SettingsError
 from legato_ingest.metrics import Metrics
-from legato_ingest.settings import Address, Settings, address_of, deprecations, load
+from legato_ingest.settings import Settings, deprecations, load
 
 REFERENCE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 RENAMED = {

@@ -17,11 +17,13 @@ from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.convert import convert_points
 from legato_ingest.periodic import PeriodicTask
 from legato_ingest.storage import Store
+from legato_ingest.stream_histograms import HISTOGRAMS
 from legato_ingest.write.committer import Committer
 
 __all__ = ["SelfMonitor", "request_of"]
 
 _EVERY_S = 15.0
+_OF_SERVICES = frozenset(("legato_streams", *(each.name for each in HISTOGRAMS)))
 _SIZES = """
 SELECT table, sum(bytes_on_disk), sum(rows)
 FROM system.parts
@@ -78,8 +80,8 @@ def request_of(metrics: Metrics, host: str, started_ns: int, now_ns: int, instan
     scope.scope.name = "legato"
     by_name: dict[str, Metric] = {}
     for family in metrics.registry.collect():
-        # One series per service, vantage and result; `stream_minutes` holds the same counts.
-        if family.name == "legato_streams":
+        # Series of each service and vantage; `stream_minutes` holds the same counts.
+        if family.name in _OF_SERVICES:
             continue
         for sample in family.samples:
             if sample.name.endswith(("_created", "_bucket")):

@@ -1,4 +1,4 @@
-"""The background work of `legato serve`: attribution, rollups, chunking detection, part integrity checks and self-monitoring.
+"""The background work of `legato serve`: attribution, rollups, chunking detection, part checks, exports and self-monitoring.
 
 Of several instances on one ClickHouse server, the holder of the lease does the work for all, and the others wait for the lease. An instance
 with an embedded store needs no lease. The module only starts and stops the workers.
@@ -21,6 +21,7 @@ from legato_ingest.periodic import PeriodicTask, always
 from legato_ingest.rollups.worker import RollupWorker, judgements_followed_until_ms
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store, objective_rows
+from legato_ingest.trace_export.worker import TraceExportWorker
 from legato_ingest.write.committer import Committer
 
 __all__ = ["Workers"]
@@ -60,11 +61,12 @@ class Workers:
         self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn)
         self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
         self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
+        self._trace_export = TraceExportWorker(store.clone(), settings, metrics, my_turn) if settings.traces_export_endpoint else None
 
     def start(self) -> None:
         """Start all workers. Call it before the first row is written: other instances need this writer's heartbeat before its rows."""
         first = (self._heartbeat, self._lease, self.attribution, self.rollups)
-        for worker in (*first, self._self_monitor, self._chunking, self._parts, self._objectives):
+        for worker in (*first, self._self_monitor, self._chunking, self._parts, self._objectives, self._trace_export):
             if worker is not None:
                 worker.start()
 
@@ -76,7 +78,8 @@ class Workers:
         finally:
             self._self_monitor.close()
             committer.close()
-            for worker in (self.attribution, self.rollups, self._chunking, self._parts, self._objectives, self._lease, self._heartbeat):
+            working = (self._trace_export, self.attribution, self.rollups, self._chunking, self._parts, self._objectives)
+            for worker in (*working, self._lease, self._heartbeat):
                 if worker is not None:
                     worker.close()
             for handle in self._handles:

@@ -13,8 +13,8 @@ import time
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
+from legato_ingest.address import Address
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.settings import Address
 from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.store import ReadLimits
 from legato_ingest.storage.watermark import now_ms

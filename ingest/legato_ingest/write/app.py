@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import anyio
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -91,7 +92,18 @@ def _add_metrics(app: FastAPI, receiver: Receiver, metrics: Metrics) -> None:
                 raise Denied(f"these metrics cover all tenants: send a token that may read, of the tenant {ALL_TENANTS}")
         except Denied as error:
             return Response(f"{error}\n", error.status, _CHALLENGE, media_type="text/plain")
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        content, media_type = _exposition(metrics.registry, request.headers.get("accept", ""))
+        return Response(content, media_type=media_type)
+
+
+def _exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return the metrics in the format that the client asks for, and its media type. Only OpenMetrics has exemplars."""
+    try:
+        encode, media_type = choose_encoder(accept)
+    except (ValueError, TypeError):
+        # prometheus-client cannot read every version that a client may name.
+        encode, media_type = choose_encoder("")
+    return encode(registry), media_type
 
 
 class _Cors:

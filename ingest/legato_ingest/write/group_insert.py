@@ -182,7 +182,9 @@ class GroupInsert:
             else:
                 if table == REVS:
                     # Counted at once: if a later step of the group fails, these rows are duplicates when they are sent again.
-                    self._metrics.count_results(count_results(rows.slice(start, count), self.objectives))
+                    stored = rows.slice(start, count)
+                    self._metrics.count_results(count_results(stored, self.objectives))
+                    self._metrics.stream_histograms.observe(stored)
         return bad
 
     def _count_outcome(self, batches: Sequence[Batch], new: Sequence[pa.Table], refused: int, same_response: int) -> None:

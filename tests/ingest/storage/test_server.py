@@ -12,10 +12,11 @@ import pytest
 from helpers.servers.clickhouse import Server, clickhouse
 from helpers.servers.ports import free_port
 from helpers.servers.reading import stream, streams_in
+from legato_ingest.address import Address
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
-from legato_ingest.settings import Address, Settings, load
+from legato_ingest.settings import Settings, load
 from legato_ingest.storage import ServerStore, Store, migrate, open_store
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.storage.watermark import Watermark, now_ms

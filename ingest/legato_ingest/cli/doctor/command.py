@@ -1,6 +1,7 @@
 """`legato doctor`: the command.
 
-It runs the checks of ``endpoints`` and ``data`` and prints each finding at once; the exit status is 1 when there is a fault.
+It runs the checks of ``endpoints``, ``grpc_endpoint`` and ``data`` and prints each finding at once; the exit status is 1 when there is a
+fault.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def doctor(
 
     Example: legato doctor --collector http://127.0.0.1:8888/metrics
     """
-    from legato_ingest.cli.doctor import data, endpoints
+    from legato_ingest.cli.doctor import data, endpoints, grpc_endpoint
     from legato_ingest.cli.doctor.emitters import print_senders
     from legato_ingest.cli.doctor.findings import Setup, examine
     from legato_ingest.settings import load
@@ -90,7 +91,7 @@ def doctor(
             print_senders(senders, hours, console())
         return
     screen, findings = console(), []
-    for finding in examine(setup, (*endpoints.CHECKS, *data.CHECKS)):
+    for finding in examine(setup, (*endpoints.CHECKS, *grpc_endpoint.CHECKS, *data.CHECKS)):
         findings.append(finding)
         if not as_json:
             screen.print(_line(finding))

@@ -163,6 +163,10 @@ def keeping_up(setup: Setup) -> Finding:
             f"verdicts or rollups are {lag_s:,.0f} s behind",
             "see the log of `legato serve`: a slow ClickHouse server, or too few cores",
         )
+    export_lag_s = samples.get("legato_trace_export_lag_seconds", 0.0) - setup.settings.traces_export_settle_s
+    if export_lag_s > _LAG_S_MAX:
+        todo = "its address, its token, and whether it answers: LEGATO_TRACES_EXPORT_ENDPOINT, LEGATO_TRACES_EXPORT_HEADERS"
+        return fault(name, f"the trace backend has taken no spans about stalls for {export_lag_s:,.0f} s", todo)
     if errors:
         shown = _shown(f"{count:,.0f} × {labels}" for labels, count in sorted(errors.items(), key=lambda each: -each[1]))
         return warning(

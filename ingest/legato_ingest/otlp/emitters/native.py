@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.definitions import OUTCOMES, VANTAGES
+from legato_ingest.definitions import OUTCOMES, VANTAGES, VERDICT_SCOPE
 from legato_ingest.otlp.attributes import AttributeFault, Attributes
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX, genai_record
-from legato_ingest.otlp.model import SilenceRecord, StreamRecord
+from legato_ingest.otlp.model import Ignored, SilenceRecord, StreamRecord
 
 __all__ = ["convert"]
 
@@ -19,8 +19,13 @@ SNAPSHOT = "legato.stream.snapshot"
 _SILENT_SINCE = "legato.stream.silent_since"
 
 
-def convert(span: Span, attributes: Attributes) -> StreamRecord | SilenceRecord | None:
-    """Return the record of a span of Legato's own emitters; None for any other span. Raises ``AttributeFault``."""
+def convert(span: Span, attributes: Attributes) -> StreamRecord | SilenceRecord | Ignored | None:
+    """Return the record of a span of Legato's own emitters; None for any other span. Raises ``AttributeFault``.
+
+    A span about a stall, which `legato serve` sent to a trace backend, comes back where that backend is a Collector that also sends here.
+    """
+    if attributes.scope == VERDICT_SCOPE:
+        return Ignored("verdict", "legato-serve")
     if _SILENT_SINCE in attributes.own:
         return _silence(span, attributes)
     if "legato.stream.vantage" not in attributes.own:

@@ -8,9 +8,12 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -20,6 +23,7 @@ from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
 from helpers.servers import collector as collectors
 from helpers.servers.certificates import issued
+from helpers.servers.otlp_grpc import grpc_over
 from helpers.servers.ports import free_port
 from helpers.servers.reading import read_app, stream
 from helpers.servers.receiver import receiver
@@ -27,7 +31,7 @@ from helpers.servers.serving import legato, served
 from helpers.servers.waiting import until
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import READ, WRITE
-from legato_ingest.cli.doctor import data, endpoints
+from legato_ingest.cli.doctor import data, endpoints, grpc_endpoint
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, examine
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.metrics import Metrics
@@ -53,7 +57,7 @@ class Installation:
     def findings(self, setup: Setup | None = None) -> dict[str, Finding]:
         """Every check's finding by its name."""
         made = replace(setup or self.setup, answers=set())
-        return {finding.check: finding for finding in examine(made, (*endpoints.CHECKS, *data.CHECKS))}
+        return {finding.check: finding for finding in examine(made, (*endpoints.CHECKS, *grpc_endpoint.CHECKS, *data.CHECKS))}
 
     def faults(self, setup: Setup | None = None) -> set[str]:
         """The checks that found a fault; each finding is one line and names the next step."""
@@ -67,14 +71,16 @@ def installation(store: Store, tmp_path: pathlib.Path) -> Iterator[Installation]
     """Endpoints with tokens over the shared store with the current schema and free disk space."""
     path = tmp_path / "tokens.toml"
     write, everyone = tokens.add(path, "w", "shop", WRITE), tokens.add(path, "op", ALL_TENANTS, READ)
-    settings = load(store=f"chdb://{tmp_path}/store", tokens_file=path, schema_dir=SCHEMA, read_password=everyone)
     metrics = Metrics()
     committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
     serving = load(tokens_file=path)
     with (
         served(otlp_endpoint.create_app(serving, committer, metrics, lambda: True)) as otlp,
         served(read_app(serving, store, metrics)) as reads,
+        grpc_over(committer, metrics, tokens_file=path) as over_grpc,
     ):
+        own = {"tokens_file": path, "schema_dir": SCHEMA, "read_password": everyone, "otlp_grpc_port": over_grpc.port}
+        settings = load(store=f"chdb://{tmp_path}/store", **own)
         yield Installation(Setup(settings, otlp, reads, "", write, everyone), store, metrics, tmp_path)
     committer.close()
 
@@ -98,6 +104,7 @@ def test_a_working_installation_has_no_fault_and_no_warning(installation: Instal
         states = {name: finding.state for name, finding in installation.findings().items()}
         assert set(states.values()) <= {"well", "skipped"}, installation.findings()
         assert states["OTLP endpoint"] == states["read endpoint"] == states["write token"] == states["schema"] == states["disk"] == "well"
+        assert states["OTLP over gRPC"] == "well"
         received(installation.store, 30, 1.0)
         received(installation.store, 30, 30.0)
 
@@ -134,6 +141,27 @@ def test_a_token_that_is_missing_or_wrong(installation: Installation, token: str
     readers = installation.findings(replace(installation.setup, read_token=token))["read endpoint"]
     assert readers.state == "fault" and "LEGATO_READ_PASSWORD" in readers.todo
     assert not token or token not in readers.found + found.found
+
+
+def test_the_port_of_grpc(installation: Installation) -> None:
+    """No server, one of another program, a wrong token, and gRPC switched off."""
+
+    def found(port: int | None, **more: Any) -> tuple[str, str]:
+        settings = load(tokens_file=installation.setup.settings.tokens_file, **({} if port is None else {"otlp_grpc_port": port}))
+        finding = grpc_endpoint.otlp_grpc(replace(installation.setup, settings=settings, **more))
+        return finding.state, finding.found
+
+    own = installation.setup.settings.otlp_grpc_port
+    assert found(own)[0] == "well" and found(0) == ("skipped", "LEGATO_OTLP_GRPC_PORT is 0")
+    assert found(own, token="wrong") == ("fault", f"127.0.0.1:{own} does not accept this token")
+    assert found(own, token="") == ("fault", f"127.0.0.1:{own} needs a token, and none is set")
+    assert found(free_port())[0] == "fault"
+    other = grpc.server(ThreadPoolExecutor(1))
+    port = other.add_insecure_port("127.0.0.1:0")
+    other.start()
+    state, said = found(port)
+    assert state == "fault" and "not as Legato's OTLP endpoint (UNIMPLEMENTED)" in said
+    other.stop(None).wait(10)
 
 
 def test_a_broken_tokens_file(installation: Installation) -> None:
@@ -319,6 +347,8 @@ def test_work_that_is_behind_or_fails(installation: Installation) -> None:
     """Ten minutes behind is a fault, an error since the start a warning."""
     installation.metrics.errors.labels("attribute", "StoreUnavailable").inc()
     assert installation.findings()["keeping up"].state == "warning"
+    installation.metrics.trace_export_lag_seconds.set(760)
+    assert "no spans about stalls for 700 s" in installation.findings()["keeping up"].found
     installation.metrics.rollup_lag_seconds.set(3600)
     found = installation.findings()["keeping up"]
     assert found.state == "fault" and "3,600 s behind" in found.found
@@ -353,11 +383,12 @@ def test_the_command(installation: Installation) -> None:
         "LEGATO_ENDPOINT": setup.otlp_url,
         "LEGATO_READ_URL": setup.read_url,
         "LEGATO_TOKEN": setup.token,
+        "LEGATO_OTLP_GRPC_PORT": str(setup.settings.otlp_grpc_port),
         "LEGATO_READ_PASSWORD": setup.read_token,
     }
     text, as_json = legato("doctor", environ=environ), legato("doctor", "--json", environ=environ)
     assert (text.returncode, as_json.returncode) == (0, 0), text.stdout
-    assert "0 faults, 0 warnings, 14 checks" in text.stdout
+    assert "0 faults, 0 warnings, 15 checks" in text.stdout
     assert [each["check"] for each in json.loads(as_json.stdout)] == list(installation.findings())
     wrong = legato("doctor", environ={**environ, "LEGATO_TOKEN": "wrong-token"})
     assert (

@@ -1,0 +1,5 @@
+"""Verdicts in other people's trace backends: `legato serve` sends spans about stalls to an OTLP endpoint (Jaeger, Tempo, a Collector).
+
+``worker.TraceExportWorker`` follows the streams that were judged, ``stalled_streams`` reads them, ``spans`` makes the spans as a pure
+function, and ``endpoint`` sends them. It may import ``storage`` and the root leaves.
+"""
