@@ -6,13 +6,9 @@ first stream: so an application's own ``legato.configure()`` and its set-up of O
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-
 from legato._errors import warn_once
 from legato._instrument import instrument, instrument_package
-from legato._otlp import configure
-from legato._route import own, use_later
+from legato._otlp import configure_later
 
 __all__ = ["start"]
 
@@ -20,11 +16,7 @@ __all__ = ["start"]
 def start(name: str) -> None:
     """Begin to record. ``name``: the package that was imported just now. Further calls instrument further packages."""
     try:
-        if own() is None:
-            # A cycle: OpenTelemetry's exporter may be importing `requests` at this moment. Then it is imported with the first stream.
-            with contextlib.suppress(ImportError):
-                importlib.import_module("legato._provider")
-            use_later(configure)
+        configure_later()
         instrument()
         instrument_package(name)
     except Exception as error:
