@@ -25,6 +25,8 @@ class Origin:
     client_port: int = 0
     server_address: str = ""
     server_port: int = 0
+    is_start_known: bool = True
+    """Whether the stream starts with its request. If not, times from the request are unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,10 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
     if recorder.wire_bytes is not None:
         attributes["legato.stream.wire_bytes"] = recorder.wire_bytes
     attributes.update(_gaps(columns, end))
-    attributes.update(_first_token(columns, start))
+    if recorder.origin.is_start_known:
+        attributes.update(_first_token(columns, start))
+    else:
+        attributes["legato.stream.start_unknown"] = True
     attributes.update(_origin(recorder.origin))
     attributes.update(_response(recorder))
     if end and end.error_type:

@@ -236,14 +236,17 @@ def wrap(
     and Ollama. ``measure`` returns the UTF-8 bytes of content in any other item. ``transport``: ``websocket``, ``http/2``, … if the
     items are single reads of the network. ``vantage``: ``server`` in a server.
 
-    ``start_ns``: ``time.monotonic_ns()`` from just before the request was sent. Without it the stream starts with this call, so the times
-    to the first byte and token lack what passed before. Raises ``TypeError`` if ``source`` is not iterable, with what to do.
+    ``start_ns``: ``time.monotonic_ns()`` from just before the request was sent. Without it the stream starts with this call, which is often
+    after the response's headers, so its time to first token is unknown.
+
+    Raises ``TypeError`` if ``source`` is not iterable, with what to do.
     """
     if not isinstance(source, (Iterable, AsyncIterable)):
         raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable or an asynchronous iterable{_advice(source)}")
     recorder: StreamRecorder | None = None
     if not is_recorded_already(source):
         origin = Origin(model=model, provider=provider, transport=transport, vantage=vantage, engine_id=settings().engine_id)
+        origin.is_start_known = start_ns is not None
         recorder = begin(origin, start_ns=start_ns, body=Items() if measure is None else None)
     is_lazy = recorder is not None and vantage == "client" and is_of_library(source)
     recording = _ItemRecording(recorder, measure, is_lazy=is_lazy)

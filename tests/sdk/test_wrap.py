@@ -85,6 +85,21 @@ def test_bodies_by_hand(spans: Spans, columns: Columns, name: str, way: str) -> 
     assert of([span])["legato.stream.outcome"] == "complete" and of([span])["gen_ai.server.ttft"] >= 0.1
 
 
+TIMES = (
+    *("gen_ai.response.time_to_first_chunk", "gen_ai.client.operation.time_to_first_chunk", "gen_ai.server.ttft"),
+    "langfuse.observation.completion_start_time",
+)
+
+
+def test_a_start_that_is_not_the_requests_gives_no_time_to_first_token(spans: Spans) -> None:
+    """Under no key, and the span says so; with `start_ns` it has all."""
+    list(legato.wrap(["a", "b"]))
+    list(legato.wrap(["a", "b"], start_ns=time.monotonic_ns()))
+    unknown, known = ([key for key in TIMES if key in (span.attributes or {})] for span in spans())
+    assert (unknown, known) == ([], list(TIMES))
+    assert [(span.attributes or {}).get("legato.stream.start_unknown") for span in spans()] == [True, None]
+
+
 @given(
     st.lists(st.text(max_size=9) | st.binary(max_size=9) | st.none() | st.integers() | st.dictionaries(st.text(max_size=3), st.integers()))
 )
