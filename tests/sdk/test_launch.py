@@ -15,6 +15,8 @@ import pytest
 from helpers.builders.completions import completions_server
 from helpers.servers.receiver import Receiver, receiver
 from legato.__main__ import HELP
+from legato_ingest.cli import launch
+from legato_ingest.errors import SettingsError
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "LEGATO_", "PYTEST_"))}
 LEGATO = (sys.executable, "-m", "legato", "run")
@@ -51,21 +53,40 @@ def run(folder: pathlib.Path, *words: str, **environ: str) -> subprocess.Complet
     return subprocess.run(words, cwd=folder, env={**CLEAN, **environ}, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(
-    ("words", "service"), [(("application.py",), "application"), (("--service-name=shop", "python", "-m", "application"), "shop")]
-)
-def test_a_program_and_its_children_are_recorded(
-    endpoints: tuple[str, Receiver], tmp_path: pathlib.Path, words: tuple[str, ...], service: str
-) -> None:
+def test_a_program_and_its_children_are_recorded(endpoints: tuple[str, Receiver], tmp_path: pathlib.Path) -> None:
     """Libraries that are imported later, also in a spawned process. Arguments, path, status and output are those of the program."""
     server, endpoint = endpoints
     (tmp_path / "application.py").write_text(APPLICATION, encoding="utf-8")
     endpoint.received.clear()
     plain = run(tmp_path, sys.executable, "application.py", server)
-    done = run(tmp_path, *LEGATO, "--endpoint", endpoint.url, *words, server)
+    done = run(tmp_path, *LEGATO, "--endpoint", endpoint.url, "application.py", server)
     assert (done.returncode, done.stdout, done.stderr) == (7, plain.stdout, "") and plain.returncode == 7, done.stderr
-    assert {(each.service, each.model) for each in endpoint.streams} == {(service, "parent"), (service, "child")}
-    assert len(endpoint.streams) == 2
+    assert sorted((each.service, each.model) for each in endpoint.streams) == [("application", "child"), ("application", "parent")]
+
+
+SMALL = """
+import sys, httpx, legato
+if sys.argv[2:]: legato.configure(service_name=sys.argv[2])
+with httpx.stream("POST", sys.argv[1] + "/chat/completions", json={"model": "m", "stream": True}) as response:
+    response.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "service"),
+    [
+        ((*LEGATO, "--service-name=shop", "python", "-m", "small"), "shop"),
+        ((sys.executable, "-m", "legato_ingest", "run", "small.py"), "small"),
+        ((sys.executable, "-m", "legato_ingest", "run", "--service-name", "shop", "small.py"), "own"),
+    ],
+)
+def test_the_name_of_the_service(endpoints: tuple[str, Receiver], tmp_path: pathlib.Path, words: tuple[str, ...], service: str) -> None:
+    """The option's, else the program's; the program's `configure` comes before both. `legato run` of the ingest takes the same options."""
+    server, endpoint = endpoints
+    (tmp_path / "small.py").write_text(SMALL, encoding="utf-8")
+    endpoint.received.clear()
+    done = run(tmp_path, *words, server, *(["own"] if service == "own" else []), LEGATO_ENDPOINT=endpoint.url)
+    assert (done.returncode, done.stderr) == (0, "") and [each.service for each in endpoint.streams] == [service]
 
 
 def test_the_sitecustomize_of_the_user_runs_and_tracebacks_and_signals_are_the_programs(tmp_path: pathlib.Path) -> None:
@@ -109,10 +130,8 @@ def test_a_broken_sdk_does_not_break_the_program(tmp_path: pathlib.Path) -> None
     assert run(tmp_path, sys.executable, "-c", "print(7)", PYTHONPATH=path).stderr == ""
 
 
-def test_the_command_of_the_ingest(endpoints: tuple[str, Receiver], tmp_path: pathlib.Path) -> None:
-    """`legato run` starts the program with the Python of PATH, or its own; without the SDK it says what to install."""
-    server, endpoint = endpoints
-    (tmp_path / "application.py").write_text(APPLICATION, encoding="utf-8")
-    endpoint.received.clear()
-    done = run(tmp_path, sys.executable, "-m", "legato_ingest", "run", "application.py", server, LEGATO_ENDPOINT=endpoint.url)
-    assert (done.returncode, done.stderr) == (7, "") and len(endpoint.streams) == 2
+def test_an_environment_without_the_sdk_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install there."""
+    monkeypatch.setattr(launch, "_PROBE", "import sys; sys.exit(1)")
+    with pytest.raises(SettingsError, match=r"no SDK of Legato in the environment of .*pip install 'legato\[otlp\]'"):
+        launch.python_with_sdk()
