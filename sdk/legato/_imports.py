@@ -1,17 +1,17 @@
 """Calls a function after a package was imported: a finder in front of the others that finds nothing itself.
 
-The loader of such a package stays the one that the other finders return; only its ``exec_module`` is extended. A package that is imported
-already is not noticed. This module imports the standard library only, because `legato run` loads it in processes without Legato.
+A package has the loader that the other finders return. A package that is imported already is not noticed. This module imports the standard
+library only, because `legato run` loads it in processes without Legato.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.machinery
 import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -38,35 +38,47 @@ class AfterImport:
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
         """Return what the other finders find, with an extended loader; ``None`` for other packages."""
+        busy: set[str] = self._searching.__dict__.setdefault("names", set())
         # Other tools have finders like this one, and each asks all the others.
-        if name not in self._names or getattr(self._searching, "is_busy", False):
+        if name not in self._names or name in busy:
             return None
-        self._searching.is_busy = True
+        busy.add(name)
         try:
             spec = _found(self, name, path, target)
         finally:
-            self._searching.is_busy = False
+            busy.discard(name)
         if spec is not None:
             self._extend(spec)
         return spec
 
     def _extend(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Extend the loader, unless it is a class (a frozen module) or refuses. It may load other modules, too (of a zip file)."""
-        loader, name = spec.loader, spec.name
-        original = getattr(loader, "exec_module", None)
-        if original is None or isinstance(loader, type):
-            return
+        """Put a loader in front, unless the loader is a class (of a frozen module) or of the old kind."""
+        if hasattr(spec.loader, "exec_module") and not isinstance(spec.loader, type):
+            spec.loader = _Loader(spec.loader, partial(self._then, spec.name))  # type: ignore[assignment]
 
-        @functools.wraps(original)
-        def exec_module(module: ModuleType) -> None:
-            original(module)
-            if module.__name__ == name:
-                self._then(name)
 
-        try:
-            loader.exec_module = exec_module  # type: ignore[union-attr,method-assign]
-        except AttributeError:
-            return
+class _Loader:
+    """Loads a package by another loader, which the package has from the first line of its code on. ``then`` is called after the last.
+
+    Nothing is set on the other loader: that of `wrapt` is a proxy of a third one.
+    """
+
+    def __init__(self, loader: Any, then: Callable[[], object]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "_then"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the package's code."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._then()
 
 
 def _found(without: AfterImport, name: str, path: Any, target: ModuleType | None) -> importlib.machinery.ModuleSpec | None:
