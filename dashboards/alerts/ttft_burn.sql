@@ -232,7 +232,7 @@ WITH
     ),
     worst AS
     (
-        SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6 AS objective, lower(hex(argMax(trace_id, coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))))) AS trace
+        SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6 AS objective, lower(hex(argMax(trace_id, coalesce(ttfo_us, ttft_us, if(content_chunks > 0, 0, intDiv(duration_ns, 1000)))))) AS trace
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
             AND has(

@@ -65,7 +65,8 @@ SLO_TARGET = 0.99
 SLO_RESULTS = ("good", "gap", "error", "late")
 
 # Time to the first visible text; for a stream without text (tool calls) to its first content; without content, the stream's duration.
-FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, intDiv(duration_ns, 1000))"
+# 0 where there is content and the start of the request is unknown: it cannot be known to be late.
+FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, if(content_chunks > 0, 0, intDiv(duration_ns, 1000)))"
 
 # Two columns of a SELECT from `node_samples`: `before`, the value of the counter's sample before (NULL for its first), and `grown`, the
 # growth since then. A fall is a restart from 0. attribution.model.counters has the same in Python, which leaves out what a restarted

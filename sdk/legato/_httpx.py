@@ -21,7 +21,7 @@ from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
 from legato._request import SentRequest
 from legato._state import settings
 
-__all__ = ["PACKAGES", "instrument_httpx", "uninstrument_httpx"]
+__all__ = ["PACKAGES", "instrument_httpx", "instrument_package", "uninstrument_httpx"]
 
 PACKAGES = ("httpx", "httpx2")
 _originals: dict[type, Callable[..., Any]] = {}
@@ -35,11 +35,17 @@ def instrument_httpx() -> None:
     installed = [name for name in PACKAGES if importlib.util.find_spec(name)]
     if not installed:
         raise ConfigurationError("neither httpx nor httpx2 is installed: pip install httpx")
-    if _originals or settings().disabled:
-        return
     for name in installed:
-        package = importlib.import_module(name)
-        for client, patch in ((package.Client, _patched), (package.AsyncClient, _patched_async)):
+        instrument_package(name)
+
+
+def instrument_package(name: str) -> None:
+    """Record what this one of the ``PACKAGES`` receives. It is imported if it was not."""
+    if settings().disabled:
+        return
+    package = importlib.import_module(name)
+    for client, patch in ((package.Client, _patched), (package.AsyncClient, _patched_async)):
+        if client not in _originals:
             _originals[client] = client.send
             client.send = patch(client.send, package)
 

@@ -1,39 +1,61 @@
-"""`legato.instrument()`: installs every instrumentation that the process can use."""
+"""`legato.instrument()`: installs the instrumentation of each library that is imported, and of the others when they are imported."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
+from functools import partial
 
+from legato import _httpx
 from legato._aiohttp import instrument_aiohttp, uninstrument_aiohttp
-from legato._httpx import PACKAGES, instrument_httpx, uninstrument_httpx
+from legato._errors import ConfigurationError, guard
+from legato._httpx import PACKAGES, uninstrument_httpx
+from legato._imports import AfterImport, is_imported, is_installed
 from legato._openai import instrument_openai, uninstrument_openai
 from legato._requests import instrument_requests, uninstrument_requests
 from legato._state import settings
 
-__all__ = ["instrument", "uninstrument"]
+__all__ = ["instrument", "instrument_package", "uninstrument"]
+
+_INSTALL: dict[str, Callable[[], None]] = {
+    "openai": instrument_openai,
+    "aiohttp": instrument_aiohttp,
+    "requests": instrument_requests,
+    **{name: partial(_httpx.instrument_package, name) for name in PACKAGES},
+}
 
 
 def instrument() -> tuple[str, ...]:
-    """Record the streams of all libraries that Legato knows, from now on. Return the names of the instrumented packages.
+    """Record the streams of all libraries that Legato knows, from now on. Return the names of those that are installed.
 
-    httpx and httpx2 are instrumented if they are installed. The others are if they were imported before. Streams of `openai` without it
-    are recorded through httpx, without the time that the application holds each item. Call it again after later imports.
+    It imports none of them: a library that was not imported yet is recorded as soon as it is. Further calls have no effect.
     """
     if settings().disabled:
         return ()
-    found: list[str] = []
-    for name, install in (("openai", instrument_openai), ("aiohttp", instrument_aiohttp), ("requests", instrument_requests)):
-        if name in sys.modules:
+    _later.install()
+    for name in _INSTALL:
+        if is_imported(name):
+            instrument_package(name)
+    return tuple(name for name in _INSTALL if is_installed(name))
+
+
+def instrument_package(name: str) -> None:
+    """Record the streams of one library, which was imported just now. Other names have no effect."""
+    install = _INSTALL.get(name)
+    if install is None:
+        return
+    with guard(f"instrument {name}"):
+        try:
             install()
-            found.append(name)
-    installed = [name for name in PACKAGES if importlib.util.find_spec(name)]
-    if installed:
-        instrument_httpx()
-    return (*found, *installed)
+        except ConfigurationError:
+            # An old release without the classes that are patched. It is based on another library, which is recorded.
+            return
 
 
 def uninstrument() -> None:
     """Undo ``instrument``, and every instrumentation that was installed by itself."""
+    _later.remove()
     for undo in (uninstrument_openai, uninstrument_httpx, uninstrument_aiohttp, uninstrument_requests):
         undo()
+
+
+_later = AfterImport(_INSTALL, instrument_package)

@@ -7,13 +7,15 @@ The application's own provider is not touched: it may be set before or after thi
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from typing import Any
 
 from legato._errors import ConfigurationError, warn_once
-from legato._route import is_opentelemetry_disabled, use, warn_unsampled
+from legato._route import is_opentelemetry_disabled, own, use, use_later, warn_unsampled
 from legato._state import settings
 
-__all__ = ["configure"]
+__all__ = ["configure", "configure_later"]
 
 _configured: list[tuple[Any, tuple[str | None, ...]]] = []
 
@@ -43,3 +45,15 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
     if is_opentelemetry_disabled():
         warn_unsampled()
     return made.provider
+
+
+def configure_later() -> None:
+    """Call ``configure()`` with the first stream, unless the application calls it before.
+
+    The exporter is imported now, because the first stream must not wait for it.
+    """
+    if own() is None:
+        # OpenTelemetry's exporter may be what imports `requests` at this moment. Then it is imported with the first stream.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("legato._provider")
+        use_later(configure)

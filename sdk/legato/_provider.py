@@ -27,6 +27,7 @@ from legato._in_flight import InFlight
 from legato._replies import replies
 from legato._sender import Export, Sender
 from legato._spans import PARTS, scope
+from legato._state import settings
 from legato._tally import tally
 from legato._version import __version__
 from legato._worker import worker
@@ -87,13 +88,13 @@ def _note_rejected(response: Response, *_: object, **__: object) -> None:
 
 
 def resource_of(service_name: str | None, service_version: str | None) -> Resource:
-    """Return the resource: the given names, else those of the application's provider, else OpenTelemetry's variables.
+    """Return the resource: the given names, else those of the application's provider, else OpenTelemetry's variables, else LEGATO_RUN.
 
     Resource detectors are not run, because they start threads. The id of an instance is left out: a forked child is another instance.
     """
     named = {"service.name": service_name, "service.version": service_version}
     application = getattr(trace.get_tracer_provider(), "resource", None)
-    found: dict[str, Any] = {"service.name": "unknown_service"}
+    found: dict[str, Any] = {"service.name": settings().program or "unknown_service"}
     found.update(OTELResourceDetector().detect().attributes)
     if isinstance(application, Resource):
         found.update({key: value for key, value in application.attributes.items() if key != "service.instance.id"})

@@ -25,6 +25,8 @@ class Origin:
     client_port: int = 0
     server_address: str = ""
     server_port: int = 0
+    is_start_known: bool = True
+    """Whether the stream starts with its request. If not, times from the request are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,19 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     if any(name in _CANCEL_CLASSES for name in names):
         return "client_cancel", ""
     qualified = f"{type(error).__module__}.{type(error).__qualname__}"
+    if "RpcError" in names:
+        return _outcome_of_rpc(error, qualified)
     if any("Timeout" in name for name in names):
         return "timeout", qualified
     return "upstream_error", qualified
+
+
+def _outcome_of_rpc(error: BaseException, qualified: str) -> tuple[str, str]:
+    """Return the same for an error of gRPC: all its errors have one class and differ in their status."""
+    try:
+        status = str(error.code().name)  # type: ignore[attr-defined]
+    except Exception:
+        return "upstream_error", qualified
+    if status == "CANCELLED":
+        return "client_cancel", ""
+    return "timeout" if status == "DEADLINE_EXCEEDED" else "upstream_error", f"grpc.{status}"

@@ -7,15 +7,18 @@ spans. The module holds the decision; `_provider` makes the provider, and `_span
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
 from opentelemetry import trace
 
 from legato._errors import warn_once
+from legato._exits import after_fork
 from legato._state import settings
 
-__all__ = ["Own", "Route", "current_route", "own", "use", "warn_lost", "warn_unsampled"]
+__all__ = ["Own", "Route", "current_route", "own", "own_for_stream", "use", "use_later", "warn_lost", "warn_unsampled"]
 
 
 class Route(Enum):
@@ -42,12 +45,41 @@ class Own(Protocol):
 
 
 _own: Own | None = None
+_later: Callable[[], object] | None = None
+_making = threading.Lock()
 
 
 def use(own_provider: Own) -> None:
     """Send all streams from now on through this provider."""
-    global _own
-    _own = own_provider
+    global _own, _later
+    _own, _later = own_provider, None
+
+
+def use_later(configure: Callable[[], object]) -> None:
+    """Call ``configure`` with the first stream, unless ``use`` was called before."""
+    global _later
+    if _own is None:
+        _later = configure
+
+
+def own_for_stream() -> Own | None:
+    """Return Legato's own provider for a stream that begins now; it is made now if it was to be made later."""
+    if _later is not None:
+        with _making:
+            _configure_now()
+    return _own
+
+
+def _configure_now() -> None:
+    global _later
+    configure = _later
+    try:
+        if configure is not None:
+            configure()
+    except Exception as error:
+        warn_once("later", "streams are not exported: %s", error)
+    finally:
+        _later = None
 
 
 def own() -> Own | None:
@@ -89,3 +121,12 @@ def warn_lost() -> None:
         "streams are recorded and sent nowhere: call legato.configure(), or set a tracer provider of OpenTelemetry, before the first "
         "stream. Further ones are counted in legato.stats()['lost'], not logged.",
     )
+
+
+def _forked() -> None:
+    """A thread of the parent may have held the lock, and does not run in a child."""
+    global _making
+    _making = threading.Lock()
+
+
+after_fork(_forked)

@@ -35,6 +35,8 @@ class Settings:
     """LEGATO_CLIENT_HASH_KEY: secret key for hashing client names. Without a key no hash is sent."""
     disabled: bool = False
     """LEGATO_DISABLED: record nothing."""
+    program: str = ""
+    """LEGATO_RUN: set by `legato run`: the program's name, which is the service's if nothing else names it."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -48,6 +50,7 @@ class Settings:
             engine_id=environ.get("LEGATO_ENGINE_ID", ""),
             client_hash_key=environ.get("LEGATO_CLIENT_HASH_KEY", ""),
             disabled=_boolean(environ, "LEGATO_DISABLED"),
+            program=environ.get("LEGATO_RUN", ""),
         )
 
 

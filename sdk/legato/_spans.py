@@ -18,7 +18,7 @@ from opentelemetry.attributes import BoundedAttributes
 
 from legato._clock import anchor_ns, clock_id, wall_ns
 from legato._recorder import CONTENT, Columns, End, Origin, StreamRecorder
-from legato._route import own
+from legato._route import own_for_stream
 from legato._state import settings
 from legato._timeline import HOLD_STEP_US, Kind, pack
 from legato._version import __version__
@@ -54,7 +54,7 @@ def tracer() -> trace.Tracer:
     """Return Legato's tracer of the provider to which streams go now (`_route`)."""
     if settings().disabled:
         return trace.NoOpTracer()
-    mine = own()
+    mine = own_for_stream()
     return mine.tracer if mine is not None else trace.get_tracer("legato", __version__, attributes=scope())
 
 
@@ -114,7 +114,10 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
     if recorder.wire_bytes is not None:
         attributes["legato.stream.wire_bytes"] = recorder.wire_bytes
     attributes.update(_gaps(columns, end))
-    attributes.update(_first_token(columns, start))
+    if recorder.origin.is_start_known:
+        attributes.update(_first_token(columns, start))
+    else:
+        attributes["legato.stream.start_unknown"] = True
     attributes.update(_origin(recorder.origin))
     attributes.update(_response(recorder))
     if end and end.error_type:

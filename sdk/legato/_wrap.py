@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from legato._clock import now_ns
@@ -20,6 +21,7 @@ from legato._errors import guard
 from legato._items import Items, size_of
 from legato._loop import LoopLag, watch_loop
 from legato._nested import is_of_library, is_recorded_already
+from legato._opening import is_unsent, opened
 from legato._recorder import Origin, StreamRecorder
 from legato._socket import QUIET_NS
 from legato._state import settings
@@ -29,24 +31,39 @@ __all__ = ["AsyncWrapped", "Wrapped", "size_of", "wrap"]
 
 T = TypeVar("T")
 Measure = Callable[[Any], int]
+Start = Callable[[], StreamRecorder]
 
 
 class _ItemRecording:
-    """The recording that both wrappers share: chunks, holds and the end. ``is_lazy``: the source may yet begin a recorded stream."""
+    """The recording that both wrappers share: chunks, holds and the end. ``is_lazy``: the source may yet begin a recorded stream.
 
-    __slots__ = ("_handed_over_ns", "_measure", "is_lazy", "recorder")
+    ``start`` makes the recorder: at once, or with the first item if ``is_unsent``, because the request is sent then.
+    """
 
-    def __init__(self, recorder: StreamRecorder | None, measure: Measure | None, *, is_lazy: bool) -> None:
-        self.recorder = recorder
+    __slots__ = ("_handed_over_ns", "_measure", "_start", "is_lazy", "recorder")
+
+    def __init__(self, start: Start | None, measure: Measure | None, *, is_lazy: bool, is_unsent: bool) -> None:
+        self.recorder: StreamRecorder | None = None
         self.is_lazy = is_lazy
         self._measure = measure
         self._handed_over_ns = 0
-        if recorder is not None and is_lazy:
+        self._start = start
+        if not is_unsent:
+            self._begin()
+
+    def _begin(self) -> None:
+        start, self._start = self._start, None
+        if start is None:
+            return
+        self.recorder = start()
+        if self.is_lazy:
             # Another instrumentation may take the stream, so it is not reported before its first item.
-            recorder.asked = False
+            self.recorder.asked = False
 
     def requested(self) -> None:
         """The application requests the next item, which ends the hold of the previous one."""
+        if self._start is not None:
+            self._begin()
         if self.recorder is None:
             return
         self.recorder.left_ns = 0
@@ -89,7 +106,8 @@ class _ItemRecording:
             self.finish(error=error)
 
     def finish(self, outcome: str = "complete", error: BaseException | None = None) -> None:
-        """End the stream, and with it the hold of the last item."""
+        """End the stream, and with it the hold of the last item. One that has not sent its request does not begin."""
+        self._start = None
         self.requested()
         if self.recorder is not None:
             self.recorder.end(outcome, error)
@@ -198,7 +216,7 @@ class AsyncWrapped(AsyncIterator[T]):
 
 @overload
 def wrap(
-    source: Iterable[T],
+    source: Iterable[T] | AbstractContextManager[Iterable[T]],
     *,
     model: str = "",
     provider: str = "",
@@ -209,7 +227,7 @@ def wrap(
 ) -> Wrapped[T]: ...
 @overload
 def wrap(
-    source: AsyncIterable[T],
+    source: AsyncIterable[T] | Awaitable[AsyncIterable[T]] | AbstractAsyncContextManager[AsyncIterable[T]],
     *,
     model: str = "",
     provider: str = "",
@@ -221,7 +239,7 @@ def wrap(
 
 
 def wrap(
-    source: Iterable[T] | AsyncIterable[T],
+    source: Any,
     *,
     model: str = "",
     provider: str = "",
@@ -232,32 +250,28 @@ def wrap(
 ) -> Wrapped[T] | AsyncWrapped[T]:
     """Record an iterator of chunks, sync or async. Return a wrapper; iterate over that instead of the source.
 
+    A coroutine that returns an iterator, or a context manager that yields one, is opened with the first item: its request is sent then.
+
     Items may be text, bytes or lines of a body in a known format, and objects or dictionaries of the libraries of OpenAI, Anthropic, Google
     and Ollama. ``measure`` returns the UTF-8 bytes of content in any other item. ``transport``: ``websocket``, ``http/2``, … if the
     items are single reads of the network. ``vantage``: ``server`` in a server.
 
-    ``start_ns``: ``time.monotonic_ns()`` from just before the request was sent. Without it the stream starts with this call, so the times
-    to the first byte and token lack what passed before. Raises ``TypeError`` if ``source`` is not iterable, with what to do.
+    ``start_ns``: ``time.monotonic_ns()`` from just before the request was sent. Without it the stream starts with this call; if that was
+    after the request, the time to first token is unknown.
+
+    Raises ``TypeError`` for any other ``source``.
     """
-    if not isinstance(source, (Iterable, AsyncIterable)):
-        raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable or an asynchronous iterable{_advice(source)}")
-    recorder: StreamRecorder | None = None
+    items = opened(source)
+    if items is None:
+        raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable, a coroutine or a context manager")
+    unsent = is_unsent(source)
+    origin = Origin(model=model, provider=provider, transport=transport, vantage=vantage, engine_id=settings().engine_id)
+    origin.is_start_known = start_ns is not None or unsent
+    start: Start | None = None
     if not is_recorded_already(source):
-        origin = Origin(model=model, provider=provider, transport=transport, vantage=vantage, engine_id=settings().engine_id)
-        recorder = begin(origin, start_ns=start_ns, body=Items() if measure is None else None)
-    is_lazy = recorder is not None and vantage == "client" and is_of_library(source)
-    recording = _ItemRecording(recorder, measure, is_lazy=is_lazy)
-    if isinstance(source, AsyncIterable):
-        return AsyncWrapped(source, recording)
-    return Wrapped(source, recording)
-
-
-def _advice(source: object) -> str:
-    """Return what to do with a value that becomes iterable by one more step."""
-    if inspect.isawaitable(source):
-        if hasattr(source, "close"):
-            source.close()
-        return ". Await it first: legato.wrap(await …)"
-    if hasattr(source, "__aenter__"):
-        return ". Enter it first: async with … as stream: legato.wrap(stream)"
-    return ". Enter it first: with … as stream: legato.wrap(stream)" if hasattr(source, "__enter__") else ""
+        start = partial(begin, origin, start_ns=start_ns, body=Items() if measure is None else None)
+    is_lazy = vantage == "client" and (items is not source or is_of_library(source))
+    recording = _ItemRecording(start, measure, is_lazy=is_lazy, is_unsent=unsent)
+    if isinstance(items, AsyncIterable):
+        return AsyncWrapped(items, recording)
+    return Wrapped(items, recording)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -85,6 +85,21 @@ def test_bodies_by_hand(spans: Spans, columns: Columns, name: str, way: str) -> 
     assert of([span])["legato.stream.outcome"] == "complete" and of([span])["gen_ai.server.ttft"] >= 0.1
 
 
+TIMES = (
+    *("gen_ai.response.time_to_first_chunk", "gen_ai.client.operation.time_to_first_chunk", "gen_ai.server.ttft"),
+    "langfuse.observation.completion_start_time",
+)
+
+
+def test_a_start_that_is_not_the_requests_gives_no_time_to_first_token(spans: Spans) -> None:
+    """Under no key, and the span says so; with `start_ns` it has all."""
+    list(legato.wrap(["a", "b"]))
+    list(legato.wrap(["a", "b"], start_ns=time.monotonic_ns()))
+    unknown, known = ([key for key in TIMES if key in (span.attributes or {})] for span in spans())
+    assert (unknown, known) == ([], list(TIMES))
+    assert [(span.attributes or {}).get("legato.stream.start_unknown") for span in spans()] == [True, None]
+
+
 @given(
     st.lists(st.text(max_size=9) | st.binary(max_size=9) | st.none() | st.integers() | st.dictionaries(st.text(max_size=3), st.integers()))
 )
@@ -108,22 +123,90 @@ def test_transport_vantage_and_measure(spans: Spans, columns: Columns) -> None:
     assert columns(second)["sizes"] == [3]
 
 
+def test_what_is_not_iterable_is_refused() -> None:
+    """In one sentence."""
+    with pytest.raises(TypeError, match=r"wrap\(\) got int: expected an iterable"):
+        legato.wrap(7)  # type: ignore[call-overload]
+
+
+CLOSED: list[str] = []
+REQUEST_S = 0.05
+
+
 @contextmanager
 def manager() -> Iterator[list[str]]:
-    """A stream that has to be entered."""
-    yield []
+    """Sends its request when it is entered."""
+    time.sleep(REQUEST_S)
+    yield ["a", "b"]
+    CLOSED.append("manager")
 
 
-async def later() -> list[str]:
-    """A stream that has to be awaited."""
-    return []
+async def words() -> AsyncIterator[str]:
+    """The items of the asynchronous sources."""
+    for word in ("a", "b"):
+        yield word
 
 
-@pytest.mark.parametrize(("source", "advice"), [(manager, "Enter it first: with"), (later, "Await it first"), (lambda: 7, "iterable$")])
-def test_what_is_not_iterable_has_advice(source: Callable[[], Any], advice: str) -> None:
-    """In the error's one sentence."""
-    with pytest.raises(TypeError, match=advice):
-        legato.wrap(source())
+async def coroutine() -> AsyncIterator[str]:
+    """Sends its request when it is awaited."""
+    await asyncio.sleep(REQUEST_S)
+    return words()
+
+
+@asynccontextmanager
+async def async_manager() -> AsyncIterator[AsyncIterator[str]]:
+    """Sends its request when it is entered."""
+    await asyncio.sleep(REQUEST_S)
+    yield words()
+    CLOSED.append("async_manager")
+
+
+@pytest.mark.parametrize("make", [coroutine, async_manager, manager, lambda: asyncio.ensure_future(coroutine())])
+def test_a_source_that_is_not_open_yet_is_opened_with_the_first_item(spans: Spans, make: Callable[[], Any]) -> None:
+    """Then its request is sent, so TTFT is known without `start_ns`; a task may have sent it before."""
+
+    async def run() -> None:
+        wrapped: Any = legato.wrap(make())
+        time.sleep(2 * REQUEST_S)
+        if make is manager:
+            assert list(wrapped) == ["a", "b"]
+        else:
+            assert [word async for word in wrapped] == ["a", "b"]
+
+    CLOSED.clear()
+    asyncio.run(run())
+    (span,) = spans()
+    found, name = of([span]), getattr(make, "__name__", "")
+    assert found["legato.stream.outcome"] == "complete" and CLOSED == ([name] if "manager" in name else [])
+    if name == "<lambda>":
+        assert found["legato.stream.start_unknown"] and "gen_ai.server.ttft" not in found
+    else:
+        assert REQUEST_S <= found["gen_ai.server.ttft"] and span.start_time is not None and span.end_time is not None
+        assert found["gen_ai.server.ttft"] <= (span.end_time - span.start_time) / 1e9
+
+
+def test_an_open_stream_of_a_manager_is_closed_and_one_that_was_not_opened_is_no_row(spans: Spans) -> None:
+    """Leaving early is a cancel; a source that was never asked for an item has sent no request."""
+    unused = legato.wrap(manager())
+    unused.close()
+    with legato.wrap(manager()) as wrapped:
+        next(wrapped)
+    assert of(spans())["legato.stream.outcome"] == "client_cancel"
+
+
+def test_an_instrumented_request_of_a_manager_has_one_row(spans: Spans) -> None:
+    """That of the instrumentation."""
+
+    @contextmanager
+    def lines(url: str) -> Iterator[Iterator[str]]:
+        with httpx.stream("POST", url) as response:
+            yield response.iter_lines()
+
+    with served(formats_app()) as base:
+        legato.instrument_httpx()
+        assert list(legato.wrap(lines(f"{base}/ollama")))
+        legato.uninstrument_httpx()
+    assert of(spans())["legato.stream.transport"] == "http/1.1"
 
 
 def test_a_recorded_stream_has_one_row(spans: Spans) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from legato_ingest.cli import dashboards, objectives, read, store, tokens
+from legato_ingest.cli import dashboards, launch, objectives, read, store, tokens
 from legato_ingest.cli.doctor import command
 from legato_ingest.cli.layout import Column, FittedTable, console
 from legato_ingest.cli.options import seconds_of
@@ -40,6 +40,7 @@ tokens.register(app)
 objectives.register(app)
 command.register(app)
 store.register(app)
+launch.register(app)
 
 
 def _print_version(asked: bool) -> None:

@@ -182,6 +182,7 @@ def _unknown(row: Row) -> str:
     missing = [
         ("reads and the first byte (recorded above the network)", row["transport"] == "iterator"),
         ("the first byte", row["ttfb_us"] is None and row["transport"] != "iterator"),
+        ("the start of its request, so the first token (legato.wrap without start_ns)", "start_unknown" in row["flags"]),
         ("bytes of content", not row["chunk_bytes"] and bool(row["dt_us"])),
         ("tokens of each chunk", not row["chunk_tokens"] and bool(row["dt_us"])),
         ("tokens of the response", row["output_tokens"] is None),

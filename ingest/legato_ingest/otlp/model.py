@@ -18,7 +18,8 @@ class StreamRecord:
     """One rev of one stream at one vantage. Times in ns since the epoch, ``*_us`` in µs from the start, names as in ``stream_revs``.
 
     ``kinds_known`` is False where the timeline does not say what its chunks carry, and ``head_known`` where its first chunks are missing;
-    ``ttft_us`` then counts instead of that of the timeline, and figures that need kinds or the head are unknown.
+    ``ttft_us`` then counts instead of that of the timeline, and figures that need kinds or the head are unknown. ``start_known`` is False
+    where the stream may start after its request, so times from the request are unknown.
     """
 
     trace_id: bytes
@@ -61,6 +62,7 @@ class StreamRecord:
     timeline: bytes | None = None
     kinds_known: bool = True
     head_known: bool = True
+    start_known: bool = True
     flags: list[str] = field(default_factory=list)
 
 

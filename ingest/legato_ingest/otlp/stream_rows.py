@@ -30,8 +30,9 @@ _FLOAT_MASK = np.uint32(0xFFFFF800)
 _SOCKET_COLUMNS = {"queued_bytes": QUEUED, "window_bytes": WINDOW, "idle_ms": IDLE}
 _NO_PARENT = bytes(8)
 # Statistics that are unknown where the timeline does not say what chunks carry, and those that are unknown where its first chunks are
-# missing.
+# missing, or the start of its request.
 _NEED_KINDS = frozenset(("ttft_us", "ttfo_us", "tokens_per_chunk", "multi_token_share"))
+_NEED_START = frozenset(("ttft_us", "ttfo_us"))
 _NEED_HEAD = _NEED_KINDS | {"content_chunks", "content_bytes", "gaps", "gap_sum_us", "head_burst", "burstiness"}
 
 
@@ -87,7 +88,11 @@ def _statistics(records: Sequence[StreamRecord], timelines: Timelines) -> Statis
 
 def _forget(statistics: Statistics, records: Sequence[StreamRecord]) -> None:
     """Make the statistics unknown that a stream's timeline cannot give."""
-    for names, known in ((_NEED_KINDS, [each.kinds_known for each in records]), (_NEED_HEAD, [each.head_known for each in records])):
+    for names, known in (
+        (_NEED_KINDS, [each.kinds_known for each in records]),
+        (_NEED_HEAD, [each.head_known for each in records]),
+        (_NEED_START, [each.start_known for each in records]),
+    ):
         if all(known):
             continue
         for name in names:

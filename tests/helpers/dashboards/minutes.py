@@ -191,7 +191,8 @@ def _stream_of(row: Row) -> Key:
 
 def _judge(row: Row, causes: dict[str, int], gap_us: int, first_us: int) -> None:
     """Add to the row whether the stream is good and which side is charged. ``causes``: the longest judged gap (µs) of each cause."""
-    first = next(us for us in (row["ttfo_us"], row["ttft_us"], row["duration_ns"] // 1000) if us is not None)
+    until_end = 0 if row["content_chunks"] else row["duration_ns"] // 1000
+    first = next(us for us in (row["ttfo_us"], row["ttft_us"], until_end) if us is not None)
     row["is_over"] = row["outcome"] != "running"
     row["is_judged"] = row["is_over"] and row["content_chunks"] is not None
     row["is_late"], row["is_error"] = first > first_us, row["outcome"] in ERRORS

@@ -137,7 +137,8 @@ def _with_minutes(rows: list[Row]) -> list[Row]:
 def _judged(row: Row) -> Row:
     """Whether a stream was good, the reason if it was not, and all its gaps (µs)."""
     is_over = row["outcome"] != "running"
-    first = next(us for us in (row["ttfo_us"], row["ttft_us"], row["duration_ns"] // 1000) if us is not None)
+    until_end = 0 if row["content_chunks"] else row["duration_ns"] // 1000
+    first = next(us for us in (row["ttfo_us"], row["ttft_us"], until_end) if us is not None)
     reasons = {
         "gap": (row["gap_max_us"] or 0) > 400_000,
         "error": row["outcome"] in ("timeout", "upstream_error", "engine_abort", "abandoned"),

@@ -45,7 +45,7 @@ COMMANDS = {
     "copy": ("--to", "clickhouse://u@127.0.0.1:9/d"),
 }
 # Commands that create a store, and commands that need none.
-OTHERS = {"serve", "restore", "schema apply", "dashboards push", "dashboards check", "token add", "token list", "token remove"}
+OTHERS = {"serve", "run", "restore", "schema apply", "dashboards push", "dashboards check", "token add", "token list", "token remove"}
 # The commands with a view, and titles that are shown at every width. {…} is filled from the store.
 VIEWS = {
     ("report", "--since", "all"): ("service · vantage", "good at", "worst", "TTFT", "excess over it"),

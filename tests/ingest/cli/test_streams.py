@@ -144,6 +144,8 @@ def test_unmeasured_facts_are_listed() -> None:
     assert "tokens of each chunk; time held by the application; its clock" in " ".join(text(render_stream([row()], 200), 200).split())
     page = text(render_stream([row(transport="iterator", ttfb_us=None, clock="a:1:0", chunk_bytes=[])], 200), 200)
     assert "reads and the first byte (recorded above the network); bytes of content" in page and "bytes unknown" in page
+    page = text(render_stream([row(flags=["start_unknown"], ttft_us=None, ttfo_us=None)]), 400)
+    assert "the first token (legato.wrap without start_ns)" in page
     summary = text(render_stream([row(**SUMMARY)], 200), 200)
     assert "its span had only a summary, so no gap is known" in summary and "timeline unknown" in summary and "stalls of" not in summary
     assert as_json([row(**SUMMARY)])[0]["stalls"] is None

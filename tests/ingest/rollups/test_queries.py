@@ -28,6 +28,7 @@ from helpers.builders.rollup_rows import (
 )
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import KEYS, differences, expected, stored
+from helpers.servers.reading import stream, streams_in
 from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
@@ -196,6 +197,17 @@ def test_one_span_with_two_starts_is_two_streams(store: Store) -> None:
         store.insert("replays", replays)
     rollup_worker(store).step()
     assert differences(store) == []
+
+
+def test_a_stream_with_an_unknown_start_is_not_late(store: Store) -> None:
+    """However long it takes, in the view and in the rollups, and it has no TTFT."""
+    unknown = {"legato.stream.start_unknown": True}
+    streams_in(store, [stream((20.0,) * 200, 9_000.0, unknown), stream((20.0,) * 200, 9_000.0), stream((20.0, 900.0), 9_000.0, unknown)])
+    rollup_worker(store).step()
+    found = store.select("SELECT good, ttft_us IS NULL AND ttfo_us IS NULL FROM streams ORDER BY 1, 2")
+    assert found == [(0, 0), (0, 1), (1, 1)]
+    sums = "SELECT sum(judged), sum(good), sum(bad_gap), sum(bad_late), sum(length(ttft_buckets)) FROM stream_minutes FINAL"
+    assert store.select(sums) == [(3, 1, 1, 1, 1)]
 
 
 def test_other_limits_count_when_minutes_are_computed_again(store: Store) -> None:

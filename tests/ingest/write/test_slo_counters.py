@@ -41,12 +41,13 @@ def timeline(*times_ms: int) -> dict[str, bytes]:
         (timeline(100, 501), "gap"),
         (timeline(2000, 2100), "good"),
         (timeline(2001, 2100), "late"),
+        ({**timeline(2001, 2100), "legato.stream.start_unknown": True}, "good"),
         ({**timeline(100, 501), "legato.stream.outcome": "timeout"}, "gap"),
         ({**timeline(1900, 2000), "legato.stream.outcome": "timeout"}, "error"),
         ({**timeline(1900, 2000), "legato.stream.outcome": "client_cancel"}, "good"),
         ({**timeline(100, 200), "legato.stream.outcome": "client_cancel"}, "gap"),
     ],
-    ids=["400 ms", "401 ms", "2000 ms", "2001 ms", "gap before error", "error", "cancel", "cancel after a wait"],
+    ids=["400 ms", "401 ms", "2000 ms", "2001 ms", "unknown start", "gap before error", "error", "cancel", "cancel after a wait"],
 )
 def test_a_stream_has_the_first_result_that_applies(attributes: dict[str, Any], result: str) -> None:
     """Gap, error, late, good, in this order; the time before a cancel is a gap."""

@@ -50,9 +50,17 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | SilenceRecord 
     record.timeline = attributes.packed("legato.stream.timeline")
     if record.transport == "iterator":
         record.flags.append("reads_unknown")
+    if attributes.flag("legato.stream.start_unknown"):
+        _forget_start(record)
     if snapshot:
         _mark_snapshot(record, attributes)
     return record
+
+
+def _forget_start(record: StreamRecord) -> None:
+    """The span starts after its request, at an unknown distance: times from the request are unknown, whatever the span says."""
+    record.flags.append("start_unknown")
+    record.start_known, record.ttfb_us, record.ttft_us = False, None, None
 
 
 def _check_vantage(vantage: str) -> None:

@@ -51,6 +51,16 @@ def test_reads_above_the_network_are_flagged_as_unknown() -> None:
     assert only_row({"legato.stream.transport": "iterator"})["flags"] == ["reads_unknown"]
 
 
+def test_times_from_an_unknown_start_are_unknown() -> None:
+    """A stream that starts after its request has gaps, and neither TTFB nor TTFT nor TTFO, whatever the span says."""
+    known = only_row({"legato.stream.ttfb": 0.1})
+    row = only_row({"legato.stream.start_unknown": True, "legato.stream.ttfb": 0.1, "gen_ai.response.time_to_first_chunk": 0.2})
+    assert row["flags"] == ["start_unknown"] and (row["ttfb_us"], row["ttft_us"], row["ttfo_us"]) == (None, None, None)
+    assert row["gaps"] == known["gaps"] and row["content_chunks"] == known["content_chunks"] and known["ttft_us"] is not None
+    row = only_row({"legato.stream.start_unknown": False})
+    assert row["flags"] == [] and (row["ttft_us"], row["ttfo_us"]) == (known["ttft_us"], known["ttfo_us"])
+
+
 def test_a_span_without_a_vantage_is_not_of_this_family() -> None:
     """The vantage has to be an attribute of the span itself."""
     body = request(scope={"legato.stream.vantage": "client"})
