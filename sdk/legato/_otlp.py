@@ -11,13 +11,14 @@ from typing import Any
 
 from legato._errors import ConfigurationError, warn_once
 from legato._route import is_opentelemetry_disabled, use, warn_unsampled
-from legato._state import settings
+from legato._state import settings, setup
 
 __all__ = ["configure"]
 
 _configured: list[tuple[Any, tuple[str | None, ...]]] = []
 
 
+@setup
 def configure(endpoint: str | None = None, *, service_name: str | None = None, service_version: str | None = None) -> Any:
     """Export to ``endpoint`` (base URL; default LEGATO_ENDPOINT) and return Legato's own tracer provider. Further calls have no effect.
 

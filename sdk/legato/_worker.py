@@ -20,7 +20,7 @@ from opentelemetry import trace
 
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
-from legato._exits import PATIENCE_S, after_fork, before_end
+from legato._exits import PATIENCE_S, after_fork, before_end, rest
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, is_opentelemetry_disabled, own, warn_lost, warn_unsampled
@@ -103,7 +103,7 @@ class Worker:
             "queued": self._busy,
             **tally.counts(),
             "refused": replies.refused,
-            "faults": sum(faults.values()),
+            "faults": sum(list(faults.values())),
         }
 
     def in_flight(self) -> Mapping[tuple[str, str], int]:
@@ -139,8 +139,8 @@ class Worker:
                 self._thread.start()
 
     def _run(self) -> None:
-        ticked = now_ns()
-        while True:
+        ticked, thread = now_ns(), self._thread
+        while self._thread is thread:
             recorder: StreamRecorder | None = None
             try:
                 recorder = self._queue.get(timeout=_TICK_S if self._live or self._over else 5.0)
@@ -153,6 +153,7 @@ class Worker:
                 ticked = now_ns()
                 with guard("snapshot"):
                     self.tick()
+        rest()
 
     def tick(self) -> None:
         """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""
