@@ -7,6 +7,7 @@ The application's own provider is not touched: it may be set before or after thi
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from legato._errors import ConfigurationError, warn_once
@@ -43,4 +44,14 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
     _configured.append((made.provider, given))
     if is_opentelemetry_disabled():
         warn_unsampled()
+    _warn_of_eventlet()
     return made.provider
+
+
+def _warn_of_eventlet() -> None:
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        warn_once(
+            "eventlet",
+            "eventlet is not supported: its authors advise against it, and streams may be lost. Use gevent, threads or asyncio instead.",
+        )

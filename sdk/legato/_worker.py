@@ -20,7 +20,7 @@ from opentelemetry import trace
 
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
-from legato._exits import PATIENCE_S, after_fork, before_end, rest
+from legato._exits import PATIENCE_S, after_fork, before_end, renew, rest
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, is_opentelemetry_disabled, own, warn_lost, warn_unsampled
@@ -67,6 +67,11 @@ class Worker:
         self._starting = threading.Lock()
         self._idle = threading.Condition()
         self._busy = 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a stream has begun in this process."""
+        return self._thread is not None
 
     def watch(self, recorder: StreamRecorder) -> None:
         """Track a stream that has begun, and start the thread if it does not run."""
@@ -284,6 +289,8 @@ def worker() -> Worker:
                 from legato._state import settings
 
                 _worker = Worker(settings().snapshot_interval_ms)
+    if not _worker.is_started:
+        renew()
     return _worker
 
 
