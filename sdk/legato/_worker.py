@@ -281,7 +281,10 @@ _making = threading.Lock()
 
 
 def worker() -> Worker:
-    """Return the process's worker, creating it on first use from the environment's settings."""
+    """Return the process's worker, creating it on first use from the environment's settings.
+
+    To be called before anything else of a stream, because before the first it makes stale locks again (`renew`).
+    """
     global _worker
     if _worker is None:
         with _making:
