@@ -7,7 +7,9 @@ The module calls `configure()` before the fork. It never calls `legato.flush()`.
 from __future__ import annotations
 
 import os
+import pathlib
 import sys
+import time
 
 import httpx
 from celery import Celery
@@ -25,7 +27,12 @@ app.conf.worker_max_tasks_per_child = 2
 
 
 def read(model: str) -> None:
-    """Read one stream to its end."""
+    """Read one stream to its end. The first two tasks wait for each other, so each child has one of them."""
+    met = [pathlib.Path(sys.argv[1], f"met.task-{number}") for number in range(2)]
+    if model in ("task-0", "task-1"):
+        pathlib.Path(sys.argv[1], f"met.{model}").touch()
+        while not all(each.exists() for each in met):
+            time.sleep(0.01)
     asked = {"model": model, "messages": [], "stream": True}
     with httpx.stream("POST", os.environ["SERVER"] + "/chat/completions", json=asked) as response:
         response.read()
