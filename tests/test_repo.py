@@ -49,7 +49,6 @@ TESTED_BY = {
     "ingest/legato_ingest/serve.py": "tests/e2e/test_crash.py",
     "ingest/legato_ingest/storage/clients.py": "tests/ingest/storage/test_server.py",
     "sdk/legato/_body.py": "tests/sdk/test_formats.py",
-    "sdk/legato/_context.py": "tests/sdk/test_asgi.py",
     "sdk/legato/_decode.py": "tests/sdk/test_formats.py",
     "sdk/legato/_items.py": "tests/sdk/test_wrap.py",
     "sdk/legato/_lines.py": "tests/sdk/test_formats.py",

@@ -6,7 +6,7 @@
 """
 
 from legato._aiohttp import instrument_aiohttp, uninstrument_aiohttp
-from legato._context import context
+from legato._context import carry, context
 from legato._errors import ConfigurationError
 from legato._httpx import instrument_httpx, uninstrument_httpx
 from legato._instrument import instrument, uninstrument
@@ -25,6 +25,7 @@ __all__ = [
     "Kind",
     "StreamRecorder",
     "__version__",
+    "carry",
     "configure",
     "context",
     "flush",

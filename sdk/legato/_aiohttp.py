@@ -24,13 +24,14 @@ from legato._reads import attaching
 from legato._recorder import StreamRecorder
 from legato._request import SentRequest
 from legato._socket import QUIET_NS
-from legato._state import settings
+from legato._state import settings, setup
 
 __all__ = ["instrument_aiohttp", "uninstrument_aiohttp"]
 
 _originals: dict[type, Callable[..., Any]] = {}
 
 
+@setup
 def instrument_aiohttp() -> None:
     """Record every streamed response that aiohttp's client receives from now on. Further calls have no effect.
 

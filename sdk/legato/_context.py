@@ -1,19 +1,23 @@
 """The client, the conversation and the server's request that a stream belongs to, as context variables, which asyncio tasks inherit.
 
+Threads do not inherit them; `carry` hands them to a thread of a pool, with OpenTelemetry's current span.
+
 The client's name never leaves the process. Only its keyed hash is sent, and only if LEGATO_CLIENT_HASH_KEY is set.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from contextvars import ContextVar, copy_context
+from typing import Any, ParamSpec, TypeVar
 
 from opentelemetry import trace
 
 __all__ = [
+    "carry",
     "client_hash",
     "context",
     "current_client",
@@ -27,6 +31,8 @@ __all__ = [
     "unrecorded",
 ]
 
+_Given = ParamSpec("_Given")
+_Returned = TypeVar("_Returned")
 _client: ContextVar[str] = ContextVar("legato_client", default="")
 _conversation: ContextVar[str] = ContextVar("legato_conversation", default="")
 _request: ContextVar[Callable[[], Any] | None] = ContextVar("legato_request", default=None)
@@ -52,6 +58,25 @@ def context(*, client: str = "", conversation_id: str = "") -> Iterator[None]:
     finally:
         _client.reset(tokens[0])
         _conversation.reset(tokens[1])
+
+
+def carry(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
+    """Return ``function`` for another thread: wherever it is called, it runs in the context of this call of ``carry``.
+
+    >>> with legato.context(conversation_id="c-7"), ThreadPoolExecutor() as pool:
+    ...     answers = list(pool.map(legato.carry(ask), questions))
+
+    That context has all context variables, as tasks of asyncio and ``asyncio.to_thread`` have them: those of `context`, OpenTelemetry's
+    current span, and the application's. Each call has a copy, so calls may run at the same time. ``function`` is not a coroutine function.
+    """
+    carried = copy_context()
+
+    @functools.wraps(function)
+    def run(*given: _Given.args, **named: _Given.kwargs) -> _Returned:
+        # A context cannot be entered twice at a time.
+        return carried.copy().run(function, *given, **named)
+
+    return run
 
 
 def current_client() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,17 @@ _log = logging.getLogger("legato")
 _seen: set[str] = set()
 faults: dict[str, int] = {}
 """Number of faults so far, by place."""
+# Re-entrant, because the handler of a signal or a collection of garbage may fail within a thread that counts.
+_counting = threading.RLock()
+
+
+def _forked() -> None:
+    global _counting
+    _counting = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class ConfigurationError(ValueError):
@@ -30,9 +42,8 @@ def is_test() -> bool:
 
 def wrong_call(call: str, found: str, expected: str) -> None:
     """Count a wrong argument of a call, and name the call once in the log. ``found`` is a type or a number, never a text."""
-    faults[call] = faults.get(call, 0) + 1
-    if call not in _seen:
-        _seen.add(call)
+    _count(call)
+    if _is_first(call):
         _log.warning(
             "legato: %s got %s, expected %s. Such values are recorded as unknown; further ones are counted, not logged.",
             call,
@@ -41,10 +52,22 @@ def wrong_call(call: str, found: str, expected: str) -> None:
         )
 
 
+def _count(place: str) -> None:
+    with _counting:
+        faults[place] = faults.get(place, 0) + 1
+
+
+def _is_first(key: str) -> bool:
+    """Whether this key was not asked for before, by this process or its parent at the fork."""
+    with _counting:
+        is_first = key not in _seen
+        _seen.add(key)
+    return is_first
+
+
 def warn_once(key: str, message: str, *values: object) -> None:
     """Log a warning, unless one with this key was logged before by this process or its parent at the fork."""
-    if key not in _seen:
-        _seen.add(key)
+    if _is_first(key):
         _log.warning("legato: " + message, *values)
 
 
@@ -57,11 +80,10 @@ def guard(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        faults[place] = faults.get(place, 0) + 1
+        _count(place)
         if is_test():
             raise
-        if place not in _seen:
-            _seen.add(place)
+        if _is_first(place):
             # The exception's message could quote streamed text, so the warning contains only the place and the type.
             _log.warning(
                 "Legato failed in %s (%s). The application is not affected; further failures there are counted, not logged. "

@@ -21,7 +21,7 @@ from typing import Any
 
 from legato._errors import guard
 
-__all__ = ["PATIENCE_S", "after_fork", "before_end"]
+__all__ = ["PATIENCE_S", "after_fork", "before_end", "renew", "rest"]
 
 PATIENCE_S = 5.0
 """Longest time for which the end of a process waits for its last streams to be exported."""
@@ -30,12 +30,28 @@ _close: Callable[[float], None] | None = None
 _ends_at: float | None = None
 _is_ending = False
 _is_fork = False
+_resets: list[Callable[[], None]] = []
+_locks_of = _thread.allocate_lock
 
 
 def after_fork(reset: Callable[[], None]) -> None:
-    """Call ``reset`` in each child that is forked from now on, before its own code runs."""
+    """Call ``reset``, which makes locks and queues, in each child that is forked from now on, before its own code runs; and in `renew`."""
+    _resets.append(reset)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
+
+
+def renew() -> None:
+    """Make locks and queues again if gevent has replaced Python's threads since. To be called only before the process's first stream.
+
+    A worker of gunicorn does that after the fork, when `configure()` was called in the master. A lock or queue of before would stop
+    all greenlets of the process while one waits.
+    """
+    global _locks_of
+    if _thread.allocate_lock is not _locks_of:
+        _locks_of = _thread.allocate_lock
+        for reset in _resets:
+            reset()
 
 
 def before_end(close: Callable[[float], None]) -> None:
@@ -54,6 +70,15 @@ def before_end(close: Callable[[float], None]) -> None:
 
         Finalize(None, _ending, exitpriority=1)
         _handle_termination()
+
+
+def rest() -> None:
+    """Sleep for ever. Under gevent and eventlet, threads are greenlets, and a forked child goes on with copies of its parent's.
+
+    Such a copy must leave the child's streams alone. It cannot end, because Python's `threading` has forgotten it: gevent would print that.
+    """
+    while True:
+        time.sleep(3600)
 
 
 def _is_multiprocessing_child() -> bool:
@@ -118,4 +143,5 @@ def _forked() -> None:
     _close, _ends_at, _is_ending, _is_fork = None, None, False, True
 
 
-after_fork(_forked)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -19,7 +19,7 @@ from legato._context import is_recorded, recorded, unrecorded
 from legato._errors import ConfigurationError, guard
 from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
 from legato._request import SentRequest
-from legato._state import settings
+from legato._state import settings, setup
 
 __all__ = ["PACKAGES", "instrument_httpx", "instrument_package", "uninstrument_httpx"]
 
@@ -27,6 +27,7 @@ PACKAGES = ("httpx", "httpx2")
 _originals: dict[type, Callable[..., Any]] = {}
 
 
+@setup
 def instrument_httpx() -> None:
     """Record every streamed response that httpx and httpx2 receive from now on. Further calls have no effect.
 

@@ -22,7 +22,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource
 
 from legato._errors import guard
-from legato._exits import after_fork
+from legato._exits import after_fork, rest
 from legato._worker import worker
 
 __all__ = ["InFlight"]
@@ -59,10 +59,13 @@ class InFlight:
             self._report()
 
     def _run(self) -> None:
+        thread = self._thread
         with guard("streams in flight"):
             self._report = self._reporter()
         while self._report is not None:
             time.sleep(_EVERY_S)
+            if self._thread is not thread:
+                rest()
             with guard("streams in flight"):
                 self._report()
 

@@ -21,7 +21,7 @@ from legato._errors import ConfigurationError, guard
 from legato._hosts import provider_at
 from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
 from legato._recorder import Origin, StreamRecorder
-from legato._state import settings
+from legato._state import settings, setup
 from legato._stream import begin
 
 __all__ = ["ItemIterator", "instrument_openai", "uninstrument_openai"]
@@ -29,6 +29,7 @@ __all__ = ["ItemIterator", "instrument_openai", "uninstrument_openai"]
 _originals: dict[type, Callable[..., Any]] = {}
 
 
+@setup
 def instrument_openai() -> None:
     """Record the streaming chat completions, completions and responses of every client from now on. Further calls have no effect.
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from typing import Any
 
 from legato._errors import ConfigurationError, warn_once
 from legato._route import is_opentelemetry_disabled, own, use, use_later, warn_unsampled
-from legato._state import settings
+from legato._state import settings, setup
 
 __all__ = ["configure", "configure_later"]
 
 _configured: list[tuple[Any, tuple[str | None, ...]]] = []
 
 
+@setup
 def configure(endpoint: str | None = None, *, service_name: str | None = None, service_version: str | None = None) -> Any:
     """Export to ``endpoint`` (base URL; default LEGATO_ENDPOINT) and return Legato's own tracer provider. Further calls have no effect.
 
@@ -44,6 +46,7 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
     _configured.append((made.provider, given))
     if is_opentelemetry_disabled():
         warn_unsampled()
+    _warn_of_eventlet()
     return made.provider
 
 
@@ -57,3 +60,12 @@ def configure_later() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module("legato._provider")
         use_later(configure)
+
+
+def _warn_of_eventlet() -> None:
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        warn_once(
+            "eventlet",
+            "eventlet is not supported: its authors advise against it, and streams may be lost. Use gevent, threads or asyncio instead.",
+        )

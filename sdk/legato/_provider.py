@@ -164,6 +164,8 @@ class _Processor(SpanProcessor):
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Start the threads, if they do not run in this process."""
+        # The span of a request starts before its recorder, and `worker` makes what a process needs before its first stream.
+        worker()
         self._sender.start()
         self._in_flight.start()
 

@@ -11,6 +11,8 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
+from operator import gt
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from legato._endings import OVER_NS, end_of, is_over
 from legato._holds import holds_of
 from legato._items import Items
 from legato._pace import breathe
-from legato._records import Columns, End, Origin, outcome_of
+from legato._records import Columns, End, Origin, listed, outcome_of
 from legato._response import ResponseInfo
 from legato._route import Route
 from legato._scan import Scan
@@ -224,7 +226,8 @@ class StreamRecorder:
             columns = self._columns
             if self._holds or self._read_holds or self._lags:
                 yielded = self._scanner.yielded if self._scanner is not None else range(len(columns.times))
-                columns.holds_ns = holds_of(columns.times, yielded, list(self._holds), list(self._read_holds), list(self._lags))
+                holds = (listed(self._holds), listed(self._read_holds), listed(self._lags))
+                columns.holds_ns = holds_of(columns.times, yielded, *holds)
             return columns
 
     @property
@@ -266,7 +269,7 @@ class StreamRecorder:
         columns.times, columns.sizes, columns.kinds = scanner.times[:], scanner.sizes[:], scanner.kinds[:]
         tokens = scanner.tokens
         columns.tokens = None if tokens is None else tokens[:]
-        columns.probes = list(self._probes)
+        columns.probes = listed(self._probes)
 
     def _take_chunks(self) -> None:
         chunks, columns = self._chunks, self._columns
@@ -279,13 +282,17 @@ class StreamRecorder:
                 break
             room = CHUNKS_MAX - len(columns.times)
             if self._end is not None and len(chunks) <= room:
-                batch = list(chunks)
+                batch = listed(chunks)
                 chunks.clear()
             else:
                 batch = [chunks.popleft() for _ in range(min(len(chunks), room))]
             times, sizes, tokens, kinds = zip(*batch, strict=True)
+            last_ns = columns.times[-1] if columns.times else 0
             if not is_plain(sizes, tokens, kinds):
                 times, sizes, tokens, kinds = zip(*map(corrected, batch), strict=True)
+            # Two threads that record into one stream may append in another order than they read the clock.
+            if times[0] < last_ns or any(map(gt, times, times[1:])):
+                times = tuple(accumulate(times, max, initial=last_ns))[1:]
             columns.times += times
             columns.sizes += sizes
             columns.kinds += kinds
@@ -302,7 +309,10 @@ class StreamRecorder:
 
     def is_over(self, now: int) -> bool:
         """Whether nothing more will be read, although the stream was not ended."""
-        last_ns = self._reads[-1][0] if self._reads else self._last_read_ns
+        try:
+            last_ns = self._reads[-1][0]
+        except IndexError:
+            last_ns = self._last_read_ns
         if not last_ns or now - last_ns < OVER_NS:
             return False
         self.parse()
@@ -317,8 +327,9 @@ class StreamRecorder:
     def forget(self) -> None:
         """Forget what was recorded after the end, once the worker has taken what was before it."""
         if self.is_taken:
-            for each in (self._reads, self._chunks, self._holds):
-                each.clear()
+            with self._lock:
+                for each in (self._reads, self._chunks, self._holds):
+                    each.clear()
 
     @property
     def is_unsure(self) -> bool:

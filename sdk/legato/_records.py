@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from typing import TypeVar
 
-__all__ = ["Columns", "End", "Origin", "outcome_of"]
+__all__ = ["Columns", "End", "Origin", "listed", "outcome_of"]
+
+_Value = TypeVar("_Value")
 
 _CANCEL_CLASSES = ("CancelledError", "GeneratorExit", "KeyboardInterrupt", "Cancelled")
 
@@ -53,6 +57,15 @@ class Columns:
     holds_ns: list[int] | None
     dropped: int
     probes: list[tuple[int, int, int]]
+
+
+def listed(values: deque[_Value]) -> list[_Value]:
+    """Copy a deque to which other threads append. Without a GIL, an append may disturb the copying, which then starts again."""
+    while True:
+        try:
+            return list(values)
+        except RuntimeError:
+            continue
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:

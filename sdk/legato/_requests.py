@@ -19,13 +19,14 @@ from legato._context import is_recorded, recorded
 from legato._errors import ConfigurationError, guard
 from legato._reads import Reads, attaching
 from legato._request import SentRequest
-from legato._state import settings
+from legato._state import settings, setup
 
 __all__ = ["instrument_requests", "uninstrument_requests"]
 
 _originals: dict[type, Callable[..., Any]] = {}
 
 
+@setup
 def instrument_requests() -> None:
     """Record every response that requests streams from now on. Further calls have no effect.
 

@@ -2,7 +2,8 @@
 
 OpenTelemetry's batch processor drops spans of a full queue, ignores the result of an export, and ignores the time-out of a flush. Here each
 stream is counted (`_tally`), a flush returns whether the exports succeeded, and a forked child starts with an empty queue, a new thread
-and a new exporter: its parent's spans are its parent's, and no socket is shared. Retries are the exporter's.
+and a new exporter: its parent's spans are its parent's, and no socket is shared. Under gevent a child has copies of its parent's threads,
+which do nothing there (`_exits.rest`). Retries are the exporter's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from opentelemetry import context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
 from legato._errors import guard, warn_once
-from legato._exits import after_fork
+from legato._exits import after_fork, rest
 from legato._pace import Paced, hurry
 from legato._tally import tally
 
@@ -97,19 +98,27 @@ class Sender:
         )
 
     def _run(self) -> None:
+        thread = self._thread
         export = self._export = self._export or self._make_export()
         due = time.monotonic() + self._interval_s
-        while True:
-            batch = self._next_batch(due)
+        while batch := self._next_batch(due, thread):
             due = time.monotonic() + self._interval_s
-            self._note(batch, _export_quietly(export, Paced(span for span, _ in batch)))
+            is_accepted = _export_quietly(export, Paced(span for span, _ in batch))
+            if self._thread is thread:
+                self._note(batch, is_accepted)
+        rest()
 
-    def _next_batch(self, due: float) -> list[tuple[Any, bool]]:
-        """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush: briefly after a quiet time."""
+    def _next_batch(self, due: float, thread: threading.Thread | None) -> list[tuple[Any, bool]]:
+        """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush: briefly after a quiet time.
+
+        Return none if this thread is the copy that a forked child has of its parent's.
+        """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._queue))
             wait_s = max(due - time.monotonic(), min(_GATHER_S, self._interval_s))
             self._changed.wait_for(self._is_urgent, wait_s)
+            if self._thread is not thread:
+                return []
             return [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
 
     def _is_urgent(self) -> bool:

@@ -1,4 +1,4 @@
-"""The process's settings, read once.
+"""The process's settings, read once, and the lock of its set-up.
 
 The environment is read at first use, not at import, so that an application or a test can set variables after importing `legato`.
 """
@@ -6,11 +6,38 @@ The environment is read at first use, not at import, so that an application or a
 from __future__ import annotations
 
 import os
-from functools import cache
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
 
+from legato._exits import after_fork
 from legato._settings import Settings
 
-__all__ = ["settings"]
+__all__ = ["settings", "setup"]
+
+_Given = ParamSpec("_Given")
+_Returned = TypeVar("_Returned")
+_lock = threading.RLock()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+after_fork(_forked)
+
+
+def setup(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
+    """Let only one thread at a time run any of the decorated functions: each has an effect only the first time."""
+
+    @wraps(function)
+    def exclusive(*given: _Given.args, **named: _Given.kwargs) -> _Returned:
+        with _lock:
+            return function(*given, **named)
+
+    return exclusive
 
 
 @cache

@@ -20,7 +20,7 @@ from opentelemetry import trace
 
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
-from legato._exits import PATIENCE_S, after_fork, before_end
+from legato._exits import PATIENCE_S, after_fork, before_end, renew, rest
 from legato._pace import breathe, hurry, set_behind
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
@@ -71,6 +71,11 @@ class Worker:
         self._idle = threading.Condition()
         self._busy = 0
 
+    @property
+    def is_started(self) -> bool:
+        """Whether a stream has begun in this process."""
+        return self._thread is not None
+
     def watch(self, recorder: StreamRecorder) -> None:
         """Track a stream that has begun, and start the thread if it does not run."""
         with self._idle:
@@ -106,7 +111,7 @@ class Worker:
             "queued": self._busy,
             **tally.counts(),
             "refused": replies.refused,
-            "faults": sum(faults.values()),
+            "faults": sum(list(faults.values())),
         }
 
     def in_flight(self) -> Mapping[tuple[str, str], int]:
@@ -142,8 +147,8 @@ class Worker:
                 self._thread.start()
 
     def _run(self) -> None:
-        ticked = now_ns()
-        while True:
+        ticked, thread = now_ns(), self._thread
+        while self._thread is thread:
             recorder: StreamRecorder | None = None
             try:
                 recorder = self._queue.get(timeout=_TICK_S if self._live or self._over else _IDLE_S)
@@ -158,6 +163,7 @@ class Worker:
                     self.tick()
                 # After the tick, which may be long: streams that have ended wait meanwhile.
                 ticked = now_ns()
+        rest()
 
     def tick(self) -> None:
         """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""
@@ -285,7 +291,10 @@ _making = threading.Lock()
 
 
 def worker() -> Worker:
-    """Return the process's worker, creating it on first use from the environment's settings."""
+    """Return the process's worker, creating it on first use from the environment's settings.
+
+    To be called before anything else of a stream, because before the first it makes stale locks again (`renew`).
+    """
     global _worker
     if _worker is None:
         with _making:
@@ -293,6 +302,8 @@ def worker() -> Worker:
                 from legato._state import settings
 
                 _worker = Worker(settings().snapshot_interval_ms)
+    if not _worker.is_started:
+        renew()
     return _worker
 
 

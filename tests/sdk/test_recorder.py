@@ -178,6 +178,20 @@ def test_a_forked_child_does_not_send_the_parents_streams(spans: Spans) -> None:
     assert outcomes(spans()) == ["complete"]
 
 
+def test_chunks_of_two_threads_are_in_order(spans: Spans, columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may read the clock before another one and append after it, also across a snapshot. Then both chunks have the later time."""
+    recorder = legato.stream(model="m")
+    times_us = iter((1000, 3000, 2000, 4000, 3500))
+    monkeypatch.setattr("legato._recorder.now_ns", lambda: recorder.start_ns + next(times_us, 5000) * 1000)
+    for size in range(4):
+        recorder.record(size)
+    recorder.digest()
+    recorder.record(4)
+    recorder.end()
+    found = columns(spans()[0])
+    assert found["times_us"] == [1000, 3000, 3000, 4000, 4000] and found["sizes"] == [0, 1, 2, 3, 4]
+
+
 def test_a_fault_of_the_sdk_is_suppressed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is counted and suppressed; under pytest it is counted and raised."""
     with pytest.raises(ZeroDivisionError), guard("a test"):

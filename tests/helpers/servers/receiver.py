@@ -29,10 +29,12 @@ class Received:
 
 @dataclass(frozen=True)
 class ReceivedStream:
-    """The span of a stream: its service and model, and its ids in hexadecimal."""
+    """The span of a stream: its service, model, outcome and number of chunks, and its ids in hexadecimal."""
 
     service: str
     model: str
+    outcome: str
+    chunks: int
     trace_id: str
     span_id: str
     parent_id: str
@@ -44,7 +46,9 @@ def _streams(resource: ResourceSpans) -> Iterator[ReceivedStream]:
         for span in scope.spans:
             if span.name.startswith("chat"):
                 ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
-                yield ReceivedStream(service, span.name.removeprefix("chat").strip(), *ids)
+                found = {each.key: each.value for each in span.attributes}
+                outcome, chunks = found["legato.stream.outcome"].string_value, found["legato.stream.chunks"].int_value
+                yield ReceivedStream(service, span.name.removeprefix("chat").strip(), outcome, chunks, *ids)
 
 
 @dataclass
