@@ -23,6 +23,7 @@ from opentelemetry.sdk.resources import Resource
 
 from legato._errors import guard
 from legato._exits import after_fork, rest
+from legato._pace import Copied, be_background
 from legato._worker import worker
 
 __all__ = ["InFlight"]
@@ -59,13 +60,20 @@ class InFlight:
             self._report()
 
     def _run(self) -> None:
+        be_background()
+        try:
+            self._keep_reporting()
+        except Copied:
+            rest()
+
+    def _keep_reporting(self) -> None:
         thread = self._thread
         with guard("streams in flight"):
             self._report = self._reporter()
         while self._report is not None:
             time.sleep(_EVERY_S)
             if self._thread is not thread:
-                rest()
+                raise Copied
             with guard("streams in flight"):
                 self._report()
 

@@ -8,6 +8,7 @@ which do nothing there (`_exits.rest`). Retries are the exporter's.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,7 +21,7 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
 from legato._errors import guard, warn_once
 from legato._exits import after_fork, rest
-from legato._pace import Paced, hurry
+from legato._pace import Copied, Paced, be_background, hurry
 from legato._tally import tally
 
 __all__ = ["BATCH_MAX", "QUEUE_MAX", "Sender"]
@@ -98,6 +99,12 @@ class Sender:
         )
 
     def _run(self) -> None:
+        be_background()
+        with contextlib.suppress(Copied):
+            self._send()
+        rest()
+
+    def _send(self) -> None:
         thread = self._thread
         export = self._export = self._export or self._make_export()
         due = time.monotonic() + self._interval_s
@@ -106,7 +113,6 @@ class Sender:
             is_accepted = _export_quietly(export, Paced(span for span, _ in batch))
             if self._thread is thread:
                 self._note(batch, is_accepted)
-        rest()
 
     def _next_batch(self, due: float, thread: threading.Thread | None) -> list[tuple[Any, bool]]:
         """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush: briefly after a quiet time.

@@ -7,6 +7,7 @@ not keep the process alive: before the process ends (`_exits`), open streams are
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -21,7 +22,7 @@ from opentelemetry import trace
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
 from legato._exits import PATIENCE_S, after_fork, before_end, renew, rest
-from legato._pace import breathe, hurry, set_behind
+from legato._pace import Copied, be_background, breathe, hurry, set_behind
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, is_opentelemetry_disabled, own, warn_lost, warn_unsampled
@@ -147,6 +148,12 @@ class Worker:
                 self._thread.start()
 
     def _run(self) -> None:
+        be_background()
+        with contextlib.suppress(Copied):
+            self._work()
+        rest()
+
+    def _work(self) -> None:
         ticked, thread = now_ns(), self._thread
         while self._thread is thread:
             recorder: StreamRecorder | None = None
@@ -163,7 +170,6 @@ class Worker:
                     self.tick()
                 # After the tick, which may be long: streams that have ended wait meanwhile.
                 ticked = now_ns()
-        rest()
 
     def tick(self) -> None:
         """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""
@@ -227,18 +233,25 @@ class Worker:
         self._counts["snapshots"] += 1
 
     def _complete(self, recorder: StreamRecorder) -> None:
-        fate = "lost"
+        fate, is_copied = "lost", False
         try:
             with guard("end of a stream"):
                 fate = self._end_span(recorder)
+        except Copied:
+            is_copied = True
+            raise
         finally:
             recorder.is_taken = True
-            if fate:
-                tally.add(fate)
-            with self._idle:
-                self._counts["ended"] += 1
-                self._busy -= 1
-                self._idle.notify_all()
+            if not is_copied:
+                self._count(fate)
+
+    def _count(self, fate: str) -> None:
+        if fate:
+            tally.add(fate)
+        with self._idle:
+            self._counts["ended"] += 1
+            self._busy -= 1
+            self._idle.notify_all()
 
     def _end_span(self, recorder: StreamRecorder) -> str:
         """End the stream's span. Return the stream's fate (`_tally`); empty if the sender counts it."""

@@ -123,6 +123,7 @@ def test_what_is_wrong_is_said_and_the_program_runs_if_it_can(
 def test_a_broken_sdk_does_not_break_the_program(tmp_path: pathlib.Path) -> None:
     """The fault is one line, in the process that imports a client library; a process that imports none says nothing."""
     shutil.copytree(pathlib.Path(__file__).parents[2] / "sdk" / "legato" / "_bootstrap", tmp_path / "legato" / "_bootstrap")
+    (tmp_path / "legato" / "__init__.py").touch()
     shutil.copy(pathlib.Path(__file__).parents[2] / "sdk" / "legato" / "_imports.py", tmp_path / "legato" / "_imports.py")
     path = os.pathsep.join((str(tmp_path / "legato" / "_bootstrap"), str(tmp_path)))
     done = run(tmp_path, sys.executable, "-c", "import requests, httpx; print(7)", PYTHONPATH=path)

@@ -10,7 +10,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from legato import _pace
-from legato._pace import Paced, breathe, hurry, set_behind
+from legato._pace import Copied, Paced, be_background, breathe, hurry, set_behind
 
 
 class Sleeps:
@@ -40,11 +40,12 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> Sleeps:
     return made
 
 
-def in_a_thread(work: Callable[[], None]) -> None:
-    """Run in a new thread, because a pace belongs to a thread. An assertion that fails is raised here."""
+def in_the_background(work: Callable[[], None]) -> None:
+    """Run in a new background thread, because a pace belongs to a thread. An assertion that fails is raised here."""
     errors: list[BaseException] = []
 
     def run() -> None:
+        be_background()
         try:
             work()
         except BaseException as error:
@@ -70,7 +71,7 @@ def test_work_takes_a_tenth_of_the_time_unless_it_is_waited_for(sleeps: Sleeps) 
         set_behind(False)
         assert sum(sleeps.work(10_000, 1000)) == pytest.approx(sum(calm), rel=0.2)
 
-    in_a_thread(work)
+    in_the_background(work)
 
 
 def test_a_short_piece_of_work_has_no_pause(sleeps: Sleeps) -> None:
@@ -78,7 +79,25 @@ def test_a_short_piece_of_work_has_no_pause(sleeps: Sleeps) -> None:
         breathe()
         assert not sleeps.work(1_000, 100)
 
-    in_a_thread(work)
+    in_the_background(work)
+
+
+def test_a_thread_of_the_application_never_pauses(sleeps: Sleeps) -> None:
+    """Such a thread builds the span itself where the queue of ended streams is full."""
+    assert not sleeps.work(10_000_000, 100)
+
+
+def test_work_ends_in_a_copy_of_its_thread(sleeps: Sleeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under gevent the threads of a forked process go on in the child; what a pause interrupted would be done twice."""
+    processes = iter((1, 2))
+    monkeypatch.setattr("legato._pace.os.getpid", lambda: next(processes))
+
+    def work() -> None:
+        with pytest.raises(Copied):
+            breathe()
+
+    in_the_background(work)
+    assert len(sleeps.slept_s) == 1
 
 
 def test_an_exporter_encodes_a_paced_list_like_any_other(sleeps: Sleeps) -> None:

@@ -28,8 +28,8 @@ from helpers.servers.receiver import Receiver, receiver
 HERE = pathlib.Path(__file__).parent / "workers"
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 PATIENCE_S = 60
-# Requests one after the other, and requests that are open while the server is stopped.
-REQUESTS, OPEN = 4, 2
+# Requests one after the other, at least and at most, and requests that are open while the server is stopped.
+REQUESTS, REQUESTS_MAX, OPEN = 4, 200, 2
 PYTHON = (sys.executable, "-W", "ignore")
 GUNICORN = (*PYTHON, "-m", "gunicorn", "--bind", "127.0.0.1:{port}", "--no-control-socket")
 # The command, and the number of processes that must have answered.
@@ -94,18 +94,22 @@ def test_servers_with_worker_processes_lose_no_stream(name: str) -> None:
         ready = [part.format(port=port) for part in command]
         with _running(ready, {"SERVER": server, "LEGATO_ENDPOINT": endpoint.url}) as process:
             assert _listens(process, port), process.communicate()
-            urls = [f"http://127.0.0.1:{port}/m-{number}" for number in range(REQUESTS + OPEN)]
-            processes = {_answered(url, opened) for url in urls[:REQUESTS]}
-            answers = [pool.submit(_answered, url, opened) for url in urls[REQUESTS:]]
-            while len(opened) < len(urls) and not all(answer.done() for answer in answers):
+            url, processes = f"http://127.0.0.1:{port}/m-", set[str]()
+            # A worker of gevent notices only once a second that it has answered its last request.
+            while len(opened) < REQUESTS or (len(processes) < processes_min and len(opened) < REQUESTS_MAX):
+                processes.add(_answered(f"{url}{len(opened)}", opened))
+                time.sleep(0.05)
+            requests = len(opened) + OPEN
+            answers = [pool.submit(_answered, f"{url}{number}", opened) for number in range(len(opened), requests)]
+            while len(opened) < requests and not all(answer.done() for answer in answers):
                 time.sleep(0.01)
             process.send_signal(signal.SIGTERM)
             processes |= {answer.result() for answer in answers}
             errors = process.communicate(timeout=PATIENCE_S)[1]
     streams = {stream.model: stream for stream in endpoint.streams}
-    assert _models(endpoint) == {"served": len(urls)} | {f"m-{number}": 1 for number in range(len(urls))}, errors
+    assert _models(endpoint) == {"served": requests} | {f"m-{number}": 1 for number in range(requests)}, errors
     served = {stream.span_id for stream in endpoint.streams if stream.model == "served"}
-    assert {streams[f"m-{number}"].parent_id for number in range(len(urls))} == served
+    assert {streams[f"m-{number}"].parent_id for number in range(requests)} == served
     assert {stream.outcome for stream in endpoint.streams} == {"complete"}
     assert len(processes) >= processes_min and not _complaints(errors), errors
 
