@@ -21,7 +21,7 @@ from typing import Any
 
 from legato._errors import guard
 
-__all__ = ["PATIENCE_S", "after_fork", "before_end", "renew", "rest"]
+__all__ = ["PATIENCE_S", "after_fork", "before_end", "renew"]
 
 PATIENCE_S = 5.0
 """Longest time for which the end of a process waits for its last streams to be exported."""
@@ -70,15 +70,6 @@ def before_end(close: Callable[[float], None]) -> None:
 
         Finalize(None, _ending, exitpriority=1)
         _handle_termination()
-
-
-def rest() -> None:
-    """Sleep for ever. Under gevent and eventlet, threads are greenlets, and a forked child goes on with copies of its parent's.
-
-    Such a copy must leave the child's streams alone. It cannot end, because Python's `threading` has forgotten it: gevent would print that.
-    """
-    while True:
-        time.sleep(3600)
 
 
 def _is_multiprocessing_child() -> bool:

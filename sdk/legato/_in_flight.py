@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,9 +20,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource
 
+from legato._clock import now_ns
 from legato._errors import guard
-from legato._exits import after_fork, rest
-from legato._pace import Copied, be_background
+from legato._exits import after_fork
+from legato._pace import check, in_background, waits_since
 from legato._worker import worker
 
 __all__ = ["InFlight"]
@@ -51,8 +51,7 @@ class InFlight:
         if self._thread is None:
             with guard("start of a thread"), self._starting:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="legato-in-flight", daemon=True)
-                    self._thread.start()
+                    self._thread = in_background("legato-in-flight", self._run)
 
     def close(self) -> None:
         """Send the end of the series that were sent."""
@@ -60,20 +59,14 @@ class InFlight:
             self._report()
 
     def _run(self) -> None:
-        be_background()
-        try:
-            self._keep_reporting()
-        except Copied:
-            rest()
-
-    def _keep_reporting(self) -> None:
-        thread = self._thread
         with guard("streams in flight"):
             self._report = self._reporter()
+        # Not `time.sleep`, which tests of applications replace.
+        never = threading.Event()
         while self._report is not None:
-            time.sleep(_EVERY_S)
-            if self._thread is not thread:
-                raise Copied
+            never.wait(_EVERY_S)
+            check()
+            waits_since(now_ns())
             with guard("streams in flight"):
                 self._report()
 

@@ -1,9 +1,11 @@
-"""Pauses of Legato's background threads, so that threads of the application run meanwhile.
+"""Legato's background threads, and the pauses in their work, so that threads of the application run meanwhile.
 
 Python runs one thread at a time, and an event loop that reads many streams waits for this turn at each read. When streams end together,
 the work for them would delay the streams that go on. `breathe` is called between pieces of the work and sleeps after each quarter of
-a millisecond, so that the work takes a tenth of the time at most. During a flush, and behind a long queue, the pauses are short. The
-work itself is not limited. Threads that did not call `be_background` never sleep: they are the application's.
+a millisecond, so that the work takes a tenth of the time at most. The longer a piece of work waits, the less it is interrupted, so that
+streams whatever their number are sent in time; a flush shortens the pauses, too. Threads of the application never sleep here.
+
+Under gevent and eventlet, threads are greenlets, and a forked child goes on with copies of its parent's. `check` ends such a copy.
 """
 
 from __future__ import annotations
@@ -12,53 +14,69 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from legato._clock import now_ns
 from legato._exits import after_fork
 
-__all__ = ["Copied", "Paced", "be_background", "breathe", "hurry", "set_behind"]
+__all__ = ["Copied", "Paced", "breathe", "check", "hurry", "in_background", "waits_since"]
 
 _SLICE_NS, _PAUSE_S = 250_000, 0.0025
 _HURRIED_SLICE_NS, _HURRIED_PAUSE_S = 1_000_000, 0.0001
+# Work that has waited for longer is hurried; after the second time it has no pauses.
+_LATE_NS, _TOO_LATE_NS = 500_000_000, 1_500_000_000
 
-
-class _Pace(threading.local):
-    """Of each thread: when its next pause is due (monotonic ns), and whether its work piles up."""
-
-    due_ns = sys.maxsize
-    is_behind = False
-
-
-class Copied(BaseException):
-    """Under gevent and eventlet, a fork during a pause: this is the child's copy of a thread, and the parent does the work."""
-
-
-_pace = _Pace()
+# Of each background thread: its process, when its next pause is due, and since when its work waits (monotonic ns).
+_pace = threading.local()
+# Bound here, because tests of applications replace `time.sleep`.
+_sleep = time.sleep
 _waiting: list[int] = []
 
 
-def be_background() -> None:
-    """Let this thread sleep in `breathe`."""
-    _pace.due_ns = 0
+class Copied(BaseException):
+    """This is the copy that a forked child has of a background thread. The parent does the work."""
+
+
+def in_background(name: str, work: Callable[[], None]) -> threading.Thread:
+    """Run ``work`` in a new daemon thread, in which `breathe` sleeps."""
+
+    def run() -> None:
+        _pace.process, _pace.due_ns, _pace.since_ns = os.getpid(), 0, now_ns()
+        try:
+            work()
+        except Copied:
+            _rest()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def check() -> None:
+    """Raise ``Copied`` in a copy of a background thread. To be called after each wait."""
+    if getattr(_pace, "process", None) not in (None, os.getpid()):
+        raise Copied
+
+
+def waits_since(time_ns: int) -> None:
+    """Set since when (monotonic ns) the work that this thread begins has waited."""
+    _pace.since_ns = time_ns
 
 
 def breathe() -> None:
-    """Sleep if this thread is a background thread and has worked for a slice since its last pause. Raise ``Copied`` in a copy of it."""
-    if now_ns() < _pace.due_ns:
+    """Sleep if this is a background thread that has worked for a slice since its last pause. Raise ``Copied`` in a copy of it."""
+    now = now_ns()
+    if now < getattr(_pace, "due_ns", sys.maxsize):
         return
-    is_hurried, process = _waiting or _pace.is_behind, os.getpid()
-    time.sleep(_HURRIED_PAUSE_S if is_hurried else _PAUSE_S)
-    if os.getpid() != process:
-        raise Copied
+    late_ns = now - _pace.since_ns
+    if late_ns >= _TOO_LATE_NS:
+        return
+    is_hurried = bool(_waiting) or late_ns >= _LATE_NS
+    _sleep(_HURRIED_PAUSE_S if is_hurried else _PAUSE_S)
+    check()
     _pace.due_ns = now_ns() + (_HURRIED_SLICE_NS if is_hurried else _SLICE_NS)
-
-
-def set_behind(is_behind: bool) -> None:
-    """Set whether the work of this thread piles up."""
-    _pace.is_behind = is_behind
 
 
 @contextmanager
@@ -82,4 +100,18 @@ class Paced(list[Any]):
             yield each
 
 
-after_fork(_waiting.clear)
+def _rest() -> None:
+    """Sleep for ever. A copy cannot end, because Python's `threading` has forgotten it: gevent would print that."""
+    while True:
+        _sleep(3600)
+
+
+def _reset() -> None:
+    """Begin anew in a forked child, and after gevent has replaced Python's threads."""
+    global _pace, _sleep
+    _waiting.clear()
+    if type(_pace) is not threading.local:
+        _pace, _sleep = threading.local(), time.sleep
+
+
+after_fork(_reset)

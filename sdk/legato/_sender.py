@@ -3,12 +3,11 @@
 OpenTelemetry's batch processor drops spans of a full queue, ignores the result of an export, and ignores the time-out of a flush. Here each
 stream is counted (`_tally`), a flush returns whether the exports succeeded, and a forked child starts with an empty queue, a new thread
 and a new exporter: its parent's spans are its parent's, and no socket is shared. Under gevent a child has copies of its parent's threads,
-which do nothing there (`_exits.rest`). Retries are the exporter's.
+which do nothing there (`_pace.check`). Retries are the exporter's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -19,9 +18,10 @@ from typing import Any
 from opentelemetry import context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
+from legato._clock import now_ns
 from legato._errors import guard, warn_once
-from legato._exits import after_fork, rest
-from legato._pace import Copied, Paced, be_background, hurry
+from legato._exits import after_fork
+from legato._pace import Paced, check, hurry, in_background, waits_since
 from legato._tally import tally
 
 __all__ = ["BATCH_MAX", "QUEUE_MAX", "Sender"]
@@ -51,7 +51,7 @@ class Sender:
         # A condition's lock is re-entrant, so the handler of a signal may flush whatever it interrupts.
         self._changed = threading.Condition()
         self._queue: deque[tuple[Any, bool]] = deque()
-        self._taken = self._done = self._urgent = 0
+        self._taken = self._done = self._urgent = self._oldest_ns = 0
         self._has_failed = False
         self._thread: threading.Thread | None = None
         self._export = None
@@ -61,8 +61,7 @@ class Sender:
         if self._thread is None or not self._thread.is_alive():
             with guard("start of a thread"), self._changed:
                 if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._run, name="legato-sender", daemon=True)
-                    self._thread.start()
+                    self._thread = in_background("legato-sender", self._run)
 
     def put(self, span: Any, *, is_stream: bool) -> None:
         """Queue an ended span; it never waits. If the queue is full, the span is dropped and a stream is counted as lost."""
@@ -70,6 +69,8 @@ class Sender:
             if len(self._queue) >= self._queue_max:
                 self._drop(is_stream)
                 return
+            if not self._queue:
+                self._oldest_ns = now_ns()
             self._queue.append((span, is_stream))
             self._taken += 1
             if is_stream:
@@ -99,32 +100,23 @@ class Sender:
         )
 
     def _run(self) -> None:
-        be_background()
-        with contextlib.suppress(Copied):
-            self._send()
-        rest()
-
-    def _send(self) -> None:
-        thread = self._thread
         export = self._export = self._export or self._make_export()
         due = time.monotonic() + self._interval_s
-        while batch := self._next_batch(due, thread):
+        while True:
+            batch = self._next_batch(due)
             due = time.monotonic() + self._interval_s
             is_accepted = _export_quietly(export, Paced(span for span, _ in batch))
-            if self._thread is thread:
-                self._note(batch, is_accepted)
+            check()
+            self._note(batch, is_accepted)
 
-    def _next_batch(self, due: float, thread: threading.Thread | None) -> list[tuple[Any, bool]]:
-        """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush: briefly after a quiet time.
-
-        Return none if this thread is the copy that a forked child has of its parent's.
-        """
+    def _next_batch(self, due: float) -> list[tuple[Any, bool]]:
+        """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush: briefly after a quiet time."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._queue))
             wait_s = max(due - time.monotonic(), min(_GATHER_S, self._interval_s))
             self._changed.wait_for(self._is_urgent, wait_s)
-            if self._thread is not thread:
-                return []
+            check()
+            waits_since(max(self._oldest_ns, int(1e9 * due)))
             return [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
 
     def _is_urgent(self) -> bool:

@@ -7,7 +7,7 @@ not keep the process alive: before the process ends (`_exits`), open streams are
 
 from __future__ import annotations
 
-import contextlib
+import os
 import queue
 import threading
 import time
@@ -21,8 +21,8 @@ from opentelemetry import trace
 
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
-from legato._exits import PATIENCE_S, after_fork, before_end, renew, rest
-from legato._pace import Copied, be_background, breathe, hurry, set_behind
+from legato._exits import PATIENCE_S, after_fork, before_end, renew
+from legato._pace import breathe, check, hurry, in_background, waits_since
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, is_opentelemetry_disabled, own, warn_lost, warn_unsampled
@@ -33,11 +33,10 @@ from legato._tally import tally
 __all__ = ["Worker", "flush", "stats", "worker"]
 
 QUEUE_MAX = 4096
-# Number of ended streams in the queue at which the worker makes short pauses.
-HURRY_AT = 64
 # Number of unparsed reads of a running stream at which they are parsed. This bounds the memory used by raw bytes.
 DIGEST_AT = 512
 _TICK_S, _IDLE_S = 0.25, 1.0
+_TICK_NS = int(_TICK_S * 1e9)
 # An application may leave its loop over a stream and start another over the same stream. After this time without one it is a cancel.
 LEFT_NS = 1_000_000_000
 SNAPSHOT_FACTOR = 3
@@ -63,7 +62,7 @@ class Worker:
         self._clock = clock
         # A collection of garbage may end a stream within any call, also within this queue's `get`: `put` of another queue would wait for
         # the lock that its own thread holds.
-        self._queue: queue.SimpleQueue[StreamRecorder] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[StreamRecorder, int]] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}
         self._over: list[weakref.ref[StreamRecorder]] = []
         self._counts = {"started": 0, "ended": 0, "snapshots": 0, "silences": 0, "inline": 0}
@@ -91,7 +90,7 @@ class Worker:
         with self._idle:
             self._busy += 1
         if self._queue.qsize() < QUEUE_MAX:
-            self._queue.put(recorder)
+            self._queue.put((recorder, now_ns()))
             return
         with self._idle:
             self._counts["inline"] += 1
@@ -144,38 +143,41 @@ class Worker:
                 return
             with guard("start of a thread"):
                 before_end(self.close)
-                self._thread = threading.Thread(target=self._run, name="legato-worker", daemon=True)
-                self._thread.start()
+                self._thread = in_background("legato-worker", self._run)
 
     def _run(self) -> None:
-        be_background()
-        with contextlib.suppress(Copied):
-            self._work()
-        rest()
-
-    def _work(self) -> None:
-        ticked, thread = now_ns(), self._thread
-        while self._thread is thread:
-            recorder: StreamRecorder | None = None
-            try:
-                recorder = self._queue.get(timeout=_TICK_S if self._live or self._over else _IDLE_S)
-            except queue.Empty:
-                pass
-            if recorder is not None:
-                set_behind(self._queue.qsize() > HURRY_AT)
-                self._complete(recorder)
-            # The second condition is for streams that end without a pause: the queue is then never empty, but snapshots are still due.
-            if (self._live or self._over) and (recorder is None or now_ns() - ticked >= _TICK_S * 1e9):
+        due_ns = now_ns()
+        while True:
+            self._complete_ended(_TICK_S if self._live or self._over else _IDLE_S, _TICK_NS)
+            if (self._live or self._over) and now_ns() >= due_ns:
                 with guard("snapshot"):
                     self.tick()
-                # After the tick, which may be long: streams that have ended wait meanwhile.
-                ticked = now_ns()
+                due_ns = now_ns() + _TICK_NS
+
+    def _complete_ended(self, wait_s: float, for_ns: int = 0) -> None:
+        """Complete streams that have ended, one at least, and more for so long. Without any, wait for the first one for ``wait_s``."""
+        until_ns = now_ns() + for_ns
+        while True:
+            try:
+                recorder, ended_ns = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
+            except queue.Empty:
+                return
+            finally:
+                check()
+            waits_since(ended_ns)
+            self._complete(recorder)
+            wait_s = 0.0
+            if now_ns() >= until_ns:
+                return
 
     def tick(self) -> None:
         """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""
-        now = self._clock()
+        now, began_ns = self._clock(), now_ns()
         self._forget()
         for key, live in list(self._live.items()):
+            if not self._queue.empty():
+                self._complete_ended(0.0)
+            waits_since(began_ns)
             recorder = live.reference()
             if recorder is None or recorder.ended:
                 self._live.pop(key, None)
@@ -233,16 +235,14 @@ class Worker:
         self._counts["snapshots"] += 1
 
     def _complete(self, recorder: StreamRecorder) -> None:
-        fate, is_copied = "lost", False
+        fate, process = "lost", os.getpid()
         try:
             with guard("end of a stream"):
                 fate = self._end_span(recorder)
-        except Copied:
-            is_copied = True
-            raise
         finally:
             recorder.is_taken = True
-            if not is_copied:
+            # Not in a copy of this thread, from which `Copied` comes: its process has counters of its parent no longer.
+            if os.getpid() == process:
                 self._count(fate)
 
     def _count(self, fate: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from legato import _pace
-from legato._pace import Copied, Paced, be_background, breathe, hurry, set_behind
+from legato._pace import Copied, Paced, breathe, check, hurry, in_background, waits_since
 
 
 class Sleeps:
@@ -36,24 +35,21 @@ class Sleeps:
 def sleeps(monkeypatch: pytest.MonkeyPatch) -> Sleeps:
     made = Sleeps()
     monkeypatch.setattr(_pace, "now_ns", lambda: made.now_ns)
-    monkeypatch.setattr("legato._pace.time.sleep", made.sleep)
+    monkeypatch.setattr(_pace, "_sleep", made.sleep)
     return made
 
 
 def in_the_background(work: Callable[[], None]) -> None:
-    """Run in a new background thread, because a pace belongs to a thread. An assertion that fails is raised here."""
+    """Run in a new background thread. An assertion that fails is raised here."""
     errors: list[BaseException] = []
 
     def run() -> None:
-        be_background()
         try:
             work()
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_background("test", run).join()
     if errors:
         raise errors[0]
 
@@ -66,10 +62,22 @@ def test_work_takes_a_tenth_of_the_time_unless_it_is_waited_for(sleeps: Sleeps) 
         with hurry():
             hurried = sleeps.work(10_000, 1000)
         assert sum(hurried) < 0.2 * 10e6 / 1e9
-        set_behind(True)
-        assert sum(sleeps.work(10_000, 1000)) == pytest.approx(sum(hurried), rel=0.2)
-        set_behind(False)
+        waits_since(sleeps.now_ns)
         assert sum(sleeps.work(10_000, 1000)) == pytest.approx(sum(calm), rel=0.2)
+
+    in_the_background(work)
+
+
+def test_work_that_waits_has_fewer_pauses_and_then_none(sleeps: Sleeps) -> None:
+    """Else streams that flow faster than they are parsed would fill the memory."""
+
+    def work() -> None:
+        waits_since(sleeps.now_ns - 600_000_000)
+        breathe()
+        hurried = sum(sleeps.work(10_000, 1000))
+        assert 0 < hurried < 0.2 * 10e6 / 1e9
+        waits_since(sleeps.now_ns - 1_600_000_000)
+        assert not sleeps.work(10_000, 1000)
 
     in_the_background(work)
 
@@ -85,19 +93,27 @@ def test_a_short_piece_of_work_has_no_pause(sleeps: Sleeps) -> None:
 def test_a_thread_of_the_application_never_pauses(sleeps: Sleeps) -> None:
     """Such a thread builds the span itself where the queue of ended streams is full."""
     assert not sleeps.work(10_000_000, 100)
+    check()
 
 
 def test_work_ends_in_a_copy_of_its_thread(sleeps: Sleeps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under gevent the threads of a forked process go on in the child; what a pause interrupted would be done twice."""
-    processes = iter((1, 2))
-    monkeypatch.setattr("legato._pace.os.getpid", lambda: next(processes))
 
     def work() -> None:
+        monkeypatch.setattr("legato._pace.os.getpid", lambda: 1)
         with pytest.raises(Copied):
             breathe()
 
     in_the_background(work)
     assert len(sleeps.slept_s) == 1
+
+
+def test_pauses_are_no_sleep_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application's test that replaces `time.sleep` must not count Legato's pauses."""
+    called: list[float] = []
+    monkeypatch.setattr("time.sleep", called.append)
+    in_the_background(breathe)
+    assert not called
 
 
 def test_an_exporter_encodes_a_paced_list_like_any_other(sleeps: Sleeps) -> None:
