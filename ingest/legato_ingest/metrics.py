@@ -40,12 +40,14 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self._services: set[str] = set()
+        # Streams that only have a TTFT must not take the names of those that the SLO counts.
+        self._histogram_services: set[str] = set()
         self._scopes: set[str] = set()
         self._register_receiving(self.registry)
         self._register_jobs(self.registry)
         self._register_store(self.registry)
         self.registry.register(_ProcessorTime())
-        self.stream_histograms = StreamHistograms(self._service)
+        self.stream_histograms = StreamHistograms(lambda service: _bounded(service, self._histogram_services, _SERVICES_MAX))
         self.registry.register(self.stream_histograms)
 
     def _register_receiving(self, kept: CollectorRegistry) -> None:
@@ -179,25 +181,16 @@ class Metrics:
         """Count spans that are not stored on purpose, by reason and instrumentation scope. Only one thread may call it."""
         if not spans:
             return
-        if scope not in self._scopes and len(self._scopes) >= _SCOPES_MAX:
-            scope = _OTHER
-        self._scopes.add(scope)
+        scope = _bounded(scope, self._scopes, _SCOPES_MAX)
         self.ignored_spans.labels(reason, scope).inc(spans)
 
     def count_results(self, counts: Iterable[tuple[str, str, str, int]]) -> None:
         """Count ended streams that were stored, as (service, vantage, result, number). Only one thread may call it."""
         for service, vantage, result, streams in counts:
-            service = self._service(service)
+            service = _bounded(service, self._services, _SERVICES_MAX)
             # All results start at once: a series that appeared with its first bad stream would have no increase for it.
             for each in SLO_RESULTS:
                 self.streams.labels(service, vantage, each).inc(streams if each == result else 0)
-
-    def _service(self, service: str) -> str:
-        """Return the name under which a service is counted."""
-        if service not in self._services and len(self._services) >= _SERVICES_MAX:
-            service = _OTHER
-        self._services.add(service)
-        return service
 
     def count_stored(self, table: str, stored: int, duplicates: int, refused: int) -> None:
         """Count the outcomes of new rows of a table of engine steps, finished requests or samples."""
@@ -208,3 +201,11 @@ class Metrics:
             else:
                 self.engine_rows.labels(table, outcome).inc(rows)
         (self.rejected_points if table == "node_samples" else self.rejected_spans).labels("store_refused").inc(refused)
+
+
+def _bounded(name: str, names: set[str], most: int) -> str:
+    """Return the name under which something is counted: all names after the first so many are one."""
+    if name not in names and len(names) >= most:
+        name = _OTHER
+    names.add(name)
+    return name

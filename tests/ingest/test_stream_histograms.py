@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato_ingest.columns import STREAM_REVS
+from legato_ingest.metrics import Metrics
 from legato_ingest.stream_histograms import HISTOGRAMS, StreamHistograms
 
 US = st.none() | st.sampled_from([0, 50_000, 50_001, 400_000, 60_000_000, 2**60]) | st.integers(0, 10**8)
@@ -63,3 +64,13 @@ def test_every_bucket_with_streams_has_an_exemplar() -> None:
     (found,) = (sample for sample in gaps.samples if sample.exemplar is not None)
     assert found.labels == {"service": "(other)", "vantage": "client", "le": "0.4"} and found.value == 2
     assert found.exemplar is not None and found.exemplar.labels == {"trace_id": f"{2:032x}"} and not ttfts.samples
+
+
+def test_services_without_a_timeline_take_no_name_of_the_slo() -> None:
+    """Foreign emitters with nothing but a TTFT: a service that the SLO counts later keeps its name."""
+    metrics = Metrics()
+    metrics.stream_histograms.observe(rows_of([(f"s{number}", "client", True, None, 1) for number in range(300)], 1))
+    metrics.count_results([("checkout", "client", "good", 1)])
+    assert metrics.registry.get_sample_value("legato_streams_total", {"service": "checkout", "vantage": "client", "result": "good"}) == 1
+    counted = {"service": "(other)", "vantage": "client"}
+    assert metrics.registry.get_sample_value("legato_stream_ttft_seconds_count", counted) == 100

@@ -113,12 +113,13 @@ class Committer:
                 if is_closing:
                     return
                 continue
-            self._commit(group)
+            if self._commit(group) and self._groups.due_in_s() == 0:
+                self._write_waiting(False)
             with self._changed:
                 self._add_bytes(-sum(waiting.size for waiting in group))
 
     def _write_waiting(self, all_now: bool) -> None:
-        """Write what no request waits for while none is there."""
+        """Write what no request waits for: all of it, or what is due. No request fails with it."""
         try:
             with self._watermark.stamp() as received_ms:
                 self._groups.write_waiting(received_ms, all_now=all_now)
@@ -134,8 +135,8 @@ class Committer:
             weight += group[-1].batch.weight
         return group
 
-    def _commit(self, group: list[_Waiting]) -> None:
-        """Insert the group. Every future is done afterwards, with a receipt or an error."""
+    def _commit(self, group: list[_Waiting]) -> bool:
+        """Insert the group, and return whether it is stored. Every future is done afterwards, with a receipt or an error."""
         started = time.perf_counter()
         try:
             with self._watermark.stamp() as received_ms:
@@ -147,8 +148,9 @@ class Committer:
             for waiting in group:
                 if waiting.future.set_running_or_notify_cancel():
                     waiting.future.set_exception(error)
-            return
+            return False
         self._metrics.commit_seconds.observe(time.perf_counter() - started)
         for waiting, receipt in zip(group, receipts, strict=True):
             if waiting.future.set_running_or_notify_cancel():
                 waiting.future.set_result(receipt)
+        return True

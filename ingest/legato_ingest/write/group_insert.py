@@ -76,7 +76,6 @@ class GroupInsert:
                 self._metrics.count_ignored(reason, scope, spans)
             self._senders.add_ignored(batch.senders)
             self._senders.add_stored(rows)
-        self.write_waiting(received_ms)
         return receipts
 
     def due_in_s(self) -> float | None:

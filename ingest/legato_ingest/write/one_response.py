@@ -31,7 +31,7 @@ from legato_ingest.otlp.model import StreamRecord
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 from legato_ingest.write.dedup import minute_ranges
-from legato_ingest.write.recordings import Recording, losers
+from legato_ingest.write.recordings import TRACES_MAX, Recording, losers
 
 __all__ = ["STORED_MAX", "Place", "Resolved", "Responses", "stored_recordings", "superseding"]
 
@@ -46,20 +46,28 @@ _COLUMNS = (
     "tenant", "trace_id", "span_id", "parent_span_id", "rev", "vantage", "service_name", "model", "response_id", "emitter",
 )  # fmt: skip
 # The ids are sent as hexadecimal strings, one for each column: ClickHouse parses these some ten times faster than lists of expressions.
+# Of an id in many traces only as many rows are read as show that (``recordings.TRACES_MAX``).
 _STORED = f"""
-SELECT
-    {", ".join(_COLUMNS)}, toUnixTimestamp64Nano(start_time) AS start_ns, toInt64(duration_ns) AS duration_ns,
-    toBool(notEmpty(dt_us)) AS has_chunks, toBool(isNotNull(ttft_us)) AS has_ttft,
-    toBool(has(flags, '{ANY_CHUNK}')) AS any_chunk, outcome
-FROM stream_revs
-WHERE tenant IN ({{tenants}}) AND {{inside}}
-    AND
-    (
+SELECT * EXCEPT (in_trace)
+FROM
+(
+    SELECT
+        {", ".join(_COLUMNS)}, toUnixTimestamp64Nano(start_time) AS start_ns, toInt64(duration_ns) AS duration_ns,
+        toBool(notEmpty(dt_us)) AS has_chunks, toBool(isNotNull(ttft_us)) AS has_ttft,
+        toBool(has(flags, '{ANY_CHUNK}')) AS any_chunk, outcome,
         trace_id IN (SELECT toFixedString(substring(unhex('{{traces}}'), 1 + 16 * number, 16), 16) FROM numbers({{traces_count}}))
-        OR response_id != '' AND response_id IN (SELECT arrayJoin(splitByChar(char(0), unhex('{{responses}}'))))
-    )
-ORDER BY rev DESC
-LIMIT 1 BY tenant, trace_id, span_id
+            AS in_trace
+    FROM stream_revs
+    WHERE tenant IN ({{tenants}}) AND {{inside}}
+        AND
+        (
+            in_trace
+            OR response_id != '' AND response_id IN (SELECT arrayJoin(splitByChar(char(0), unhex('{{responses}}'))))
+        )
+    ORDER BY rev DESC
+    LIMIT 1 BY tenant, trace_id, span_id
+)
+LIMIT {2 * TRACES_MAX} BY tenant, vantage, in_trace, if(in_trace, '', response_id), if(in_trace, span_id, toFixedString('', 8))
 LIMIT {STORED_MAX}
 SETTINGS max_query_size = 1000000000, max_threads = 1"""
 

@@ -15,12 +15,14 @@ from operator import attrgetter
 
 from legato_ingest.emitters import OWN_PREFIX
 
-__all__ = ["Recording", "losers"]
+__all__ = ["TRACES_MAX", "Recording", "losers"]
 
 # Start and end of two recordings of one response without an id: Legato's, and another library's in the same process.
 _ALIKE_NS = 250_000_000
 # A row is compared with so many others at most: a request could hold thousands of rows with one id.
 _COMPARED_MAX = 16
+TRACES_MAX = 16
+"""An id in more traces than this identifies no response: some servers send one id for ever."""
 _Key = tuple[str, bytes, bytes]
 
 
@@ -85,10 +87,14 @@ def losers(recordings: Iterable[Recording]) -> list[tuple[Recording, Recording]]
 
 def _with_equal_ids(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
     """Yield pairs of rows with the same response id, the poorer one first. Each row is compared with a few of the richest only."""
-    groups: dict[tuple[str, str, str], list[Recording]] = defaultdict(list)
+    traces: dict[tuple[str, str, str], set[bytes]] = defaultdict(set)
+    for each in ordered:
+        traces[each.tenant, each.vantage, each.response_id].add(each.trace_id)
+    groups: dict[tuple[str, str, str, bytes], list[Recording]] = defaultdict(list)
     for each in ordered:
         if each.response_id:
-            group = groups[each.tenant, each.vantage, each.response_id]
+            named = each.tenant, each.vantage, each.response_id
+            group = groups[*named, each.trace_id if len(traces[named]) > TRACES_MAX else b""]
             yield from ((each, richer) for richer in group)
             if len(group) < _COMPARED_MAX:
                 group.append(each)
@@ -126,7 +132,7 @@ def _is_same(one: Recording, other: Recording) -> bool:
     if one.response_id and other.response_id and one.trace_id == other.trace_id:
         return 2 * overlap_ns >= min(one.duration_ns, other.duration_ns)
     if one.response_id and other.response_id:
-        # Some servers count their ids from 0 or send one id for ever, so in two traces the time decides, too.
+        # Some servers count their ids from 0, so in two traces the time decides, too.
         return _is_alike(one, other)
     if one.span_id == other.parent_span_id or other.span_id == one.parent_span_id:
         # An agent's span around several requests is much longer than each of them.

@@ -21,6 +21,8 @@ __all__ = ["SecondLook"]
 
 # Rows of one query, which also returns these rows themselves; it returns 20,000 at most.
 _PLACES_MAX = 5_000
+# Rows that are remembered while the inserts after theirs fail: some 20 MB.
+_REMEMBERED_MAX = 10 * STORED_MAX
 _COLUMNS = ("tenant", "trace_id", "start_time", "response_id", "span_id")
 
 
@@ -44,8 +46,11 @@ class SecondLook:
         if not self._rows:
             self._due_s = time.monotonic() + (self._after_s or 0.0)
         self._rows += rows
-        if sum(each.num_rows for each in self._rows) >= STORED_MAX:
+        remembered = sum(each.num_rows for each in self._rows)
+        if remembered >= STORED_MAX:
             self._due_s = 0.0
+        if remembered > _REMEMBERED_MAX:
+            self._keep_newest()
 
     def due_in_s(self) -> float | None:
         """Return in how many seconds the rows should be compared; None without any."""
@@ -54,9 +59,12 @@ class SecondLook:
     def postpone(self) -> None:
         """Compare the newest rows later: the store does not answer."""
         if self._rows:
-            rows = pa.concat_tables(self._rows)
-            self._rows = [rows.slice(max(0, rows.num_rows - STORED_MAX))]
+            self._keep_newest()
         self._due_s = time.monotonic() + (self._after_s or 0.0)
+
+    def _keep_newest(self) -> None:
+        rows = pa.concat_tables(self._rows)
+        self._rows = [rows.slice(max(0, rows.num_rows - STORED_MAX))]
 
     def forget(self) -> None:
         """Begin anew: the rows were compared, or the store refuses the comparison."""
@@ -70,8 +78,9 @@ class SecondLook:
         columns = (rows[name].to_pylist() for name in ("tenant", "trace_id", "response_id"))
         places = [Place(tenant, trace, start_ns, response) for tenant, trace, response, start_ns in zip(*columns, starts_ns, strict=True)]
         parts = (places[first : first + _PLACES_MAX] for first in range(0, len(places), _PLACES_MAX))
-        lost = (pair for part in parts for pair in losers(stored_recordings(self._store, part)))
-        return list({loser.key: (loser, winner) for loser, winner in lost}.values())
+        # The rows of one response may be in several parts.
+        stored = {each.key: each for part in parts for each in stored_recordings(self._store, part)}
+        return losers(stored.values())
 
     def counted(self, lost: Sequence[tuple[Recording, Recording]]) -> list[tuple[Recording, Recording]]:
         """Return the pairs with a loser that this instance inserted: the instance that did counts it."""

@@ -19,6 +19,8 @@ from helpers.servers.waiting import until
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
+from legato_ingest.write.one_response import Place, stored_recordings
+from legato_ingest.write.second_look import SecondLook
 
 TRACE, ID = b"t" * 16, "chatcmpl-1"
 NOW_NS = time.time_ns() - 60 * SECOND_NS
@@ -127,3 +129,26 @@ def test_a_comparison_that_the_store_refuses_is_given_up(store: Store) -> None:
         until(lambda: last._groups._second_look.due_in_s() is None)
         assert last._metrics.registry.get_sample_value("legato_errors_total", {"stage": "one_response", "type": "62"}) == 1
     assert store.select("SELECT count() FROM streams") == [(2,)]
+
+
+def test_an_id_in_thousands_of_traces_costs_little(store: Store) -> None:
+    """A commit reads a few of the rows with this id, and those of the same traces."""
+    key = "toFixedString(leftPad(toString(number), 16, '0'), 16), toFixedString(leftPad(toString(number), 8, '0'), 8)"
+    store.command(
+        "INSERT INTO stream_revs (start_time, trace_id, span_id, rev, duration_ns, vantage, response_id, emitter)"
+        f" SELECT now64(9), {key}, 1, 1000000000, 'client', if(number < 3000, '{ID}', ''), 'openlit/1' FROM numbers(3100)"
+    )
+    trace = b"%016d" % 3050
+    found = stored_recordings(store, [Place("", trace, time.time_ns(), ID)])
+    assert len(found) < 100 and [each.span_id for each in found if each.trace_id == trace] == [b"%08d" % 3050]
+
+
+def test_an_error_of_the_second_look_fails_no_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are stored, so the sender need not send them again; the look is postponed."""
+    monkeypatch.setattr(SecondLook, "lost", lambda _: 1 // 0)
+    with committing(store, look_again_s=0.05) as committer:
+        for number in range(3):
+            assert not send(committer, spans_of("legato" if number else "openlit"))[0].rejected
+        errors = {"stage": "write_waiting", "type": "ZeroDivisionError"}
+        until(lambda: (committer._metrics.registry.get_sample_value("legato_errors_total", errors) or 0) > 0)
+    assert store.select("SELECT count() FROM streams") == [(1,)]

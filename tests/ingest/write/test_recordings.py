@@ -87,3 +87,11 @@ def test_an_agents_span_takes_none_of_its_requests() -> None:
     one = recording(span_id=b"1" * 8, parent_span_id=b"o" * 8, response_id="one")
     other = recording(span_id=b"2" * 8, parent_span_id=b"o" * 8, response_id="other", emitter="legato-python/0.1.0")
     assert losers([outer, one, other]) == [(outer, other)]
+
+
+def test_an_id_in_many_traces_identifies_no_response() -> None:
+    """Some servers send one id for ever. Two rows in one trace are still of one response."""
+    own = [recording(emitter="legato-python/0.1.0", span_id=bytes([number]) * 8, trace_id=bytes([number]) * 16) for number in range(1, 30)]
+    foreign = [recording(span_id=bytes([100 + number]) * 8, trace_id=bytes([number + 100]) * 16) for number in range(1, 30)]
+    beside = recording(span_id=b"z" * 8, trace_id=own[3].trace_id)
+    assert losers([*own, *foreign, beside]) == [(beside, own[3])]
