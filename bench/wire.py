@@ -95,9 +95,7 @@ class Stepped(Worker):
     def drain(self) -> None:
         """Complete the streams that have ended."""
         while not self._queue.empty():
-            recorder = self._queue.get()
-            if recorder is not None:
-                self._complete(recorder)
+            self._complete_ended(0.0)
 
 
 def events(stream: RecordedStream) -> Iterator[tuple[int, bytes, int]]:

@@ -24,7 +24,7 @@ from demo.recording import EngineStep, Finished, Recording, TwoSidedStream, load
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, steps_request
 
-__all__ = ["Placement", "bodies", "placements", "send"]
+__all__ = ["Placement", "bodies", "finished_request", "packed", "placements", "send", "step_record"]
 
 _SECOND_NS = 1_000_000_000
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
@@ -141,7 +141,7 @@ def _spans(
             side = stream.client if vantage == "client" else stream.server
             if not side.times_us:
                 continue
-            timeline, tokens = _packed(placement.name, stream.key, vantage, placement.pairs)
+            timeline, tokens = packed(placement.name, stream.key, vantage, placement.pairs)
             attributes: dict[str, Any] = {
                 "gen_ai.operation.name": "chat",
                 "gen_ai.provider.name": placement.provider,
@@ -184,7 +184,7 @@ def _put(attributes: Any, values: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _packed(name: str, key: str, vantage: str, pairs: bool) -> tuple[bytes, int]:
+def packed(name: str, key: str, vantage: str, pairs: bool) -> tuple[bytes, int]:
     """Return the packed timeline of one side of a recorded stream, and its number of tokens (one per recorded content chunk)."""
     (stream,) = (each for each in two_sided_streams(name) if each.key == key)
     side = stream.client if vantage == "client" else stream.server
@@ -220,11 +220,11 @@ def _steps(placement: Placement, recording: Recording, first_us: int, number: in
     steps = [(100_000 * number + place, step) for place, step in enumerate(recording.steps) if step.at_us >= first_us]
     for first in range(0, len(steps), _FLUSH_STEPS):
         flush = steps[first : first + _FLUSH_STEPS]
-        steps_sent = [_step(place, step, placement.begin_ns - 1000 * first_us) for place, step in flush]
-        yield steps_request(engine, steps_sent, [_finished(place, each, number) for place, step in flush for each in step.finished])
+        steps_sent = [step_record(place, step, placement.begin_ns - 1000 * first_us) for place, step in flush]
+        yield steps_request(engine, steps_sent, [finished_request(place, each, number) for place, step in flush for each in step.finished])
 
 
-def _step(number: int, step: EngineStep, begin_ns: int) -> Step:
+def step_record(number: int, step: EngineStep, begin_ns: int) -> Step:
     intervals = [round(interval * 1e6) for interval in step.intervals_s]
     context, context_tokens, decodes, decode_tokens, elapsed_ms = step.work or (None, None, None, None, None)
     return Step(
@@ -244,7 +244,7 @@ def _step(number: int, step: EngineStep, begin_ns: int) -> Step:
     )
 
 
-def _finished(step: int, each: Finished, number: int) -> FinishedRequest:
+def finished_request(step: int, each: Finished, number: int) -> FinishedRequest:
     return FinishedRequest(
         step=step,
         response_id=_response(number, each.key),

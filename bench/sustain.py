@@ -1,0 +1,108 @@
+"""The whole system at once: `legato serve` with an embedded store under a deployment that replays recordings in real time.
+
+    python bench/sustain.py --engines 40 --seconds 120 demo/recordings/kv
+
+Each engine repeats one of the recordings with other ids, with an agent that flushes its steps once a second, a server that sends its spans
+once a second, and services of 10,000 end users. Attribution, rollups, self-monitoring and the rest of `legato serve` run as they do for
+users. The senders run on the same cores. Last line: one JSON object with `streams_per_s`, `chunks_per_s`, `steps_per_s`, `cpu_cores`
+(of serve), `rss_mb` (at the end), `ack_p99_ms`, `verdict_delay_p99_s` (from a stream's end until its verdict can be queried),
+`rollup_lag_p99_s`, `lost_streams`, and `stale_verdicts`: the share of stalls of more than 60 s ago without a verdict, or with one that
+lacks evidence which is in the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+from bench.common.machine import describe, median, quantile  # noqa: E402
+from bench.sustain_load.deployment import EngineReplay, template  # noqa: E402
+from bench.sustain_load.sending import Sending  # noqa: E402
+from bench.sustain_load.watching import Observed, Watching, query  # noqa: E402
+from helpers.servers.serving import Served, serve_process  # noqa: E402
+
+# Every recorded stream has its server's span and its engine's steps, so no evidence is missing for ever.
+_STALE = """
+WITH
+    old AS
+    (
+        SELECT trace_id, span_id, start_time, stalls_250ms FROM streams
+        WHERE vantage = 'client' AND stalls_250ms > 0 AND addNanoseconds(start_time, duration_ns) < now() - INTERVAL 60 SECOND
+            AND start_time > fromUnixTimestamp({begin})
+    ),
+    judged AS
+    (
+        SELECT trace_id, span_id, count() AS verdicts, countIf(has(missing, 'engine') OR has(missing, 'server')) AS lacking
+        FROM verdicts FINAL WHERE start_time > fromUnixTimestamp({begin}) AND cause != '' GROUP BY trace_id, span_id
+    )
+SELECT
+    toUInt32(ifNull(sum(stalls_250ms), 0)) AS stalls,
+    toUInt32(ifNull(sum(greatest(stalls_250ms - ifNull(verdicts, 0), 0)), 0)) AS unjudged,
+    toUInt32(ifNull(sum(ifNull(lacking, 0)), 0)) AS lacking
+FROM old LEFT JOIN judged USING (trace_id, span_id)
+FORMAT JSONEachRow"""
+_STORED = """
+SELECT countIf(vantage = 'client') AS streams FROM streams FORMAT JSONEachRow"""
+
+
+def main() -> None:
+    """Run the load and print the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--engines", type=int, default=40)
+    options.add_argument("--seconds", type=float, default=120)
+    options.add_argument("recordings", nargs="*", default=["kv"], help="names in demo/recordings, or folders")
+    given = options.parse_args()
+    templates = [template(name) for name in given.recordings]
+    with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store") as served:
+        begin_ns = time.time_ns()
+        engines = [EngineReplay(number, templates[number % len(templates)], begin_ns) for number in range(given.engines)]
+        sending = Sending(served.otlp, engines, given.seconds)
+        watching = Watching(served.process.pid, served.otlp, served.read, sending)
+        watching.start()
+        sending.run()
+        seconds = time.time() - begin_ns / 1e9
+        seen = watching.stop()
+        figures = _figures(served, sending, seen, seconds, begin_ns // 10**9)
+    print(describe("chdb", "numpy", "pyarrow", "protobuf"))
+    print(
+        f"{given.engines} engines, {seconds:.0f} s, {len(seen.verdict_delay_s)} probes, {seen.unjudged} without a verdict after 2 minutes;"
+    )
+    print(f"acknowledgements: n={len(sending.done.seconds)}, median {1000 * median(sending.done.seconds):.0f} ms; ", end="")
+    print(f"{sending.done.refused} refused for now, {sending.done.failed} failed; the sender was up to {sending.late_s_max:.1f} s late")
+    print(json.dumps(figures))
+
+
+def _figures(served: Served, sending: Sending, seen: Observed, seconds: float, begin_s: int) -> dict[str, float]:
+    done = sending.done
+    ((stored,), (stale,)) = query(served.read, _STORED), query(served.read, _STALE.format(begin=begin_s))
+    missing = done.streams - int(str(stored["streams"]))
+    stalls = int(str(stale["stalls"])) or 1
+    return {
+        "streams_per_s": round(done.streams / seconds, 1),
+        "chunks_per_s": round(done.chunks / seconds),
+        "steps_per_s": round(done.steps / seconds),
+        "cpu_cores": round(sum(seen.cores) / len(seen.cores), 3),
+        "rss_mb": round(seen.rss_mb[-1]),
+        "rss_mb_half": round(seen.rss_mb[len(seen.rss_mb) // 2]),
+        "ack_p50_ms": round(1000 * median(done.seconds)),
+        "ack_p99_ms": round(1000 * quantile(done.seconds, 0.99)),
+        "verdict_delay_p50_s": round(median(seen.verdict_delay_s or [float("nan")]), 1),
+        "verdict_delay_p99_s": round(quantile(seen.verdict_delay_s or [float("nan")], 0.99), 1),
+        "rollup_lag_p99_s": round(quantile(seen.rollup_lag_s, 0.99), 1),
+        "attribution_lag_p99_s": round(quantile(seen.attribution_lag_s, 0.99), 1),
+        "stale_verdicts": round((int(str(stale["unjudged"])) + int(str(stale["lacking"]))) / stalls, 4),
+        "unjudged_share": round(int(str(stale["unjudged"])) / stalls, 4),
+        "lost_streams": missing,
+        "n_stalls": stalls,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Watches `legato serve` under a load: its processor time and memory, the lag of its rollups, and when verdicts are in the store.
+
+Once a second a probe takes a client's stream with a stall that has just been acknowledged, and asks for its verdict until it is there. The
+probes are queries of the read endpoint, so they are a small load themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import queue
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+
+from bench.sustain_load.sending import Sending
+
+__all__ = ["Observed", "Watching", "query"]
+
+_EVERY_S = 1.0
+_PROBE_S_MAX = 120.0
+_HZ = os.sysconf("SC_CLK_TCK")
+_STALLED = """
+SELECT lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span
+FROM stream_revs WHERE start_time > now() - INTERVAL 15 MINUTE AND (trace_id, span_id) IN ({keys}) AND stalls_250ms > 0
+FORMAT JSONEachRow"""
+_JUDGED = """
+SELECT lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span FROM verdicts
+WHERE start_time > now() - INTERVAL 15 MINUTE AND (trace_id, span_id) IN ({keys}) GROUP BY trace_id, span_id
+FORMAT JSONEachRow"""
+
+
+def query(read: str, sql: str) -> list[dict[str, object]]:
+    """Run a query with FORMAT JSONEachRow at the read endpoint and return its rows."""
+    with urllib.request.urlopen(urllib.request.Request(read, sql.encode()), timeout=60) as reply:
+        return [json.loads(line) for line in reply.read().splitlines()]
+
+
+@dataclass(slots=True)
+class Observed:
+    """Series of one run, a value a second: processor time in cores, memory in MB, lags in s; and the delays of the probes in s.
+
+    ``unjudged``: probes without a verdict after two minutes.
+    """
+
+    cores: list[float] = field(default_factory=list)
+    rss_mb: list[float] = field(default_factory=list)
+    rollup_lag_s: list[float] = field(default_factory=list)
+    attribution_lag_s: list[float] = field(default_factory=list)
+    verdict_delay_s: list[float] = field(default_factory=list)
+    unjudged: int = 0
+
+
+class Watching:
+    """Watches a process from `start` to `stop`."""
+
+    def __init__(self, process: int, otlp: str, read: str, sending: Sending) -> None:
+        self._process, self._otlp, self._read, self._sending = process, otlp, read, sending
+        self._ended = threading.Event()
+        self.observed = Observed()
+        self._threads = [threading.Thread(target=self._sample), threading.Thread(target=self._probe)]
+
+    def start(self) -> None:
+        """Begin."""
+        for each in self._threads:
+            each.start()
+
+    def stop(self) -> Observed:
+        """End and return what was observed."""
+        self._ended.set()
+        for each in self._threads:
+            each.join()
+        return self.observed
+
+    def _sample(self) -> None:
+        before, at = self._processor_s(), time.monotonic()
+        while not self._ended.wait(_EVERY_S):
+            now, time_s = self._processor_s(), time.monotonic()
+            self.observed.cores.append((now - before) / (time_s - at))
+            before, at = now, time_s
+            status = pathlib.Path(f"/proc/{self._process}/status").read_text(encoding="utf-8")
+            self.observed.rss_mb.append(int(status.split("VmRSS:")[1].split()[0]) / 1024)
+            with urllib.request.urlopen(f"{self._otlp}/metrics", timeout=60) as reply:
+                lines = reply.read().decode().splitlines()
+            lags = dict(
+                line.split() for line in lines if line.startswith(("legato_rollup_lag_seconds ", "legato_attribution_lag_seconds "))
+            )
+            self.observed.rollup_lag_s.append(float(lags.get("legato_rollup_lag_seconds", "nan")))
+            self.observed.attribution_lag_s.append(float(lags.get("legato_attribution_lag_seconds", "nan")))
+
+    def _processor_s(self) -> float:
+        fields = pathlib.Path(f"/proc/{self._process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _HZ
+
+    def _probe(self) -> None:
+        """Look for stalls among the streams that ended since the last look, and for the verdicts on earlier ones."""
+        waiting: dict[tuple[str, str], float] = {}
+        while not self._ended.wait(_EVERY_S):
+            fresh = self._taken()
+            for row in query(self._read, _STALLED.format(keys=_keys(fresh))) if fresh else []:
+                # One new probe a second is enough.
+                key = str(row["trace"]), str(row["span"])
+                waiting[key] = fresh[key]
+                break
+            judged = query(self._read, _JUDGED.format(keys=_keys(waiting))) if waiting else []
+            now_s = time.time()
+            for row in judged:
+                self.observed.verdict_delay_s.append(now_s - waiting.pop((str(row["trace"]), str(row["span"]))))
+            for key in [key for key, ended_s in waiting.items() if now_s - ended_s > _PROBE_S_MAX]:
+                del waiting[key]
+                self.observed.unjudged += 1
+                self.observed.verdict_delay_s.append(_PROBE_S_MAX)
+
+    def _taken(self) -> dict[tuple[str, str], float]:
+        out: dict[tuple[str, str], float] = {}
+        while True:
+            try:
+                trace, span, end_ns = self._sending.ended.get_nowait()
+            except queue.Empty:
+                return out
+            if len(out) < 40:
+                out[trace.hex(), span.hex()] = end_ns / 1e9
+
+
+def _keys(keys: dict[tuple[str, str], float]) -> str:
+    return ", ".join(f"(unhex('{trace}'), unhex('{span}'))" for trace, span in keys)
