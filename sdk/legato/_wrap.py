@@ -93,6 +93,9 @@ class Wrapped(_Wrapper[T], Iterator[T]):
         if self._stack is not None:
             stack, self._stack = self._stack, None
             return bool(stack.__exit__(*exception))
+        if self._source is None:
+            # What was never opened stays closed.
+            self._source = entered(self._unopened, self._recording.look)
         close = getattr(self._source, "close", None)
         if close is not None:
             close()
@@ -174,18 +177,20 @@ class AsyncWrapped(_Wrapper[T], AsyncIterator[T]):
 
     async def __aexit__(self, *exception: Any) -> bool | None:
         self._recording.finish("client_cancel")
-        if self._stack is not None:
-            stack, self._stack = self._stack, None
-            if await stack.__aexit__(*exception):
-                return True
+        stack, self._stack = self._stack, None
         if self._opened is not None:
             await close_opened(self._opened, self._source)
-        elif inspect.iscoroutine(self._unopened):
-            self._unopened.close()
-        else:
-            close = getattr(self._source, "aclose", None)
-            if close is not None:
-                await close()
+            return None
+        if stack is not None:
+            return bool(await stack.__aexit__(*exception))
+        if self._source is None:
+            # What was never opened stays closed.
+            self._source = entered_async(self._unopened, self._recording.look)
+            if inspect.iscoroutine(self._unopened):
+                self._unopened.close()
+        close = getattr(self._source, "aclose", None)
+        if close is not None:
+            await close()
         return None
 
 

@@ -80,8 +80,9 @@ def test_what_a_coroutine_returned_is_closed(spans: Spans) -> None:
             async with legato.wrap(asked(source)) as wrapped:
                 assert await anext(wrapped) == "a"
         assert answer.closed == 1
-        await legato.wrap(asked(answer)).aclose()
-        assert answer.closed == 1
+        unused = legato.wrap(asked(answer))
+        await unused.aclose()
+        assert answer.closed == 1 and await _listed(unused) == []
 
     asyncio.run(run())
     assert closed == ["generator"] * 2 and outcomes(spans) == ["client_cancel"] * 3
