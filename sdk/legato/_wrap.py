@@ -63,6 +63,7 @@ class Wrapped(_Wrapper[T], Iterator[T]):
                     if self._source is None:
                         self._source = entered(self._unopened, self._recording.look)
                     item: T = next(self._source)
+                self._recording.is_lazy = False
             else:
                 item = next(self._source)
         except BaseException as error:
@@ -121,6 +122,7 @@ class AsyncWrapped(_Wrapper[T], AsyncIterator[T]):
                     if self._source is None:
                         await self._open(None)
                     item: T = await self._source.__anext__()
+                self._recording.is_lazy = False
             else:
                 item = await self._source.__anext__()
         except asyncio.CancelledError as error:

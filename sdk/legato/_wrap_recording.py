@@ -67,7 +67,7 @@ class ItemRecording:
         """The source yielded an item. Record it and return it for the application."""
         if self.recorder is None:
             return item
-        self.recorder.asked, self.is_lazy = True, False
+        self.recorder.asked = True
         if self._measure is None:
             self.recorder.read((now_ns(), bytes(item) if isinstance(item, bytearray) else item))  # type: ignore[arg-type]
         else:
