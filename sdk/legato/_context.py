@@ -12,22 +12,25 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from opentelemetry import trace
 
+if TYPE_CHECKING:
+    from legato._recorder import StreamRecorder
+
 __all__ = [
+    "began",
     "carry",
     "client_hash",
     "context",
     "current_client",
     "current_conversation",
     "is_recorded",
+    "opening",
     "parent_context",
     "recorded",
     "serving",
-    "supersede_outer",
-    "superseding",
     "unrecorded",
 ]
 
@@ -36,7 +39,7 @@ _Returned = TypeVar("_Returned")
 _client: ContextVar[str] = ContextVar("legato_client", default="")
 _conversation: ContextVar[str] = ContextVar("legato_conversation", default="")
 _request: ContextVar[Callable[[], Any] | None] = ContextVar("legato_request", default=None)
-_outer: ContextVar[Callable[[], None] | None] = ContextVar("legato_outer", default=None)
+_opening: ContextVar[Opening | None] = ContextVar("legato_opening", default=None)
 _recorded: ContextVar[_Recorded | None] = ContextVar("legato_recorded", default=None)
 
 
@@ -47,6 +50,19 @@ class _Recorded:
 
     def __init__(self) -> None:
         self.is_sent = False
+
+
+class Opening:
+    """The streams that began while a source of `legato.wrap` was opened: one of them may be the source's.
+
+    Tasks and threads that have a copy of the context keep this object, but not its life.
+    """
+
+    __slots__ = ("begun", "is_over")
+
+    def __init__(self) -> None:
+        self.begun: list[StreamRecorder] = []
+        self.is_over = False
 
 
 @contextmanager
@@ -142,20 +158,23 @@ def is_recorded() -> bool:
 
 
 @contextmanager
-def superseding(supersede: Callable[[], None]) -> Iterator[None]:
-    """Inside, ``supersede`` is called if an instrumentation begins to record a stream."""
-    token = _outer.set(supersede)
+def opening() -> Iterator[Opening]:
+    """Inside, a source of `legato.wrap` is opened. Yield the streams that instrumentations begin meanwhile."""
+    mark = Opening()
+    token = _opening.set(mark)
     try:
-        yield
+        yield mark
     finally:
-        _outer.reset(token)
+        mark.is_over = True
+        _opening.reset(token)
 
 
-def supersede_outer() -> None:
-    """Report that an instrumentation records the stream that begins now."""
-    supersede = _outer.get()
-    if supersede is not None:
-        supersede()
+def began(recorder: StreamRecorder) -> StreamRecorder:
+    """Report a stream that an instrumentation has begun to record, and return it."""
+    mark = _opening.get()
+    if mark is not None and not mark.is_over:
+        mark.begun.append(recorder)
+    return recorder
 
 
 def client_hash(client: str, key: str) -> str:

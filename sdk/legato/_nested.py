@@ -5,7 +5,7 @@ Libraries hand out objects that have the response, or generators over it. A gene
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -16,25 +16,42 @@ from legato._recorder import StreamRecorder
 __all__ = ["is_of_library", "is_recorded_already"]
 
 _LIBRARIES = ("ollama", "google.genai", "anthropic", "openai", "httpx", "httpx2", "litellm")
-_FIELDS = ("response", "_response", "http_response", "_raw_stream", "completion_stream")
-_DEPTH = 3
+_CLIENTS = (*_LIBRARIES, "aiohttp", "requests")
+_FIELDS = ("response", "_response", "http_response", "_raw_stream", "completion_stream", "response_stream", "streaming_response")
+_DEPTH = 4
 
 
-def is_recorded_already(source: Any) -> bool:
-    """Whether this is the stream of a response that `_openai` or `_httpx` records."""
-    frame = _frame(source)
-    owner = frame.f_locals.get("self") if frame is not None else None
-    return any(_is_marked(each) for each in (*_within(source, _DEPTH), *_within(owner, _DEPTH)))
+def is_recorded_already(source: Any, *, is_opened: bool = False) -> bool:
+    """Whether this is the stream of a response that an instrumentation records.
+
+    ``is_opened``: a coroutine or a manager of the application has just opened it. A generator among its local variables, or with the
+    stream among its own, is then the same stream; the loop of an application that was given as it is may do more.
+    """
+    return any(_is_marked(each) for each in _within(source, _DEPTH, is_opened, {}))
 
 
-def _within(value: Any, depth: int) -> Iterator[Any]:
-    """Yield an object and what it has in the fields in which libraries keep a response or a stream."""
-    if value is None:
+def _within(value: Any, depth: int, is_opened: bool, seen: dict[int, Any]) -> Iterator[Any]:
+    """Yield an object and what it has: in the fields in which libraries keep a response or a stream, and in a generator's variables."""
+    if value is None or id(value) in seen:
         return
+    seen[id(value)] = value
     yield value
     if depth:
-        for name in _FIELDS:
-            yield from _within(_attribute(value, name), depth - 1)
+        for each in (*(_attribute(value, name) for name in _FIELDS), *_variables(value, is_opened)):
+            yield from _within(each, depth - 1, is_opened, seen)
+
+
+def _variables(value: Any, is_opened: bool) -> Iterable[Any]:
+    """Return the variables of a generator: all of a library's, and of the application's its object, unless it opened the source."""
+    frame = _frame(value)
+    if frame is None:
+        return ()
+    found = frame.f_locals
+    if _is_in(_CLIENTS, frame.f_globals.get("__name__")):
+        return list(found.values())
+    # An application's other objects may run anything when an attribute is asked for.
+    parts = [each for each in found.values() if _frame(each) is not None or _is_in(_CLIENTS, type(each).__module__)] if is_opened else []
+    return (found.get("self"), *parts)
 
 
 def _is_marked(value: Any) -> bool:
@@ -54,10 +71,13 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def is_of_library(source: Any) -> bool:
-    """Whether this is a generator of a library that sends requests, and not one of the application."""
+    """Whether this is a generator or an object of a library that sends requests, and not one of the application."""
     frame = _frame(source)
-    module = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
-    return any(module == name or module.startswith(f"{name}.") for name in _LIBRARIES)
+    return _is_in(_LIBRARIES, frame.f_globals.get("__name__") if frame is not None else type(source).__module__)
+
+
+def _is_in(packages: tuple[str, ...], module: object) -> bool:
+    return any(module == name or str(module).startswith(f"{name}.") for name in packages)
 
 
 def _frame(source: Any) -> Any:

@@ -16,7 +16,7 @@ from opentelemetry import propagate, trace
 
 from legato._body import OPENAI_PATHS
 from legato._clock import now_ns
-from legato._context import is_recorded, recorded, supersede_outer
+from legato._context import began, is_recorded, recorded
 from legato._errors import ConfigurationError, guard
 from legato._hosts import provider_at
 from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
@@ -114,8 +114,7 @@ def _begin(client: Any, options: Any) -> StreamRecorder | None:
             server_address=str(getattr(url, "host", "") or ""),
             server_port=int(getattr(url, "port", None) or (443 if getattr(url, "scheme", "") == "https" else 80)),
         )
-        supersede_outer()
-        recorder = begin(origin, sse=True)
+        recorder = began(begin(origin, sse=True))
         given = options.headers if isinstance(options.headers, dict) else {}
         headers = dict(given)
         if not any(name.lower() == "traceparent" for name in headers):

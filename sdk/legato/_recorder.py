@@ -155,6 +155,11 @@ class StreamRecorder:
         """Whether ``end`` was called."""
         return self._end is not None
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than completely."""
+        return self._end is not None and self._end.outcome != "complete"
+
     def __enter__(self) -> StreamRecorder:
         return self
 

@@ -16,7 +16,7 @@ from opentelemetry import propagate, trace
 
 from legato._body import OPENAI_PATHS, PLAIN_TEXT, Body, is_streamed, media_type
 from legato._clock import now_ns
-from legato._context import parent_context, supersede_outer
+from legato._context import began, parent_context
 from legato._errors import guard
 from legato._hosts import provider_at
 from legato._recorder import Origin, StreamRecorder
@@ -130,5 +130,4 @@ class SentRequest:
         return recorder
 
     def _begin(self, body: Body) -> StreamRecorder:
-        supersede_outer()
-        return begin(self._origin, start_ns=self._start_ns, body=body, span=self._span)
+        return began(begin(self._origin, start_ns=self._start_ns, body=body, span=self._span))

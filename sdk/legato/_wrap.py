@@ -3,122 +3,54 @@
 Each item is a chunk with the time at which the source yielded it; `_items` measures it later. The time until the application requests the
 next item is its hold. An iterator is above the network, so reads and TTFB are unknown (``transport`` = ``iterator``). The wrapper passes
 items on unchanged. It ends the stream when the source is exhausted or raises, on ``close``, and when the wrapper is garbage-collected. A
-stream that an instrumentation records already is passed on without a second recording.
+stream that an instrumentation records already is passed on without a second recording. What can be opened is in `_opening`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from legato._clock import now_ns
-from legato._context import superseding
 from legato._errors import guard
 from legato._items import Items, size_of
 from legato._loop import LoopLag, watch_loop
 from legato._nested import is_of_library, is_recorded_already
-from legato._opening import is_unsent, opened
-from legato._recorder import Origin, StreamRecorder
+from legato._opening import close_opened, entered, entered_async, is_async_manager, is_manager, is_open, is_unsent
+from legato._recorder import Origin
 from legato._socket import QUIET_NS
 from legato._state import settings
 from legato._stream import begin
+from legato._wrap_recording import ItemRecording, Measure, Start
 
 __all__ = ["AsyncWrapped", "Wrapped", "size_of", "wrap"]
 
 T = TypeVar("T")
-Measure = Callable[[Any], int]
-Start = Callable[[], StreamRecorder]
 
 
-class _ItemRecording:
-    """The recording that both wrappers share: chunks, holds and the end. ``is_lazy``: the source may yet begin a recorded stream.
+class _Wrapper(Generic[T]):
+    """What both wrappers have. ``_source``: the iterator; ``None`` until ``_unopened`` is open."""
 
-    ``start`` makes the recorder: at once, or with the first item if ``is_unsent``, because the request is sent then.
-    """
-
-    __slots__ = ("_handed_over_ns", "_measure", "_start", "is_lazy", "recorder")
-
-    def __init__(self, start: Start | None, measure: Measure | None, *, is_lazy: bool, is_unsent: bool) -> None:
-        self.recorder: StreamRecorder | None = None
-        self.is_lazy = is_lazy
-        self._measure = measure
-        self._handed_over_ns = 0
-        self._start = start
-        if not is_unsent:
-            self._begin()
-
-    def _begin(self) -> None:
-        start, self._start = self._start, None
-        if start is None:
-            return
-        self.recorder = start()
-        if self.is_lazy:
-            # Another instrumentation may take the stream, so it is not reported before its first item.
-            self.recorder.asked = False
-
-    def requested(self) -> None:
-        """The application requests the next item, which ends the hold of the previous one."""
-        if self._start is not None:
-            self._begin()
-        if self.recorder is None:
-            return
-        self.recorder.left_ns = 0
-        if self._handed_over_ns:
-            self.recorder.held(now_ns() - self._handed_over_ns)
-            self._handed_over_ns = 0
-
-    def received(self, item: T) -> T:
-        """The source yielded an item. Record it and return it for the application."""
-        if self.recorder is None:
-            return item
-        self.recorder.asked = True
-        if self._measure is None:
-            self.recorder.read((now_ns(), bytes(item) if isinstance(item, bytearray) else item))  # type: ignore[arg-type]
-        else:
-            size = 0
-            with guard("measure of wrap()"):
-                size = self._measure(item)
-            self.recorder.record(size)
-        self._handed_over_ns = now_ns()
-        return item
-
-    def first(self) -> AbstractContextManager[None]:
-        """Return the context in which the source yields its first item: only then a lazy source sends its request."""
-        if not self.is_lazy:
-            return nullcontext()
-        self.is_lazy = False
-        return superseding(self._supersede)
-
-    def _supersede(self) -> None:
-        if self.recorder is not None:
-            self.recorder.discard()
-            self.recorder = None
-
-    def raised(self, error: BaseException, exhausted: type[BaseException]) -> None:
-        """The source raised: ``exhausted`` is its normal end, anything else an error."""
-        if isinstance(error, exhausted):
-            self.finish()
-        else:
-            self.finish(error=error)
-
-    def finish(self, outcome: str = "complete", error: BaseException | None = None) -> None:
-        """End the stream, and with it the hold of the last item. One that has not sent its request does not begin."""
-        self._start = None
-        self.requested()
-        if self.recorder is not None:
-            self.recorder.end(outcome, error)
-
-
-class Wrapped(Iterator[T]):
-    """A recorded iterator."""
-
-    def __init__(self, source: Iterable[T], recording: _ItemRecording) -> None:
-        self._source = iter(source)
+    def __init__(self, source: Any, recording: ItemRecording, *, is_open: bool) -> None:
         self._recording = recording
+        self._source: Any = source if is_open else None
+        self._unopened: Any = None if is_open else source
+        # What a coroutine returned; a manager that it returned is left as managers are.
+        self._opened: Any = None
+        # Leaves the manager that a `with` of the application entered.
+        self._stack: Any = None
+        self._loop: LoopLag | None = None
+
+    def __del__(self) -> None:
+        self._recording.finish("client_cancel")
+
+
+class Wrapped(_Wrapper[T], Iterator[T]):
+    """A recorded iterator. As a context manager it closes its source, or enters and leaves a source that is a manager."""
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -126,9 +58,12 @@ class Wrapped(Iterator[T]):
     def __next__(self) -> T:
         self._recording.requested()
         try:
-            if self._recording.is_lazy:
+            if self._source is None or self._recording.is_lazy:
                 with self._recording.first():
-                    item = next(self._source)
+                    if self._source is None:
+                        self._source = entered(self._unopened, self._recording.look)
+                    item: T = next(self._source)
+                self._recording.is_lazy = False
             else:
                 item = next(self._source)
         except BaseException as error:
@@ -138,28 +73,38 @@ class Wrapped(Iterator[T]):
 
     def close(self) -> None:
         """End the stream as a cancel, and close the source if it has a ``close`` method."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Wrapped[T]:
+        if self._source is None:
+            self._recording.requested()
+            try:
+                with self._recording.first(), ExitStack() as stack:
+                    opened = stack.enter_context(self._unopened)
+                    self._recording.look(opened)
+                    self._source = iter(opened)
+                    self._stack = stack.pop_all()
+            except BaseException as error:
+                self._recording.finish(error=error)
+                raise
+        return self
+
+    def __exit__(self, *exception: Any) -> bool | None:
         self._recording.finish("client_cancel")
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            return bool(stack.__exit__(*exception))
+        if self._source is None:
+            # What was never opened stays closed.
+            self._source = entered(self._unopened, self._recording.look)
         close = getattr(self._source, "close", None)
         if close is not None:
             close()
-
-    def __enter__(self) -> Wrapped[T]:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._recording.finish("client_cancel")
+        return None
 
 
-class AsyncWrapped(AsyncIterator[T]):
-    """A recorded asynchronous iterator."""
-
-    def __init__(self, source: AsyncIterable[T], recording: _ItemRecording) -> None:
-        self._source = source.__aiter__()
-        self._recording = recording
-        self._loop: LoopLag | None = None
+class AsyncWrapped(_Wrapper[T], AsyncIterator[T]):
+    """A recorded asynchronous iterator, also a context manager, as `Wrapped` is."""
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
@@ -172,9 +117,12 @@ class AsyncWrapped(AsyncIterator[T]):
             with guard("event-loop lag"):
                 self._loop = watch_loop(recorder)
         try:
-            if self._recording.is_lazy:
+            if self._source is None or self._recording.is_lazy:
                 with self._recording.first():
-                    item = await self._source.__anext__()
+                    if self._source is None:
+                        await self._open(None)
+                    item: T = await self._source.__anext__()
+                self._recording.is_lazy = False
             else:
                 item = await self._source.__anext__()
         except asyncio.CancelledError as error:
@@ -191,27 +139,65 @@ class AsyncWrapped(AsyncIterator[T]):
 
     def _cancelled(self, error: asyncio.CancelledError) -> None:
         """A time-out of the application, which may ask again; if it does not, the stream is cancelled now. A generator has then ended."""
-        recorder = self._recording.recorder
-        if recorder is None or (inspect.isasyncgen(self._source) and self._source.ag_frame is None):
+        recorder, source = self._recording.recorder, self._source
+        if recorder is None or source is None or (inspect.isasyncgen(source) and source.ag_frame is None):
             self._recording.finish(error=error)
         else:
             recorder.leave()
 
+    async def _open(self, stack: AsyncExitStack | None) -> None:
+        """Await the coroutine or enter the manager. ``stack``: leaves the manager; without one its generator does."""
+        opened = self._unopened
+        if not is_async_manager(opened):
+            opened = await opened
+        if isinstance(opened, AsyncIterable) or not is_async_manager(opened):
+            self._opened = opened
+        elif stack is None:
+            self._source = entered_async(opened, self._recording.look)
+            return
+        else:
+            opened = await stack.enter_async_context(opened)
+        self._recording.look(opened)
+        self._source = aiter(opened)
+
     async def aclose(self) -> None:
-        """End the stream as a cancel, and close the source if it has an ``aclose`` method."""
+        """End the stream as a cancel, and close the source if it can be closed."""
+        await self.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> AsyncWrapped[T]:
+        if self._source is None:
+            self._recording.requested()
+            try:
+                with self._recording.first():
+                    async with AsyncExitStack() as stack:
+                        await self._open(stack)
+                        self._stack = stack.pop_all()
+            except BaseException as error:
+                self._recording.finish(error=error)
+                raise
+        return self
+
+    async def __aexit__(self, *exception: Any) -> bool | None:
         self._recording.finish("client_cancel")
+        stack, self._stack = self._stack, None
+        if self._opened is not None:
+            await close_opened(self._opened, self._source)
+            return None
+        if stack is not None:
+            return bool(await stack.__aexit__(*exception))
+        if self._source is None:
+            # What was never opened stays closed.
+            self._source = entered_async(self._unopened, self._recording.look)
+            if inspect.iscoroutine(self._unopened):
+                self._unopened.close()
         close = getattr(self._source, "aclose", None)
         if close is not None:
             await close()
+        return None
 
-    async def __aenter__(self) -> AsyncWrapped[T]:
-        return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self.aclose()
-
-    def __del__(self) -> None:
-        self._recording.finish("client_cancel")
+class WrappedManager(Wrapped[T], AsyncWrapped[T]):
+    """A recorded manager that can be entered in both ways: the first `for` or `with`, synchronous or not, decides."""
 
 
 @overload
@@ -250,28 +236,44 @@ def wrap(
 ) -> Wrapped[T] | AsyncWrapped[T]:
     """Record an iterator of chunks, sync or async. Return a wrapper; iterate over that instead of the source.
 
-    A coroutine that returns an iterator, or a context manager that yields one, is opened with the first item: its request is sent then.
+    A coroutine that returns an iterator, or a context manager that yields one, is opened with the first item, or by `with` or `async with`
+    over the wrapper, which also leaves the manager. An asynchronous manager needs `async with`, to be left in the task that entered it.
 
     Items may be text, bytes or lines of a body in a known format, and objects or dictionaries of the libraries of OpenAI, Anthropic, Google
     and Ollama. ``measure`` returns the UTF-8 bytes of content in any other item. ``transport``: ``websocket``, ``http/2``, … if the
     items are single reads of the network. ``vantage``: ``server`` in a server.
 
-    ``start_ns``: ``time.monotonic_ns()`` from just before the request was sent. Without it the stream starts with this call; if that was
-    after the request, the time to first token is unknown.
+    ``start_ns``: ``time.monotonic_ns()`` from just before the request was sent. Without it the time to first token is known only of a
+    source that certainly sends its request when it is opened: a coroutine, a manager that is a decorated generator, or one of the
+    libraries of OpenAI and Anthropic.
 
     Raises ``TypeError`` for any other ``source``.
     """
-    items = opened(source)
-    if items is None:
-        raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable, a coroutine or a context manager")
-    unsent = is_unsent(source)
+    is_opened = is_open(source)
+    kind = _kind(source)
+    items = source if not is_opened else aiter(source) if kind is AsyncWrapped else iter(source)
     origin = Origin(model=model, provider=provider, transport=transport, vantage=vantage, engine_id=settings().engine_id)
-    origin.is_start_known = start_ns is not None or unsent
+    origin.is_start_known = start_ns is not None or (not is_opened and is_unsent(source))
     start: Start | None = None
     if not is_recorded_already(source):
         start = partial(begin, origin, start_ns=start_ns, body=Items() if measure is None else None)
-    is_lazy = vantage == "client" and (items is not source or is_of_library(source))
-    recording = _ItemRecording(start, measure, is_lazy=is_lazy, is_unsent=unsent)
-    if isinstance(items, AsyncIterable):
-        return AsyncWrapped(items, recording)
-    return Wrapped(items, recording)
+    is_of = (inspect.isgenerator(source) or inspect.isasyncgen(source)) and is_of_library(source)
+    recording = ItemRecording(
+        start,
+        measure,
+        is_lazy=vantage == "client" and (not is_opened or is_of),
+        is_deferred=not is_opened and (is_manager(source) or inspect.iscoroutine(source)),
+        is_of_library=is_of,
+    )
+    return kind(items, recording, is_open=is_opened)
+
+
+def _kind(source: Any) -> type[Wrapped[Any] | AsyncWrapped[Any]]:
+    """Return the wrapper for this source. Raises ``TypeError`` if there is none."""
+    if is_open(source):
+        return AsyncWrapped if isinstance(source, AsyncIterable) else Wrapped
+    if inspect.isawaitable(source) or is_async_manager(source):
+        return WrappedManager if hasattr(source, "__enter__") and not inspect.isawaitable(source) else AsyncWrapped
+    if is_manager(source):
+        return Wrapped
+    raise TypeError(f"wrap() got {type(source).__name__}: expected an iterable, a coroutine or a context manager")

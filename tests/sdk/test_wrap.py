@@ -189,6 +189,7 @@ def test_an_open_stream_of_a_manager_is_closed_and_one_that_was_not_opened_is_no
     """Leaving early is a cancel; a source that was never asked for an item has sent no request."""
     unused = legato.wrap(manager())
     unused.close()
+    assert list(unused) == []
     with legato.wrap(manager()) as wrapped:
         next(wrapped)
     assert of(spans())["legato.stream.outcome"] == "client_cancel"
