@@ -15,10 +15,11 @@ def slow_backend(pause_s: float) -> Iterator[tuple[str, threading.Event]]:
     """A server that accepts one request and replies with a byte at a time. The event is set when the request has arrived."""
     arrived, done = threading.Event(), threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
+    # A test that connects never must fail, and not hang.
+    listener.settimeout(30)
 
     def reply() -> None:
-        connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), listener.accept()[0] as connection:
             connection.recv(65_536)
             arrived.set()
             for each in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + bytes(1000):
