@@ -5,10 +5,12 @@ WITH
         SELECT host, metric, argMax(value, recorded_at) AS value, max(recorded_at) AS at
         FROM node_samples FINAL
         WHERE recorded_at > now() - INTERVAL 1 HOUR AND metric IN
-            ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_queue_bytes', 'legato_queue_bytes_max', 'legato_up')
+            ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_trace_export_lag_seconds', 'legato_queue_bytes',
+            'legato_queue_bytes_max', 'legato_up')
         GROUP BY host, metric
     ),
-    -- A counter appears with its first failure and restarts with its process; in both cases it counts from 0.
+    -- A counter appears with its first failure and restarts with its process; in both cases it counts from 0. A trace backend that is away
+    -- for a moment costs no span, so its failures are left out: the lag shows whether it stays away.
     grown AS
     (
         SELECT host, sumIf(if(value < before, value, value - before), recorded_at > now() - INTERVAL 10 MINUTE) AS failures
@@ -19,7 +21,7 @@ WITH
                 lagInFrame(value, 1, 0)
                     OVER (PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
             FROM node_samples FINAL
-            WHERE metric = 'legato_errors_total' AND recorded_at > now() - INTERVAL 1 DAY
+            WHERE metric = 'legato_errors_total' AND attributes['stage'] != 'trace_export' AND recorded_at > now() - INTERVAL 1 DAY
         )
         GROUP BY host
     )
@@ -31,6 +33,8 @@ FROM
     GROUP BY host
     UNION ALL
     SELECT host, 'attribution behind, s', maxIf(value, metric = 'legato_attribution_lag_seconds'), 600. FROM latest GROUP BY host
+    UNION ALL
+    SELECT host, 'trace export behind, s', maxIf(value, metric = 'legato_trace_export_lag_seconds'), 900. FROM latest GROUP BY host
     UNION ALL
     SELECT
         host, 'queue in use',

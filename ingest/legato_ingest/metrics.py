@@ -132,7 +132,7 @@ class Metrics:
         )
         self.trace_export_lag_seconds = Gauge(
             "legato_trace_export_lag_seconds",
-            "Seconds between now and the time up to which received streams have their stalls exported, the time to settle included. "
+            "Seconds between now and the time up to which received streams have their stalls exported, less the time to settle. "
             "0 without an endpoint, and on an instance without the lease",
             registry=kept,
         )

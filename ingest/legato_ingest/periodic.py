@@ -70,9 +70,13 @@ class PeriodicTask:
         """Start the thread."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Wait until the running step returns and start no other. A long step should check ``closing`` and return early."""
+    def stop(self) -> None:
+        """Start no other step, without waiting for the running one. A long step should check ``closing`` and return early."""
         self.closing.set()
+
+    def close(self) -> None:
+        """Stop, and wait until the running step returns."""
+        self.stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -96,7 +100,8 @@ class PeriodicWorker(abc.ABC, Generic[Result]):
     """A periodic task that owns a store handle. Subclasses implement ``_run``, which ``step()`` calls, and after ``start()`` the thread.
 
     ``exclusive`` is the lock that every run holds; other methods that use the handle must hold it too. ``lag`` reports the seconds since
-    ``until_ms``, which ``_run`` sets to the time (Unix ms) up to which it has processed all data; it is 0 on an instance that has no turn.
+    ``until_ms``, which ``_run`` sets to the time (Unix ms) up to which it has processed all data, less ``settle_s``, for which data wait in
+    any case; it is 0 on an instance that has no turn.
     """
 
     def __init__(
@@ -109,22 +114,27 @@ class PeriodicWorker(abc.ABC, Generic[Result]):
         first_s: float | None = None,
         my_turn: Callable[[], bool] = always,
         lag: Gauge | None = None,
+        settle_s: float = 0.0,
     ) -> None:
         self.exclusive = threading.Lock()
         self.until_ms = _now_ms()
         self._handle = handle
         self._task = PeriodicTask(stage, self.step, every_s, metrics, first_s, my_turn)
         if lag is not None:
-            lag.set_function(lambda: max(0.0, (_now_ms() - self.until_ms) / 1000) if my_turn() else 0.0)
+            lag.set_function(lambda: max(0.0, (_now_ms() - self.until_ms) / 1000 - settle_s) if my_turn() else 0.0)
 
     @property
     def stopping(self) -> bool:
-        """Whether ``close()`` was called: a run should return at the next point where its result is consistent."""
+        """Whether ``stop()`` or ``close()`` was called: a run should return at the next point where its result is consistent."""
         return self._task.closing.is_set()
 
     def start(self) -> None:
         """Run periodically in the background from now on."""
         self._task.start()
+
+    def stop(self) -> None:
+        """Begin no other run, without waiting for the current one."""
+        self._task.stop()
 
     def close(self) -> None:
         """Wait for the current run, then stop and close the store handle. Unfinished work is done after the next start."""

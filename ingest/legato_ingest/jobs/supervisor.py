@@ -61,7 +61,9 @@ class Workers:
         self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn)
         self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
         self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
-        self._trace_export = TraceExportWorker(store.clone(), settings, metrics, my_turn) if settings.traces_export_endpoint else None
+        self._trace_export: TraceExportWorker | None = None
+        if settings.traces_export_endpoint:
+            self._trace_export = TraceExportWorker(store.clone(), settings, metrics, my_turn, lambda: self.attribution.until_ms)
 
     def start(self) -> None:
         """Start all workers. Call it before the first row is written: other instances need this writer's heartbeat before its rows."""
@@ -76,9 +78,13 @@ class Workers:
         try:
             yield
         finally:
+            export = (self._trace_export,) if self._trace_export else ()
+            working = (self.attribution, self.rollups, self._chunking, self._parts, self._objectives, *export)
+            # All of them before any is waited for: they end at the same time.
+            for worker in working:
+                worker.stop()
             self._self_monitor.close()
             committer.close()
-            working = (self._trace_export, self.attribution, self.rollups, self._chunking, self._parts, self._objectives)
             for worker in (*working, self._lease, self._heartbeat):
                 if worker is not None:
                     worker.close()

@@ -1,52 +1,37 @@
-"""The OTLP endpoint of a trace backend: it sends a request over HTTP and says what became of it.
+"""The OTLP endpoint of a trace backend: it sends a request over HTTP, in limited time, and returns what `replies` says of the reply.
 
-What may be sent again and what may not follows OTLP's specification, with one difference: a wrong address or token (3xx, 401, 403, 404, …)
-is tried again as well, because its repair should not cost spans. The module decides nothing about when to try again.
+A request runs on an event loop in the caller's thread, because only there one limit covers all of a request, and another thread can end it.
+The module decides nothing about when to try again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
-import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from urllib.parse import unquote, urlsplit
 
 import httpx
-from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from legato_ingest.errors import SettingsError
 from legato_ingest.settings import Settings
+from legato_ingest.trace_export.replies import Accepted, TryLater, meaning
 
-__all__ = ["Endpoint", "Refused", "TryLater", "check", "headers_of", "retry_after_s"]
+__all__ = ["Endpoint", "check", "headers_of"]
 
 _PATH = "/v1/traces"
-_CONNECT_S, _REPLY_S = 3.0, 10.0
-_REPLY_BYTES_MAX = 65_536
-_RETRY_AFTER_S_MAX = 3600.0
-# Statuses with which an endpoint refuses the content of a request. All others but 2xx are about the endpoint.
-_CONTENT = frozenset((400, 406, 411, 413, 414, 415, 416, 417, 422, 431))
+# Limits of a connection's beginning, of a pause in a reply, and of a whole request.
+_CONNECT_S, _REPLY_S, _REQUEST_S = 3.0, 10.0, 30.0
+# Time that `stop` leaves to a request in progress.
+_STOP_S = 0.5
+_REPLY_BYTES_MAX = 1_048_576
+# Shorter words of a header are not searched in messages: they are no tokens.
+_SECRET_MIN = 6
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-
-
-class TryLater(Exception):
-    """The endpoint does not take spans now. ``reason`` is a short name for a counter; ``after_s``: the wait that it asked for."""
-
-    def __init__(self, reason: str, after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.reason, self.after_s = reason, after_s
-
-
-class Refused(Exception):
-    """The endpoint refuses this request for good. ``is_size``: because it is too large."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"status {status}")
-        self.reason, self.is_size = f"Http{status}", status == 413
 
 
 def check(settings: Settings) -> None:
@@ -73,50 +58,73 @@ def headers_of(text: str) -> dict[str, str]:
     return headers
 
 
-def retry_after_s(value: str, now: datetime) -> float | None:
-    """Return the seconds of a Retry-After header, at most an hour; None without a valid one. It may be a number or a date."""
-    seconds = math.nan
-    with contextlib.suppress(ValueError, OverflowError):
-        seconds = float(value)
-    if math.isnan(seconds):
-        with contextlib.suppress(ValueError, OverflowError, TypeError):
-            seconds = (parsedate_to_datetime(value) - now).total_seconds()
-    return None if math.isnan(seconds) else min(max(seconds, 0.0), _RETRY_AFTER_S_MAX)
-
-
 class Endpoint:
-    """The endpoint of the settings. One thread uses it."""
+    """The endpoint of the settings. One thread sends; any thread may call ``stop``."""
 
     def __init__(self, settings: Settings) -> None:
         self._url = _url_of(settings.traces_export_endpoint)
+        own = headers_of(settings.traces_export_headers.get_secret_value())
         self._headers: Mapping[str, str] = {
-            **headers_of(settings.traces_export_headers.get_secret_value()),
+            **own,
             "Content-Type": "application/x-protobuf",
             "Content-Encoding": "gzip",
             "Accept-Encoding": "identity",
         }
-        self._client = httpx.Client(timeout=httpx.Timeout(_REPLY_S, connect=_CONNECT_S))
+        self._secrets = frozenset(word for value in own.values() for word in value.split() if len(word) >= _SECRET_MIN)
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(_REPLY_S, connect=_CONNECT_S))
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._request: asyncio.Task[Accepted] | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Accept no further requests, and end the one in progress within half a second."""
+        self._stopped = True
+        request = self._request
+        if request is not None:
+            # A loop that is closed has no request.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(lambda: self._loop.call_later(_STOP_S, request.cancel))
 
     def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
+        """Close the connections. No request may be in progress."""
+        self._stopped = True
+        if not self._loop.is_closed():
+            self._runner.run(self._client.aclose())
+            self._runner.close()
 
-    def send(self, request: ExportTraceServiceRequest) -> int:
-        """Send spans, and return how many of them the endpoint rejected. Raises ``TryLater`` and ``Refused``."""
+    def send(self, request: ExportTraceServiceRequest) -> Accepted:
+        """Send spans, and return what the endpoint accepted. Raises ``TryLater``, ``Failed`` and ``Refused``."""
         body = gzip.compress(request.SerializeToString(), 6, mtime=0)
         try:
-            with self._client.stream("POST", self._url, content=body, headers=self._headers) as reply:
-                _check_status(reply)
-                return _rejected(_content(reply))
-        except httpx.HTTPError as error:
+            return self._runner.run(self._post(body))
+        except (httpx.HTTPError, TimeoutError) as error:
             raise TryLater(type(error).__name__) from None
+        except asyncio.CancelledError:
+            raise TryLater("Stopped") from None
+
+    async def _post(self, body: bytes) -> Accepted:
+        self._request = asyncio.current_task()
+        try:
+            # Read after the task is known, so that `stop` either ends the task or is seen here.
+            if self._stopped:
+                raise TryLater("Stopped")
+            async with (
+                asyncio.timeout(_REQUEST_S),
+                self._client.stream("POST", self._url, content=body, headers=self._headers) as reply,
+            ):
+                content = await _content(reply)
+            return meaning(reply.status_code, reply.headers, content, datetime.now(UTC), self._secrets)
+        finally:
+            self._request = None
 
 
 def _url_of(endpoint: str) -> str:
     try:
         parts = urlsplit(endpoint)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment and parts.port != 0
-    except ValueError:
+        httpx.URL(endpoint)
+    except (ValueError, httpx.InvalidURL):
         valid = False
     if not valid:
         raise SettingsError("LEGATO_TRACES_EXPORT_ENDPOINT is not a base URL of OTLP over HTTP, such as http://127.0.0.1:4318")
@@ -126,27 +134,11 @@ def _url_of(endpoint: str) -> str:
     return base if base.endswith(_PATH) else base + _PATH
 
 
-def _check_status(reply: httpx.Response) -> None:
-    if 200 <= reply.status_code < 300:
-        return
-    if reply.status_code in _CONTENT:
-        raise Refused(reply.status_code)
-    raise TryLater(f"Http{reply.status_code}", retry_after_s(reply.headers.get("Retry-After", ""), datetime.now(UTC)))
-
-
-def _content(reply: httpx.Response) -> bytes:
+async def _content(reply: httpx.Response) -> bytes:
     """Return the body, or its beginning if it is longer than any reply of OTLP."""
     content = b""
-    for part in reply.iter_raw():
+    async for part in reply.aiter_raw():
         content += part
         if len(content) > _REPLY_BYTES_MAX:
-            return b""
+            break
     return content
-
-
-def _rejected(content: bytes) -> int:
-    """Return the number of rejected spans. A reply that cannot be read accepted all of them: its status says so."""
-    try:
-        return max(0, int(ExportTraceServiceResponse.FromString(content).partial_success.rejected_spans))
-    except DecodeError:
-        return 0

@@ -28,7 +28,10 @@ class Answer:
 
 @dataclass
 class TraceBackend:
-    """The URL, the replies to come (afterwards always 200), and the bodies and headers of the requests that were accepted."""
+    """The URL, the replies to come (afterwards always 200), and the bodies and headers of the requests that were accepted.
+
+    ``rule`` gets the spans of each request and may answer it before all others.
+    """
 
     url: str = ""
     answers: deque[Answer] = field(default_factory=deque)
@@ -36,12 +39,12 @@ class TraceBackend:
     headers: list[Mapping[str, str]] = field(default_factory=list)
     requests: int = 0
     before_reply: Callable[[], None] = lambda: None
+    rule: Callable[[list[Span]], Answer | None] = lambda spans: None
 
     @property
     def copies(self) -> list[Span]:
         """All spans in the order of their arrival, repeated ones included."""
-        requests = [ExportTraceServiceRequest.FromString(body) for body in self.bodies]
-        return [span for body in requests for resource in body.resource_spans for scope in resource.scope_spans for span in scope.spans]
+        return [span for body in self.bodies for span in _spans_in(body)]
 
     @property
     def spans(self) -> dict[bytes, Span]:
@@ -50,6 +53,11 @@ class TraceBackend:
         for span in self.copies:
             assert found.setdefault(span.span_id, span) == span
         return found
+
+
+def _spans_in(body: bytes) -> list[Span]:
+    request = ExportTraceServiceRequest.FromString(body)
+    return [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
 
 @contextlib.contextmanager
@@ -64,7 +72,7 @@ def trace_backend() -> Iterator[TraceBackend]:
         def do_POST(self) -> None:
             body = gzip.decompress(self.rfile.read(int(self.headers["Content-Length"])))
             backend.requests += 1
-            answer = backend.answers.popleft() if backend.answers else Answer()
+            answer = backend.rule(_spans_in(body)) or (backend.answers.popleft() if backend.answers else Answer())
             if answer.status == 200:
                 assert self.path == "/v1/traces" and self.headers["Content-Encoding"] == "gzip"
                 backend.bodies.append(body)

@@ -1,23 +1,23 @@
-"""The endpoint of a trace backend: its address and headers, and what each reply means."""
+"""The endpoint of a trace backend: its address and headers, and the limits of a request."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.servers.ports import free_port
+from helpers.servers.slow_backend import slow_backend
 from helpers.servers.trace_backend import Answer, trace_backend
 from legato_ingest.errors import SettingsError
 from legato_ingest.settings import load
-from legato_ingest.trace_export.endpoint import Endpoint, Refused, TryLater, check, headers_of, retry_after_s
-
-NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
-PARTIAL = ExportTraceServiceResponse()
-PARTIAL.partial_success.rejected_spans = 3
+from legato_ingest.trace_export import endpoint as endpoint_module
+from legato_ingest.trace_export.endpoint import Endpoint, check, headers_of
+from legato_ingest.trace_export.replies import Accepted, Refused, TryLater
 
 
 def test_headers_are_those_of_opentelemetry() -> None:
@@ -38,20 +38,8 @@ def test_no_text_of_headers_fails_otherwise(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("5", 5.0), ("0", 0.0), ("-3", 0.0), ("1e300", 3600.0), ("inf", 3600.0), ("nan", None), ("", None), ("soon", None),
-        ("Mon, 23 Nov 2026 12:01:30 GMT", 90.0), ("Mon, 23 Nov 2020 12:01:30 GMT", 0.0), ("Mon, 23 Nov 2026 12:01:30 -0000", None),
-        ("Fri, 31 Dec 9999 23:59:59 -2359", None),
-    ],
-)  # fmt: skip
-def test_retry_after_is_bounded(value: str, seconds: float | None) -> None:
-    """A number or a date, at most an hour."""
-    assert retry_after_s(value, NOW) in (seconds, 3600.0 if seconds is None and "9999" in value else seconds)
-    assert retry_after_s((NOW + timedelta(seconds=7)).strftime("%a, %d %b %Y %H:%M:%S GMT"), NOW) == 7.0
-
-
-@pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://a", "http://", "http://a?b=1", "http://a:99999", "http://me:s3cret@a:4318"])
+    "endpoint", ["localhost:4318", "ftp://a", "http://", "http://a?b=1", "http://a:99999", "http://me:s3cret@a:4318", "http://\x7f"]
+)
 def test_a_wrong_address_stops_the_start(endpoint: str) -> None:
     """With one line, without a password."""
     with pytest.raises(SettingsError, match="LEGATO_TRACES_EXPORT_ENDPOINT") as caught:
@@ -59,26 +47,54 @@ def test_a_wrong_address_stops_the_start(endpoint: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_what_each_reply_means() -> None:
-    """Content that is refused must not be sent again; everything about the endpoint may change."""
+def test_replies_over_http() -> None:
+    """The headers and the statuses; a message shows no token, although the endpoint repeats it."""
     with trace_backend() as backend:
-        sender = Endpoint(load(traces_export_endpoint=backend.url, traces_export_headers="Authorization=Bearer%20abc"))
+        sender = Endpoint(load(traces_export_endpoint=backend.url, traces_export_headers="Authorization=Bearer%20t0ken-abc"))
         request = ExportTraceServiceRequest()
-        for content, rejected in ((b"", 0), (PARTIAL.SerializeToString(), 3), (b"<html>", 0), (b"\n" * 70_000, 0)):
-            backend.answers.append(Answer(content=content))
-            assert sender.send(request) == rejected
-        assert {headers["Authorization"] for headers in backend.headers} == {"Bearer abc"}
-        for status, is_size in ((400, False), (413, True), (415, False)):
-            backend.answers.append(Answer(status))
-            with pytest.raises(Refused, match=str(status)) as refused:
-                sender.send(request)
-            assert refused.value.is_size == is_size
-        for status in (302, 401, 403, 404, 408, 429, 500, 503):
-            backend.answers.append(Answer(status, {"Retry-After": "7"}))
-            with pytest.raises(TryLater, match=f"Http{status}") as later:
-                sender.send(request)
-            assert later.value.after_s == 7.0
+        assert sender.send(request) == Accepted()
+        assert {headers["Authorization"] for headers in backend.headers} == {"Bearer t0ken-abc"}
+        backend.answers.append(Answer(400, {}, b"Authorization: Bearer t0ken-abc,\n\x1bspan 7 is bad"))
+        with pytest.raises(Refused) as refused:
+            sender.send(request)
+        assert refused.value.message == "Authorization: … …, span 7 is bad"
+        backend.answers.append(Answer(503, {"retry-after": "7"}))
+        with pytest.raises(TryLater, match="Http503") as later:
+            sender.send(request)
+        assert later.value.after_s == 7.0
         sender.close()
+
+
+def test_a_request_has_a_total_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply would take 20 s, with a byte every 20 ms."""
+    monkeypatch.setattr(endpoint_module, "_REQUEST_S", 0.2)
+    with slow_backend(0.02) as (url, _):
+        sender, started = Endpoint(load(traces_export_endpoint=url)), time.monotonic()
+        with pytest.raises(TryLater, match="TimeoutError"):
+            sender.send(ExportTraceServiceRequest())
+        assert time.monotonic() - started < 10
+        sender.close()
+
+
+def test_a_request_that_hangs_ends_with_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread; and no further request begins."""
+    monkeypatch.setattr(endpoint_module, "_STOP_S", 0.05)
+    with slow_backend(3600) as (url, arrived):
+        sender, started = Endpoint(load(traces_export_endpoint=url)), time.monotonic()
+
+        def stop() -> None:
+            arrived.wait()
+            sender.stop()
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        for _ in range(2):
+            with pytest.raises(TryLater, match="Stopped"):
+                sender.send(ExportTraceServiceRequest())
+        assert time.monotonic() - started < 8, "the limit of a pause in a reply is 10 s"
+        stopping.join()
+        sender.close()
+        sender.stop()
 
 
 def test_an_endpoint_that_does_not_answer_is_tried_later() -> None:

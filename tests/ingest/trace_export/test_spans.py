@@ -7,40 +7,9 @@ from dataclasses import replace
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.trace_export.spans import Stall, StalledStream, request_of, stream_spans
+from helpers.builders.stalled_streams import STREAM
+from legato_ingest.trace_export.spans import request_of, stream_spans
 
-STALL = Stall(
-    start_us=400_000,
-    length_us=620_000,
-    excess_us=600_000,
-    error_us=7_000,
-    cause="prefill",
-    confidence="strong",
-    share=0.98765432,
-    parts_ns={"prefill": 590_000_000, "base": 20_000_000, "host": 10_000_000},
-    engine_id="engine-1",
-    missing=["server"],
-    step_first=200,
-    step_last=201,
-    root_step=200,
-)
-STREAM = StalledStream(
-    tenant="",
-    trace_id=b"t" * 16,
-    span_id=b"s" * 8,
-    parent_span_id=b"p" * 8,
-    start_ns=10**18,
-    duration_ns=2 * 10**9,
-    vantage="client",
-    service_name="shop",
-    model="model-a",
-    emitter="legato-python/0.1.0",
-    count=2,
-    length_us=920_000,
-    longest_us=620_000,
-    parts_ns={"host": 300_000_000, "prefill": 590_000_000, "base": 40_000_000, "network": -10_000_000},
-    stalls=(STALL, replace(STALL, start_us=1_500_000, length_us=300_000, cause="host", step_first=None, step_last=None, root_step=None)),
-)
 Value = str | int | float | list[str]
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from helpers.builders.judging import PARTS, worker
+from helpers.builders.stalled_streams import HOUR_MS, begin, stored
 from helpers.builders.world_spans import put, trace_id
 from helpers.servers.trace_backend import Answer, TraceBackend, trace_backend
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.watermark import now_ms
-from legato_ingest.trace_export import stalled_streams
-from legato_ingest.trace_export import worker as worker_module
+from legato_ingest.trace_export import delivery, stalled_streams
 from legato_ingest.trace_export.worker import TraceExportWorker
 
-HOUR_MS = 3_600_000
+LAG = "legato_trace_export_lag_seconds"
 Exporter = Callable[..., TraceExportWorker]
 
 
@@ -34,9 +34,9 @@ def exporter(store: Store, backend: TraceBackend) -> Iterator[Exporter]:
     """Makes workers without threads, which export at once."""
     made: list[TraceExportWorker] = []
 
-    def make(**settings: Any) -> TraceExportWorker:
+    def make(judged_ms: Callable[[], int] = now_ms, **settings: Any) -> TraceExportWorker:
         own = load(traces_export_endpoint=backend.url, **{"traces_export_settle_s": 0, **settings})
-        made.append(TraceExportWorker(store.clone(), own, Metrics()))
+        made.append(TraceExportWorker(store.clone(), own, Metrics(), judged_ms=judged_ms))
         return made[-1]
 
     yield make
@@ -44,9 +44,9 @@ def exporter(store: Store, backend: TraceBackend) -> Iterator[Exporter]:
         each.close()
 
 
-def begin(store: Store, age_ms: int = HOUR_MS) -> None:
-    """Make the exports begin so long ago."""
-    store.command(f"INSERT INTO trace_export_runs (until, ran_at) VALUES (fromUnixTimestamp64Milli({now_ms() - age_ms}), now64(3))")
+def lag_s(exports: TraceExportWorker) -> float:
+    """The lag in the metrics."""
+    return next(each.value for family in exports._metrics.registry.collect() for each in family.samples if each.name == LAG)
 
 
 def judged(store: Store, *parts: str) -> None:
@@ -57,22 +57,9 @@ def judged(store: Store, *parts: str) -> None:
         pass
 
 
-def stored(store: Store, streams: int, *, stalls: int = 1, received_ms: int, first: int = 0, tenant: str = "") -> None:
-    """Store judged streams that were received in one ms, directly."""
-    key = f"'{tenant}', toDateTime64('2026-01-01 00:00:00', 9, 'UTC') + number % 3, toFixedString(lower(hex(sipHash64(number))), 16)"
-    key += ", toFixedString(leftPad(toString(number), 8, '0'), 8)"
-    of = f"FROM numbers({first}, {streams})"
-    received = f"fromUnixTimestamp64Milli({received_ms})"
-    store.command(
-        "INSERT INTO stream_revs (tenant, start_time, trace_id, span_id, rev, ended, duration_ns, outcome, received_at)"
-        f" SELECT {key}, 1, 1, 5000000000, 'complete', {received} {of}"
-    )
-    store.command(
-        "INSERT INTO verdicts (tenant, start_time, trace_id, span_id, gap_start_us, gap_us, cause, parts, judged_at)"
-        f" SELECT {key}, each, 250000 + each, 'host', map('host', 1000 * (250000 + each)), {received}"
-        f" {of} ARRAY JOIN range({stalls}) AS each"
-    )
-    store.command(f"INSERT INTO attribution_runs (until, ran_at) VALUES ({received}, now64(3))")
+def progress_ms(store: Store) -> int:
+    """The progress in the store."""
+    return int(store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM trace_export_runs")[0][0])
 
 
 def test_a_stall_is_exported_once(store: Store, backend: TraceBackend, exporter: Exporter) -> None:
@@ -115,7 +102,7 @@ def test_each_stream_is_in_one_page(store: Store, backend: TraceBackend, exporte
     """Streams that were received in one ms, in pages and requests that are smaller than that, of two tenants."""
     monkeypatch.setattr(stalled_streams, "_STREAMS", stalled_streams._STREAMS.replace("LIMIT 250", "LIMIT 7"))
     monkeypatch.setattr(stalled_streams, "_STREAMS_MAX", 7)
-    monkeypatch.setattr(worker_module, "_SPANS_MAX", 5)
+    monkeypatch.setattr(delivery, "_SPANS_MAX", 5)
     begin(store)
     at = now_ms() - HOUR_MS // 2
     stored(store, 20, received_ms=at)
@@ -165,3 +152,47 @@ def test_refused_spans_do_not_hold_up_the_rest(store: Store, backend: TraceBacke
     counted = {name: exports._metrics.trace_export_spans.labels(name)._value.get() for name in ("exported", "refused", "rejected")}
     assert counted == {"exported": 6, "refused": 2, "rejected": 0}
     assert exports.step().spans == 0
+
+
+def test_the_lag_is_that_of_what_waits(store: Store, backend: TraceBackend, exporter: Exporter) -> None:
+    """After a restart with a backlog as well, behind the attribution as well, and without the time to settle."""
+    begin(store, 5 * HOUR_MS)
+    stored(store, 1, received_ms=now_ms() - 4 * HOUR_MS)
+    backend.answers.append(Answer(503))
+    exports = exporter()
+    exports.step()
+    assert lag_s(exports) == pytest.approx(4 * 3600, abs=400)
+    late, current = exporter(lambda: now_ms() - 3 * HOUR_MS), exporter(traces_export_settle_s=7200)
+    late.step()
+    current.step()
+    assert lag_s(late) == pytest.approx(3 * 3600, abs=60) and len(backend.spans) == 2
+    assert current.until_ms < now_ms() - 7_199_000 and lag_s(current) < 60
+
+
+def test_a_clock_that_was_ahead_is_an_error(store: Store, exporter: Exporter) -> None:
+    """One, however long, because nothing is exported until then."""
+    begin(store, -24 * HOUR_MS)
+    stored(store, 1, received_ms=now_ms() - 1000)
+    exports = exporter()
+    assert exports.step().spans == exports.step().spans == 0
+    assert exports._metrics.errors.labels("trace_export", "ClockAhead")._value.get() == 1
+
+
+def test_the_progress_stays_before_a_stream_in_doubt(
+    store: Store, backend: TraceBackend, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint fails at one stream, which is alone. It is refused when later streams show that the endpoint works."""
+    at = now_ms() - HOUR_MS // 2
+    begin(store)
+    stored(store, 1, received_ms=at)
+    ((poison,),) = store.select("SELECT trace_id FROM stream_revs")
+    backend.rule = lambda spans: Answer(500) if spans[0].trace_id == bytes(poison) else None
+    exports = exporter()
+    for _ in range(7):
+        monkeypatch.setattr(exports, "_not_before_s", 0.0)
+        assert exports.step().spans == 0 and progress_ms(store) < at
+    assert lag_s(exports) == pytest.approx(1800, abs=400)
+    stored(store, 2, first=10, received_ms=now_ms() - 1000)
+    monkeypatch.setattr(exports, "_not_before_s", 0.0)
+    assert exports.step().streams == 2 and progress_ms(store) > at
+    assert exports._metrics.trace_export_spans.labels("refused")._value.get() == 2 and exports.step().spans == 0

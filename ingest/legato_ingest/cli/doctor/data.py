@@ -163,7 +163,7 @@ def keeping_up(setup: Setup) -> Finding:
             f"verdicts or rollups are {lag_s:,.0f} s behind",
             "see the log of `legato serve`: a slow ClickHouse server, or too few cores",
         )
-    export_lag_s = samples.get("legato_trace_export_lag_seconds", 0.0) - setup.settings.traces_export_settle_s
+    export_lag_s = samples.get("legato_trace_export_lag_seconds", 0.0)
     if export_lag_s > _LAG_S_MAX:
         todo = "its address, its token, and whether it answers: LEGATO_TRACES_EXPORT_ENDPOINT, LEGATO_TRACES_EXPORT_HEADERS"
         return fault(name, f"the trace backend has taken no spans about stalls for {export_lag_s:,.0f} s", todo)
