@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from legato._errors import ConfigurationError, warn_once
@@ -21,27 +22,32 @@ __all__ = ["configure", "configure_later"]
 _configured: list[tuple[Any, tuple[str | None, ...]]] = []
 
 
-@setup
 def configure(endpoint: str | None = None, *, service_name: str | None = None, service_version: str | None = None) -> Any:
     """Export to ``endpoint`` (base URL; default LEGATO_ENDPOINT) and return Legato's own tracer provider. Further calls have no effect.
 
     ``service_name`` and ``service_version`` default to those of the application's tracer provider, if it is set already, else to
     OpenTelemetry's variables (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES). Raises ``ConfigurationError`` if the extra is not installed.
     """
-    given = (endpoint, service_name, service_version)
+    try:
+        from legato._provider import Provider, resource_of
+    except ImportError as error:
+        raise ConfigurationError("legato.configure() needs the OTLP exporter: pip install 'legato[otlp]'") from error
+    # OpenTelemetry may import the application's provider here.
+    resource = resource_of(service_name, service_version)
+    return _configure(Provider, resource, (endpoint, service_name, service_version))
+
+
+@setup
+def _configure(make: Callable[..., Any], resource: Any, given: tuple[str | None, ...]) -> Any:
     if _configured:
         provider, before = _configured[0]
         if given not in (before, (None, None, None)):
             warn_once("configure", "configure() was called again with other arguments, which are ignored: the first call counts.")
         return provider
-    try:
-        from legato._provider import Provider, resource_of
-    except ImportError as error:
-        raise ConfigurationError("legato.configure() needs the OTLP exporter: pip install 'legato[otlp]'") from error
-    base = (endpoint or settings().endpoint).rstrip("/")
+    base = (given[0] or settings().endpoint).rstrip("/")
     headers = {"Authorization": f"Bearer {settings().token}"} if settings().token else None
     interval_s = max(1, settings().export_interval_ms) / 1000
-    made = Provider(base, headers, resource_of(service_name, service_version), interval_s)
+    made = make(base, headers, resource, interval_s)
     use(made)
     _configured.append((made.provider, given))
     if is_opentelemetry_disabled():
