@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from legato._errors import ConfigurationError, warn_once
@@ -19,7 +18,8 @@ from legato._state import settings, setup
 
 __all__ = ["configure", "configure_later"]
 
-_configured: list[tuple[Any, tuple[str | None, ...]]] = []
+_Given = tuple[str | None, str | None, str | None]
+_configured: list[tuple[Any, _Given]] = []
 
 
 def configure(endpoint: str | None = None, *, service_name: str | None = None, service_version: str | None = None) -> Any:
@@ -28,32 +28,35 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
     ``service_name`` and ``service_version`` default to those of the application's tracer provider, if it is set already, else to
     OpenTelemetry's variables (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES). Raises ``ConfigurationError`` if the extra is not installed.
     """
+    given = (endpoint, service_name, service_version)
+    provider, first = _use_first(None if _configured else _made(*given), given)
+    if given not in (first, (None, None, None)):
+        warn_once("configure", "configure() was called again with other arguments, which are ignored: the first call counts.")
+    return provider
+
+
+def _made(endpoint: str | None, service_name: str | None, service_version: str | None) -> Any:
+    """Return a new provider that is not used yet. This imports: OpenTelemetry's exporter imports `requests` whenever one is made."""
     try:
         from legato._provider import Provider, resource_of
     except ImportError as error:
         raise ConfigurationError("legato.configure() needs the OTLP exporter: pip install 'legato[otlp]'") from error
-    # OpenTelemetry may import the application's provider here.
-    resource = resource_of(service_name, service_version)
-    return _configure(Provider, resource, (endpoint, service_name, service_version))
+    base = (endpoint or settings().endpoint).rstrip("/")
+    headers = {"Authorization": f"Bearer {settings().token}"} if settings().token else None
+    interval_s = max(1, settings().export_interval_ms) / 1000
+    return Provider(base, headers, resource_of(service_name, service_version), interval_s)
 
 
 @setup
-def _configure(make: Callable[..., Any], resource: Any, given: tuple[str | None, ...]) -> Any:
-    if _configured:
-        provider, before = _configured[0]
-        if given not in (before, (None, None, None)):
-            warn_once("configure", "configure() was called again with other arguments, which are ignored: the first call counts.")
-        return provider
-    base = (given[0] or settings().endpoint).rstrip("/")
-    headers = {"Authorization": f"Bearer {settings().token}"} if settings().token else None
-    interval_s = max(1, settings().export_interval_ms) / 1000
-    made = make(base, headers, resource, interval_s)
-    use(made)
-    _configured.append((made.provider, given))
-    if is_opentelemetry_disabled():
-        warn_unsampled()
-    _warn_of_eventlet()
-    return made.provider
+def _use_first(made: Any, given: _Given) -> tuple[Any, _Given]:
+    """Use this provider, unless one is in use. Return the one in use and its arguments."""
+    if not _configured:
+        use(made)
+        _configured.append((made.provider, given))
+        if is_opentelemetry_disabled():
+            warn_unsampled()
+        _warn_of_eventlet()
+    return _configured[0]
 
 
 def configure_later() -> None:

@@ -81,3 +81,32 @@ def test_beside_imports_in_other_threads_and_in_a_handler() -> None:
     """Each step hung for ever, or missed the library."""
     done = subprocess.run([sys.executable, "-c", APPLICATION], env=CLEAN, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr
+
+
+# The provider is made with the first stream, as in `legato run`.
+INTERRUPTED = """
+import faulthandler, os, signal
+faulthandler.dump_traceback_later(20, exit=True)
+import legato
+from legato import _otlp, _provider, _route
+
+make = _provider.Provider.__init__
+
+def interrupted(*given):
+    _provider.Provider.__init__ = make
+    os.kill(os.getpid(), signal.SIGTERM)
+    make(*given)
+
+_provider.Provider.__init__ = interrupted
+signal.signal(signal.SIGTERM, lambda *_: list(legato.wrap(iter("ab"))))
+_otlp.configure_later()
+list(legato.wrap(iter("cd")))
+print(legato.stats()["started"], legato.stats()["lost"], len(_otlp._configured), legato.configure() is _route.own().provider, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_stream_in_a_handler_while_the_provider_is_made() -> None:
+    """It hung, too. Both streams go to one provider."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], env=CLEAN, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "2 0 1 True\n"), done.stderr
