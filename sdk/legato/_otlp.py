@@ -32,6 +32,9 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
     provider, first = _use_first(None if _configured else _made(*given), given)
     if given not in (first, (None, None, None)):
         warn_once("configure", "configure() was called again with other arguments, which are ignored: the first call counts.")
+    if is_opentelemetry_disabled():
+        warn_unsampled()
+    _warn_of_eventlet()
     return provider
 
 
@@ -53,9 +56,6 @@ def _use_first(made: Any, given: _Given) -> tuple[Any, _Given]:
     if not _configured:
         use(made)
         _configured.append((made.provider, given))
-        if is_opentelemetry_disabled():
-            warn_unsampled()
-        _warn_of_eventlet()
     return _configured[0]
 
 
