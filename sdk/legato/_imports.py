@@ -16,7 +16,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-__all__ = ["AfterImport", "is_imported", "is_installed"]
+__all__ = ["AfterImport", "is_imported", "is_initializing", "is_installed"]
 
 
 class AfterImport:
@@ -102,8 +102,12 @@ def is_imported(name: str) -> bool:
     wait = getattr(importlib._bootstrap, "_lock_unlock_module", None)
     if wait is not None:
         wait(name)
-    module = sys.modules.get(name)
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return sys.modules.get(name) is not None and not is_initializing(name)
+
+
+def is_initializing(name: str) -> bool:
+    """Whether a thread imports this package now. In a forked child the thread may be one that only its parent has."""
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) is True
 
 
 def is_installed(name: str) -> bool:

@@ -43,10 +43,24 @@ show("configure", sys.modules["requests"].Session.send)
 beside_import("aiohttp", "aiohttp.client", legato.instrument_aiohttp)
 show("explicit", sys.modules["aiohttp"].ClientSession._request)
 legato.uninstrument()
-beside_import("httpx", "httpx._client", legato.instrument)
+
+def forked():
+    # The importing thread does not run in the child.
+    if not (child := os.fork()):
+        signal.alarm(10)
+        legato.instrument()
+        os._exit(0)
+    print("forked", os.waitpid(child, 0)[1])
+
+beside_import("httpx", "httpx._client", lambda: (forked(), legato.instrument()))
 show("half imported", sys.modules["httpx"].Client.send)
 legato.uninstrument()
 show("undone", sys.modules["httpx"].Client.send)
+for name in [name for name in sys.modules if name.split(".")[0] == "httpx"]:
+    del sys.modules[name]
+legato.instrument()
+beside_import("httpx", "httpx._client", legato.uninstrument)
+show("undone meanwhile", sys.modules["httpx"].Client.send)
 for name in [name for name in sys.modules if name.split(".")[0] == "httpx"]:
     del sys.modules[name]
 # The thread looks for the package, and Legato's finder was not asked.
@@ -69,8 +83,10 @@ os._exit(0)
 EXPECTED = """\
 configure True False
 explicit True False
+forked 0
 half imported True False
 undone False False
+undone meanwhile False False
 found True False
 flushed True
 started 1
