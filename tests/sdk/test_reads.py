@@ -89,7 +89,10 @@ def test_a_connection_that_the_server_has_reset(url: str, spans: Spans) -> None:
 
         def answer() -> None:
             connection, _ = server.accept()
-            connection.recv(65536)
+            # The request's head and body are two writes.
+            request = b""
+            while b"}" not in request:
+                request += connection.recv(65536)
             connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + PART)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
