@@ -31,7 +31,6 @@ __all__ = ["instrument_aiohttp", "uninstrument_aiohttp"]
 _originals: dict[type, Callable[..., Any]] = {}
 
 
-@setup
 def instrument_aiohttp() -> None:
     """Record every streamed response that aiohttp's client receives from now on. Further calls have no effect.
 
@@ -39,13 +38,18 @@ def instrument_aiohttp() -> None:
     """
     if not importlib.util.find_spec("aiohttp"):
         raise ConfigurationError("the package aiohttp is not installed: pip install aiohttp")
-    if _originals or settings().disabled:
-        return
-    session = importlib.import_module("aiohttp").ClientSession
-    _originals[session] = session._request
-    session._request = _patched(session._request)
+    if not settings().disabled:
+        _install(importlib.import_module("aiohttp").ClientSession)
 
 
+@setup
+def _install(session: Any) -> None:
+    if session not in _originals:
+        _originals[session] = session._request
+        session._request = _patched(session._request)
+
+
+@setup
 def uninstrument_aiohttp() -> None:
     """Undo ``instrument_aiohttp``. Streams that are running are still recorded to their end."""
     for session, original in _originals.items():

@@ -1,7 +1,8 @@
 """The entry point of OpenTelemetry's automatic instrumentation: `opentelemetry-instrument` finds it wherever the SDK is installed.
 
 It needs no class of OpenTelemetry's packages: the loader calls ``instrument`` and nothing else. Streams go through the application's tracer
-provider, which the loader has set before, as without ``legato.configure()``; to Legato's own endpoint if LEGATO_ENDPOINT is set.
+provider, which the loader has set before, as without ``legato.configure()``; to Legato's own endpoint if LEGATO_ENDPOINT is set, and with
+`legato run`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Instrumentor:
     def instrument(self, **_: Any) -> None:
         """Record the streams of all libraries from now on."""
         try:
-            if settings().endpoint_given:
+            # OpenTelemetry's loader runs instead of that of `legato run`, if its command is the program.
+            if settings().endpoint_given or settings().program:
                 configure_later()
             instrument()
         except Exception as error:

@@ -27,7 +27,6 @@ PACKAGES = ("httpx", "httpx2")
 _originals: dict[type, Callable[..., Any]] = {}
 
 
-@setup
 def instrument_httpx() -> None:
     """Record every streamed response that httpx and httpx2 receive from now on. Further calls have no effect.
 
@@ -42,15 +41,20 @@ def instrument_httpx() -> None:
 
 def instrument_package(name: str) -> None:
     """Record what this one of the ``PACKAGES`` receives. It is imported if it was not."""
-    if settings().disabled:
-        return
-    package = importlib.import_module(name)
-    for client, patch in ((package.Client, _patched), (package.AsyncClient, _patched_async)):
-        if client not in _originals:
-            _originals[client] = client.send
-            client.send = patch(client.send, package)
+    if not settings().disabled:
+        package = importlib.import_module(name)
+        _install(package.Client, _patched, package)
+        _install(package.AsyncClient, _patched_async, package)
 
 
+@setup
+def _install(client: Any, patch: Callable[..., Any], package: Any) -> None:
+    if client not in _originals:
+        _originals[client] = client.send
+        client.send = patch(client.send, package)
+
+
+@setup
 def uninstrument_httpx() -> None:
     """Undo ``instrument_httpx``. Streams that are running are still recorded to their end."""
     for client, original in _originals.items():

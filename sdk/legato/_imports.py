@@ -6,6 +6,7 @@ library only, because `legato run` loads it in processes without Legato.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import sys
@@ -15,7 +16,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-__all__ = ["AfterImport", "is_imported", "is_installed"]
+__all__ = ["AfterImport", "is_imported", "is_initializing", "is_installed"]
 
 
 class AfterImport:
@@ -33,8 +34,10 @@ class AfterImport:
 
     def remove(self) -> None:
         """Notice no further imports. One that is under way is still noticed."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        while self in sys.meta_path:
+            # Another thread may have removed it since.
+            with contextlib.suppress(ValueError):
+                sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
         """Return what the other finders find, with an extended loader; ``None`` for other packages."""
@@ -91,9 +94,20 @@ def _found(without: AfterImport, name: str, path: Any, target: ModuleType | None
 
 
 def is_imported(name: str) -> bool:
-    """Whether a package was imported completely. One that still runs its code must not be used yet."""
-    module = sys.modules.get(name)
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+    """Whether a package was imported completely. Waits while another thread imports it; one that this thread imports is not complete.
+
+    The caller must hold no lock, because that other thread may wait for it. The thread may also have looked for the package before a
+    finder was installed, and not have made the module yet: only the lock of the import shows that. It has no public name.
+    """
+    wait = getattr(importlib._bootstrap, "_lock_unlock_module", None)
+    if wait is not None:
+        wait(name)
+    return sys.modules.get(name) is not None and not is_initializing(name)
+
+
+def is_initializing(name: str) -> bool:
+    """Whether a thread imports this package now. In a forked child the thread may be one that only its parent has."""
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) is True
 
 
 def is_installed(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -9,7 +11,7 @@ from legato import _httpx
 from legato._aiohttp import instrument_aiohttp, uninstrument_aiohttp
 from legato._errors import ConfigurationError, guard
 from legato._httpx import PACKAGES, uninstrument_httpx
-from legato._imports import AfterImport, is_imported, is_installed
+from legato._imports import AfterImport, is_imported, is_initializing, is_installed
 from legato._openai import instrument_openai, uninstrument_openai
 from legato._requests import instrument_requests, uninstrument_requests
 from legato._state import settings
@@ -22,6 +24,16 @@ _INSTALL: dict[str, Callable[[], None]] = {
     "requests": instrument_requests,
     **{name: partial(_httpx.instrument_package, name) for name in PACKAGES},
 }
+_stuck: set[str] = set()
+
+
+def _forked() -> None:
+    """Note the packages that another thread imported at the fork: their imports never end in the child, and must not be waited for."""
+    _stuck.update(name for name in _INSTALL if is_initializing(name))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def instrument() -> tuple[str, ...]:
@@ -33,7 +45,7 @@ def instrument() -> tuple[str, ...]:
         return ()
     _later.install()
     for name in _INSTALL:
-        if is_imported(name):
+        if name not in _stuck and is_imported(name):
             instrument_package(name)
     return tuple(name for name in _INSTALL if is_installed(name))
 
@@ -58,4 +70,10 @@ def uninstrument() -> None:
         undo()
 
 
-_later = AfterImport(_INSTALL, instrument_package)
+def _noticed(name: str) -> None:
+    """Instrument a package, unless ``uninstrument`` was called while it was imported."""
+    if _later in sys.meta_path:
+        instrument_package(name)
+
+
+_later = AfterImport(_INSTALL, _noticed)

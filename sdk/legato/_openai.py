@@ -29,7 +29,6 @@ __all__ = ["ItemIterator", "instrument_openai", "uninstrument_openai"]
 _originals: dict[type, Callable[..., Any]] = {}
 
 
-@setup
 def instrument_openai() -> None:
     """Record the streaming chat completions, completions and responses of every client from now on. Further calls have no effect.
 
@@ -39,9 +38,14 @@ def instrument_openai() -> None:
         from openai._base_client import AsyncAPIClient, SyncAPIClient
     except ImportError as error:
         raise ConfigurationError("the package openai is not installed: pip install openai") from error
-    if _originals or settings().disabled:
-        return
-    for client, patch in ((SyncAPIClient, _patched), (AsyncAPIClient, _patched_async)):
+    if not settings().disabled:
+        _install(SyncAPIClient, _patched)
+        _install(AsyncAPIClient, _patched_async)
+
+
+@setup
+def _install(client: Any, patch: Callable[..., Any]) -> None:
+    if client not in _originals:
         # Other instrumentations may have given a subclass its own `request`, which then never reaches that of the base class.
         for each in (client, *(sub for sub in _subclasses(client) if "request" in vars(sub))):
             _originals[each] = each.request
@@ -54,6 +58,7 @@ def _subclasses(client: Any) -> Iterator[Any]:
         yield from _subclasses(each)
 
 
+@setup
 def uninstrument_openai() -> None:
     """Undo ``instrument_openai``. Streams that are running are still recorded to their end."""
     for client, original in _originals.items():

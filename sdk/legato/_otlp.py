@@ -18,10 +18,10 @@ from legato._state import settings, setup
 
 __all__ = ["configure", "configure_later"]
 
-_configured: list[tuple[Any, tuple[str | None, ...]]] = []
+_Given = tuple[str | None, str | None, str | None]
+_configured: list[tuple[Any, _Given]] = []
 
 
-@setup
 def configure(endpoint: str | None = None, *, service_name: str | None = None, service_version: str | None = None) -> Any:
     """Export to ``endpoint`` (base URL; default LEGATO_ENDPOINT) and return Legato's own tracer provider. Further calls have no effect.
 
@@ -29,11 +29,17 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
     OpenTelemetry's variables (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES). Raises ``ConfigurationError`` if the extra is not installed.
     """
     given = (endpoint, service_name, service_version)
-    if _configured:
-        provider, before = _configured[0]
-        if given not in (before, (None, None, None)):
-            warn_once("configure", "configure() was called again with other arguments, which are ignored: the first call counts.")
-        return provider
+    provider, first = _use_first(None if _configured else _made(*given), given)
+    if given not in (first, (None, None, None)):
+        warn_once("configure", "configure() was called again with other arguments, which are ignored: the first call counts.")
+    if is_opentelemetry_disabled():
+        warn_unsampled()
+    _warn_of_eventlet()
+    return provider
+
+
+def _made(endpoint: str | None, service_name: str | None, service_version: str | None) -> Any:
+    """Return a new provider that is not used yet. This imports: OpenTelemetry's exporter imports `requests` whenever one is made."""
     try:
         from legato._provider import Provider, resource_of
     except ImportError as error:
@@ -41,13 +47,16 @@ def configure(endpoint: str | None = None, *, service_name: str | None = None, s
     base = (endpoint or settings().endpoint).rstrip("/")
     headers = {"Authorization": f"Bearer {settings().token}"} if settings().token else None
     interval_s = max(1, settings().export_interval_ms) / 1000
-    made = Provider(base, headers, resource_of(service_name, service_version), interval_s)
-    use(made)
-    _configured.append((made.provider, given))
-    if is_opentelemetry_disabled():
-        warn_unsampled()
-    _warn_of_eventlet()
-    return made.provider
+    return Provider(base, headers, resource_of(service_name, service_version), interval_s)
+
+
+@setup
+def _use_first(made: Any, given: _Given) -> tuple[Any, _Given]:
+    """Use this provider, unless one is in use. Return the one in use and its arguments."""
+    if not _configured:
+        use(made)
+        _configured.append((made.provider, given))
+    return _configured[0]
 
 
 def configure_later() -> None:

@@ -40,16 +40,27 @@ def mark(response: Any, recorder: StreamRecorder) -> None:
 
 
 def connection_of(response: Any, origin: Origin) -> None:
-    """Fill in the HTTP version and both addresses of the response's connection, as far as they are known: a Unix socket has none."""
+    """Fill in the HTTP version and both addresses of the response's connection, as far as they are known.
+
+    A Unix socket has none, and a connection that the server has reset has lost the server's: what arrived before can still be read.
+    """
     origin.transport = "http/2" if getattr(response, "http_version", "") == "HTTP/2" else "http/1.1"
     network = (getattr(response, "extensions", None) or {}).get("network_stream")
     if network is None:
         return
-    client, server = network.get_extra_info("client_addr"), network.get_extra_info("server_addr")
-    if client and isinstance(client, tuple):
-        origin.client_address, origin.client_port = str(client[0]), int(client[1])
-    if server and isinstance(server, tuple):
-        origin.server_address, origin.server_port = str(server[0]), int(server[1])
+    client, server = _address(network, "client_addr"), _address(network, "server_addr")
+    if client is not None:
+        origin.client_address, origin.client_port = client
+    if server is not None:
+        origin.server_address, origin.server_port = server
+
+
+def _address(network: Any, which: str) -> tuple[str, int] | None:
+    try:
+        found = network.get_extra_info(which)
+    except OSError:
+        return None
+    return (str(found[0]), int(found[1])) if found and isinstance(found, tuple) else None
 
 
 class _ResponseReads:

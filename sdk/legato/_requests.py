@@ -26,7 +26,6 @@ __all__ = ["instrument_requests", "uninstrument_requests"]
 _originals: dict[type, Callable[..., Any]] = {}
 
 
-@setup
 def instrument_requests() -> None:
     """Record every response that requests streams from now on. Further calls have no effect.
 
@@ -34,13 +33,18 @@ def instrument_requests() -> None:
     """
     if not importlib.util.find_spec("requests"):
         raise ConfigurationError("the package requests is not installed: pip install requests")
-    if _originals or settings().disabled:
-        return
-    session = importlib.import_module("requests").Session
-    _originals[session] = session.send
-    session.send = _patched(session.send)
+    if not settings().disabled:
+        _install(importlib.import_module("requests").Session)
 
 
+@setup
+def _install(session: Any) -> None:
+    if session not in _originals:
+        _originals[session] = session.send
+        session.send = _patched(session.send)
+
+
+@setup
 def uninstrument_requests() -> None:
     """Undo ``instrument_requests``. Streams that are running are still recorded to their end."""
     for session, original in _originals.items():

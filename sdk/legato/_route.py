@@ -46,7 +46,8 @@ class Own(Protocol):
 
 _own: Own | None = None
 _later: Callable[[], object] | None = None
-_making = threading.Lock()
+# Re-entrant, because the handler of a signal may begin a stream while the thread that it interrupts makes the provider.
+_making = threading.RLock()
 
 
 def use(own_provider: Own) -> None:
@@ -126,7 +127,7 @@ def warn_lost() -> None:
 def _forked() -> None:
     """A thread of the parent may have held the lock, and does not run in a child."""
     global _making
-    _making = threading.Lock()
+    _making = threading.RLock()
 
 
 after_fork(_forked)

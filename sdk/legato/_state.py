@@ -30,7 +30,11 @@ after_fork(_forked)
 
 
 def setup(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
-    """Let only one thread at a time run any of the decorated functions: each has an effect only the first time."""
+    """Let only one thread at a time run any of the decorated functions: each has an effect only the first time.
+
+    None of them may import anything, nor log, because a handler of logs may import. An import can wait for another thread that imports the
+    same package, and that one calls these functions before its import is over (`_imports`): both would wait for ever.
+    """
 
     @wraps(function)
     def exclusive(*given: _Given.args, **named: _Given.kwargs) -> _Returned:

@@ -300,7 +300,8 @@ def _unrecorded(route: Route) -> str:
 
 
 _worker: Worker | None = None
-_making = threading.Lock()
+# Re-entrant, because the handler of a signal may flush while the thread that it interrupts makes the worker.
+_making = threading.RLock()
 
 
 def worker() -> Worker:
@@ -314,7 +315,8 @@ def worker() -> Worker:
             if _worker is None:
                 from legato._state import settings
 
-                _worker = Worker(settings().snapshot_interval_ms)
+                made = Worker(settings().snapshot_interval_ms)
+                _worker = _worker or made
     if not _worker.is_started:
         renew()
     return _worker
@@ -322,7 +324,7 @@ def worker() -> Worker:
 
 def _forked() -> None:
     global _making
-    _making = threading.Lock()
+    _making = threading.RLock()
     faults.clear()
     if _worker is not None:
         _worker.after_fork()

@@ -65,3 +65,12 @@ def test_a_program_without_a_line_of_legato(installed: pathlib.Path, variables: 
     assert done.returncode == 0 and done.stdout.strip() == str(routes), (done.stdout, done.stderr)
     assert [(each.service, each.model) for each in streams] == ([(service, "normal")] if service else [])
     assert all(each.parent_id for each in streams)
+
+
+@pytest.mark.parametrize(("variables", "is_own"), [({}, False), ({"LEGATO_RUN": "app"}, True)])
+def test_below_legato_run_streams_go_to_its_endpoint(variables: dict[str, str], is_own: bool) -> None:
+    """`legato run opentelemetry-instrument …`: the loader's `sitecustomize` runs instead of Legato's, and its provider got the streams."""
+    program = "from legato import _entry_point, _route; _entry_point.Instrumentor().instrument(); print(_route._later is not None)"
+    environ = {**CLEAN, "PYTHONPATH": str(SDK), **variables}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"{is_own}\n", "")

@@ -6,12 +6,15 @@ import os
 import pathlib
 import shutil
 import signal
+import site
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 
 import pytest
 
+import legato
 from helpers.builders.completions import completions_server
 from helpers.servers.receiver import Receiver, receiver
 from legato.__main__ import HELP
@@ -118,6 +121,19 @@ def test_what_is_wrong_is_said_and_the_program_runs_if_it_can(
     done = run(tmp_path, *LEGATO, *words)
     assert done.returncode == status and line in done.stderr, (done.stdout, done.stderr)
     assert done.stdout == ("7\n" if "-c" in words else "" if words else HELP)
+
+
+def test_a_client_that_a_pth_file_imports_is_recorded(tmp_path: pathlib.Path) -> None:
+    """Python runs the lines of `.pth` files before `sitecustomize`."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (folder,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    # The file imports the client only in the program, not in `legato run`.
+    line = "import os; 'LEGATO_RUN' in os.environ and __import__('httpx')"
+    lines = (str(pathlib.Path(legato.__file__).parents[1]), *site.getsitepackages(), line)
+    (folder / "tool.pth").write_text("\n".join(lines), encoding="utf-8")
+    words = ("-c", "import httpx, sys; print(hasattr(httpx.Client.send, '__wrapped__'), [each for each in sys.path if 'boot' in each])")
+    done = run(tmp_path, str(tmp_path / "env" / "bin" / "python"), *LEGATO[1:], *words)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True []\n", "")
 
 
 def test_a_broken_sdk_does_not_break_the_program(tmp_path: pathlib.Path) -> None:

@@ -7,6 +7,8 @@ import copy
 import gc
 import pathlib
 import pickle
+import socket
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from helpers.servers.waiting import until
 
 Spans = Callable[[], list[ReadableSpan]]
 ASKED: dict[str, str | bool] = {"model": "asked", "stream": True}
+PART = b'data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 seen: list[list[tuple[bytes, bytes]]] = []
 
 
@@ -62,6 +65,45 @@ def test_a_unix_socket(url: str, spans: Spans, tmp_path: pathlib.Path) -> None:
     server.should_exit = True
     thread.join(20)
     assert outcomes(spans()) == ["complete"] and (spans()[0].attributes or {})["server.address"] == "engine"
+
+
+class _AfterReset(httpx.HTTPTransport):
+    """Returns the response when the server has reset the connection."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        until(lambda: _is_reset(response.extensions["network_stream"].get_extra_info("socket")), 20)
+        return response
+
+
+def _is_reset(connection: socket.socket) -> bool:
+    try:
+        return not connection.getpeername()
+    except OSError:
+        return True
+
+
+def test_a_connection_that_the_server_has_reset(url: str, spans: Spans) -> None:
+    """What had arrived before can be read, and is a stream with its error. The response had no row, because the address was lost."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            # The request's head and body are two writes.
+            request = b""
+            while b"}" not in request:
+                request += connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + PART)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with httpx.Client(transport=_AfterReset()) as client, pytest.raises(httpx.ReadError):
+            with client.stream("POST", f"http://127.0.0.1:{server.getsockname()[1]}/v1/chat/completions", json=ASKED) as response:
+                response.read()
+        thread.join()
+    assert outcomes(spans()) == ["upstream_error"]
 
 
 def test_a_response_that_cannot_be_attached_has_no_row(spans: Spans, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ library before. The folder is removed from ``sys.path``, and another ``sitecusto
 process may be one of an environment without Legato: then it runs unchanged.
 """
 
+import _thread
 import importlib.machinery
 import importlib.util
 import os
@@ -15,7 +16,7 @@ _CLIENTS = ("openai", "httpx", "httpx2", "aiohttp", "requests", "legato")
 
 
 def _wait() -> None:
-    """Start Legato after the first import of a client library."""
+    """Start Legato after the first import of a client library; now, if a `.pth` file has imported one."""
     path = os.path.join(os.path.dirname(_FOLDER), "_imports.py")
     spec = importlib.util.spec_from_file_location("_legato_imports", path)
     if spec is None or spec.loader is None:
@@ -23,15 +24,29 @@ def _wait() -> None:
     imports = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(imports)
 
+    starting: set[int] = set()
+
     def start(name: str) -> None:
-        finder.remove()
+        thread = _thread.get_ident()
+        if thread in starting:
+            # Legato has imported this one, and records it as soon as it has started.
+            return
+        starting.add(thread)
         try:
             importlib.import_module("legato._launch").start(name)
         except Exception as error:
             _warn(f"{type(error).__name__}: {error}")
+        finally:
+            starting.discard(thread)
+            # Not before: another thread may look for another client library meanwhile.
+            finder.remove()
 
     finder = imports.AfterImport(_CLIENTS, start)
     finder.install()
+    for name in _CLIENTS:
+        if name in sys.modules:
+            start(name)
+            break
 
 
 def _warn(reason: str) -> None:
