@@ -54,7 +54,7 @@ def test_each_dialect_sends_what_the_truth_says(llm: FakeLLM) -> None:
     """Every chunk of the plan arrives once and in order, in all formats, and has a time in the truth."""
     for path, connection in [(path, _request(llm, path)) for path in PATHS]:
         with closing(connection), connection.getresponse() as response:
-            words = re.findall(r"\bw\d{3}", response.read().decode())
+            words = re.findall(r"\bw\d{3}", response.read().decode(errors="replace"))
         assert words[: SHORT.chunks] == ["w000", "w001", "w002", "w003"], path
     assert _outcomes(llm) == ["complete"] * len(PATHS)
     for truth in llm.truth:
@@ -87,8 +87,9 @@ def test_captures_are_whole_and_listed() -> None:
     assert len(files) > 80
     for path in files:
         held = json.loads(path.read_text(encoding="utf-8"))
-        emitter = EMITTERS[held["emitter"]]
-        assert path.name == f"{held['emitter']}-{held['scenario']}.json" and held["scenario"] in emitter.scenarios, path.name
+        # The spans of vLLM are taken by another script.
+        scenarios = EMITTERS[held["emitter"]].scenarios if held["emitter"] != "vllm" else ("plain",)
+        assert path.name == f"{held['emitter']}-{held['scenario']}.json" and held["scenario"] in scenarios, path.name
         assert held["emitter"].removesuffix("-json").removesuffix("-grpc").removesuffix("-logfire") in page, path.name
         assert held["truth"] and held["packages"], path.name
         assert sum(map(_spans, held["requests"])) > 0 or not _has_traces(held["requests"]), path.name

@@ -21,11 +21,14 @@ from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
 from legato_ingest.otlp.emitters.chunk_events import ChunkEvents
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
+from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of
 from legato_ingest.otlp.model import StreamRecord
 
 __all__ = [
     "ANY_CHUNK",
+    "END_UNKNOWN",
     "GENAI_SCOPES",
+    "OUTER_OPERATIONS",
     "Loose",
     "add_chunks",
     "add_ttft",
@@ -39,16 +42,21 @@ __all__ = [
 
 # TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
 ANY_CHUNK = "ttft_any_chunk"
+# The span of a row with this flag ended before its stream did.
+END_UNKNOWN = "end_unknown"
+# Values of `gen_ai.operation.name` of spans around requests: agents, chains, tools, retrieval.
+OUTER_OPERATIONS = frozenset(("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "embeddings", "retrieval"))
 # Scopes of the GenAI instrumentations of the OpenTelemetry project.
 GENAI_SCOPES = (
     "opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2", "opentelemetry.instrumentation.google_genai",
-    "opentelemetry.util.genai",
+    "opentelemetry.util.genai", "opentelemetry.instrumentation.botocore",
 )  # fmt: skip
 
 _MODEL = ("gen_ai.request.model", "llm.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "model")
 _RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "ai.response.model")
 _RESPONSE_ID = ("gen_ai.response.id", "ai.response.id", "llm.response.id")
-_PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider")
+_PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider",
+             "langfuse.observation.metadata.ls_provider")  # fmt: skip
 _FINISH = (
     "gen_ai.response.finish_reasons", "gen_ai.response.finish_reason", "llm.finish_reason", "llm.response.finish_reason",
     "llm.response.stop_reason", "anthropic.message.stop_reason", "ai.response.finishReason", "gen_ai.completion.0.finish_reason",
@@ -176,6 +184,7 @@ def _unquoted(text: str) -> str:
 
 def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str) -> StreamRecord:
     """Return the record of a response with what the span says about it, its outcome included; times other than start and end are absent."""
+    address = loose.text("server.address")
     record = StreamRecord(
         trace_id=span.trace_id,
         span_id=span.span_id,
@@ -191,15 +200,18 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         model=loose.text(*_MODEL),
         response_model=loose.text(*_RESPONSE_MODEL),
         response_id=loose.text(*_RESPONSE_ID),
-        finish_reason=loose.text(*_FINISH),
+        finish_reason=finish_name(loose.text(*_FINISH)),
         route=loose.text("http.route"),
         conversation_id=loose.text("gen_ai.conversation.id", "session.id"),
-        server_address=loose.text("server.address"),
-        server_port=loose.count("server.port", most=PORT_MAX) or 0,
+        server_address=host_of(address),
+        server_port=loose.count("server.port", most=PORT_MAX) or port_of(address),
         input_tokens=loose.count(*_INPUT),
         output_tokens=loose.count(*_OUTPUT),
         error_type=error_type_of(span, attributes.own),
     )
+    if record.input_tokens == 0 and not record.output_tokens:
+        # A counter that was never set: no request has an empty prompt.
+        record.input_tokens = record.output_tokens = None
     record.outcome = outcome_of(span, record)
     return record
 
@@ -209,8 +221,9 @@ def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
     found = Loose(Attributes(own, {})).text("error.type")
     for event in () if found else reversed(span.events):
         if event.name == "exception":
-            return Loose(Attributes(attribute_map(event.attributes), {})).text("exception.type")
-    return found
+            raised = Loose(Attributes(attribute_map(event.attributes), {}))
+            return error_name(raised.text("exception.type"), raised.text("exception.message"))
+    return error_name(found, "")
 
 
 def outcome_of(span: Span, record: StreamRecord) -> str:
@@ -245,7 +258,7 @@ def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> N
     duration_us = (record.end_ns - record.start_ns) // 1000
     if ttft_us > duration_us + _SAME_US:
         record.flags.append("ttft_after_end")
-    elif duration_us - ttft_us <= _SAME_US and (record.output_tokens or 0) > 1:
+    elif END_UNKNOWN not in record.flags and duration_us - ttft_us <= _SAME_US and (record.output_tokens or 0) > 1:
         record.flags.append("ttft_is_duration")
     else:
         record.ttft_us = ttft_us

@@ -69,3 +69,17 @@ def test_the_former_name_of_the_provider_is_read() -> None:
     streamed = {"gen_ai.request.stream": True, "gen_ai.system": "a"}
     assert [row["provider"] for row in (*rows(streamed), *rows({**streamed, "gen_ai.provider.name": "b"}))] == ["a", "b"]
     assert rows({"gen_ai.system": "a"}) == []
+
+
+def test_a_status_is_no_proof_of_an_end() -> None:
+    """Several libraries set OK for a stream that was left or broke."""
+    (row,) = rows({"gen_ai.request.stream": True}, status=Status(code=Status.STATUS_CODE_OK))
+    assert row["outcome"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("method", "count"), [("ConverseStream", 1), ("pkg.Service/StreamGenerateContent", 1), ("InvokeModel", 0), ("Converse", 0), ("Chat", 0)]
+)
+def test_the_method_of_a_remote_call_says_that_it_streams(method: str, count: int) -> None:
+    """AWS Bedrock has one method for streams and one for whole responses."""
+    assert len(rows({"gen_ai.request.model": "m", "rpc.method": method})) == count

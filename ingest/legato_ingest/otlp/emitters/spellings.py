@@ -1,0 +1,61 @@
+"""Names as libraries spell them: the text of a Python class, of an enumeration's member, of an exception, a method, a URL for a host.
+
+Such a text holds the name that was meant; the functions return that name, and any other text as it is. The module reads no attribute.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+__all__ = ["error_name", "finish_name", "host_of", "names_a_stream", "port_of"]
+
+_CLASS = re.compile(r"<class '([\w.]+)'>")
+# The representation of an exception, as in `ReadTimeout('…')`.
+_CALL = re.compile(r"([A-Z]\w*)\(")
+_MEMBER = re.compile(r"\w*FinishReason\.(\w+)")
+# Methods that stream, such as `astream_chat`, `converse_stream`, `GenerateContentStream`. Dots separate the parts of a name.
+_STREAMS = re.compile(r"(?:Stream|(?:^|[^a-z]|\ba)stream)[^.]*$")
+_NAME_CHARACTERS_MAX = 256
+_PORT = re.compile(r"([^:]*):(\d{1,5})")
+# Types that say no more than that something failed.
+_GENERAL = frozenset(("Exception", "BaseException", "Error"))
+
+
+def error_name(kind: str, message: str) -> str:
+    """Return the type of an error. A general type gives way to the one at the begin of its message; the rest of it is never returned."""
+    found = _CLASS.fullmatch(kind)
+    if found:
+        return found[1]
+    inner = _CALL.match(message) if kind in _GENERAL else None
+    return inner[1] if inner else kind
+
+
+def finish_name(text: str) -> str:
+    """Return a finish reason, also out of the text of an enumeration's member (`FinishReason.STOP`)."""
+    found = _MEMBER.fullmatch(text)
+    return found[1].lower() if found else text
+
+
+def names_a_stream(name: str) -> bool:
+    """Return whether a span's name, which begins with a library's method, is that of a method that streams."""
+    return _STREAMS.search(name[:_NAME_CHARACTERS_MAX]) is not None
+
+
+def host_of(address: str) -> str:
+    """Return the host of an address, which may be a URL or have a port."""
+    if "://" not in address:
+        found = _PORT.fullmatch(address)
+        return found[1] if found else address
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def port_of(address: str) -> int:
+    """Return the port in an address; 0 where it has none."""
+    try:
+        return urlsplit(address if "://" in address else f"//{address}").port or 0
+    except ValueError:
+        return 0
