@@ -197,13 +197,18 @@ EMITTERS: dict[str, Emitter] = {
     "python-openllmetry-crewai": Emitter("python_crewai.py", ("opentelemetry-instrumentation-crewai", "crewai"), SDK),
     "python-elastic-openai": Emitter("python_elastic_openai.py", ("elastic-opentelemetry-instrumentation-openai", "openai<3"), SDK),
     "python-laminar": Emitter("python_laminar.py", ("lmnr", "openai"), SDK),
-    "python-langtrace": Emitter("python_langtrace.py", ("langtrace-python-sdk", "openai<2", "importlib_metadata"), SDK),
+    "python-langtrace": Emitter("python_langtrace.py", ("langtrace-python-sdk", "openai<2", "importlib_metadata", "setuptools<81"), SDK),
     "python-openllmetry-openai-agents": Emitter(
         "python_openai_agents.py", ("opentelemetry-instrumentation-openai-agents", "openai-agents"), SDK
     ),
     "python-openinference-pydantic-ai": Emitter(
         "python_pydantic_ai_openinference.py", ("openinference-instrumentation-pydantic-ai", "pydantic-ai-slim[openai]"), SDK
     ),
+    "python-agentops": Emitter("python_agentops.py", ("agentops", "openai<2"), SDK),
+    "python-langwatch": Emitter("python_langwatch.py", ("langwatch", "openai"), SDK),
+    "python-azure-inference": Emitter("python_azure_inference.py", ("azure-ai-inference", "azure-core-tracing-opentelemetry"), SDK),
+    "python-openlit-langchain": Emitter("python_openlit_langchain.py", ("openlit>=1.45", "langchain-openai", "langchain"), SDK),
+    "python-autogen": Emitter("python_autogen.py", ("autogen-agentchat", "autogen-ext[openai]"), SDK),
     "python-openinference-langchain": Emitter(
         "python_openinference_langchain.py", ("openinference-instrumentation-langchain", "langchain-openai"), SDK
     ),

@@ -44,8 +44,11 @@ __all__ = [
 ANY_CHUNK = "ttft_any_chunk"
 # The span of a row with this flag ended before its stream did.
 END_UNKNOWN = "end_unknown"
-# Values of `gen_ai.operation.name` of spans around requests: agents, chains, tools, retrieval.
-OUTER_OPERATIONS = frozenset(("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "embeddings", "retrieval"))
+# Values of `gen_ai.operation.name` of spans around requests: agents, chains, tools, retrieval; `framework` is Spring AI's, `agent_step`
+# Mastra's.
+OUTER_OPERATIONS = frozenset(
+    ("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "embeddings", "retrieval", "framework", "agent_step")
+)
 # Scopes of the GenAI instrumentations of the OpenTelemetry project.
 GENAI_SCOPES = (
     "opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2", "opentelemetry.instrumentation.google_genai",
@@ -60,12 +63,12 @@ _PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.syste
 _FINISH = (
     "gen_ai.response.finish_reasons", "gen_ai.response.finish_reason", "llm.finish_reason", "llm.response.finish_reason",
     "llm.response.stop_reason", "anthropic.message.stop_reason", "ai.response.finishReason", "gen_ai.completion.0.finish_reason",
-    "llm.completions.0.finish_reason",
+    "llm.completions.0.finish_reason", "stop_reason",
 )  # fmt: skip
 _INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "llm.usage.prompt_tokens",
-          "ai.usage.inputTokens", "ai.usage.promptTokens")  # fmt: skip
+          "ai.usage.inputTokens", "ai.usage.promptTokens", "input_tokens")  # fmt: skip
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion", "llm.usage.completion_tokens",
-           "ai.usage.outputTokens", "ai.usage.completionTokens")  # fmt: skip
+           "ai.usage.outputTokens", "ai.usage.completionTokens", "output_tokens")  # fmt: skip
 _CANCELLED = re.compile(r"cancel|abort|abandon|GeneratorExit|disconnect", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
 # An error type of the conventions that names no error.

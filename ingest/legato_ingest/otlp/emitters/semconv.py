@@ -13,19 +13,32 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, OUTER_OPERATIONS, Loose, add_chunks, add_ttft, foreign_record
+from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, OUTER_OPERATIONS, Loose, add_chunks, add_ttft, foreign_record, object_of
+from legato_ingest.otlp.emitters.spellings import unix_micros
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
 
 _ANY = "semconv"
 _LIBRARIES = (*GENAI_SCOPES, "opentelemetry.instrumentation.", "@opentelemetry/instrumentation-")
-_STREAMED = ("gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.is_streaming", "llm.is_streaming", "langsmith.request.streaming")
+_STREAMED = (
+    "gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.request.streaming", "gen_ai.is_streaming", "llm.is_streaming",
+    "langsmith.request.streaming",
+)  # fmt: skip
 # The methods of AWS Bedrock that stream nothing.
 _UNARY = ("Converse", "InvokeModel")
 # Seconds to the first chunk of any kind, and to the first chunk with content.
 _ANY_CHUNK = "gen_ai.response.time_to_first_chunk"
 _CONTENT = "gen_ai.client.operation.time_to_first_chunk"
+# The same as `_ANY_CHUNK` in ms (Claude Code), as a time (Mastra), and as ms since 1970 in JSON (LangWatch).
+_ANY_CHUNK_MS = "ttft_ms"
+_FIRST_AT = "mastra.completion_start_time"
+_FIRST_IN_JSON = "langwatch.timestamps"
+# The same as `_CONTENT` as an event (AgentOps; its attributes count from the headers).
+_FIRST_CONTENT_EVENT = "first_token_received"
+# Mastra has the time of responses that were not streamed, too: it is that of their end.
+_STREAMED_SHARE_MIN = 0.05
+_UNIX_MS_MAX = 10**13
 _PREFIXES = ("gen_ai.", "llm.", "ai.", "langfuse.observation.")
 
 
@@ -36,7 +49,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
     loose = Loose(attributes)
     if loose.text("gen_ai.operation.name") in OUTER_OPERATIONS:
         return Ignored("outer span")
-    any_chunk_us, content_us = loose.micros(_ANY_CHUNK), loose.micros(_CONTENT)
+    any_chunk_us, content_us = _any_chunk_us(span, loose), _content_us(span, loose)
     streamed, events, family = _streamed(loose), chunk_events(span), _family(attributes)
     has_times = any_chunk_us is not None or content_us is not None or events is not None
     if not has_times and not streamed:
@@ -49,6 +62,28 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
         any_chunk = content_us is None
         add_ttft(record, any_chunk_us if any_chunk else content_us, any_chunk=any_chunk)
     return record
+
+
+def _any_chunk_us(span: Span, loose: Loose) -> int | None:
+    """Return the time to the first chunk of any kind, in µs."""
+    for found in (loose.micros(_ANY_CHUNK), loose.micros(_ANY_CHUNK_MS, 1e3)):
+        if found is not None:
+            return found
+    start_us, end_us = span.start_time_unix_nano // 1000, span.end_time_unix_nano // 1000
+    at_us = unix_micros(loose.text(_FIRST_AT))
+    if at_us is not None and end_us - at_us <= _STREAMED_SHARE_MIN * (end_us - start_us):
+        return None
+    at_ms = object_of(loose.json(_FIRST_IN_JSON)).get("first_token_at")
+    if at_us is None and isinstance(at_ms, int) and 0 < at_ms < _UNIX_MS_MAX:
+        at_us = 1000 * at_ms
+    return None if at_us is None else max(0, at_us - start_us)
+
+
+def _content_us(span: Span, loose: Loose) -> int | None:
+    """Return the time to the first chunk with content, in µs."""
+    first_ns = next((event.time_unix_nano for event in span.events if event.name == _FIRST_CONTENT_EVENT), None)
+    found = loose.micros(_CONTENT)
+    return found if found is not None or first_ns is None else max(0, first_ns - span.start_time_unix_nano) // 1000
 
 
 def _streamed(loose: Loose) -> bool | None:

@@ -1,4 +1,4 @@
-"""Names as libraries spell them: the text of a Python class, of an enumeration's member, of an exception, a method, a URL for a host.
+"""Names as libraries spell them: texts of a Python class, an exception, an enumeration's member, a method, a time, or a URL for a host.
 
 Such a text holds the name that was meant; the functions return that name, and any other text as it is. The module reads no attribute.
 """
@@ -6,9 +6,10 @@ Such a text holds the name that was meant; the functions return that name, and a
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-__all__ = ["error_name", "finish_name", "host_of", "names_a_stream", "port_of"]
+__all__ = ["error_name", "finish_name", "host_of", "names_a_stream", "port_of", "unix_micros"]
 
 _CLASS = re.compile(r"<class '([\w.]+)'>")
 # The representation of an exception, as in `ReadTimeout('…')`.
@@ -18,6 +19,9 @@ _MEMBER = re.compile(r"\w*FinishReason\.(\w+)")
 _STREAMS = re.compile(r"(?:Stream|(?:^|[^a-z]|\ba)stream)[^.]*$")
 _NAME_CHARACTERS_MAX = 256
 _PORT = re.compile(r"([^:]*):(\d{1,5})")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# `fromisoformat` reads at most six digits of a second's fraction; JavaScript libraries send nine.
+_LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
 # Types that say no more than that something failed.
 _GENERAL = frozenset(("Exception", "BaseException", "Error"))
 
@@ -59,3 +63,13 @@ def port_of(address: str) -> int:
         return urlsplit(address if "://" in address else f"//{address}").port or 0
     except ValueError:
         return 0
+
+
+def unix_micros(text: str) -> int | None:
+    """Return an ISO 8601 time as µs since the epoch; None where it is not one. A time without a zone is UTC."""
+    try:
+        moment = datetime.fromisoformat(_LONG_FRACTION.sub(r"\1", text))
+    except ValueError:
+        return None
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
