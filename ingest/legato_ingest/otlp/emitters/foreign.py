@@ -21,7 +21,7 @@ from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
 from legato_ingest.otlp.emitters.chunk_events import ChunkEvents
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
-from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of
+from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of, provider_name
 from legato_ingest.otlp.model import StreamRecord
 
 __all__ = [
@@ -44,11 +44,12 @@ __all__ = [
 ANY_CHUNK = "ttft_any_chunk"
 # The span of a row with this flag ended before its stream did.
 END_UNKNOWN = "end_unknown"
-# Values of `gen_ai.operation.name` of spans around requests: agents, chains, tools, retrieval; `framework` is Spring AI's, `agent_step`
-# Mastra's.
+# Values of `gen_ai.operation.name` of spans around requests and beside them: agents, chains, tools, retrieval; `framework` is Spring AI's,
+# the last three are Mastra's.
 OUTER_OPERATIONS = frozenset(
-    ("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "embeddings", "retrieval", "framework", "agent_step")
-)
+    ("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "embeddings", "retrieval", "framework",
+     "agent_step", "model_generation", "model_chunk")
+)  # fmt: skip
 # Scopes of the GenAI instrumentations of the OpenTelemetry project.
 GENAI_SCOPES = (
     "opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2", "opentelemetry.instrumentation.google_genai",
@@ -70,6 +71,9 @@ _INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion", "llm.usage.completion_tokens",
            "ai.usage.outputTokens", "ai.usage.completionTokens", "output_tokens")  # fmt: skip
 _CANCELLED = re.compile(r"cancel|abort|abandon|GeneratorExit|disconnect", re.IGNORECASE)
+# Finish reasons of a stream that broke, and those that show no end.
+_BROKEN = ("error", "failed")
+_NO_END = ("unknown", "in_progress", "queued", "none", "null")
 _TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
@@ -199,7 +203,7 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
         service_name=loose.text("service.name"),
         service_version=loose.text("service.version"),
-        provider=loose.text(*_PROVIDER).lower(),
+        provider=provider_name(loose.text(*_PROVIDER)),
         model=loose.text(*_MODEL),
         response_model=loose.text(*_RESPONSE_MODEL),
         response_id=loose.text(*_RESPONSE_ID),
@@ -237,8 +241,11 @@ def outcome_of(span: Span, record: StreamRecord) -> str:
     """
     failed = span.status.code == Status.STATUS_CODE_ERROR or bool(record.error_type)
     if not failed:
+        finish = record.finish_reason.lower()
+        if finish in _BROKEN or _CANCELLED.search(finish):
+            return "upstream_error" if finish in _BROKEN else "client_cancel"
         # Anthropic's first event has a number of output tokens already.
-        reached = record.finish_reason or (record.output_tokens and record.provider != "anthropic")
+        reached = (finish and finish not in _NO_END) or (record.output_tokens and record.provider != "anthropic")
         return "complete" if reached else UNKNOWN_OUTCOME
     said = f"{record.error_type} {span.status.message}"
     if _CANCELLED.search(said):

@@ -30,11 +30,11 @@ _UNARY = ("Converse", "InvokeModel")
 # Seconds to the first chunk of any kind, and to the first chunk with content.
 _ANY_CHUNK = "gen_ai.response.time_to_first_chunk"
 _CONTENT = "gen_ai.client.operation.time_to_first_chunk"
-# The same as `_ANY_CHUNK` in ms (Claude Code), as a time (Mastra), and as ms since 1970 in JSON (LangWatch).
+# The same as `_ANY_CHUNK` in ms (Claude Code), and as ms since 1970 in JSON (LangWatch).
 _ANY_CHUNK_MS = "ttft_ms"
-_FIRST_AT = "mastra.completion_start_time"
 _FIRST_IN_JSON = "langwatch.timestamps"
-# The same as `_CONTENT` as an event (AgentOps; its attributes count from the headers).
+# The same as `_CONTENT` as a time (Mastra), and as an event (AgentOps; its attributes count from the headers).
+_FIRST_AT = "mastra.completion_start_time"
 _FIRST_CONTENT_EVENT = "first_token_received"
 # Mastra has the time of responses that were not streamed, too: it is that of their end.
 _STREAMED_SHARE_MIN = 0.05
@@ -69,21 +69,21 @@ def _any_chunk_us(span: Span, loose: Loose) -> int | None:
     for found in (loose.micros(_ANY_CHUNK), loose.micros(_ANY_CHUNK_MS, 1e3)):
         if found is not None:
             return found
-    start_us, end_us = span.start_time_unix_nano // 1000, span.end_time_unix_nano // 1000
-    at_us = unix_micros(loose.text(_FIRST_AT))
-    if at_us is not None and end_us - at_us <= _STREAMED_SHARE_MIN * (end_us - start_us):
-        return None
     at_ms = object_of(loose.json(_FIRST_IN_JSON)).get("first_token_at")
-    if at_us is None and isinstance(at_ms, int) and 0 < at_ms < _UNIX_MS_MAX:
-        at_us = 1000 * at_ms
-    return None if at_us is None else max(0, at_us - start_us)
+    at_us = 1000 * at_ms if isinstance(at_ms, int) and 0 < at_ms < _UNIX_MS_MAX else None
+    return None if at_us is None else max(0, at_us - span.start_time_unix_nano // 1000)
 
 
 def _content_us(span: Span, loose: Loose) -> int | None:
     """Return the time to the first chunk with content, in µs."""
-    first_ns = next((event.time_unix_nano for event in span.events if event.name == _FIRST_CONTENT_EVENT), None)
-    found = loose.micros(_CONTENT)
-    return found if found is not None or first_ns is None else max(0, first_ns - span.start_time_unix_nano) // 1000
+    found, start_us = loose.micros(_CONTENT), span.start_time_unix_nano // 1000
+    at_us = unix_micros(loose.text(_FIRST_AT))
+    if at_us is not None:
+        left_us = span.end_time_unix_nano // 1000 - at_us
+        at_us = at_us if left_us > _STREAMED_SHARE_MIN * (at_us + left_us - start_us) else None
+    else:
+        at_us = next((each.time_unix_nano // 1000 for each in span.events if each.name == _FIRST_CONTENT_EVENT), None)
+    return found if found is not None or at_us is None else max(0, at_us - start_us)
 
 
 def _streamed(loose: Loose) -> bool | None:

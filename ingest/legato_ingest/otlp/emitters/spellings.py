@@ -9,7 +9,7 @@ import re
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-__all__ = ["error_name", "finish_name", "host_of", "names_a_stream", "port_of", "unix_micros"]
+__all__ = ["error_name", "finish_name", "host_of", "names_a_stream", "port_of", "provider_name", "unix_micros"]
 
 _CLASS = re.compile(r"<class '([\w.]+)'>")
 # The representation of an exception, as in `ReadTimeout('…')`.
@@ -19,6 +19,8 @@ _MEMBER = re.compile(r"\w*FinishReason\.(\w+)")
 _STREAMS = re.compile(r"(?:Stream|(?:^|[^a-z]|\ba)stream)[^.]*$")
 _NAME_CHARACTERS_MAX = 256
 _PORT = re.compile(r"([^:]*):(\d{1,5})")
+# The interface of a provider, which the AI SDK adds to its name, as in `openai.chat`.
+_INTERFACES = (".chat", ".responses", ".completion", ".messages")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # `fromisoformat` reads at most six digits of a second's fraction; JavaScript libraries send nine.
 _LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
@@ -39,6 +41,12 @@ def finish_name(text: str) -> str:
     """Return a finish reason, also out of the text of an enumeration's member (`FinishReason.STOP`)."""
     found = _MEMBER.fullmatch(text)
     return found[1].lower() if found else text
+
+
+def provider_name(text: str) -> str:
+    """Return a provider in small letters, without its interface."""
+    name = text.lower()
+    return next((name.removesuffix(each) for each in _INTERFACES if name.endswith(each)), name)
 
 
 def names_a_stream(name: str) -> bool:

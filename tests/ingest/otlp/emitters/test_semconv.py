@@ -94,5 +94,5 @@ def test_a_first_chunk_in_ms_or_as_a_time() -> None:
     start = datetime.fromtimestamp(NOW_NS / 1e9, UTC)
     first, last = ((start + timedelta(milliseconds=each)).isoformat() for each in (250, 995))
     (row,) = rows({**named, "mastra.completion_start_time": first})
-    assert (row["ttft_us"], row["flags"], row["outcome"]) == (250_000, ["ttft_any_chunk"], "unknown")
+    assert (row["ttft_us"], row["flags"], row["outcome"]) == (250_000, [], "unknown")
     assert rows({**named, "mastra.completion_start_time": last}) == []
