@@ -174,10 +174,7 @@ EMITTERS: dict[str, Emitter] = {
     "python-openinference-dspy": Emitter(
         "python_dspy.py", ("openinference-instrumentation-dspy", "dspy", "litellm==1.106.2"), SDK, environ=LITELLM
     ),
-    "python-haystack": Emitter("python_haystack.py", ("haystack-ai",), SDK),
     "python-openinference-haystack": Emitter("python_haystack.py", ("openinference-instrumentation-haystack", "haystack-ai"), SDK),
-    "python-openllmetry-haystack": Emitter("python_haystack.py", ("opentelemetry-instrumentation-haystack", "haystack-ai"), SDK),
-    "python-mistral": Emitter("python_mistral.py", ("mistralai",), SDK),
     "python-openinference-mistral": Emitter("python_mistral.py", ("openinference-instrumentation-mistralai", "mistralai"), SDK),
     "python-openllmetry-mistral": Emitter("python_mistral.py", ("opentelemetry-instrumentation-mistralai", "mistralai<2"), SDK),
     "python-openinference-groq": Emitter("python_groq.py", ("openinference-instrumentation-groq", "groq"), SDK),
@@ -246,13 +243,6 @@ EMITTERS: dict[str, Emitter] = {
         "js_otel_openai.mjs",
         ("@opentelemetry/instrumentation-openai", "openai@6", "@opentelemetry/instrumentation"),
         NODE,
-        environ={"CAPTURE_INSTRUMENTATION": "@opentelemetry/instrumentation-openai"},
-    ),
-    "js-elastic-openai": Emitter(
-        "js_otel_openai.mjs",
-        ("@elastic/opentelemetry-instrumentation-openai", "openai@4", "@opentelemetry/instrumentation"),
-        NODE,
-        environ={"CAPTURE_INSTRUMENTATION": "@elastic/opentelemetry-instrumentation-openai"},
     ),
     "js-openinference-langchain": Emitter(
         "js_langchain.mjs",

@@ -1,4 +1,4 @@
-// The instrumentation of openai of the OpenTelemetry project, or Elastic's. It patches the package when it is loaded by `require`.
+// The instrumentation of openai of the OpenTelemetry project. It patches the package when it is loaded by `require`.
 
 import { createRequire } from 'node:module';
 import { registerInstrumentations } from '@opentelemetry/instrumentation';
@@ -6,7 +6,7 @@ import { chatRequest, consume, tracing } from './common.mjs';
 
 const require = createRequire(import.meta.url);
 const provider = await tracing();
-const { OpenAIInstrumentation } = require(process.env.CAPTURE_INSTRUMENTATION);
+const { OpenAIInstrumentation } = require('@opentelemetry/instrumentation-openai');
 registerInstrumentations({ instrumentations: [new OpenAIInstrumentation()] });
 const { OpenAI } = require('openai');
 const client = new OpenAI({ maxRetries: 0 });

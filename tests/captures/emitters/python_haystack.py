@@ -1,22 +1,13 @@
-"""A pipeline of Haystack with OpenAI's chat generator, under the instrumentation that is installed or Haystack's own tracer."""
-
-import importlib.util
+"""A pipeline of Haystack with OpenAI's chat generator, under OpenInference's instrumentation."""
 
 from common import BREAK_AFTER, MODEL, SCENARIO, metering, report, tracing
 from haystack import Pipeline
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
+from openinference.instrumentation.haystack import HaystackInstrumentor
 
 tracer, meter = tracing(), metering()
-if importlib.util.find_spec("openinference"):
-    from openinference.instrumentation.haystack import HaystackInstrumentor
-
-    HaystackInstrumentor().instrument()
-elif importlib.util.find_spec("opentelemetry.instrumentation"):
-    from opentelemetry.instrumentation.haystack import HaystackInstrumentor
-
-    HaystackInstrumentor().instrument()
-
+HaystackInstrumentor().instrument()
 seen = 0
 
 

@@ -15,7 +15,7 @@ if importlib.util.find_spec("openinference"):
     from openinference.instrumentation.mistralai import MistralAIInstrumentor
 
     MistralAIInstrumentor().instrument()
-elif importlib.util.find_spec("opentelemetry.instrumentation"):
+else:
     from opentelemetry.instrumentation.mistralai import MistralAiInstrumentor
 
     MistralAiInstrumentor().instrument()

@@ -39,14 +39,16 @@ _FIRST_CONTENT_EVENT = "first_token_received"
 # Mastra has the time of responses that were not streamed, too: it is that of their end.
 _STREAMED_SHARE_MIN = 0.05
 _UNIX_MS_MAX = 10**13
+# Genkit's spans of requests have none of the conventions' attributes.
+_GENKIT = "genkit:metadata:subtype"
 _PREFIXES = ("gen_ai.", "llm.", "ai.", "langfuse.observation.")
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
     """Return the record of a streamed response, or why the span is ignored."""
-    if not any(key.startswith(_PREFIXES) for key in attributes.own):
-        return Ignored("no LLM call")
     loose = Loose(attributes)
+    if not any(key.startswith(_PREFIXES) for key in attributes.own):
+        return Ignored("streaming unknown" if loose.text(_GENKIT) == "model" else "no LLM call")
     if loose.text("gen_ai.operation.name") in OUTER_OPERATIONS:
         return Ignored("outer span")
     any_chunk_us, content_us = _any_chunk_us(span, loose), _content_us(span, loose)

@@ -25,7 +25,9 @@ WITHOUT_ROWS = {
     "python-openai-agents-logfire-plain", "python-openinference-crewai-plain", "python-openinference-google-adk-break",
     "python-openinference-haystack-plain", "python-openllmetry-agno-plain", "python-openllmetry-bedrock-plain",
     "python-openllmetry-crewai-plain", "python-openllmetry-llama-index-plain", "python-openllmetry-openai-agents-break",
-    "python-semantic-kernel-break", "python-semantic-kernel-plain", "python-azure-inference-plain", "python-autogen-plain",
+    "python-semantic-kernel-break", "python-semantic-kernel-plain",
+    "python-azure-inference-plain", "python-autogen-plain", "js-genkit-plain",
+    "python-openinference-dspy-break",
 }  # fmt: skip
 # The right outcomes for each end that the server saw. A break is no provider's error and no `complete`.
 OUTCOMES = {
