@@ -206,6 +206,11 @@ EMITTERS: dict[str, Emitter] = {
     "python-azure-inference": Emitter("python_azure_inference.py", ("azure-ai-inference", "azure-core-tracing-opentelemetry"), SDK),
     "python-openlit-langchain": Emitter("python_openlit_langchain.py", ("openlit>=1.45", "langchain-openai", "langchain"), SDK),
     "python-autogen": Emitter("python_autogen.py", ("autogen-agentchat", "autogen-ext[openai]"), SDK),
+    "python-openinference-ollama": Emitter(
+        "python_ollama.py", ("openinference-instrumentation-ollama", "ollama"), SDK, environ={"OLLAMA_HOST": "{llm}"}
+    ),
+    "python-logfire-anthropic": Emitter("python_logfire_anthropic.py", ("logfire", "anthropic"), SDK),
+    "python-openlit-anthropic": Emitter("python_openlit_anthropic.py", ("openlit>=1.45", "anthropic"), SDK),
     "python-openinference-langchain": Emitter(
         "python_openinference_langchain.py", ("openinference-instrumentation-langchain", "langchain-openai"), SDK
     ),

@@ -1,8 +1,9 @@
 """Which rows of streams are of one response, and which of them wins: pure functions over ``Recording``.
 
 Two rows are of the same response if they are of one vantage and one service, overlap in time, and share the response's id. Where one has no
-id, they are if one is the parent of the other, or if a row of Legato's covers the same time in the same trace. A row of Legato's own
-emitters wins over others, then a row with chunks, then one with TTFT, then one with the TTFT of content.
+id, they are if one is the parent of the other, or if a row of Legato's covers the same time in the same trace. Logfire's row of a response
+of Anthropic is in a trace apart from that of Anthropic's SDK: the end decides. A row of Legato's own emitters wins over others, then a row
+with chunks, then one with TTFT, then one with the TTFT of content.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = ["Recording", "losers"]
 _ALIKE_NS = 250_000_000
 # A row is compared with so many others at most: a request could hold thousands of rows with one id.
 _COMPARED_MAX = 16
+_LOGFIRE, _SDK = "logfire", "anthropic-sdk"
 _Key = tuple[str, bytes, bytes]
 
 
@@ -69,7 +71,7 @@ def losers(recordings: Iterable[Recording]) -> list[tuple[Recording, Recording]]
     """Return (loser, winner) for each foreign row of a response that has a richer row. No winner is itself a loser."""
     ordered = sorted(recordings, key=Recording.rank, reverse=True)
     richer: dict[_Key, list[Recording]] = defaultdict(list)
-    for loser, winner in (*_with_equal_ids(ordered), *_with_parents(ordered), *_at_equal_times(ordered)):
+    for loser, winner in (*_with_equal_ids(ordered), *_with_parents(ordered), *_at_equal_times(ordered), *_beside_the_sdk(ordered)):
         if not loser.is_own and _is_same(loser, winner):
             richer[loser.key].append(winner)
     lost: dict[_Key, tuple[Recording, Recording]] = {}
@@ -119,6 +121,15 @@ def _at_equal_times(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, R
                 yield each, richer
 
 
+def _beside_the_sdk(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
+    """Yield pairs of a row of Logfire's and one of Anthropic's SDK that end at about the same time, in any traces."""
+    of_sdk = sorted((each for each in ordered if each.emitter.startswith(_SDK)), key=attrgetter("end_ns"))
+    for each in ordered if of_sdk else ():
+        if each.emitter.startswith(_LOGFIRE) and not each.response_id:
+            first = bisect_left(of_sdk, each.end_ns - _ALIKE_NS, key=attrgetter("end_ns"))
+            yield from ((each, richer) for richer in of_sdk[first : first + _COMPARED_MAX] if richer.end_ns <= each.end_ns + _ALIKE_NS)
+
+
 def _is_same(one: Recording, other: Recording) -> bool:
     if one.vantage != other.vantage or _contradict(one, other) or not _of_one_service(one, other):
         return False
@@ -131,7 +142,12 @@ def _is_same(one: Recording, other: Recording) -> bool:
     if one.span_id == other.parent_span_id or other.span_id == one.parent_span_id:
         # An agent's span around several requests is much longer than each of them.
         return 2 * overlap_ns >= max(one.duration_ns, other.duration_ns)
-    return one.is_own != other.is_own and _is_alike(one, other)
+    return (one.is_own != other.is_own or _has_sdk(one, other)) and _is_alike(one, other)
+
+
+def _has_sdk(one: Recording, other: Recording) -> bool:
+    """Whether the rows are one of Logfire's and one of Anthropic's SDK."""
+    return any(each.emitter.startswith(_SDK) for each in (one, other)) and any(each.emitter.startswith(_LOGFIRE) for each in (one, other))
 
 
 def _contradict(one: Recording, other: Recording) -> bool:
@@ -142,9 +158,9 @@ def _contradict(one: Recording, other: Recording) -> bool:
 
 def _is_alike(one: Recording, other: Recording) -> bool:
     """Whether two rows end together, and begin together. Logfire's row begins with the headers of the response."""
-    own, foreign = (one, other) if one.is_own else (other, one)
+    own, foreign = (one, other) if one.is_own or one.emitter.startswith(_SDK) else (other, one)
     apart_ns = foreign.start_ns - own.start_ns
-    is_logfire = own.is_own and foreign.emitter.startswith("logfire") and 0 <= apart_ns <= own.duration_ns
+    is_logfire = foreign.emitter.startswith(_LOGFIRE) and 0 <= apart_ns <= own.duration_ns
     return abs(one.end_ns - other.end_ns) <= _ALIKE_NS and (abs(apart_ns) <= _ALIKE_NS or is_logfire)
 
 
