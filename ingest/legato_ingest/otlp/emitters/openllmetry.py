@@ -21,6 +21,8 @@ _STREAMED = ("gen_ai.is_streaming", "llm.is_streaming")
 _SCOPES = ("opentelemetry.instrumentation.", "@traceloop/", "traceloop.")
 # Instrumentations of the OpenTelemetry project, with scopes that begin alike; and attributes that only they have.
 _OTHERS = GENAI_SCOPES
+# OpenLLMetry's own scope goes on with its version.
+_ELASTIC = "opentelemetry.instrumentation.openai"
 _OF_OTHERS = ("gen_ai.request.stream", "gen_ai.response.time_to_first_chunk")
 # Only spans of workflows, agents, tasks and tools have this attribute.
 _OUTER = "traceloop.span.kind"
@@ -29,7 +31,7 @@ _PREFIXES = ("gen_ai.", "llm.")
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None:
     """Return the record of a streamed response; None for a span of another emitter."""
-    if not attributes.scope.startswith(_SCOPES) or attributes.scope.startswith(_OTHERS):
+    if not attributes.scope.startswith(_SCOPES) or attributes.scope.startswith(_OTHERS) or attributes.scope == _ELASTIC:
         return None
     if not any(key.startswith(_PREFIXES) for key in attributes.own):
         # Instrumentations of HTTP clients and of many other libraries have scopes that begin alike.

@@ -148,3 +148,5 @@ def test_ignored_spans_are_counted_with_their_scope_and_the_reason() -> None:
     """An emitter that says nothing about streaming is named, so that its user learns why nothing is stored."""
     (batch,) = capture("python-otel-openai-v2-plain").batches()
     assert dict(batch.senders) == {("", "capture", "opentelemetry.instrumentation.openai_v2", "", "otel-genai", "streaming unknown"): 1}
+    (batch,) = capture("python-elastic-openai-plain").batches()
+    assert [(sender[-2], sender[-1]) for sender in batch.senders] == [("otel-genai", "streaming unknown")]
