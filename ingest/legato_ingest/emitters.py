@@ -56,7 +56,8 @@ EMITTERS = (
         name="openinference",
         label="OpenInference, Phoenix",
         timing="first chunk",
-        missing=_NO_GAPS + "; the first chunk may be a prelude",
+        missing=_NO_GAPS
+        + "; the first chunk may be a prelude; the duration, where it ends its span before the stream ends (LlamaIndex, Groq)",
         mend=_ADD_LEGATO,
     ),
     Emitter(
@@ -70,7 +71,9 @@ EMITTERS = (
         name="openlit",
         label="OpenLIT",
         timing="duration",
-        missing=_NO_GAPS + "; its time to first token runs from the headers to the first chunk, so it is no TTFT; a break sends no span",
+        missing=_NO_GAPS
+        + "; its time to first token runs from the headers to the first chunk, so it is no TTFT; a stream that broke or was left has "
+        "no row",
         mend=_ADD_LEGATO,
     ),
     Emitter(

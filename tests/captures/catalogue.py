@@ -48,6 +48,12 @@ LANGFUSE = {
     "LANGFUSE_PUBLIC_KEY": "pk-lf-1",
     "LANGFUSE_SECRET_KEY": "sk-lf-1",
 }
+LANGSMITH = {
+    "LANGSMITH_OTEL_ENABLED": "true",
+    "LANGSMITH_OTEL_ONLY": "true",
+    "LANGSMITH_TRACING": "true",
+    "LANGSMITH_API_KEY": "none",
+}
 # The prices of models come from the package, not from the network.
 LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
@@ -143,6 +149,68 @@ EMITTERS: dict[str, Emitter] = {
     "python-logfire": Emitter("python_logfire.py", ("logfire", "openai"), SDK, (*WITH_RESPONSES, "nested", "concurrent")),
     "python-pydantic-ai": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]",), SDK, TOOLS),
     "python-pydantic-ai-logfire": Emitter("python_pydantic_ai.py", ("pydantic-ai-slim[openai]", "logfire"), SDK, ONCE),
+    "python-openinference-llama-index": Emitter(
+        "python_llama_index.py", ("openinference-instrumentation-llama-index", "llama-index-llms-openai"), SDK
+    ),
+    "python-openllmetry-llama-index": Emitter(
+        "python_llama_index.py", ("opentelemetry-instrumentation-llamaindex", "llama-index-llms-openai"), SDK
+    ),
+    "python-google-adk": Emitter("python_google_adk.py", ("google-adk",), SDK, environ=GEMINI),
+    "python-openinference-google-adk": Emitter(
+        "python_google_adk.py", ("openinference-instrumentation-google-adk", "google-adk"), SDK, environ=GEMINI
+    ),
+    "python-agent-framework": Emitter("python_agent_framework.py", ("agent-framework-core", "agent-framework-openai"), SDK),
+    "python-semantic-kernel": Emitter(
+        "python_semantic_kernel.py",
+        ("semantic-kernel",),
+        SDK,
+        environ={"SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS": "true"},
+    ),
+    "python-openinference-agno": Emitter("python_agno.py", ("openinference-instrumentation-agno", "agno", "openai"), SDK),
+    "python-openllmetry-agno": Emitter("python_agno.py", ("opentelemetry-instrumentation-agno", "agno", "openai"), SDK),
+    "python-openinference-smolagents": Emitter(
+        "python_smolagents.py", ("openinference-instrumentation-smolagents", "smolagents[openai]"), SDK
+    ),
+    "python-openinference-dspy": Emitter(
+        "python_dspy.py", ("openinference-instrumentation-dspy", "dspy", "litellm==1.106.2"), SDK, environ=LITELLM
+    ),
+    "python-openinference-haystack": Emitter("python_haystack.py", ("openinference-instrumentation-haystack", "haystack-ai"), SDK),
+    "python-openinference-mistral": Emitter("python_mistral.py", ("openinference-instrumentation-mistralai", "mistralai"), SDK),
+    "python-openllmetry-mistral": Emitter("python_mistral.py", ("opentelemetry-instrumentation-mistralai", "mistralai<2"), SDK),
+    "python-openinference-groq": Emitter("python_groq.py", ("openinference-instrumentation-groq", "groq"), SDK),
+    "python-openllmetry-groq": Emitter("python_groq.py", ("opentelemetry-instrumentation-groq", "groq"), SDK),
+    "python-openinference-cohere": Emitter("python_cohere.py", ("openinference-instrumentation-cohere", "cohere"), SDK),
+    "python-openllmetry-cohere": Emitter("python_cohere.py", ("opentelemetry-instrumentation-cohere", "cohere<6"), SDK),
+    "python-otel-botocore": Emitter("python_bedrock.py", ("opentelemetry-instrumentation-botocore", "boto3"), SDK),
+    "python-openllmetry-bedrock": Emitter("python_bedrock.py", ("opentelemetry-instrumentation-bedrock", "boto3"), SDK),
+    "python-openinference-bedrock": Emitter("python_bedrock.py", ("openinference-instrumentation-bedrock", "boto3"), SDK),
+    "python-langfuse-langchain": Emitter("python_langfuse_langchain.py", ("langfuse", "langchain-openai", "langchain"), environ=LANGFUSE),
+    "python-langsmith": Emitter("python_langsmith.py", ("langsmith[otel]", "langchain-openai"), SDK, environ=LANGSMITH),
+    "python-langsmith-openai": Emitter(
+        "python_langsmith.py", ("langsmith[otel]", "langchain-openai"), SDK, environ={**LANGSMITH, "CAPTURE_WRAPPER": "1"}
+    ),
+    "python-openai-agents-logfire": Emitter("python_openai_agents_logfire.py", ("logfire", "openai-agents"), SDK),
+    "python-openinference-crewai": Emitter("python_crewai.py", ("openinference-instrumentation-crewai", "crewai"), SDK),
+    "python-openllmetry-crewai": Emitter("python_crewai.py", ("opentelemetry-instrumentation-crewai", "crewai"), SDK),
+    "python-elastic-openai": Emitter("python_elastic_openai.py", ("elastic-opentelemetry-instrumentation-openai", "openai<3"), SDK),
+    "python-laminar": Emitter("python_laminar.py", ("lmnr", "openai"), SDK),
+    "python-langtrace": Emitter("python_langtrace.py", ("langtrace-python-sdk", "openai<2", "importlib_metadata", "setuptools<81"), SDK),
+    "python-openllmetry-openai-agents": Emitter(
+        "python_openai_agents.py", ("opentelemetry-instrumentation-openai-agents", "openai-agents"), SDK
+    ),
+    "python-openinference-pydantic-ai": Emitter(
+        "python_pydantic_ai_openinference.py", ("openinference-instrumentation-pydantic-ai", "pydantic-ai-slim[openai]"), SDK
+    ),
+    "python-agentops": Emitter("python_agentops.py", ("agentops", "openai<2"), SDK),
+    "python-langwatch": Emitter("python_langwatch.py", ("langwatch", "openai"), SDK),
+    "python-azure-inference": Emitter("python_azure_inference.py", ("azure-ai-inference", "azure-core-tracing-opentelemetry"), SDK),
+    "python-openlit-langchain": Emitter("python_openlit_langchain.py", ("openlit>=1.45", "langchain-openai", "langchain"), SDK),
+    "python-autogen": Emitter("python_autogen.py", ("autogen-agentchat", "autogen-ext[openai]"), SDK),
+    "python-openinference-ollama": Emitter(
+        "python_ollama.py", ("openinference-instrumentation-ollama", "ollama"), SDK, environ={"OLLAMA_HOST": "{llm}"}
+    ),
+    "python-logfire-anthropic": Emitter("python_logfire_anthropic.py", ("logfire", "anthropic"), SDK),
+    "python-openlit-anthropic": Emitter("python_openlit_anthropic.py", ("openlit>=1.45", "anthropic"), SDK),
     "python-openinference-langchain": Emitter(
         "python_openinference_langchain.py", ("openinference-instrumentation-langchain", "langchain-openai"), SDK
     ),
@@ -176,6 +244,36 @@ EMITTERS: dict[str, Emitter] = {
     "js-langfuse": Emitter("js_langfuse.mjs", ("@langfuse/openai", "@langfuse/otel", "openai@6"), NODE, environ=LANGFUSE),
     "js-openinference-openai": Emitter("js_openinference_openai.mjs", ("@arizeai/openinference-instrumentation-openai", "openai@6"), NODE),
     "js-traceloop-openai": Emitter("js_traceloop_openai.mjs", ("@traceloop/instrumentation-openai", "openai@6"), NODE),
+    "js-otel-openai": Emitter(
+        "js_otel_openai.mjs",
+        ("@opentelemetry/instrumentation-openai", "openai@6", "@opentelemetry/instrumentation"),
+        NODE,
+    ),
+    "js-openinference-langchain": Emitter(
+        "js_langchain.mjs",
+        ("@arizeai/openinference-instrumentation-langchain", "@langchain/openai", "@langchain/core"),
+        NODE,
+        environ={"CAPTURE_INSTRUMENTATION": "@arizeai/openinference-instrumentation-langchain"},
+    ),
+    "js-traceloop-langchain": Emitter(
+        "js_langchain.mjs",
+        ("@traceloop/instrumentation-langchain", "@langchain/openai", "@langchain/core"),
+        NODE,
+        environ={"CAPTURE_INSTRUMENTATION": "@traceloop/instrumentation-langchain"},
+    ),
+    "js-langfuse-langchain": Emitter(
+        "js_langchain.mjs",
+        ("@langfuse/langchain", "@langfuse/otel", "@langchain/openai", "@langchain/core"),
+        NODE,
+        environ={**LANGFUSE, "CAPTURE_INSTRUMENTATION": "@langfuse/langchain"},
+    ),
+    "js-mastra": Emitter("js_mastra.mjs", ("@mastra/core@1", "@mastra/observability@1", "@mastra/otel-exporter@1", "@ai-sdk/openai"), NODE),
+    "js-genkit": Emitter(
+        "js_genkit.mjs",
+        ("genkit", "@genkit-ai/compat-oai"),
+        ("@opentelemetry/sdk-trace-node@1", "@opentelemetry/exporter-trace-otlp-proto@0.52.1"),
+    ),
+    "js-openlit": Emitter("js_openlit.mjs", ("openlit", "openai@6"), NODE),
     "js-by-hand": Emitter("js_by_hand.mjs", NODE, ("openai",), HAND),
     "js-by-hand-json": Emitter("js_by_hand.mjs", NODE, ("openai",), HAND, protocol="http/json"),
     "go-by-hand": Emitter("go_by_hand.go", GO, (), HAND),

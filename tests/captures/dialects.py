@@ -7,6 +7,7 @@ A frame's kind is "role" (before the first content), "content" (one piece of tex
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -190,12 +191,51 @@ def gemini(request: dict[str, Any], response_id: str, chunks: int) -> Iterator[F
     yield Frame("end", item("", candidate={"finishReason": "STOP"}, usageMetadata=usage), "STOP")
 
 
+def cohere(request: dict[str, Any], response_id: str, chunks: int) -> Iterator[Frame]:
+    """Cohere's chat, version 2: the first event has the id."""
+
+    def event(name: str, **fields: Any) -> bytes:
+        return _sse({"type": name, **fields}, name)
+
+    yield Frame("role", event("message-start", id=response_id, delta={"message": {"role": "assistant", "content": []}}))
+    yield Frame("tail", event("content-start", index=0, delta={"message": {"content": {"type": "text", "text": ""}}}))
+    for index in range(chunks):
+        yield Frame("content", event("content-delta", index=0, delta={"message": {"content": {"text": _word(index)}}}))
+    yield Frame("end", event("content-end", index=0), "COMPLETE")
+    tokens = {"input_tokens": INPUT_TOKENS, "output_tokens": chunks}
+    yield Frame("tail", event("message-end", delta={"finish_reason": "COMPLETE", "usage": {"billed_units": tokens, "tokens": tokens}}))
+
+
+def bedrock(request: dict[str, Any], response_id: str, chunks: int) -> Iterator[Frame]:
+    """AWS Bedrock's `converse-stream`: binary messages with two checksums. There is no id."""
+
+    def event(name: str, **fields: Any) -> bytes:
+        headers = b"".join(
+            bytes([len(key)]) + key.encode() + b"\x07" + len(value).to_bytes(2, "big") + value.encode()
+            for key, value in ((":event-type", name), (":content-type", "application/json"), (":message-type", "event"))
+        )
+        payload = json.dumps(fields).encode()
+        head = (len(headers) + len(payload) + 16).to_bytes(4, "big") + len(headers).to_bytes(4, "big")
+        message = head + zlib.crc32(head).to_bytes(4, "big") + headers + payload
+        return message + zlib.crc32(message).to_bytes(4, "big")
+
+    yield Frame("role", event("messageStart", role="assistant"))
+    for index in range(chunks):
+        yield Frame("content", event("contentBlockDelta", contentBlockIndex=0, delta={"text": _word(index)}))
+    yield Frame("end", event("contentBlockStop", contentBlockIndex=0), "end_turn")
+    yield Frame("tail", event("messageStop", stopReason="end_turn"))
+    usage = {"inputTokens": INPUT_TOKENS, "outputTokens": chunks, "totalTokens": INPUT_TOKENS + chunks}
+    yield Frame("tail", event("metadata", usage=usage, metrics={"latencyMs": 2000}))
+
+
 FRAMES: dict[str, Callable[[dict[str, Any], str, int], Iterator[Frame]]] = {
     "chat": chat,
     "responses": responses,
     "messages": messages,
     "ollama": ollama,
     "gemini": gemini,
+    "cohere": cohere,
+    "bedrock": bedrock,
 }
 PATHS = {
     "/chat/completions": "chat",
@@ -203,5 +243,16 @@ PATHS = {
     "/messages": "messages",
     "/api/chat": "ollama",
     ":streamGenerateContent": "gemini",
+    "/v2/chat": "cohere",
+    "/converse-stream": "bedrock",
 }
-ID_PREFIXES = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_", "ollama": "ollama-", "gemini": "gemini-"}
+ID_PREFIXES = {
+    "chat": "chatcmpl-",
+    "responses": "resp_",
+    "messages": "msg_",
+    "ollama": "ollama-",
+    "gemini": "gemini-",
+    "cohere": "co-",
+    "bedrock": "bedrock-",
+}
+CONTENT_TYPES = {"ollama": "application/x-ndjson", "bedrock": "application/vnd.amazon.eventstream"}

@@ -100,7 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         name = next((name for path, name in dialects.PATHS.items() if self.path.split("?")[0].endswith(path)), None)
         if name == "gemini":
             request["model"] = self.path.rsplit("/", 1)[1].split(":")[0]
-        if name is None or (name not in ("ollama", "gemini") and not request.get("stream")):
+        elif name == "bedrock":
+            request["model"] = self.path.split("/")[2]
+        if name is None or (name not in ("ollama", "gemini", "bedrock") and not request.get("stream")):
             self._json({"error": {"message": f"the fake server streams only: {self.path}"}}, 404)
             return
         truth = Truth(self.server.next_id(name), str(request.get("model")), name, begin_ns, traceparent=self.headers.get("traceparent"))
@@ -123,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Send the frames at their times. Raises EOFError at the planned cut, `_Closed` or OSError if the client left."""
         self._wait(truth, HEADERS_MS)
         truth.headers_ns = time.time_ns()
-        self._head("application/x-ndjson" if truth.api == "ollama" else "text/event-stream", ("Transfer-Encoding", "chunked"))
+        self._head(dialects.CONTENT_TYPES.get(truth.api, "text/event-stream"), ("Transfer-Encoding", "chunked"))
         for frame in frames:
             if frame.kind == "role":
                 self._wait(truth, ROLE_MS)

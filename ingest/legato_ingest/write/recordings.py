@@ -1,8 +1,9 @@
 """Which rows of streams are of one response, and which of them wins: pure functions over ``Recording``.
 
 Two rows are of the same response if they are of one vantage and one service, overlap in time, and share the response's id. Where one has no
-id, they are if one is the parent of the other, or if a row of Legato's covers the same time in the same trace. A row of Legato's own
-emitters wins over others, then a row with chunks, then one with TTFT, then one with the TTFT of content.
+id, they are if one is the parent of the other, or if a row of Legato's covers the same time in the same trace. Logfire's row of a response
+of Anthropic is in a trace apart from that of Anthropic's SDK: the end decides. A row of Legato's own emitters wins over others, then a row
+with chunks, then one with TTFT, then one with the TTFT of content.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _ALIKE_NS = 250_000_000
 _COMPARED_MAX = 16
 TRACES_MAX = 16
 """An id in more traces than this identifies no response: some servers send one id for ever."""
+_LOGFIRE, _SDK = "logfire", "anthropic-sdk"
 _Key = tuple[str, bytes, bytes]
 
 
@@ -71,7 +73,7 @@ def losers(recordings: Iterable[Recording]) -> list[tuple[Recording, Recording]]
     """Return (loser, winner) for each foreign row of a response that has a richer row. No winner is itself a loser."""
     ordered = sorted(recordings, key=Recording.rank, reverse=True)
     richer: dict[_Key, list[Recording]] = defaultdict(list)
-    for loser, winner in (*_with_equal_ids(ordered), *_with_parents(ordered), *_at_equal_times(ordered)):
+    for loser, winner in (*_with_equal_ids(ordered), *_with_parents(ordered), *_at_equal_times(ordered), *_beside_the_sdk(ordered)):
         if not loser.is_own and _is_same(loser, winner):
             richer[loser.key].append(winner)
     lost: dict[_Key, tuple[Recording, Recording]] = {}
@@ -118,11 +120,26 @@ def _at_equal_times(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, R
     for group in own.values():
         group.sort(key=attrgetter("end_ns"))
     for each in ordered:
-        group = own.get((each.tenant, each.trace_id), []) if not each.is_own else []
-        first = bisect_left(group, each.end_ns - _ALIKE_NS, key=attrgetter("end_ns"))
-        for richer in group[first : first + _COMPARED_MAX]:
-            if richer.end_ns <= each.end_ns + _ALIKE_NS:
-                yield each, richer
+        yield from _ending_with(each, own.get((each.tenant, each.trace_id), []) if not each.is_own else [])
+
+
+def _beside_the_sdk(ordered: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
+    """Yield pairs of a row of Logfire's and one of Anthropic's SDK that end at about the same time, in any traces of a tenant."""
+    of_sdk: dict[str, list[Recording]] = defaultdict(list)
+    for each in ordered:
+        if each.emitter.startswith(_SDK):
+            of_sdk[each.tenant].append(each)
+    for group in of_sdk.values():
+        group.sort(key=attrgetter("end_ns"))
+    for each in ordered if of_sdk else ():
+        if each.emitter.startswith(_LOGFIRE) and not each.response_id:
+            yield from _ending_with(each, of_sdk[each.tenant])
+
+
+def _ending_with(each: Recording, group: Sequence[Recording]) -> Iterator[tuple[Recording, Recording]]:
+    """Yield pairs of a row and those of a group, in order of their end, that end at about the same time."""
+    first = bisect_left(group, each.end_ns - _ALIKE_NS, key=attrgetter("end_ns"))
+    yield from ((each, richer) for richer in group[first : first + _COMPARED_MAX] if richer.end_ns <= each.end_ns + _ALIKE_NS)
 
 
 def _is_same(one: Recording, other: Recording) -> bool:
@@ -137,7 +154,12 @@ def _is_same(one: Recording, other: Recording) -> bool:
     if one.span_id == other.parent_span_id or other.span_id == one.parent_span_id:
         # An agent's span around several requests is much longer than each of them.
         return 2 * overlap_ns >= max(one.duration_ns, other.duration_ns)
-    return one.is_own != other.is_own and _is_alike(one, other)
+    return (one.is_own != other.is_own or _has_sdk(one, other)) and _is_alike(one, other)
+
+
+def _has_sdk(one: Recording, other: Recording) -> bool:
+    """Whether the rows are one of Logfire's and one of Anthropic's SDK."""
+    return any(each.emitter.startswith(_SDK) for each in (one, other)) and any(each.emitter.startswith(_LOGFIRE) for each in (one, other))
 
 
 def _contradict(one: Recording, other: Recording) -> bool:
@@ -148,9 +170,9 @@ def _contradict(one: Recording, other: Recording) -> bool:
 
 def _is_alike(one: Recording, other: Recording) -> bool:
     """Whether two rows end together, and begin together. Logfire's row begins with the headers of the response."""
-    own, foreign = (one, other) if one.is_own else (other, one)
+    own, foreign = (one, other) if one.is_own or one.emitter.startswith(_SDK) else (other, one)
     apart_ns = foreign.start_ns - own.start_ns
-    is_logfire = own.is_own and foreign.emitter.startswith("logfire") and 0 <= apart_ns <= own.duration_ns
+    is_logfire = foreign.emitter.startswith(_LOGFIRE) and 0 <= apart_ns <= own.duration_ns
     return abs(one.end_ns - other.end_ns) <= _ALIKE_NS and (abs(apart_ns) <= _ALIKE_NS or is_logfire)
 
 

@@ -12,6 +12,8 @@ set_trace_processors([])
 tracer, meter = tracing(), metering()
 if importlib.util.find_spec("openinference"):
     from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
+elif importlib.util.find_spec("opentelemetry.instrumentation.openai_agents"):
+    from opentelemetry.instrumentation.openai_agents import OpenAIAgentsInstrumentor
 else:
     from opentelemetry.instrumentation.genai.openai_agents import OpenAIAgentsInstrumentor
 

@@ -68,11 +68,12 @@ def test_the_store_shows_one_row_whichever_comes_first(store: Store, order: Sequ
 
 
 def test_a_real_pair_is_one_row(store: Store) -> None:
-    """The captured traffic of an application with OpenLLMetry and Anthropic's own spans: the row with TTFT stays."""
+    """The captured traffic of applications with OpenLLMetry or Logfire and Anthropic's own spans: the rows with TTFT stay."""
     with committing(store) as committer:
-        for batch in capture("python-openllmetry-anthropic-plain").batches():
-            committer.submit(batch).result(30)
-    assert store.select("SELECT emitter, ttft_us > 0 FROM streams") == [("anthropic-sdk/2.12.0", 1)]
+        for name in ("python-openllmetry-anthropic-plain", "python-logfire-anthropic-plain"):
+            for batch in capture(name).batches():
+                committer.submit(batch).result(30)
+    assert store.select("SELECT emitter, ttft_us > 0 FROM streams") == [("anthropic-sdk/2.12.0", 1)] * 2
 
 
 class Racing(StoreDouble):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,16 @@ def test_without_an_id_the_parent_and_the_time_decide() -> None:
     assert losers([outer, inner]) == [(outer, inner)]
     assert losers([LEGATO, beside]) == [(beside, LEGATO)]
     assert losers([LEGATO, recording(emitter="legato-python/0.1.0")]) == []
+
+
+def test_a_row_of_logfire_steps_back_for_that_of_the_sdk() -> None:
+    """Logfire's row has no id and a trace apart, and begins with the headers; a stream that ends at another time is another one."""
+    sdk = recording(emitter="anthropic-sdk/2", has_ttft=True)
+    beside = recording(emitter="logfire/5", trace_id=b"u" * 16, response_id="", start_ns=NOW_NS + SECOND_NS, duration_ns=SECOND_NS)
+    assert losers([beside, sdk]) == [(beside, sdk)]
+    another = {"model": "another"}, {"service_name": "proxy"}, {"emitter": "openlit/1"}, {"tenant": "other"}
+    for difference in ({"duration_ns": 2 * SECOND_NS}, *another):
+        assert losers([sdk, replace(beside, **difference)]) == []
 
 
 def test_another_trace_with_the_same_response_at_the_same_time_is_the_same() -> None:

@@ -21,11 +21,14 @@ from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
 from legato_ingest.otlp.emitters.chunk_events import ChunkEvents
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
+from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of, provider_name
 from legato_ingest.otlp.model import StreamRecord
 
 __all__ = [
     "ANY_CHUNK",
+    "END_UNKNOWN",
     "GENAI_SCOPES",
+    "OUTER_OPERATIONS",
     "Loose",
     "add_chunks",
     "add_ttft",
@@ -39,26 +42,38 @@ __all__ = [
 
 # TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
 ANY_CHUNK = "ttft_any_chunk"
+# The span of a row with this flag ended before its stream did.
+END_UNKNOWN = "end_unknown"
+# Values of `gen_ai.operation.name` of spans around requests and beside them: agents, chains, tools, retrieval; `framework` is Spring AI's,
+# the last three are Mastra's.
+OUTER_OPERATIONS = frozenset(
+    ("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "embeddings", "retrieval", "framework",
+     "agent_step", "model_generation", "model_chunk")
+)  # fmt: skip
 # Scopes of the GenAI instrumentations of the OpenTelemetry project.
 GENAI_SCOPES = (
     "opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2", "opentelemetry.instrumentation.google_genai",
-    "opentelemetry.util.genai",
+    "opentelemetry.util.genai", "opentelemetry.instrumentation.botocore",
 )  # fmt: skip
 
 _MODEL = ("gen_ai.request.model", "llm.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "model")
 _RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "ai.response.model")
 _RESPONSE_ID = ("gen_ai.response.id", "ai.response.id", "llm.response.id")
-_PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider")
+_PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider",
+             "langfuse.observation.metadata.ls_provider")  # fmt: skip
 _FINISH = (
     "gen_ai.response.finish_reasons", "gen_ai.response.finish_reason", "llm.finish_reason", "llm.response.finish_reason",
     "llm.response.stop_reason", "anthropic.message.stop_reason", "ai.response.finishReason", "gen_ai.completion.0.finish_reason",
-    "llm.completions.0.finish_reason",
+    "llm.completions.0.finish_reason", "stop_reason",
 )  # fmt: skip
 _INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "llm.usage.prompt_tokens",
-          "ai.usage.inputTokens", "ai.usage.promptTokens")  # fmt: skip
+          "ai.usage.inputTokens", "ai.usage.promptTokens", "input_tokens")  # fmt: skip
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion", "llm.usage.completion_tokens",
-           "ai.usage.outputTokens", "ai.usage.completionTokens")  # fmt: skip
+           "ai.usage.outputTokens", "ai.usage.completionTokens", "output_tokens")  # fmt: skip
 _CANCELLED = re.compile(r"cancel|abort|abandon|GeneratorExit|disconnect", re.IGNORECASE)
+# Finish reasons of a stream that broke, and those that show no end.
+_BROKEN = ("error", "failed")
+_NO_END = ("unknown", "in_progress", "queued", "none", "null")
 _TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
@@ -176,6 +191,7 @@ def _unquoted(text: str) -> str:
 
 def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str) -> StreamRecord:
     """Return the record of a response with what the span says about it, its outcome included; times other than start and end are absent."""
+    address = loose.text("server.address")
     record = StreamRecord(
         trace_id=span.trace_id,
         span_id=span.span_id,
@@ -187,19 +203,22 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
         service_name=loose.text("service.name"),
         service_version=loose.text("service.version"),
-        provider=loose.text(*_PROVIDER).lower(),
+        provider=provider_name(loose.text(*_PROVIDER)),
         model=loose.text(*_MODEL),
         response_model=loose.text(*_RESPONSE_MODEL),
         response_id=loose.text(*_RESPONSE_ID),
-        finish_reason=loose.text(*_FINISH),
+        finish_reason=finish_name(loose.text(*_FINISH)),
         route=loose.text("http.route"),
         conversation_id=loose.text("gen_ai.conversation.id", "session.id"),
-        server_address=loose.text("server.address"),
-        server_port=loose.count("server.port", most=PORT_MAX) or 0,
+        server_address=host_of(address),
+        server_port=loose.count("server.port", most=PORT_MAX) or port_of(address),
         input_tokens=loose.count(*_INPUT),
         output_tokens=loose.count(*_OUTPUT),
         error_type=error_type_of(span, attributes.own),
     )
+    if record.input_tokens == 0 and not record.output_tokens:
+        # A counter that was never set: no request has an empty prompt.
+        record.input_tokens = record.output_tokens = None
     record.outcome = outcome_of(span, record)
     return record
 
@@ -209,8 +228,9 @@ def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
     found = Loose(Attributes(own, {})).text("error.type")
     for event in () if found else reversed(span.events):
         if event.name == "exception":
-            return Loose(Attributes(attribute_map(event.attributes), {})).text("exception.type")
-    return found
+            raised = Loose(Attributes(attribute_map(event.attributes), {}))
+            return error_name(raised.text("exception.type"), raised.text("exception.message"))
+    return error_name(found, "")
 
 
 def outcome_of(span: Span, record: StreamRecord) -> str:
@@ -221,8 +241,11 @@ def outcome_of(span: Span, record: StreamRecord) -> str:
     """
     failed = span.status.code == Status.STATUS_CODE_ERROR or bool(record.error_type)
     if not failed:
+        finish = record.finish_reason.lower()
+        if finish in _BROKEN or _CANCELLED.search(finish):
+            return "upstream_error" if finish in _BROKEN else "client_cancel"
         # Anthropic's first event has a number of output tokens already.
-        reached = record.finish_reason or (record.output_tokens and record.provider != "anthropic")
+        reached = (finish and finish not in _NO_END) or (record.output_tokens and record.provider != "anthropic")
         return "complete" if reached else UNKNOWN_OUTCOME
     said = f"{record.error_type} {span.status.message}"
     if _CANCELLED.search(said):
@@ -245,7 +268,7 @@ def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> N
     duration_us = (record.end_ns - record.start_ns) // 1000
     if ttft_us > duration_us + _SAME_US:
         record.flags.append("ttft_after_end")
-    elif duration_us - ttft_us <= _SAME_US and (record.output_tokens or 0) > 1:
+    elif END_UNKNOWN not in record.flags and duration_us - ttft_us <= _SAME_US and (record.output_tokens or 0) > 1:
         record.flags.append("ttft_is_duration")
     else:
         record.ttft_us = ttft_us

@@ -7,13 +7,11 @@ reason.
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
-
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, count_of, foreign_record, outcome_of
+from legato_ingest.otlp.emitters.spellings import unix_micros
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
@@ -25,9 +23,6 @@ _USAGE = "langfuse.observation.usage_details"
 # Of chat completions, and of the Responses API, which also has the response's id.
 _FINISH = ("langfuse.observation.metadata.finish_reason", "langfuse.observation.metadata.status")
 _ID = "langfuse.observation.metadata.id"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# `fromisoformat` reads at most six digits of a second's fraction; JavaScript libraries send nine.
-_LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None:
@@ -38,7 +33,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
         return None
     if kind != "generation":
         return Ignored("outer span", _FAMILY)
-    first_us = _micros_of(loose.text(_FIRST))
+    first_us = unix_micros(loose.text(_FIRST))
     if first_us is None:
         return Ignored("streaming unknown", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
@@ -51,16 +46,6 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     record.outcome = outcome_of(span, record)
     add_ttft(record, max(0, first_us - span.start_time_unix_nano // 1000), any_chunk=True)
     return record
-
-
-def _micros_of(text: str) -> int | None:
-    """Return an ISO 8601 time as µs since the epoch; None where it is not one. A time without a zone is UTC."""
-    try:
-        moment = datetime.fromisoformat(_LONG_FRACTION.sub(r"\1", text))
-    except ValueError:
-        return None
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _count(usage: dict[str, object], *keys: str) -> int | None:

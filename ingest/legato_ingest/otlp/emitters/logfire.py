@@ -17,6 +17,8 @@ from legato_ingest.otlp.model import Ignored, StreamRecord
 __all__ = ["convert"]
 
 _FAMILY = "logfire"
+# The scopes with two spans a stream. Other spans, such as those of OpenAI's Agents SDK, do not say whether they streamed.
+_PAIRS = ("logfire.openai", "logfire.anthropic")
 _LOG_NAME = "streaming response from "
 
 
@@ -27,6 +29,8 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     loose = Loose(attributes)
     if not loose.text("gen_ai.request.model", "gen_ai.response.model") and "request_data" not in attributes.own:
         return Ignored("no LLM call", _FAMILY)
+    if attributes.scope not in _PAIRS:
+        return Ignored("streaming unknown", _FAMILY)
     duration_us = loose.micros("duration")
     if duration_us is None or not span.name.startswith(_LOG_NAME):
         has_usage = loose.count("gen_ai.usage.output_tokens") is not None

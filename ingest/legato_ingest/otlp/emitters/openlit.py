@@ -1,7 +1,8 @@
 """Spans of OpenLIT.
 
 Their time to first token runs from the response's headers to its first chunk, so it is not read: TTFT is unknown. A stream that was left
-early or broke sends no span. OpenLIT also instruments the HTTP client, so spans without attributes of an LLM request come with it.
+early or broke sends no span (Python), or one that does not say that it streamed (JavaScript). OpenLIT also instruments the HTTP client, so
+spans without attributes of an LLM request come with it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import Loose, add_chunks, foreign_record
+from legato_ingest.otlp.emitters.foreign import OUTER_OPERATIONS, Loose, add_chunks, foreign_record
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
@@ -26,8 +27,11 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
         return None
     if not any(key.startswith("gen_ai.") for key in attributes.own):
         return Ignored("no LLM call", _FAMILY)
-    if not loose.flag(*_STREAMED):
-        return Ignored("not streamed", _FAMILY)
+    if loose.text("gen_ai.operation.name") in OUTER_OPERATIONS:
+        return Ignored("outer span", _FAMILY)
+    streamed = loose.flag(*_STREAMED)
+    if not streamed:
+        return Ignored("streaming unknown" if streamed is None else "not streamed", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
     add_chunks(record, chunk_events(span))
     return record

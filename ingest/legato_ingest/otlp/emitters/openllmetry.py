@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, Loose, add_chunks, foreign_record
+from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, OUTER_OPERATIONS, Loose, add_chunks, foreign_record
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
@@ -21,20 +21,26 @@ _STREAMED = ("gen_ai.is_streaming", "llm.is_streaming")
 _SCOPES = ("opentelemetry.instrumentation.", "@traceloop/", "traceloop.")
 # Instrumentations of the OpenTelemetry project, with scopes that begin alike; and attributes that only they have.
 _OTHERS = GENAI_SCOPES
+# OpenLLMetry's own scope goes on with its version.
+_ELASTIC = "opentelemetry.instrumentation.openai"
 _OF_OTHERS = ("gen_ai.request.stream", "gen_ai.response.time_to_first_chunk")
+# Only spans of workflows, agents, tasks and tools have this attribute.
+_OUTER = "traceloop.span.kind"
 _PREFIXES = ("gen_ai.", "llm.")
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None:
     """Return the record of a streamed response; None for a span of another emitter."""
-    if not attributes.scope.startswith(_SCOPES) or attributes.scope.startswith(_OTHERS):
+    if not attributes.scope.startswith(_SCOPES) or attributes.scope.startswith(_OTHERS) or attributes.scope == _ELASTIC:
         return None
     if not any(key.startswith(_PREFIXES) for key in attributes.own):
         # Instrumentations of HTTP clients and of many other libraries have scopes that begin alike.
-        return Ignored("outer span" if "traceloop.span.kind" in attributes.own else "no LLM call")
+        return Ignored("outer span" if _OUTER in attributes.own else "no LLM call")
     if any(key in attributes.own for key in _OF_OTHERS):
         return None
     loose = Loose(attributes)
+    if _OUTER in attributes.own or loose.text("gen_ai.operation.name") in OUTER_OPERATIONS:
+        return Ignored("outer span", _FAMILY)
     streamed = loose.flag(*_STREAMED)
     events = chunk_events(span)
     if not streamed and events is None:

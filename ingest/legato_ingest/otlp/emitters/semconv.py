@@ -9,50 +9,91 @@ libraries that send it measure different things.
 
 from __future__ import annotations
 
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, Loose, add_chunks, add_ttft, foreign_record
+from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, OUTER_OPERATIONS, Loose, add_chunks, add_ttft, foreign_record, object_of
+from legato_ingest.otlp.emitters.spellings import unix_micros
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
 __all__ = ["convert"]
 
 _ANY = "semconv"
-_LIBRARIES = (*GENAI_SCOPES, "opentelemetry.instrumentation.")
-_STREAMED = ("gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.is_streaming", "llm.is_streaming")
+_LIBRARIES = (*GENAI_SCOPES, "opentelemetry.instrumentation.", "@opentelemetry/instrumentation-")
+_STREAMED = (
+    "gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.request.streaming", "gen_ai.is_streaming", "llm.is_streaming",
+    "langsmith.request.streaming",
+)  # fmt: skip
+# The methods of AWS Bedrock that stream nothing.
+_UNARY = ("Converse", "InvokeModel")
 # Seconds to the first chunk of any kind, and to the first chunk with content.
 _ANY_CHUNK = "gen_ai.response.time_to_first_chunk"
 _CONTENT = "gen_ai.client.operation.time_to_first_chunk"
+# The same as `_ANY_CHUNK` in ms (Claude Code), and as ms since 1970 in JSON (LangWatch).
+_ANY_CHUNK_MS = "ttft_ms"
+_FIRST_IN_JSON = "langwatch.timestamps"
+# The same as `_CONTENT` as a time (Mastra), and as an event (AgentOps; its attributes count from the headers).
+_FIRST_AT = "mastra.completion_start_time"
+_FIRST_CONTENT_EVENT = "first_token_received"
+# Mastra has the time of responses that were not streamed, too: it is that of their end.
+_STREAMED_SHARE_MIN = 0.05
+_UNIX_MS_MAX = 10**13
+# Genkit's spans of requests have none of the conventions' attributes.
+_GENKIT = "genkit:metadata:subtype"
 _PREFIXES = ("gen_ai.", "llm.", "ai.", "langfuse.observation.")
-# Spans around requests: agents, chains, tools, retrieval.
-_OUTER = frozenset(("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "embeddings", "retrieval"))
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
     """Return the record of a streamed response, or why the span is ignored."""
-    if not any(key.startswith(_PREFIXES) for key in attributes.own):
-        return Ignored("no LLM call")
     loose = Loose(attributes)
-    if loose.text("gen_ai.operation.name") in _OUTER:
+    if not any(key.startswith(_PREFIXES) for key in attributes.own):
+        return Ignored("streaming unknown" if loose.text(_GENKIT) == "model" else "no LLM call")
+    if loose.text("gen_ai.operation.name") in OUTER_OPERATIONS:
         return Ignored("outer span")
-    any_chunk_us, content_us = loose.micros(_ANY_CHUNK), loose.micros(_CONTENT)
-    streamed, events, family = loose.flag(*_STREAMED), chunk_events(span), _family(attributes)
+    any_chunk_us, content_us = _any_chunk_us(span, loose), _content_us(span, loose)
+    streamed, events, family = _streamed(loose), chunk_events(span), _family(attributes)
     has_times = any_chunk_us is not None or content_us is not None or events is not None
     if not has_times and not streamed:
         return Ignored("streaming unknown" if streamed is None else "not streamed", family if streamed is None else "")
     record = foreign_record(span, attributes, loose, family)
     if family == _ANY:
         record.emitter = f"{_ANY}/{attributes.scope} {attributes.scope_version}".rstrip(" /")
-    if record.outcome == UNKNOWN_OUTCOME and family == _ANY and span.status.code == Status.STATUS_CODE_OK:
-        # Only libraries set this status without knowing: the conventions reserve it for an application that declares success.
-        record.outcome = "complete"
     add_chunks(record, events)
     if events is None:
         any_chunk = content_us is None
         add_ttft(record, any_chunk_us if any_chunk else content_us, any_chunk=any_chunk)
     return record
+
+
+def _any_chunk_us(span: Span, loose: Loose) -> int | None:
+    """Return the time to the first chunk of any kind, in µs."""
+    for found in (loose.micros(_ANY_CHUNK), loose.micros(_ANY_CHUNK_MS, 1e3)):
+        if found is not None:
+            return found
+    at_ms = object_of(loose.json(_FIRST_IN_JSON)).get("first_token_at")
+    at_us = 1000 * at_ms if isinstance(at_ms, int) and 0 < at_ms < _UNIX_MS_MAX else None
+    return None if at_us is None else max(0, at_us - span.start_time_unix_nano // 1000)
+
+
+def _content_us(span: Span, loose: Loose) -> int | None:
+    """Return the time to the first chunk with content, in µs."""
+    found, start_us = loose.micros(_CONTENT), span.start_time_unix_nano // 1000
+    at_us = unix_micros(loose.text(_FIRST_AT))
+    if at_us is not None:
+        left_us = span.end_time_unix_nano // 1000 - at_us
+        at_us = at_us if left_us > _STREAMED_SHARE_MIN * (at_us + left_us - start_us) else None
+    else:
+        at_us = next((each.time_unix_nano // 1000 for each in span.events if each.name == _FIRST_CONTENT_EVENT), None)
+    return found if found is not None or at_us is None else max(0, at_us - start_us)
+
+
+def _streamed(loose: Loose) -> bool | None:
+    """Return whether the response was streamed, by a flag or by the method of a remote call (`ConverseStream`); None where neither says."""
+    streamed, method = loose.flag(*_STREAMED), loose.text("rpc.method").rpartition("/")[2]
+    if streamed is None and (method in _UNARY or method.startswith("Stream") or method.endswith("Stream")):
+        return method not in _UNARY
+    return streamed
 
 
 def _family(attributes: Attributes) -> str:

@@ -63,6 +63,10 @@ def span_of(attributes: dict[str, Any], **more: Any) -> tuple[Span, Attributes]:
     [
         ("", "", "stop", None, "complete"),
         ("", "", "", 40, "complete"),
+        ("", "", "error", None, "upstream_error"),
+        ("", "", "cancelled", 7, "client_cancel"),
+        ("", "", "unknown", None, "unknown"),
+        ("", "", "length", None, "complete"),
         ("", "", "", None, "unknown"),
         ("_OTHER", "", "", None, "unknown"),
         ("_OTHER", "abandoned stream", "", None, "client_cancel"),

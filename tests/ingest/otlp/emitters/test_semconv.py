@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -69,3 +70,29 @@ def test_the_former_name_of_the_provider_is_read() -> None:
     streamed = {"gen_ai.request.stream": True, "gen_ai.system": "a"}
     assert [row["provider"] for row in (*rows(streamed), *rows({**streamed, "gen_ai.provider.name": "b"}))] == ["a", "b"]
     assert rows({"gen_ai.system": "a"}) == []
+
+
+def test_a_status_is_no_proof_of_an_end() -> None:
+    """Several libraries set OK for a stream that was left or broke."""
+    (row,) = rows({"gen_ai.request.stream": True}, status=Status(code=Status.STATUS_CODE_OK))
+    assert row["outcome"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("method", "count"), [("ConverseStream", 1), ("pkg.Service/StreamGenerateContent", 1), ("InvokeModel", 0), ("Converse", 0), ("Chat", 0)]
+)
+def test_the_method_of_a_remote_call_says_that_it_streams(method: str, count: int) -> None:
+    """AWS Bedrock has one method for streams and one for whole responses."""
+    assert len(rows({"gen_ai.request.model": "m", "rpc.method": method})) == count
+
+
+def test_a_first_chunk_in_ms_or_as_a_time() -> None:
+    """Claude Code sends ms; Mastra sends a time, which is the end where the response was not streamed."""
+    named = {"gen_ai.request.model": "m", "gen_ai.operation.name": "chat"}
+    (row,) = rows({**named, "ttft_ms": 250, "input_tokens": 3, "output_tokens": 7, "stop_reason": "end_turn"})
+    assert (row["ttft_us"], row["input_tokens"], row["output_tokens"], row["finish_reason"]) == (250_000, 3, 7, "end_turn")
+    start = datetime.fromtimestamp(NOW_NS / 1e9, UTC)
+    first, last = ((start + timedelta(milliseconds=each)).isoformat() for each in (250, 995))
+    (row,) = rows({**named, "mastra.completion_start_time": first})
+    assert (row["ttft_us"], row["flags"], row["outcome"]) == (250_000, [], "unknown")
+    assert rows({**named, "mastra.completion_start_time": last}) == []
