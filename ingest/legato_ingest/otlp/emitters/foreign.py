@@ -77,6 +77,7 @@ _NO_END = ("unknown", "in_progress", "queued", "none", "null")
 _TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
+_LAST_EVENTS = 32
 # A TTFT this close to the duration of a stream of several tokens is the duration: several libraries set it so where they saw no first
 # chunk.
 _SAME_US = 1_000
@@ -226,7 +227,8 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
 def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
     """Return the error type in a span's own attributes, or the type of the last exception that it recorded; empty without one."""
     found = Loose(Attributes(own, {})).text("error.type")
-    for event in () if found else reversed(span.events):
+    # An exception ends the stream, and thousands of chunks may precede it.
+    for event in () if found else reversed(span.events[-_LAST_EVENTS:]):
         if event.name == "exception":
             raised = Loose(Attributes(attribute_map(event.attributes), {}))
             return error_name(raised.text("exception.type"), raised.text("exception.message"))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from legato_ingest.otlp.emitters import chunk_events as module
 from legato_ingest.otlp.emitters.chunk_events import ChunkEvents, chunk_events
 from legato_ingest.timeline.codec import KNOWN, Timelines, decode, read_head
 
@@ -77,3 +78,23 @@ def test_a_span_has_at_most_65_536_chunks() -> None:
     """More events are cut from the front, like those that an SDK drops."""
     found = events_of([each * 1_000 for each in range(70_000)])
     assert found is not None and (found.chunks, found.dropped) == (65_536, 70_000 - 65_536)
+
+
+NAME = st.sampled_from(["gen_ai.content.completion.chunk", "gen_ai.content.completion.chunk", "chunk", "x" * 130, "step", "exception"])
+EVENTS = st.lists(st.tuples(NAME, st.integers(0, 2 * 10**9), st.booleans()), max_size=24)
+
+
+@given(same=st.booleans(), events=EVENTS, prefix=st.booleans())
+def test_equal_events_are_read_as_others_are(same: bool, events: list[tuple[str, int, bool]], prefix: bool) -> None:
+    """Events that differ in their times alone are read from the message's bytes, whatever the other attributes hold."""
+    span = Span(start_time_unix_nano=START_NS, end_time_unix_nano=START_NS + 10**9)
+    for name, at, has_attribute in events:
+        event = span.events.add(name=events[0][0] if same else name, time_unix_nano=START_NS + at if at else 0)
+        if has_attribute and not same:
+            event.attributes.add(key="n").value.int_value = at
+    if prefix and events:
+        span.attributes.add(key="copy").value.bytes_value = span.events[0].SerializeToString() * 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_EQUAL_MIN", 10**9)
+        expected = chunk_events(span)
+    assert chunk_events(span) == expected
