@@ -77,7 +77,7 @@ _NO_END = ("unknown", "in_progress", "queued", "none", "null")
 _TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
-_LAST_EVENTS = 32
+_LAST_EVENTS = 8
 # A TTFT this close to the duration of a stream of several tokens is the duration: several libraries set it so where they saw no first
 # chunk.
 _SAME_US = 1_000
