@@ -19,7 +19,7 @@ from helpers.servers.ports import free_port
 from helpers.servers.serving import legato
 from legato_ingest.cli.client import Reader
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 300.0
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -38,7 +38,7 @@ def _demo(data: pathlib.Path, *arguments: str) -> Iterator[subprocess.Popen[str]
 
 
 def _read_until(process: subprocess.Popen[str], words: str) -> str:
-    """Return the demo's output up to a line with ``words``. The demo is terminated after 120 s, which ends its output."""
+    """Return the demo's output up to a line with ``words``. The demo is terminated after 300 s, which ends its output."""
     assert process.stdout is not None
     output = ""
     patience = threading.Timer(_PATIENCE_S, process.terminate)

@@ -85,12 +85,13 @@ def _charge_steps(gaps: Gaps, steps: ChargedSteps, parts: Ints) -> _Alignment:
     # Several steps passed and the front end was awake, so they produced nothing for the stream. If not, one step produced the chunk, and
     # the rest of the gap is the front end's.
     silent = has_steps & (last > first) & _is_awake(steps, first, end)
-    preemptions = np.concatenate([[0], np.cumsum(steps.preempted)])
+    preemptions = steps.preemptions
     before = np.maximum(first - 1, 0)
     evicted = silent & (preemptions[np.maximum(last, first) + 1] > preemptions[before])
     upto = np.where(silent, last, first)
     # A preempted stream is charged for time, not for the contents of steps, so an unbroken record suffices.
-    aligned = inside & np.where(evicted, _is_unbroken(steps.linked, first, upto), _is_unbroken(steps.complete, first, upto))
+    faults = np.where(evicted, steps.unlinked[upto + 1] - steps.unlinked[first], steps.incomplete[upto + 1] - steps.incomplete[first])
+    aligned = inside & (faults == 0)
     has_steps, evicted = has_steps & aligned, evicted & aligned
     _add_step_parts(parts, steps, np.where(has_steps, steps.end_ns[first] - begin, 0), first, upto, has_steps, evicted)
     until = np.where(has_steps, steps.end_ns[upto], begin)
@@ -106,7 +107,7 @@ def _add_step_parts(parts: Ints, steps: ChargedSteps, in_first: Ints, first: Int
     """Add the parts of the steps of each gap: of the first step the last ``in_first`` ns, of the others up to ``upto`` all."""
     of_first = split_durations(in_first, steps.limits.at(first))
     for name in STEP_PARTS:
-        running = np.concatenate([[0], np.cumsum(steps.parts.of(name))])
+        running = steps.parts_before[name]
         rest = np.where(has_steps, running[upto + 1] - running[first + 1], 0)
         parts[:, index_of(name)] += np.where(evicted, 0, of_first.of(name) + rest)
 
@@ -130,12 +131,6 @@ def _early_ns(times: Ints, error_ns: Ints, end_ns: Ints) -> Ints:
     inside, at = (after > 0) & (after < len(end_ns)), np.clip(after, 1, len(end_ns) - 1)
     ahead, behind = end_ns[at] - times, times - end_ns[at - 1]
     return np.asarray(np.where(inside & (ahead <= error_ns) & (ahead <= _NEARER_SHARE * behind), ahead, 0))
-
-
-def _is_unbroken(good: Bools, first: Ints, last: Ints) -> Bools:
-    """Return whether every step from ``first`` to ``last`` is good."""
-    faults = np.concatenate([[0], np.cumsum(~good)])
-    return np.asarray(faults[last + 1] == faults[first])
 
 
 def _is_awake(steps: ChargedSteps, first: Ints, end: Ints) -> Bools:

@@ -30,8 +30,6 @@ Ints = NDArray[np.int64]
 
 # The usual time from the end of a step to the client is that of the fastest tenth of the stream's chunks.
 _USUAL_SHARE = 0.1
-# Time of a step that the model does not explain counts as the host's from this share of a median step; below, it is the error of the fit.
-_HOST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def counterfactual(
 
     ``delays``: the stream's stalls after the engine. ``None`` if the stream cannot be aligned with the steps chunk by chunk.
     """
-    path = _path(client, server, clock_offset_ns, steps)
+    path = _path(client, server, clock_offset_ns, steps, was_preempted="kv_pressure" in causes)
     if path is None:
         return None
     remaining = [_without(cause, path, steps, delays, stall_ns) for cause in causes]
@@ -100,10 +98,7 @@ class _Path:
 
     def removed_ns(self, steps: ChargedSteps, cause: str) -> Ints:
         """Return how much earlier each chunk's step would have ended without a cause of the core, relative to the first chunk's step."""
-        longer = steps.parts.of(cause)
-        if cause == "host":
-            longer = np.where(longer >= _HOST_SHARE * steps.median_ns, longer, 0)
-        ends = steps.end_ns - np.cumsum(longer)
+        ends = steps.ends_without[cause]
         step = self.step - np.cumsum(self.missed) if cause == "kv_pressure" else self.step
         return np.asarray((self.produced_ns - self.produced_ns[0]) - (ends[step] - ends[step[0]]))
 
@@ -117,8 +112,11 @@ class _Path:
         return out
 
 
-def _path(client: Vantage, server: Vantage, clock_offset_ns: int, steps: ChargedSteps) -> _Path | None:
-    """Align every chunk of the stream with its step; ``None`` if that is not possible."""
+def _path(client: Vantage, server: Vantage, clock_offset_ns: int, steps: ChargedSteps, *, was_preempted: bool) -> _Path | None:
+    """Align every chunk of the stream with its step; ``None`` if that is not possible.
+
+    ``was_preempted``: find the missed steps; else there are none.
+    """
     count = len(client.times_ns)
     if count < 2 or not steps.fitted:
         return None
@@ -130,14 +128,20 @@ def _path(client: Vantage, server: Vantage, clock_offset_ns: int, steps: Charged
     step = steps_of_chunks(sends.times_ns + clock_offset_ns, steps.end_ns)
     if step[0] < 0 or not steps.linked[step[0] + 1 : step[-1] + 1].all():
         return None
-    verdicts = charge(gaps_of(sends, sends, clock_offset_ns, 1), steps)
-    after_gap = np.flatnonzero(np.diff(sends.times_ns) > 0) + 1
-    missed = np.zeros(count, np.int64)
-    missed[after_gap] = np.where(verdicts.preempted >= 0, np.maximum(np.diff(step)[after_gap - 1] - 1, 0), 0)
+    missed = _missed(sends, clock_offset_ns, step, steps) if was_preempted else np.zeros(count, np.int64)
     produced = steps.end_ns[step] - clock_offset_ns
     late = client.times_ns - produced
     usual = int(np.quantile(late, _USUAL_SHARE))
     return _Path(client.times_ns, produced, step, missed, np.maximum(late - usual, 0), usual)
+
+
+def _missed(sends: Vantage, clock_offset_ns: int, step: Ints, steps: ChargedSteps) -> Ints:
+    """Return ``_Path.missed``. ``sends``: the server's send of each chunk; ``step``: the index of each chunk's step."""
+    verdicts = charge(gaps_of(sends, sends, clock_offset_ns, 1), steps)
+    after_gap = np.flatnonzero(np.diff(sends.times_ns) > 0) + 1
+    missed = np.zeros(len(step), np.int64)
+    missed[after_gap] = np.where(verdicts.preempted >= 0, np.maximum(np.diff(step)[after_gap - 1] - 1, 0), 0)
+    return missed
 
 
 def _without(cause: str, path: _Path, steps: ChargedSteps, delays: Sequence[Delay], stall_ns: int) -> Remaining:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,9 @@ __all__ = ["ChargedSteps", "StepLimits", "StepParts", "Steps", "split_durations"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+# Time of a step that the model does not explain counts as the host's from this share of a median step; below, it is the error of the fit.
+_HOST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class StepLimits:
         return StepLimits(self.base_ns[steps], self.work_ns[steps], self.throttling_ns[steps], self.recompute_share[steps])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class ChargedSteps:
     """The steps of an engine with their ends and parts, one entry a step.
 
@@ -99,6 +104,38 @@ class ChargedSteps:
     work_steps: int
     throttling: Throttling
     usual_mhz: float
+
+    # Sums over all steps are computed once for all streams of the engine.
+    @cached_property
+    def preemptions(self) -> Ints:
+        """Number of steps with a preemption before each step, and of all."""
+        return _sums(self.preempted)
+
+    @cached_property
+    def unlinked(self) -> Ints:
+        """Number of steps that are not ``linked`` before each step, and of all."""
+        return _sums(~self.linked)
+
+    @cached_property
+    def incomplete(self) -> Ints:
+        """Number of steps that are not ``complete`` before each step, and of all."""
+        return _sums(~self.complete)
+
+    @cached_property
+    def parts_before(self) -> Mapping[str, Ints]:
+        """Sum of each cause's parts (ns) before each step, and of all."""
+        return {cause: _sums(self.parts.of(cause)) for cause in STEP_PARTS}
+
+    @cached_property
+    def ends_without(self) -> Mapping[str, Ints]:
+        """Ends of the steps (ns) if no step had a part of the cause."""
+        longer = {cause: self.parts.of(cause) for cause in STEP_PARTS}
+        longer["host"] = np.where(longer["host"] >= _HOST_SHARE * self.median_ns, longer["host"], 0)
+        return {cause: self.end_ns - np.cumsum(part) for cause, part in longer.items()}
+
+
+def _sums(values: NDArray[np.bool_] | Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
 
 
 def split_durations(duration_ns: Ints, limits: StepLimits) -> StepParts:
