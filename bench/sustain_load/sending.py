@@ -20,7 +20,8 @@ from bench.sustain_load.deployment import EngineReplay, Event, body_of
 
 __all__ = ["Acknowledged", "Sending"]
 
-_SENDERS = 8
+# Connections. Each process of a deployment has one, so that none waits for the acknowledgement of another.
+_SENDERS = 128
 _RETRY_S = 1.0
 
 
@@ -44,7 +45,7 @@ class Sending:
         parts = urlsplit(otlp)
         self._address = parts.hostname or "127.0.0.1", parts.port or 4318
         self._engines, self._until_s = engines, time.time() + seconds
-        self._bodies: queue.SimpleQueue[tuple[str, list[Event]] | None] = queue.SimpleQueue()
+        self._bodies: queue.SimpleQueue[tuple[str, float, list[Event]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.done = Acknowledged()
         self.late_s_max = 0.0
@@ -87,16 +88,16 @@ class Sending:
                 heapq.heappush(heads, (following.at_ns, number, following))
             while due and due[0][0] <= time.time():
                 at_s, sender = heapq.heappop(due)
-                self.late_s_max = max(self.late_s_max, time.time() - at_s)
-                self._bodies.put((sender, waiting.pop(sender)))
+                self._bodies.put((sender, at_s, waiting.pop(sender)))
             time.sleep(0.01)
         for sender, rest in waiting.items():
-            self._bodies.put((sender, rest))
+            self._bodies.put((sender, time.time(), rest))
 
     def _send_bodies(self) -> None:
         connection = http.client.HTTPConnection(*self._address, timeout=120)
         while (taken := self._bodies.get()) is not None:
-            sender, events = taken
+            sender, due_s, events = taken
+            self.late_s_max = max(self.late_s_max, time.time() - due_s)
             content = body_of(sender, [event.span for event in events]).SerializeToString()
             started = time.perf_counter()
             is_stored = self._post(connection, content)

@@ -94,8 +94,9 @@ def _withdraw(store: Store, due: Due, judged_at_ns: int) -> int:
     It precedes the verdicts on the client's stalls, so no stall is counted twice.
     """
     stalls = superseded_stalls(store, due)
-    if stalls.num_rows:
-        store.insert("verdicts", withdrawn_rows(stalls, judged_at_ns))
+    if stalls is None:
+        return 0
+    store.insert("verdicts", withdrawn_rows(stalls, judged_at_ns))
     return int(stalls.num_rows)
 
 

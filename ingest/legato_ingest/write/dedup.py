@@ -146,6 +146,8 @@ class TimedTable:
 
     def stored(self, store: Store, rows: pa.Table) -> set[Any]:
         """Return the keys of stored rows that may be among these rows: all that are, and others with the same times and prefixes."""
+        if not rows.num_rows:
+            return set()
         times = _nanoseconds(rows["recorded_at"])
         conditions = [f"{name} IN ({_literals(pc.unique(rows[name]))})" for name in self.prefix]
         moments = ",".join(map(str, np.unique(times).tolist()))

@@ -21,6 +21,7 @@ from legato_ingest.otlp.batch import Batch, rejected_row
 from legato_ingest.storage import Store
 from legato_ingest.write.dedup import TIMED_TABLES, new_rows, rejection_keys, stored_rejections, stored_streams, stream_keys
 from legato_ingest.write.one_response import Resolved, Responses, superseding
+from legato_ingest.write.recent_keys import RecentRows
 from legato_ingest.write.second_look import SecondLook
 from legato_ingest.write.sender_counts import SenderCounts
 from legato_ingest.write.slo_counters import count_results
@@ -49,13 +50,16 @@ def with_received_at(rows: pa.Table, received_ms: int) -> pa.Table:
 
 
 class GroupInsert:
-    """Inserts groups of batches. ``objectives``: those by which streams that ended are counted. ``look_again_s``: see ``SecondLook``."""
+    """Inserts groups of batches. ``objectives``: those by which streams that ended are counted. ``look_again_s``: see ``SecondLook``;
+    None: no other process writes into the store.
+    """
 
     def __init__(self, store: Store, metrics: Metrics, objectives: Sequence[Objective], look_again_s: float | None = None) -> None:
         self._store, self._metrics = store, metrics
         self.objectives = objectives
         self._responses, self._senders = Responses(store, metrics), SenderCounts()
         self._second_look = SecondLook(store, self._responses, look_again_s)
+        self._recent = RecentRows(store, is_sole=look_again_s is None)
 
     def insert(self, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
         """Insert the rows of all batches with this receive time, and return a receipt for each batch.
@@ -127,14 +131,18 @@ class GroupInsert:
 
     def _new_streams(self, batches: Sequence[Batch]) -> list[pa.Table]:
         """Return the rows of each batch that neither the store nor an earlier batch of the group holds."""
-        seen = stored_streams(self._store, [batch.revs for batch in batches])
+        keys_of = [stream_keys(batch.revs) for batch in batches]
+        known = [
+            self._recent.maybe_stored(REVS, "start_time", batch.revs, [key[:3] for key in keys])
+            for batch, keys in zip(batches, keys_of, strict=True)
+        ]
+        seen = stored_streams(self._store, known)
         # A rev below the highest stored one counts as stored: the store may have merged it away since it was first sent.
         highest: dict[tuple[str, bytes, bytes], int] = {}
         for tenant, trace, span, rev in seen:
             highest[tenant, trace, span] = max(rev, highest.get((tenant, trace, span), 0))
         new = []
-        for batch in batches:
-            keys = stream_keys(batch.revs)
+        for batch, keys in zip(batches, keys_of, strict=True):
             seen.update(key for key in keys if key[3] <= highest.get(key[:3], -1))
             new.append(new_rows(batch.revs, keys, seen))
         return new
@@ -147,7 +155,9 @@ class GroupInsert:
             rows = pa.concat_tables(parts)
             if not rows.num_rows:
                 continue
-            new = with_received_at(new_rows(rows, table.keys(rows), table.stored(self._store, rows)), received_ms)
+            keys = table.keys(rows)
+            stored = table.stored(self._store, self._recent.maybe_stored(table.table, "recorded_at", rows, keys))
+            new = with_received_at(new_rows(rows, keys, stored), received_ms)
             bad = self._insert_halving(table.table, new)
             if bad:
                 _add_refused(receipts, map(table.keys, parts), {key for row, _ in bad for key in table.keys(row)})

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from legato_ingest.attribution.load.engine_ids import ids_of_server
+from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, columns_of, span_of
+from legato_ingest.attribution.load.engine_ids import is_one_of_servers
 from legato_ingest.attribution.load.scraped_metrics import OF_ALL_CPUS, UP
 from legato_ingest.attribution.model.cpu_wait import CpuSamples, CpuSeries
 from legato_ingest.attribution.model.scraped import CPU_TIME, CPU_WAIT, EngineKey
+from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
@@ -20,46 +22,70 @@ __all__ = ["cpu_samples"]
 _IS_STEAL = "(attributes['cpu.mode'] = 'steal' OR attributes['state'] = 'steal')"
 # By series, as the counter of one process or CPU may be reset while the others go on.
 _SAMPLES = f"""
-SELECT metric, series, host, toUnixTimestamp64Nano(recorded_at) AS at_ns, value, {OF_ALL_CPUS} AS is_total
+SELECT tenant, engine_id, metric, series, host, toUnixTimestamp64Nano(recorded_at) AS at_ns, value, {OF_ALL_CPUS} AS is_total
 FROM node_samples FINAL
-WHERE {{inside}} AND tenant = {{tenant}} AND {{which}} AND value IS NOT NULL
-ORDER BY metric, series, host, at_ns
+WHERE {{inside}} AND {{which}} AND value IS NOT NULL
+ORDER BY tenant, engine_id, metric, series, host, at_ns
 SETTINGS max_threads = 1"""
 
 
-def cpu_samples(store: Store, key: EngineKey, low_ns: int, high_ns: int, by_scrapes: bool = False) -> CpuSamples:
-    """Return the samples between these times, by the clock of the engine's node.
+def cpu_samples(store: Store, windows: Windows, by_scrapes: bool = False) -> dict[EngineKey, CpuSamples]:
+    """Return the samples of each engine's host within its window, by the clock of the engine's node.
 
     ``by_scrapes``: where no process of the engine is sampled, the host that scraped the engine counts as its host.
     """
-    where = {"inside": between_ns("recorded_at", low_ns, high_ns), "tenant": quoted(key[0])}
-    engines = ids_of_server(key[1])
+    out = dict.fromkeys(windows, CpuSamples())
     metrics = (CPU_WAIT, UP) if by_scrapes else (CPU_WAIT,)
-    own = _series(store, _SAMPLES.format(which=f"metric IN ({quoted_all(metrics)}) AND engine_id IN ({engines})", **where))
-    waits, scrapes = own.get(CPU_WAIT, []), own.get(UP, [])
-    hosts = sorted({series.host for series in (*waits, *scrapes)})
-    if not hosts:
-        return CpuSamples()
-    on_hosts = f"metric = '{CPU_TIME}' AND engine_id IN ('', {engines}) AND host IN ({quoted_all(hosts)}) AND {_IS_STEAL}"
-    return CpuSamples(waits, _series(store, _SAMPLES.format(which=on_hosts, **where)).get(CPU_TIME, []), scrapes)
-
-
-def _series(store: Store, sql: str) -> dict[str, list[CpuSeries]]:
-    """Return the series of the query's rows by metric."""
-    table = store.select_arrow(sql)
-    names = [(unquoted(metric), unquoted(host)) for metric, host in zip(_column(table, "metric"), _column(table, "host"), strict=True)]
-    keys = list(zip(names, _column(table, "series"), strict=True))
-    starts = [row for row in range(len(keys)) if row == 0 or keys[row] != keys[row - 1]]
-    times, seconds = (np.asarray(table[name].to_numpy()) for name in ("at_ns", "value"))
-    totals = _column(table, "is_total")
-    out: dict[str, list[CpuSeries]] = {}
-    for first, end in zip(starts, [*starts[1:], len(keys)], strict=False):
-        (metric, host), own = names[first], slice(first, end)
-        series = CpuSeries(host, times[own].astype(np.int64), seconds[own].astype(np.float64), bool(totals[first]))
-        out.setdefault(metric, []).append(series)
+    for batch in batches_of(windows):
+        inside = between_ns("recorded_at", *span_of(batch))
+        own = _read(store, _SAMPLES.format(inside=inside, which=f"metric IN ({quoted_all(metrics)}) AND {is_one_of_servers(batch)}"))
+        hosts = {(each.tenant, each.series.host) for each in own}
+        if not hosts:
+            continue
+        on_hosts = f"(tenant, host) IN ({', '.join(f'({quoted(tenant)}, {quoted(host)})' for tenant, host in sorted(hosts))})"
+        # The time of a host's CPUs is sampled once, or with the id of an engine on it.
+        of_engines = f"(engine_id = '' OR {is_one_of_servers(batch)})"
+        times = _read(store, _SAMPLES.format(inside=inside, which=f"metric = '{CPU_TIME}' AND {on_hosts} AND {of_engines} AND {_IS_STEAL}"))
+        out.update({key: _samples_of(key, window, own, times) for key, window in batch.items()})
     return out
 
 
-def _column(table: pa.Table, name: str) -> list[Any]:
-    values: list[Any] = table[name].to_pylist()
-    return values
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One series: what it is about, and its samples."""
+
+    tenant: str
+    engine_id: str
+    metric: str
+    series: CpuSeries
+
+
+def _read(store: Store, sql: str) -> list[_Read]:
+    """Return the series of the query's rows."""
+    rows = columns_of(store.select_arrow(sql))
+    names = ("tenant", "engine_id", "metric", "host", "series")
+    keys = list(zip(*(rows[name].tolist() for name in names), strict=True))
+    starts = [row for row in range(len(keys)) if row == 0 or keys[row] != keys[row - 1]]
+    out = []
+    for first, end in zip(starts, [*starts[1:], len(keys)], strict=False):
+        tenant, engine, metric, host, _ = map(unquoted, keys[first])
+        times, seconds = rows["at_ns"][first:end].astype(np.int64), rows["value"][first:end].astype(np.float64)
+        out.append(_Read(tenant, engine, metric, CpuSeries(host, times, seconds, bool(rows["is_total"][first]))))
+    return out
+
+
+def _samples_of(key: EngineKey, window: Window, own: Sequence[_Read], times: Sequence[_Read]) -> CpuSamples:
+    """Return the samples of one engine: those with an id of its server, and the CPU times of the hosts that these name."""
+    ids = {key[1], server_of(key[1])}
+    mine = [each for each in own if each.tenant == key[0] and each.engine_id in ids]
+    found: dict[str, list[CpuSeries]] = {CPU_WAIT: [], UP: []}
+    for each in mine:
+        if (part := each.series.within(*window)) is not None:
+            found[each.metric].append(part)
+    hosts = {series.host for of_metric in found.values() for series in of_metric}
+    stolen = [
+        part
+        for each in times
+        if each.tenant == key[0] and each.series.host in hosts and each.engine_id in {"", *ids} and (part := each.series.within(*window))
+    ]
+    return CpuSamples(found[CPU_WAIT], stolen, found[UP])

@@ -6,22 +6,25 @@ it is about. The module reads which streams these are; it loads no stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from legato_ingest.attribution.load.engine_ids import ids_of_server, is_one_of
+from legato_ingest.attribution.load.by_engine import batches_of, span_of
+from legato_ingest.attribution.load.engine_ids import is_one_of, is_one_of_servers
 from legato_ingest.attribution.load.gpu_clock_samples import GPU_METRICS
 from legato_ingest.attribution.load.scraped_metrics import SCRAPED_METRICS
 from legato_ingest.attribution.model.scraped import SCRAPE_DISTANCE_NS_MAX, EngineKey
 from legato_ingest.causes import sql_list
+from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import after_until_ms, between_ns, quoted, time_ns, unquoted
+from legato_ingest.storage.sql import after_until_ms, between_ns, quoted, quoted_all, time_ns, unquoted
 
-__all__ = ["CLOCKS_APART_NS", "ClockOffsets", "Due", "due_by_evidence", "due_by_receipt"]
+__all__ = ["CLOCKS_APART_NS", "STREAM_NS_MAX", "ClockOffsets", "Due", "due_by_evidence", "due_by_receipt"]
 
 _MS = 1_000_000
-# A stream that ran at some time started at most this long before it.
-_STREAM_NS_MAX = 600_000_000_000
+STREAM_NS_MAX = 600_000_000_000
+"""A stream that ran at some time started at most this long before it."""
 # The server sends a first token at most this long before, or after, the record of the step with the prompt.
 _FIRST_TOKEN_EARLY_NS, _FIRST_TOKEN_LATE_NS = 250 * _MS, 1_000 * _MS
 # An agent sends what it recorded after this time at the latest, so a longer delay is an offset between two clocks.
@@ -64,6 +67,14 @@ SELECT tenant, engine_id, groupArray(toUnixTimestamp64Nano(addMicroseconds(start
 FROM stream_revs
 WHERE {new} AND vantage = 'server' AND ttft_us IS NOT NULL AND engine_id != '' AND response_id != ''
 GROUP BY tenant, engine_id"""
+
+_IS_UNKNOWN_PROMPT = "cause = 'scheduling' AND empty(culprit_responses)"
+_UNKNOWN_PROMPTS = f"""
+SELECT tenant, engine_id, toUnixTimestamp64Nano(culprit_at) AS at_ns
+FROM verdicts FINAL
+WHERE {{around}} AND {{inside}} AND {_IS_UNKNOWN_PROMPT}
+GROUP BY tenant, engine_id, at_ns"""
+_NS_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +142,20 @@ def _by_steps(store: Store, clocks: ClockOffsets, new: str, is_judged: str, judg
     if not steps:
         return
     clocks.learn(store, new, min(low for _, low, _ in steps), max(high for _, _, high in steps))
-    for key, low_ns, high_ns in steps:
-        low, high = clocks.stretch(key, low_ns, high_ns)
-        if low <= judged_ns:
-            elsewhere = _ELSEWHERE.format(ids=ids_of_server(key[1]), around=_around(low, high))
-            others = f"tenant = {quoted(key[0])} AND {is_judged} AND {elsewhere}"
-            yield Due(low - _STREAM_NS_MAX, high, f"{others} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")
-            yield from _by_time_of_receipt(store, others, low, high)
+    windows = {key: clocks.stretch(key, low, high) for key, low, high in steps}
+    for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}):
+        low, high = span_of(batch)
+        elsewhere = _ELSEWHERE.format(engines=is_one_of_servers(batch), around=_around(low, high))
+        others = f"tenant IN ({quoted_all(sorted({tenant for tenant, _ in batch}))}) AND {is_judged} AND {elsewhere}"
+        yield Due(low - STREAM_NS_MAX, high, f"{others} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")
+        yield from _by_time_of_receipt(store, others, low, high)
 
 
 # The streams are not explained by the complete records of other engines.
 _ELSEWHERE = """(tenant, start_time, trace_id, span_id) NOT IN
     (
         SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL
-        WHERE {around} AND engine_id NOT IN ('', {ids}) AND NOT has(missing, 'engine')
+        WHERE {around} AND engine_id != '' AND NOT {engines} AND NOT has(missing, 'engine')
     )"""
 
 
@@ -171,14 +182,32 @@ def _by_samples(store: Store, new: str, is_judged: str, judged_ns: int) -> Itera
 
 def _by_first_tokens(store: Store, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
     """Yield the streams with stalls by a prompt of an unknown request, if a new stream got its first token from such a step."""
+    sent: dict[EngineKey, list[tuple[int, int]]] = {}
     for tenant, engine_id, first_ns in store.select(_FIRST_TOKENS.format(new=new)):
         times = _merged((int(at) - _FIRST_TOKEN_LATE_NS, int(at) + _FIRST_TOKEN_EARLY_NS) for at in first_ns if int(at) <= judged_ns)
-        if not times:
-            continue
-        engine = is_one_of([(str(unquoted(tenant)), str(unquoted(engine_id)))], with_ranks=True)
-        then = " OR ".join(between_ns("culprit_at", low, high) for low, high in times)
-        unknown = f"{engine} AND cause = 'scheduling' AND empty(culprit_responses) AND ({then})"
-        yield _with_stalls(times[0][0], times[-1][1], is_judged, unknown)
+        if times:
+            sent[str(unquoted(tenant)), str(unquoted(engine_id))] = times
+    if not sent:
+        return
+    low, high = min(times[0][0] for times in sent.values()), max(times[-1][1] for times in sent.values())
+    engines: set[EngineKey] = set()
+    steps: list[int] = []
+    for tenant, engine_id, at_ns in store.select(
+        _UNKNOWN_PROMPTS.format(around=_around(low, high), inside=between_ns("culprit_at", low, high))
+    ):
+        own = str(unquoted(tenant)), str(unquoted(engine_id))
+        if any(_contains(sent.get((own[0], server), ()), int(at_ns)) for server in (own[1], server_of(own[1]))):
+            engines.add(own)
+            steps.append(int(at_ns))
+    if steps:
+        unknown = f"{is_one_of(engines)} AND {_IS_UNKNOWN_PROMPT} AND {between_ns('culprit_at', min(steps), max(steps))}"
+        yield _with_stalls(min(steps), max(steps), is_judged, unknown)
+
+
+def _contains(stretches: Sequence[tuple[int, int]], at_ns: int) -> bool:
+    """Return whether one of these stretches of time, which are in order, contains a time."""
+    place = bisect_right(stretches, (at_ns, _NS_MAX)) - 1
+    return place >= 0 and at_ns <= stretches[place][1]
 
 
 def _merged(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -194,8 +223,8 @@ def _merged(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _with_stalls(low: int, high: int, is_judged: str, stalled: str) -> Due:
     keys = f"SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL WHERE {_around(low, high)} AND {stalled}"
-    return Due(low - _STREAM_NS_MAX, high, f"{is_judged} AND (tenant, start_time, trace_id, span_id) IN ({keys})")
+    return Due(low - STREAM_NS_MAX, high, f"{is_judged} AND (tenant, start_time, trace_id, span_id) IN ({keys})")
 
 
 def _around(low: int, high: int) -> str:
-    return between_ns("start_time", low - _STREAM_NS_MAX, high)
+    return between_ns("start_time", low - STREAM_NS_MAX, high)

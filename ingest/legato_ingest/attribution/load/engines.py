@@ -1,4 +1,5 @@
-"""Load the engines of some streams: their steps, and the samples from which the offsets between clocks are computed.
+"""Load the engines of some streams: their steps, the samples of their GPUs, and the requests from which the offsets of the clocks are
+computed.
 
 The requests that an engine finished identify the streams that it served, so they find the engine also where no server reports it. An engine
 that identifies no request is used only if it has the host and the boot of all its streams' servers. Steps are read over the time of these
@@ -9,65 +10,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
+from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, batches_of, rows_by_engine, span_of
+from legato_ingest.attribution.load.clock_offsets import ClockOffsets, RecordedEnds, clock_offsets
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS
-from legato_ingest.attribution.load.engine_ids import is_engine
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
 from legato_ingest.attribution.load.scraped_metrics import boots_of
-from legato_ingest.attribution.load.streams import clock_of
-from legato_ingest.attribution.model.clock_offset import clock_offset
 from legato_ingest.attribution.model.engine import EngineRecords, steps_of_requests
-from legato_ingest.attribution.model.scraped import EngineKey
+from legato_ingest.attribution.model.scraped import AROUND_NS, EngineKey
 from legato_ingest.attribution.model.step_model import step_ends
 from legato_ingest.attribution.model.steps import Steps
 from legato_ingest.attribution.model.vantage import Stream
-from legato_ingest.definitions import CONTENT_KINDS_SQL
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
+from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 
 __all__ = ["load_engines"]
 
-Ints = NDArray[np.int64]
+# The steps of an engine, and the index of the step in which each request ended, by response id.
+_Read = tuple[Steps, dict[str, int]]
 
-# Steps are read this much before and after the streams: the fit needs them, and finished requests have the time of a flush.
-_AROUND_NS = 60_000_000_000
-_STEPS = """
-SELECT toUnixTimestamp64Nano(s.recorded_at) AS recorded_ns, s.step AS number, {columns}
-FROM engine_steps AS s FINAL
-WHERE {which} AND {inside}
-ORDER BY engine_epoch, number
-SETTINGS max_threads = 1"""
 _COLUMNS = (
     "interval_us", "running", "waiting",
     "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
 )  # fmt: skip
+_STEPS = f"""
+SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, {", ".join(_COLUMNS)}
+FROM engine_steps FINAL
+WHERE {{which}} AND {{inside}}
+SETTINGS max_threads = 1"""
 _REQUESTS = """
-SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS recorded_ns
+SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS at_ns
 FROM engine_requests FINAL
 WHERE {inside} AND {which}
 SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
-# Requests from which the offset between clocks is computed. More of them do not improve it.
-_SAMPLES_MAX = 512
-_LAST = f"""
-SELECT
-    response_id, vantage, clock, service_name, client_address,
-    toUnixTimestamp64Nano(start_time)
-        + 1000 * toInt64(arraySum(arraySlice(dt_us, 1, arrayLastIndex(kind -> kind IN {CONTENT_KINDS_SQL}, chunk_kind)))) AS last_ns
-FROM stream_revs FINAL
-WHERE {{inside}} AND {{which}} AND ended AND vantage IN ('server', 'client') AND content_chunks > 0
-SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1, max_query_size = 1000000000, max_ast_elements = 10000000"""
 _FIRST_TOKENS = """
-SELECT response_id, toUnixTimestamp64Nano(start_time) + 1000 * ttft_us AS first_ns
+SELECT
+    tenant, engine_id, response_id, toUnixTimestamp64Nano(start_time) AS at_ns,
+    toUnixTimestamp64Nano(start_time) + 1000 * toInt64(ttft_us) AS first_ns
 FROM stream_revs FINAL
 WHERE {inside} AND {which} AND vantage = 'server' AND ttft_us IS NOT NULL AND response_id != ''
 SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
-# The key of the server's clock among those of the clients.
-_SERVER = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +64,38 @@ class _Finished:
     recorded_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The streams of one engine, and the records of their requests' ends. Without any (they are running), the clocks count as equal."""
+
+    streams: Sequence[Stream]
+    ends: Sequence[_Finished]
+
+    @property
+    def streamed(self) -> Window:
+        """The stretch of time of the streams, by their clocks."""
+        return min(stream.first_ns for stream in self.streams), max(stream.last_ns for stream in self.streams)
+
+    @property
+    def around(self) -> Window:
+        """The stretch of time of the streams, by the engine's clock, and what the fit of the steps needs before and after it."""
+        by_response = {stream.response_id: stream for stream in self.streams}
+        coarse = int(np.median([each.recorded_ns - by_response[each.response_id].last_ns for each in self.ends])) if self.ends else 0
+        return self.streamed[0] + coarse - AROUND_NS, self.streamed[1] + coarse + AROUND_NS
+
+
 def load_engines(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream], dict[EngineKey, EngineRecords]]:
     """Return the streams, each with the id of its engine where that is known, and the records of these engines."""
     finished = _finished_requests(store, streams)
+    named = _named(store, streams, finished)
+    served = _served(named, finished)
+    engines = _engines_by_requests(store, served)
+    engines |= _engines_by_host(store, {key: each.streams for key, each in served.items() if key not in engines})
+    return named, engines
+
+
+def _named(store: Store, streams: Sequence[Stream], finished: Sequence[_Finished]) -> list[Stream]:
+    """Return the streams with the ids of their engines."""
     by_response = {(each.engine[0], each.response_id): each.engine[1] for each in finished}
     present = _engines_with_steps(store, streams, finished)
     named = []
@@ -93,13 +106,21 @@ def load_engines(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream],
             (engine,) = present[stream.tenant]
         # The engine that finished the request served it, also if the server has one id for all engines behind it.
         named.append(replace(stream, engine_id=engine or stream.engine_id))
-    engines = {}
-    for key in sorted({(stream.tenant, stream.engine_id) for stream in named if stream.engine_id}):
-        own = [stream for stream in named if (stream.tenant, stream.engine_id) == key]
-        records = _engine_by_requests(store, key, own, [each for each in finished if each.engine == key])
-        if records is not None:
-            engines[key] = records
-    return named, engines
+    return named
+
+
+def _served(named: Sequence[Stream], finished: Sequence[_Finished]) -> dict[EngineKey, _Served]:
+    """Return what each engine served."""
+    streams: dict[EngineKey, list[Stream]] = {}
+    for stream in named:
+        if stream.engine_id:
+            streams.setdefault((stream.tenant, stream.engine_id), []).append(stream)
+    responses = {key: {stream.response_id for stream in own} for key, own in streams.items()}
+    ends: dict[EngineKey, list[_Finished]] = {}
+    for each in finished:
+        if each.step > 0 and each.response_id in responses.get(each.engine, ()):
+            ends.setdefault(each.engine, []).append(each)
+    return {key: _Served(own, ends.get(key, ())) for key, own in sorted(streams.items())}
 
 
 def _finished_requests(store: Store, streams: Sequence[Stream]) -> list[_Finished]:
@@ -108,15 +129,12 @@ def _finished_requests(store: Store, streams: Sequence[Stream]) -> list[_Finishe
     if not responses:
         return []
     low, high = min(stream.first_ns for stream in streams), max(stream.last_ns for stream in streams)
-    return _requests(store, low - CLOCKS_APART_NS, high + CLOCKS_APART_NS, f"response_id IN ({quoted_all(responses)})")
-
-
-def _requests(store: Store, low: int, high: int, which: str) -> list[_Finished]:
-    table = store.select_arrow(_REQUESTS.format(inside=between_ns("recorded_at", low, high), which=which))
-    columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "response_id", "step", "recorded_ns"))
+    inside = between_ns("recorded_at", low - CLOCKS_APART_NS, high + CLOCKS_APART_NS)
+    table = store.select_arrow(_REQUESTS.format(inside=inside, which=f"response_id IN ({quoted_all(responses)})"))
+    columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "response_id", "step", "at_ns"))
     return [
-        _Finished((unquoted(tenant), unquoted(engine)), unquoted(response), int(step), int(recorded))
-        for tenant, engine, response, step, recorded in zip(*columns, strict=True)
+        _Finished((unquoted(tenant), unquoted(engine)), unquoted(response), int(step), int(at_ns))
+        for tenant, engine, response, step, at_ns in zip(*columns, strict=True)
     ]
 
 
@@ -134,115 +152,101 @@ def _engines_with_steps(store: Store, streams: Sequence[Stream], finished: Seque
     return out
 
 
-def _engine_by_requests(store: Store, key: EngineKey, streams: Sequence[Stream], finished: Sequence[_Finished]) -> EngineRecords | None:
-    """Return an engine with requests that identify streams, these or others at their time; else an engine by its host."""
-    by_response = {stream.response_id: stream for stream in streams}
-    ours = [each for each in finished if each.response_id in by_response and each.step > 0]
-    # Without requests of these streams (they are running), those of other streams show the offset if the clocks are nearly equal.
-    coarse = int(np.median([each.recorded_ns - by_response[each.response_id].last_ns for each in ours])) if ours else 0
-    low = min(stream.first_ns for stream in streams) + coarse - _AROUND_NS
-    high = max(stream.last_ns for stream in streams) + coarse + _AROUND_NS
-    read = _read_steps(store, key, low, high, _requests(store, low, high + _AROUND_NS, is_engine(key)))
-    if read is None or not (ours or read[1]):
-        return _engine_by_host(store, key, streams)
-    steps, last_step = read
-    recorded = {response: int(steps.recorded_ns[step]) for response, step in last_step.items()}
-    server_offset, client_offsets = _offsets(store, key, streams, recorded)
-    if server_offset is None and not ours:
-        return _engine_by_host(store, key, streams)
-    return EngineRecords(
-        steps=steps,
-        gpus=_gpus(store, key, steps),
-        server_offset=server_offset,
-        client_offsets=client_offsets,
-        last_step=last_step,
-        first_token_ns=_first_tokens(store, key, step_ends(steps) - server_offset[0]) if server_offset is not None else {},
-    )
+def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> dict[EngineKey, EngineRecords]:
+    """Return the engines with requests that identify streams, these or others at their time."""
+    around = {key: each.around for key, each in served.items()}
+    requests = rows_by_engine(store, _REQUESTS, {key: (low, high + AROUND_NS) for key, (low, high) in around.items()}, "recorded_at")
+    read = {key: each for key, each in _read_steps(store, around, requests).items() if each[1] or served[key].ends}
+    ends = {
+        key: RecordedEnds(
+            {response: int(steps.recorded_ns[step]) for response, step in last_step.items()},
+            (around[key][0], around[key][1] + AROUND_NS),
+            served[key].streamed,
+        )
+        for key, (steps, last_step) in read.items()
+    }
+    offsets = {key: each for key, each in clock_offsets(store, ends).items() if each.server is not None or served[key].ends}
+    steps_of = {key: read[key][0] for key in offsets}
+    gpus, first_tokens = gpu_clocks(store, _sampled(steps_of)), _first_tokens(store, steps_of, offsets)
+    return {
+        key: EngineRecords(
+            steps=steps,
+            gpus=gpus.get(key, ()),
+            server_offset=offsets[key].server,
+            client_offsets=offsets[key].clients,
+            last_step=read[key][1],
+            first_token_ns=first_tokens.get(key, {}),
+        )
+        for key, steps in steps_of.items()
+    }
 
 
-def _engine_by_host(store: Store, key: EngineKey, streams: Sequence[Stream]) -> EngineRecords | None:
-    """Return an engine without requests that identify streams, if it has the host and the boot of all its streams' servers.
+def _engines_by_host(store: Store, streams: Mapping[EngineKey, Sequence[Stream]]) -> dict[EngineKey, EngineRecords]:
+    """Return the engines without requests that identify streams, if they have the host and the boot of all their streams' servers.
 
-    Its records have the server's clock. If several nodes have an engine with this id, the steps cannot be assigned.
+    Their records have the server's clock. If several nodes have an engine with this id, the steps cannot be assigned.
     """
-    low, high = min(stream.first_ns for stream in streams) - _AROUND_NS, max(stream.last_ns for stream in streams) + _AROUND_NS
-    boots = boots_of(store, [key], low, high)[key]
-    if len(boots) != 1 or not all(stream.server is not None and stream.server_boot in boots for stream in streams):
-        return None
-    read = _read_steps(store, key, low, high, ())
-    if read is None:
-        return None
+    around = {}
+    for key, own in streams.items():
+        low, high = _Served(own, ()).streamed
+        around[key] = low - AROUND_NS, high + AROUND_NS
+    read = _read_steps(store, around, {})
+    boots = {}
+    for batch in batches_of({key: around[key] for key in read}):
+        boots.update(boots_of(store, list(batch), *span_of(batch)))
+    on_host = {
+        key: steps
+        for key, (steps, _) in read.items()
+        if len(boots[key]) == 1 and all(stream.server is not None and stream.server_boot in boots[key] for stream in streams[key])
+    }
     # The end of a step is known only by the time at which its record reached the reader: the chunk may have been sent before. So the
     # error of the offset is unknown.
-    steps = read[0]
-    return EngineRecords(
-        steps=steps,
-        gpus=_gpus(store, key, steps),
-        server_offset=(0, None),
-        first_token_ns=_first_tokens(store, key, step_ends(steps)),
-    )
+    offset = ClockOffsets(server=(0, None))
+    gpus, first_tokens = gpu_clocks(store, _sampled(on_host)), _first_tokens(store, on_host, dict.fromkeys(on_host, offset))
+    return {
+        key: EngineRecords(steps=steps, gpus=gpus.get(key, ()), server_offset=offset.server, first_token_ns=first_tokens.get(key, {}))
+        for key, steps in on_host.items()
+    }
 
 
-def _gpus(store: Store, key: EngineKey, steps: Steps) -> list[Any]:
-    first, last = int(steps.recorded_ns.min()), int(steps.recorded_ns.max())
-    return gpu_clocks(store, key, first - _AROUND_NS, last + _AROUND_NS)
+def _sampled(steps: Mapping[EngineKey, Steps]) -> dict[EngineKey, Window]:
+    """Return when the GPUs of these engines were sampled, as far as their steps need it."""
+    return {key: (int(each.recorded_ns.min()) - AROUND_NS, int(each.recorded_ns.max()) + AROUND_NS) for key, each in steps.items()}
 
 
-def _first_tokens(store: Store, key: EngineKey, end_ns: Ints) -> dict[str, int]:
-    """Return ``EngineRecords.first_token_ns``; ``end_ns`` are the ends of the steps by the server's clock."""
-    inside = between_ns("start_time", int(end_ns[0]) - _AROUND_NS, int(end_ns[-1]))
-    table = store.select_arrow(_FIRST_TOKENS.format(inside=inside, which=is_engine(key)))
-    times = _array(table, "first_ns").astype(np.int64).tolist()
-    return {unquoted(name): first_ns for name, first_ns in zip(table["response_id"].to_pylist(), times, strict=True)}
+def _first_tokens(
+    store: Store, steps: Mapping[EngineKey, Steps], offsets: Mapping[EngineKey, ClockOffsets]
+) -> dict[EngineKey, dict[str, int]]:
+    """Return ``EngineRecords.first_token_ns`` of the engines with a known offset to the server's clock."""
+    windows = {}
+    for key, each in steps.items():
+        server = offsets[key].server
+        if server is not None:
+            end_ns = step_ends(each) - server[0]
+            windows[key] = int(end_ns[0]) - AROUND_NS, int(end_ns[-1])
+    return {
+        key: {unquoted(name): at for name, at in zip(rows["response_id"].tolist(), rows["first_ns"].tolist(), strict=True)}
+        for key, rows in rows_by_engine(store, _FIRST_TOKENS, windows, "start_time").items()
+    }
 
 
-def _offsets(
-    store: Store, key: EngineKey, streams: Sequence[Stream], recorded_ns: Mapping[str, int]
-) -> tuple[tuple[int, int | None] | None, dict[str, int]]:
-    """Return ``server_offset`` and ``client_offsets`` of ``EngineRecords``.
-
-    ``recorded_ns``: the record of each request's last step, by response id. All requests that ended around the streams are used, because
-    one run may judge a single stream, and the last send of a single stream may have waited.
-    """
-    if not recorded_ns:
-        return None, {}
-    middle = (min(recorded_ns.values()) + max(recorded_ns.values())) // 2
-    nearest = sorted(recorded_ns, key=lambda response: abs(recorded_ns[response] - middle))[:_SAMPLES_MAX]
-    low, high = min(stream.first_ns for stream in streams), max(stream.last_ns for stream in streams)
-    inside = between_ns("start_time", low - CLOCKS_APART_NS, high + CLOCKS_APART_NS)
-    which = f"tenant = {quoted(key[0])} AND response_id IN ({quoted_all(nearest)})"
-    table = store.select_arrow(_LAST.format(inside=inside, which=which))
-    samples: dict[str, list[tuple[int, int]]] = {}
-    columns = ("response_id", "vantage", "clock", "service_name", "client_address", "last_ns")
-    for response, vantage, clock, service, address, last in zip(*(table[name].to_pylist() for name in columns), strict=True):
-        own = _SERVER if unquoted(vantage) == "server" else clock_of(unquoted(clock), unquoted(service), unquoted(address))
-        samples.setdefault(own, []).append((int(last), recorded_ns[unquoted(response)]))
-    offsets = {clock: offset for clock, pairs in samples.items() if (offset := clock_offset(*np.array(pairs, np.int64).T)) is not None}
-    return offsets.pop(_SERVER, None), {clock: offset for clock, (offset, _) in offsets.items()}
+def _read_steps(store: Store, windows: Windows, requests: Mapping[EngineKey, Rows]) -> dict[EngineKey, _Read]:
+    """Return the steps of the engines that have some between these times. ``requests``: those that the engines finished."""
+    return {key: _steps(rows, requests.get(key)) for key, rows in rows_by_engine(store, _STEPS, windows, "recorded_at").items()}
 
 
-def _read_steps(store: Store, key: EngineKey, low: int, high: int, finished: Sequence[_Finished]) -> tuple[Steps, dict[str, int]] | None:
-    """Return the engine's steps between these times, and the index of the step in which each request ended, by response id."""
-    columns = ", ".join(f"s.{name} AS {name}" for name in _COLUMNS)
-    table = store.select_arrow(_STEPS.format(columns=columns, which=is_engine(key), inside=between_ns("recorded_at", low, high)))
-    if not table.num_rows:
-        return None
-    number, recorded = (_array(table, name).astype(np.int64) for name in ("number", "recorded_ns"))
-    request_steps = np.array([each.step for each in finished], np.int64)
-    request_recorded = np.array([each.recorded_ns for each in finished], np.int64)
-    ended_in = steps_of_requests(request_steps, request_recorded, number, recorded)
-    values = {name: _array(table, name).astype(np.float64) for name in _COLUMNS}
+def _steps(rows: Rows, requests: Rows | None) -> _Read:
+    order = np.lexsort((rows["step"], rows["engine_epoch"]))
+    number, recorded = (rows[name][order].astype(np.int64) for name in ("step", "at_ns"))
+    ended_in = np.zeros(0, np.int64)
+    if requests is not None:
+        ended_in = steps_of_requests(requests["step"].astype(np.int64), requests["at_ns"].astype(np.int64), number, recorded)
     steps = Steps(
         number=number,
         recorded_ns=recorded,
-        interval_ns=1000 * values.pop("interval_us"),
         finished=np.bincount(ended_in[ended_in >= 0], minlength=len(number)).astype(np.float64),
-        **values,
+        interval_ns=1000 * rows["interval_us"][order].astype(np.float64),
+        **{name: rows[name][order].astype(np.float64) for name in _COLUMNS[1:]},
     )
-    requests = zip(finished, ended_in.tolist(), strict=True)
-    return steps, {each.response_id: step for each, step in requests if step >= 0 and each.response_id}
-
-
-def _array(table: pa.Table, name: str) -> NDArray[Any]:
-    """Return a column as a numpy array; unknown values are NaN."""
-    return np.asarray(table[name].combine_chunks().to_numpy(zero_copy_only=False))
+    names = requests["response_id"].tolist() if requests is not None else []
+    return steps, {unquoted(name): step for name, step in zip(names, ended_in.tolist(), strict=True) if step >= 0 and name}

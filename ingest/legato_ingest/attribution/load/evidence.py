@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
+from legato_ingest.attribution.load.by_engine import Window
 from legato_ingest.attribution.load.cpu_wait import cpu_samples
 from legato_ingest.attribution.load.engines import load_engines
 from legato_ingest.attribution.load.scraped_metrics import scraped_metrics
@@ -25,32 +26,33 @@ def load_evidence(store: Store, streams: Sequence[Stream]) -> list[Evidence]:
     """
     named, engines = load_engines(store, streams)
     stored = stored_stalls(store, named)
-    groups: dict[EngineKey | None, list[Stream]] = {}
+    groups: dict[EngineKey, list[Stream]] = {}
+    others: list[Stream] = []
     for stream in named:
-        key = (stream.tenant, stream.engine_id)
-        groups.setdefault(key if key in engines and engines[key].covers(stream) else None, []).append(stream)
-    out = []
-    for group, members in groups.items():
-        if group is None:
-            metrics = scraped_metrics(store, members)
-            out.append(Evidence(members, metrics=metrics, cpu=_cpu_by_scrapes(store, members, metrics), stored_stalls=stored))
-        else:
-            cpu = {group: _cpu_by_steps(store, group, engines[group])}
-            out.append(Evidence(members, engine=engines[group], cpu=cpu, stored_stalls=stored))
+        key = stream.tenant, stream.engine_id
+        own = groups.setdefault(key, []) if key in engines and engines[key].covers(stream) else others
+        own.append(stream)
+    cpu = cpu_samples(store, {key: _sampled(engines[key]) for key in groups})
+    out = [Evidence(members, engine=engines[key], cpu={key: cpu[key]}, stored_stalls=stored) for key, members in groups.items()]
+    if others:
+        metrics = scraped_metrics(store, others)
+        out.append(Evidence(others, metrics=metrics, cpu=_cpu_by_scrapes(store, others, metrics), stored_stalls=stored))
     return out
 
 
-def _cpu_by_steps(store: Store, key: EngineKey, engine: EngineRecords) -> CpuSamples:
-    """Return the samples of an engine's host over the time of its steps."""
+def _sampled(engine: EngineRecords) -> Window:
+    """Return when an engine's host was sampled, as far as its steps need it."""
     first, last = int(engine.steps.recorded_ns.min()), int(engine.steps.recorded_ns.max())
-    return cpu_samples(store, key, first - 2 * AROUND_NS, last + 2 * AROUND_NS)
+    return first - 2 * AROUND_NS, last + 2 * AROUND_NS
 
 
-def _cpu_by_scrapes(store: Store, streams: Sequence[Stream], engines: Mapping[EngineKey, object]) -> dict[EngineKey, CpuSamples]:
+def _cpu_by_scrapes(store: Store, streams: Sequence[Stream], engines: Collection[EngineKey]) -> dict[EngineKey, CpuSamples]:
     """Return the samples of the hosts of these engines over the time of their streams."""
-    out = {}
-    for key in engines:
-        own = [stream for stream in streams if (stream.tenant, stream.engine_id) == key]
-        low, high = min(stream.first_ns for stream in own), max(stream.last_ns for stream in own)
-        out[key] = cpu_samples(store, key, low - 2 * AROUND_NS, high + 2 * AROUND_NS, by_scrapes=True)
-    return out
+    windows: dict[EngineKey, Window] = {}
+    for stream in streams:
+        key = stream.tenant, stream.engine_id
+        if key in engines:
+            low, high = windows.get(key, (stream.first_ns, stream.last_ns))
+            windows[key] = min(low, stream.first_ns), max(high, stream.last_ns)
+    around = {key: (low - 2 * AROUND_NS, high + 2 * AROUND_NS) for key, (low, high) in windows.items()}
+    return cpu_samples(store, around, by_scrapes=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.engine_ids import ids_of_server
+from legato_ingest.attribution.load.by_engine import Rows, Windows, batches_of, columns_of, span_of
 from legato_ingest.attribution.model.counters import grown
 from legato_ingest.attribution.model.gpu_throttle import GpuClock
 from legato_ingest.attribution.model.scraped import EngineKey
 from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
+from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 
 __all__ = ["GPU_METRICS", "gpu_clocks"]
 
@@ -21,67 +24,114 @@ GPU_METRICS = (_THROTTLE_TIME, _CLOCK, _SHARED)
 """The metrics that this module reads."""
 # Reasons that are usual in a GPU under load.
 _SOFT = ("power_cap", "sync_boost")
+_NONE = np.zeros(0, np.int64)
 _SAMPLES = """
-SELECT attributes['hw.id'] AS gpu, host, metric, attributes['reason'] AS reason, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
+SELECT
+    tenant, engine_id, attributes['hw.id'] AS gpu, host, metric, attributes['reason'] AS reason,
+    toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
-WHERE {inside} AND tenant = {tenant} AND metric IN ({metrics}) AND value IS NOT NULL AND engine_id IN ({ids}) AND ({which})
+WHERE {inside} AND tenant IN ({tenants}) AND metric IN ({metrics}) AND value IS NOT NULL AND engine_id IN ({ids}) AND {which}
 ORDER BY at_ns
 SETTINGS max_threads = 1"""
 _SHARES = """
-SELECT DISTINCT attributes['hw.id'] AS gpu, engine_id
+SELECT DISTINCT tenant, attributes['hw.id'] AS gpu, engine_id
 FROM node_samples
-WHERE {inside} AND tenant = {tenant} AND metric = '{shared}'"""
+WHERE {inside} AND tenant IN ({tenants}) AND metric = '{shared}'"""
 
 
-def gpu_clocks(store: Store, key: EngineKey, low_ns: int, high_ns: int) -> list[GpuClock]:
-    """Return the samples of all GPUs that the engine used between these times, alone or with others, by the clock of its node.
+@dataclass(frozen=True, slots=True)
+class _Sought:
+    """The samples that are about one engine: those with one of these ids, and those of these GPUs, which it shares, with these ids."""
 
-    If several nodes have an engine with this id, the GPUs cannot be assigned, and the result is empty.
+    ids: frozenset[str]
+    gpus: frozenset[str] = frozenset()
+    sharing_ids: frozenset[str] = frozenset()
+
+
+def gpu_clocks(store: Store, windows: Windows) -> dict[EngineKey, list[GpuClock]]:
+    """Return the samples of all GPUs that each engine used within its window, alone or with others, by the clock of its node.
+
+    Engines without samples are left out. If several nodes have an engine with the same id, its GPUs cannot be assigned, and it has none.
     """
-    where = {"inside": between_ns("recorded_at", low_ns, high_ns), "tenant": quoted(key[0])}
-    which, ids = _samples_of(store, key[1], where)
-    table = store.select_arrow(_SAMPLES.format(metrics=quoted_all((_THROTTLE_TIME, _CLOCK)), ids=ids, which=which, **where))
-    if len(set(table["host"].to_pylist())) > 1:
-        return []
-    rows: dict[str, list[tuple[str, str, int, float]]] = {}
-    columns = (table[name].to_pylist() for name in ("gpu", "metric", "reason", "at_ns", "value"))
-    for gpu, metric, reason, at_ns, value in zip(*columns, strict=True):
-        rows.setdefault(unquoted(gpu), []).append((unquoted(metric), unquoted(reason), int(at_ns), float(value)))
-    return [_gpu_clock(own) for own in rows.values()]
+    out: dict[EngineKey, list[GpuClock]] = {}
+    for batch in batches_of(windows):
+        where = {"inside": between_ns("recorded_at", *span_of(batch)), "tenants": quoted_all(sorted({tenant for tenant, _ in batch}))}
+        sought = _sought(store, batch, where)
+        ids = frozenset().union(*(each.ids | each.sharing_ids for each in sought.values()))
+        gpus = frozenset().union(*(each.gpus for each in sought.values()))
+        own = quoted_all(sorted(frozenset().union(*(each.ids for each in sought.values()))))
+        which = f"(engine_id IN ({own}) OR gpu IN ({quoted_all(sorted(gpus))}))" if gpus else f"engine_id IN ({own})"
+        metrics = quoted_all((_THROTTLE_TIME, _CLOCK))
+        table = store.select_arrow(_SAMPLES.format(metrics=metrics, ids=quoted_all(sorted(ids)), which=which, **where))
+        if table.num_rows:
+            out.update(_by_engine(columns_of(table), sought, batch))
+    return out
 
 
-def _samples_of(store: Store, engine_id: str, where: Mapping[str, str]) -> tuple[str, str]:
-    """Return the condition for the samples of the engine's GPUs, and the ids under which they are stored, both in SQL.
+def _sought(store: Store, windows: Windows, where: Mapping[str, str]) -> dict[EngineKey, _Sought]:
+    """Return the samples that are about each engine.
 
     The samples of a shared GPU have no engine id, or the id of the engine with processes on the complete GPU.
     """
-    engines = ids_of_server(engine_id)
-    shares: dict[str, set[str]] = {}
-    for gpu, engine in store.select(_SHARES.format(shared=_SHARED, **where)):
-        shares.setdefault(str(unquoted(gpu)), set()).add(str(unquoted(engine)))
-    mine = {gpu: users for gpu, users in shares.items() if {engine_id, server_of(engine_id)} & users}
-    own = f"engine_id IN ({engines})"
-    if not mine:
-        return own, engines
-    return f"{own} OR gpu IN ({quoted_all(sorted(mine))})", f"{engines}, {quoted_all(sorted({'', *set().union(*mine.values())}))}"
+    users: dict[tuple[str, str], set[str]] = {}
+    for tenant, gpu, engine in store.select(_SHARES.format(shared=_SHARED, **where)):
+        users.setdefault((str(unquoted(tenant)), str(unquoted(gpu))), set()).add(str(unquoted(engine)))
+    gpus_of: dict[EngineKey, set[str]] = {}
+    for (tenant, gpu), engines in users.items():
+        for engine in engines:
+            gpus_of.setdefault((tenant, engine), set()).add(gpu)
+    out = {}
+    for tenant, engine in windows:
+        ids = frozenset((engine, server_of(engine)))
+        gpus = frozenset().union(*(gpus_of.get((tenant, each), ()) for each in ids))
+        sharing = frozenset({""}.union(*(users[tenant, gpu] for gpu in gpus))) if gpus else frozenset()
+        out[tenant, engine] = _Sought(ids, gpus, sharing | ids if gpus else frozenset())
+    return out
 
 
-def _gpu_clock(rows: Sequence[tuple[str, str, int, float]]) -> GpuClock:
+def _by_engine(rows: Rows, sought: Mapping[EngineKey, _Sought], windows: Windows) -> dict[EngineKey, list[GpuClock]]:
+    """Divide the samples of several engines by engine and GPU."""
+    by_id = _places(rows["tenant"], rows["engine_id"])
+    by_gpu = _places(rows["tenant"], rows["gpu"]) if any(each.gpus for each in sought.values()) else {}
+    out = {}
+    for key, each in sought.items():
+        tenant, (low, high) = key[0].encode(), windows[key]
+        own = [by_id.get((tenant, name.encode()), _NONE) for name in each.ids]
+        for gpu in each.gpus:
+            shared = by_gpu.get((tenant, gpu.encode()), _NONE)
+            own.append(shared[np.isin(rows["engine_id"][shared], [name.encode() for name in each.sharing_ids])])
+        at = np.unique(np.concatenate(own))
+        at = at[(rows["at_ns"][at] >= low) & (rows["at_ns"][at] <= high)]
+        if len(at) and len(set(rows["host"][at].tolist())) == 1:
+            own_rows = {name: column[at] for name, column in rows.items()}
+            of_gpus = _places(own_rows["gpu"]).values()
+            out[key] = [_gpu_clock({name: column[places] for name, column in own_rows.items()}) for places in of_gpus]
+    return out
+
+
+def _places(*columns: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
+    """Return the places of each value, or of each tuple of values, in order."""
+    places: dict[Any, list[int]] = {}
+    keys = zip(*(column.tolist() for column in columns), strict=True) if len(columns) > 1 else columns[0].tolist()
+    for place, value in enumerate(keys):
+        places.setdefault(value, []).append(place)
+    return {value: np.array(own, np.int64) for value, own in places.items()}
+
+
+def _gpu_clock(rows: Rows) -> GpuClock:
     """Return one entry a moment. The times of the reasons of one kind are added up; a counter that was reset continues."""
+    is_clock = rows["metric"] == _CLOCK.encode()
     # A clock without a counter of throttling at the same moment says nothing about the time between two samples.
-    times = np.array(sorted({at for metric, _, at, _ in rows if metric == _THROTTLE_TIME}), np.int64)
+    times = np.unique(rows["at_ns"][~is_clock]).astype(np.int64)
     hard, soft = np.zeros(len(times)), np.zeros(len(times))
     mhz = np.full(len(times), np.nan)
-    by_reason: dict[str, list[tuple[int, float]]] = {}
-    for metric, reason, at, value in rows:
-        if metric == _CLOCK:
-            place = int(np.searchsorted(times, at))
-            if place < len(times) and times[place] == at:
-                mhz[place] = value
-        else:
-            by_reason.setdefault(reason, []).append((at, value))
-    for reason, samples in by_reason.items():
-        moments, values = np.array([at for at, _ in samples], np.int64), np.array([value for _, value in samples])
-        total = soft if reason in _SOFT else hard
-        total += 1e9 * np.interp(times, moments, grown(values))
+    at, value = rows["at_ns"][is_clock], rows["value"][is_clock]
+    place = np.searchsorted(times, at)
+    known = place < len(times)
+    known[known] = times[place[known]] == at[known]
+    mhz[place[known]] = value[known]
+    counted = {name: column[~is_clock] for name, column in rows.items()}
+    for reason, own in _places(counted["reason"]).items():
+        total = soft if unquoted(reason) in _SOFT else hard
+        total += 1e9 * np.interp(times, counted["at_ns"][own], grown(counted["value"][own].astype(np.float64)))
     return GpuClock(times, hard, soft, mhz)

@@ -84,10 +84,11 @@ def steps_of_requests(request_steps: Ints, request_recorded_ns: Ints, number: In
     the nearest time is taken.
     """
     order = np.lexsort((recorded_ns, number))
-    out = np.full(len(request_steps), -1, np.int64)
     low, high = np.searchsorted(number[order], request_steps, "left"), np.searchsorted(number[order], request_steps, "right")
-    for row, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        if last > first:
-            same = order[first:last]
-            out[row] = same[np.argmin(np.abs(recorded_ns[same] - request_recorded_ns[row]))]
+    out = np.full(len(request_steps), -1, np.int64)
+    once = high - low == 1
+    out[once] = order[low[once]]
+    for row in np.flatnonzero(high - low > 1).tolist():
+        same = order[low[row] : high[row]]
+        out[row] = same[np.argmin(np.abs(recorded_ns[same] - request_recorded_ns[row]))]
     return out

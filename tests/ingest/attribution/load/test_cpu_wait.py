@@ -36,7 +36,7 @@ def sampled(store: Store, name: str, values: dict[int, float], engine_id: str = 
 def waits(store: Store, engine_id: str = "e", by_scrapes: bool = False) -> CpuSamples:
     """Return the samples of an engine on its host, over two hours."""
     low, high = START - 3_600 * S, START + 3_600 * S
-    return cpu_samples(store, ("", engine_id), low, high, by_scrapes).on_one_host(low, high)
+    return cpu_samples(store, {("", engine_id): (low, high)}, by_scrapes)["", engine_id].on_one_host(low, high)
 
 
 def evidence(found: CpuSamples, start: int, end: int) -> dict[str, int]:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
+from legato_ingest.attribution.model.gpu_throttle import GpuClock
+from legato_ingest.attribution.model.scraped import EngineKey
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
+
+
+def _clocks(store: Store, key: EngineKey, start_ns: int) -> list[GpuClock]:
+    """Return the GPUs of one engine in 10 s, read together with those of another engine."""
+    windows = {key: (start_ns, start_ns + 10**10), ("", "other"): (start_ns - 10**10, start_ns)}
+    return gpu_clocks(store, windows).get(key, [])
 
 
 def test_samples_are_read_as_they_were_sent(store: Store) -> None:
@@ -23,12 +31,12 @@ def test_samples_are_read_as_they_were_sent(store: Store) -> None:
         total(body, "hw.gpu.throttle.time", 99 * second, at, attributes={**of, "legato.engine.id": "other", "reason": "thermal"})
     samples = received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0))
     store.insert("node_samples", samples.samples)
-    (gpu,) = gpu_clocks(store, ("", "127.0.0.1:8000/1"), start_ns, start_ns + 10**10)
+    (gpu,) = _clocks(store, ("", "127.0.0.1:8000/1"), start_ns)
     assert ((gpu.times_ns - start_ns) // 10**9).tolist() == list(range(6))
     assert (gpu.hard_ns / 1e6).round(6).tolist() == [0, 0, 500, 500, 750, 750]
     assert (gpu.soft_ns / 1e9).round(6).tolist() == [0, 1, 2, 3, 4, 5]
     assert gpu.mhz.tolist() == [1980, 1980, 1980, 1680, 1980, 1980]
-    assert gpu_clocks(store, ("another", "127.0.0.1:8000"), start_ns, start_ns + 10**10) == []
+    assert _clocks(store, ("another", "127.0.0.1:8000"), start_ns) == []
 
 
 def test_a_shared_gpu_belongs_to_each_of_its_engines(store: Store) -> None:
@@ -43,7 +51,7 @@ def test_a_shared_gpu_belongs_to_each_of_its_engines(store: Store) -> None:
             gauge(body, "legato.gpu.engine", 1.0, at, attributes={"hw.id": "GPU-1", "legato.engine.id": engine})
     store.insert("node_samples", received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0)).samples)
     for engine, count in (("a:1", 1), ("b:1/2", 1), ("c:1", 0)):
-        found = gpu_clocks(store, ("", engine), start_ns, start_ns + 10**10)
+        found = _clocks(store, ("", engine), start_ns)
         assert [len(gpu.times_ns) for gpu in found] == [3] * count
     # One engine uses the complete GPU and another a part of it: the samples have the id of the first.
     body = metrics_request({"host.name": "node-1"})
@@ -55,7 +63,7 @@ def test_a_shared_gpu_belongs_to_each_of_its_engines(store: Store) -> None:
             gauge(body, "legato.gpu.engine", 1.0, at, attributes={**of, "legato.engine.id": engine})
     store.insert("node_samples", received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0)).samples)
     for engine in ("d:1", "e:1"):
-        assert [len(gpu.times_ns) for gpu in gpu_clocks(store, ("", engine), start_ns, start_ns + 10**10)] == [3]
+        assert [len(gpu.times_ns) for gpu in _clocks(store, ("", engine), start_ns)] == [3]
 
 
 def test_several_nodes_or_a_clock_without_counter_give_no_samples(store: Store) -> None:
@@ -69,5 +77,5 @@ def test_several_nodes_or_a_clock_without_counter_give_no_samples(store: Store) 
             if host == "node-2":
                 total(body, "hw.gpu.throttle.time", second, at, attributes={**of, "reason": "thermal"})
         store.insert("node_samples", received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0)).samples)
-        found = gpu_clocks(store, ("", "127.0.0.1:8000"), start_ns, start_ns + 10**10)
+        found = _clocks(store, ("", "127.0.0.1:8000"), start_ns)
         assert [len(gpu.times_ns) for gpu in found] == ([0] if host == "node-1" else [])
