@@ -1,4 +1,4 @@
-"""Conversion of a parsed OTLP request to a batch of rows: ``convert_spans``, ``convert_points`` for metrics, ``convert_logs``.
+"""Conversion of parsed OTLP requests to batches of rows: ``convert_spans``, ``convert_points`` for metrics, ``convert_logs``.
 
 Spans are validated one by one; chunks are then decoded and described with numpy in passes of bounded size. The module does no I/O and has
 no access to the store.
@@ -9,24 +9,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from legato_ingest.columns import ENGINE_REQUESTS, ENGINE_STEPS, STREAM_REVS, STREAM_SOCKETS
-from legato_ingest.otlp.batch import Batch, Limits, Rejection, rejected_table
+from legato_ingest.errors import TooLarge
+from legato_ingest.otlp.batch import Batch, Limits, rejected_table
 from legato_ingest.otlp.engine_rows import engine_tables
 from legato_ingest.otlp.metric_rows import build_samples
 from legato_ingest.otlp.model import StreamRecord
 from legato_ingest.otlp.spans import Sender, Stream, Validated, log_senders, validate
-from legato_ingest.otlp.stream_rows import revs_table, silences_table, sockets_table
+from legato_ingest.otlp.stream_rows import revs_table, silences_table, sockets_table, with_sockets
 from legato_ingest.timeline.codec import TimelineHead, Timelines, decode
 
-__all__ = ["convert_logs", "convert_points", "convert_spans", "summary_rows"]
+__all__ = ["convert_logs", "convert_points", "convert_requests", "convert_spans", "summary_rows"]
 
 _EMPTY_TIMELINE = b"\x01\x01\x00\x00\x00\x00\x01\x07\x00\x00\x00" + bytes(7)
 _EMPTY_HEAD = TimelineHead(0, {})
+# A stream with the number of its request, and the parts of a table by request.
+_Owned = tuple[int, Stream]
+_Parts = list[list[pa.Table]]
 
 
 def convert_spans(request: ExportTraceServiceRequest, *, tenant: str, now_ns: int, limits: Limits) -> Batch:
@@ -34,28 +40,37 @@ def convert_spans(request: ExportTraceServiceRequest, *, tenant: str, now_ns: in
 
     Memory beyond that of the rows is bounded by ``limits.chunks_per_pass_max``.
     """
-    validated = validate(request, now_ns, limits)
-    ignored = validated.ignored.total()
-    spans = len(validated.streams) + len(validated.silences) + len(validated.flushes) + len(validated.rejections) + ignored
-    revs, sockets = [], []
-    for streams in _passes(validated.streams, limits.chunks_per_pass_max):
-        streams, timelines = _decode(streams, validated.rejections)
-        records = [stream.record for stream in streams]
-        revs.append(revs_table(records, tenant, timelines))
-        sockets.append(sockets_table(records, tenant, timelines))
-    steps, requests = _engine_tables(validated, tenant) if validated.flushes else (ENGINE_STEPS.empty, ENGINE_REQUESTS.empty)
-    return Batch(
-        revs=pa.concat_tables(revs) if revs else STREAM_REVS.empty,
-        sockets=pa.concat_tables(sockets) if sockets else STREAM_SOCKETS.empty,
-        silences=silences_table(validated.silences, tenant),
-        steps=steps,
-        requests=requests,
-        rejected=rejected_table(validated.rejections, tenant),
-        spans=spans,
-        ignored=ignored,
-        senders=_of_tenant(validated.ignored, tenant),
-        chunks=validated.chunks,
-    )
+    (batch,) = convert_requests([request], tenant=tenant, now_ns=now_ns, limits=limits)
+    return batch
+
+
+def convert_requests(requests: Sequence[ExportTraceServiceRequest], *, tenant: str, now_ns: int, limits: Limits) -> list[Batch]:
+    """Return the rows of each of several requests of spans, as ``convert_spans`` does. The limits apply to each of them.
+
+    The tables of all requests are computed at once: to compute those of one stream costs nearly as much as those of a hundred. Raises
+    ``TooLarge`` for several requests with more chunks than one pass may have.
+    """
+    validated = [validate(request, now_ns, limits) for request in requests]
+    if len(requests) > 1 and (chunks := sum(each.chunks for each in validated)) > limits.chunks_per_pass_max:
+        raise TooLarge(f"{chunks} chunks in {len(requests)} requests")
+    spans = [each.spans for each in validated]
+    revs, sockets = _stream_tables(validated, tenant, limits.chunks_per_pass_max)
+    steps, finished = _engine_tables(validated, tenant)
+    return [
+        Batch(
+            revs=_joined(revs[number], STREAM_REVS.empty),
+            sockets=_joined(sockets[number], STREAM_SOCKETS.empty),
+            silences=silences_table(each.silences, tenant),
+            steps=_joined(steps[number], ENGINE_STEPS.empty),
+            requests=_joined(finished[number], ENGINE_REQUESTS.empty),
+            rejected=rejected_table(each.rejections, tenant),
+            spans=spans[number],
+            ignored=each.ignored.total(),
+            senders=_of_tenant(each.ignored, tenant),
+            chunks=each.chunks,
+        )
+        for number, each in enumerate(validated)
+    ]
 
 
 def convert_points(request: ExportMetricsServiceRequest, *, tenant: str, now_ns: int, limits: Limits) -> Batch:
@@ -85,38 +100,74 @@ def _of_tenant(senders: Counter[Sender], tenant: str) -> Counter[tuple[str, ...]
     return Counter({(tenant, *sender): number for sender, number in senders.items()})
 
 
-def _engine_tables(validated: Validated, tenant: str) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of ``engine_steps`` and ``engine_requests``; a flush with undecodable steps is rejected."""
-    steps, requests, bad = engine_tables(validated.flushes, tenant)
+def _stream_tables(validated: Sequence[Validated], tenant: str, chunks_max: int) -> tuple[_Parts, _Parts]:
+    """Return the rows of ``stream_revs`` and of ``stream_sockets`` of each request."""
+    revs: _Parts = [[] for _ in validated]
+    sockets: _Parts = [[] for _ in validated]
+    for part in _passes([(number, stream) for number, each in enumerate(validated) for stream in each.streams], chunks_max):
+        streams, timelines = _decode(part, validated)
+        owners, records = np.array([number for number, _ in streams], np.int64), [stream.record for _, stream in streams]
+        _divide(revs_table(records, tenant, timelines), owners, revs)
+        _divide(sockets_table(records, tenant, timelines), owners[with_sockets(timelines)], sockets)
+    return revs, sockets
+
+
+def _engine_tables(validated: Sequence[Validated], tenant: str) -> tuple[_Parts, _Parts]:
+    """Return the rows of ``engine_steps`` and ``engine_requests`` of each request; a flush with undecodable steps is rejected."""
+    steps: _Parts = [[] for _ in validated]
+    finished: _Parts = [[] for _ in validated]
+    flushes = [(number, flush) for number, each in enumerate(validated) for flush in each.flushes]
+    if not flushes:
+        return steps, finished
+    *tables, bad = engine_tables([flush for _, flush in flushes], tenant)
     if bad:
-        validated.rejections.extend(validated.flushes[i].reject("timeline", reason) for i, reason in bad.items())
-        steps, requests, _ = engine_tables([flush for i, flush in enumerate(validated.flushes) if i not in bad], tenant)
-    return steps, requests
+        for place, reason in bad.items():
+            number, flush = flushes[place]
+            validated[number].rejections.append(flush.reject("timeline", reason))
+        flushes = [each for place, each in enumerate(flushes) if place not in bad]
+        *tables, _ = engine_tables([flush for _, flush in flushes], tenant)
+    owners = np.array([number for number, _ in flushes], np.int64)
+    _divide(tables[0], np.repeat(owners, [flush.head.chunks for _, flush in flushes]), steps)
+    _divide(tables[1], np.repeat(owners, [len(flush.record.finished["response_id"]) for _, flush in flushes]), finished)
+    return steps, finished
 
 
-def _passes(streams: Sequence[Stream], chunks_max: int) -> Iterator[list[Stream]]:
+def _divide(table: pa.Table, owners: NDArray[np.int64], out: _Parts) -> None:
+    """Append to the rows of each request its part of a table. ``owners``: the request of each row, ascending."""
+    present, starts = np.unique(owners, return_index=True)
+    for number, first, end in zip(present.tolist(), starts.tolist(), [*starts[1:].tolist(), len(owners)], strict=False):
+        out[number].append(table.slice(first, end - first))
+
+
+def _joined(tables: Sequence[pa.Table], empty: pa.Table) -> pa.Table:
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables) if tables else empty
+
+
+def _passes(streams: Sequence[_Owned], chunks_max: int) -> Iterator[list[_Owned]]:
     """Yield the streams in groups of at most this many chunks, and of at least one stream."""
-    group: list[Stream] = []
+    group: list[_Owned] = []
     chunks = 0
-    for stream in streams:
+    for number, stream in streams:
         if group and chunks + stream.head.chunks > chunks_max:
             yield group
             group, chunks = [], 0
-        group.append(stream)
+        group.append((number, stream))
         chunks += stream.head.chunks
     if group:
         yield group
 
 
-def _decode(streams: list[Stream], rejections: list[Rejection]) -> tuple[list[Stream], Timelines]:
+def _decode(streams: list[_Owned], validated: Sequence[Validated]) -> tuple[list[_Owned], Timelines]:
     """Decode the timelines of some streams. Streams with a timeline that cannot be decoded are rejected and left out."""
     timelines, bad = _timelines(streams)
     if bad:
-        rejections.extend(streams[i].reject("timeline", reason) for i, reason in bad.items())
-        streams = [stream for i, stream in enumerate(streams) if i not in bad]
+        for place, reason in bad.items():
+            number, stream = streams[place]
+            validated[number].rejections.append(stream.reject("timeline", reason))
+        streams = [each for place, each in enumerate(streams) if place not in bad]
         timelines, _ = _timelines(streams)
     return streams, timelines
 
 
-def _timelines(streams: Sequence[Stream]) -> tuple[Timelines, dict[int, str]]:
-    return decode([stream.record.timeline or _EMPTY_TIMELINE for stream in streams], [stream.head for stream in streams])
+def _timelines(streams: Sequence[_Owned]) -> tuple[Timelines, dict[int, str]]:
+    return decode([stream.record.timeline or _EMPTY_TIMELINE for _, stream in streams], [stream.head for _, stream in streams])

@@ -76,6 +76,11 @@ class Validated:
     failed: list[around.Failed] = field(default_factory=list)
     chunks: int = 0
 
+    @property
+    def spans(self) -> int:
+        """The number of the request's spans, of any kind."""
+        return len(self.streams) + len(self.silences) + len(self.flushes) + len(self.rejections) + self.ignored.total()
+
 
 class _Invalid(ValueError):
     """A span that has to be rejected for ``reason``."""

@@ -22,7 +22,7 @@ from legato_ingest.timeline.codec import IDLE, QUEUED, WINDOW, Timelines
 from legato_ingest.timeline.ragged import Segments
 from legato_ingest.timeline.statistics import Statistics, describe
 
-__all__ = ["revs_table", "silences_table", "sockets_table"]
+__all__ = ["revs_table", "silences_table", "sockets_table", "with_sockets"]
 
 # The last digits of a float are noise of the division. Values with 12 bits of mantissa (1 part in 4,096) compress to half the size.
 _FLOAT_MASK = np.uint32(0xFFFFF800)
@@ -66,6 +66,13 @@ def sockets_table(records: Sequence[StreamRecord], tenant: str, timelines: Timel
         Source.COMPUTED: lambda column: _lists(streams, (at - timelines.streams.starts[owners]).astype(np.uint32)),
     }
     return build_table(STREAM_SOCKETS, len(having), tenant, sources)
+
+
+def with_sockets(timelines: Timelines) -> NDArray[np.int64]:
+    """Return the places of the streams that have a row in ``sockets_table``."""
+    if QUEUED not in timelines.sockets:
+        return np.zeros(0, np.int64)
+    return np.unique(timelines.streams.owners()[np.flatnonzero(timelines.sockets[QUEUED])])
 
 
 def silences_table(records: Sequence[SilenceRecord], tenant: str) -> pa.Table:

@@ -25,7 +25,7 @@ from legato_ingest.write.group_insert import GroupInsert, Receipt
 __all__ = ["Committer", "Receipt"]
 
 # After an insert of so many requests, the next one begins at the earliest so long after its begin.
-_BUSY_REQUESTS, _APART_S = 8, 0.1
+_BUSY_REQUESTS, _APART_S = 8, 0.15
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Committer:
                 self._add_bytes(-sum(waiting.size for waiting in group))
 
     def _gather(self) -> None:
-        """Under a load, wait until the last insert began 100 ms ago: inserts of many requests cost little more than those of few."""
+        """Under a load, wait until the last insert began 150 ms ago: inserts of many requests cost little more than those of few."""
         if self._last_requests >= _BUSY_REQUESTS:
             self._changed.wait_for(lambda: self._closing, max(0.0, self._last_began_s + _APART_S - time.monotonic()))
 

@@ -26,13 +26,17 @@ from legato_ingest.otlp import http, json_body
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.signals import Signal
 from legato_ingest.otlp.split import convert_body
+from legato_ingest.otlp.together import convert_bodies
 from legato_ingest.settings import Settings
 from legato_ingest.write.committer import Committer, Receipt
+from legato_ingest.write.conversion import Body, Conversions
 from legato_ingest.write.quotas import TenantQuotas, label_hashes
 
 __all__ = ["Call", "Counters", "Outcome", "Receiver"]
 
 _log = logging.getLogger("legato")
+# Decompressed bytes of a body that is converted together with others.
+_TOGETHER_BYTES_MAX = 128 * 1024
 # Functions that count the bytes of a body as they arrive, and raise ``Overloaded`` over a limit.
 Counters = Sequence[Callable[[int], None]]
 
@@ -83,7 +87,8 @@ class Receiver:
             in_flight_bytes_max=settings.tenant_in_flight_bytes_max,
             cardinality_max=settings.tenant_cardinality_max,
         )
-        self._limiter = anyio.CapacityLimiter(settings.decode_requests_max)
+        limiter = anyio.CapacityLimiter(settings.decode_requests_max)
+        self._conversions = Conversions(self._convert, self._convert_together, limiter)
         self._limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
 
     async def answer(self, call: Call) -> Outcome:
@@ -123,26 +128,44 @@ class Receiver:
         with self._admission.request() as admit:
             body = await call.read((count, admit))
             self._metrics.received_bytes.inc(len(body))
-            batch = await anyio.to_thread.run_sync(self._convert, call, body, tenant, limiter=self._limiter)
+            batch = await self._conversions.batch(Body(call.signal, body, call.content_type, call.encoding, tenant))
             self._metrics.count_received(batch.spans, batch.points, batch.ignored, batch.logs)
             return self._committer.submit(batch)
 
-    def _convert(self, call: Call, body: bytes, tenant: str) -> Batch:
-        signal = call.signal
+    def _convert(self, body: Body) -> Batch:
+        signal = body.signal
 
         def fault(error: Exception) -> None:
             self._metrics.errors.labels(signal.item, type(error).__name__).inc()
             _log.error("converting a %s failed inside Legato; it was rejected as `internal`", signal.item, exc_info=error)
 
-        content, refused = http.decompress(call.encoding, body, self.body_bytes_max), None
-        if http.check_type(call.content_type) == http.JSON:
-            content, refused = json_body.to_protobuf(content, signal, tenant)
-        batch = convert_body(content, tenant=tenant, now_ns=time.time_ns(), limits=self._limits, on_fault=fault, signal=signal)
+        content, refused = http.decompress(body.encoding, body.content, self.body_bytes_max), None
+        if http.check_type(body.content_type) == http.JSON:
+            content, refused = json_body.to_protobuf(content, signal, body.tenant)
+        batch = convert_body(content, tenant=body.tenant, now_ns=time.time_ns(), limits=self._limits, on_fault=fault, signal=signal)
         if refused is not None and refused.rejected.num_rows:
             batch = Batch.joined((batch, refused))
         if self._checks_cardinality:
-            self._quotas.check_cardinality(tenant, label_hashes(batch))
+            self._quotas.check_cardinality(body.tenant, label_hashes(batch))
         return batch
+
+    def _convert_together(self, bodies: Sequence[Body]) -> list[Batch | None]:
+        """Convert the small bodies of each tenant at once. The others, and all where labels are counted, are to be converted alone."""
+        out: list[Batch | None] = [None] * len(bodies)
+        if self._checks_cardinality:
+            return out
+        tenants: dict[str, list[tuple[int, bytes]]] = {}
+        for number, body in enumerate(bodies):
+            try:
+                content = http.decompress(body.encoding, body.content, _TOGETHER_BYTES_MAX)
+            except BadRequest:
+                continue
+            tenants.setdefault(body.tenant, []).append((number, content))
+        for tenant, own in tenants.items():
+            batches = convert_bodies([content for _, content in own], tenant=tenant, now_ns=time.time_ns(), limits=self._limits)
+            for (number, _), batch in zip(own, batches or (), strict=False):
+                out[number] = batch
+        return out
 
 
 class _Admission:
