@@ -20,7 +20,7 @@ from demo.recording import EngineStep, TwoSidedStream, load, two_sided_streams
 from helpers.builders.spans import any_value, native_span, request, scope_of
 from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
 
-__all__ = ["EngineReplay", "Event", "Template", "body_of", "template"]
+__all__ = ["SERVICES", "EngineReplay", "Event", "Template", "body_of", "template"]
 
 READERS, SERVICES, MODELS = 10_000, 10, 3
 # Spans of templates begin so much later, because a client's may begin before the recording's first request at its server.

@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from bench.sustain_load.deployment import EngineReplay, Event, body_of
+from bench.sustain_load.deployment import SERVICES, EngineReplay, Event, body_of
 
 __all__ = ["Acknowledged", "Sending"]
 
-# Connections. Each process of a deployment has one, so that none waits for the acknowledgement of another.
-_SENDERS = 128
 _RETRY_S = 1.0
 
 
@@ -54,7 +52,8 @@ class Sending:
 
     def run(self) -> None:
         """Send until the time is over and everything is acknowledged."""
-        senders = [threading.Thread(target=self._send_bodies) for _ in range(_SENDERS)]
+        # A connection for each process, so that none waits for the acknowledgement of another.
+        senders = [threading.Thread(target=self._send_bodies) for _ in range(2 * len(self._engines) + SERVICES)]
         for each in senders:
             each.start()
         self._schedule()

@@ -27,6 +27,7 @@ __all__ = ["PeriodicTask", "PeriodicWorker", "always", "record_run"]
 _log = logging.getLogger("legato")
 
 Result = TypeVar("Result")
+_PAUSE_SHARE_MIN = 0.2
 
 
 class _Closable(Protocol):
@@ -46,6 +47,8 @@ def always() -> bool:
 
 class PeriodicTask:
     """Calls ``step`` every ``every_s`` seconds from ``start()`` until ``close()``, the first time after ``first_s`` (default: ``every_s``).
+
+    After a long step the pause is shorter, and at least a fifth of ``every_s``.
 
     ``stage`` names the task in logs and in the error counter. A step is skipped while ``my_turn()`` is false, so that only one of several
     instances on the same store does the work.
@@ -86,6 +89,7 @@ class PeriodicTask:
             pause_s = self._every_s
             if not self._my_turn():
                 continue
+            began_s = time.monotonic()
             try:
                 self._step()
             except StoreError as error:
@@ -94,6 +98,8 @@ class PeriodicTask:
             except Exception as error:
                 self._metrics.errors.labels(self._stage, type(error).__name__).inc()
                 _log.exception("%s failed, retrying in %g s", self._stage, self._every_s)
+            else:
+                pause_s = max(self._every_s - (time.monotonic() - began_s), _PAUSE_SHARE_MIN * self._every_s)
 
 
 class PeriodicWorker(abc.ABC, Generic[Result]):

@@ -76,7 +76,8 @@ class Batch:
 
     A request holds ``spans``, ``points`` or ``logs``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
     responses nor engine steps, points flagged as having no value, and log records. ``senders`` counts ignored spans and log records by
-    tenant and by who sent them (``spans.Sender``). ``chunks`` counts chunks and engine steps.
+    tenant and by who sent them (``spans.Sender``). ``chunks`` counts chunks and engine steps. ``size_bytes``: the memory of the rows, where
+    it was measured for several batches at once.
     """
 
     revs: pa.Table = field(default_factory=lambda: STREAM_REVS.empty)
@@ -93,6 +94,7 @@ class Batch:
     senders: Counter[tuple[str, ...]] = field(default_factory=Counter)
     chunks: int = 0
     attribute_bytes: int = 0
+    size_bytes: int = 0
 
     @classmethod
     def joined(cls, parts: Iterable[Batch]) -> Batch:
@@ -102,11 +104,17 @@ class Batch:
         return cls(*(pa.concat_tables(column) if isinstance(column[0], pa.Table) else sum(column[1:], column[0]) for column in columns))
 
     @property
+    def tables(self) -> tuple[pa.Table, ...]:
+        """The rows of all tables."""
+        return self.revs, self.sockets, self.silences, self.steps, self.requests, self.samples, self.rejected
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that the rows take."""
-        tables = (self.revs, self.sockets, self.silences, self.steps, self.requests, self.samples, self.rejected)
+        if self.size_bytes:
+            return self.size_bytes
         # `Table.nbytes` is slow and adds nothing for an empty table.
-        return int(sum(table.nbytes for table in tables if table.num_rows))
+        return int(sum(table.nbytes for table in self.tables if table.num_rows))
 
     @property
     def weight(self) -> int:

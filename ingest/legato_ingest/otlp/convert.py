@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +57,7 @@ def convert_requests(requests: Sequence[ExportTraceServiceRequest], *, tenant: s
     spans = [each.spans for each in validated]
     revs, sockets = _stream_tables(validated, tenant, limits.chunks_per_pass_max)
     steps, finished = _engine_tables(validated, tenant)
-    return [
+    batches = [
         Batch(
             revs=_joined(revs[number], STREAM_REVS.empty),
             sockets=_joined(sockets[number], STREAM_SOCKETS.empty),
@@ -71,6 +72,14 @@ def convert_requests(requests: Sequence[ExportTraceServiceRequest], *, tenant: s
         )
         for number, each in enumerate(validated)
     ]
+    return _measured(batches) if len(batches) > 1 else batches
+
+
+def _measured(batches: Sequence[Batch]) -> list[Batch]:
+    """Return the batches with their sizes. Arrow measures parts of a table slowly, so each gets its share of the whole, by weight."""
+    whole = sum(table.get_total_buffer_size() for table in Batch.joined(batches).tables)
+    weight = sum(each.weight + 1 for each in batches)
+    return [replace(each, size_bytes=1 + whole * (each.weight + 1) // weight) for each in batches]
 
 
 def convert_points(request: ExportMetricsServiceRequest, *, tenant: str, now_ns: int, limits: Limits) -> Batch:

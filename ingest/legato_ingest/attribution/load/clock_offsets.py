@@ -59,9 +59,9 @@ class RecordedEnds:
         return dict(ordered[:_SAMPLES_MAX])
 
     @property
-    def started(self) -> Window:
-        """When the streams of these requests started, by the clocks of the judged streams."""
-        return self.streams[0] - AROUND_NS - STREAM_NS_MAX, self.streams[1] + AROUND_NS
+    def ended(self) -> Window:
+        """When the streams of these requests ended, by the clocks of the judged streams."""
+        return self.streams[0] - AROUND_NS, self.streams[1] + AROUND_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def clock_offsets(store: Store, ends: Mapping[EngineKey, RecordedEnds]) -> dict[
     """Return the offsets of these engines. An engine without requests has none."""
     out = {key: ClockOffsets() for key in ends}
     wanted = {key: each for key, each in ends.items() if each.recorded_ns}
-    for batch in batches_of({key: each.started for key, each in wanted.items()}):
+    for batch in batches_of({key: each.ended for key, each in wanted.items()}):
         nearest = {key: wanted[key].nearest() for key in batch}
         samples: dict[EngineKey, dict[str, list[tuple[int, int]]]] = {}
         for key, clock, pair in _pairs(_ended(store, batch, wanted), nearest):
@@ -88,8 +88,9 @@ def clock_offsets(store: Store, ends: Mapping[EngineKey, RecordedEnds]) -> dict[
 def _ended(store: Store, batch: Windows, ends: Mapping[EngineKey, RecordedEnds]) -> Iterator[tuple[str, str, str, int]]:
     """Yield tenant, response id, clock and time of the last content of the streams of these engines' requests."""
     recorded = span_of({key: ends[key].recorded for key in batch})
+    low, high = span_of(batch)
     where = {
-        "inside": between_ns("start_time", *span_of(batch)),
+        "inside": between_ns("start_time", low - STREAM_NS_MAX, high),
         "engines": is_one_of(batch),
         "recorded": between_ns("recorded_at", *recorded),
     }

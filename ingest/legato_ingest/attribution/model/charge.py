@@ -17,7 +17,7 @@ from legato_ingest.attribution.model.steps import ChargedSteps, split_durations
 from legato_ingest.attribution.model.verdicts import NO_CAUSE, Verdicts
 from legato_ingest.causes import HEALTHY, PARTS, STEP_PARTS, index_of
 
-__all__ = ["ALL_BEHIND_MIN", "NONE_BEHIND_MAX", "charge"]
+__all__ = ["ALL_BEHIND_MIN", "NONE_BEHIND_MAX", "charge", "preempted_in"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -76,10 +76,44 @@ def charge(gaps: Gaps, steps: ChargedSteps | None) -> Verdicts:
 def _charge_steps(gaps: Gaps, steps: ChargedSteps, parts: Ints) -> _Alignment:
     """Charge the server's part of the gaps to the engine's steps and to the front end, where the record allows it."""
     begin, end = _by_records(gaps, steps.end_ns)
+    passed = _steps_of(begin, end, gaps.has_server, steps)
+    first, upto, has_steps, aligned = passed.first, passed.upto, passed.has_steps, passed.aligned
+    in_first = np.where(has_steps, steps.end_ns[first] - begin, 0)
+    _add_step_parts(parts, steps, in_first, first, upto, has_steps, passed.evicted)
+    until = np.where(has_steps, steps.end_ns[upto], begin)
+    parts[:, _KV_PRESSURE] += np.where(passed.evicted, until - begin, 0)
+    # The next step of an open gap is not recorded yet, so the time since the last one is the engine's or the front end's.
+    parts[:, _FRONT_END] += np.where(aligned & ~gaps.is_open, end - until, 0)
+    parts[:, _GENERATION] += np.where(aligned & gaps.is_open, end - until, 0)
+    return _Alignment(aligned, np.where(has_steps, first, -1), np.where(has_steps, upto, -1), passed.preempted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """The steps that passed during each gap, from ``first`` to ``upto``, if it ``has_steps``.
+
+    ``aligned``: the record is complete over the gap. ``evicted``: the stream was preempted; ``preempted``: in this step (-1: none).
+    """
+
+    first: Ints
+    upto: Ints
+    has_steps: Bools
+    aligned: Bools
+    evicted: Bools
+    preempted: Ints
+
+
+def preempted_in(begin_ns: Ints, end_ns: Ints, steps: ChargedSteps) -> Ints:
+    """Return the index of the step in which a stream was preempted between each two sends (ns, by the records' clock); -1: it was not."""
+    return _steps_of(begin_ns, end_ns, np.ones(len(begin_ns), np.bool_), steps).preempted
+
+
+def _steps_of(begin: Ints, end: Ints, is_known: Bools, steps: ChargedSteps) -> _Passed:
+    """Return the steps that passed between two times of each gap, by the records' clock. ``is_known``: the server's times are known."""
     total = len(steps.end_ns)
     next_step = np.searchsorted(steps.end_ns, begin, "right")
     newest = np.searchsorted(steps.end_ns, end, "right") - 1
-    inside = gaps.has_server & (next_step > 0) & (next_step < total)
+    inside = is_known & (next_step > 0) & (next_step < total)
     first, last = np.minimum(next_step, total - 1), np.clip(newest, 0, total - 1)
     has_steps = inside & (newest >= first)
     # Several steps passed and the front end was awake, so they produced nothing for the stream. If not, one step produced the chunk, and
@@ -93,14 +127,8 @@ def _charge_steps(gaps: Gaps, steps: ChargedSteps, parts: Ints) -> _Alignment:
     faults = np.where(evicted, steps.unlinked[upto + 1] - steps.unlinked[first], steps.incomplete[upto + 1] - steps.incomplete[first])
     aligned = inside & (faults == 0)
     has_steps, evicted = has_steps & aligned, evicted & aligned
-    _add_step_parts(parts, steps, np.where(has_steps, steps.end_ns[first] - begin, 0), first, upto, has_steps, evicted)
-    until = np.where(has_steps, steps.end_ns[upto], begin)
-    parts[:, _KV_PRESSURE] += np.where(evicted, until - begin, 0)
-    # The next step of an open gap is not recorded yet, so the time since the last one is the engine's or the front end's.
-    parts[:, _FRONT_END] += np.where(aligned & ~gaps.is_open, end - until, 0)
-    parts[:, _GENERATION] += np.where(aligned & gaps.is_open, end - until, 0)
-    preempted_in = np.searchsorted(preemptions, preemptions[before], "right") - 1
-    return _Alignment(aligned, np.where(has_steps, first, -1), np.where(has_steps, upto, -1), np.where(evicted, preempted_in, -1))
+    preempted = np.searchsorted(preemptions, preemptions[before], "right") - 1
+    return _Passed(first, upto, has_steps, aligned, evicted, np.where(evicted, preempted, -1))
 
 
 def _add_step_parts(parts: Ints, steps: ChargedSteps, in_first: Ints, first: Ints, upto: Ints, has_steps: Bools, evicted: Bools) -> None:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.charge import charge
-from legato_ingest.attribution.model.gaps import gaps_of
+from legato_ingest.attribution.model.charge import preempted_in
 from legato_ingest.attribution.model.matching import server_chunks, steps_of_chunks
 from legato_ingest.attribution.model.steps import ChargedSteps
 from legato_ingest.attribution.model.vantage import Vantage
@@ -123,24 +122,23 @@ def _path(client: Vantage, server: Vantage, clock_offset_ns: int, steps: Charged
     at_server = server_chunks(client, server, np.arange(count))
     if (at_server < 0).any():
         return None
-    none = np.zeros(0, np.int64)
-    sends = Vantage(server.times_ns[at_server], none, none)
-    step = steps_of_chunks(sends.times_ns + clock_offset_ns, steps.end_ns)
+    sent_ns = server.times_ns[at_server] + clock_offset_ns
+    step = steps_of_chunks(sent_ns, steps.end_ns)
     if step[0] < 0 or not steps.linked[step[0] + 1 : step[-1] + 1].all():
         return None
-    missed = _missed(sends, clock_offset_ns, step, steps) if was_preempted else np.zeros(count, np.int64)
+    missed = _missed(sent_ns, step, steps) if was_preempted else np.zeros(count, np.int64)
     produced = steps.end_ns[step] - clock_offset_ns
     late = client.times_ns - produced
     usual = int(np.quantile(late, _USUAL_SHARE))
     return _Path(client.times_ns, produced, step, missed, np.maximum(late - usual, 0), usual)
 
 
-def _missed(sends: Vantage, clock_offset_ns: int, step: Ints, steps: ChargedSteps) -> Ints:
-    """Return ``_Path.missed``. ``sends``: the server's send of each chunk; ``step``: the index of each chunk's step."""
-    verdicts = charge(gaps_of(sends, sends, clock_offset_ns, 1), steps)
-    after_gap = np.flatnonzero(np.diff(sends.times_ns) > 0) + 1
+def _missed(sent_ns: Ints, step: Ints, steps: ChargedSteps) -> Ints:
+    """Return ``_Path.missed``. ``sent_ns``: the server's send of each chunk by the records' clock; ``step``: the index of its step."""
     missed = np.zeros(len(step), np.int64)
-    missed[after_gap] = np.where(verdicts.preempted >= 0, np.maximum(np.diff(step)[after_gap - 1] - 1, 0), 0)
+    after = np.flatnonzero((np.diff(sent_ns) > 0) & (np.diff(step) > 1)) + 1
+    was_preempted = preempted_in(sent_ns[after - 1], sent_ns[after], steps) >= 0
+    missed[after] = np.where(was_preempted, step[after] - step[after - 1] - 1, 0)
     return missed
 
 
