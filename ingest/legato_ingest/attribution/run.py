@@ -25,7 +25,7 @@ from legato_ingest.storage import Store
 __all__ = ["RunResult", "attribute", "attribute_open"]
 
 # The number of streams in memory at once.
-_STREAMS_MAX = 2_000
+_STREAMS_MAX = 4_000
 
 
 @dataclass(slots=True)

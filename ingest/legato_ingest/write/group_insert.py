@@ -123,7 +123,7 @@ class GroupInsert:
     def _insert_streams(self, batches: Sequence[Batch], receipts: Sequence[Receipt], received_ms: int) -> tuple[Resolved, list[pa.Table]]:
         """Insert the new rows of `stream_revs`. Return them, and the rows of `rejected` for those that the store refused."""
         resolved = self._responses.resolve(self._new_streams(batches))
-        bad = self._insert_halving(REVS, with_received_at(pa.concat_tables([*resolved.rows, resolved.superseding]), received_ms))
+        bad = self._insert_halving(REVS, with_received_at(_joined([*resolved.rows, resolved.superseding]), received_ms))
         self._second_look.add(resolved.rows)
         if bad:
             _add_refused(receipts, [stream_keys(batch.revs) for batch in batches], {key for row, _ in bad for key in stream_keys(row)})
@@ -152,7 +152,7 @@ class GroupInsert:
         refused = []
         for table in TIMED_TABLES:
             parts = [getattr(batch, table.rows) for batch in batches]
-            rows = pa.concat_tables(parts)
+            rows = _joined(parts)
             if not rows.num_rows:
                 continue
             keys = table.keys(rows)
@@ -212,6 +212,11 @@ class GroupInsert:
             rejected = metrics.rejected_points if batch.points else metrics.rejected_spans
             for reason in batch.rejected["reason"].to_pylist():
                 rejected.labels(reason).inc()
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of all tables in one piece: every function costs as much for each piece as for many rows."""
+    return pa.concat_tables([table for table in tables if table.num_rows] or tables[:1]).combine_chunks()
 
 
 def _receipt(batch: Batch) -> Receipt:

@@ -92,9 +92,9 @@ def gaps_of(
     possible error of the server's times if they were concluded (``matching.server_from_steps``) and not recorded.
     """
     times = client.times_ns
-    new_read = np.flatnonzero(np.diff(times) > 0) + 1
-    after = new_read[times[new_read] - times[new_read - 1] >= gap_ns_min]
-    count, pace = len(after), _pace_ns(times)
+    reads = np.concatenate([[0], np.flatnonzero(np.diff(times) > 0) + 1])[: len(times)]
+    after = reads[1:][times[reads[1:]] - times[reads[1:] - 1] >= gap_ns_min]
+    count, pace = len(after), _pace_ns(times, reads)
     at_server = server_chunks(client, server, after)
     has_server = at_server > 0
     has_sends = server is not None and len(server.times_ns) > 1
@@ -112,7 +112,7 @@ def gaps_of(
         clock_offset_error_ns=np.full(count, clock_offset_error_ns, np.int64),
         hold_ns=_holds_ns(client, after),
         hold_known=np.full(count, len(client.holds_ns) > 0),
-        buffered=np.full(count, _is_buffered(times)),
+        buffered=np.full(count, _is_buffered(times, reads)),
         unread=np.isin(after, client.unread),
         socket_known=np.isin(after, client.sampled),
         usual_ns=np.full(count, int(np.median(np.diff(sends))) if len(sends) > 2 else 0, np.int64),
@@ -131,10 +131,15 @@ def _holds_ns(client: Vantage, after: Ints) -> Ints:
     return np.asarray(until[after] - until[first])
 
 
-def _pace_ns(times: Ints) -> int:
-    """Return the median time per chunk: for each read the time since the read before, divided by the number of its chunks."""
-    reads, counts = np.unique(times, return_counts=True)
-    return int(np.median(np.diff(reads) / counts[1:])) if len(reads) > 1 else 0
+def _pace_ns(times: Ints, reads: Ints) -> int:
+    """Return the median time per chunk: for each read the time since the read before, divided by the number of its chunks.
+
+    ``reads``: the index of the first chunk of each read.
+    """
+    if len(reads) < 2:
+        return 0
+    counts = np.diff(reads[1:], append=len(times))
+    return int(np.median(np.diff(times[reads]) / counts))
 
 
 def _caught_up(times: Ints, after: Ints, pace_ns: int) -> Floats:
@@ -161,10 +166,10 @@ def _caught_up(times: Ints, after: Ints, pace_ns: int) -> Floats:
     return np.where(is_unsure, np.nan, share)
 
 
-def _is_buffered(times: Ints) -> bool:
+def _is_buffered(times: Ints, reads: Ints) -> bool:
     """Return whether nearly all of the stream's chunks arrived in releases of several."""
     if len(times) < 2:
         return False
-    _, counts = np.unique(times, return_counts=True)
+    counts = np.diff(reads, append=len(times))
     several = counts > 1
     return bool(several.sum() >= _RELEASES_MIN and counts[several].sum() >= _BUFFERED_SHARE * len(times))
