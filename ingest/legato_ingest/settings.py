@@ -278,7 +278,7 @@ class Settings(BaseSettings):
     rollup_every_s: float = Field(
         5.0,
         gt=0,
-        description="Pause between two runs of the rollups that dashboards and alerts read, in seconds",
+        description="Time from one run to the next of the rollups that dashboards and alerts read, in seconds",
     )
     chunking_every_s: float = Field(3600.0, gt=0, description="Pause between two searches for changes in chunking, in seconds")
     web_url: str = Field(

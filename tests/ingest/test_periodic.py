@@ -150,3 +150,20 @@ def test_a_run_over_a_damaged_store_is_not_recorded() -> None:
     with pytest.raises(StoreUnavailable):
         record_run(log, "runs", {"until": 1}, {"streams": 7}, time.monotonic())
     assert log.rows == []
+
+
+def test_steps_begin_at_the_interval() -> None:
+    """A step that takes a part of the interval shortens the pause after it; a longer one leaves a fifth of the interval."""
+    began, ended = list[float](), list[float]()
+
+    def step() -> None:
+        began.append(time.monotonic())
+        time.sleep(0.15 if len(began) <= 2 else 0.3)
+        ended.append(time.monotonic())
+
+    task = PeriodicTask("stage", step, 0.2, Metrics())
+    task.start()
+    until(lambda: len(ended) >= 4)
+    task.close()
+    assert began[1] - began[0] < 0.15 + 0.2
+    assert min(begin - end for end, begin in zip(ended, began[1:], strict=False)) > 0.039

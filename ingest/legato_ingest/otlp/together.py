@@ -1,4 +1,4 @@
-"""Conversion of the bodies of several requests of spans at once, each to a batch of its own rows.
+"""Conversion of the bodies of several requests of spans at once, each to a separate batch of rows.
 
 A process that sends its spans once a second sends small requests, and the tables of one small request cost nearly as much as those of a
 hundred. Bodies that need care are not converted here: `split` converts each of them alone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import cast
 
 import pyarrow as pa
@@ -231,3 +232,19 @@ def test_all_rows_of_a_commit_have_its_receive_time(store: Store) -> None:
     }
     assert found["node_samples"] == found["rejected"] == found["stream_revs"][1:] and len(found["stream_revs"]) == 2
     assert before < found["stream_revs"][0] < found["stream_revs"][1] <= after
+
+
+def test_inserts_of_many_requests_are_apart(store: Store) -> None:
+    """After an insert of many requests the next one waits for more, up to 150 ms after its begin; few requests never wait."""
+    double, began = StoreDouble(store), list[float]()
+    double.before = lambda table, rows: began.append(time.monotonic()) if table == "stream_revs" else None
+    with committing(double) as committer:
+        double.gate.clear()
+        futures = [committer.submit(span_rows(spread_spans(1, seed))) for seed in range(10)]
+        double.gate.set()
+        futures += [committer.submit(span_rows(spread_spans(1, seed))) for seed in range(10, 12)]
+        assert [future.result(PATIENCE_S) for future in futures] == [Receipt()] * 12
+        send(committer, spread_spans(1, 20))
+        send(committer, spread_spans(1, 21))
+    # The first insert is of one request, the second of those that waited meanwhile.
+    assert len(double.inserts) >= 4 and max(later - earlier for earlier, later in pairwise(began)) > 0.1

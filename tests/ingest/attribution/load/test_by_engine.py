@@ -1,0 +1,82 @@
+"""Rows about several engines: those of one query are the rows that a query for each engine returns."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.builders.batches import received_spans
+from helpers.platform.examples import examples
+from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
+from legato_gpu_agent.plugin.model import Step
+from legato_ingest.attribution.load.by_engine import Windows, batches_of, rows_by_engine, span_of
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.storage import Store
+
+SECOND_NS = 10**9
+NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
+STEPS = """
+SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, step FROM engine_steps FINAL
+WHERE {which} AND {inside} ORDER BY step"""
+ENGINES = [(tenant, f"engine-{number}:8000") for tenant in ("", "other") for number in range(4)]
+WINDOWS = st.dictionaries(
+    st.sampled_from(ENGINES),
+    st.tuples(st.integers(-5, 105), st.integers(0, 60)).map(lambda own: (NOW_NS + own[0] * SECOND_NS, NOW_NS + sum(own) * SECOND_NS)),
+)
+
+
+def put_steps(store: Store) -> None:
+    """Store 100 steps of each engine, one a second. Each engine of a tenant counts from another number."""
+    for place, (tenant, engine) in enumerate(ENGINES):
+        made = [Step(1_000 * place + second, NOW_NS + second * SECOND_NS) for second in range(100)]
+        batch = received_spans(steps_request(Engine(engine, 5), made), tenant=tenant, now_ns=NOW_NS, limits=Limits(retention_days=0))
+        store.insert("engine_steps", batch.steps)
+
+
+def test_each_engine_has_its_rows_within_its_window(store: Store) -> None:
+    """Whatever windows share a query: of each engine the steps within its window, also if another tenant has an engine with its id."""
+    put_steps(store)
+    place = {key: number for number, key in enumerate(ENGINES)}
+
+    @given(WINDOWS)
+    @examples(30)
+    def check(windows: dict[tuple[str, str], tuple[int, int]]) -> None:
+        found = rows_by_engine(store, STEPS, windows, "recorded_at")
+        for key, (low, high) in windows.items():
+            expected = [1_000 * place[key] + second for second in range(100) if low <= NOW_NS + second * SECOND_NS <= high]
+            assert found[key]["step"].tolist() == expected if expected else key not in found
+        assert set(found) <= set(windows)
+
+    check()
+
+
+@given(st.dictionaries(st.sampled_from(ENGINES), st.tuples(st.integers(0, 10**14), st.integers(1, 10**13)), min_size=1))
+@examples(100)
+def test_engines_far_apart_do_not_share_a_query(drawn: dict[tuple[str, str], tuple[int, int]]) -> None:
+    """Each engine is in one batch, and a batch reads at most twice the longest window in it and 16,000 engine-seconds."""
+    windows: Windows = {key: (low, low + length) for key, (low, length) in drawn.items()}
+    batches = list(batches_of(windows))
+    assert sorted(key for batch in batches for key in batch) == sorted(windows)
+    for batch in batches:
+        low, high = span_of(batch)
+        assert len(batch) == 1 or high - low <= min(
+            2 * max(last - first for first, last in batch.values()), 16_000 * SECOND_NS // len(batch)
+        )
+
+
+def test_a_sweep_asks_few_queries_for_many_engines(store: Store) -> None:
+    """A hundred engines at the same time: one query."""
+    asked: list[str] = []
+
+    class Counting:
+        def select_arrow(self, sql: str) -> pa.Table:
+            asked.append(sql)
+            return store.select_arrow(sql)
+
+    windows = {("", f"engine-{number}"): (NOW_NS, NOW_NS + 150 * SECOND_NS) for number in range(100)}
+    assert rows_by_engine(Counting(), STEPS, windows, "recorded_at") == {}  # type: ignore[arg-type]
+    assert len(asked) == 1 and np.all(["engine_steps" in sql for sql in asked])

@@ -1,0 +1,120 @@
+"""Conversion of bodies in threads: small ones that wait at the same moment together, and every body with its own result."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import anyio
+
+from helpers.builders.spans import native_span, request
+from legato_ingest.errors import BadRequest
+from legato_ingest.otlp import http
+from legato_ingest.otlp.batch import Batch
+from legato_ingest.otlp.signals import POINTS, SPANS, Signal
+from legato_ingest.write.conversion import Body, Conversions
+
+
+def small(number: int = 1, signal: Signal = SPANS, content_type: str = http.PROTOBUF, size: int = 0) -> Body:
+    """Return a body with a span."""
+    body = request()
+    native_span(body, trace_id=bytes([number]) * 16)
+    return Body(signal, body.SerializeToString() + bytes(size), content_type, "", "")
+
+
+class Converters:
+    """Converters that remember what they are given. The first call waits for ``gate``."""
+
+    def __init__(self, leave: Callable[[Body], bool] = lambda body: False) -> None:
+        self.alone: list[Body] = []
+        self.together: list[list[Body]] = []
+        self.gate = threading.Event()
+        self._leave = leave
+
+    def one(self, body: Body) -> Batch:
+        """Convert one body. A body with gzip is bad."""
+        self.gate.wait(10)
+        self.alone.append(body)
+        if body.encoding:
+            raise BadRequest("bad")
+        return Batch(spans=body.content[-1])
+
+    def several(self, bodies: Sequence[Body]) -> list[Batch | None]:
+        """Convert several bodies."""
+        self.together.append(list(bodies))
+        return [None if self._leave(body) else Batch(spans=body.content[-1]) for body in bodies]
+
+
+def test_bodies_that_wait_are_converted_together() -> None:
+    """The first is converted alone, those that arrive meanwhile at once; large ones, other signals and JSON alone."""
+    made = Converters()
+
+    async def main() -> list[Batch]:
+        conversions = Conversions(made.one, made.several, anyio.CapacityLimiter(4))
+        first = asyncio.create_task(conversions.batch(small(1)))
+        await asyncio.sleep(0.05)
+        rest = [asyncio.create_task(conversions.batch(small(number))) for number in range(2, 8)]
+        others = [small(8, POINTS), small(9, content_type=http.JSON), small(10, size=65_536)]
+        rest += [asyncio.create_task(conversions.batch(each)) for each in others]
+        await asyncio.sleep(0.05)
+        made.gate.set()
+        return [await first, *[await each for each in rest]]
+
+    batches = asyncio.run(main())
+    assert len(batches) == 10
+    assert sum(map(len, made.together)) == 6 and len(made.alone) == 4
+
+
+def test_a_body_that_is_left_is_converted_alone_and_its_error_is_its_own() -> None:
+    """The others have their rows."""
+    made = Converters(leave=lambda body: bool(body.encoding))
+    made.gate.set()
+    bad = Body(SPANS, gzip.compress(b"?"), http.PROTOBUF, "gzip", "")
+
+    async def main() -> list[Batch | BaseException]:
+        conversions = Conversions(made.one, made.several, anyio.CapacityLimiter(4))
+        return await asyncio.gather(*(conversions.batch(each) for each in (small(1), small(2), bad, small(3))), return_exceptions=True)
+
+    results = asyncio.run(main())
+    assert [type(each) for each in results] == [Batch, Batch, BadRequest, Batch]
+
+
+def test_a_sender_that_leaves_keeps_no_other_waiting() -> None:
+    """Its request is cancelled while it waits; the next bodies are converted. A fault of the joint conversion leaves all to the other."""
+    made = Converters()
+    made.several = lambda bodies: (_ for _ in ()).throw(MemoryError())  # type: ignore[method-assign]
+
+    async def main() -> list[Batch]:
+        conversions = Conversions(made.one, made.several, anyio.CapacityLimiter(4))
+        first = asyncio.create_task(conversions.batch(small(1)))
+        await asyncio.sleep(0.05)
+        rest = [asyncio.create_task(conversions.batch(small(number))) for number in range(2, 6)]
+        await asyncio.sleep(0.05)
+        rest.pop(0).cancel()
+        made.gate.set()
+        return [await first, *[await each for each in rest], await conversions.batch(small(7))]
+
+    assert len(asyncio.run(main())) == 5
+    assert not made.together
+
+
+def test_under_a_load_conversions_are_apart() -> None:
+    """After several bodies at once the next ones gather; a single body is converted at once."""
+    made, began = Converters(), list[float]()
+    made.gate.set()
+
+    def several(bodies: Sequence[Body]) -> list[Batch | None]:
+        began.append(time.monotonic())
+        return [Batch() for _ in bodies]
+
+    async def main() -> None:
+        conversions = Conversions(made.one, several, anyio.CapacityLimiter(4))
+        for _ in range(3):
+            await asyncio.gather(*(conversions.batch(small(number)) for number in range(1, 6)))
+
+    asyncio.run(main())
+    assert len(began) == 3 and all(later - earlier > 0.029 for earlier, later in pairwise(began))
