@@ -21,7 +21,7 @@ from legato_ingest.otlp.batch import Batch, Limits, Rejection, rejected_table
 from legato_ingest.otlp.protobuf import Malformed, message, read_fields, read_varint
 from legato_ingest.otlp.signals import SPANS, Signal
 
-__all__ = ["ITEMS_MAX", "convert_body", "is_parsed_whole"]
+__all__ = ["ITEMS_MAX", "convert_body"]
 
 # A body up to this size is parsed without being split.
 _UNSPLIT_BYTES_MAX = 2 * 2**20
@@ -68,7 +68,7 @@ def convert_body(
     Raises ``BadRequest`` (400) when the body is not an OTLP request, ``TooLarge`` (413) when it holds more than ``ITEMS_MAX`` items.
     """
     converter = _Converter(signal, tenant, now_ns, limits, on_fault)
-    if is_parsed_whole(content, signal):
+    if len(content) <= _UNSPLIT_BYTES_MAX and all(content.count(tag) <= signal.tags_max for tag in signal.tags):
         try:
             return converter.convert(content)
         except (MemoryError, OSError, LegatoError):
@@ -76,11 +76,6 @@ def convert_body(
         except Exception:
             pass  # Some item is bad. Splitting the body finds it.
     return Batch.joined(converter.convert_items(items) for items in _groups(content, signal))
-
-
-def is_parsed_whole(content: bytes, signal: Signal) -> bool:
-    """Return whether a body is small enough to be parsed as it is."""
-    return len(content) <= _UNSPLIT_BYTES_MAX and all(content.count(tag) <= signal.tags_max for tag in signal.tags)
 
 
 @dataclass(slots=True)

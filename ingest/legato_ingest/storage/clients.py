@@ -39,8 +39,14 @@ _INSERT_SETTINGS: Mapping[str, Any] = {
     # On a cluster, the shards have the rows when the insert returns.
     "distributed_foreground_insert": 1,
 }
-# Set once for each writing client: `query_arrow` sets them for each query, which costs an embedded engine five more queries.
-_ARROW_SETTINGS: Mapping[str, Any] = {"output_format_arrow_string_as_string": 0, "output_format_arrow_compression_method": "none"}
+# Set once for each writing client: `query_arrow` sets the first two for each query, which costs an embedded engine five more queries. The
+# last two allow lists of thousands of ids in Legato's own statements.
+_OWN_SETTINGS: Mapping[str, Any] = {
+    "output_format_arrow_string_as_string": 0,
+    "output_format_arrow_compression_method": "none",
+    "max_query_size": 1_000_000_000,
+    "max_ast_elements": 10_000_000,
+}
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
 _TENANT_COLUMNS = """
@@ -202,7 +208,7 @@ class ClientStore(ABC):
     def _open(self) -> Client:
         with translated():
             client = self._connect()
-            for name, value in _ARROW_SETTINGS.items():
+            for name, value in _OWN_SETTINGS.items():
                 client.set_client_setting(name, value)
         self._clients.append(client)
         return client

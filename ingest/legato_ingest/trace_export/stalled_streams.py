@@ -24,7 +24,7 @@ STALLS_MAX = 128
 _STREAMS_MAX = 250
 # The clock that stamps verdicts may have been set back by this much since it stamped the streams.
 _CLOCK_MS = 60_000
-_LIMITS = "SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"
+_LIMITS = "SETTINGS max_threads = 1"
 # The rows with which streams end. A row that stepped back for another of its response has no valid verdicts.
 _ENDED = f"{{received}} AND ended AND outcome != '{SUPERSEDED_OUTCOME}'"
 _SPAN = f"SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs WHERE {_ENDED}"

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
@@ -41,7 +42,7 @@ class Body:
         return self.signal is SPANS and http.check_type(self.content_type) != http.JSON and len(self.content) <= _SMALL_BYTES_MAX
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A body in the queue. Its batch is ``None`` if it has to be converted alone."""
 
@@ -77,7 +78,12 @@ class Conversions:
         self._waiting.append(waiting)
         if self._task is None:
             self._task = asyncio.create_task(self._convert_waiting())
-        return await waiting.batch
+        try:
+            return await waiting.batch
+        finally:
+            # The body of a request that is cancelled is no longer counted, so it must not stay in memory.
+            with suppress(ValueError):
+                self._waiting.remove(waiting)
 
     async def _convert_waiting(self) -> None:
         """Convert until no body waits."""

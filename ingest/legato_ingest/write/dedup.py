@@ -44,7 +44,7 @@ _STREAM_KEY = ("tenant", "trace_id", "span_id", "rev")
 _REJECTION_KEY = ("tenant", "reason", "trace_id", "span_id", "rev", "span_sha256")
 # Columns of bytes that are no text.
 _IDS = ("trace_id", "span_id")
-_SETTINGS = "SETTINGS max_query_size = 1000000000, max_threads = 1"
+_SETTINGS = "SETTINGS max_threads = 1"
 
 
 def new_rows(rows: pa.Table, keys: Iterable[T], seen: set[T]) -> pa.Table:

@@ -69,7 +69,7 @@ FROM
 )
 LIMIT {2 * TRACES_MAX} BY tenant, vantage, in_trace, if(in_trace, '', response_id), if(in_trace, span_id, toFixedString('', 8))
 LIMIT {STORED_MAX}
-SETTINGS max_query_size = 1000000000, max_threads = 1"""
+SETTINGS max_threads = 1"""
 
 
 @dataclass(slots=True)

@@ -163,7 +163,7 @@ class Receiver:
             tenants.setdefault(body.tenant, []).append((number, content))
         for tenant, own in tenants.items():
             batches = convert_bodies([content for _, content in own], tenant=tenant, now_ns=time.time_ns(), limits=self._limits)
-            for (number, _), batch in zip(own, batches or (), strict=False):
+            for (number, _), batch in zip(own, batches, strict=True):
                 out[number] = batch
         return out
 

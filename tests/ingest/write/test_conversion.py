@@ -102,6 +102,28 @@ def test_a_sender_that_leaves_keeps_no_other_waiting() -> None:
     assert not made.together
 
 
+def test_bodies_of_cancelled_requests_are_dropped() -> None:
+    """While a conversion lasts, senders send and leave: their bodies do not stay in memory."""
+    made = Converters()
+
+    async def main() -> int:
+        conversions = Conversions(made.one, made.several, anyio.CapacityLimiter(1))
+        first = [asyncio.create_task(conversions.batch(small(1))) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        left = [asyncio.create_task(conversions.batch(small(2))) for _ in range(500)]
+        await asyncio.sleep(0.05)
+        for each in left:
+            each.cancel()
+        await asyncio.sleep(0.05)
+        waiting = len(conversions._waiting)
+        made.gate.set()
+        await asyncio.gather(*first)
+        return waiting
+
+    made.several = lambda bodies: [made.one(body) for body in bodies]  # type: ignore[method-assign]
+    assert asyncio.run(main()) == 0
+
+
 def test_under_a_load_conversions_are_apart() -> None:
     """After several bodies at once the next ones gather; a single body is converted at once."""
     made, began = Converters(), list[float]()

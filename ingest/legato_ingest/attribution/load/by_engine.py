@@ -28,8 +28,10 @@ Window = tuple[int, int]
 """Two times in ns, both included."""
 Windows = Mapping[EngineKey, Window]
 
-# Limit of one query: the number of engines times the stretch of time. It bounds the memory: 16,000 s of 100 steps/s are 140 MB.
+# Limits of one query: the number of engines times the stretch of time, which bounds the memory (16,000 s of 100 steps/s are 140 MB), and
+# the number of engines.
 _ENGINE_NS_MAX = 16_000 * 1_000_000_000
+_ENGINES_MAX = 256
 # Engines share a query if it reads at most so many times the longest of their windows.
 _STRETCH_MAX = 2
 
@@ -40,7 +42,8 @@ def batches_of(windows: Windows) -> Iterator[dict[EngineKey, Window]]:
     begin = end = longest = 0
     for key, (low, high) in sorted(windows.items(), key=lambda item: (item[1], item[0])):
         stretch = max(end, high) - begin
-        if batch and (stretch > _STRETCH_MAX * max(longest, high - low) or (len(batch) + 1) * stretch > _ENGINE_NS_MAX):
+        is_far = stretch > _STRETCH_MAX * max(longest, high - low)
+        if batch and (is_far or len(batch) == _ENGINES_MAX or (len(batch) + 1) * stretch > _ENGINE_NS_MAX):
             yield batch
             batch = {}
         if not batch:

@@ -6,7 +6,7 @@ have waited. `model.clock_offset` computes an offset from the pairs of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,16 +25,27 @@ __all__ = ["ClockOffsets", "RecordedEnds", "clock_offsets"]
 
 # Requests from which the offsets of an engine are computed. More of them do not improve it.
 _SAMPLES_MAX = 512
-# The times of all chunks are read only where the first content and the gaps between contents do not give the time of the last.
-_LAST = """
-SELECT tenant, response_id, vantage, clock, service_name, client_address, toUnixTimestamp64Nano(start_time) + {last_ns} AS ended_ns
+# In these streams every content is a separate read and no gap is open at the end: the sum of the gaps is the time after the first content.
+# Gaps are counted between groups of reads that are at most 5 ms apart, so of other streams the times of all chunks are read.
+_IS_KNOWN = (
+    "ttft_us IS NOT NULL AND ttfo_us IS NOT NULL AND gap_sum_us IS NOT NULL AND gaps + 1 = content_chunks AND ifNull(gap_open_us, 0) = 0"
+)
+_ENDED = f"""
+SELECT
+    tenant, response_id, vantage, clock, service_name, client_address, trace_id, span_id, toUnixTimestamp64Nano(start_time) AS start_ns,
+    if({_IS_KNOWN}, toInt64(ifNull(ttft_us, 0) + ifNull(gap_sum_us, 0)), -1) AS last_us
 FROM stream_revs FINAL
-WHERE {inside} AND vantage IN ('server', 'client') AND ended AND content_chunks > 0 AND {which} AND (tenant, response_id) IN
-    (SELECT tenant, response_id FROM engine_requests WHERE {engines} AND {recorded} AND response_id != '')"""
-_IS_KNOWN = "(ttft_us IS NOT NULL AND ttfo_us IS NOT NULL AND gap_sum_us IS NOT NULL)"
-_KNOWN_NS = "1000 * toInt64(ttft_us + gap_sum_us)"
-_COUNTED_NS = f"1000 * toInt64(arraySum(arraySlice(dt_us, 1, arrayLastIndex(kind -> kind IN {CONTENT_KINDS_SQL}, chunk_kind))))"
-_SETTINGS = "SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"
+WHERE {{inside}} AND vantage IN ('server', 'client') AND ended AND content_chunks > 0 AND (tenant, response_id) IN
+    (SELECT tenant, response_id FROM engine_requests WHERE {{engines}} AND {{recorded}} AND response_id != '')
+SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
+_COUNTED = f"""
+SELECT
+    tenant, trace_id, span_id,
+    toInt64(arraySum(arraySlice(dt_us, 1, arrayLastIndex(kind -> kind IN {CONTENT_KINDS_SQL}, chunk_kind)))) AS last_us
+FROM stream_revs FINAL
+PREWHERE {{inside}} AND reinterpretAsUInt64(span_id) IN ({{spans}})
+WHERE ended AND notEmpty(dt_us)
+SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
 # The key of the server's clock among those of the clients.
 _SERVER = ""
 
@@ -65,6 +76,22 @@ class RecordedEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class _Ended:
+    """A stream that ended. ``last_us``: the time from its start to its last content (-1: not known without the times of its chunks)."""
+
+    tenant: bytes
+    response_id: bytes
+    vantage: bytes
+    clock: bytes
+    service_name: bytes
+    client_address: bytes
+    trace_id: bytes
+    span_id: bytes
+    start_ns: int
+    last_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClockOffsets:
     """The clock of an engine's records minus other clocks, as in ``model.engine.EngineRecords``."""
 
@@ -79,31 +106,43 @@ def clock_offsets(store: Store, ends: Mapping[EngineKey, RecordedEnds]) -> dict[
     for batch in batches_of({key: each.ended for key, each in wanted.items()}):
         nearest = {key: wanted[key].nearest() for key in batch}
         samples: dict[EngineKey, dict[str, list[tuple[int, int]]]] = {}
-        for key, clock, pair in _pairs(_ended(store, batch, wanted), nearest):
+        for key, clock, pair in _pairs(_ended(store, batch, wanted, nearest), nearest):
             samples.setdefault(key, {}).setdefault(clock, []).append(pair)
         out.update({key: _offsets(own) for key, own in samples.items()})
     return out
 
 
-def _ended(store: Store, batch: Windows, ends: Mapping[EngineKey, RecordedEnds]) -> Iterator[tuple[str, str, str, int]]:
-    """Yield tenant, response id, clock and time of the last content of the streams of these engines' requests."""
-    recorded = span_of({key: ends[key].recorded for key in batch})
-    low, high = span_of(batch)
-    where = {
-        "inside": between_ns("start_time", low - STREAM_NS_MAX, high),
-        "engines": is_one_of(batch),
-        "recorded": between_ns("recorded_at", *recorded),
-    }
-    known = _LAST.format(last_ns=_KNOWN_NS, which=_IS_KNOWN, **where)
-    counted = _LAST.format(last_ns=_COUNTED_NS, which=f"NOT {_IS_KNOWN} AND notEmpty(dt_us)", **where)
-    table = store.select_arrow(f"{known}\nUNION ALL{counted}\n{_SETTINGS}")
+def _ended(
+    store: Store, batch: Windows, ends: Mapping[EngineKey, RecordedEnds], nearest: Mapping[EngineKey, Mapping[str, int]]
+) -> Iterator[tuple[str, str, str, int]]:
+    """Yield tenant, response id, clock and time of the last content of the streams of these engines' ``nearest`` requests."""
+    recorded, (low, high) = span_of({key: ends[key].recorded for key in batch}), span_of(batch)
+    inside = between_ns("start_time", low - STREAM_NS_MAX, high)
+    sql = _ENDED.format(inside=inside, engines=is_one_of(batch), recorded=between_ns("recorded_at", *recorded))
+    rows = [_Ended(*values) for values in zip(*store.select_arrow(sql).to_pydict().values(), strict=True)]
+    wanted = {(key[0].encode(), response.encode()) for key, own in nearest.items() for response in own}
+    rows = [row for row in rows if (row.tenant, row.response_id) in wanted]
+    counted = _counted(store, [row for row in rows if row.last_us < 0])
     clocks: dict[tuple[bytes, ...], str] = {}
-    columns = ("tenant", "response_id", "vantage", "clock", "service_name", "client_address", "ended_ns")
-    for tenant, response, vantage, *clock, ended_ns in zip(*(table[name].to_pylist() for name in columns), strict=True):
-        seen = (vantage, *clock)
+    for row in rows:
+        last_us = row.last_us if row.last_us >= 0 else counted.get((row.tenant, row.trace_id, row.span_id))
+        if last_us is None:
+            continue
+        seen = row.vantage, row.clock, row.service_name, row.client_address
         if seen not in clocks:
-            clocks[seen] = _SERVER if unquoted(vantage) == "server" else clock_of(*map(unquoted, clock))
-        yield str(unquoted(tenant)), str(unquoted(response)), clocks[seen], int(ended_ns)
+            clocks[seen] = _SERVER if row.vantage == b"server" else clock_of(*map(unquoted, seen[1:]))
+        yield str(unquoted(row.tenant)), str(unquoted(row.response_id)), clocks[seen], row.start_ns + 1000 * last_us
+
+
+def _counted(store: Store, rows: Sequence[_Ended]) -> dict[tuple[bytes, bytes, bytes], int]:
+    """Return the time (µs) from the start to the last content of streams, from the times of their chunks; by tenant and ids."""
+    if not rows:
+        return {}
+    starts = [row.start_ns for row in rows]
+    spans = np.frombuffer(b"".join(row.span_id for row in rows), "<u8").tolist()
+    sql = _COUNTED.format(inside=between_ns("start_time", min(starts), max(starts)), spans=",".join(map(str, spans)))
+    found = store.select_arrow(sql).to_pydict()
+    return dict(zip(zip(found["tenant"], found["trace_id"], found["span_id"], strict=True), found["last_us"], strict=True))
 
 
 def _pairs(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, batches_of, rows_by_engine, span_of
+from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, rows_by_engine
 from legato_ingest.attribution.load.clock_offsets import ClockOffsets, RecordedEnds, clock_offsets
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
@@ -44,7 +44,7 @@ _REQUESTS = """
 SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS at_ns
 FROM engine_requests FINAL
 WHERE {inside} AND {which}
-SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
+SETTINGS max_threads = 1"""
 _FIRST_TOKENS = """
 SELECT
     tenant, engine_id, response_id, toUnixTimestamp64Nano(start_time) AS at_ns,
@@ -191,9 +191,7 @@ def _engines_by_host(store: Store, streams: Mapping[EngineKey, Sequence[Stream]]
         low, high = _Served(own, ()).streamed
         around[key] = low - AROUND_NS, high + AROUND_NS
     read = _read_steps(store, around, {})
-    boots = {}
-    for batch in batches_of({key: around[key] for key in read}):
-        boots.update(boots_of(store, list(batch), *span_of(batch)))
+    boots = boots_of(store, {key: around[key] for key in read})
     on_host = {
         key: steps
         for key, (steps, _) in read.items()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.by_engine import Rows, Windows, batches_of, columns_of, span_of
+from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, batches_of, columns_of, span_of
 from legato_ingest.attribution.model.counters import grown
 from legato_ingest.attribution.model.gpu_throttle import GpuClock
 from legato_ingest.attribution.model.scraped import EngineKey
@@ -34,9 +34,12 @@ WHERE {inside} AND tenant IN ({tenants}) AND metric IN ({metrics}) AND value IS 
 ORDER BY at_ns
 SETTINGS max_threads = 1"""
 _SHARES = """
-SELECT DISTINCT tenant, attributes['hw.id'] AS gpu, engine_id
+SELECT
+    tenant, attributes['hw.id'] AS gpu, engine_id,
+    toUnixTimestamp64Nano(min(recorded_at)) AS first_ns, toUnixTimestamp64Nano(max(recorded_at)) AS last_ns
 FROM node_samples
-WHERE {inside} AND tenant IN ({tenants}) AND metric = '{shared}'"""
+WHERE {inside} AND tenant IN ({tenants}) AND metric = '{shared}'
+GROUP BY tenant, gpu, engine_id"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +76,22 @@ def _sought(store: Store, windows: Windows, where: Mapping[str, str]) -> dict[En
 
     The samples of a shared GPU have no engine id, or the id of the engine with processes on the complete GPU.
     """
-    users: dict[tuple[str, str], set[str]] = {}
-    for tenant, gpu, engine in store.select(_SHARES.format(shared=_SHARED, **where)):
-        users.setdefault((str(unquoted(tenant)), str(unquoted(gpu))), set()).add(str(unquoted(engine)))
-    gpus_of: dict[EngineKey, set[str]] = {}
-    for (tenant, gpu), engines in users.items():
-        for engine in engines:
-            gpus_of.setdefault((tenant, engine), set()).add(gpu)
+    users: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
+    gpus_of: dict[EngineKey, list[tuple[str, int, int]]] = {}
+    for tenant, gpu, engine, first_ns, last_ns in store.select(_SHARES.format(shared=_SHARED, **where)):
+        own = str(unquoted(tenant)), str(unquoted(gpu)), str(unquoted(engine))
+        users.setdefault((own[0], own[1]), []).append((own[2], int(first_ns), int(last_ns)))
+        gpus_of.setdefault((own[0], own[2]), []).append((own[1], int(first_ns), int(last_ns)))
+
+    def within(shares: Iterable[tuple[str, int, int]], window: Window) -> set[str]:
+        return {name for name, first_ns, last_ns in shares if first_ns <= window[1] and last_ns >= window[0]}
+
     out = {}
-    for tenant, engine in windows:
+    for (tenant, engine), window in windows.items():
         ids = frozenset((engine, server_of(engine)))
-        gpus = frozenset().union(*(gpus_of.get((tenant, each), ()) for each in ids))
-        sharing = frozenset({""}.union(*(users[tenant, gpu] for gpu in gpus))) if gpus else frozenset()
-        out[tenant, engine] = _Sought(ids, gpus, sharing | ids if gpus else frozenset())
+        gpus = frozenset(gpu for each in ids for gpu in within(gpus_of.get((tenant, each), ()), window))
+        sharing = frozenset(name for gpu in gpus for name in within(users[tenant, gpu], window))
+        out[tenant, engine] = _Sought(ids, gpus, ids | sharing | {""} if gpus else frozenset())
     return out
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from legato_ingest.attribution.load.by_engine import Windows, rows_by_engine
 from legato_ingest.attribution.load.engine_ids import is_one_of
 from legato_ingest.attribution.model.counters import grown
 from legato_ingest.attribution.model.scraped import (
@@ -80,7 +81,7 @@ WHERE {{inside}} AND {{which}} AND metric = '{_INTERVALS}' AND attributes['legat
 ORDER BY recorded_at
 SETTINGS max_threads = 1"""
 _BOOTS = f"""
-SELECT DISTINCT tenant, engine_id, attributes['legato.boot.id'] AS boot
+SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, attributes['legato.boot.id'] AS boot
 FROM node_samples
 WHERE {{inside}} AND {{which}} AND metric IN {_WITH_BOOT} AND boot != ''"""
 
@@ -103,16 +104,14 @@ def scraped_metrics(store: Store, streams: Sequence[Stream]) -> dict[EngineKey, 
     window = (low - 2 * AROUND_NS, high + 2 * AROUND_NS)
     where = {"inside": between_ns("recorded_at", *window), "which": is_one_of(engines, with_ranks=True)}
     series, longest = _series_of(store, engines, where), _longest_of(store, engines, where)
-    boots, cpu = boots_of(store, engines, *window), _cpu_times_of(store, engines, *window)
+    boots, cpu = boots_of(store, dict.fromkeys(engines, window)), _cpu_times_of(store, engines, *window)
     return {key: _metrics(own, longest.get(key, []), boots[key], cpu.get(key, {})) for key, own in series.items()}
 
 
-def boots_of(store: Store, keys: Collection[EngineKey], low_ns: int, high_ns: int) -> dict[EngineKey, frozenset[str]]:
-    """Return the boots of the hosts on which an agent observed each of these engines between these times."""
-    out: dict[EngineKey, set[str]] = {key: set() for key in keys}
-    for tenant, engine, boot in store.select(_BOOTS.format(inside=between_ns("recorded_at", low_ns, high_ns), which=is_one_of(keys))):
-        out[str(unquoted(tenant)), str(unquoted(engine))].add(str(unquoted(boot)))
-    return {key: frozenset(boots) for key, boots in out.items()}
+def boots_of(store: Store, windows: Windows) -> dict[EngineKey, frozenset[str]]:
+    """Return the boots of the hosts on which an agent observed each of these engines within its window."""
+    found = rows_by_engine(store, _BOOTS, windows, "recorded_at")
+    return {key: frozenset(map(unquoted, found[key]["boot"].tolist())) if key in found else frozenset() for key in windows}
 
 
 def _series_of(store: Store, engines: Collection[EngineKey], where: Mapping[str, str]) -> dict[EngineKey, dict[str, list[_Series]]]:

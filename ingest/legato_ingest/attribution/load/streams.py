@@ -37,7 +37,7 @@ SELECT
 FROM stream_revs FINAL
 WHERE {{inside}} AND {{which}}
 ORDER BY start_time, span_id
-SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1, max_query_size = 1000000000, max_ast_elements = 10000000"""
+SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
 _SOCKETS = f"""
 SELECT tenant, trace_id, span_id, {", ".join(_SOCKET_ARRAYS)} FROM stream_sockets FINAL
 WHERE {{inside}}
@@ -45,7 +45,7 @@ SETTINGS max_threads = 1"""
 _CLIENTS = f"""
 SELECT DISTINCT tenant, trace_id FROM stream_revs
 WHERE {{inside}} AND {KNOWS_CHUNKS} AND trace_id IN ({{traces}})
-SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
+SETTINGS max_threads = 1"""
 _SECONDS = """
 SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, toInt64(count()) AS streams
 FROM stream_revs
@@ -55,7 +55,7 @@ SETTINGS max_threads = 1"""
 _STORED = f"""
 SELECT tenant, trace_id, span_id, gap_start_us FROM verdicts FINAL
 WHERE {{inside}} AND trace_id IN ({{traces}}) AND cause != '{HEALTHY}'
-SETTINGS max_query_size = 1000000000, max_ast_elements = 10000000, max_threads = 1"""
+SETTINGS max_threads = 1"""
 _SECOND_NS = 1_000_000_000
 _SLICE_NS_MAX = 300 * _SECOND_NS
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from helpers.builders.spans import native_span, request
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, response_id, steps, stream
+from legato._timeline import pack
 from legato_ingest.attribution.load.clock_offsets import RecordedEnds, clock_offsets
 from legato_ingest.storage import Store
 
@@ -38,6 +42,36 @@ def test_the_offset_is_that_of_the_last_content(store: Store, without: str) -> N
     # The requests of an engine are those that this engine finished.
     assert offsets["", "another"].server == own.server
     assert offsets["other", "e"].server is None and not offsets["other", "e"].clients
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "outcome", "open_ms"),
+    [
+        ([3 * number for number in range(300)], "complete", 0),
+        ([at for number in range(100) for at in (20 * number, 20 * number + 1)], "complete", 0),
+        ([20 * number for number in range(100)], "client_cancel", 5_000),
+        ([20 * number for number in range(100)], "complete", 5_000),
+        ([0], "complete", 0),
+    ],
+    ids=["3 ms a chunk", "in pairs", "left after a silence", "ended after a silence", "one chunk"],
+)
+def test_the_last_content_is_exact(store: Store, times_ms: list[int], outcome: str, open_ms: int) -> None:
+    """Also where contents are nearer to each other than gaps are counted, and where the stream goes on without content."""
+    put(store, steps(WORLD, 4), ENDED_NS + SKEW_NS)
+    start_ns = ENDED_NS // 1000 * 1000 - 10**10
+    attributes = {
+        "legato.stream.vantage": "server",
+        "legato.stream.outcome": outcome,
+        "legato.stream.timeline": pack([1_000 * at + 400_000 for at in times_ms], None, None, [1] * len(times_ms)),
+        "gen_ai.response.id": response_id(0),
+        "legato.engine.id": "e",
+    }
+    body = request()
+    native_span(body, attributes, start_ns=start_ns, duration_ns=(400 + times_ms[-1] + open_ms + 1) * MS)
+    put(store, body, ENDED_NS)
+    last_ns = start_ns + (400 + times_ms[-1]) * MS
+    own = replace(ends(), recorded_ns={response_id(0): last_ns + SKEW_NS})
+    assert clock_offsets(store, {KEY: own})[KEY].server == (SKEW_NS, None)
 
 
 def test_a_stream_without_times_gives_no_offset(store: Store) -> None:
