@@ -308,8 +308,9 @@ def test_prometheus_finds_the_trace_of_a_bucket(store: Store, tmp_path: pathlib.
             }
 
             def exemplars() -> list[Any]:
-                with suppress(httpx.TransportError):
-                    return list(client.get("/query_exemplars", params=query).json()["data"])
+                # Prometheus answers 503 while it starts.
+                with suppress(httpx.HTTPError):
+                    return list(client.get("/query_exemplars", params=query).raise_for_status().json()["data"])
                 return []
 
             until(exemplars)

@@ -42,7 +42,7 @@ def test_each_engine_has_its_rows_within_its_window(store: Store) -> None:
     place = {key: number for number, key in enumerate(ENGINES)}
 
     @given(WINDOWS)
-    @examples(30)
+    @examples(12)
     def check(windows: dict[tuple[str, str], tuple[int, int]]) -> None:
         found = rows_by_engine(store, STEPS, windows, "recorded_at")
         for key, (low, high) in windows.items():
@@ -68,7 +68,7 @@ def test_engines_far_apart_do_not_share_a_query(drawn: dict[tuple[str, str], tup
 
 
 def test_a_sweep_asks_few_queries_for_many_engines(store: Store) -> None:
-    """600 engines at the same time, with long ids: a query for each 256 of them, at most of 100 in 160 s."""
+    """600 engines at the same time, with long ids: a query for each 256 of them."""
     asked: list[str] = []
 
     class Counting:
@@ -76,8 +76,7 @@ def test_a_sweep_asks_few_queries_for_many_engines(store: Store) -> None:
             asked.append(sql)
             return store.select_arrow(sql)
 
-    for seconds, queries in ((10, 3), (160, 6)):
-        windows = {("", f"engine-{number}" + 1_000 * "x"): (NOW_NS, NOW_NS + seconds * SECOND_NS) for number in range(600)}
-        assert rows_by_engine(Counting(), STEPS, windows, "recorded_at") == {}  # type: ignore[arg-type]
-        assert len(asked) == queries and max(map(len, asked)) > 200_000
-        asked.clear()
+    windows = {("", f"engine-{number}" + 600 * "x"): (NOW_NS, NOW_NS + 10 * SECOND_NS) for number in range(600)}
+    assert rows_by_engine(Counting(), STEPS, windows, "recorded_at") == {}  # type: ignore[arg-type]
+    # Longer than ClickHouse accepts by default.
+    assert len(asked) == 3 and max(map(len, asked)) > 262_144
