@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _wait(self, truth: Truth, at_ms: float) -> None:
         """Sleep until `at_ms` after the request. A client that closes in the meantime ends the stream at once."""
         while (left_s := truth.request_start_ns / 1e9 + at_ms / 1e3 - time.time()) > 0:
-            if select.select([self.connection], [], [], left_s)[0] and not self.connection.recv(1, socket.MSG_PEEK):
+            if _is_readable(self.connection, left_s) and not self.connection.recv(1, socket.MSG_PEEK):
                 raise _Closed
 
     def _head(self, content_type: str, *headers: tuple[str, str], status: int = 200) -> None:
@@ -160,6 +160,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: the truth is the log."""
+
+
+def _is_readable(connection: socket.socket, seconds: float) -> bool:
+    """Wait until the connection can be read, or for so long. (`select` takes no descriptor above 1,023.)"""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 class FakeLLM(ThreadingHTTPServer):
