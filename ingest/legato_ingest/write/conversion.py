@@ -80,10 +80,11 @@ class Conversions:
             self._task = asyncio.create_task(self._convert_waiting())
         try:
             return await waiting.batch
-        finally:
+        except asyncio.CancelledError:
             # The body of a request that is cancelled is no longer counted, so it must not stay in memory.
             with suppress(ValueError):
                 self._waiting.remove(waiting)
+            raise
 
     async def _convert_waiting(self) -> None:
         """Convert until no body waits."""

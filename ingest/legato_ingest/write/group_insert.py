@@ -132,11 +132,11 @@ class GroupInsert:
     def _new_streams(self, batches: Sequence[Batch]) -> list[pa.Table]:
         """Return the rows of each batch that neither the store nor an earlier batch of the group holds."""
         keys_of = [stream_keys(batch.revs) for batch in batches]
-        known = [
+        maybe_stored = [
             self._recent.maybe_stored(REVS, "start_time", batch.revs, [key[:3] for key in keys])
             for batch, keys in zip(batches, keys_of, strict=True)
         ]
-        seen = stored_streams(self._store, known)
+        seen = stored_streams(self._store, maybe_stored)
         # A rev below the highest stored one counts as stored: the store may have merged it away since it was first sent.
         highest: dict[tuple[str, bytes, bytes], int] = {}
         for tenant, trace, span, rev in seen:

@@ -6,7 +6,7 @@ query. The module knows no table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,7 @@ def span_of(windows: Windows) -> Window:
     return min(low for low, _ in windows.values()), max(high for _, high in windows.values())
 
 
-def rows_by_engine(
-    store: Store, sql: str, windows: Windows, time: str, which: Callable[[Windows], str] = is_one_of
-) -> dict[EngineKey, Rows]:
+def rows_by_engine(store: Store, sql: str, windows: Windows, time: str) -> dict[EngineKey, Rows]:
     """Return the rows of each engine within its window, by ``at_ns``; engines without rows are left out.
 
     ``sql`` selects ``tenant``, ``engine_id``, ``at_ns`` and other columns. It has places for ``{which}``, the condition on the engine, and
@@ -69,7 +67,7 @@ def rows_by_engine(
     """
     out: dict[EngineKey, Rows] = {}
     for batch in batches_of(windows):
-        table = store.select_arrow(sql.format(which=which(batch), inside=between_ns(time, *span_of(batch))))
+        table = store.select_arrow(sql.format(which=is_one_of(batch), inside=between_ns(time, *span_of(batch))))
         out.update(_split(table, batch))
     return out
 

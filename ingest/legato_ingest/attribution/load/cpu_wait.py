@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, columns_of, span_of
-from legato_ingest.attribution.load.engine_ids import is_one_of_servers
+from legato_ingest.attribution.load.engine_ids import ids_of_server, is_one_of_servers
 from legato_ingest.attribution.load.scraped_metrics import OF_ALL_CPUS, UP
 from legato_ingest.attribution.model.cpu_wait import CpuSamples, CpuSeries
 from legato_ingest.attribution.model.scraped import CPU_TIME, CPU_WAIT, EngineKey
-from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
@@ -46,7 +45,9 @@ def cpu_samples(store: Store, windows: Windows, by_scrapes: bool = False) -> dic
         # The time of a host's CPUs is sampled once, or with the id of an engine on it.
         of_engines = f"(engine_id = '' OR {is_one_of_servers(batch)})"
         times = _read(store, _SAMPLES.format(inside=inside, which=f"metric = '{CPU_TIME}' AND {on_hosts} AND {of_engines} AND {_IS_STEAL}"))
-        out.update({key: _samples_of(key, window, own, times) for key, window in batch.items()})
+        by_engine = _grouped(own, lambda each: (each.tenant, each.engine_id))
+        by_host = _grouped(times, lambda each: (each.tenant, each.series.host))
+        out.update({key: _samples_of(key, window, by_engine, by_host) for key, window in batch.items()})
     return out
 
 
@@ -74,18 +75,30 @@ def _read(store: Store, sql: str) -> list[_Read]:
     return out
 
 
-def _samples_of(key: EngineKey, window: Window, own: Sequence[_Read], times: Sequence[_Read]) -> CpuSamples:
+def _grouped(series: Iterable[_Read], key: Callable[[_Read], tuple[str, str]]) -> dict[tuple[str, str], list[_Read]]:
+    out: dict[tuple[str, str], list[_Read]] = {}
+    for each in series:
+        out.setdefault(key(each), []).append(each)
+    return out
+
+
+def _samples_of(
+    key: EngineKey,
+    window: Window,
+    by_engine: Mapping[tuple[str, str], Sequence[_Read]],
+    by_host: Mapping[tuple[str, str], Sequence[_Read]],
+) -> CpuSamples:
     """Return the samples of one engine: those with an id of its server, and the CPU times of the hosts that these name."""
-    ids = {key[1], server_of(key[1])}
-    mine = [each for each in own if each.tenant == key[0] and each.engine_id in ids]
+    tenant, ids = key[0], ids_of_server(key[1])
     found: dict[str, list[CpuSeries]] = {CPU_WAIT: [], UP: []}
-    for each in mine:
+    for each in (each for engine in sorted(ids) for each in by_engine.get((tenant, engine), ())):
         if (part := each.series.within(*window)) is not None:
             found[each.metric].append(part)
-    hosts = {series.host for of_metric in found.values() for series in of_metric}
+    hosts = sorted({series.host for of_metric in found.values() for series in of_metric})
     stolen = [
         part
-        for each in times
-        if each.tenant == key[0] and each.series.host in hosts and each.engine_id in {"", *ids} and (part := each.series.within(*window))
+        for host in hosts
+        for each in by_host.get((tenant, host), ())
+        if each.engine_id in {"", *ids} and (part := each.series.within(*window))
     ]
     return CpuSamples(found[CPU_WAIT], stolen, found[UP])

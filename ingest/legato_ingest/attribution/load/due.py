@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from legato_ingest.attribution.load.by_engine import batches_of, span_of
 from legato_ingest.attribution.load.engine_ids import is_one_of, is_one_of_servers
@@ -74,7 +75,6 @@ SELECT tenant, engine_id, toUnixTimestamp64Nano(culprit_at) AS at_ns
 FROM verdicts FINAL
 WHERE {{around}} AND {{inside}} AND {_IS_UNKNOWN_PROMPT}
 GROUP BY tenant, engine_id, at_ns"""
-_NS_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _by_first_tokens(store: Store, new: str, is_judged: str, judged_ns: int) -> 
 
 def _contains(stretches: Sequence[tuple[int, int]], at_ns: int) -> bool:
     """Return whether one of these stretches of time, which are in order, contains a time."""
-    place = bisect_right(stretches, (at_ns, _NS_MAX)) - 1
+    place = bisect_right(stretches, at_ns, key=itemgetter(0)) - 1
     return place >= 0 and at_ns <= stretches[place][1]
 
 

@@ -6,14 +6,14 @@ from collections.abc import Collection
 
 from legato_ingest.attribution.model.scraped import EngineKey
 from legato_ingest.definitions import server_of
-from legato_ingest.storage.sql import quoted, quoted_all
+from legato_ingest.storage.sql import quoted
 
 __all__ = ["ids_of_server", "is_one_of", "is_one_of_servers"]
 
 
-def ids_of_server(engine_id: str) -> str:
-    """Return the ids under which the processes and GPUs of an engine are sampled, as a list in SQL: ranks share those of their server."""
-    return quoted_all(sorted({engine_id, server_of(engine_id)}))
+def ids_of_server(engine_id: str) -> frozenset[str]:
+    """Return the ids under which the processes and GPUs of an engine are sampled: ranks share those of their server."""
+    return frozenset((engine_id, server_of(engine_id)))
 
 
 def is_one_of(keys: Collection[EngineKey], with_ranks: bool = False) -> str:
@@ -27,4 +27,4 @@ def is_one_of(keys: Collection[EngineKey], with_ranks: bool = False) -> str:
 
 def is_one_of_servers(keys: Collection[EngineKey]) -> str:
     """Return the condition for rows with an id under which the processes and GPUs of these engines are sampled."""
-    return is_one_of({(tenant, each) for tenant, engine in keys for each in (engine, server_of(engine))})
+    return is_one_of({(tenant, each) for tenant, engine in keys for each in ids_of_server(engine)})

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, batches_of, columns_of, span_of
+from legato_ingest.attribution.load.engine_ids import ids_of_server
 from legato_ingest.attribution.model.counters import grown
 from legato_ingest.attribution.model.gpu_throttle import GpuClock
 from legato_ingest.attribution.model.scraped import EngineKey
-from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 
@@ -88,7 +88,7 @@ def _sought(store: Store, windows: Windows, where: Mapping[str, str]) -> dict[En
 
     out = {}
     for (tenant, engine), window in windows.items():
-        ids = frozenset((engine, server_of(engine)))
+        ids = ids_of_server(engine)
         gpus = frozenset(gpu for each in ids for gpu in within(gpus_of.get((tenant, each), ()), window))
         sharing = frozenset(name for gpu in gpus for name in within(users[tenant, gpu], window))
         out[tenant, engine] = _Sought(ids, gpus, ids | sharing | {""} if gpus else frozenset())
