@@ -1,7 +1,6 @@
 """Reads rows about several engines with one query for many of them: each engine's rows within a separate window of time.
 
-A sweep over hundreds of engines asks a few queries, whatever the number of engines. The result does not depend on which engines share a
-query. The module knows no table.
+Some hundred engines share a query. The result does not depend on which engines share it. The module knows no table.
 """
 
 from __future__ import annotations
