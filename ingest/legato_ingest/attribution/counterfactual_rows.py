@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 
 # A cause took part in a stall if it has this share of the excess or more.
 _PART_MIN = 0.1
+_REPLAYABLE = np.array([index_of(name) for name in REPLAYABLE])
 
 
 def counterfactual_rows(judgement: Judgement, stall_ns: int, judged_at_ns: int) -> pa.Table:
@@ -67,5 +68,5 @@ def _of_stream(judgement: Judgement, owner: int, stalls: Ints, stall_ns: int, ju
 def _took_part(judgement: Judgement, stalls: Ints) -> dict[str, Ints]:
     """Return, for each replayable cause, the stalls in which it took part."""
     excess = np.maximum(judgement.verdicts.excess_ns[stalls], 1)
-    parts = judgement.verdicts.parts[stalls]
-    return {name: stalls[parts[:, index_of(name)] >= _PART_MIN * excess] for name in REPLAYABLE}
+    took_part = judgement.verdicts.parts[stalls[:, None], _REPLAYABLE] >= _PART_MIN * excess[:, None]
+    return {name: stalls[took_part[:, column]] for column, name in enumerate(REPLAYABLE)}

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from legato_ingest.attribution.counterfactual_rows import counterfactual_rows
+from legato_ingest.attribution.judging import Judging, Rows, judged_rows
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.evidence import load_evidence
 from legato_ingest.attribution.load.streams import slices_of, streams_in
 from legato_ingest.attribution.load.superseded import superseded_stalls
-from legato_ingest.attribution.model.judge import Evidence, Thresholds, judge
+from legato_ingest.attribution.model.judge import Thresholds
 from legato_ingest.attribution.model.vantage import Stream
-from legato_ingest.attribution.verdict_rows import verdict_rows, withdrawn_rows
+from legato_ingest.attribution.verdict_rows import withdrawn_rows
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage import Store
 
@@ -48,11 +48,12 @@ def attribute(
     judged_at_ns: int,
     stopping: Callable[[], bool],
     failed: Callable[[Exception], None],
+    judging: Judging = judged_rows,
 ) -> RunResult:
     """Judge the streams that are due, and withdraw the stalls of servers with a client among them.
 
     ``stopping`` is called before each slice; if it returns True the run ends early. ``failed`` is called with the error of streams that
-    could not be judged; they are left out. Raises ``StoreUnavailable`` if the store cannot answer at the moment.
+    could not be judged; they are left out. ``judging`` judges evidence. Raises ``StoreUnavailable`` if the store cannot answer now.
     """
     result = RunResult()
     gap_us = thresholds.gap_ns // 1000
@@ -64,7 +65,7 @@ def attribute(
         # One second may hold more streams than a slice should.
         for first in range(0, len(streams), _STREAMS_MAX):
             try:
-                result.add(_attribute_batch(store, streams[first : first + _STREAMS_MAX], thresholds, judged_at_ns, failed))
+                result.add(_attribute_batch(store, streams[first : first + _STREAMS_MAX], thresholds, judged_at_ns, failed, judging))
             except StoreUnavailable:
                 raise
             except Exception as error:
@@ -74,13 +75,18 @@ def attribute(
 
 
 def attribute_open(
-    store: Store, streams: Sequence[Stream], thresholds: Thresholds, judged_at_ns: int, failed: Callable[[Exception], None]
+    store: Store,
+    streams: Sequence[Stream],
+    thresholds: Thresholds,
+    judged_at_ns: int,
+    failed: Callable[[Exception], None],
+    judging: Judging = judged_rows,
 ) -> RunResult:
     """Judge the present gaps of running streams (``load.open_stalls``). ``failed`` and errors are as in ``attribute``."""
     if not streams:
         return RunResult()
     try:
-        return _attribute_batch(store, streams, thresholds, judged_at_ns, failed)
+        return _attribute_batch(store, streams, thresholds, judged_at_ns, failed, judging)
     except StoreUnavailable:
         raise
     except Exception as error:
@@ -100,36 +106,25 @@ def _withdraw(store: Store, due: Due, judged_at_ns: int) -> int:
     return int(stalls.num_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of one group of streams."""
-
-    streams: int
-    counterfactuals: pa.Table
-    verdicts: pa.Table
-
-
 def _attribute_batch(
-    store: Store, streams: Sequence[Stream], thresholds: Thresholds, judged_at_ns: int, failed: Callable[[Exception], None]
+    store: Store,
+    streams: Sequence[Stream],
+    thresholds: Thresholds,
+    judged_at_ns: int,
+    failed: Callable[[Exception], None],
+    judging: Judging,
 ) -> RunResult:
     """Load the evidence about some streams, judge it group by group, and write the rows of all groups that could be judged."""
-    rows = []
-    for evidence in load_evidence(store, streams):
-        try:
-            rows.append(_rows(evidence, thresholds, judged_at_ns))
-        except Exception as error:
-            failed(error)
+    rows = list[Rows]()
+    for each in judging(load_evidence(store, streams), thresholds, judged_at_ns):
+        if isinstance(each, Exception):
+            failed(each)
+        else:
+            rows.append(each)
     return _write(store, rows)
 
 
-def _rows(evidence: Evidence, thresholds: Thresholds, judged_at_ns: int) -> _Rows:
-    """Return the rows of one group. This function reads and writes nothing."""
-    judgement = judge(evidence, thresholds)
-    counterfactuals = counterfactual_rows(judgement, thresholds.gap_ns, judged_at_ns)
-    return _Rows(len(evidence.streams), counterfactuals, verdict_rows(judgement, judged_at_ns))
-
-
-def _write(store: Store, rows: Sequence[_Rows]) -> RunResult:
+def _write(store: Store, rows: Sequence[Rows]) -> RunResult:
     """Write the rows of several groups. Counterfactuals come first, as they count only once their verdicts are written."""
     if not rows:
         return RunResult()

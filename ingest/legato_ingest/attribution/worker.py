@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from legato_ingest.attribution.judging import Judging, judged_rows
 from legato_ingest.attribution.load.due import ClockOffsets, Due, due_by_evidence, due_by_receipt
 from legato_ingest.attribution.load.open_stalls import open_stalls
 from legato_ingest.attribution.model.judge import Thresholds
@@ -32,6 +33,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
     """Judges streams periodically. Owns ``store``, a separate handle. Without ``start()`` it runs only when ``step()`` is called.
 
     ``received_ms`` returns the time until which everything received is in the store. Verdicts get times later than ``after_ms``.
+    ``judging`` judges evidence, in this process or in another.
     """
 
     def __init__(
@@ -42,13 +44,14 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         received_ms: Callable[[], int] = now_ms,
         after_ms: int = 0,
         my_turn: Callable[[], bool] = always,
+        judging: Judging = judged_rows,
     ) -> None:
         lag = metrics.attribution_lag_seconds
         super().__init__("attribute", store, settings.attribute_every_s, metrics, my_turn=my_turn, lag=lag)
         self._store, self._metrics = store, metrics
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
         self._settle_ms = int(settings.attribute_grace_s * 1000)
-        self._received_ms = received_ms
+        self._received_ms, self._judging = received_ms, judging
         self._clocks = ClockOffsets()
         # The time of receipt up to which the last run saw all evidence; after a restart unknown, and then that of its streams counts.
         self._seen_ms = 0
@@ -93,13 +96,13 @@ class AttributionWorker(PeriodicWorker[RunResult]):
     def _attribute(self, due: Due) -> RunResult:
         with self._watermark.stamp() as judged_ms:
             at_ns = judged_ms * 1_000_000
-            return attribute(self._store, due, self._thresholds, at_ns, lambda: self.stopping, self._failed)
+            return attribute(self._store, due, self._thresholds, at_ns, lambda: self.stopping, self._failed, self._judging)
 
     def _attribute_open(self, after_ms: int, until_ms: int) -> RunResult:
         """Judge the stalls of running streams that were reported between these times, without a grace period."""
         streams = open_stalls(self._store, after_ms, until_ms)
         with self._watermark.stamp() as judged_ms:
-            return attribute_open(self._store, streams, self._thresholds, judged_ms * 1_000_000, self._failed)
+            return attribute_open(self._store, streams, self._thresholds, judged_ms * 1_000_000, self._failed, self._judging)
 
     def _failed(self, error: Exception) -> None:
         self._metrics.errors.labels("attribute", type(error).__name__).inc()

@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 
+from legato_ingest.attribution.judging_process import JudgingProcess
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.chunking.worker import ChunkingWorker
 from legato_ingest.jobs.leases import Lease
@@ -58,7 +59,8 @@ class Workers:
             lease = self._lease = Lease(leasing, "work", instance, metrics)
             received_ms, my_turn = self._heartbeat.watermark_ms, lambda: lease.held
         judged_ms = judgements_followed_until_ms(store)
-        self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn)
+        self._judging = JudgingProcess()
+        self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn, self._judging)
         self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
         self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
         self._trace_export: TraceExportWorker | None = None
@@ -88,5 +90,6 @@ class Workers:
             for worker in (*working, self._lease, self._heartbeat):
                 if worker is not None:
                     worker.close()
+            self._judging.close()
             for handle in self._handles:
                 handle.close()

@@ -17,7 +17,7 @@ def test_streams_that_cannot_be_judged_are_left_out_and_counted(store: Store, mo
     metrics = Metrics()
     judge = AttributionWorker(store, load(attribute_grace_s=0), metrics)
     with monkeypatch.context() as broken:
-        broken.setattr("legato_ingest.attribution.run.judge", lambda *_: 1 / 0)
+        broken.setattr("legato_ingest.attribution.judging.judge", lambda *_: 1 / 0)
         judge.step()
     assert metrics.errors.labels("attribute", "ZeroDivisionError")._value.get() == 1
     assert judge.step().streams == 0, "the next run continues after them"

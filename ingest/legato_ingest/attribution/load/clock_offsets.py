@@ -6,10 +6,13 @@ have waited. `model.clock_offset` computes an offset from the pairs of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, span_of
 from legato_ingest.attribution.load.due import STREAM_NS_MAX
@@ -22,6 +25,8 @@ from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, unquoted
 
 __all__ = ["ClockOffsets", "RecordedEnds", "clock_offsets"]
+
+Ints = NDArray[np.int64]
 
 # Requests from which the offsets of an engine are computed. More of them do not improve it.
 _SAMPLES_MAX = 512
@@ -48,6 +53,8 @@ WHERE ended AND notEmpty(dt_us)
 SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
 # The key of the server's clock among those of the clients.
 _SERVER = ""
+_CLOCK = ("vantage", "clock", "service_name", "client_address")
+_IDS = ("tenant", "trace_id", "span_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +83,6 @@ class RecordedEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
-    """A stream that ended. ``last_us``: the time from its start to its last content (-1: not known without the times of its chunks)."""
-
-    tenant: bytes
-    response_id: bytes
-    vantage: bytes
-    clock: bytes
-    service_name: bytes
-    client_address: bytes
-    trace_id: bytes
-    span_id: bytes
-    start_ns: int
-    last_us: int
-
-
-@dataclass(frozen=True, slots=True)
 class ClockOffsets:
     """The clock of an engine's records minus other clocks, as in ``model.engine.EngineRecords``."""
 
@@ -104,61 +95,101 @@ def clock_offsets(store: Store, ends: Mapping[EngineKey, RecordedEnds]) -> dict[
     out = {key: ClockOffsets() for key in ends}
     wanted = {key: each for key, each in ends.items() if each.recorded_ns}
     for batch in batches_of({key: each.ended for key, each in wanted.items()}):
-        nearest = {key: wanted[key].nearest() for key in batch}
-        samples: dict[EngineKey, dict[str, list[tuple[int, int]]]] = {}
-        for key, clock, pair in _pairs(_ended(store, batch, wanted, nearest), nearest):
-            samples.setdefault(key, {}).setdefault(clock, []).append(pair)
-        out.update({key: _offsets(own) for key, own in samples.items()})
+        ended = _ended(store, batch, wanted)
+        if ended.num_rows:
+            out.update(_offsets(_Requests.of({key: wanted[key].nearest() for key in batch}), ended, _last_us(store, ended)))
     return out
 
 
-def _ended(
-    store: Store, batch: Windows, ends: Mapping[EngineKey, RecordedEnds], nearest: Mapping[EngineKey, Mapping[str, int]]
-) -> Iterator[tuple[str, str, str, int]]:
-    """Yield tenant, response id, clock and time of the last content of the streams of these engines' ``nearest`` requests."""
+def _ended(store: Store, batch: Windows, ends: Mapping[EngineKey, RecordedEnds]) -> pa.Table:
+    """Return the streams of these engines' requests."""
     recorded, (low, high) = span_of({key: ends[key].recorded for key in batch}), span_of(batch)
     inside = between_ns("start_time", low - STREAM_NS_MAX, high)
-    sql = _ENDED.format(inside=inside, engines=is_one_of(batch), recorded=between_ns("recorded_at", *recorded))
-    rows = [_Ended(*values) for values in zip(*store.select_arrow(sql).to_pydict().values(), strict=True)]
-    wanted = {(key[0].encode(), response.encode()) for key, own in nearest.items() for response in own}
-    rows = [row for row in rows if (row.tenant, row.response_id) in wanted]
-    counted = _counted(store, [row for row in rows if row.last_us < 0])
-    clocks: dict[tuple[bytes, ...], str] = {}
-    for row in rows:
-        last_us = row.last_us if row.last_us >= 0 else counted.get((row.tenant, row.trace_id, row.span_id))
-        if last_us is None:
-            continue
-        seen = row.vantage, row.clock, row.service_name, row.client_address
-        if seen not in clocks:
-            clocks[seen] = _SERVER if row.vantage == b"server" else clock_of(*map(unquoted, seen[1:]))
-        yield str(unquoted(row.tenant)), str(unquoted(row.response_id)), clocks[seen], row.start_ns + 1000 * last_us
+    return store.select_arrow(_ENDED.format(inside=inside, engines=is_one_of(batch), recorded=between_ns("recorded_at", *recorded)))
 
 
-def _counted(store: Store, rows: Sequence[_Ended]) -> dict[tuple[bytes, bytes, bytes], int]:
-    """Return the time (µs) from the start to the last content of streams, from the times of their chunks; by tenant and ids."""
-    if not rows:
-        return {}
-    starts = [row.start_ns for row in rows]
-    spans = np.frombuffer(b"".join(row.span_id for row in rows), "<u8").tolist()
-    sql = _COUNTED.format(inside=between_ns("start_time", min(starts), max(starts)), spans=",".join(map(str, spans)))
-    found = store.select_arrow(sql).to_pydict()
-    return dict(zip(zip(found["tenant"], found["trace_id"], found["span_id"], strict=True), found["last_us"], strict=True))
+def _last_us(store: Store, ended: pa.Table) -> Ints:
+    """Return the time (µs) from the start to the last content of each stream; -1: unknown."""
+    last_us = np.array(ended["last_us"].to_numpy(), np.int64)
+    unknown = np.flatnonzero(last_us < 0)
+    if len(unknown):
+        rows = ended.take(unknown)
+        starts = rows["start_ns"].to_pylist()
+        spans = np.frombuffer(b"".join(rows["span_id"].to_pylist()), "<u8").tolist()
+        sql = _COUNTED.format(inside=between_ns("start_time", min(starts), max(starts)), spans=",".join(map(str, spans)))
+        found = store.select_arrow(sql).to_pydict()
+        counted = dict(zip(_ids(found), found["last_us"], strict=True))
+        last_us[unknown] = [counted.get(each, -1) for each in _ids(rows.select(_IDS).to_pydict())]
+    return last_us
 
 
-def _pairs(
-    ended: Iterable[tuple[str, str, str, int]], nearest: Mapping[EngineKey, Mapping[str, int]]
-) -> Iterator[tuple[EngineKey, str, tuple[int, int]]]:
-    """Yield engine, clock, and both times of each request at each vantage."""
-    engines: dict[tuple[str, str], list[EngineKey]] = {}
-    for key, recorded_ns in nearest.items():
-        for response in recorded_ns:
-            engines.setdefault((key[0], response), []).append(key)
-    for tenant, response, clock, ended_ns in ended:
-        for key in engines.get((tenant, response), ()):
-            yield key, clock, (ended_ns, nearest[key][response])
+def _ids(rows: Mapping[str, Sequence[bytes]]) -> Iterator[tuple[bytes, ...]]:
+    return zip(*(rows[name] for name in _IDS), strict=True)
 
 
-def _offsets(samples: Mapping[str, list[tuple[int, int]]]) -> ClockOffsets:
-    offsets = {clock: offset for clock, pairs in samples.items() if (offset := clock_offset(*np.array(pairs, np.int64).T)) is not None}
-    server = offsets.pop(_SERVER, None)
-    return ClockOffsets(server, {clock: offset for clock, (offset, _) in offsets.items()})
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """Requests of several engines: the distinct ``names`` (tenant and response id), and for each request the index of its name, the index
+    of its engine in ``engines``, and the time of its record. They are in the order of the names.
+    """
+
+    engines: Sequence[EngineKey]
+    names: pa.Array
+    name: Ints
+    engine: Ints
+    recorded_ns: Ints
+
+    @classmethod
+    def of(cls, recorded_ns: Mapping[EngineKey, Mapping[str, int]]) -> _Requests:
+        """Return the requests of these engines, by response id."""
+        engines = list(recorded_ns)
+        names = [f"{key[0]}\0{response}".encode() for key in engines for response in recorded_ns[key]]
+        encoded = pc.dictionary_encode(pa.array(names, pa.binary()))
+        name = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+        order = np.argsort(name, kind="stable")
+        engine = np.repeat(np.arange(len(engines)), [len(recorded_ns[key]) for key in engines])
+        times = np.array([at for key in engines for at in recorded_ns[key].values()], np.int64)
+        return cls(engines, encoded.dictionary, name[order], engine[order], times[order])
+
+    def joined(self, ended: pa.Table) -> tuple[Ints, Ints]:
+        """Return the pairs of a stream and its request, as the indices of both. Several engines may have a request of the same name."""
+        names = pc.binary_join_element_wise(*(ended[name].cast(pa.binary()) for name in ("tenant", "response_id")), b"\0")
+        name = np.asarray(pc.fill_null(pc.index_in(names, self.names), -1).to_numpy(), np.int64)
+        first, last = (np.searchsorted(self.name, name, side) for side in ("left", "right"))
+        counts = np.where(name >= 0, last - first, 0)
+        streams = np.repeat(np.arange(len(name)), counts)
+        within = np.arange(len(streams)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return streams, np.repeat(first, counts) + within
+
+
+def _offsets(requests: _Requests, ended: pa.Table, last_us: Ints) -> dict[EngineKey, ClockOffsets]:
+    """Return the offset of each engine to each clock."""
+    streams, records = requests.joined(ended)
+    known = last_us[streams] >= 0
+    streams, records = streams[known], records[known]
+    clocks, clock = _clocks(ended)
+    ended_ns = np.asarray(ended["start_ns"].to_numpy(), np.int64) + 1000 * last_us
+    group = requests.engine[records] * len(clocks) + clock[streams]
+    order = np.argsort(group, kind="stable")
+    present, starts = np.unique(group[order], return_index=True)
+    parts = np.split(order, starts[1:]) if len(order) else []
+    found: dict[EngineKey, dict[str, tuple[int, int | None]]] = {}
+    for code, own in zip(present.tolist(), parts, strict=True):
+        offset = clock_offset(ended_ns[streams[own]], requests.recorded_ns[records[own]])
+        if offset is not None:
+            found.setdefault(requests.engines[code // len(clocks)], {})[clocks[code % len(clocks)]] = offset
+    return {key: ClockOffsets(own.pop(_SERVER, None), {clock: offset for clock, (offset, _) in own.items()}) for key, own in found.items()}
+
+
+def _clocks(ended: pa.Table) -> tuple[list[str], Ints]:
+    """Return the keys of the streams' clocks, and for each stream the index of its clock."""
+    kinds = ended.group_by(list(_CLOCK)).aggregate([])
+    keys = [
+        _SERVER if vantage == b"server" else clock_of(*map(unquoted, own))
+        for vantage, *own in zip(*(kinds[name].to_pylist() for name in _CLOCK), strict=True)
+    ]
+    distinct = list(dict.fromkeys(keys))
+    joined = (pc.binary_join_element_wise(*(each[name].cast(pa.binary()) for name in _CLOCK), b"\0") for each in (ended, kinds))
+    of_stream, of_kind = (each.combine_chunks() for each in joined)
+    place = np.array([distinct.index(key) for key in keys], np.int64)
+    return distinct, place[np.asarray(pc.index_in(of_stream, of_kind).to_numpy(), np.int64)]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.charge import preempted_in
 from legato_ingest.attribution.model.matching import server_chunks, steps_of_chunks
+from legato_ingest.attribution.model.median import quantile
 from legato_ingest.attribution.model.steps import ChargedSteps
 from legato_ingest.attribution.model.vantage import Vantage
 from legato_ingest.causes import CORE
@@ -129,14 +130,14 @@ def _path(client: Vantage, server: Vantage, clock_offset_ns: int, steps: Charged
     missed = _missed(sent_ns, step, steps) if was_preempted else np.zeros(count, np.int64)
     produced = steps.end_ns[step] - clock_offset_ns
     late = client.times_ns - produced
-    usual = int(np.quantile(late, _USUAL_SHARE))
+    usual = int(quantile(late, _USUAL_SHARE))
     return _Path(client.times_ns, produced, step, missed, np.maximum(late - usual, 0), usual)
 
 
 def _missed(sent_ns: Ints, step: Ints, steps: ChargedSteps) -> Ints:
     """Return ``_Path.missed``. ``sent_ns``: the server's send of each chunk by the records' clock; ``step``: the index of its step."""
     missed = np.zeros(len(step), np.int64)
-    after = np.flatnonzero((np.diff(sent_ns) > 0) & (np.diff(step) > 1)) + 1
+    after = np.flatnonzero((sent_ns[1:] > sent_ns[:-1]) & (step[1:] - step[:-1] > 1)) + 1
     was_preempted = preempted_in(sent_ns[after - 1], sent_ns[after], steps) >= 0
     missed[after] = np.where(was_preempted, step[after] - step[after - 1] - 1, 0)
     return missed
@@ -166,6 +167,7 @@ def _delayed(arrival_ns: Ints, delays: Sequence[Delay]) -> Ints:
 
 def _stalls(times_ns: Ints, stall_ns: int) -> tuple[int, int]:
     """Return the number of gaps of at least this length, and the ns in them."""
-    gaps = np.diff(np.maximum.accumulate(times_ns))
+    latest = np.maximum.accumulate(times_ns)
+    gaps = latest[1:] - latest[:-1]
     stalls = gaps[gaps >= stall_ns]
     return len(stalls), int(stalls.sum())

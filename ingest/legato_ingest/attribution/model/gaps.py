@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.matching import server_chunks
+from legato_ingest.attribution.model.median import median
 from legato_ingest.attribution.model.vantage import Vantage
 
 __all__ = ["Gaps", "gaps_of"]
@@ -92,7 +93,7 @@ def gaps_of(
     possible error of the server's times if they were concluded (``matching.server_from_steps``) and not recorded.
     """
     times = client.times_ns
-    reads = np.concatenate([[0], np.flatnonzero(np.diff(times) > 0) + 1])[: len(times)]
+    reads = np.concatenate([[0], np.flatnonzero(times[1:] > times[:-1]) + 1])[: len(times)]
     after = reads[1:][times[reads[1:]] - times[reads[1:] - 1] >= gap_ns_min]
     count, pace = len(after), _pace_ns(times, reads)
     at_server = server_chunks(client, server, after)
@@ -113,13 +114,18 @@ def gaps_of(
         hold_ns=_holds_ns(client, after),
         hold_known=np.full(count, len(client.holds_ns) > 0),
         buffered=np.full(count, _is_buffered(times, reads)),
-        unread=np.isin(after, client.unread),
-        socket_known=np.isin(after, client.sampled),
-        usual_ns=np.full(count, int(np.median(np.diff(sends))) if len(sends) > 2 else 0, np.int64),
+        unread=_is_among(after, client.unread),
+        socket_known=_is_among(after, client.sampled),
+        usual_ns=np.full(count, int(median(sends[1:] - sends[:-1])) if len(sends) > 2 else 0, np.int64),
         pace_ns=np.full(count, pace, np.int64),
         caught_up=_caught_up(times, after, pace),
         is_open=np.full(count, is_open),
     )
+
+
+def _is_among(chunks: Ints, some: Ints) -> Bools:
+    """Return whether each of the chunks is one of these; usually there are none."""
+    return np.isin(chunks, some) if len(some) else np.zeros(len(chunks), np.bool_)
 
 
 def _holds_ns(client: Vantage, after: Ints) -> Ints:
@@ -138,8 +144,8 @@ def _pace_ns(times: Ints, reads: Ints) -> int:
     """
     if len(reads) < 2:
         return 0
-    counts = np.diff(reads[1:], append=len(times))
-    return int(np.median(np.diff(times[reads]) / counts))
+    counts, at = np.append(reads[2:], len(times)) - reads[1:], times[reads]
+    return int(median((at[1:] - at[:-1]) / counts))
 
 
 def _caught_up(times: Ints, after: Ints, pace_ns: int) -> Floats:
@@ -170,6 +176,6 @@ def _is_buffered(times: Ints, reads: Ints) -> bool:
     """Return whether nearly all of the stream's chunks arrived in releases of several."""
     if len(times) < 2:
         return False
-    counts = np.diff(reads, append=len(times))
+    counts = np.append(reads[1:], len(times)) - reads
     several = counts > 1
     return bool(several.sum() >= _RELEASES_MIN and counts[several].sum() >= _BUFFERED_SHARE * len(times))

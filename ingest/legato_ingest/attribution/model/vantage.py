@@ -26,6 +26,10 @@ def _none() -> Ints:
     return np.zeros(0, np.int64)
 
 
+# Whether chunks of a kind (0 to 255) are content.
+_IS_CONTENT = np.isin(np.arange(256), CONTENT_KINDS)
+
+
 @dataclass(frozen=True, slots=True)
 class SocketSamples:
     """The state of the client's socket just before some reads.
@@ -68,7 +72,7 @@ class Vantage:
     @classmethod
     def of(cls, start_ns: int, dt_us: Ints, kinds: Ints, sizes: Ints, holds: Ints, sockets: SocketSamples | None = None) -> Vantage:
         """Convert the arrays of a stored row, which hold all chunks; ``holds`` is in units of 64 µs."""
-        is_content = np.isin(kinds, CONTENT_KINDS)
+        is_content = _IS_CONTENT[kinds]
         times = start_ns + 1000 * np.cumsum(dt_us)
         unread = sampled = _none()
         if sockets is not None:

@@ -1,0 +1,139 @@
+"""Judgement in a separate process: one interpreter for the requests of `legato serve`, another for the arithmetic of attribution.
+
+Python runs one thread of a process at a time, so a sweep over some hundred streams would delay every acknowledgement. The process is
+started when it is needed first, and again if it ends. It reads evidence from its standard input and writes rows to its standard output,
+both pickled; it opens no store, and it ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO, Any
+
+from legato_ingest.attribution.judging import Rows, judged_rows
+from legato_ingest.attribution.model.judge import Evidence, Thresholds
+
+__all__ = ["JudgingProcess"]
+
+# Streams of one message; a group of more is sent alone.
+_STREAMS_MAX = 500
+_SIZE = struct.Struct("<Q")
+
+
+class JudgingProcess:
+    """The process. A call judges groups of streams like ``judging.judged_rows``; one call at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> list[Rows | Exception]:
+        """Return the rows of each group, or the error of a group that cannot be judged. Raises ``EOFError`` if the process ends twice."""
+        with self._lock:
+            return [rows for part in _parts(groups) for rows in self._judged((part, thresholds, judged_at_ns))]
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _judged(self, message: tuple[Sequence[Evidence], Thresholds, int]) -> list[Rows | Exception]:
+        try:
+            return self._exchanged(message)
+        except (EOFError, OSError):
+            # It was killed, perhaps for memory.
+            self._end()
+        try:
+            return self._exchanged(message)
+        except (EOFError, OSError) as error:
+            self._end()
+            raise EOFError(f"the process that judges streams ended twice over {len(message[0])} groups of streams: {error}") from error
+
+    def _exchanged(self, message: object) -> list[Rows | Exception]:
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._process = _started()
+        assert process.stdin is not None and process.stdout is not None
+        _write(process.stdin, message)
+        answer: list[Rows | Exception] = _read(process.stdout)
+        return answer
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    # What was written last cannot be sent any more.
+                    continue
+        process.wait()
+
+
+def _parts(groups: Sequence[Evidence]) -> list[list[Evidence]]:
+    """Divide the groups into messages."""
+    parts: list[list[Evidence]] = []
+    streams = _STREAMS_MAX
+    for evidence in groups:
+        if streams + len(evidence.streams) > _STREAMS_MAX:
+            parts.append([])
+            streams = 0
+        parts[-1].append(evidence)
+        streams += len(evidence.streams)
+    return parts
+
+
+def _started() -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def _write(pipe: IO[bytes], message: object) -> None:
+    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    pipe.write(_SIZE.pack(len(content)))
+    pipe.write(content)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes]) -> Any:
+    """Return the next message. Raises ``EOFError`` at the end."""
+    head = pipe.read(_SIZE.size)
+    size = _SIZE.unpack(head)[0] if len(head) == _SIZE.size else 0
+    content = pipe.read(size)
+    if not size or len(content) != size:
+        raise EOFError("the other process ended")
+    # Only this program, as parent or child, writes into the pipe.
+    return pickle.loads(content)
+
+
+def _answer(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Judge what the parent sends, until it closes the pipe."""
+    while True:
+        try:
+            groups, thresholds, judged_at_ns = _read(requests)
+        except EOFError:
+            return
+        _write(answers, judged_rows(groups, thresholds, judged_at_ns))
+
+
+def _main() -> None:
+    # A signal to the process group is for the parent, which finishes its work first.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    # Anything that prints writes to the log.
+    os.dup2(2, 1)
+    _answer(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,122 @@
+"""The process that judges: the same rows as in this process, again after it was killed, and never longer than its parent."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from helpers.builders.judging import put_all
+from legato_ingest.attribution.judging import Rows, judged_rows
+from legato_ingest.attribution.judging_process import JudgingProcess
+from legato_ingest.attribution.load.due import due_by_receipt
+from legato_ingest.attribution.load.evidence import load_evidence
+from legato_ingest.attribution.load.streams import slices_of, streams_in
+from legato_ingest.attribution.model.judge import Evidence, Thresholds
+from legato_ingest.storage import Store
+
+JUDGED_AT_NS = 1_700_000_000 * 10**9
+THRESHOLDS = Thresholds(250, 0)
+
+
+@pytest.fixture
+def judging() -> Iterator[JudgingProcess]:
+    """A process, not yet started."""
+    process = JudgingProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def evidence(store: Store) -> list[Evidence]:
+    """The evidence about some recorded streams."""
+    put_all(store)
+    gap_us = THRESHOLDS.gap_ns // 1000
+    parts = [part for due in due_by_receipt(store, 0, 2**42) for part in slices_of(store, due, gap_us, 1_000)]
+    return [each for part in parts for each in load_evidence(store, streams_in(store, part, gap_us))]
+
+
+def pid_of(judging: JudgingProcess) -> int:
+    """Return the id of the running process."""
+    assert judging._process is not None
+    return judging._process.pid
+
+
+def test_the_rows_are_those_of_this_process(judging: JudgingProcess, evidence: list[Evidence]) -> None:
+    """Also of several messages, in the order of the groups."""
+    here = judged_rows(evidence, THRESHOLDS, JUDGED_AT_NS)
+    assert evidence and sum(rows.verdicts.num_rows for rows in here if isinstance(rows, Rows)) > 0
+    assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == here
+    many = [replace(evidence[0]) for _ in range(1_200)]
+    assert judging(many, THRESHOLDS, JUDGED_AT_NS) == [here[0]] * 1_200
+    assert judging([], THRESHOLDS, JUDGED_AT_NS) == []
+
+
+def test_an_error_is_of_its_group(judging: JudgingProcess, evidence: list[Evidence]) -> None:
+    """The other groups of the same message are judged."""
+    none: Any = None
+    broken = replace(evidence[0], streams=[none])
+    good, bad = judging([evidence[0], broken], THRESHOLDS, JUDGED_AT_NS)
+    assert isinstance(good, Rows) and isinstance(bad, Exception) and not isinstance(bad, EOFError)
+
+
+def test_a_killed_process_is_started_again(judging: JudgingProcess, evidence: list[Evidence]) -> None:
+    """Between two calls, and during one: the parent finds a closed pipe and repeats the message once."""
+    first = judging(evidence, THRESHOLDS, JUDGED_AT_NS)
+    killed = pid_of(judging)
+    os.kill(killed, signal.SIGKILL)
+    assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == first and pid_of(judging) != killed
+    # It stops as for a terminal's Ctrl-C only with its parent.
+    os.kill(pid_of(judging), signal.SIGINT)
+    os.kill(pid_of(judging), signal.SIGTERM)
+    unharmed = pid_of(judging)
+    assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == first and pid_of(judging) == unharmed
+
+
+def test_a_message_that_ends_the_process_twice_is_an_error(
+    judging: JudgingProcess, evidence: list[Evidence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Perhaps it takes too much memory. The next message is judged."""
+    with monkeypatch.context() as patch:
+        patch.setattr("legato_ingest.attribution.judging_process._started", lambda: _ending("import sys; sys.stdin.buffer.read(1000)"))
+        with pytest.raises(EOFError, match="ended twice over"):
+            judging(evidence, THRESHOLDS, JUDGED_AT_NS)
+        half = "import sys; sys.stdin.buffer.read(1000); sys.stdout.buffer.write((99).to_bytes(8, 'little') + b'half')"
+        patch.setattr("legato_ingest.attribution.judging_process._started", lambda: _ending(half))
+        with pytest.raises(EOFError, match="ended twice over"):
+            judging(evidence, THRESHOLDS, JUDGED_AT_NS)
+    assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == judged_rows(evidence, THRESHOLDS, JUDGED_AT_NS)
+
+
+def test_the_process_ends_with_its_parent(tmp_path: pathlib.Path) -> None:
+    """Also when the parent is killed and cannot say so."""
+    script = (
+        "import pathlib, sys, time\n"
+        "from legato_ingest.attribution.judging_process import _started\n"
+        "started = _started()\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(started.pid))\n"
+        "time.sleep(60)\n"
+    )
+    path = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", script, str(path)])
+    deadline = time.monotonic() + 30
+    while not (path.exists() and path.read_text(encoding="utf-8")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    child = pathlib.Path("/proc", path.read_text(encoding="utf-8"), "stat")
+    while child.exists() and child.read_text(encoding="utf-8").split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert time.monotonic() < deadline
+
+
+def _ending(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
