@@ -45,6 +45,7 @@ TESTED_BY = {
     "ingest/legato_ingest/cli/live.py": "tests/dashboards/test_panels_now.py",
     "ingest/legato_ingest/metrics.py": "tests/ingest/write/test_app_metrics.py",
     "ingest/legato_ingest/otlp/model.py": "tests/ingest/otlp/test_spans.py",
+    "ingest/legato_ingest/query/reads.py": "tests/ingest/query/test_app.py",
     "ingest/legato_ingest/reports/senders.py": "tests/ingest/cli/doctor/test_emitters.py",
     "ingest/legato_ingest/serve.py": "tests/e2e/test_crash.py",
     "ingest/legato_ingest/storage/clients.py": "tests/ingest/storage/test_server.py",

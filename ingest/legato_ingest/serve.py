@@ -15,11 +15,13 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from legato_ingest.auth import tls
@@ -27,6 +29,7 @@ from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.auth.tokens import load as load_tokens
 from legato_ingest.dashboards import files as dashboard_files
 from legato_ingest.errors import LegatoError, SettingsError
+from legato_ingest.http_protocol import HttpProtocol
 from legato_ingest.jobs import admin_app
 from legato_ingest.jobs.supervisor import Workers
 from legato_ingest.metrics import Metrics
@@ -38,6 +41,7 @@ from legato_ingest.settings import Settings, deprecations
 from legato_ingest.storage import Store, migrate, objective_rows, open_store
 from legato_ingest.storage.lock import StoreLock, admin_socket_path
 from legato_ingest.storage.retention import set_retention
+from legato_ingest.storage.wal import WriteAheadLog, folder_of
 from legato_ingest.trace_export import endpoint
 from legato_ingest.web import app as web_page
 from legato_ingest.web.panel_queries import Boards
@@ -46,6 +50,7 @@ from legato_ingest.write.committer import Committer
 from legato_ingest.write.grpc_server import GrpcServer
 from legato_ingest.write.http2_refusal import protocol_class
 from legato_ingest.write.receiver import Receiver
+from legato_ingest.write.recovery import recover
 
 __all__ = ["serve"]
 
@@ -56,6 +61,11 @@ _GRACE_S = 10
 # A response that two instances inserted at the same moment counts twice for so long. It is longer than the time after which one instance
 # knows of the foreign emitters of another (``write.sender_counts``).
 _LOOK_AGAIN_S = 15.0
+
+
+# Python's 5 ms are too long: a thread that converts a request releases the interpreter for each of some hundred column operations, and
+# waits for so long each time while another thread computes.
+_SWITCH_S = 0.0005
 
 
 class _Server(uvicorn.Server):
@@ -130,6 +140,7 @@ def _serve_store(settings: Settings, listeners: _Listeners) -> None:
     if objective_rows.apply(store, objectives) and earlier:
         _log.warning("the objectives changed: `legato objectives apply` counts the streams of earlier minutes by them")
     metrics = Metrics()
+    log = WriteAheadLog(folder_of(settings.store_path)) if settings.server is None else None
     committer = Committer(
         store,
         metrics,
@@ -138,11 +149,14 @@ def _serve_store(settings: Settings, listeners: _Listeners) -> None:
         after_ms=followed_until_ms(store),
         objectives=objectives,
         look_again_s=None if settings.server is None else _LOOK_AGAIN_S,
+        log=log,
     )
     workers = Workers(settings, store, committer, metrics)
     workers.start()
-    reads, stopping = Reads(settings, store, metrics), threading.Event()
+    reads, stopping = Reads(settings, store, metrics, committer.settle), threading.Event()
     receiver = Receiver(settings, committer, metrics)
+    if log is not None:
+        recover(log, committer, receiver)
     apps = [
         (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations), receiver), listeners.otlp),
         (read_endpoint.create_app(settings, reads, metrics), listeners.read),
@@ -151,15 +165,16 @@ def _serve_store(settings: Settings, listeners: _Listeners) -> None:
         boards = Boards(dashboard_files.load(settings.dashboards_dir))
         apps.append((web_page.create_app(settings, reads, metrics, boards, stopping.is_set), listeners.web))
     if listeners.admin is not None:
-        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups), listeners.admin))
+        apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups, committer.settle), listeners.admin))
     # Objects of the start-up live as long as the process, and a request creates tens of thousands of objects that are freed
     # together, so the garbage collector may run less often.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    sys.setswitchinterval(_SWITCH_S)
     _announce(settings, listeners)
     try:
         with workers.closing(committer):
-            asyncio.run(_run(apps, listeners, receiver, store, settings, stopping))
+            uvloop.run(_run(apps, listeners, receiver, store, settings, stopping))
     finally:
         store.close()
 
@@ -225,8 +240,8 @@ async def _stopped(grpc: GrpcServer, stopping: threading.Event) -> None:
 
 def _config(app: FastAPI, listener: socket.socket, listeners: _Listeners, settings: Settings) -> uvicorn.Config:
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
-    if listener is listeners.otlp:
-        config.http = protocol_class(listeners.grpc[1] if listeners.grpc else 0)
+    is_otlp = listener is listeners.otlp
+    config.http = protocol_class(listeners.grpc[1] if listeners.grpc else 0) if is_otlp else HttpProtocol
     if listener.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
         config.ssl_certfile, config.ssl_keyfile = settings.tls_cert_file, settings.tls_key_file
     return config

@@ -258,7 +258,7 @@ class Settings(BaseSettings):
     )
     attribute_every_s: float = Field(5.0, gt=0, description="Time from one attribution run to the next, in seconds")
     attribute_grace_s: float = Field(
-        5.0,
+        3.0,
         ge=0,
         validation_alias=_names("attribute_grace_s"),
         description=(
@@ -276,7 +276,7 @@ class Settings(BaseSettings):
         description="First-output limit of the default objective: a stream with a later first output, in ms after its start, is not good",
     )
     rollup_every_s: float = Field(
-        5.0,
+        8.0,
         gt=0,
         description="Time from one run to the next of the rollups that dashboards and alerts read, in seconds",
     )

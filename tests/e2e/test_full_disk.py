@@ -57,11 +57,12 @@ def test_a_full_disk_gives_503_until_there_is_room(tmp_path: pathlib.Path, disk:
     folder.mkdir()
     with serve_process(folder / "store", prefix=small_disk(folder, "64m") if disk == "tmpfs" else []) as served:
         assert post(served, 10) == 200
+        assert stored(served) == 10
         with full_by_filler(served) if disk == "tmpfs" else full_by_limit(served):
             assert [post(served, 300) for _ in range(3)] == [503] * 3
             assert stored(served) == 10
             errors = httpx.get(f"{served.otlp}/metrics").text
-            assert 'legato_errors_total{stage="commit",type="StoreUnavailable"} 3.0' in errors, errors
+            assert 'legato_errors_total{stage="log",type="StoreUnavailable"} 3.0' in errors, errors
         assert post(served, 300) == 200
         assert stored(served) == 310
         if disk == "limit":

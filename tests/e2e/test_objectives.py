@@ -47,7 +47,8 @@ def good(served: Served) -> dict[str, tuple[int, int, int]]:
 
 
 def counted(served: Served) -> dict[tuple[str, str], float]:
-    """Return the counters of /metrics by service and result, without those that are 0."""
+    """Return the counters of /metrics by service and result, without those that are 0, after the inserts that a reader waits for."""
+    httpx.post(served.read, content="SELECT 1").raise_for_status()
     found = re.findall(
         r'legato_streams_total\{result="(\w+)",service="([^"]+)",vantage="client"\} (\S+)', httpx.get(f"{served.otlp}/metrics").text
     )

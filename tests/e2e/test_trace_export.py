@@ -59,6 +59,8 @@ def test_a_kill_before_the_progress_is_recorded_loses_no_span(tmp_path: pathlib.
             assert len(backend.copies) == 3 * len(before)
             for body in backend.bodies:
                 post(served, body)
+            # Requests are counted when they are inserted; a reader waits for that.
+            httpx.post(served.read, content="SELECT 1").raise_for_status()
             metrics = httpx.get(f"{served.otlp}/metrics").text
         assert f'legato_ignored_spans_total{{reason="verdict",scope="legato.verdicts"}} {len(backend.copies):.1f}' in metrics
         assert f"legato_stored_spans_total {STREAMS:.1f}" in metrics

@@ -14,7 +14,19 @@ PACKAGE = ROOT / "ingest" / "legato_ingest"
 # Modules at the root that every room may import. They import only each other.
 LEAVES = frozenset(
     (
-        *("address", "causes", "columns", "definitions", "emitters", "errors", "metrics", "objectives", "periodic", "quoting"),
+        *(
+            "address",
+            "causes",
+            "columns",
+            "definitions",
+            "emitters",
+            "errors",
+            "http_protocol",
+            "metrics",
+            "objectives",
+            "periodic",
+            "quoting",
+        ),
         *("settings", "stream_histograms", "varint"),
     )
 )

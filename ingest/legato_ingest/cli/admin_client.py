@@ -62,11 +62,17 @@ def objectives_apply(settings: Settings) -> dict[str, Any]:
 
 def backup(settings: Settings, name: str) -> dict[str, Any]:
     """Back up the embedded store. Raises ``LegatoError``."""
-    from legato_ingest.jobs.admin_commands import back_up
-
     if settings.server is not None:
         raise LegatoError("`legato backup` works on an embedded store; for a ClickHouse server use its BACKUP statement")
-    return _run(settings, "POST", f"/backup?{urlencode({'name': name})}", partial(back_up, settings, name=name))
+    return _run(settings, "POST", f"/backup?{urlencode({'name': name})}", partial(_back_up_here, settings, name))
+
+
+def _back_up_here(settings: Settings, name: str, store: Store) -> dict[str, Any]:
+    from legato_ingest.jobs.admin_commands import back_up
+    from legato_ingest.storage.wal import expect_all_stored
+
+    expect_all_stored(settings.store_path)
+    return back_up(settings, store, name)
 
 
 def _run(settings: Settings, method: str, path: str, work: Callable[[Store], dict[str, Any]], *, creates: bool = False) -> dict[str, Any]:

@@ -78,12 +78,14 @@ def copy(
     from legato_ingest.storage import EmbeddedStore, migrate, open_store
     from legato_ingest.storage.copy import copy_rows, partitions_of, tables_of
     from legato_ingest.storage.lock import StoreLock
+    from legato_ingest.storage.wal import expect_all_stored
 
     target_settings = load(store=to)
     if target_settings.server is None:
         raise LegatoError("--to must be a ClickHouse server: clickhouse://USER@HOST:8123/DATABASE")
     settings = store_settings(store)
     with StoreLock(settings.store_path):
+        expect_all_stored(settings.store_path)
         source, target = EmbeddedStore(settings.store_path), open_store(target_settings)
         migrations = migrate.load(settings.schema_dir)
         for opened in (source, target):

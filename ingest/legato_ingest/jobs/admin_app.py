@@ -44,45 +44,47 @@ def listen(store_path: pathlib.Path) -> socket.socket:
     return listener
 
 
-def create_app(settings: Settings, store: Store, worker: AttributionWorker, rollups: RollupWorker) -> FastAPI:
-    """Return the app that serves the admin socket."""
+def create_app(
+    settings: Settings, store: Store, worker: AttributionWorker, rollups: RollupWorker, settle: Callable[[], None] = lambda: None
+) -> FastAPI:
+    """Return the app that serves the admin socket. ``settle`` waits until the rows of all acknowledged requests are in the store."""
     app = FastAPI(title="Legato admin", docs_url=None, redoc_url=None, openapi_url=None)
     backing_up = threading.Lock()
 
+    def guarded(work: Callable[[], Any]) -> Any:
+        try:
+            settle()
+            return work()
+        except LegatoError as error:
+            return JSONResponse({"error": str(error)}, 409)
+
     @app.post("/schema/apply")
     def apply() -> Any:
-        return _guarded(lambda: apply_schema(settings, store))
+        return guarded(lambda: apply_schema(settings, store))
 
     @app.get("/schema/status")
     def status() -> Any:
-        return _guarded(lambda: schema_state(settings, store))
+        return guarded(lambda: schema_state(settings, store))
 
     @app.post("/attribute")
     def attribute(since_s: int) -> Any:
-        return _guarded(lambda: worker.again(since_s))
+        return guarded(lambda: worker.again(since_s))
 
     @app.post("/backup")
     def backup(name: str = "") -> Any:
         # One at a time: two backups would be verified in the same folder.
         with backing_up:
-            return _guarded(lambda: _back_up(settings, store, name))
+            return guarded(lambda: _back_up(settings, store, name))
 
     @app.post("/rollup")
     def rollup(since_s: int) -> Any:
-        return _guarded(lambda: rollups.again(since_s))
+        return guarded(lambda: rollups.again(since_s))
 
     @app.post("/objectives/apply")
     def objectives() -> Any:
-        return _guarded(lambda: apply_objectives(settings, store, rollups))
+        return guarded(lambda: apply_objectives(settings, store, rollups))
 
     return app
-
-
-def _guarded(work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except LegatoError as error:
-        return JSONResponse({"error": str(error)}, 409)
 
 
 def _back_up(settings: Settings, store: Store, name: str) -> dict[str, Any]:

@@ -46,10 +46,13 @@ class Result(NamedTuple):
 
 
 class Reads:
-    """The statements of all readers of one store."""
+    """The statements of all readers of one store.
 
-    def __init__(self, settings: Settings, store: QueryStore, metrics: Metrics) -> None:
-        self._settings, self._metrics, self.store = settings, metrics, store
+    ``settle`` waits until the rows of all acknowledged requests are in the store, so that a reader sees them.
+    """
+
+    def __init__(self, settings: Settings, store: QueryStore, metrics: Metrics, settle: Callable[[], None] = lambda: None) -> None:
+        self._settings, self._metrics, self.store, self._settle = settings, metrics, store, settle
         own = settings.server.database if settings.server else "default"
         self._guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
         self._running = anyio.CapacityLimiter(settings.queries_max)
@@ -80,8 +83,13 @@ class Reads:
             raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
         self._admitted += 1
         started = time.perf_counter()
+
+        def settled() -> Out:
+            self._settle()
+            return work()
+
         try:
-            result = await anyio.to_thread.run_sync(work, limiter=self._running)
+            result = await anyio.to_thread.run_sync(settled, limiter=self._running)
         finally:
             self._admitted -= 1
         self._metrics.query_seconds.observe(time.perf_counter() - started)

@@ -52,8 +52,6 @@ def create_app(
 
 
 def _add_signal(app: FastAPI, receiver: Receiver, signal: Signal) -> None:
-    @app.post(signal.path)
-    @app.post(LANGFUSE_PREFIX + signal.path)
     async def export(request: Request) -> Response:
         head = request.headers
         content_type = head.get("content-type", "")
@@ -66,6 +64,10 @@ def _add_signal(app: FastAPI, receiver: Receiver, signal: Signal) -> None:
             encoding=head.get("content-encoding", ""),
         )
         return _response(await receiver.answer(call), signal, http.reply_type(content_type))
+
+    for prefix in ("", LANGFUSE_PREFIX):
+        # Without FastAPI's parameters, which a request in protobuf does not have.
+        app.add_route(prefix + signal.path, export, methods=["POST"])
 
 
 def _add_health(app: FastAPI, ready: Callable[[], bool]) -> None:

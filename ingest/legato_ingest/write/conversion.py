@@ -16,30 +16,15 @@ import anyio
 
 from legato_ingest.otlp import http
 from legato_ingest.otlp.batch import Batch
-from legato_ingest.otlp.signals import SPANS, Signal
+from legato_ingest.otlp.signals import SPANS
+from legato_ingest.write.body import Body
 
-__all__ = ["Body", "Conversions"]
+__all__ = ["Conversions"]
 
 # Bodies that are converted together: so many, of at most so many bytes each.
 _BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
 # After a conversion of so many bodies, the next one begins at the earliest so long after its begin.
 _BUSY_BODIES, _APART_S = 4, 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A body as it was received, with the encoding of its content and the tenant of its sender."""
-
-    signal: Signal
-    content: bytes
-    content_type: str
-    encoding: str
-    tenant: str
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the body may be converted together with others."""
-        return self.signal is SPANS and http.check_type(self.content_type) != http.JSON and len(self.content) <= _SMALL_BYTES_MAX
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +33,11 @@ class _Waiting:
 
     body: Body
     batch: asyncio.Future[Batch | None]
+
+
+def _is_small(body: Body) -> bool:
+    """Return whether the body may be converted together with others."""
+    return body.signal is SPANS and http.check_type(body.content_type) != http.JSON and len(body.content) <= _SMALL_BYTES_MAX
 
 
 class Conversions:
@@ -68,7 +58,7 @@ class Conversions:
 
     async def batch(self, body: Body) -> Batch:
         """Return the rows of a body. Raises what its conversion raises."""
-        batch = await self._with_others(body) if body.is_small else None
+        batch = await self._with_others(body) if _is_small(body) else None
         if batch is not None:
             return batch
         return await anyio.to_thread.run_sync(self._alone, body, limiter=self._limiter)

@@ -26,7 +26,7 @@ from legato_ingest.write.second_look import SecondLook
 from legato_ingest.write.sender_counts import SenderCounts
 from legato_ingest.write.slo_counters import count_results
 
-__all__ = ["GroupInsert", "Receipt", "with_received_at"]
+__all__ = ["GroupInsert", "Receipt", "receipt_of", "with_received_at"]
 
 REVS, SOCKETS, REJECTED, EMITTER_SPANS = "stream_revs", "stream_sockets", "rejected", "emitter_spans"
 # ClickHouse's codes for a value that it cannot store. Only these are the fault of a row.
@@ -66,7 +66,7 @@ class GroupInsert:
 
         Raises ``StoreUnavailable`` when the store cannot take them now. Then some of them may be stored; a retry finds those as duplicates.
         """
-        receipts = [_receipt(batch) for batch in batches]
+        receipts = [receipt_of(batch) for batch in batches]
         resolved, refused = self._insert_streams(batches, receipts, received_ms)
         new = resolved.rows
         # These rows are not deduplicated: a rev that is sent again replaces its own row, and no query counts the rows.
@@ -75,11 +75,11 @@ class GroupInsert:
         self._insert_rejected(pa.concat_tables([*(batch.rejected for batch in batches), *rejected]), received_ms)
         self._count_outcome(batches, new, len(refused), sum(loser.place is not None for loser, _ in resolved.lost))
         self._senders.add_same(resolved.lost)
-        for batch, rows in zip(batches, new, strict=True):
+        for batch in batches:
             for (_, _, scope, _, _, reason), spans in batch.senders.items() if batch.spans else ():
                 self._metrics.count_ignored(reason, scope, spans)
             self._senders.add_ignored(batch.senders)
-            self._senders.add_stored(rows)
+        self._senders.add_stored(pa.concat_tables(new))
         return receipts
 
     def due_in_s(self) -> float | None:
@@ -131,20 +131,21 @@ class GroupInsert:
 
     def _new_streams(self, batches: Sequence[Batch]) -> list[pa.Table]:
         """Return the rows of each batch that neither the store nor an earlier batch of the group holds."""
-        keys_of = [stream_keys(batch.revs) for batch in batches]
-        maybe_stored = [
-            self._recent.maybe_stored(REVS, "start_time", batch.revs, [key[:3] for key in keys])
-            for batch, keys in zip(batches, keys_of, strict=True)
-        ]
-        seen = stored_streams(self._store, maybe_stored)
+        parts = [batch.revs for batch in batches]
+        rows = _joined(parts)
+        keys = stream_keys(rows)
+        seen = stored_streams(self._store, [self._recent.maybe_stored(REVS, "start_time", rows, [key[:3] for key in keys])])
+        if not seen and len(set(keys)) == len(keys):
+            return parts
         # A rev below the highest stored one counts as stored: the store may have merged it away since it was first sent.
         highest: dict[tuple[str, bytes, bytes], int] = {}
         for tenant, trace, span, rev in seen:
             highest[tenant, trace, span] = max(rev, highest.get((tenant, trace, span), 0))
         new = []
-        for batch, keys in zip(batches, keys_of, strict=True):
-            seen.update(key for key in keys if key[3] <= highest.get(key[:3], -1))
-            new.append(new_rows(batch.revs, keys, seen))
+        for part in parts:
+            own = stream_keys(part)
+            seen.update(key for key in own if key[3] <= highest.get(key[:3], -1))
+            new.append(new_rows(part, own, seen))
         return new
 
     def _insert_timed(self, batches: Sequence[Batch], receipts: Sequence[Receipt], received_ms: int) -> list[pa.Table]:
@@ -219,7 +220,8 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables([table for table in tables if table.num_rows] or tables[:1]).combine_chunks()
 
 
-def _receipt(batch: Batch) -> Receipt:
+def receipt_of(batch: Batch) -> Receipt:
+    """Return the receipt of a batch as it was converted."""
     return Receipt(batch.rejected.num_rows, sorted(set(batch.rejected["reason"].to_pylist())))
 
 

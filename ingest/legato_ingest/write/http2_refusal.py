@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from legato_ingest.http_protocol import HttpProtocol
 
 __all__ = ["protocol_class"]
 
@@ -27,14 +27,14 @@ _CALLS_MAX, _BUFFER_BYTES_MAX, _OPEN_S_MAX = 100, 65_536, 60.0
 
 
 def protocol_class(grpc_port: int) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP protocol with this answer. ``grpc_port`` is the port for gRPC; 0 without one."""
+    """Return the HTTP protocol with this answer. ``grpc_port`` is the port for gRPC; 0 without one."""
     if grpc_port:
         todo = f"this is Legato's HTTP port: for gRPC use port {grpc_port}, or OTLP over HTTP (http/protobuf)"
     else:
         todo = "this is Legato's HTTP port, and gRPC is off (LEGATO_OTLP_GRPC_PORT): use OTLP over HTTP (http/protobuf)"
     last_log_s = float("-inf")
 
-    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    class Protocol(HttpProtocol):
         """A connection that may begin with the preface."""
 
         is_first = True

@@ -95,8 +95,8 @@ class Responses:
         if not any(rows.num_rows for rows in batches):
             return unchanged
         self.foreign_tenants(_REFRESH_S)
-        self._foreign |= {tenant for rows in batches for tenant in _foreign_tenants(rows)}
-        new = [each for number, rows in enumerate(batches) for each in _recordings(rows, number, self._foreign)]
+        self._foreign.update(_foreign_tenants(pa.concat_tables(batches)))
+        new = [each for number, rows in enumerate(batches) for each in _recordings(rows, number, self._foreign)] if self._foreign else []
         if not new:
             return unchanged
         try:

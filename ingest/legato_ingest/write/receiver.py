@@ -28,8 +28,9 @@ from legato_ingest.otlp.signals import Signal
 from legato_ingest.otlp.split import convert_body
 from legato_ingest.otlp.together import convert_bodies
 from legato_ingest.settings import Settings
+from legato_ingest.write.body import Body
 from legato_ingest.write.committer import Committer, Receipt
-from legato_ingest.write.conversion import Body, Conversions
+from legato_ingest.write.conversion import Conversions
 from legato_ingest.write.quotas import TenantQuotas, label_hashes
 
 __all__ = ["Call", "Counters", "Outcome", "Receiver"]
@@ -88,7 +89,7 @@ class Receiver:
             cardinality_max=settings.tenant_cardinality_max,
         )
         limiter = anyio.CapacityLimiter(settings.decode_requests_max)
-        self._conversions = Conversions(self._convert, self._convert_together, limiter)
+        self._conversions = Conversions(self._checked, self._convert_together, limiter)
         self._limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
 
     async def answer(self, call: Call) -> Outcome:
@@ -126,11 +127,24 @@ class Receiver:
 
     async def _submit(self, call: Call, tenant: str, count: Callable[[int], None]) -> Future[Receipt]:
         with self._admission.request() as admit:
-            body = await call.read((count, admit))
-            self._metrics.received_bytes.inc(len(body))
-            batch = await self._conversions.batch(Body(call.signal, body, call.content_type, call.encoding, tenant))
+            content = await call.read((count, admit))
+            self._metrics.received_bytes.inc(len(content))
+            body = Body(call.signal, content, call.content_type, call.encoding, tenant)
+            batch = await self._conversions.batch(body)
             self._metrics.count_received(batch.spans, batch.points, batch.ignored, batch.logs)
-            return self._committer.submit(batch)
+            return self._committer.submit(batch, body)
+
+    def recover(self, body: Body) -> Batch:
+        """Return the rows of a request that was acknowledged before. Its labels are not counted again."""
+        batch = self._convert(body)
+        self._metrics.count_received(batch.spans, batch.points, batch.ignored, batch.logs)
+        return batch
+
+    def _checked(self, body: Body) -> Batch:
+        batch = self._convert(body)
+        if self._checks_cardinality:
+            self._quotas.check_cardinality(body.tenant, label_hashes(batch))
+        return batch
 
     def _convert(self, body: Body) -> Batch:
         signal = body.signal
@@ -145,8 +159,6 @@ class Receiver:
         batch = convert_body(content, tenant=body.tenant, now_ns=time.time_ns(), limits=self._limits, on_fault=fault, signal=signal)
         if refused is not None and refused.rejected.num_rows:
             batch = Batch.joined((batch, refused))
-        if self._checks_cardinality:
-            self._quotas.check_cardinality(body.tenant, label_hashes(batch))
         return batch
 
     def _convert_together(self, bodies: Sequence[Body]) -> list[Batch | None]:

@@ -19,6 +19,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.settings import load
 from legato_ingest.write import app as otlp_endpoint
+from legato_ingest.write.body import Body
 from legato_ingest.write.committer import Committer, Receipt
 
 __all__ = ["METRICS", "PROTOBUF", "TRACES", "Endpoint", "StubCommitter", "accepted", "endpoint_over", "refused", "spans_body"]
@@ -73,7 +74,7 @@ class StubCommitter:
     def __init__(self, answer: Receipt | Exception, raises: Exception | None = None, wait: threading.Event | None = None) -> None:
         self._answer, self._raises, self._wait = answer, raises, wait
 
-    def submit(self, batch: Batch) -> Future[Receipt]:
+    def submit(self, batch: Batch, body: Body | None = None) -> Future[Receipt]:
         """Stand in for ``Committer.submit``."""
         if self._raises:
             raise self._raises

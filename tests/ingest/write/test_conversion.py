@@ -15,7 +15,8 @@ from legato_ingest.errors import BadRequest
 from legato_ingest.otlp import http
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import POINTS, SPANS, Signal
-from legato_ingest.write.conversion import Body, Conversions
+from legato_ingest.write.body import Body
+from legato_ingest.write.conversion import Conversions
 
 
 def small(number: int = 1, signal: Signal = SPANS, content_type: str = http.PROTOBUF, size: int = 0) -> Body:

@@ -1,0 +1,182 @@
+"""The write-ahead log of an embedded store: payloads that are on disk before their requests are acknowledged, until their rows are stored.
+
+Two segments take turns: while the payloads of one are inserted, new ones are appended to the other, and a segment without open payloads is
+emptied. After a crash ``pending`` returns what may not be stored; a row that is stored is found as a duplicate. A third file keeps payloads
+that could not be inserted. The module knows nothing of the contents of a payload.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from legato_ingest.errors import LegatoError, StoreUnavailable
+
+__all__ = ["ASIDE", "WriteAheadLog", "expect_all_stored", "folder_of"]
+
+_log = logging.getLogger("legato")
+# The number of the file with payloads that could not be inserted, after the two segments.
+ASIDE = 2
+_NAMES = ("0.wal", "1.wal", "aside.wal")
+_ASIDE_BYTES_MAX = 64 * 2**20
+_MAGIC = b"LGW1"
+# Magic, CRC-32 of the payload, length of the payload.
+_HEAD = struct.Struct("<4sIQ")
+
+
+def folder_of(store: pathlib.Path) -> pathlib.Path:
+    """Return the folder of the log of the store at this path."""
+    return store / "legato_wal"
+
+
+def expect_all_stored(store: pathlib.Path) -> None:
+    """Raise ``LegatoError`` if the store at this path, which no process has open, lacks rows of acknowledged requests."""
+    paths = [folder_of(store) / name for name in _NAMES[:ASIDE]]
+    if sum(path.stat().st_size for path in paths if path.exists()):
+        raise LegatoError(
+            f"the last `legato serve` of this store was killed before it inserted all requests that it had acknowledged; they are in "
+            f"{folder_of(store)}: start and stop `legato serve`, which inserts them, then repeat the command"
+        )
+
+
+@dataclass(slots=True)
+class _Segment:
+    """An open file. ``size``: the bytes of its valid records; ``open``: the number of them that are not stored."""
+
+    path: pathlib.Path
+    file: int
+    size: int = 0
+    open: int = 0
+
+
+class WriteAheadLog:
+    """The log in a folder, which is created. One process may open it at a time (the store's lock). Thread-safe."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = threading.Lock()
+        self._segments = [_opened(folder / name) for name in _NAMES]
+        self._current = 0
+        _sync_folder(folder)
+
+    def pending(self) -> Iterator[tuple[int, bytes]]:
+        """Yield each payload that may not be stored, with its segment, once after the log was opened. Each is to be given to ``stored``.
+
+        Behind the last record there may be a part of one that was cut off by a crash; its request was not acknowledged.
+        """
+        for number, segment in enumerate(self._segments):
+            records, end = _records(segment.path)
+            found = segment.path.stat().st_size
+            if found > end:
+                _log.warning("%s: %d bytes behind the last record are dropped", segment.path, found - end)
+                os.ftruncate(segment.file, end)
+            # All are counted before the first is stored: the segment is emptied with the last.
+            with self._lock:
+                segment.size, segment.open = end, len(records)
+            for at, size, checksum in records:
+                payload = os.pread(segment.file, size, at)
+                if zlib.crc32(payload) == checksum:
+                    yield number, payload
+                else:
+                    _log.error("%s: the record of %d bytes at byte %d is damaged: its request is lost", segment.path, size, at)
+                    self.stored(number, 1)
+
+    def append(self, payloads: Sequence[bytes]) -> int:
+        """Append the payloads, wait until they are on disk, and return their segment. Raises ``StoreUnavailable``: then none counts."""
+        with self._lock:
+            segment = self._segments[self._current]
+            self._write(segment, payloads)
+            segment.open += len(payloads)
+            return self._current
+
+    def rotate(self) -> None:
+        """Append to the other segment from now on if it is empty: then this one becomes empty once its payloads are stored."""
+        with self._lock:
+            other = 1 - self._current
+            if self._segments[self._current].size and not self._segments[other].size:
+                self._current = other
+
+    def stored(self, segment: int, payloads: int) -> None:
+        """Take note that so many payloads of a segment are stored."""
+        with self._lock:
+            one = self._segments[segment]
+            one.open -= payloads
+            if not one.open and one.size:
+                # A crash before this is on disk only leads to duplicates.
+                os.ftruncate(one.file, 0)
+                one.size = 0
+
+    def set_aside(self, segment: int, payload: bytes) -> None:
+        """Keep a payload that cannot be inserted: it is pending again after the next start. Raises ``StoreUnavailable``."""
+        if segment == ASIDE:
+            return
+        aside = self._segments[ASIDE]
+        with self._lock:
+            if aside.size + len(payload) > _ASIDE_BYTES_MAX:
+                raise StoreUnavailable(f"{aside.path} is full: {aside.size} bytes, at most {_ASIDE_BYTES_MAX}")
+            self._write(aside, [payload])
+            aside.open += 1
+        self.stored(segment, 1)
+
+    def close(self) -> None:
+        """Close the files."""
+        for segment in self._segments:
+            os.close(segment.file)
+
+    def _write(self, segment: _Segment, payloads: Sequence[bytes]) -> None:
+        content = memoryview(b"".join(part for payload in payloads for part in (_head(payload), payload)))
+        at = segment.size
+        try:
+            while content:
+                written = os.pwrite(segment.file, content, at)
+                at, content = at + written, content[written:]
+            os.fdatasync(segment.file)
+        except OSError as error:
+            # What was written is behind the last valid record, and is overwritten next.
+            raise StoreUnavailable(f"the write-ahead log {segment.path} rejects writes: {error.strerror}") from None
+        segment.size = at
+
+
+def _opened(path: pathlib.Path) -> _Segment:
+    return _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """Make the names of new files durable."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _head(payload: bytes) -> bytes:
+    return _HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload))
+
+
+def _records(path: pathlib.Path) -> tuple[list[tuple[int, int, int]], int]:
+    """Return the place of the payload, its length and its checksum for each complete record of a file, and the end of the last one."""
+    records = list[tuple[int, int, int]]()
+    end, found = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            magic, checksum, size = _HEAD.unpack(head)
+            at = end + _HEAD.size
+            if magic != _MAGIC or size > found - at:
+                break
+            records.append((at, size, checksum))
+            end = file.seek(at + size)
+        if records and end == found:
+            # The last record of a file may have its full length and never have been complete on the disk.
+            at, size, checksum = records[-1]
+            file.seek(at)
+            if zlib.crc32(file.read(size)) != checksum:
+                records.pop()
+                end = at - _HEAD.size
+    return records, end

@@ -1,0 +1,42 @@
+"""The body of a request as it was received, and its form in the write-ahead log.
+
+The log holds what the sender sent, so after a crash it is converted again as if the sender had repeated the request. Nothing is converted
+here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from legato_ingest.otlp.signals import SIGNALS, Signal
+
+__all__ = ["Body"]
+
+_BY_PATH = {signal.path: signal for signal in SIGNALS}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body as it was received, with the encoding of its content and the tenant of its sender."""
+
+    signal: Signal
+    content: bytes
+    content_type: str
+    encoding: str
+    tenant: str
+
+    def logged(self) -> bytes:
+        """Return the body's form in the log: one line of JSON, then the content."""
+        head = [self.signal.path, self.content_type, self.encoding, self.tenant]
+        return json.dumps(head).encode() + b"\n" + self.content
+
+    @classmethod
+    def from_log(cls, logged: bytes) -> Body:
+        """Return the body of its form in the log. Raises ``ValueError``."""
+        head, _, content = logged.partition(b"\n")
+        try:
+            path, content_type, encoding, tenant = json.loads(head)
+            return cls(_BY_PATH[path], content, content_type, encoding, tenant)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a request of the write-ahead log: {error!r}") from None

@@ -1,0 +1,77 @@
+"""The thread that writes requests into the write-ahead log: all that wait at the same moment with one write and one sync.
+
+The event loop and the committer never wait for the disk here. The module stores no rows and answers no request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from legato_ingest.errors import StoreUnavailable
+from legato_ingest.storage.wal import WriteAheadLog
+
+__all__ = ["LogWriter"]
+
+# A write ends with the payload that exceeds so many bytes.
+_WRITE_BYTES_MAX = 32 * 2**20
+T = TypeVar("T")
+
+
+class LogWriter(Generic[T]):
+    """Owns the thread. ``payload_of`` returns the payload of an item.
+
+    ``written`` is called with the items of one write and their segment, ``failed`` with those that could not be written.
+    """
+
+    def __init__(
+        self,
+        log: WriteAheadLog,
+        payload_of: Callable[[T], bytes],
+        written: Callable[[Sequence[T], int], None],
+        failed: Callable[[Sequence[T], Exception], None],
+    ) -> None:
+        self._log, self._payload_of, self._written, self._failed = log, payload_of, written, failed
+        self._waiting: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="legato-log", daemon=True)
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Write the payload of an item, then pass the item to ``written`` or ``failed``."""
+        with self._changed:
+            self._waiting.append(item)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, then stop."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                items, payloads = self._next_group()
+            try:
+                segment = self._log.append(payloads)
+            except Exception as error:
+                is_known = isinstance(error, StoreUnavailable)
+                self._failed(items, error if is_known else StoreUnavailable(f"{type(error).__name__} while logging"))
+            else:
+                self._written(items, segment)
+
+    def _next_group(self) -> tuple[list[T], list[bytes]]:
+        items, payloads, size = list[T](), list[bytes](), 0
+        while self._waiting and size < _WRITE_BYTES_MAX:
+            items.append(self._waiting.popleft())
+            payloads.append(self._payload_of(items[-1]))
+            size += len(payloads[-1])
+        return items, payloads

@@ -1,0 +1,219 @@
+"""The write-ahead log: what was appended and not stored is pending after any end, at any byte, and nothing grows without bound."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import pathlib
+import random
+import tempfile
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato_ingest.errors import LegatoError, StoreUnavailable
+from legato_ingest.storage.wal import ASIDE, WriteAheadLog, expect_all_stored, folder_of
+
+PAYLOADS = [b"first", b"", b"x" * 70_000, b"LGW1" * 3]
+HEAD_BYTES = 16
+
+
+def reopened(folder: pathlib.Path) -> list[tuple[int, bytes]]:
+    """Return what is pending for a new process."""
+    log = WriteAheadLog(folder)
+    try:
+        return list(log.pending())
+    finally:
+        log.close()
+
+
+def sizes(folder: pathlib.Path) -> list[int]:
+    """Return the sizes of the files."""
+    return [path.stat().st_size for path in sorted(folder.iterdir())]
+
+
+def test_what_is_not_stored_is_pending(tmp_path: pathlib.Path) -> None:
+    """In the order of the appends, once after each start, until it is stored. Then the file is empty."""
+    log = WriteAheadLog(tmp_path)
+    assert log.append(PAYLOADS[:3]) == log.append(PAYLOADS[3:]) == 0
+    for _ in range(2):
+        assert reopened(tmp_path) == [(0, payload) for payload in PAYLOADS]
+    log.stored(0, 3)
+    assert len(reopened(tmp_path)) == 4
+    log.stored(0, 1)
+    assert reopened(tmp_path) == [] and sizes(tmp_path) == [0, 0, 0]
+    log.close()
+
+
+def test_segments_take_turns(tmp_path: pathlib.Path) -> None:
+    """While one is stored the other is appended to, so under a load that never ends both are emptied again and again."""
+    log = WriteAheadLog(tmp_path)
+    waiting = log.append([b"0" * 1000])
+    for number in range(1, 20):
+        log.rotate()
+        log.rotate()
+        segment = log.append([b"%d" % number * 1000])
+        assert segment != waiting
+        log.stored(waiting, 1)
+        waiting = segment
+        assert [payload[:1] for _, payload in reopened(tmp_path)] == [(b"%d" % number)[:1]]
+    assert max(sizes(tmp_path)) < 3_000
+    log.close()
+
+
+def test_a_segment_is_emptied_with_its_last_payload_only(tmp_path: pathlib.Path) -> None:
+    """The rows of the first payloads are stored while later ones are still read from the file."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"a", b"b", b"c"])
+    log.close()
+    log, found = WriteAheadLog(tmp_path), []
+    for segment, payload in log.pending():
+        found.append(payload)
+        log.stored(segment, 1)
+    assert found == [b"a", b"b", b"c"] and sizes(tmp_path) == [0, 0, 0]
+    log.close()
+
+
+@pytest.mark.parametrize("cut", ["record", "head"])
+def test_a_record_that_was_cut_off_is_dropped(tmp_path: pathlib.Path, cut: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A crash in the middle of a write leaves any part of the record. The complete ones before count, and appends continue behind them."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"kept", b"kept too"])
+    whole = (tmp_path / "0.wal").read_bytes()
+    log.append([b"cut off" * 3])
+    log.close()
+    full = (tmp_path / "0.wal").read_bytes()
+    for end in range(len(whole), len(whole) + HEAD_BYTES) if cut == "head" else range(len(whole) + HEAD_BYTES, len(full)):
+        (tmp_path / "0.wal").write_bytes(full[:end])
+        log = WriteAheadLog(tmp_path)
+        assert [payload for _, payload in log.pending()] == [b"kept", b"kept too"]
+        log.append([b"next"])
+        log.close()
+        assert [payload for _, payload in reopened(tmp_path)] == [b"kept", b"kept too", b"next"]
+    assert "bytes behind the last record are dropped" in caplog.text
+
+
+def test_a_record_of_full_length_without_its_contents_is_dropped(tmp_path: pathlib.Path) -> None:
+    """After a power failure a file may have its new length and zeros in it."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"kept"])
+    end = (tmp_path / "0.wal").stat().st_size
+    log.append([b"y" * 500])
+    log.close()
+    content = (tmp_path / "0.wal").read_bytes()
+    for damaged in (content[:end] + bytes(len(content) - end), content[: end + HEAD_BYTES] + bytes(500)):
+        (tmp_path / "0.wal").write_bytes(damaged)
+        assert reopened(tmp_path) == [(0, b"kept")]
+
+
+def test_a_damaged_record_costs_no_other(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A flipped bit in a payload is found by its checksum, the log names the place, and the records behind it are read."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"a" * 100, b"b" * 100, b"c" * 100])
+    log.close()
+    content = bytearray((tmp_path / "0.wal").read_bytes())
+    content[content.index(b"bbb") + 50] ^= 4
+    (tmp_path / "0.wal").write_bytes(content)
+    with caplog.at_level(logging.ERROR, "legato"):
+        assert reopened(tmp_path) == [(0, b"a" * 100), (0, b"c" * 100)]
+    assert "100 bytes at byte 132 is damaged" in caplog.text
+
+
+@given(st.integers(0, 2**32))
+def test_any_bytes_are_read_without_an_error(seed: int) -> None:
+    """Random damage, and files of another program: only whole payloads that were appended are returned."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        log = WriteAheadLog(folder)
+        appended = [rng.randbytes(rng.choice((0, 3, 40))) for _ in range(rng.randrange(6))]
+        log.append(appended)
+        log.close()
+        content = bytearray((folder / "0.wal").read_bytes())
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(content) + 1)
+            content[at : at + rng.randrange(20)] = rng.randbytes(rng.randrange(20))
+        (folder / "0.wal").write_bytes(content)
+        assert not Counter(payload for _, payload in reopened(folder)) - Counter(appended)
+
+
+@given(st.lists(st.sampled_from(["append", "store", "rotate", "crash"]), max_size=40))
+def test_nothing_is_lost_in_any_order_of_calls(calls: list[str]) -> None:
+    """What is appended and not stored is pending after every crash; what is stored comes back at most until its segment is empty."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, log, waiting = pathlib.Path(name), WriteAheadLog(pathlib.Path(name)), list[tuple[int, bytes]]()
+        for number, call in enumerate(calls):
+            if call == "append":
+                payload = b"%d" % number
+                waiting.append((log.append([payload]), payload))
+            elif call == "store" and waiting:
+                log.stored(waiting.pop(0)[0], 1)
+            elif call == "rotate":
+                log.rotate()
+            else:
+                log.close()
+                log = WriteAheadLog(folder)
+                found = list(log.pending())
+                assert set(waiting) <= set(found)
+                waiting = found
+        for segment, _ in waiting:
+            log.stored(segment, 1)
+        assert sizes(folder) == [0, 0, 0]
+        log.close()
+
+
+@pytest.mark.parametrize("failing", ["pwrite", "fdatasync"])
+def test_a_disk_that_rejects_writes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    """The append fails as a whole, the payloads before are kept, and later ones replace what was written in part."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"before"])
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable, match="No space left"):
+        patch.setattr(os, failing, fail)
+        log.append([b"refused" * 5])
+    log.append([b"after"])
+    assert [payload for _, payload in reopened(tmp_path)][:2] == [b"before", b"after"]
+    log.close()
+
+
+def test_what_cannot_be_inserted_is_set_aside(tmp_path: pathlib.Path) -> None:
+    """It leaves its segment, which can then become empty, and is pending after the next start. The space for it is limited."""
+    log = WriteAheadLog(tmp_path)
+    segment = log.append([b"poison", b"good"])
+    log.stored(segment, 1)
+    log.set_aside(segment, b"poison")
+    assert reopened(tmp_path) == [(ASIDE, b"poison")] and sizes(tmp_path)[:2] == [0, 0]
+    log.set_aside(ASIDE, b"poison")
+    assert len(reopened(tmp_path)) == 1
+    segment = log.append([b"z" * 40_000_000] * 2)
+    log.set_aside(segment, b"z" * 40_000_000)
+    with pytest.raises(StoreUnavailable, match="full"):
+        log.set_aside(segment, b"z" * 40_000_000)
+    log.close()
+
+
+def test_the_files_are_of_this_user_alone(tmp_path: pathlib.Path) -> None:
+    """They hold what senders sent. A link in their place is refused."""
+    WriteAheadLog(tmp_path / "store" / "wal").close()
+    assert [oct(path.stat().st_mode & 0o777) for path in sorted((tmp_path / "store" / "wal").iterdir())] == ["0o600"] * 3
+    (tmp_path / "0.wal").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        WriteAheadLog(tmp_path)
+
+
+def test_commands_without_a_server_refuse_a_log_with_requests(tmp_path: pathlib.Path) -> None:
+    """A backup or a copy would lack rows that were acknowledged. What was set aside does not stand in the way."""
+    expect_all_stored(tmp_path)
+    log = WriteAheadLog(folder_of(tmp_path))
+    segment = log.append([b"a"])
+    with pytest.raises(LegatoError, match="start and stop `legato serve`"):
+        expect_all_stored(tmp_path)
+    log.set_aside(segment, b"a")
+    expect_all_stored(tmp_path)
+    log.close()

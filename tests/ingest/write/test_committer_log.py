@@ -1,0 +1,268 @@
+"""The committer with a write-ahead log: acknowledged is what is in the log, inserted is all of it, and once."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import cast
+
+import pyarrow as pa
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from helpers.builders.spans import native_span
+from helpers.dashboards.tables import rejected, streams
+from helpers.servers.committing import PATIENCE_S, StoreDouble, span_rows, spread_spans
+from helpers.servers.otlp import PROTOBUF
+from legato_ingest.errors import Overloaded, StoreUnavailable
+from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.signals import SPANS
+from legato_ingest.settings import load
+from legato_ingest.storage import Store
+from legato_ingest.storage.wal import ASIDE, WriteAheadLog
+from legato_ingest.write.body import Body
+from legato_ingest.write.committer import Committer, Receipt
+from legato_ingest.write.receiver import Receiver
+from legato_ingest.write.recovery import recover
+
+
+def body_of(sent: ExportTraceServiceRequest, tenant: str = "") -> Body:
+    """Return a request's body."""
+    return Body(SPANS, sent.SerializeToString(), PROTOBUF, "", tenant)
+
+
+def submit(committer: Committer, sent: ExportTraceServiceRequest) -> Future[Receipt]:
+    """Submit a request with its body."""
+    return committer.submit(span_rows(sent), body_of(sent))
+
+
+def count(committer: Committer, name: str, *labels: str) -> float:
+    """Return the value of a metric; ``labels``: stage and type of an error."""
+    values = dict(zip(("stage", "type"), labels, strict=False))
+    return committer._metrics.registry.get_sample_value(f"legato_{name}", values) or 0.0
+
+
+@contextmanager
+def logging_to(
+    folder: pathlib.Path, store: Store | StoreDouble, *, queue_bytes_max: int = 2**28, recovers: bool = False
+) -> Iterator[Committer]:
+    """Yield a committer with a log in this folder, and close it. ``recovers``: insert first what the log holds."""
+    log, metrics = WriteAheadLog(folder), Metrics()
+    committer = Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=10**6, log=log)
+    try:
+        if recovers:
+            recover(log, committer, Receiver(load(), committer, metrics))
+        yield committer
+    finally:
+        committer.close()
+
+
+def pending(folder: pathlib.Path) -> list[tuple[int, bytes]]:
+    """Return what a new process would find in the log."""
+    log = WriteAheadLog(folder)
+    try:
+        return list(log.pending())
+    finally:
+        log.close()
+
+
+def test_a_request_is_acknowledged_before_its_insert(store: Store, tmp_path: pathlib.Path) -> None:
+    """With what its conversion rejected. The rows are stored when ``settle`` returns, and the log is empty then."""
+    double, sent = StoreDouble(store), spread_spans(3)
+    native_span(sent, {"legato.stream.timeline": b""})
+    with logging_to(tmp_path, double) as committer:
+        double.gate.clear()
+        assert submit(committer, sent).result(PATIENCE_S) == Receipt(1, ["timeline"])
+        assert [payload for _, payload in pending(tmp_path)] == [body_of(sent).logged()]
+        assert not streams(store)
+        double.gate.set()
+        committer.settle()
+        assert (len(streams(store)), len(rejected(store)), pending(tmp_path)) == (3, 1, [])
+        assert count(committer, "queue_bytes") == 0
+
+
+def test_inserts_are_a_second_apart_unless_a_reader_waits(store: Store, tmp_path: pathlib.Path) -> None:
+    """Requests after an insert share the next one, a second after its begin; ``settle`` begins it at once."""
+    double, began = StoreDouble(store), list[float]()
+    double.before = lambda table, rows: began.append(time.monotonic()) if table == "stream_revs" else None
+    with logging_to(tmp_path, double) as committer:
+        for seed in range(3):
+            submit(committer, spread_spans(1, seed)).result(PATIENCE_S)
+            time.sleep(0.02)
+        deadline = time.monotonic() + PATIENCE_S
+        while len(began) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for seed in range(3, 6):
+            submit(committer, spread_spans(1, seed)).result(PATIENCE_S)
+            committer.settle()
+            assert len(streams(store)) == seed + 1
+    apart = [later - earlier for earlier, later in pairwise(began)]
+    assert 0.9 < apart[0] < 5 and max(apart[1:]) < 0.9
+
+
+@pytest.mark.parametrize("was_inserted", [False, True])
+def test_the_next_process_inserts_what_is_in_the_log(store: Store, tmp_path: pathlib.Path, was_inserted: bool) -> None:
+    """Once, also if the process ended after the insert and before the log was emptied."""
+    sent = [spread_spans(4, seed) for seed in range(5)]
+    log = WriteAheadLog(tmp_path)
+    log.append([body_of(each).logged() for each in sent])
+    log.close()
+    if was_inserted:
+        with logging_to(tmp_path / "other", store) as committer:
+            for each in sent[:3]:
+                submit(committer, each).result(PATIENCE_S)
+    with logging_to(tmp_path, store, recovers=True) as committer:
+        committer.settle()
+        assert count(committer, "duplicate_spans_total") == (12 if was_inserted else 0)
+    assert store.select("SELECT count() FROM stream_revs") == [(20,)] and len(streams(store)) == 20
+    assert pending(tmp_path) == []
+
+
+def test_a_body_keeps_its_tenant_and_encoding() -> None:
+    """From the log it is what it was; other bytes are an error."""
+    body = Body(SPANS, b"\n\x00{}\n", "application/json; charset=utf-8", "gzip", "a\nb\u2028é")
+    assert Body.from_log(body.logged()) == body
+    for wrong in (b"", b"[]\n", b'["/v1/none","","",""]\n', b"\xff\n", b"{}\nx", b"17\n"):
+        with pytest.raises(ValueError, match=r"."):
+            Body.from_log(wrong)
+
+
+def test_a_request_that_no_version_reads_is_set_aside(store: Store, tmp_path: pathlib.Path) -> None:
+    """Those before and after it are inserted."""
+    log = WriteAheadLog(tmp_path)
+    good = [body_of(spread_spans(1, seed)).logged() for seed in range(2)]
+    log.append([good[0], b"nonsense", Body(SPANS, b"\xff\xff", "application/x-protobuf", "", "").logged(), good[1]])
+    log.close()
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    assert len(streams(store)) == 2
+    assert [segment for segment, _ in pending(tmp_path)] == [ASIDE, ASIDE]
+
+
+def test_while_inserts_fail_requests_are_refused_and_the_log_keeps_the_acknowledged(store: Store, tmp_path: pathlib.Path) -> None:
+    """What was acknowledged before the store failed is stored later, and no request is acknowledged meanwhile."""
+    double, away = StoreDouble(store), threading.Event()
+    away.set()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if away.is_set():
+            raise StoreUnavailable("Code: 243. no space left")
+
+    double.before = fail
+    with logging_to(tmp_path, double) as committer:
+        submit(committer, spread_spans(2, 1)).result(PATIENCE_S)
+        committer.settle()
+        with pytest.raises(StoreUnavailable, match="no space left"):
+            submit(committer, spread_spans(2, 2))
+        assert count(committer, "errors_total", "commit", "StoreUnavailable") >= 1
+        assert len(pending(tmp_path)) == 1 and count(committer, "queue_bytes") > 0
+        away.clear()
+        deadline = time.monotonic() + PATIENCE_S
+        while committer._failed is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert submit(committer, spread_spans(2, 2)).result(PATIENCE_S) == Receipt()
+    assert len(streams(store)) == 4 and pending(tmp_path) == []
+
+
+def test_a_store_that_stays_away_keeps_the_log_over_the_end(store: Store, tmp_path: pathlib.Path) -> None:
+    """The process ends, and the next one inserts."""
+    double = StoreDouble(store)
+
+    def fail(table: str, rows: pa.Table) -> None:
+        raise StoreUnavailable("away")
+
+    double.before = fail
+    with logging_to(tmp_path, double) as committer:
+        for seed in range(2):
+            submit(committer, spread_spans(1, seed))
+    assert pending(tmp_path)
+    acknowledged = len(pending(tmp_path))
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    assert len(streams(store)) == acknowledged and pending(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyError("bug")], ids=lambda error: type(error).__name__)
+def test_a_request_that_cannot_be_inserted_delays_the_others_only(store: Store, tmp_path: pathlib.Path, error: Exception) -> None:
+    """A group with it fails; then each is inserted alone, and the guilty one is set aside after three attempts, counted and logged."""
+    double, bad = StoreDouble(store), spread_spans(7, 99)
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and rows.num_rows >= 7:
+            raise error
+
+    double.before = fail
+    with logging_to(tmp_path, double) as committer:
+        double.gate.clear()
+        for each in (spread_spans(1, 1), bad, spread_spans(2, 2), spread_spans(3, 3)):
+            submit(committer, each).result(PATIENCE_S)
+        double.gate.set()
+        deadline = time.monotonic() + PATIENCE_S
+        while not count(committer, "errors_total", "set_aside", type(error).__name__) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        committer.settle()
+        assert len(streams(store)) == 6
+        assert count(committer, "errors_total", "set_aside", type(error).__name__) == 1
+    assert pending(tmp_path) == [(ASIDE, body_of(bad).logged())]
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    assert len(streams(store)) == 13 and pending(tmp_path) == []
+
+
+def test_a_log_that_rejects_writes_refuses_the_request(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is stored, its bytes leave the queue, and the next request is taken."""
+    with logging_to(tmp_path, store) as committer:
+        with monkeypatch.context() as patch:
+            patch.setattr(WriteAheadLog, "append", lambda self, payloads: (_ for _ in ()).throw(StoreUnavailable("log full")))
+            with pytest.raises(StoreUnavailable, match="log full"):
+                submit(committer, spread_spans(1, 1)).result(PATIENCE_S)
+        assert count(committer, "errors_total", "log", "StoreUnavailable") == 1
+        assert count(committer, "queue_bytes") == 0
+        submit(committer, spread_spans(1, 2)).result(PATIENCE_S)
+    assert len(streams(store)) == 1
+
+
+def test_the_queue_is_limited_by_rows_and_bodies(store: Store, tmp_path: pathlib.Path) -> None:
+    """Beyond the limit a request is refused before it reaches the log."""
+    double, sent = StoreDouble(store), [spread_spans(5, seed) for seed in range(20)]
+    size = span_rows(sent[0]).nbytes + len(sent[0].SerializeToString())
+    accepted, refused = [], 0
+    with logging_to(tmp_path, double, queue_bytes_max=4 * size) as committer:
+        double.gate.clear()
+        for each in sent:
+            try:
+                accepted.append(submit(committer, each))
+            except Overloaded:
+                refused += 1
+        assert refused >= 14 and count(committer, "queue_bytes") <= 4 * size
+        for future in accepted:
+            assert future.result(PATIENCE_S) == Receipt()
+        assert len(pending(tmp_path)) == len(accepted) >= 3
+        double.gate.set()
+    assert len(streams(store)) == 5 * len(accepted)
+
+
+def test_many_senders_at_once(store: Store, tmp_path: pathlib.Path) -> None:
+    """Threads submit while others settle: all is stored once, nothing is left in the log, and the count of waiting bytes is 0."""
+    sent = [spread_spans(1, seed) for seed in range(120)]
+    with logging_to(tmp_path, store) as committer:
+
+        def send(part: list[ExportTraceServiceRequest]) -> None:
+            for each in part:
+                submit(committer, each).result(PATIENCE_S)
+                if each is part[-1] or len(each.SerializeToString()) % 5 == 0:
+                    committer.settle()
+
+        threads = [threading.Thread(target=send, args=(sent[number::6],)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(streams(store)) == 120
+        assert count(committer, "queue_bytes") == 0
+    assert pending(tmp_path) == []
