@@ -5,9 +5,9 @@
 Each engine repeats one of the recordings with other ids, with an agent that flushes its steps once a second, a server that sends its spans
 once a second, and services of 10,000 end users. Attribution, rollups, self-monitoring and the rest of `legato serve` run as they do for
 users. The senders run on the same cores. Last line: one JSON object with `streams_per_s`, `chunks_per_s`, `steps_per_s`, `cpu_cores`
-(of serve), `rss_mb` (at the end), `ack_p99_ms`, `verdict_delay_p99_s` (from a stream's end until its verdict can be queried),
-`rollup_lag_p99_s`, `lost_streams`, and `stale_verdicts`: the share of stalls of more than 60 s ago without a verdict, or with one that
-lacks evidence which is in the store.
+(of serve and its children), `rss_mb` (of them, at the end), `ack_p99_ms`, `verdict_delay_p99_s` (from a stream's end until its verdict
+can be queried), `rollup_lag_p99_s`, `lost_streams`, and `stale_verdicts`: the share of stalls of more than 60 s ago without a verdict, or
+with one that lacks evidence which is in the store.
 """
 
 from __future__ import annotations

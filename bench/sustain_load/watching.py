@@ -1,4 +1,4 @@
-"""Watches `legato serve` under a load: its processor time and memory, the lag of its rollups, and when verdicts are in the store.
+"""Watches `legato serve` and its children under a load: processor time, memory, the lag of the rollups, and when verdicts are stored.
 
 Once a second a probe takes a client's stream with a stall that has just been acknowledged, and asks for its verdict until it is there. The
 probes are queries of the read endpoint, so they are a small load themselves.
@@ -54,7 +54,7 @@ class Observed:
 
 
 class Watching:
-    """Watches a process from `start` to `stop`."""
+    """Watches a process and its children from `start` to `stop`."""
 
     def __init__(self, process: int, otlp: str, read: str, sending: Sending) -> None:
         self._process, self._otlp, self._read, self._sending = process, otlp, read, sending
@@ -80,8 +80,7 @@ class Watching:
             now, time_s = self._processor_s(), time.monotonic()
             self.observed.cores.append((now - before) / (time_s - at))
             before, at = now, time_s
-            status = pathlib.Path(f"/proc/{self._process}/status").read_text(encoding="utf-8")
-            self.observed.rss_mb.append(int(status.split("VmRSS:")[1].split()[0]) / 1024)
+            self.observed.rss_mb.append(self._memory_mb())
             with urllib.request.urlopen(f"{self._otlp}/metrics", timeout=60) as reply:
                 lines = reply.read().decode().splitlines()
             lags = dict(
@@ -91,8 +90,17 @@ class Watching:
             self.observed.attribution_lag_s.append(float(lags.get("legato_attribution_lag_seconds", "nan")))
 
     def _processor_s(self) -> float:
-        fields = pathlib.Path(f"/proc/{self._process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _HZ
+        stats = [text.rpartition(")")[2].split() for text in self._read_proc("stat")]
+        return sum(int(fields[11]) + int(fields[12]) for fields in stats) / _HZ
+
+    def _memory_mb(self) -> float:
+        return sum(int(text.split("VmRSS:")[1].split()[0]) for text in self._read_proc("status")) / 1024
+
+    def _read_proc(self, name: str) -> list[str]:
+        """Return this file of the process and of its children; one of them judges streams."""
+        process = pathlib.Path(f"/proc/{self._process}")
+        children = [child for each in process.glob("task/*/children") for child in each.read_text(encoding="utf-8").split()]
+        return [(pathlib.Path("/proc", each) / name).read_text(encoding="utf-8") for each in (str(self._process), *children)]
 
     def _probe(self) -> None:
         """Look for stalls among the streams that ended since the last look, and for the verdicts on earlier ones."""
