@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from legato_ingest.attribution.judging import Judging, judged_rows
-from legato_ingest.attribution.load.due import ClockOffsets, Due, due_by_evidence, due_by_receipt
+from legato_ingest.attribution.load.due import ClockOffsets, Due, due_by_evidence, due_by_receipt, joined
 from legato_ingest.attribution.load.open_stalls import open_stalls
 from legato_ingest.attribution.model.judge import Thresholds
 from legato_ingest.attribution.run import RunResult, attribute, attribute_open
@@ -113,11 +113,11 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         return max(0, int(until))
 
     def _due(self, since: int, until: int, seen: int) -> list[Due]:
-        """Return the streams to judge: those received between ``since`` and ``until``, then those that new evidence is about.
+        """Return the streams to judge: those received between ``since`` and ``until``, and those that new evidence is about.
 
         ``seen``: the time until which all evidence is in the store. Before the first run there are no verdicts that evidence could change.
         """
         due = due_by_receipt(self._store, since, until)
         if since:
             due += due_by_evidence(self._store, self._clocks, since, max(since, self._seen_ms), seen)
-        return due
+        return joined(due)

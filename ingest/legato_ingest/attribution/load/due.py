@@ -21,7 +21,7 @@ from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import after_until_ms, between_ns, quoted, quoted_all, time_ns, unquoted
 
-__all__ = ["CLOCKS_APART_NS", "STREAM_NS_MAX", "ClockOffsets", "Due", "due_by_evidence", "due_by_receipt"]
+__all__ = ["CLOCKS_APART_NS", "STREAM_NS_MAX", "ClockOffsets", "Due", "due_by_evidence", "due_by_receipt", "joined"]
 
 _MS = 1_000_000
 STREAM_NS_MAX = 600_000_000_000
@@ -88,6 +88,22 @@ class Due:
     def started(self, around_ns: int = 0) -> str:
         """Return the condition on the start, for streams that started up to ``around_ns`` earlier or later."""
         return between_ns("start_time", self.low_ns - around_ns, self.high_ns + around_ns)
+
+
+def joined(due: Iterable[Due]) -> list[Due]:
+    """Return the same streams with those of overlapping times as one, in order of time.
+
+    A stream is then loaded and judged once although it is due for several reasons, and an engine's steps are read once for all its streams.
+    """
+    out: list[Due] = []
+    for each in sorted(due, key=lambda each: (each.low_ns, each.high_ns)):
+        if out and each.low_ns <= out[-1].high_ns:
+            last = out[-1]
+            which = f"({last.started()} AND {last.which} OR {each.started()} AND {each.which})"
+            out[-1] = Due(last.low_ns, max(last.high_ns, each.high_ns), which)
+        else:
+            out.append(each)
+    return out
 
 
 class ClockOffsets:

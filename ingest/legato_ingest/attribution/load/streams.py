@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
 from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS
@@ -25,9 +26,11 @@ from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
 __all__ = ["clock_of", "slices_of", "stored_stalls", "streams_in"]
 
 Row = dict[str, Any]
+Ints = NDArray[np.int64]
 # Tenant, trace id and response id.
 _Key = tuple[str, bytes, str]
 
+_TEXTS = ("tenant", "vantage", "response_id", "engine_id", "clock", "service_name", "client_address")
 _ARRAYS = ("dt_us", "chunk_kind", "chunk_bytes", "chunk_hold_64us")
 _SOCKET_ARRAYS = ("at", "queued_bytes", "window_bytes", "idle_ms")
 _STREAMS = f"""
@@ -150,13 +153,19 @@ def _stream(row: Row, server: Row | None, sockets: SocketSamples | None) -> Stre
 
 def _rows(table: pa.Table) -> Iterator[Row]:
     """Yield the rows, with their arrays as numpy arrays."""
-    names = [name for name in table.column_names if name not in _ARRAYS]
-    plain = [table[name].to_pylist() for name in names]
-    lists = {name: table[name].combine_chunks() for name in _ARRAYS}
-    for i, values in enumerate(zip(*plain, strict=True)):
-        row = {name: value if name in ("trace_id", "span_id") else unquoted(value) for name, value in zip(names, values, strict=True)}
-        row.update({name: column[i].values.to_numpy(zero_copy_only=False).astype(np.int64) for name, column in lists.items()})
-        yield row
+    plain = {name: table[name].to_pylist() for name in table.column_names if name not in _ARRAYS}
+    for name in _TEXTS:
+        plain[name] = list(map(unquoted, plain[name]))
+    columns = plain | {name: _arrays(table[name]) for name in _ARRAYS}
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
+
+
+def _arrays(column: pa.ChunkedArray) -> list[Ints]:
+    """Return the array of each row of a column of arrays."""
+    arrays = column.combine_chunks()
+    values = arrays.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.split(values, np.cumsum(arrays.value_lengths().to_numpy()[:-1])) if len(arrays) else []
 
 
 def _key(row: Row) -> _Key:
@@ -171,11 +180,6 @@ def _vantage(row: Row, sockets: SocketSamples | None = None) -> Vantage:
 def _sockets_in(store: Store, due: Due) -> dict[tuple[str, bytes, bytes], SocketSamples]:
     """Return the socket samples of the streams that started in this time."""
     table = store.select_arrow(_SOCKETS.format(inside=due.started()))
-    arrays = [table[name].combine_chunks() for name in _SOCKET_ARRAYS]
-    keys = zip(*(table[name].to_pylist() for name in ("tenant", "trace_id", "span_id")), strict=True)
-    return {
-        (unquoted(tenant), trace, span): SocketSamples(
-            *(column[i].values.to_numpy(zero_copy_only=False).astype(np.int64) for column in arrays)
-        )
-        for i, (tenant, trace, span) in enumerate(keys)
-    }
+    keys = (table[name].to_pylist() for name in ("tenant", "trace_id", "span_id"))
+    rows = zip(*keys, *(_arrays(table[name]) for name in _SOCKET_ARRAYS), strict=True)
+    return {(unquoted(tenant), trace, span): SocketSamples(*arrays) for tenant, trace, span, *arrays in rows}

@@ -173,11 +173,14 @@ def _fit(duration: Floats, work: _Work, clean: Bools) -> _Fit | None:
     if clean.sum() < _STEPS_MIN:
         return None
     terms = np.stack([np.ones(len(duration)), work.requests, work.tokens], axis=1)
-    kept = clean
+    kept, before = clean, np.zeros_like(clean)
     fit: Floats = np.zeros(3)
     for _ in range(_ROUNDS):
+        if np.array_equal(kept, before):
+            # The same steps give the same fit.
+            break
         fit = np.asarray(np.linalg.lstsq(terms[kept], duration[kept], rcond=None)[0], np.float64)
-        kept = clean & (duration < _TRIM * (terms @ fit))
+        kept, before = clean & (duration < _TRIM * (terms @ fit)), kept
         if kept.sum() < _STEPS_MIN:
             return None
     step_ns, request_ns, token_ns = fit.tolist()
