@@ -28,19 +28,20 @@ from bench.sustain_load.sending import Sending  # noqa: E402
 from bench.sustain_load.watching import Observed, Watching, query  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
 
-# Every recorded stream has its server's span and its engine's steps, so no evidence is missing for ever.
+# Every recorded stream has its server's span and its engine's steps, so no evidence is missing for ever. The times have the type of the
+# column: by the primary key, ClickHouse leaves out rows of the same second where a DateTime64 is compared with `> DateTime`.
 _STALE = """
 WITH
     old AS
     (
         SELECT trace_id, span_id, start_time, stalls_250ms FROM streams
         WHERE vantage = 'client' AND stalls_250ms > 0 AND addNanoseconds(start_time, duration_ns) < now() - INTERVAL 60 SECOND
-            AND start_time > fromUnixTimestamp({begin})
+            AND start_time > fromUnixTimestamp64Nano({begin}000000000)
     ),
     judged AS
     (
         SELECT trace_id, span_id, count() AS verdicts, countIf(has(missing, 'engine') OR has(missing, 'server')) AS lacking
-        FROM verdicts FINAL WHERE start_time > fromUnixTimestamp({begin}) AND cause != '' GROUP BY trace_id, span_id
+        FROM verdicts FINAL WHERE start_time > fromUnixTimestamp64Nano({begin}000000000) AND cause != '' GROUP BY trace_id, span_id
     )
 SELECT
     toUInt32(ifNull(sum(stalls_250ms), 0)) AS stalls,
@@ -48,6 +49,9 @@ SELECT
     toUInt32(ifNull(sum(ifNull(lacking, 0)), 0)) AS lacking
 FROM old LEFT JOIN judged USING (trace_id, span_id)
 FORMAT JSONEachRow"""
+_SWEEPS = """
+SELECT quantile(0.5)(seconds) AS half, quantile(0.99)(seconds) AS most, avg(streams) AS streams
+FROM attribution_runs WHERE ran_at > fromUnixTimestamp({begin}) FORMAT JSONEachRow"""
 _STORED = """
 SELECT countIf(vantage = 'client') AS streams FROM streams FORMAT JSONEachRow"""
 
@@ -82,6 +86,7 @@ def main() -> None:
 def _figures(served: Served, sending: Sending, seen: Observed, seconds: float, begin_s: int) -> dict[str, float]:
     done = sending.done
     ((stored,), (stale,)) = query(served.read, _STORED), query(served.read, _STALE.format(begin=begin_s))
+    (sweeps,) = query(served.read, _SWEEPS.format(begin=begin_s))
     missing = done.streams - int(str(stored["streams"]))
     stalls = int(str(stale["stalls"])) or 1
     return {
@@ -96,6 +101,9 @@ def _figures(served: Served, sending: Sending, seen: Observed, seconds: float, b
         "verdict_delay_p50_s": round(median(seen.verdict_delay_s or [float("nan")]), 1),
         "verdict_delay_p99_s": round(quantile(seen.verdict_delay_s or [float("nan")], 0.99), 1),
         "rollup_lag_p99_s": round(quantile(seen.rollup_lag_s, 0.99), 1),
+        "sweep_p50_s": round(float(str(sweeps["half"])), 1),
+        "sweep_p99_s": round(float(str(sweeps["most"])), 1),
+        "streams_per_sweep": round(float(str(sweeps["streams"]))),
         "attribution_lag_p99_s": round(quantile(seen.attribution_lag_s, 0.99), 1),
         "stale_verdicts": round((int(str(stale["unjudged"])) + int(str(stale["lacking"]))) / stalls, 4),
         "unjudged_share": round(int(str(stale["unjudged"])) / stalls, 4),
