@@ -4,7 +4,10 @@
 
 Each engine repeats one of the recordings with other ids, with an agent that flushes its steps once a second, a server that sends its spans
 once a second, and services of 10,000 end users. Attribution, rollups, self-monitoring and the rest of `legato serve` run as they do for
-users. The senders run on the same cores. Last line: one JSON object with `streams_per_s`, `chunks_per_s`, `steps_per_s`, `cpu_cores`
+users. The senders run on the same cores.
+
+`--streams-per-s` spreads the same load over more engines: each is idle between two rounds. `--history` fills the store with streams of the
+last thirty days before. Last line: one JSON object with `streams_per_s`, `chunks_per_s`, `steps_per_s`, `cpu_cores`
 (of serve and its children), `rss_mb` (of them, at the end), `ack_p99_ms`, `verdict_delay_p99_s` (from a stream's end until its verdict
 can be queried), `rollup_lag_p99_s`, `lost_streams`, and `stale_verdicts`: the share of stalls of more than 60 s ago without a verdict, or
 with one that lacks evidence which is in the store.
@@ -13,17 +16,21 @@ with one that lacks evidence which is in the store.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import pathlib
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.common.machine import describe, median, quantile  # noqa: E402
-from bench.sustain_load.deployment import EngineReplay, template  # noqa: E402
+from bench.common.store_fill import fill_history  # noqa: E402
+from bench.sustain_load.deployment import EngineReplay, Template, template  # noqa: E402
 from bench.sustain_load.sending import Sending  # noqa: E402
 from bench.sustain_load.watching import Observed, Watching, query  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
@@ -61,12 +68,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--engines", type=int, default=40)
     options.add_argument("--seconds", type=float, default=120)
+    options.add_argument("--streams-per-s", type=float, help="of all engines together; default: no engine is ever idle")
+    options.add_argument("--history", type=int, default=0, metavar="STREAMS", help="streams that are in the store before")
     options.add_argument("recordings", nargs="*", default=["kv"], help="names in demo/recordings, or folders")
     given = options.parse_args()
     templates = [template(name) for name in given.recordings]
-    with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store") as served:
+    with tempfile.TemporaryDirectory() as folder, _serving(pathlib.Path(folder) / "store", given.history) as served:
         begin_ns = time.time_ns()
-        engines = [EngineReplay(number, templates[number % len(templates)], begin_ns) for number in range(given.engines)]
+        engines = _engines(given.engines, templates, begin_ns, given.streams_per_s)
         sending = Sending(served.otlp, engines, given.seconds)
         watching = Watching(served.process.pid, served.otlp, served.read, sending)
         watching.start()
@@ -81,6 +90,30 @@ def main() -> None:
     print(f"acknowledgements: n={len(sending.done.seconds)}, median {1000 * median(sending.done.seconds):.0f} ms; ", end="")
     print(f"{sending.done.refused} refused for now, {sending.done.failed} failed; the sender was up to {sending.late_s_max:.1f} s late")
     print(json.dumps(figures))
+
+
+@contextlib.contextmanager
+def _serving(store: pathlib.Path, history: int) -> Iterator[Served]:
+    """Run `legato serve` with a store that has so many streams."""
+    if history:
+        # In a process that ends, because it needs memory, and the engine stays in it.
+        filling = multiprocessing.get_context("spawn").Process(target=fill_history, args=(store, history))
+        filling.start()
+        filling.join()
+        if filling.exitcode:
+            sys.exit("the store could not be filled")
+    with serve_process(store) as served:
+        yield served
+
+
+def _engines(count: int, templates: Sequence[Template], begin_ns: int, streams_per_s: float | None) -> list[EngineReplay]:
+    """Return the engines; they are idle for such a share of the time that all together have this number of streams per second."""
+    own = [templates[number % len(templates)] for number in range(count)]
+    most = sum(1e6 * len(each.streams) / each.length_us for each in own)
+    if streams_per_s and streams_per_s > most:
+        sys.exit(f"{count} engines have {most:.1f} streams/s at most; --streams-per-s is {streams_per_s:g}: give more engines")
+    longer = most / streams_per_s if streams_per_s else 1.0
+    return [EngineReplay(number, each, begin_ns, int(longer * each.length_us)) for number, each in enumerate(own)]
 
 
 def _figures(served: Served, sending: Sending, seen: Observed, seconds: float, begin_s: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load as settings
 from legato_ingest.storage import EmbeddedStore, Store, migrate
 
-__all__ = ["fill"]
+__all__ = ["fill", "fill_history"]
 
 TIMELINES = 1_000
 CHUNKS = (120, 280)
@@ -116,6 +116,16 @@ def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Rand
     store.command(SPAN_EVENTS.replace("peer_events", "otel_traces").replace("FROM stream_revs", hour))
     RollupWorker(store, settings(), Metrics()).again(0)
     store.command("INSERT INTO rollup_runs SELECT '', now64(3) + INTERVAL 1 DAY, now64(3) + INTERVAL 1 DAY, now64(3), 0, 0, 0")
+    store.close()
+
+
+def fill_history(path: pathlib.Path, streams: int) -> None:
+    """The same streams as the past of a store that is in use: the workers continue after them."""
+    fill(path, 0, streams, streams, random.Random(7))
+    store = EmbeddedStore(path)
+    for table, values in (("attribution_runs", "now64(3), now64(3), 0, 0, 0"), ("rollup_runs", "now64(3), now64(3), now64(3), 0, 0, 0")):
+        store.command(f"TRUNCATE TABLE {table}")
+        store.command(f"INSERT INTO {table} SELECT '', {values}")
     store.close()
 
 

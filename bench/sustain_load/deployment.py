@@ -125,22 +125,30 @@ def _flush(steps: Sequence[EngineStep], second: int, numbers: Sequence[int]) -> 
 
 
 class EngineReplay:
-    """One engine with its server and its readers. ``number`` seeds it."""
+    """One engine with its server and its readers. ``number`` seeds it. It begins a round each ``round_us``, and is idle between two."""
 
-    def __init__(self, number: int, recorded: Template, begin_ns: int) -> None:
+    def __init__(self, number: int, recorded: Template, begin_ns: int, round_us: int) -> None:
         self.id = f"engine-{number}:8000"
+        self._round_us = max(round_us, recorded.length_us)
         self._template, self._rng = recorded, random.Random(number)
         self._epoch_ns = begin_ns - 1_000_000_000
         self._number, self._round = number, 0
         # In its first round an engine sends only what follows a random moment.
-        self._begin_ns = begin_ns - 1000 * self._rng.randrange(recorded.length_us)
+        self._begin_ns = begin_ns - 1000 * self._rng.randrange(self._round_us)
         self._from_ns = begin_ns
+        if self._begin_ns + 1000 * recorded.length_us < begin_ns:
+            self._begin_ns += 1000 * self._round_us
+
+    @property
+    def next_ns(self) -> int:
+        """When the next round begins (ns since the epoch)."""
+        return self._begin_ns
 
     def round(self) -> Iterator[Event]:
         """Yield the spans of the next round in order of time."""
         events = [*self._streams(), *self._flushes()]
         self._round += 1
-        self._begin_ns += 1000 * self._template.length_us
+        self._begin_ns += 1000 * self._round_us
         yield from sorted((each for each in events if each.at_ns >= self._from_ns), key=lambda each: each.at_ns)
 
     def _streams(self) -> Iterator[Event]:

@@ -12,7 +12,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -64,11 +64,10 @@ class Sending:
 
     def _schedule(self) -> None:
         """Hand over the spans of each process once a second, each process at another moment of the second."""
-        rounds = [engine.round() for engine in self._engines]
-        heads: list[tuple[int, int, Event]] = []
-        for number, events in enumerate(rounds):
-            if (first := next(events, None)) is not None:
-                heapq.heappush(heads, (first.at_ns, number, first))
+        # The next event of each engine; ``None``: the beginning of its next round.
+        heads: list[tuple[int, int, Event | None]] = [(engine.next_ns, number, None) for number, engine in enumerate(self._engines)]
+        heapq.heapify(heads)
+        rounds: dict[int, Iterator[Event]] = {}
         waiting: dict[str, list[Event]] = {}
         due: list[tuple[float, str]] = []
         rng = random.Random(1)
@@ -76,15 +75,15 @@ class Sending:
             now_ns = time.time_ns()
             while heads and heads[0][0] <= now_ns:
                 _, number, event = heapq.heappop(heads)
-                if event.sender not in waiting:
-                    waiting[event.sender] = []
-                    heapq.heappush(due, (event.at_ns / 1e9 + rng.random(), event.sender))
-                waiting[event.sender].append(event)
-                following = next(rounds[number], None)
-                if following is None:
+                if event is None:
                     rounds[number] = self._engines[number].round()
-                    following = next(rounds[number])
-                heapq.heappush(heads, (following.at_ns, number, following))
+                else:
+                    if event.sender not in waiting:
+                        waiting[event.sender] = []
+                        heapq.heappush(due, (event.at_ns / 1e9 + rng.random(), event.sender))
+                    waiting[event.sender].append(event)
+                following = next(rounds[number], None)
+                heapq.heappush(heads, (following.at_ns if following else self._engines[number].next_ns, number, following))
             while due and due[0][0] <= time.time():
                 at_s, sender = heapq.heappop(due)
                 self._bodies.put((sender, at_s, waiting.pop(sender)))
