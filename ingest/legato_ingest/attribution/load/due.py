@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from legato_ingest.attribution.load.by_engine import batches_of, span_of
@@ -35,6 +35,12 @@ CLOCKS_APART_NS = 7_200_000_000_000
 _RECEIVED = """
 SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs
 WHERE vantage IN ('client', 'server') AND {which}"""
+_SPANS = """
+SELECT toUnixTimestamp64Nano(start_time) AS start_ns, reinterpretAsUInt64(span_id) AS span FROM stream_revs
+WHERE {inside} AND vantage IN ('client', 'server') AND {which}
+LIMIT {most}
+SETTINGS max_threads = 1"""
+_SPANS_MAX = 4_000
 _STEPS = """
 SELECT tenant, engine_id, toUnixTimestamp64Nano(min(recorded_at)) AS low, toUnixTimestamp64Nano(max(recorded_at)) AS high
 FROM engine_steps
@@ -139,11 +145,25 @@ def due_by_receipt(store: Store, after_ms: int, until_ms: int) -> list[Due]:
 def due_by_evidence(store: Store, clocks: ClockOffsets, judged_ms: int, after_ms: int, until_ms: int) -> list[Due]:
     """Return the streams received until ``judged_ms`` that evidence received between the two other times is about."""
     new, is_judged = after_until_ms("received_at", after_ms, until_ms), f"received_at <= {time_ns(judged_ms * _MS)}"
-    return [
+    due = [
         *_by_steps(store, clocks, new, is_judged, judged_ms * _MS),
         *_by_samples(store, new, is_judged, judged_ms * _MS),
         *_by_first_tokens(store, new, is_judged, judged_ms * _MS),
     ]
+    return [found for each in due if (found := _found(store, each)) is not None]
+
+
+def _found(store: Store, due: Due) -> Due | None:
+    """Return these streams by their span ids, and the times at which they started; ``None`` without any.
+
+    Any stream of ten minutes may be due, and few are. The queries that follow then need neither read ten minutes nor repeat the condition.
+    Too many streams for a list stay as they are.
+    """
+    table = store.select_arrow(_SPANS.format(inside=due.started(), which=due.which, most=_SPANS_MAX + 1))
+    if not table.num_rows or table.num_rows > _SPANS_MAX:
+        return due if table.num_rows else None
+    starts, spans = table["start_ns"].to_pylist(), sorted(set(table["span"].to_pylist()))
+    return Due(min(starts), max(starts), f"reinterpretAsUInt64(span_id) IN ({','.join(map(str, spans))})")
 
 
 def _by_steps(store: Store, clocks: ClockOffsets, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
@@ -161,10 +181,12 @@ def _by_steps(store: Store, clocks: ClockOffsets, new: str, is_judged: str, judg
     windows = {key: clocks.stretch(key, low, high) for key, low, high in steps}
     for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}):
         low, high = span_of(batch)
-        elsewhere = _ELSEWHERE.format(engines=is_one_of_servers(batch), around=_around(low, high))
-        others = f"tenant IN ({quoted_all(sorted({tenant for tenant, _ in batch}))}) AND {is_judged} AND {elsewhere}"
-        yield Due(low - STREAM_NS_MAX, high, f"{others} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")
-        yield from _by_time_of_receipt(store, others, low, high)
+        own = f"tenant IN ({quoted_all(sorted({tenant for tenant, _ in batch}))}) AND {is_judged}"
+        ran = Due(low - STREAM_NS_MAX, high, f"{own} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")
+        for each in (_found(store, ran), _by_time_of_receipt(store, own, low, high)):
+            if each is not None:
+                elsewhere = _ELSEWHERE.format(engines=is_one_of_servers(batch), around=each.started())
+                yield replace(each, which=f"{each.which} AND {elsewhere}")
 
 
 # The streams are not explained by the complete records of other engines.
@@ -175,13 +197,12 @@ _ELSEWHERE = """(tenant, start_time, trace_id, span_id) NOT IN
     )"""
 
 
-def _by_time_of_receipt(store: Store, which: str, low: int, high: int) -> Iterator[Due]:
-    """Yield the streams that were received between these times although they started at other times by their own clocks."""
+def _by_time_of_receipt(store: Store, which: str, low: int, high: int) -> Due | None:
+    """Return the streams that were received between these times although they started at other times by their own clocks."""
     received = f"{which} AND {between_ns('received_at', low, high + 1_000 * _MS)}"
     skewed = f"{received} AND NOT ({_around(low, high)})"
     ((count, first, last),) = store.select(_RECEIVED.format(which=skewed))
-    if count:
-        yield Due(int(first), int(last), skewed)
+    return Due(int(first), int(last), skewed) if count else None
 
 
 def _by_samples(store: Store, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
