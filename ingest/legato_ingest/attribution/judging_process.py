@@ -7,6 +7,7 @@ both pickled; it opens no store, and it ends with the process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -25,6 +26,11 @@ __all__ = ["JudgingProcess"]
 # Streams of one message; a group of more is sent alone.
 _STREAMS_MAX = 500
 _SIZE = struct.Struct("<Q")
+# Some MB of evidence pass a pipe of this size with few changes between the processes.
+_PIPE_BYTES = 1_048_576
+
+_Message = tuple[Sequence[Evidence], Thresholds, int]
+_Answer = list[Rows | Exception]
 
 
 class JudgingProcess:
@@ -36,15 +42,39 @@ class JudgingProcess:
 
     def __call__(self, groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> list[Rows | Exception]:
         """Return the rows of each group, or the error of a group that cannot be judged. Raises ``EOFError`` if the process ends twice."""
+        messages = [(part, thresholds, judged_at_ns) for part in _parts(groups)]
         with self._lock:
-            return [rows for part in _parts(groups) for rows in self._judged((part, thresholds, judged_at_ns))]
+            answers = self._in_a_row(messages) if messages else []
+            answers += [self._judged(message) for message in messages[len(answers) :]]
+        return [rows for answer in answers for rows in answer]
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
             self._end()
 
-    def _judged(self, message: tuple[Sequence[Evidence], Thresholds, int]) -> list[Rows | Exception]:
+    def _in_a_row(self, messages: Sequence[_Message]) -> list[_Answer]:
+        """Return the answers until the process ends. The next message is on its way while the process judges."""
+        answers: list[_Answer] = []
+        try:
+            process = self._running()
+        except OSError:
+            return answers
+        writing = threading.Thread(target=_write_all, args=(process.stdin, messages), name="legato-evidence", daemon=True)
+        writing.start()
+        try:
+            assert process.stdout is not None
+            for _ in messages:
+                answers.append(_read(process.stdout))
+        except (EOFError, OSError):
+            process.kill()
+            writing.join()
+            self._end()
+        else:
+            writing.join()
+        return answers
+
+    def _judged(self, message: _Message) -> _Answer:
         try:
             return self._exchanged(message)
         except (EOFError, OSError):
@@ -56,14 +86,17 @@ class JudgingProcess:
             self._end()
             raise EOFError(f"the process that judges streams ended twice over {len(message[0])} groups of streams: {error}") from error
 
-    def _exchanged(self, message: object) -> list[Rows | Exception]:
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._process = _started()
+    def _exchanged(self, message: _Message) -> _Answer:
+        process = self._running()
         assert process.stdin is not None and process.stdout is not None
         _write(process.stdin, message)
-        answer: list[Rows | Exception] = _read(process.stdout)
+        answer: _Answer = _read(process.stdout)
         return answer
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = _started()
+        return self._process
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -94,7 +127,19 @@ def _parts(groups: Sequence[Evidence]) -> list[list[Evidence]]:
 
 def _started() -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pipesize=_PIPE_BYTES
+    )
+
+
+def _write_all(pipe: IO[bytes], messages: Sequence[_Message]) -> None:
+    """Write the messages. Without one of them the process gets an end, so that nothing waits for its answer."""
+    try:
+        for message in messages:
+            _write(pipe, message)
+    except Exception:
+        with contextlib.suppress(OSError):
+            pipe.close()
 
 
 def _write(pipe: IO[bytes], message: object) -> None:

@@ -40,7 +40,7 @@ SELECT toUnixTimestamp64Nano(start_time) AS start_ns, reinterpretAsUInt64(span_i
 WHERE {inside} AND vantage IN ('client', 'server') AND {which}
 LIMIT {most}
 SETTINGS max_threads = 1"""
-_SPANS_MAX = 4_000
+_SPANS_MAX = 16_000
 _STEPS = """
 SELECT tenant, engine_id, toUnixTimestamp64Nano(min(recorded_at)) AS low, toUnixTimestamp64Nano(max(recorded_at)) AS high
 FROM engine_steps
@@ -85,15 +85,24 @@ GROUP BY tenant, engine_id, at_ns"""
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Streams that are due: they started between two times (ns, both included), and their rows satisfy a condition in SQL."""
+    """Streams that are due: they started between two times (ns, both included), and their rows satisfy two conditions in SQL.
+
+    ``keys`` is about columns of the primary key alone, so it may select rows before FINAL.
+    """
 
     low_ns: int
     high_ns: int
     which: str = "1"
+    keys: str = "1"
 
     def started(self, around_ns: int = 0) -> str:
         """Return the condition on the start, for streams that started up to ``around_ns`` earlier or later."""
         return between_ns("start_time", self.low_ns - around_ns, self.high_ns + around_ns)
+
+    @property
+    def inside(self) -> str:
+        """The conditions on the primary key."""
+        return f"{self.started()} AND {self.keys}"
 
 
 def joined(due: Iterable[Due]) -> list[Due]:
@@ -105,8 +114,10 @@ def joined(due: Iterable[Due]) -> list[Due]:
     for each in sorted(due, key=lambda each: (each.low_ns, each.high_ns)):
         if out and each.low_ns <= out[-1].high_ns:
             last = out[-1]
-            which = f"({last.started()} AND {last.which} OR {each.started()} AND {each.which})"
-            out[-1] = Due(last.low_ns, max(last.high_ns, each.high_ns), which)
+            keys = f"({last.inside} OR {each.inside})"
+            all_rows = last.which == each.which == "1"
+            which = "1" if all_rows else f"({last.inside} AND {last.which} OR {each.inside} AND {each.which})"
+            out[-1] = Due(last.low_ns, max(last.high_ns, each.high_ns), which, keys)
         else:
             out.append(each)
     return out
@@ -139,7 +150,8 @@ def due_by_receipt(store: Store, after_ms: int, until_ms: int) -> list[Due]:
     """Return the streams with a vantage that was received between these times."""
     which = f"(tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {after_until_ms('received_at', after_ms, until_ms)})"
     ((count, low, high),) = store.select(_RECEIVED.format(which=which))
-    return [Due(int(low), int(high), which)] if count else []
+    found = _found(store, Due(int(low), int(high), which)) if count else None
+    return [found] if found is not None else []
 
 
 def due_by_evidence(store: Store, clocks: ClockOffsets, judged_ms: int, after_ms: int, until_ms: int) -> list[Due]:
@@ -159,11 +171,11 @@ def _found(store: Store, due: Due) -> Due | None:
     Any stream of ten minutes may be due, and few are. The queries that follow then need neither read ten minutes nor repeat the condition.
     Too many streams for a list stay as they are.
     """
-    table = store.select_arrow(_SPANS.format(inside=due.started(), which=due.which, most=_SPANS_MAX + 1))
+    table = store.select_arrow(_SPANS.format(inside=due.inside, which=due.which, most=_SPANS_MAX + 1))
     if not table.num_rows or table.num_rows > _SPANS_MAX:
         return due if table.num_rows else None
     starts, spans = table["start_ns"].to_pylist(), sorted(set(table["span"].to_pylist()))
-    return Due(min(starts), max(starts), f"reinterpretAsUInt64(span_id) IN ({','.join(map(str, spans))})")
+    return Due(min(starts), max(starts), keys=f"reinterpretAsUInt64(span_id) IN ({','.join(map(str, spans))})")
 
 
 def _by_steps(store: Store, clocks: ClockOffsets, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:

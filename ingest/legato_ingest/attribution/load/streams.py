@@ -38,7 +38,8 @@ SELECT
     tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, vantage, response_id, engine_id, clock, service_name,
     client_address, {", ".join(_ARRAYS)}
 FROM stream_revs FINAL
-WHERE {{inside}} AND {{which}}
+PREWHERE {{inside}}
+WHERE {{which}}
 ORDER BY start_time, span_id
 SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
 _SOCKETS = f"""
@@ -65,7 +66,7 @@ _SLICE_NS_MAX = 300 * _SECOND_NS
 
 def slices_of(store: Store, due: Due, gap_us_min: int, streams_max: int) -> list[Due]:
     """Divide due streams by their start into slices with about ``streams_max`` of them at most; a single second may hold more."""
-    table = store.select_arrow(_SECONDS.format(inside=due.started(), which=_is_due(due, gap_us_min)))
+    table = store.select_arrow(_SECONDS.format(inside=due.inside, which=_is_due(due, gap_us_min)))
     out: list[Due] = []
     held = 0
     for second, count in zip(table["second"].to_pylist(), table["streams"].to_pylist(), strict=True):
@@ -85,7 +86,7 @@ def streams_in(store: Store, due: Due, gap_us_min: int) -> list[Stream]:
 
     The server's vantage has the same trace and response id. A server is without a client if its trace has none.
     """
-    table = store.select_arrow(_STREAMS.format(inside=due.started(), which=_is_due(due, gap_us_min)))
+    table = store.select_arrow(_STREAMS.format(inside=due.inside, which=_is_due(due, gap_us_min)))
     rows = list(_rows(table))
     clients, servers = ([row for row in rows if row["vantage"] == vantage] for vantage in ("client", "server"))
     by_key = {_key(row): row for row in servers}
@@ -102,8 +103,8 @@ def _servers_of(store: Store, due: Due, clients: Sequence[Row]) -> dict[_Key, Ro
     """Return the rows of these clients' servers."""
     if not clients:
         return {}
-    which = f"vantage = 'server' AND trace_id IN ({quoted_all(sorted({row['trace_id'] for row in clients}))})"
-    table = store.select_arrow(_STREAMS.format(inside=due.started(CLOCKS_APART_NS), which=which))
+    inside = f"{due.started(CLOCKS_APART_NS)} AND trace_id IN ({quoted_all(sorted({row['trace_id'] for row in clients}))})"
+    table = store.select_arrow(_STREAMS.format(inside=inside, which="vantage = 'server'"))
     return {_key(row): row for row in _rows(table)}
 
 

@@ -33,6 +33,6 @@ def superseded_stalls(store: Store, due: Due) -> pa.Table | None:
 
     ``None`` without any, which is usual: the rows of hours are then read without FINAL, as one byte of each.
     """
-    where = _IS_SUPERSEDED.format(around=due.started(CLOCKS_APART_NS), inside=due.started(), which=due.which)
+    where = _IS_SUPERSEDED.format(around=due.started(CLOCKS_APART_NS), inside=due.inside, which=due.which)
     ((any_stall,),) = store.select(f"SELECT count() > 0 FROM (SELECT 1 FROM verdicts WHERE {where} LIMIT 1)")
     return store.select_arrow(f"SELECT {_COLUMNS} FROM verdicts FINAL WHERE {where}") if any_stall else None
