@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import pathlib
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from helpers.builders.judging import put_all
+from legato_ingest.attribution import judging_process
 from legato_ingest.attribution.judging import Rows, judged_rows
 from legato_ingest.attribution.judging_process import JudgingProcess
 from legato_ingest.attribution.load.due import due_by_receipt
@@ -79,6 +81,31 @@ def test_a_killed_process_is_started_again(judging: JudgingProcess, evidence: li
     os.kill(pid_of(judging), signal.SIGTERM)
     unharmed = pid_of(judging)
     assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == first and pid_of(judging) == unharmed
+
+
+def test_a_process_that_is_killed_between_messages_loses_none(
+    judging: JudgingProcess, evidence: list[Evidence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends after the second of several answers; the others are asked for again, and no rows come twice."""
+    monkeypatch.setattr("legato_ingest.attribution.judging_process._STREAMS_MAX", 1)
+    read, answers = judging_process._read, list[int]()
+
+    def killing(pipe: IO[bytes]) -> Any:
+        if len(answers) == 2:
+            os.kill(pid_of(judging), signal.SIGKILL)
+        answers.append(1)
+        return read(pipe)
+
+    monkeypatch.setattr(judging_process, "_read", killing)
+    many = [replace(evidence[0]) for _ in range(60)]
+    assert judging(many, THRESHOLDS, JUDGED_AT_NS) == judged_rows(many, THRESHOLDS, JUDGED_AT_NS)
+
+
+def test_evidence_that_cannot_be_sent_is_an_error(judging: JudgingProcess, evidence: list[Evidence]) -> None:
+    """Nothing waits for its answer, and the next evidence is judged."""
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        judging([replace(evidence[0], stored_stalls=lambda: None)], THRESHOLDS, JUDGED_AT_NS)  # type: ignore[arg-type]
+    assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == judged_rows(evidence, THRESHOLDS, JUDGED_AT_NS)
 
 
 def test_a_message_that_ends_the_process_twice_is_an_error(

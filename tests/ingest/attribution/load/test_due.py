@@ -1,0 +1,89 @@
+"""Streams that are due: joined conditions select the same rows as the separate ones, and a list of spans the same as a condition."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.builders.judging import verdicts, worker
+from helpers.builders.spans import SECOND_NS, native_span, request, steady_timeline
+from helpers.builders.world import World
+from helpers.builders.world_spans import put, steps, stream
+from legato_ingest.attribution.load import due as module
+from legato_ingest.attribution.load.due import Due, due_by_receipt, joined
+from legato_ingest.storage import Store
+
+START_NS = 1_700_000_000 * SECOND_NS
+STREAMS = 12
+RECEIVED_NS = START_NS + 3_600 * SECOND_NS
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """A store with a stream a second, of which one in three is a server's."""
+    for number in range(STREAMS):
+        body = request({"service.name": f"service-{number % 2}"})
+        named = {"legato.stream.timeline": steady_timeline(3, 300_000), "legato.stream.vantage": "server" if number % 3 == 0 else "client"}
+        native_span(body, named, start_ns=START_NS + number * SECOND_NS, duration_ns=SECOND_NS)
+        put(store, body, RECEIVED_NS + number * SECOND_NS)
+    return store
+
+
+def rows_of(store: Store, due: list[Due]) -> list[int]:
+    """Return the starts (s after the first) of the due rows; a row that several are about appears as often."""
+    sql = "SELECT toInt64(toUnixTimestamp(start_time)) FROM stream_revs WHERE {inside} AND {which}"
+    found = [int(at) for each in due for (at,) in store.select(sql.format(inside=each.inside, which=each.which))]
+    return sorted(at - START_NS // SECOND_NS for at in found)
+
+
+conditions = st.sampled_from(["1", "vantage = 'server'", "service_name = 'service-1'", "received_at < now() AND span_id != ''"])
+keys = st.sampled_from(["1", "cityHash64(span_id) % 2 = 0", "trace_id != ''"])
+
+
+@st.composite
+def dues(draw: st.DrawFn) -> Due:
+    """Any stretch of these seconds, with any conditions."""
+    low, high = sorted(draw(st.tuples(st.integers(-1, STREAMS), st.integers(-1, STREAMS))))
+    return Due(START_NS + low * SECOND_NS, START_NS + high * SECOND_NS, draw(conditions), draw(keys))
+
+
+def test_joined_streams_are_the_same_streams(filled: Store) -> None:
+    """Each once, and no two of the results overlap."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(dues(), max_size=5))
+    def check(due: list[Due]) -> None:
+        out = joined(due)
+        assert rows_of(filled, out) == sorted(set(rows_of(filled, due)))
+        assert all(one.high_ns < other.low_ns for one, other in zip(out, out[1:], strict=False))
+
+    check()
+
+
+def test_due_streams_become_a_list_of_spans(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has the same rows, by the primary key alone. Too many streams for a list keep their condition."""
+    (listed,) = due_by_receipt(filled, 0, 2**42)
+    assert listed.which == "1" and rows_of(filled, [listed]) == list(range(STREAMS))
+    monkeypatch.setattr(module, "_SPANS_MAX", 3)
+    (condition,) = due_by_receipt(filled, 0, 2**42)
+    assert condition.which != "1" and condition.keys == "1" and rows_of(filled, [condition]) == list(range(STREAMS))
+
+
+@pytest.mark.parametrize("spans_max", [0, 16_000])
+def test_late_steps_are_found_by_a_list_and_by_a_condition(store: Store, monkeypatch: pytest.MonkeyPatch, spans_max: int) -> None:
+    """The verdicts are the same either way."""
+    monkeypatch.setattr(module, "_SPANS_MAX", spans_max)
+    world = World(busy={n: 60 for n in range(50, 400, 25)})
+    for vantage in ("client", "server"):
+        put(store, stream(world, vantage), RECEIVED_NS)
+    judge = worker(store)
+    judge.step()
+    assert {row[0] for row in verdicts(store)} == {"generation"}
+    time.sleep(0.01)
+    put(store, steps(world), time.time_ns())
+    time.sleep(0.01)
+    judge.step()
+    assert {row[0] for row in verdicts(store)} == {"base"}
