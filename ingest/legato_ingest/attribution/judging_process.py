@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -25,7 +24,6 @@ __all__ = ["JudgingProcess"]
 
 # Streams of one message; a group of more is sent alone.
 _STREAMS_MAX = 500
-_SIZE = struct.Struct("<Q")
 # Some MB of evidence pass a pipe of this size with few changes between the processes.
 _PIPE_BYTES = 1_048_576
 
@@ -143,21 +141,18 @@ def _write_all(pipe: IO[bytes], messages: Sequence[_Message]) -> None:
 
 
 def _write(pipe: IO[bytes], message: object) -> None:
-    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    pipe.write(_SIZE.pack(len(content)))
-    pipe.write(content)
+    # Straight into the pipe: a message of some MB is never in memory as a whole.
+    pickle.dump(message, pipe, pickle.HIGHEST_PROTOCOL)
     pipe.flush()
 
 
 def _read(pipe: IO[bytes]) -> Any:
     """Return the next message. Raises ``EOFError`` at the end."""
-    head = pipe.read(_SIZE.size)
-    size = _SIZE.unpack(head)[0] if len(head) == _SIZE.size else 0
-    content = pipe.read(size)
-    if not size or len(content) != size:
-        raise EOFError("the other process ended")
-    # Only this program, as parent or child, writes into the pipe.
-    return pickle.loads(content)
+    try:
+        # Only this program, as parent or child, writes into the pipe.
+        return pickle.load(pipe)
+    except (pickle.UnpicklingError, AttributeError, ImportError, IndexError, KeyError, ValueError) as error:
+        raise EOFError("the other process ended within a message") from error
 
 
 def _answer(requests: IO[bytes], answers: IO[bytes]) -> None:

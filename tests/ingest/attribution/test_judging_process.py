@@ -116,7 +116,7 @@ def test_a_message_that_ends_the_process_twice_is_an_error(
         patch.setattr("legato_ingest.attribution.judging_process._started", lambda: _ending("import sys; sys.stdin.buffer.read(1000)"))
         with pytest.raises(EOFError, match="ended twice over"):
             judging(evidence, THRESHOLDS, JUDGED_AT_NS)
-        half = "import sys; sys.stdin.buffer.read(1000); sys.stdout.buffer.write((99).to_bytes(8, 'little') + b'half')"
+        half = "import sys; sys.stdin.buffer.read(1000); sys.stdout.buffer.write(b'\\x80\\x05\\x95\\x63half')"
         patch.setattr("legato_ingest.attribution.judging_process._started", lambda: _ending(half))
         with pytest.raises(EOFError, match="ended twice over"):
             judging(evidence, THRESHOLDS, JUDGED_AT_NS)
