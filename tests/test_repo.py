@@ -33,7 +33,6 @@ TESTED_BY = {
     "ingest/legato_ingest/trace_export/stalled_streams.py": "tests/ingest/trace_export/test_worker.py",
     "ingest/legato_ingest/write/receiver.py": "tests/ingest/write/test_app.py",
     "ingest/legato_ingest/web/request_models.py": "tests/ingest/web/test_app.py",
-    "ingest/legato_ingest/attribution/load/due.py": "tests/ingest/attribution/test_late_evidence.py",
     "ingest/legato_ingest/attribution/load/open_stalls.py": "tests/ingest/attribution/test_worker.py",
     "ingest/legato_ingest/cli/dashboards.py": "tests/ingest/cli/grafana/test_client.py",
     "ingest/legato_ingest/cli/doctor/command.py": "tests/ingest/cli/doctor/test_emitters.py",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gaps import Gaps
+from legato_ingest.attribution.model.median import median
 from legato_ingest.attribution.model.steps import ChargedSteps
 from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import index_of
@@ -36,7 +37,7 @@ def error_bounds_ns(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None) 
     """
     error = _TIMES_ERROR_NS + (_DRIFT * gaps.length_ns).astype(np.int64) + np.where(gaps.has_server, gaps.server_error_ns, 0)
     error = error + np.where(gaps.hold_known & (gaps.hold_ns > 0), HOLD_ERROR_NS, 0)
-    late = int(np.median(steps.late_ns)) if steps is not None and len(steps.late_ns) else 0
+    late = int(median(steps.late_ns)) if steps is not None and len(steps.late_ns) else 0
     return np.asarray(error + np.where(verdicts.aligned, late + gaps.clock_offset_error_ns, 0), np.int64)
 
 

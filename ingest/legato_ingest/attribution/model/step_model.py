@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gpu_throttle import CLOCK_DROP_MIN, GpuClock, Throttling, throttling_in, throttling_share_ns
+from legato_ingest.attribution.model.median import median
 from legato_ingest.attribution.model.steps import ChargedSteps, StepLimits, Steps, split_durations
 
 __all__ = ["WORK_STEPS_MIN", "charge_steps", "step_ends"]
@@ -49,9 +50,9 @@ class _Work:
     @classmethod
     def of(cls, steps: Steps) -> _Work:
         # The engine counts the recompute of a preempted request as decode tokens: far more of them than requests and drafts explain.
-        beyond = np.nan_to_num(steps.decode_tokens - steps.decode_requests) - np.nan_to_num(steps.draft_tokens)
-        requests = np.nan_to_num(steps.prefill_requests) + np.nan_to_num(steps.decode_requests)
-        return cls(requests, np.nan_to_num(steps.prefill_tokens), np.maximum(0, beyond))
+        beyond = _known(steps.decode_tokens - steps.decode_requests) - _known(steps.draft_tokens)
+        requests = _known(steps.prefill_requests) + _known(steps.decode_requests)
+        return cls(requests, _known(steps.prefill_tokens), np.maximum(0, beyond))
 
     @property
     def tokens(self) -> Floats:
@@ -107,7 +108,7 @@ def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = ()) -> ChargedSteps:
         end_ns=end,
         late_ns=steps.recorded_ns - end,
         duration_ns=duration,
-        median_ns=int(np.median(duration)) if len(end) else 0,
+        median_ns=int(median(duration)) if len(end) else 0,
         parts=split_durations(duration, limits),
         limits=limits,
         prefill_tokens=work.prefill,
@@ -143,10 +144,15 @@ def _clean(throttling: Throttling, complete: Bools, work: Floats) -> Bools:
     return clean if clean.sum() >= _STEPS_MIN and has_work else complete
 
 
+def _known(values: Floats) -> Floats:
+    """Return the values, with 0 for unknown ones. ``numpy.nan_to_num`` does more, and takes five times as long."""
+    return np.where(np.isnan(values), 0.0, values)
+
+
 def _median(values: Floats) -> float:
     """Return the median of the known values; NaN without any."""
     known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    return median(known) if len(known) else float("nan")
 
 
 def step_ends(steps: Steps) -> Ints:
@@ -184,13 +190,13 @@ def _fit(duration: Floats, work: _Work, clean: Bools) -> _Fit | None:
         if kept.sum() < _STEPS_MIN:
             return None
     step_ns, request_ns, token_ns = fit.tolist()
-    return _Fit(step_ns, request_ns, token_ns, float(np.median(duration[clean])))
+    return _Fit(step_ns, request_ns, token_ns, median(duration[clean]))
 
 
 def _linked(steps: Steps) -> Bools:
     """Return the steps that directly follow the step before them in the record, with the engine busy between the two."""
     out = np.zeros(len(steps.number), np.bool_)
-    is_busy = np.nan_to_num(steps.running[:-1]) + np.nan_to_num(steps.waiting[:-1]) > 0
+    is_busy = _known(steps.running[:-1]) + _known(steps.waiting[:-1]) > 0
     out[1:] = (np.diff(steps.number) == 1) & is_busy
     return out
 
@@ -198,6 +204,6 @@ def _linked(steps: Steps) -> Bools:
 def _preempted(steps: Steps) -> Bools:
     """Return the steps in which the running requests fell by more than the requests that ended, while the waiting requests rose."""
     out = np.zeros(len(steps.number), np.bool_)
-    fell = -np.diff(np.nan_to_num(steps.running)) - np.nan_to_num(steps.finished[1:])
-    out[1:] = (fell > 0) & (np.diff(np.nan_to_num(steps.waiting)) > 0)
+    fell = -np.diff(_known(steps.running)) - _known(steps.finished[1:])
+    out[1:] = (fell > 0) & (np.diff(_known(steps.waiting)) > 0)
     return out
