@@ -103,6 +103,8 @@ class Sending:
         connection.close()
 
     def _post(self, connection: http.client.HTTPConnection, content: bytes) -> bool:
+        # A kept connection that the server has closed since is opened again at once, as by any exporter.
+        may_be_stale = True
         while True:
             try:
                 connection.request("POST", "/v1/traces", content, {"Content-Type": "application/x-protobuf"})
@@ -110,6 +112,9 @@ class Sending:
                 body = reply.read()
             except (OSError, http.client.HTTPException):
                 connection.close()
+                if may_be_stale:
+                    may_be_stale = False
+                    continue
                 if time.time() > self._until_s + 60:
                     return False
                 time.sleep(_RETRY_S)
