@@ -41,9 +41,16 @@ class JudgingProcess:
     def __call__(self, groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> list[Rows | Exception]:
         """Return the rows of each group, or the error of a group that cannot be judged. Raises ``EOFError`` if the process ends twice."""
         messages = [(part, thresholds, judged_at_ns) for part in _parts(groups)]
+        answers: list[_Answer] = []
+        failed_at = -1
         with self._lock:
-            answers = self._in_a_row(messages) if messages else []
-            answers += [self._judged(message) for message in messages[len(answers) :]]
+            while len(answers) < len(messages):
+                error = self._exchange(messages[len(answers) :], answers)
+                if error is not None and len(answers) == failed_at:
+                    groups_n = len(messages[failed_at][0])
+                    raise EOFError(f"the process that judges streams ended twice over {groups_n} groups of streams: {error}") from error
+                # It was killed, perhaps for memory.
+                failed_at = len(answers)
         return [rows for answer in answers for rows in answer]
 
     def close(self) -> None:
@@ -51,45 +58,32 @@ class JudgingProcess:
         with self._lock:
             self._end()
 
-    def _in_a_row(self, messages: Sequence[_Message]) -> list[_Answer]:
-        """Return the answers until the process ends. The next message is on its way while the process judges."""
-        answers: list[_Answer] = []
+    def _exchange(self, messages: Sequence[_Message], answers: list[_Answer]) -> EOFError | OSError | None:
+        """Send the messages and append the answers. Return the error if the process cannot be started, or ends before the last answer.
+
+        The next message is on its way while the process judges. Raises the error of a message that cannot be pickled.
+        """
+        unsent: list[Exception] = []
         try:
             process = self._running()
-        except OSError:
-            return answers
-        writing = threading.Thread(target=_write_all, args=(process.stdin, messages), name="legato-evidence", daemon=True)
+        except OSError as error:
+            return error
+        assert process.stdin is not None and process.stdout is not None
+        writing = threading.Thread(target=_write_all, args=(process.stdin, messages, unsent), name="legato-evidence", daemon=True)
         writing.start()
+        failed: EOFError | OSError | None = None
         try:
-            assert process.stdout is not None
             for _ in messages:
                 answers.append(_read(process.stdout))
-        except (EOFError, OSError):
-            process.kill()
-            writing.join()
-            self._end()
-        else:
-            writing.join()
-        return answers
-
-    def _judged(self, message: _Message) -> _Answer:
-        try:
-            return self._exchanged(message)
-        except (EOFError, OSError):
-            # It was killed, perhaps for memory.
-            self._end()
-        try:
-            return self._exchanged(message)
         except (EOFError, OSError) as error:
+            failed = error
+            process.kill()
+        writing.join()
+        if failed is not None:
             self._end()
-            raise EOFError(f"the process that judges streams ended twice over {len(message[0])} groups of streams: {error}") from error
-
-    def _exchanged(self, message: _Message) -> _Answer:
-        process = self._running()
-        assert process.stdin is not None and process.stdout is not None
-        _write(process.stdin, message)
-        answer: _Answer = _read(process.stdout)
-        return answer
+        if unsent:
+            raise unsent[0]
+        return failed
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -130,12 +124,16 @@ def _started() -> subprocess.Popen[bytes]:
     )
 
 
-def _write_all(pipe: IO[bytes], messages: Sequence[_Message]) -> None:
-    """Write the messages. Without one of them the process gets an end, so that nothing waits for its answer."""
+def _write_all(pipe: IO[bytes], messages: Sequence[_Message], unsent: list[Exception]) -> None:
+    """Write the messages. If one cannot be pickled, append the error to ``unsent`` and close the pipe, so that the other process ends."""
     try:
         for message in messages:
             _write(pipe, message)
-    except Exception:
+    except OSError:
+        # The other process has ended; the reader of its answers handles that.
+        return
+    except Exception as error:
+        unsent.append(error)
         with contextlib.suppress(OSError):
             pipe.close()
 
