@@ -35,6 +35,8 @@ from bench.sustain_load.sending import Sending  # noqa: E402
 from bench.sustain_load.watching import Observed, Watching, query  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
 
+# Under a lighter load the watching itself would be most of the work.
+_LIGHT_STREAMS_PER_S = 10.0
 # Every recorded stream has its server's span and its engine's steps, so no evidence is missing for ever. The times have the type of the
 # column: by the primary key, ClickHouse leaves out rows of the same second where a DateTime64 is compared with `> DateTime`.
 _STALE = """
@@ -76,8 +78,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, _serving(pathlib.Path(folder) / "store", given.history) as served:
         begin_ns = time.time_ns()
         engines = _engines(given.engines, templates, begin_ns, given.streams_per_s)
+        is_light = sum(engine.streams_per_s for engine in engines) < _LIGHT_STREAMS_PER_S
         sending = Sending(served.otlp, engines, given.seconds)
-        watching = Watching(served.process.pid, served.otlp, served.read, sending)
+        watching = Watching(served.process.pid, served.otlp, served.read, sending, is_light)
         watching.start()
         sending.run()
         seconds = time.time() - begin_ns / 1e9

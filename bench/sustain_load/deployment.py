@@ -140,6 +140,11 @@ class EngineReplay:
             self._begin_ns += 1000 * self._round_us
 
     @property
+    def streams_per_s(self) -> float:
+        """The streams of a second, idle times included."""
+        return 1e6 * len(self._template.streams) / self._round_us
+
+    @property
     def next_ns(self) -> int:
         """When the next round begins (ns since the epoch)."""
         return self._begin_ns

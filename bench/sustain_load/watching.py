@@ -1,7 +1,8 @@
 """Watches `legato serve` and its children under a load: processor time, memory, the lag of the rollups, and when verdicts are stored.
 
 Once a second a probe takes a client's stream with a stall that has just been acknowledged, and asks for its verdict until it is there. The
-probes are queries of the read endpoint, so they are a small load themselves.
+probes are queries of the read endpoint, so they are a small load themselves, and make `legato serve` insert what it has acknowledged. Under
+a light load there are fewer of them, and fewer reads of the metrics.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ __all__ = ["Observed", "Watching", "query"]
 
 _EVERY_S = 1.0
 _PROBE_S_MAX = 120.0
+# Under a light load: the time between two samples of the metrics, between two probes, and from a stream's end to the first question.
+_LIGHT_SAMPLE_S, _LIGHT_PROBE_S, _LIGHT_ASK_S = 5.0, 20.0, 5.0
 _HZ = os.sysconf("SC_CLK_TCK")
 _STALLED = """
 SELECT lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span
@@ -54,10 +57,13 @@ class Observed:
 
 
 class Watching:
-    """Watches a process and its children from `start` to `stop`."""
+    """Watches a process and its children from `start` to `stop`. ``is_light``: whether the load is light."""
 
-    def __init__(self, process: int, otlp: str, read: str, sending: Sending) -> None:
+    def __init__(self, process: int, otlp: str, read: str, sending: Sending, is_light: bool = False) -> None:
         self._process, self._otlp, self._read, self._sending = process, otlp, read, sending
+        self._sample_s, self._probe_s, self._ask_s = (
+            (_LIGHT_SAMPLE_S, _LIGHT_PROBE_S, _LIGHT_ASK_S) if is_light else (_EVERY_S, _EVERY_S, 0.0)
+        )
         self._ended = threading.Event()
         self.observed = Observed()
         self._threads = [threading.Thread(target=self._sample), threading.Thread(target=self._probe)]
@@ -76,7 +82,7 @@ class Watching:
 
     def _sample(self) -> None:
         before, at = self._processor_s(), time.monotonic()
-        while not self._ended.wait(_EVERY_S):
+        while not self._ended.wait(self._sample_s):
             now, time_s = self._processor_s(), time.monotonic()
             self.observed.cores.append((now - before) / (time_s - at))
             before, at = now, time_s
@@ -105,14 +111,17 @@ class Watching:
     def _probe(self) -> None:
         """Look for stalls among the streams that ended since the last look, and for the verdicts on earlier ones."""
         waiting: dict[tuple[str, str], float] = {}
+        next_s = 0.0
         while not self._ended.wait(_EVERY_S):
             fresh = self._taken()
-            for row in query(self._read, _STALLED.format(keys=_keys(fresh))) if fresh else []:
-                # One new probe a second is enough.
-                key = str(row["trace"]), str(row["span"])
-                waiting[key] = fresh[key]
-                break
-            judged = query(self._read, _JUDGED.format(keys=_keys(waiting))) if waiting else []
+            if fresh and time.time() >= next_s:
+                # One new probe is enough.
+                for row in query(self._read, _STALLED.format(keys=_keys(fresh)))[:1]:
+                    key = str(row["trace"]), str(row["span"])
+                    waiting[key] = fresh[key]
+                    next_s = time.time() + self._probe_s - _EVERY_S / 2
+            asked = {key: ended_s for key, ended_s in waiting.items() if time.time() - ended_s >= self._ask_s}
+            judged = query(self._read, _JUDGED.format(keys=_keys(asked))) if asked else []
             now_s = time.time()
             for row in judged:
                 self.observed.verdict_delay_s.append(now_s - waiting.pop((str(row["trace"]), str(row["span"]))))

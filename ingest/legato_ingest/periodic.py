@@ -22,7 +22,7 @@ from prometheus_client import Gauge
 from legato_ingest.errors import StoreError
 from legato_ingest.metrics import Metrics
 
-__all__ = ["PeriodicTask", "PeriodicWorker", "always", "record_run"]
+__all__ = ["PeriodicTask", "PeriodicWorker", "always", "at_once", "record_run"]
 
 _log = logging.getLogger("legato")
 
@@ -45,13 +45,19 @@ def always() -> bool:
     return True
 
 
+def at_once() -> float:
+    """Return 0: the ``delay_s`` of a task that always has something to do."""
+    return 0.0
+
+
 class PeriodicTask:
     """Calls ``step`` every ``every_s`` seconds from ``start()`` until ``close()``, the first time after ``first_s`` (default: ``every_s``).
 
     After a long step the pause is shorter, and at least a fifth of ``every_s``.
 
     ``stage`` names the task in logs and in the error counter. A step is skipped while ``my_turn()`` is false, so that only one of several
-    instances on the same store does the work.
+    instances on the same store does the work. ``delay_s()`` returns in how many seconds there will be something to do; until then, and for
+    ``every_s`` at most, no step begins.
     """
 
     def __init__(
@@ -62,11 +68,12 @@ class PeriodicTask:
         metrics: Metrics,
         first_s: float | None = None,
         my_turn: Callable[[], bool] = always,
+        delay_s: Callable[[], float] = at_once,
     ) -> None:
         self.closing = threading.Event()
         self._stage, self._step, self._every_s, self._metrics = stage, step, every_s, metrics
         self._first_s = every_s if first_s is None else first_s
-        self._my_turn = my_turn
+        self._my_turn, self._delay_s = my_turn, delay_s
         self._thread = threading.Thread(target=self._run, name=f"legato-{stage}", daemon=True)
 
     def start(self) -> None:
@@ -88,6 +95,10 @@ class PeriodicTask:
         while not self.closing.wait(pause_s):
             pause_s = self._every_s
             if not self._my_turn():
+                continue
+            delay_s = self._delay_s()
+            if delay_s > 0:
+                pause_s = min(delay_s, self._every_s)
                 continue
             began_s = time.monotonic()
             try:
@@ -119,13 +130,14 @@ class PeriodicWorker(abc.ABC, Generic[Result]):
         *,
         first_s: float | None = None,
         my_turn: Callable[[], bool] = always,
+        delay_s: Callable[[], float] = at_once,
         lag: Gauge | None = None,
         settle_s: float = 0.0,
     ) -> None:
         self.exclusive = threading.Lock()
         self.until_ms = _now_ms()
         self._handle = handle
-        self._task = PeriodicTask(stage, self.step, every_s, metrics, first_s, my_turn)
+        self._task = PeriodicTask(stage, self.step, every_s, metrics, first_s, my_turn, delay_s)
         if lag is not None:
             lag.set_function(lambda: max(0.0, (_now_ms() - self.until_ms) / 1000 - settle_s) if my_turn() else 0.0)
 

@@ -276,7 +276,7 @@ class Settings(BaseSettings):
         description="First-output limit of the default objective: a stream with a later first output, in ms after its start, is not good",
     )
     rollup_every_s: float = Field(
-        8.0,
+        10.0,
         gt=0,
         description="Time from one run to the next of the rollups that dashboards and alerts read, in seconds",
     )

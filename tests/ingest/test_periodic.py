@@ -167,3 +167,19 @@ def test_steps_begin_at_the_interval() -> None:
     task.close()
     assert began[1] - began[0] < 0.15 + 0.2
     assert min(begin - end for end, begin in zip(ended, began[1:], strict=False)) > 0.039
+
+
+def test_a_step_waits_until_there_is_something_to_do() -> None:
+    """The time is asked for again after each wait, and at the latest after the interval."""
+    delays, asked_s, began_s = iter((0.05, 60.0, 0.0)), list[float](), list[float]()
+
+    def delay_s() -> float:
+        asked_s.append(time.monotonic())
+        return next(delays, 0.0)
+
+    task = PeriodicTask("stage", lambda: began_s.append(time.monotonic()), 0.2, Metrics(), delay_s=delay_s)
+    task.start()
+    until(lambda: bool(began_s))
+    task.close()
+    assert len(asked_s) >= 3 and began_s[0] >= asked_s[2]
+    assert asked_s[1] - asked_s[0] >= 0.05 and 0.2 <= asked_s[2] - asked_s[1] < 20

@@ -27,13 +27,16 @@ __all__ = ["AttributionWorker"]
 
 _log = logging.getLogger("legato")
 _NS_MAX = 2**63 - 1
+# While nothing was inserted, the worker looks again after this share of its interval.
+_IDLE_SHARE = 0.2
 
 
 class AttributionWorker(PeriodicWorker[RunResult]):
     """Judges streams periodically. Owns ``store``, a separate handle. Without ``start()`` it runs only when ``step()`` is called.
 
     ``received_ms`` returns the time until which everything received is in the store. Verdicts get times later than ``after_ms``.
-    ``judging`` judges evidence, in this process or in another.
+    ``judging`` judges evidence, in this process or in another. ``stamp_after`` returns the time of the first insert later than a time, if
+    no other process inserts; then a run begins when that insert's streams have settled, and none while nothing was inserted.
     """
 
     def __init__(
@@ -45,9 +48,11 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         after_ms: int = 0,
         my_turn: Callable[[], bool] = always,
         judging: Judging = judged_rows,
+        stamp_after: Callable[[int], int | None] | None = None,
     ) -> None:
-        lag = metrics.attribution_lag_seconds
-        super().__init__("attribute", store, settings.attribute_every_s, metrics, my_turn=my_turn, lag=lag)
+        lag, every_s = metrics.attribution_lag_seconds, settings.attribute_every_s
+        super().__init__("attribute", store, every_s, metrics, my_turn=my_turn, delay_s=self._delay_s, lag=lag)
+        self._stamp_after, self._every_s = stamp_after, every_s
         self._store, self._metrics = store, metrics
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
         self._settle_ms = int(settings.attribute_grace_s * 1000)
@@ -92,6 +97,17 @@ class AttributionWorker(PeriodicWorker[RunResult]):
             result = self._attribute(Due(max(0, low), _NS_MAX))
         self._metrics.verdicts.inc(result.verdicts)
         return {"streams": result.streams, "verdicts": result.verdicts, "seconds": time.monotonic() - started}
+
+    def _delay_s(self) -> float:
+        """Return in how many seconds the next insert has settled. Before the first run of a process nothing is known of inserts."""
+        if self._stamp_after is None or not self._seen_ms:
+            return 0.0
+        settled_ms = self._store.clock_ms() - self._settle_ms
+        stamp_ms = self._stamp_after(self.until_ms)
+        if stamp_ms is None:
+            self.until_ms = max(self.until_ms, min(self._received_ms(), settled_ms))
+            return _IDLE_SHARE * self._every_s
+        return max(0.0, (stamp_ms - settled_ms) / 1000)
 
     def _attribute(self, due: Due) -> RunResult:
         with self._watermark.stamp() as judged_ms:

@@ -41,7 +41,7 @@ class Workers:
 
     def __init__(self, settings: Settings, store: Store, committer: Committer, metrics: Metrics) -> None:
         instance = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        received_ms, my_turn = committer.watermark_ms, always
+        received_ms, my_turn, stamp_after = committer.watermark_ms, always, None if settings.server else committer.stamp_after
         self._lease: Lease | None = None
         self._heartbeat: WriterHeartbeat | None = None
         self._self_monitor = SelfMonitor(store, committer, metrics, instance if settings.server else "")
@@ -60,7 +60,7 @@ class Workers:
             received_ms, my_turn = self._heartbeat.watermark_ms, lambda: lease.held
         judged_ms = judgements_followed_until_ms(store)
         self._judging = JudgingProcess()
-        self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn, self._judging)
+        self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn, self._judging, stamp_after)
         self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
         self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
         self._trace_export: TraceExportWorker | None = None

@@ -18,7 +18,7 @@ from legato_ingest.rollups.queries import MINUTES, Rollup
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import time_ns
 
-__all__ = ["HOUR_S", "MINUTE_S", "columns_of", "compute_hours", "compute_minutes", "passes"]
+__all__ = ["HOURS_MAX", "HOUR_S", "MINUTE_S", "columns_of", "compute_hours", "compute_minutes", "passes"]
 
 MINUTE_S, HOUR_S = 60, 3_600
 # Limits of one pass: minutes, and stretches of minutes, each of which is one range of the primary key. Minutes that are at most
@@ -26,7 +26,10 @@ MINUTE_S, HOUR_S = 60, 3_600
 _MINUTES_MAX = 240
 _STRETCHES_MAX = 64
 _HOLE_S_MAX = 900
-_HOURS_MAX = 96
+HOURS_MAX = 96
+"""The number of hours that are computed at once."""
+# So few minutes are computed by one thread: several cost more, and the others are for acknowledgements.
+_FEW_MINUTES = 8
 _ROLLED_AT = pa.timestamp("ms", "UTC")
 
 
@@ -49,12 +52,13 @@ def _within(column: str, minutes_s: NDArray[np.int64]) -> str:
     return f"({inside}) AND intDiv(toUnixTimestamp64Second({column}), {MINUTE_S}) IN ({listed})"
 
 
-def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], now_ms: int) -> int:
-    """Compute and write one rollup of these minutes (Unix s, ascending). Return the number of rows written.
+def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], now_ms: int) -> pa.Table:
+    """Compute and write one rollup of these minutes (Unix s, ascending). Return the rows written, without their version.
 
     ``time`` is the time column of the source rows.
     """
-    fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)))
+    threads = ", max_threads = 1" if len(minutes_s) <= _FEW_MINUTES else ""
+    fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)) + threads)
     keys = ("tenant", "minute", *rollup.keys)
     stored = store.select_arrow(
         f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms, {rollup.alive} > 0 AS alive FROM {rollup.table} FINAL"
@@ -65,7 +69,7 @@ def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[
     # The version must exceed that of the stored rows even if the clock was set back since they were written.
     rolled_ms = max(now_ms, max(stored["rolled_ms"].to_pylist(), default=0) + 1)
     store.insert(rollup.table, rows.append_column("rolled_at", pa.array(np.full(rows.num_rows, rolled_ms, np.int64)).cast(_ROLLED_AT)))
-    return int(rows.num_rows)
+    return rows
 
 
 def columns_of(store: Store, table: str) -> list[tuple[str, str]]:
@@ -74,17 +78,14 @@ def columns_of(store: Store, table: str) -> list[tuple[str, str]]:
     return [(str(name), str(kind)) for name, kind in rows]
 
 
-def compute_hours(store: Store, sql: str, minutes_s: NDArray[np.int64]) -> None:
-    """Recompute the hours that contain these minutes (Unix s, ascending) with a statement of ``hours_sql``.
+def compute_hours(store: Store, sql: str, hours_s: NDArray[np.int64]) -> None:
+    """Recompute these hours (Unix s, ascending, at least one, at most ``HOURS_MAX``) with a statement of ``hours_sql``.
 
     The 1-minute rollups must have been written before.
     """
-    hours_s = np.unique(minutes_s // HOUR_S * HOUR_S)
-    for first in range(0, len(hours_s), _HOURS_MAX):
-        part = hours_s[first : first + _HOURS_MAX]
-        within = f"minute >= {int(part[0])} AND minute < {int(part[-1]) + HOUR_S}"
-        listed = ", ".join(map(str, part.tolist()))
-        store.command(sql.replace(MINUTES, f"{within} AND toUnixTimestamp(toStartOfHour(minute)) IN ({listed})"))
+    within = f"minute >= {int(hours_s[0])} AND minute < {int(hours_s[-1]) + HOUR_S}"
+    listed = ", ".join(map(str, hours_s.tolist()))
+    store.command(sql.replace(MINUTES, f"{within} AND toUnixTimestamp(toStartOfHour(minute)) IN ({listed})"))
 
 
 def _vanished_keys(stored: pa.Table, fresh: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -2,7 +2,8 @@
 
 A minute is dirty if one of its rows was received or judged since the last run, or if one of its running streams is overdue by now. The
 progress is a row of `rollup_runs`, written after the rollups: if a run is killed in between, the next computes the same minutes again, with
-the same result. A run covers rows only up to the writers' watermarks, so no row is missed between two runs.
+the same result. A run covers rows only up to the writers' watermarks, so no row is missed between two runs. Hours follow their minutes
+within some runs, because an hour costs as much as its sixty minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, always, record_run
-from legato_ingest.rollups.compute import HOUR_S, columns_of, compute_hours, compute_minutes, passes
+from legato_ingest.rollups.compute import HOURS_MAX, columns_of, compute_hours, compute_minutes, passes
+from legato_ingest.rollups.pending import Pending
 from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
@@ -28,6 +30,8 @@ from legato_ingest.storage.watermark import now_ms
 
 __all__ = ["RollupResult", "RollupWorker", "followed_until_ms", "judgements_followed_until_ms"]
 
+# Hours are computed this many intervals after those before.
+_HOURS_EVERY = 6
 # The last minute that a DateTime can hold: rows with later times have no minute.
 _TIME_MAX = "toDateTime64('2106-02-07 00:00:00', 9, 'UTC')"
 
@@ -69,6 +73,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         super().__init__("rollup", store, settings.rollup_every_s, metrics, my_turn=my_turn, lag=metrics.rollup_lag_seconds)
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
+        self._pending = Pending(-1)
 
     def again(self, since_s: int) -> dict[str, float]:
         """Recompute all minutes of the last ``since_s`` seconds (0: all). Return the counts of minutes and rows, and the seconds it took.
@@ -79,11 +84,13 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         started = time.monotonic()
         since = max(kept_since_s(self._settings), now_ms() // 1000 - since_s if since_s else 0, 0)
         with self.exclusive:
+            self._follow(self._progress()[0])
             streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
             # Minutes that have rollups but no streams any more need rows of zeros.
             streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
             result = self._compute(streams, steps)
+            self._compute_hours(0)
         if self.stopping:
             raise StoreUnavailable("the server is stopping before all minutes were computed; repeat the command after the restart")
         return {"minutes": result.minutes, "rows": result.rows, "seconds": time.monotonic() - started}
@@ -91,13 +98,16 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     def _run(self) -> RollupResult:
         started = time.monotonic()
         since, judged_since = self._progress()
+        self._follow(since)
         until, judged_until = self._received_ms(), self._judged_ms()
-        streams = np.union1d(self._dirty(since, until, judged_since, judged_until), self._overdue())
+        streams = np.union1d(self._dirty(since, until, judged_since, judged_until), self._pending.overdue())
         steps = self._minutes("engine_steps", "recorded_at", after_until_ms("received_at", since, until))
         result = self._compute(streams, steps)
+        self._compute_hours(_HOURS_EVERY * self._settings.rollup_every_s)
         if (result.minutes or not since) and not self.stopping:
             times_ms = {"until": until, "judged_until": judged_until}
             record_run(self._store, "rollup_runs", times_ms, {"minutes": result.minutes, "rows": result.rows}, started)
+            self._pending.until_ms = until
         self._metrics.rollup_seconds.observe(time.monotonic() - started)
         self.until_ms = until
         return result
@@ -114,18 +124,10 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         judged = self._minutes("verdicts", "start_time", after_until_ms("judged_at", judged_since, judged_until))
         return np.union1d(received, judged)
 
-    def _overdue(self) -> NDArray[np.int64]:
-        """Return the minutes with a stream that was running when they were computed and is overdue now.
-
-        Also looks in the 1-hour rollups: a run stopped between a minute and its hour leaves only the hour out of date.
-        """
-        due = "toUnixTimestamp64Milli(due_at) > 0 AND due_at < now64(3)"
-        # The inner query runs without FINAL: it reads one column of the table, and FINAL then merges only the few minutes that it finds.
-        minutes, hours = (
-            self._minutes(f"{table} FINAL", "minute", f"minute IN (SELECT minute FROM {table} WHERE {due}) AND {due}")
-            for table in ("stream_minutes", "stream_hours")
-        )
-        return np.union1d(minutes, np.setdiff1d(hours, minutes // HOUR_S * HOUR_S))
+    def _follow(self, since_ms: int) -> None:
+        """Read what is pending if the progress in the store (Unix ms) is not this worker's: another process did the last run."""
+        if self._pending.until_ms != since_ms:
+            self._pending = Pending.load(self._store, since_ms)
 
     def _minutes(self, table: str, column: str, condition: str) -> NDArray[np.int64]:
         """Return the minutes (Unix s, ascending) of the rows of a table that satisfy a condition."""
@@ -138,17 +140,30 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     def _compute(self, streams: NDArray[np.int64], steps: NDArray[np.int64]) -> RollupResult:
         """Compute the rollups of streams and of engine steps for their minutes, pass by pass; return early when the worker is closed."""
         result = RollupResult()
+        self._pending.begin(streams)
         for minutes, rollups, column in ((streams, STREAM_ROLLUPS, "start_time"), (steps, ENGINE_ROLLUPS, "recorded_at")):
             for part in passes(minutes):
                 if self.stopping:
                     return result
+                rolled_ms = self._pending.next_rolled_ms()
                 for rollup in rollups:
-                    result.rows += compute_minutes(self._store, rollup, column, part, now_ms())
-                    if rollup.hours:
-                        compute_hours(self._store, self._hours_sql[rollup.table], part)
+                    rows = compute_minutes(self._store, rollup, column, part, rolled_ms)
+                    result.rows += rows.num_rows
+                    if rollup.table == "stream_minutes":
+                        self._pending.computed(part, rows)
                 result.minutes += len(part)
         self._metrics.rolled_minutes.inc(result.minutes)
         return result
+
+    def _compute_hours(self, every_s: float) -> None:
+        """Compute the hours that are due; return early when the worker is closed."""
+        hours = self._pending.hours_due(every_s)
+        for part in (hours[first : first + HOURS_MAX] for first in range(0, len(hours), HOURS_MAX)):
+            if self.stopping:
+                return
+            for sql in self._hours_sql.values():
+                compute_hours(self._store, sql, part)
+            self._pending.hours_computed(part)
 
     @cached_property
     def _hours_sql(self) -> dict[str, str]:

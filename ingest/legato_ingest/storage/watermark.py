@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 __all__ = ["Watermark", "now_ms"]
+
+# The stamps that are remembered: those of some minutes.
+_STAMPS_MAX = 256
 
 
 def now_ms() -> int:
@@ -27,12 +32,19 @@ class Watermark:
         self._lock = threading.Lock()
         self._reached_ms = after_ms
         self._stamp_ms: int | None = None
+        self._stamps_ms: deque[int] = deque(maxlen=_STAMPS_MAX)
 
     def reached_ms(self) -> int:
         """Return the watermark: all rows with a stamp up to it are stored, and later rows get later stamps."""
         with self._lock:
             self._reached_ms = max(self._reached_ms, self._clock_ms() if self._stamp_ms is None else self._stamp_ms - 1)
             return self._reached_ms
+
+    def stamp_after(self, after_ms: int) -> int | None:
+        """Return the first remembered stamp later than a time; ``None``: nothing was written since. Older stamps are forgotten."""
+        with self._lock:
+            place = bisect_right(self._stamps_ms, after_ms)
+            return self._stamps_ms[place] if place < len(self._stamps_ms) else None
 
     @contextmanager
     def stamp(self) -> Iterator[int]:
@@ -45,3 +57,4 @@ class Watermark:
             with self._lock:
                 # Not less than before, even if the clock was set back.
                 self._reached_ms, self._stamp_ms = max(self._reached_ms, stamp_ms), None
+                self._stamps_ms.append(stamp_ms)

@@ -1,7 +1,8 @@
 """Group commit: one thread inserts the rows of many requests and answers each request with the result for its rows.
 
 All batches that wait when the thread becomes free go into one insert, so they share the cost of a synced insert. With a write-ahead log a
-request is answered when its body is in the log, and an insert begins a second after the one before, or when a reader asks for it.
+request is answered when its body is in the log, and an insert begins a second after the one before, later while few requests wait, and at
+once when a reader asks for it.
 The committer alone sets ``received_at``. It decodes nothing; it depends on HTTP only by the types of errors that it raises.
 """
 
@@ -31,8 +32,9 @@ __all__ = ["Committer", "Receipt"]
 _log = logging.getLogger("legato")
 # Without a log: after an insert of so many requests, the next one begins at the earliest so long after its begin.
 _BUSY_REQUESTS, _APART_S = 8, 0.15
-# With a log: the time between the begins of two inserts, and the bytes of rows that are inserted earlier.
-_LOGGED_APART_S, _QUEUE_BYTES = 1.0, 16 * 2**20
+# With a log: the time between the begins of two inserts if many requests wait, so many requests, and the time if fewer wait. A larger
+# number of bytes is inserted at once.
+_LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 * 2**20
 # After a failed insert it is repeated after this time. A request that fails so often, and not because the store is away, is set aside.
 _RETRY_S, _FAILURES_MAX = 1.0, 3
 # The longest time for which a reader waits for the rows of acknowledged requests.
@@ -154,16 +156,21 @@ class Committer:
         """Return the watermark: all rows with a ``received_at`` up to it are stored, and all later rows get a later one."""
         return self._watermark.reached_ms()
 
+    def stamp_after(self, after_ms: int) -> int | None:
+        """Return the ``received_at`` of the first insert later than a time (Unix ms), of the last minutes; ``None`` without any."""
+        return self._watermark.stamp_after(after_ms)
+
     def _add_bytes(self, size: int) -> None:
         self._queue_bytes += size
         self._metrics.queue_bytes.set(self._queue_bytes)
 
     def _enqueue(self, group: Sequence[_Waiting]) -> None:
-        is_first = not self._queue
+        before = len(self._queue)
         self._queue.extend(group)
         self._queued += len(group)
-        # While the thread waits for the time of the next insert, further batches do not wake it.
-        if is_first or self._log is None or self._queue_bytes > _QUEUE_BYTES:
+        # While the thread waits for the time of the next insert, further batches wake it only if they bring that time nearer.
+        is_many = before < _MANY_REQUESTS <= len(self._queue)
+        if not before or is_many or self._log is None or self._queue_bytes > _QUEUE_BYTES:
             self._changed.notify_all()
 
     def _logged(self, group: Sequence[_Waiting], segment: int) -> None:
@@ -218,7 +225,8 @@ class Committer:
         if self._failed is not None:
             apart_s = _RETRY_S
         elif self._log is not None:
-            apart_s = 0.0 if self._wanted > self._finished or self._queue_bytes > _QUEUE_BYTES else _LOGGED_APART_S
+            is_wanted = self._wanted > self._finished or self._queue_bytes > _QUEUE_BYTES
+            apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._queue) >= _MANY_REQUESTS else _FEW_APART_S
         elif self._last_requests >= _BUSY_REQUESTS:
             apart_s = _APART_S
         return self._last_began_s + apart_s - time.monotonic() if apart_s else 0.0

@@ -24,7 +24,7 @@ __all__ = ["Conversions"]
 # Bodies that are converted together: so many, of at most so many bytes each.
 _BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
 # After a conversion of so many bodies, the next one begins at the earliest so long after its begin.
-_BUSY_BODIES, _APART_S = 4, 0.03
+_BUSY_BODIES, _APART_S = 4, 0.05
 
 
 @dataclass(slots=True, eq=False)

@@ -95,8 +95,8 @@ class Double:
 def rollup_worker(
     store: Store | Double, received_ms: Callable[[], int] = now_ms, judged_ms: Callable[[], int] = now_ms, **more: Any
 ) -> RollupWorker:
-    """Return a rollup worker that runs only on ``step()``."""
-    return RollupWorker(cast(Store, store), load(**more), Metrics(), received_ms, judged_ms)
+    """Return a rollup worker that runs only on ``step()``, and computes the hours in each run."""
+    return RollupWorker(cast(Store, store), load(**{"rollup_every_s": 1e-9, **more}), Metrics(), received_ms, judged_ms)
 
 
 @contextmanager

@@ -14,13 +14,15 @@ from helpers.builders.judging import PARTS, RECEIVED_NS, WORLD, put_all, verdict
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, silence, steps, stream
+from helpers.servers.waiting import until
+from legato_ingest.attribution.run import RunResult
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.reports.queries import BUT_FOR
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
-from legato_ingest.storage.watermark import now_ms
+from legato_ingest.storage.watermark import Watermark, now_ms
 
 
 def test_a_settled_stream_is_judged_once(store: Store) -> None:
@@ -32,6 +34,32 @@ def test_a_settled_stream_is_judged_once(store: Store) -> None:
     ((parts, gap),) = store.select("SELECT parts, gap_us FROM verdicts")
     assert sum(parts.values()) == 1000 * gap and parts["host"] == pytest.approx(600 * MS, abs=3 * MS)
     assert first.step().streams == 0 and worker(store).step().streams == 0
+
+
+def test_a_run_begins_when_an_insert_has_settled(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that alone inserts runs no sweep while nothing was inserted, and the next one as soon as the insert's streams are due."""
+    runs, watermark, settings = list[float](), Watermark(0), load(attribute_every_s=0.05, attribute_grace_s=0.6)
+    judge = AttributionWorker(store.clone(), settings, Metrics(), watermark.reached_ms, stamp_after=watermark.stamp_after)
+
+    def no_open_stalls(after_ms: int, until_ms: int) -> RunResult:
+        runs.append(time.time())
+        return RunResult()
+
+    monkeypatch.setattr(judge, "_attribute_open", no_open_stalls)
+    judge.start()
+    try:
+        until(lambda: bool(runs))
+        time.sleep(0.3)
+        idle, lag_s = len(runs), time.time() - judge.until_ms / 1000
+        with watermark.stamp() as received_ms:
+            for part in PARTS.values():
+                put(store, part(), received_ms * MS)
+        until(lambda: verdicts(store) != [])
+        time.sleep(0.3)
+    finally:
+        judge.close()
+    assert idle == 1 and lag_s < 0.6 + 0.5
+    assert len(runs) == 2 and runs[1] * 1000 >= received_ms + 600
 
 
 @pytest.mark.parametrize("metric", ["legato.engine.up", "legato.agent.forward_passes"])

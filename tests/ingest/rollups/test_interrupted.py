@@ -15,16 +15,32 @@ from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.storage import Store
 
 
-def test_an_hour_that_missed_its_minute_is_recomputed(store: Store) -> None:
-    """After a kill between a minute and its hour, the next run finds the hour by its overdue stream, although no data arrives."""
+def test_hours_follow_their_minutes_also_in_the_next_process(store: Store) -> None:
+    """A run soon after another leaves its hours to a later one. If the process ends before, the next process computes them first."""
     with committing(store) as committer:
-        send(committer, [one("a", 1, due_s=1.0, start_ns=time.time_ns() - 40 * SECOND_NS)])
-        worker = rollup_worker(store, committer.watermark_ms)
-        worker.step()
-        was = "map('running', 1) AS outcomes, fromUnixTimestamp64Milli(5000) AS due_at"
-        store.command(f"INSERT INTO stream_hours SELECT * REPLACE ({was}) FROM stream_hours FINAL")
-        assert differences(store) != [] and worker.step().minutes == 1
-        assert differences(store) == [] and worker.step().minutes == 0
+        send(committer, [one("a", 1)])
+        slow = rollup_worker(store, committer.watermark_ms, rollup_every_s=1_000.0)
+        slow.step()
+        assert differences(store) == []
+        send(committer, [one("b", 2)])
+        assert slow.step().minutes == 1
+        assert {each.split()[0] for each in differences(store)} == {"stream_hours"}
+        assert rollup_worker(store, committer.watermark_ms).step().minutes == 0
+        assert differences(store) == []
+
+
+def test_an_overdue_stream_is_found_by_another_process(store: Store) -> None:
+    """A running stream is overdue after its minute was computed; no data arrives, and whichever process runs next finds it."""
+    with committing(store) as committer:
+        send(committer, [one("a", 1, due_s=1.0, start_ns=time.time_ns() - 29 * SECOND_NS)])
+        first, second = (rollup_worker(store, committer.watermark_ms) for _ in range(2))
+        assert first.step().minutes == 1
+        send(committer, [one("b", 2)])
+        assert second.step().minutes >= 1
+        time.sleep(2.5)
+        assert first.step().minutes == 1
+        assert differences(store) == []
+        assert first.step().minutes == second.step().minutes == 0
 
 
 class Killed(Exception):

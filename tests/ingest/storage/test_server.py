@@ -9,12 +9,15 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from helpers.builders.batches import received_spans
+from helpers.builders.spans import native_span, request
 from helpers.servers.clickhouse import Server, clickhouse
 from helpers.servers.ports import free_port
 from helpers.servers.reading import stream, streams_in
 from legato_ingest.address import Address
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings, load
 from legato_ingest.storage import ServerStore, Store, migrate, open_store
@@ -74,10 +77,6 @@ def test_a_reader_changes_nothing_and_has_limits(store: Store) -> None:
 
 def test_a_reader_of_a_tenant_sees_only_its_rows(store: Store) -> None:
     """In tables and views, by the same filters as in an embedded store."""
-    from helpers.builders.batches import received_spans
-    from helpers.builders.spans import native_span, request
-    from legato_ingest.otlp.batch import Limits
-
     body = request()
     native_span(body)
     store.insert("stream_revs", received_spans(body, tenant="shop", now_ns=10**18, limits=Limits(retention_days=0)).revs)
@@ -111,6 +110,9 @@ def test_the_clock_is_that_of_the_server(settings: Settings, monkeypatch: pytest
 
 def test_minutes_are_rolled_up_there(store: Store, settings: Settings) -> None:
     """The statements of the rollups run unchanged."""
+    body = request()
+    native_span(body)
+    store.insert("stream_revs", received_spans(body, tenant="rolled", now_ns=10**18, limits=Limits(retention_days=0)).revs)
     roller = RollupWorker(open_store(settings), settings, Metrics())
     assert roller.step().minutes > 0
     roller.close()

@@ -52,3 +52,22 @@ def test_no_stamp_is_at_or_before_a_reported_watermark(clock: list[int], writes:
                 assert mark.reached_ms() < stamp_ms
         assert mark.reached_ms() >= reached
         reached = mark.reached_ms()
+
+
+def test_the_first_stamp_after_a_time() -> None:
+    """Of the finished ones; the oldest are forgotten."""
+    clock = iter(range(1_000, 10_000))
+    watermark = Watermark(0, lambda: next(clock))
+    assert watermark.stamp_after(0) is None
+    stamps = []
+    for _ in range(3):
+        with watermark.stamp() as stamp:
+            stamps.append(stamp)
+            assert watermark.stamp_after(stamp - 1) is None
+    assert [watermark.stamp_after(ms) for ms in (0, stamps[0] - 1, stamps[0], stamps[1], stamps[2])] == [
+        stamps[0], stamps[0], stamps[1], stamps[2], None,
+    ]  # fmt: skip
+    for _ in range(1_000):
+        with watermark.stamp():
+            pass
+    assert watermark.stamp_after(0) not in (None, *stamps)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import cast
 
@@ -19,6 +20,7 @@ from helpers.builders.spans import native_span
 from helpers.dashboards.tables import rejected, streams
 from helpers.servers.committing import PATIENCE_S, StoreDouble, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF
+from helpers.servers.waiting import until
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.signals import SPANS
@@ -26,7 +28,7 @@ from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import ASIDE, WriteAheadLog
 from legato_ingest.write.body import Body
-from legato_ingest.write.committer import Committer, Receipt
+from legato_ingest.write.committer import _MANY_REQUESTS, Committer, Receipt
 from legato_ingest.write.receiver import Receiver
 from legato_ingest.write.recovery import recover
 
@@ -86,23 +88,26 @@ def test_a_request_is_acknowledged_before_its_insert(store: Store, tmp_path: pat
         assert count(committer, "queue_bytes") == 0
 
 
-def test_inserts_are_a_second_apart_unless_a_reader_waits(store: Store, tmp_path: pathlib.Path) -> None:
-    """Requests after an insert share the next one, a second after its begin; ``settle`` begins it at once."""
-    double, began = StoreDouble(store), list[float]()
+def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests after an insert share the next one: a second after its begin if they are many, else later; ``settle`` begins it at once."""
+    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 3.0)
+    double, began, sent = StoreDouble(store), list[float](), 0
     double.before = lambda table, rows: began.append(time.monotonic()) if table == "stream_revs" else None
     with logging_to(tmp_path, double) as committer:
-        for seed in range(3):
-            submit(committer, spread_spans(1, seed)).result(PATIENCE_S)
-            time.sleep(0.02)
-        deadline = time.monotonic() + PATIENCE_S
-        while len(began) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        for seed in range(3, 6):
-            submit(committer, spread_spans(1, seed)).result(PATIENCE_S)
-            committer.settle()
-            assert len(streams(store)) == seed + 1
-    apart = [later - earlier for earlier, later in pairwise(began)]
-    assert 0.9 < apart[0] < 5 and max(apart[1:]) < 0.9
+        for requests, is_asked in ((1, False), (2, False), (_MANY_REQUESTS, False), (1, True), (1, True)):
+            inserts = len(began)
+            for _ in range(requests):
+                submit(committer, spread_spans(1, sent)).result(PATIENCE_S)
+                sent += 1
+            if is_asked:
+                committer.settle()
+                assert len(streams(store)) == sent
+            else:
+                until(partial(lambda inserts: len(began) > inserts, inserts))
+    few, many, *asked = (later - earlier for earlier, later in pairwise(began))
+    assert 2.9 < few < 6 and 0.9 < many < 2.9 and max(asked) < 0.9
 
 
 @pytest.mark.parametrize("was_inserted", [False, True])
