@@ -125,13 +125,17 @@ def _flush(steps: Sequence[EngineStep], second: int, numbers: Sequence[int]) -> 
 
 
 class EngineReplay:
-    """One engine with its server and its readers. ``number`` seeds it. It begins a round each ``round_us``, and is idle between two."""
+    """One engine with its server and its readers. ``number`` seeds it. It begins a round each ``round_us``, and is idle between two.
 
-    def __init__(self, number: int, recorded: Template, begin_ns: int, round_us: int) -> None:
+    ``off_ns``: how far their clocks are ahead.
+    """
+
+    def __init__(self, number: int, recorded: Template, begin_ns: int, round_us: int, off_ns: int = 0) -> None:
         self.id = f"engine-{number}:8000"
         self._round_us = max(round_us, recorded.length_us)
         self._template, self._rng = recorded, random.Random(number)
-        self._epoch_ns = begin_ns - 1_000_000_000
+        self._off_ns = off_ns
+        self._epoch_ns = begin_ns - 1_000_000_000 + off_ns
         self._number, self._round = number, 0
         # In its first round an engine sends only what follows a random moment.
         self._begin_ns = begin_ns - 1000 * self._rng.randrange(self._round_us)
@@ -195,8 +199,8 @@ class EngineReplay:
         out = Span()
         out.CopyFrom(span)
         out.trace_id, out.span_id = trace, self._rng.randbytes(8)
-        out.start_time_unix_nano += self._begin_ns - _LEAD_NS
-        out.end_time_unix_nano += self._begin_ns - _LEAD_NS
+        out.start_time_unix_nano += self._begin_ns - _LEAD_NS + self._off_ns
+        out.end_time_unix_nano += self._begin_ns - _LEAD_NS + self._off_ns
         for attribute in out.attributes:
             if attribute.key in named:
                 attribute.value.string_value = named[attribute.key]

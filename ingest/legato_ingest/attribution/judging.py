@@ -13,35 +13,47 @@ import pyarrow as pa
 from legato_ingest.attribution.counterfactual_rows import counterfactual_rows
 from legato_ingest.attribution.model.judge import Evidence, Thresholds, judge
 from legato_ingest.attribution.verdict_rows import verdict_rows
+from legato_ingest.columns import REPLAYS, VERDICTS
 
-__all__ = ["Judging", "Rows", "judged_rows"]
+__all__ = ["Judged", "Judging", "judged_rows"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of one group of streams, and the number of its streams."""
+class Judged:
+    """The rows of several groups of streams in one piece, the number of their streams, and the ``errors`` of groups that cannot be judged.
+
+    One piece, because every function costs as much for the rows of one group as for those of a hundred, and most of all pickling.
+    """
 
     streams: int
     counterfactuals: pa.Table
     verdicts: pa.Table
+    errors: tuple[Exception, ...] = ()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Judged]) -> Judged:
+        """Return one value with everything of all parts, in their order."""
+        return cls(
+            sum(each.streams for each in parts),
+            pa.concat_tables([each.counterfactuals for each in parts] or [REPLAYS.empty]).combine_chunks(),
+            pa.concat_tables([each.verdicts for each in parts] or [VERDICTS.empty]).combine_chunks(),
+            tuple(error for each in parts for error in each.errors),
+        )
 
 
-Judging = Callable[[Sequence[Evidence], Thresholds, int], list[Rows | Exception]]
-"""Returns the rows of each group, or the error of a group that cannot be judged. The number is the time of the verdicts (ns)."""
+Judging = Callable[[Sequence[Evidence], Thresholds, int], Judged]
+"""Judges groups of streams. The number is the time of the verdicts (ns)."""
 
 
-def judged_rows(groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> list[Rows | Exception]:
-    """Return the rows of each group, or the error of a group that cannot be judged."""
-    out: list[Rows | Exception] = []
-    for evidence in groups:
-        try:
-            out.append(_rows(evidence, thresholds, judged_at_ns))
-        except Exception as error:
-            out.append(error)
-    return out
+def judged_rows(groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> Judged:
+    """Judge groups of streams one by one."""
+    return Judged.joined([_judged(evidence, thresholds, judged_at_ns) for evidence in groups])
 
 
-def _rows(evidence: Evidence, thresholds: Thresholds, judged_at_ns: int) -> Rows:
-    judgement = judge(evidence, thresholds)
-    counterfactuals = counterfactual_rows(judgement, thresholds.gap_ns, judged_at_ns)
-    return Rows(len(evidence.streams), counterfactuals, verdict_rows(judgement, judged_at_ns))
+def _judged(evidence: Evidence, thresholds: Thresholds, judged_at_ns: int) -> Judged:
+    try:
+        judgement = judge(evidence, thresholds)
+        counterfactuals = counterfactual_rows(judgement, thresholds.gap_ns, judged_at_ns)
+        return Judged(len(evidence.streams), counterfactuals, verdict_rows(judgement, judged_at_ns))
+    except Exception as error:
+        return Judged(0, REPLAYS.empty, VERDICTS.empty, (error,))

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
-from legato_ingest.attribution.judging import Rows, judged_rows
+from legato_ingest.attribution.judging import Judged, judged_rows
 from legato_ingest.attribution.model.judge import Evidence, Thresholds
 
 __all__ = ["JudgingProcess"]
@@ -28,7 +28,6 @@ _STREAMS_MAX = 500
 _PIPE_BYTES = 1_048_576
 
 _Message = tuple[Sequence[Evidence], Thresholds, int]
-_Answer = list[Rows | Exception]
 
 
 class JudgingProcess:
@@ -38,10 +37,10 @@ class JudgingProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> list[Rows | Exception]:
-        """Return the rows of each group, or the error of a group that cannot be judged. Raises ``EOFError`` if the process ends twice."""
+    def __call__(self, groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> Judged:
+        """Judge groups of streams. Raises ``EOFError`` if the process ends twice over the same ones."""
         messages = [(part, thresholds, judged_at_ns) for part in _parts(groups)]
-        answers: list[_Answer] = []
+        answers: list[Judged] = []
         failed_at = -1
         with self._lock:
             while len(answers) < len(messages):
@@ -51,14 +50,14 @@ class JudgingProcess:
                     raise EOFError(f"the process that judges streams ended twice over {groups_n} groups of streams: {error}") from error
                 # It was killed, perhaps for memory.
                 failed_at = len(answers)
-        return [rows for answer in answers for rows in answer]
+        return Judged.joined(answers)
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
             self._end()
 
-    def _exchange(self, messages: Sequence[_Message], answers: list[_Answer]) -> EOFError | OSError | None:
+    def _exchange(self, messages: Sequence[_Message], answers: list[Judged]) -> EOFError | OSError | None:
         """Send the messages and append the answers. Return the error if the process cannot be started, or ends before the last answer.
 
         The next message is on its way while the process judges. Raises the error of a message that cannot be pickled.

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
-from legato_ingest.attribution.judging import Judging, Rows, judged_rows
+from legato_ingest.attribution.judging import Judging, judged_rows
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.evidence import load_evidence
 from legato_ingest.attribution.load.streams import slices_of, streams_in
@@ -114,21 +112,10 @@ def _attribute_batch(
     failed: Callable[[Exception], None],
     judging: Judging,
 ) -> RunResult:
-    """Load the evidence about some streams, judge it group by group, and write the rows of all groups that could be judged."""
-    rows = list[Rows]()
-    for each in judging(load_evidence(store, streams), thresholds, judged_at_ns):
-        if isinstance(each, Exception):
-            failed(each)
-        else:
-            rows.append(each)
-    return _write(store, rows)
-
-
-def _write(store: Store, rows: Sequence[Rows]) -> RunResult:
-    """Write the rows of several groups. Counterfactuals come first, as they count only once their verdicts are written."""
-    if not rows:
-        return RunResult()
-    verdicts = pa.concat_tables(each.verdicts for each in rows)
-    store.insert("replays", pa.concat_tables(each.counterfactuals for each in rows))
-    store.insert("verdicts", verdicts)
-    return RunResult(sum(each.streams for each in rows), int(verdicts.num_rows))
+    """Load the evidence about some streams, judge it, and write the rows. Counterfactuals come first: alone they do not count."""
+    judged = judging(load_evidence(store, streams), thresholds, judged_at_ns)
+    for error in judged.errors:
+        failed(error)
+    store.insert("replays", judged.counterfactuals)
+    store.insert("verdicts", judged.verdicts)
+    return RunResult(judged.streams, int(judged.verdicts.num_rows))

@@ -1,4 +1,4 @@
-"""What earlier runs of the rollup worker left to do: minutes with running streams, and hours whose minutes changed.
+"""What earlier runs of the rollup worker left to do: minutes with running streams, and hours of which minutes changed.
 
 It is kept in memory, because a look for it reads a column of all rollups. After a start, or after another instance did the work, it is read
 from the store. The module computes no rollup.

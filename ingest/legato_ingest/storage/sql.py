@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["after_until_ms", "between_ns", "quoted", "quoted_all", "time_ns", "unquoted"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["after_until_ms", "between_ns", "integers", "quoted", "quoted_all", "time_ns", "unquoted"]
+
+# Longer lists are sent as one string: ClickHouse's parser takes some KB for each literal.
+_LITERALS_MAX = 1_000
 
 
 def quoted(value: str | bytes) -> str:
@@ -21,6 +27,15 @@ def quoted(value: str | bytes) -> str:
 def quoted_all(values: Iterable[str | bytes]) -> str:
     """Return expressions for strings, separated by commas, for ``IN (…)``."""
     return ", ".join(map(quoted, values))
+
+
+def integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> str:
+    """Return an expression for whole numbers, for ``IN (…)``. It must not be empty."""
+    if len(values) <= _LITERALS_MAX:
+        return ",".join(map(str, values.tolist()))
+    kind = "UInt64" if values.dtype == np.uint64 else "Int64"
+    digits = values.astype(values.dtype.newbyteorder("<")).tobytes().hex()
+    return f"SELECT reinterpretAs{kind}(substring(unhex('{digits}'), 1 + 8 * number, 8)) FROM numbers({len(values)})"
 
 
 def time_ns(ns: int) -> str:

@@ -87,6 +87,8 @@ class Committer:
         self._changed = threading.Condition()
         self._closing = False
         self._last_requests, self._last_began_s = 0, 0.0
+        # Whether the last insert had no room for all that waited.
+        self._is_rest = False
         # The error of the last insert, and the number of batches that were queued, that are finished, and that a reader waits for.
         self._failed: StoreUnavailable | None = None
         self._queued = self._finished = self._wanted = 0
@@ -225,7 +227,7 @@ class Committer:
         if self._failed is not None:
             apart_s = _RETRY_S
         elif self._log is not None:
-            is_wanted = self._wanted > self._finished or self._queue_bytes > _QUEUE_BYTES
+            is_wanted = self._wanted > self._finished or self._queue_bytes > _QUEUE_BYTES or self._is_rest
             apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._queue) >= _MANY_REQUESTS else _FEW_APART_S
         elif self._last_requests >= _BUSY_REQUESTS:
             apart_s = _APART_S
@@ -249,7 +251,7 @@ class Committer:
         while self._queue and not (is_alone or self._queue[0].failures) and weight + self._queue[0].batch.weight <= self._chunks_max:
             group.append(self._queue.popleft())
             weight += group[-1].batch.weight
-        self._last_requests = len(group)
+        self._last_requests, self._is_rest = len(group), bool(self._queue)
         return group
 
     def _commit(self, group: list[_Waiting]) -> bool:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
+from legato_ingest.storage.sql import between_ns, integers, quoted, quoted_all, unquoted
 
 __all__ = [
     "TIMED_TABLES",
@@ -79,7 +79,7 @@ def stored_streams(store: Store, tables: Sequence[pa.Table]) -> set[StreamKey]:
             SELECT {", ".join(_STREAM_KEY)} FROM stream_revs
             WHERE tenant IN ({tenants})
               AND {between_ns("start_time", low, high)}
-              AND reinterpretAsUInt64(span_id) IN ({",".join(map(str, inside.tolist()))})
+              AND reinterpretAsUInt64(span_id) IN ({integers(inside)})
             {_SETTINGS}"""
         found.update(_decoded(stream_keys(store.select_arrow(sql)), 1))
     return found
@@ -150,14 +150,15 @@ class TimedTable:
             return set()
         times = _nanoseconds(rows["recorded_at"])
         conditions = [f"{name} IN ({_literals(pc.unique(rows[name]))})" for name in self.prefix]
-        moments = ",".join(map(str, np.unique(times).tolist()))
+        moments = np.unique(times)
         found: set[Any] = set()
         for low, high in minute_ranges(times):
+            inside = moments[(moments >= low) & (moments <= high)]
             sql = f"""
                 SELECT {", ".join(self.key)}, recorded_at FROM {self.table}
                 WHERE {" AND ".join(conditions)}
                   AND {between_ns("recorded_at", low, high)}
-                  AND toUnixTimestamp64Nano(recorded_at) IN ({moments})
+                  AND toUnixTimestamp64Nano(recorded_at) IN ({integers(inside)})
                 {_SETTINGS}"""
             found.update(self.keys(store.select_arrow(sql)))
         return found

@@ -19,7 +19,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch, rejected_row
 from legato_ingest.storage import Store
-from legato_ingest.write.dedup import TIMED_TABLES, new_rows, rejection_keys, stored_rejections, stored_streams, stream_keys
+from legato_ingest.write.dedup import TIMED_TABLES, TimedTable, new_rows, rejection_keys, stored_rejections, stored_streams, stream_keys
 from legato_ingest.write.one_response import Resolved, Responses, superseding
 from legato_ingest.write.recent_keys import RecentRows
 from legato_ingest.write.second_look import SecondLook
@@ -29,6 +29,8 @@ from legato_ingest.write.slo_counters import count_results
 __all__ = ["GroupInsert", "Receipt", "receipt_of", "with_received_at"]
 
 REVS, SOCKETS, REJECTED, EMITTER_SPANS = "stream_revs", "stream_sockets", "rejected", "emitter_spans"
+# Steps, finished requests and samples are compared and inserted in slices: a key takes some hundred bytes while it is compared.
+_SLICE_ROWS = 65_536
 # ClickHouse's codes for a value that it cannot store. Only these are the fault of a row.
 _ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
 
@@ -154,17 +156,21 @@ class GroupInsert:
         for table in TIMED_TABLES:
             parts = [getattr(batch, table.rows) for batch in batches]
             rows = _joined(parts)
-            if not rows.num_rows:
-                continue
-            keys = table.keys(rows)
-            stored = table.stored(self._store, self._recent.maybe_stored(table.table, "recorded_at", rows, keys))
-            new = with_received_at(new_rows(rows, keys, stored), received_ms)
-            bad = self._insert_halving(table.table, new)
-            if bad:
-                _add_refused(receipts, map(table.keys, parts), {key for row, _ in bad for key in table.keys(row)})
-                refused += [_refused(row, table.keys(row), error) for row, error in bad]
-            self._metrics.count_stored(table.table, new.num_rows - len(bad), rows.num_rows - new.num_rows, len(bad))
+            for first in range(0, rows.num_rows, _SLICE_ROWS):
+                bad = self._insert_slice(table, rows.slice(first, _SLICE_ROWS), received_ms)
+                if bad:
+                    _add_refused(receipts, map(table.keys, parts), {key for row, _ in bad for key in table.keys(row)})
+                    refused += [_refused(row, table.keys(row), error) for row, error in bad]
         return refused
+
+    def _insert_slice(self, table: TimedTable, rows: pa.Table, received_ms: int) -> list[tuple[pa.Table, StoreRefused]]:
+        """Insert those of some rows that are new; return the rows that the store refused, with their errors."""
+        keys = table.keys(rows)
+        stored = table.stored(self._store, self._recent.maybe_stored(table.table, "recorded_at", rows, keys))
+        new = with_received_at(new_rows(rows, keys, stored), received_ms)
+        bad = self._insert_halving(table.table, new)
+        self._metrics.count_stored(table.table, new.num_rows - len(bad), rows.num_rows - new.num_rows, len(bad))
+        return bad
 
     def _insert_rejected(self, rows: pa.Table, received_ms: int) -> None:
         """Insert the rows of `rejected` that are new: a request that is sent again has the same bad items."""

@@ -17,7 +17,7 @@ import pytest
 
 from helpers.builders.judging import put_all
 from legato_ingest.attribution import judging_process
-from legato_ingest.attribution.judging import Rows, judged_rows
+from legato_ingest.attribution.judging import Judged, judged_rows
 from legato_ingest.attribution.judging_process import JudgingProcess
 from legato_ingest.attribution.load.due import due_by_receipt
 from legato_ingest.attribution.load.evidence import load_evidence
@@ -55,19 +55,22 @@ def pid_of(judging: JudgingProcess) -> int:
 def test_the_rows_are_those_of_this_process(judging: JudgingProcess, evidence: list[Evidence]) -> None:
     """Also of several messages, in the order of the groups."""
     here = judged_rows(evidence, THRESHOLDS, JUDGED_AT_NS)
-    assert evidence and sum(rows.verdicts.num_rows for rows in here if isinstance(rows, Rows)) > 0
+    assert evidence and here.streams and here.verdicts.num_rows > 0
     assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == here
+    one = judged_rows(evidence[:1], THRESHOLDS, JUDGED_AT_NS)
     many = [replace(evidence[0]) for _ in range(1_200)]
-    assert judging(many, THRESHOLDS, JUDGED_AT_NS) == [here[0]] * 1_200
-    assert judging([], THRESHOLDS, JUDGED_AT_NS) == []
+    assert judging(many, THRESHOLDS, JUDGED_AT_NS) == Judged.joined([one] * 1_200)
+    assert judging([], THRESHOLDS, JUDGED_AT_NS) == Judged.joined([])
 
 
 def test_an_error_is_of_its_group(judging: JudgingProcess, evidence: list[Evidence]) -> None:
     """The other groups of the same message are judged."""
     none: Any = None
     broken = replace(evidence[0], streams=[none])
-    good, bad = judging([evidence[0], broken], THRESHOLDS, JUDGED_AT_NS)
-    assert isinstance(good, Rows) and isinstance(bad, Exception) and not isinstance(bad, EOFError)
+    judged = judging([evidence[0], broken, evidence[0]], THRESHOLDS, JUDGED_AT_NS)
+    (error,) = judged.errors
+    assert not isinstance(error, EOFError)
+    assert replace(judged, errors=()) == judged_rows([evidence[0], evidence[0]], THRESHOLDS, JUDGED_AT_NS)
 
 
 def test_a_killed_process_is_started_again(judging: JudgingProcess, evidence: list[Evidence]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import after_until_ms, between_ns, quoted, quoted_all, time_ns, unquoted
+from legato_ingest.storage.sql import after_until_ms, between_ns, integers, quoted, quoted_all, time_ns, unquoted
 
 
 @pytest.mark.parametrize("value", ["", "plain", "it's", "\\", "nul\0byte", "ünï", "') OR 1 --"])
@@ -19,6 +23,19 @@ def test_a_text_comes_back(store: Store, value: str) -> None:
 def test_bytes_and_lists_are_compared(store: Store) -> None:
     """An id of random bytes is found in a list."""
     assert store.select(f"SELECT toFixedString({quoted(bytes(8))}, 8) IN ({quoted_all([bytes(8), b'12345678'])})") == [(1,)]
+
+
+@pytest.mark.parametrize("count", [1, 1_000, 1_001, 100_000])
+@pytest.mark.parametrize("kind", [np.int64, np.uint64])
+def test_integers_are_compared(store: Store, count: int, kind: type[np.int64] | type[np.uint64]) -> None:
+    """Each number of a list is in it, also the least and the greatest, and no other."""
+    limits = np.iinfo(kind)
+    values: NDArray[Any] = np.unique(np.array([limits.min, limits.max, *range(7, 3 * count, 3)], kind)[:count])
+    name = "Int64" if kind is np.int64 else "UInt64"
+    probes = ", ".join(f"to{name}('{value}')" for value in (limits.min, limits.max, 7, 8, 3 * count + 9))
+    ((found,),) = store.select(f"SELECT arrayFilter(value -> {{}}, [{probes}])".format(f"value IN ({integers(values)})"))
+    assert list(found) == [value for value in (limits.min, limits.max, 7, 8, 3 * count + 9) if value in values]
+    assert len(integers(values)) < 21 * len(values) + 200
 
 
 def test_times_are_exact(store: Store) -> None:

@@ -51,11 +51,11 @@ def count(committer: Committer, name: str, *labels: str) -> float:
 
 @contextmanager
 def logging_to(
-    folder: pathlib.Path, store: Store | StoreDouble, *, queue_bytes_max: int = 2**28, recovers: bool = False
+    folder: pathlib.Path, store: Store | StoreDouble, *, queue_bytes_max: int = 2**28, chunks_max: int = 10**6, recovers: bool = False
 ) -> Iterator[Committer]:
     """Yield a committer with a log in this folder, and close it. ``recovers``: insert first what the log holds."""
     log, metrics = WriteAheadLog(folder), Metrics()
-    committer = Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=10**6, log=log)
+    committer = Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=chunks_max, log=log)
     try:
         if recovers:
             recover(log, committer, Receiver(load(), committer, metrics))
@@ -108,6 +108,21 @@ def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
                 until(partial(lambda inserts: len(began) > inserts, inserts))
     few, many, *asked = (later - earlier for earlier, later in pairwise(began))
     assert 2.9 < few < 6 and 0.9 < many < 2.9 and max(asked) < 0.9
+
+
+def test_what_an_insert_has_no_room_for_follows_at_once(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six requests of some hundred chunks, and room for about two: three inserts or more without a pause."""
+    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 3.0)
+    double, began = StoreDouble(store), list[float]()
+    double.before = lambda table, rows: began.append(time.monotonic()) if table == "stream_revs" else None
+    chunks = span_rows(spread_spans(1, 0)).weight
+    with logging_to(tmp_path, double, chunks_max=2 * chunks) as committer:
+        submit(committer, spread_spans(1, 0)).result(PATIENCE_S)
+        committer.settle()
+        for seed in range(1, 7):
+            submit(committer, spread_spans(1, seed)).result(PATIENCE_S)
+        until(lambda: len(streams(store)) == 7)
+    assert len(began) >= 3 and began[1] - began[0] > 2.9 and began[-1] - began[1] < 2.9
 
 
 @pytest.mark.parametrize("was_inserted", [False, True])

@@ -18,7 +18,7 @@ from legato_ingest.attribution.model.scraped import EngineKey
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, unquoted
 
-__all__ = ["Rows", "Window", "Windows", "batches_of", "columns_of", "rows_by_engine", "span_of"]
+__all__ = ["ENGINE_NS_SPARSE", "Rows", "Window", "Windows", "batches_of", "columns_of", "rows_by_engine", "span_of"]
 
 Ints = NDArray[np.int64]
 Rows = dict[str, NDArray[Any]]
@@ -27,22 +27,28 @@ Window = tuple[int, int]
 """Two times in ns, both included."""
 Windows = Mapping[EngineKey, Window]
 
-# Limits of one query: the number of engines times the stretch of time, which bounds the memory (16,000 s of 100 steps/s are 140 MB), and
-# the number of engines.
+# Limits of one query: the number of engines, and that number times the stretch of time, which bounds the memory (16,000 s of 100 steps/s
+# are 140 MB). After a first query that found few rows the others may be larger.
+_ENGINES_MAX = 2_048
 _ENGINE_NS_MAX = 16_000 * 1_000_000_000
-_ENGINES_MAX = 256
+_FEW_ROWS = 1_000_000
+ENGINE_NS_SPARSE = 64_000 * 1_000_000_000
+"""The limit (ns) of a query for rows of which an engine has few: those of streams."""
 # Engines share a query if it reads at most so many times the longest of their windows.
 _STRETCH_MAX = 2
 
 
-def batches_of(windows: Windows) -> Iterator[dict[EngineKey, Window]]:
-    """Divide engines into those that share a query: their windows are near each other."""
+def batches_of(windows: Windows, engine_ns_max: int = _ENGINE_NS_MAX) -> Iterator[dict[EngineKey, Window]]:
+    """Divide engines into those that share a query: their windows are near each other.
+
+    ``engine_ns_max``: the limit of the number of engines times their stretch of time (ns).
+    """
     batch: dict[EngineKey, Window] = {}
     begin = end = longest = 0
     for key, (low, high) in sorted(windows.items(), key=lambda item: (item[1], item[0])):
         stretch = max(end, high) - begin
         is_far = stretch > _STRETCH_MAX * max(longest, high - low)
-        if batch and (is_far or len(batch) == _ENGINES_MAX or (len(batch) + 1) * stretch > _ENGINE_NS_MAX):
+        if batch and (is_far or len(batch) == _ENGINES_MAX or (len(batch) + 1) * stretch > engine_ns_max):
             yield batch
             batch = {}
         if not batch:
@@ -65,10 +71,22 @@ def rows_by_engine(store: Store, sql: str, windows: Windows, time: str) -> dict[
     ``{inside}``, the condition on the column ``time``.
     """
     out: dict[EngineKey, Rows] = {}
-    for batch in batches_of(windows):
-        table = store.select_arrow(sql.format(which=is_one_of(batch), inside=between_ns(time, *span_of(batch))))
-        out.update(_split(table, batch))
+    for first in batches_of(windows):
+        rows = _read(store, sql, first, time, out)
+        low, high = span_of(first)
+        is_sparse = rows * ENGINE_NS_SPARSE <= _FEW_ROWS * len(first) * (high - low)
+        others = {key: window for key, window in windows.items() if key not in first}
+        for batch in batches_of(others, ENGINE_NS_SPARSE if is_sparse else _ENGINE_NS_MAX):
+            _read(store, sql, batch, time, out)
+        break
     return out
+
+
+def _read(store: Store, sql: str, batch: Windows, time: str, out: dict[EngineKey, Rows]) -> int:
+    """Add the rows of the engines that share a query to ``out``. Return the number of rows that were read."""
+    table = store.select_arrow(sql.format(which=is_one_of(batch), inside=between_ns(time, *span_of(batch))))
+    out.update(_split(table, batch))
+    return int(table.num_rows)
 
 
 def columns_of(table: pa.Table) -> Rows:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, span_of
+from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, Window, Windows, batches_of, span_of
 from legato_ingest.attribution.load.due import STREAM_NS_MAX
 from legato_ingest.attribution.load.engine_ids import is_one_of
 from legato_ingest.attribution.load.streams import clock_of
@@ -94,7 +94,7 @@ def clock_offsets(store: Store, ends: Mapping[EngineKey, RecordedEnds]) -> dict[
     """Return the offsets of these engines. An engine without requests has none."""
     out = {key: ClockOffsets() for key in ends}
     wanted = {key: each for key, each in ends.items() if each.recorded_ns}
-    for batch in batches_of({key: each.ended for key, each in wanted.items()}):
+    for batch in batches_of({key: each.ended for key, each in wanted.items()}, ENGINE_NS_SPARSE):
         ended = _ended(store, batch, wanted)
         if ended.num_rows:
             out.update(_offsets(_Requests.of({key: wanted[key].nearest() for key in batch}), ended, _last_us(store, ended)))

@@ -9,6 +9,7 @@ import numpy as np
 
 from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, columns_of, span_of
 from legato_ingest.attribution.load.engine_ids import ids_of_server, is_one_of_servers
+from legato_ingest.attribution.load.node_samples import has_samples
 from legato_ingest.attribution.load.scraped_metrics import OF_ALL_CPUS, UP
 from legato_ingest.attribution.model.cpu_wait import CpuSamples, CpuSeries
 from legato_ingest.attribution.model.scraped import CPU_TIME, CPU_WAIT, EngineKey
@@ -35,6 +36,8 @@ def cpu_samples(store: Store, windows: Windows, by_scrapes: bool = False) -> dic
     """
     out = dict.fromkeys(windows, CpuSamples())
     metrics = (CPU_WAIT, UP) if by_scrapes else (CPU_WAIT,)
+    if not has_samples(store, metrics, windows):
+        return out
     for batch in batches_of(windows):
         inside = between_ns("recorded_at", *span_of(batch))
         own = _read(store, _SAMPLES.format(inside=inside, which=f"metric IN ({quoted_all(metrics)}) AND {is_one_of_servers(batch)}"))

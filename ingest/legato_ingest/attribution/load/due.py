@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from legato_ingest.attribution.load.by_engine import batches_of, span_of
+from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, batches_of, span_of
 from legato_ingest.attribution.load.engine_ids import is_one_of, is_one_of_servers
 from legato_ingest.attribution.load.gpu_clock_samples import GPU_METRICS
 from legato_ingest.attribution.load.scraped_metrics import SCRAPED_METRICS
@@ -191,7 +191,7 @@ def _by_steps(store: Store, clocks: ClockOffsets, new: str, is_judged: str, judg
         return
     clocks.learn(store, new, min(low for _, low, _ in steps), max(high for _, _, high in steps))
     windows = {key: clocks.stretch(key, low, high) for key, low, high in steps}
-    for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}):
+    for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}, ENGINE_NS_SPARSE):
         low, high = span_of(batch)
         own = f"tenant IN ({quoted_all(sorted({tenant for tenant, _ in batch}))}) AND {is_judged}"
         ran = Due(low - STREAM_NS_MAX, high, f"{own} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, batches_of, columns_of, span_of
 from legato_ingest.attribution.load.engine_ids import ids_of_server
+from legato_ingest.attribution.load.node_samples import has_samples
 from legato_ingest.attribution.model.counters import grown
 from legato_ingest.attribution.model.gpu_throttle import GpuClock
 from legato_ingest.attribution.model.scraped import EngineKey
@@ -57,6 +58,8 @@ def gpu_clocks(store: Store, windows: Windows) -> dict[EngineKey, list[GpuClock]
     Engines without samples are left out. If several nodes have an engine with the same id, its GPUs cannot be assigned, and it has none.
     """
     out: dict[EngineKey, list[GpuClock]] = {}
+    if not has_samples(store, GPU_METRICS, windows):
+        return out
     for batch in batches_of(windows):
         where = {"inside": between_ns("recorded_at", *span_of(batch)), "tenants": quoted_all(sorted({tenant for tenant, _ in batch}))}
         sought = _sought(store, batch, where)

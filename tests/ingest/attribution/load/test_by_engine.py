@@ -68,7 +68,7 @@ def test_engines_far_apart_do_not_share_a_query(drawn: dict[tuple[str, str], tup
 
 
 def test_a_sweep_asks_few_queries_for_many_engines(store: Store) -> None:
-    """600 engines at the same time, with long ids: a query for each 256 of them."""
+    """5,000 engines at the same time, with long ids: 1,600 engines of 10 s in the first query, then 2,048, because there are few rows."""
     asked: list[str] = []
 
     class Counting:
@@ -76,7 +76,28 @@ def test_a_sweep_asks_few_queries_for_many_engines(store: Store) -> None:
             asked.append(sql)
             return store.select_arrow(sql)
 
-    windows = {("", f"engine-{number}" + 600 * "x"): (NOW_NS, NOW_NS + 10 * SECOND_NS) for number in range(600)}
+    windows = {("", f"engine-{number}" + 100 * "x"): (NOW_NS, NOW_NS + 10 * SECOND_NS) for number in range(5_000)}
     assert rows_by_engine(Counting(), STEPS, windows, "recorded_at") == {}  # type: ignore[arg-type]
     # Longer than ClickHouse accepts by default.
-    assert len(asked) == 3 and max(map(len, asked)) > 262_144
+    assert [sql.count("unhex") // 2 for sql in asked] == [1_600, 2_048, 1_352] and max(map(len, asked)) > 262_144
+
+
+def test_after_many_rows_the_next_query_is_not_larger(store: Store) -> None:
+    """The limit follows the rows of the query before: 10 steps a second are few, 400 are not."""
+    asked: list[int] = []
+
+    class Engines:
+        def __init__(self, steps_per_s: int) -> None:
+            self._steps_per_s = steps_per_s
+
+        def select_arrow(self, sql: str) -> pa.Table:
+            asked.append(sql.count("unhex") // 2)
+            rows = asked[-1] * 100 * self._steps_per_s
+            columns = {"tenant": pa.repeat(b"", rows), "engine_id": pa.repeat(b"e", rows), "at_ns": pa.repeat(0, rows)}
+            return pa.table(columns)
+
+    windows = {("", f"engine-{number}"): (NOW_NS, NOW_NS + 100 * SECOND_NS) for number in range(700)}
+    for steps_per_s, expected in ((10, [160, 540]), (400, [160, 160, 160, 160, 60])):
+        asked.clear()
+        rows_by_engine(Engines(steps_per_s), STEPS, windows, "recorded_at")  # type: ignore[arg-type]
+        assert asked == expected
