@@ -62,7 +62,9 @@ _SWEEPS = """
 SELECT quantile(0.5)(seconds) AS half, quantile(0.99)(seconds) AS most, avg(streams) AS streams
 FROM attribution_runs WHERE ran_at > fromUnixTimestamp({begin}) FORMAT JSONEachRow"""
 _STORED = """
-SELECT countIf(vantage = 'client') AS streams FROM streams FORMAT JSONEachRow"""
+SELECT count() AS streams FROM streams
+WHERE vantage = 'client' AND received_at > fromUnixTimestamp64Milli({begin}000)
+FORMAT JSONEachRow"""
 
 
 def main() -> None:
@@ -121,7 +123,7 @@ def _engines(count: int, templates: Sequence[Template], begin_ns: int, streams_p
 
 def _figures(served: Served, sending: Sending, seen: Observed, seconds: float, begin_s: int) -> dict[str, float]:
     done = sending.done
-    ((stored,), (stale,)) = query(served.read, _STORED), query(served.read, _STALE.format(begin=begin_s))
+    ((stored,), (stale,)) = query(served.read, _STORED.format(begin=begin_s)), query(served.read, _STALE.format(begin=begin_s))
     (sweeps,) = query(served.read, _SWEEPS.format(begin=begin_s))
     missing = done.streams - int(str(stored["streams"]))
     stalls = int(str(stale["stalls"])) or 1

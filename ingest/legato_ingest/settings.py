@@ -256,7 +256,7 @@ class Settings(BaseSettings):
         ge=0,
         description="Shortest time, in ms, by which a gap must exceed the healthy step (the cause `base`) to be stored as a stall",
     )
-    attribute_every_s: float = Field(5.0, gt=0, description="Time from one attribution run to the next, in seconds")
+    attribute_every_s: float = Field(5.0, gt=0, description="Shortest time from one attribution run to the next, in seconds")
     attribute_grace_s: float = Field(
         3.0,
         ge=0,

@@ -201,7 +201,8 @@ def test_every_variable_filters_every_panel(asked: Asked, variable: str) -> None
     view = asked.past.view("", 15 * 24, 3600, {variable: "no such value"})
     shown = []
     for name in (name for name, columns in FILTERED.items() if variable in columns):
-        shown += [(name, title) for title in panels(name) if not none(asked.panel(name, title, view))]
+        # What is shown of the present minute depends on how long ago the streams were stored.
+        shown += [(name, title) for title in panels(name) if not _of_now(name, title) and not none(asked.panel(name, title, view))]
     assert set(shown) == {(name, title) for name, title, which in UNFILTERED if which == variable and not _of_now(name, title)}
 
 
