@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from math import isnan
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from legato_ingest.chunking.detector import Change, find_changes
@@ -31,6 +33,8 @@ _log = logging.getLogger("legato")
 _FIRST_S = 20.0
 # Only the busiest strata are tested: a service that puts an id into its route creates a stratum per id.
 _STRATA_MAX = 1_000
+# The strata that one query reads: of a month 400,000 minutes, some 200 MB.
+_STRATA_AT_ONCE = 10
 # With fewer streams of known token rate before or after a change, its kind is "rate unknown".
 _RATES_MIN = 30
 _STRATUM = ("tenant", "vantage", "service_name", "model", "provider", "route")
@@ -61,24 +65,23 @@ class ChunkingWorker(PeriodicWorker[int]):
 
     def _run(self) -> int:
         found = 0
-        for stratum in self._strata():
-            if self.stopping:
-                break
-            try:
-                found += self._test(stratum)
-            except StoreError:
-                raise
-            except Exception as error:
-                # One stratum that cannot be tested must not keep the others from being tested.
-                self._metrics.errors.labels("chunking", type(error).__name__).inc()
-                _log.error("the chunking of one stratum could not be tested, and this run skips it: %s", error)
+        strata = self._strata()
+        for first in range(0, len(strata), _STRATA_AT_ONCE):
+            for stratum, minutes in self._minutes(strata[first : first + _STRATA_AT_ONCE]):
+                if self.stopping:
+                    return found
+                try:
+                    found += self._test(stratum, minutes)
+                except StoreError:
+                    raise
+                except Exception as error:
+                    # One stratum that cannot be tested must not keep the others from being tested.
+                    self._metrics.errors.labels("chunking", type(error).__name__).inc()
+                    _log.error("the chunking of one stratum could not be tested, and this run skips it: %s", error)
         return found
 
-    def _test(self, stratum: Sequence[str]) -> int:
+    def _test(self, stratum: Sequence[str], minutes: Minutes) -> int:
         """Test one stratum and write its changes. Return their number."""
-        minutes = self._minutes(stratum)
-        if not len(minutes.minute_s):
-            return 0
         changes = find_changes(minutes)
         self._write(stratum, minutes.minute_s, changes)
         return len(changes)
@@ -87,15 +90,28 @@ class ChunkingWorker(PeriodicWorker[int]):
         rows = self._store.select(
             f"SELECT {', '.join(_STRATUM)} FROM stream_minutes FINAL WHERE {_KNOWN}"
             f" GROUP BY {', '.join(_STRATUM)} ORDER BY sum(share_streams) DESC, {', '.join(_STRATUM)} LIMIT {_STRATA_MAX}"
+            " SETTINGS max_threads = 1"
         )
         return [tuple(map(str, row)) for row in rows]
 
-    def _minutes(self, stratum: Sequence[str]) -> Minutes:
+    def _minutes(self, strata: Sequence[Sequence[str]]) -> Iterator[tuple[list[str], Minutes]]:
+        """Yield the minutes of each of these strata. One query reads several, because it reads the minutes of all strata in any case."""
+        names = ", ".join(_STRATUM)
         chosen = ", ".join(f"{sql} AS c_{name}" for name, sql in _COLUMNS.items())
+        listed = ", ".join(f"({', '.join(map(quoted, stratum))})" for stratum in strata)
         table = self._store.select_arrow(
-            f"SELECT {chosen} FROM stream_minutes FINAL WHERE {_KNOWN} AND {_is(stratum)} GROUP BY minute ORDER BY minute"
+            f"SELECT {', '.join(f'{name}::String AS s_{name}' for name in _STRATUM)}, {chosen} FROM stream_minutes FINAL"
+            f" WHERE {_KNOWN} AND ({names}) IN ({listed}) GROUP BY {names}, minute ORDER BY {names}, minute SETTINGS max_threads = 1"
         )
-        return Minutes(**{name: table[f"c_{name}"].combine_chunks().to_numpy(zero_copy_only=False) for name in _COLUMNS})
+        if not table.num_rows:
+            return
+        columns = {name: np.asarray(table[f"c_{name}"].combine_chunks().to_numpy(zero_copy_only=False)) for name in _COLUMNS}
+        keys = [table[f"s_{name}"].combine_chunks() for name in _STRATUM]
+        codes = np.stack([np.asarray(pc.dictionary_encode(key).indices.to_numpy(zero_copy_only=False)) for key in keys])
+        starts = [0, *(np.flatnonzero((np.diff(codes, axis=1) != 0).any(axis=0)) + 1).tolist(), table.num_rows]
+        for first, end in pairwise(starts):
+            stratum = [str(unquoted(key[first].as_py())) for key in keys]
+            yield stratum, Minutes(**{name: values[first:end] for name, values in columns.items()})
 
     def _write(self, stratum: Sequence[str], minutes_s: NDArray[np.int64], changes: Sequence[Change]) -> None:
         """Write the changes, each under the date of its stored row if there is one within a day. Withdraw the other stored findings."""

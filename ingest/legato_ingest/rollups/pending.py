@@ -20,8 +20,6 @@ from legato_ingest.storage.watermark import now_ms
 
 __all__ = ["Pending"]
 
-# An hour follows its minutes within a few runs. So long before the newest hour was computed, the minutes may still be without their hour.
-_BACK_MS = 600_000
 _RUNNING = """
 SELECT toUnixTimestamp(minute) AS at, toUnixTimestamp64Milli(min(due_at)) FROM stream_minutes FINAL
 WHERE minute IN (SELECT minute FROM stream_minutes WHERE toUnixTimestamp64Milli(due_at) > 0) AND toUnixTimestamp64Milli(due_at) > 0
@@ -47,11 +45,14 @@ class Pending:
     hours_at_s: float = float("-inf")
 
     @classmethod
-    def load(cls, store: Store, until_ms: int) -> Pending:
-        """Read what is pending. ``until_ms``: the progress that the store has."""
+    def load(cls, store: Store, until_ms: int, back_ms: int) -> Pending:
+        """Read what is pending. ``until_ms``: the progress that the store has. ``back_ms``: how long hours may wait for their computation.
+
+        So long before the newest hour was computed, minutes may still be without their hour.
+        """
         newest, computed = (int(store.select(_ROLLED.format(table=table))[0][0]) for table in ("stream_minutes", "stream_hours"))
         due = {int(minute): int(due_ms) for minute, due_ms in store.select(_RUNNING)}
-        hours = {int(hour) for (hour,) in store.select(_HOURS.format(since=max(0, computed - _BACK_MS)))}
+        hours = {int(hour) for (hour,) in store.select(_HOURS.format(since=max(0, computed - back_ms)))}
         return cls(until_ms, max(newest, computed, 0), due, hours)
 
     def next_rolled_ms(self) -> int:

@@ -32,6 +32,8 @@ __all__ = ["RollupResult", "RollupWorker", "followed_until_ms", "judgements_foll
 
 # Hours are computed this many intervals after those before.
 _HOURS_EVERY = 6
+# A run is rarely longer than this.
+_RUN_S_MAX = 60.0
 # The last minute that a DateTime can hold: rows with later times have no minute.
 _TIME_MAX = "toDateTime64('2106-02-07 00:00:00', 9, 'UTC')"
 
@@ -127,7 +129,8 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     def _follow(self, since_ms: int) -> None:
         """Read what is pending if the progress in the store (Unix ms) is not this worker's: another process did the last run."""
         if self._pending.until_ms != since_ms:
-            self._pending = Pending.load(self._store, since_ms)
+            back_s = _RUN_S_MAX + 2 * _HOURS_EVERY * self._settings.rollup_every_s
+            self._pending = Pending.load(self._store, since_ms, int(1000 * back_s))
 
     def _minutes(self, table: str, column: str, condition: str) -> NDArray[np.int64]:
         """Return the minutes (Unix s, ascending) of the rows of a table that satisfy a condition."""
