@@ -96,12 +96,12 @@ class PeriodicTask:
             pause_s = self._every_s
             if not self._my_turn():
                 continue
-            delay_s = self._delay_s()
-            if delay_s > 0:
-                pause_s = min(delay_s, self._every_s)
-                continue
             began_s = time.monotonic()
             try:
+                delay_s = self._delay_s()
+                if delay_s > 0:
+                    pause_s = min(delay_s, self._every_s)
+                    continue
                 self._step()
             except StoreError as error:
                 self._metrics.errors.labels(self._stage, type(error).__name__).inc()

@@ -141,7 +141,8 @@ def test_a_late_event_loop_is_charged_to_the_consumer(endpoints: Endpoints) -> N
     # On a busy machine the loop may be late a second time, for a shorter time.
     late = max((row for row in found if row["cause"] == "consumer"), key=lambda row: int(row["gap_us"]))
     assert late["confidence"] == "proven" and 900_000 < int(late["gap_us"]) < 1_200_000
-    assert int(late["held_ns"]) > 0.9 * 1000 * int(late["gap_us"])
+    # The lateness is measured by a tick, which a busy machine may itself delay.
+    assert int(late["held_ns"]) > 0.85 * 1000 * int(late["gap_us"])
 
 
 def test_an_application_that_sleeps_is_charged_from_its_own_record(endpoints: Endpoints) -> None:

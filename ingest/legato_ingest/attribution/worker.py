@@ -58,6 +58,8 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         self._settle_ms = int(settings.attribute_grace_s * 1000)
         self._received_ms, self._judging = received_ms, judging
         self._clocks = ClockOffsets()
+        # Rows of an earlier process have no stamp in this one: until a run has covered this time, runs follow each other at the interval.
+        self._began_ms, self._is_current = store.clock_ms(), False
         # The time of receipt up to which the last run saw all evidence; after a restart unknown, and then that of its streams counts.
         self._seen_ms = 0
         self._watermark = Watermark(after_ms, store.clock_ms)
@@ -84,6 +86,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
             self._metrics.verdicts.inc(result.verdicts)
             self._metrics.sweep_seconds.observe(time.monotonic() - started)
         self.until_ms = until
+        self._is_current = self._is_current or until >= self._began_ms
         return result
 
     def again(self, since_s: int) -> dict[str, float]:
@@ -99,13 +102,15 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         return {"streams": result.streams, "verdicts": result.verdicts, "seconds": time.monotonic() - started}
 
     def _delay_s(self) -> float:
-        """Return in how many seconds the next insert has settled. Before the first run of a process nothing is known of inserts."""
-        if self._stamp_after is None or not self._seen_ms:
+        """Return in how many seconds the next insert has settled."""
+        if self._stamp_after is None or not self._is_current:
             return 0.0
+        # Read before the stamps: an insert that ends in between has a later stamp.
+        received_ms = self._received_ms()
         settled_ms = self._store.clock_ms() - self._settle_ms
         stamp_ms = self._stamp_after(self.until_ms)
         if stamp_ms is None:
-            self.until_ms = max(self.until_ms, min(self._received_ms(), settled_ms))
+            self.until_ms = max(self.until_ms, min(received_ms, settled_ms))
             return _IDLE_SHARE * self._every_s
         return max(0.0, (stamp_ms - settled_ms) / 1000)
 

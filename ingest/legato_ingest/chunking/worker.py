@@ -33,8 +33,8 @@ _log = logging.getLogger("legato")
 _FIRST_S = 20.0
 # Only the busiest strata are tested: a service that puts an id into its route creates a stratum per id.
 _STRATA_MAX = 1_000
-# The strata that one query reads: of a month 400,000 minutes, some 200 MB.
-_STRATA_AT_ONCE = 10
+# The minutes of all strata that one query reads, some 200 MB; a stratum of more is read alone.
+_MINUTES_AT_ONCE = 400_000
 # With fewer streams of known token rate before or after a change, its kind is "rate unknown".
 _RATES_MIN = 30
 _STRATUM = ("tenant", "vantage", "service_name", "model", "provider", "route")
@@ -65,13 +65,12 @@ class ChunkingWorker(PeriodicWorker[int]):
 
     def _run(self) -> int:
         found = 0
-        strata = self._strata()
-        for first in range(0, len(strata), _STRATA_AT_ONCE):
-            for stratum, minutes in self._minutes(strata[first : first + _STRATA_AT_ONCE]):
+        for strata in self._strata():
+            for stratum, columns in self._minutes(strata):
                 if self.stopping:
                     return found
                 try:
-                    found += self._test(stratum, minutes)
+                    found += self._test(stratum, Minutes(**columns))
                 except StoreError:
                     raise
                 except Exception as error:
@@ -86,16 +85,25 @@ class ChunkingWorker(PeriodicWorker[int]):
         self._write(stratum, minutes.minute_s, changes)
         return len(changes)
 
-    def _strata(self) -> list[tuple[str, ...]]:
+    def _strata(self) -> Iterator[list[tuple[str, ...]]]:
+        """Yield the strata, the busiest first, in groups that one query reads."""
+        names = ", ".join(_STRATUM)
         rows = self._store.select(
-            f"SELECT {', '.join(_STRATUM)} FROM stream_minutes FINAL WHERE {_KNOWN}"
-            f" GROUP BY {', '.join(_STRATUM)} ORDER BY sum(share_streams) DESC, {', '.join(_STRATUM)} LIMIT {_STRATA_MAX}"
-            " SETTINGS max_threads = 1"
+            f"SELECT {names}, uniqExact(minute) FROM stream_minutes FINAL WHERE {_KNOWN}"
+            f" GROUP BY {names} ORDER BY sum(share_streams) DESC, {names} LIMIT {_STRATA_MAX} SETTINGS max_threads = 1"
         )
-        return [tuple(map(str, row)) for row in rows]
+        group, minutes = list[tuple[str, ...]](), 0
+        for *stratum, own in rows:
+            if group and minutes + int(own) > _MINUTES_AT_ONCE:
+                yield group
+                group, minutes = [], 0
+            group.append(tuple(map(str, stratum)))
+            minutes += int(own)
+        if group:
+            yield group
 
-    def _minutes(self, strata: Sequence[Sequence[str]]) -> Iterator[tuple[list[str], Minutes]]:
-        """Yield the minutes of each of these strata. One query reads several, because it reads the minutes of all strata in any case."""
+    def _minutes(self, strata: Sequence[Sequence[str]]) -> Iterator[tuple[list[str], dict[str, NDArray[Any]]]]:
+        """Yield the columns of ``Minutes`` of each of these strata. One query reads several: it passes the minutes of all in any case."""
         names = ", ".join(_STRATUM)
         chosen = ", ".join(f"{sql} AS c_{name}" for name, sql in _COLUMNS.items())
         listed = ", ".join(f"({', '.join(map(quoted, stratum))})" for stratum in strata)
@@ -111,7 +119,7 @@ class ChunkingWorker(PeriodicWorker[int]):
         starts = [0, *(np.flatnonzero((np.diff(codes, axis=1) != 0).any(axis=0)) + 1).tolist(), table.num_rows]
         for first, end in pairwise(starts):
             stratum = [str(unquoted(key[first].as_py())) for key in keys]
-            yield stratum, Minutes(**{name: values[first:end] for name, values in columns.items()})
+            yield stratum, {name: values[first:end] for name, values in columns.items()}
 
     def _write(self, stratum: Sequence[str], minutes_s: NDArray[np.int64], changes: Sequence[Change]) -> None:
         """Write the changes, each under the date of its stored row if there is one within a day. Withdraw the other stored findings."""

@@ -86,13 +86,14 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         started = time.monotonic()
         since = max(kept_since_s(self._settings), now_ms() // 1000 - since_s if since_s else 0, 0)
         with self.exclusive:
-            self._follow(self._progress()[0])
+            progress, _ = self._progress()
+            self._follow(progress)
             streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
             # Minutes that have rollups but no streams any more need rows of zeros.
             streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
-            result = self._compute(streams, steps)
-            self._compute_hours(0)
+            result = self._compute(streams, steps, 0.0)
+            self._pending.until_ms = progress
         if self.stopping:
             raise StoreUnavailable("the server is stopping before all minutes were computed; repeat the command after the restart")
         return {"minutes": result.minutes, "rows": result.rows, "seconds": time.monotonic() - started}
@@ -104,12 +105,13 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         until, judged_until = self._received_ms(), self._judged_ms()
         streams = np.union1d(self._dirty(since, until, judged_since, judged_until), self._pending.overdue())
         steps = self._minutes("engine_steps", "recorded_at", after_until_ms("received_at", since, until))
-        result = self._compute(streams, steps)
-        self._compute_hours(_HOURS_EVERY * self._settings.rollup_every_s)
+        result = self._compute(streams, steps, _HOURS_EVERY * self._settings.rollup_every_s)
+        progress = since
         if (result.minutes or not since) and not self.stopping:
             times_ms = {"until": until, "judged_until": judged_until}
             record_run(self._store, "rollup_runs", times_ms, {"minutes": result.minutes, "rows": result.rows}, started)
-            self._pending.until_ms = until
+            progress = until
+        self._pending.until_ms = progress
         self._metrics.rollup_seconds.observe(time.monotonic() - started)
         self.until_ms = until
         return result
@@ -131,6 +133,8 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         if self._pending.until_ms != since_ms:
             back_s = _RUN_S_MAX + 2 * _HOURS_EVERY * self._settings.rollup_every_s
             self._pending = Pending.load(self._store, since_ms, int(1000 * back_s))
+        # If the run fails, what it computed may rest on damaged parts, so the next one reads again what is pending.
+        self._pending.until_ms = -1
 
     def _minutes(self, table: str, column: str, condition: str) -> NDArray[np.int64]:
         """Return the minutes (Unix s, ascending) of the rows of a table that satisfy a condition."""
@@ -140,8 +144,11 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         )
         return np.array([row[0] for row in rows], np.int64)
 
-    def _compute(self, streams: NDArray[np.int64], steps: NDArray[np.int64]) -> RollupResult:
-        """Compute the rollups of streams and of engine steps for their minutes, pass by pass; return early when the worker is closed."""
+    def _compute(self, streams: NDArray[np.int64], steps: NDArray[np.int64], hours_every_s: float) -> RollupResult:
+        """Compute the rollups of streams and of engine steps for their minutes, pass by pass; return early when the worker is closed.
+
+        Hours are computed if the last ones were computed ``hours_every_s`` ago.
+        """
         result = RollupResult()
         self._pending.begin(streams)
         for minutes, rollups, column in ((streams, STREAM_ROLLUPS, "start_time"), (steps, ENGINE_ROLLUPS, "recorded_at")):
@@ -155,6 +162,8 @@ class RollupWorker(PeriodicWorker[RollupResult]):
                     if rollup.table == "stream_minutes":
                         self._pending.computed(part, rows)
                 result.minutes += len(part)
+            if rollups is STREAM_ROLLUPS:
+                self._compute_hours(hours_every_s)
         self._metrics.rolled_minutes.inc(result.minutes)
         return result
 
@@ -164,7 +173,8 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         for part in (hours[first : first + HOURS_MAX] for first in range(0, len(hours), HOURS_MAX)):
             if self.stopping:
                 return
-            for sql in self._hours_sql.values():
+            # `stream_hours` last: by it the next process knows how far this one came.
+            for sql in reversed(self._hours_sql.values()):
                 compute_hours(self._store, sql, part)
             self._pending.hours_computed(part)
 

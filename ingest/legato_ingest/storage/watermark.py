@@ -41,9 +41,14 @@ class Watermark:
             return self._reached_ms
 
     def stamp_after(self, after_ms: int) -> int | None:
-        """Return the first remembered stamp later than a time; ``None``: nothing was written since. Older stamps are forgotten."""
+        """Return the first stamp later than a time; ``None``: nothing was written since.
+
+        Where stamps of that time are forgotten, there may have been one right after it, and that time is returned.
+        """
         with self._lock:
             place = bisect_right(self._stamps_ms, after_ms)
+            if not place and len(self._stamps_ms) == _STAMPS_MAX:
+                return after_ms + 1
             return self._stamps_ms[place] if place < len(self._stamps_ms) else None
 
     @contextmanager

@@ -79,6 +79,7 @@ class Committer:
     ) -> None:
         self._metrics = metrics
         self._queue_bytes_max = queue_bytes_max
+        self._insert_bytes = min(_QUEUE_BYTES, queue_bytes_max // 2)
         metrics.queue_bytes_max.set(queue_bytes_max)
         self._chunks_max = chunks_max
         self._groups = GroupInsert(store, metrics, objectives, look_again_s)
@@ -172,7 +173,7 @@ class Committer:
         self._queued += len(group)
         # While the thread waits for the time of the next insert, further batches wake it only if they bring that time nearer.
         is_many = before < _MANY_REQUESTS <= len(self._queue)
-        if not before or is_many or self._log is None or self._queue_bytes > _QUEUE_BYTES:
+        if not before or is_many or self._log is None or self._queue_bytes > self._insert_bytes:
             self._changed.notify_all()
 
     def _logged(self, group: Sequence[_Waiting], segment: int) -> None:
@@ -227,7 +228,7 @@ class Committer:
         if self._failed is not None:
             apart_s = _RETRY_S
         elif self._log is not None:
-            is_wanted = self._wanted > self._finished or self._queue_bytes > _QUEUE_BYTES or self._is_rest
+            is_wanted = self._wanted > self._finished or self._queue_bytes > self._insert_bytes or self._is_rest
             apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._queue) >= _MANY_REQUESTS else _FEW_APART_S
         elif self._last_requests >= _BUSY_REQUESTS:
             apart_s = _APART_S

@@ -188,4 +188,4 @@ def minute_ranges(times: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def _literals(values: pa.Array) -> str:
-    return quoted_all(values.to_pylist()) if pa.types.is_string(values.type) else ",".join(map(str, values.to_pylist()))
+    return quoted_all(values.to_pylist()) if pa.types.is_string(values.type) else integers(values.to_numpy(zero_copy_only=False))

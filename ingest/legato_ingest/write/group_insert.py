@@ -156,11 +156,11 @@ class GroupInsert:
         for table in TIMED_TABLES:
             parts = [getattr(batch, table.rows) for batch in batches]
             rows = _joined(parts)
-            for first in range(0, rows.num_rows, _SLICE_ROWS):
-                bad = self._insert_slice(table, rows.slice(first, _SLICE_ROWS), received_ms)
-                if bad:
-                    _add_refused(receipts, map(table.keys, parts), {key for row, _ in bad for key in table.keys(row)})
-                    refused += [_refused(row, table.keys(row), error) for row, error in bad]
+            slices = (rows.slice(first, _SLICE_ROWS) for first in range(0, rows.num_rows, _SLICE_ROWS))
+            bad = [each for part in slices for each in self._insert_slice(table, part, received_ms)]
+            if bad:
+                _add_refused(receipts, map(table.keys, parts), {key for row, _ in bad for key in table.keys(row)})
+                refused += [_refused(row, table.keys(row), error) for row, error in bad]
         return refused
 
     def _insert_slice(self, table: TimedTable, rows: pa.Table, received_ms: int) -> list[tuple[pa.Table, StoreRefused]]:

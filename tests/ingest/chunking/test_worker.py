@@ -103,3 +103,20 @@ def test_too_little_data_has_no_changes(store: Store, days: int) -> None:
     if days:
         minutes(store, days)
     assert worker(store).step() == 0 and changes(store) == []
+
+
+def test_many_strata_are_tested_separately(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More strata than one query reads, half of them with a change: each of these has one row. One with an impossible value is skipped."""
+    monkeypatch.setattr("legato_ingest.chunking.worker._MINUTES_AT_ONCE", 4_000)
+    services = [f"s{number:02}" for number in range(7)]
+    for number, service in enumerate(services):
+        minutes(store, 11 + number % 3, service=service, after=0.4 if number % 2 else 0.1)
+    minutes(store, 1, service="s03a")
+    store.command(
+        "INSERT INTO stream_minutes SELECT * REPLACE (9000000000000000000 AS tokens, rolled_at + 1 AS rolled_at) FROM stream_minutes"
+        " WHERE service_name = 's03a' LIMIT 1"
+    )
+    judge = worker(store)
+    judge.step()
+    assert [row[0] for row in changes(store)] == services[1::2]
+    assert judge._metrics.errors.labels("chunking", "ValueError")._value.get() == 1

@@ -70,4 +70,5 @@ def test_the_first_stamp_after_a_time() -> None:
     for _ in range(1_000):
         with watermark.stamp():
             pass
-    assert watermark.stamp_after(0) not in (None, *stamps)
+    # The first ones are forgotten: there may have been one right after that time.
+    assert watermark.stamp_after(stamps[0]) == stamps[0] + 1

@@ -28,7 +28,7 @@ Window = tuple[int, int]
 Windows = Mapping[EngineKey, Window]
 
 # Limits of one query: the number of engines, and that number times the stretch of time, which bounds the memory (16,000 s of 100 steps/s
-# are 140 MB). After a first query that found few rows the others may be larger.
+# are 140 MB). After a query that found few rows the next one may be larger.
 _ENGINES_MAX = 2_048
 _ENGINE_NS_MAX = 16_000 * 1_000_000_000
 _FEW_ROWS = 1_000_000
@@ -71,22 +71,16 @@ def rows_by_engine(store: Store, sql: str, windows: Windows, time: str) -> dict[
     ``{inside}``, the condition on the column ``time``.
     """
     out: dict[EngineKey, Rows] = {}
-    for first in batches_of(windows):
-        rows = _read(store, sql, first, time, out)
-        low, high = span_of(first)
-        is_sparse = rows * ENGINE_NS_SPARSE <= _FEW_ROWS * len(first) * (high - low)
-        others = {key: window for key, window in windows.items() if key not in first}
-        for batch in batches_of(others, ENGINE_NS_SPARSE if is_sparse else _ENGINE_NS_MAX):
-            _read(store, sql, batch, time, out)
-        break
+    left, engine_ns_max = dict(windows), _ENGINE_NS_MAX
+    while left:
+        batch = next(batches_of(left, engine_ns_max))
+        low, high = span_of(batch)
+        table = store.select_arrow(sql.format(which=is_one_of(batch), inside=between_ns(time, low, high)))
+        is_sparse = table.num_rows * ENGINE_NS_SPARSE <= _FEW_ROWS * len(batch) * (high - low)
+        engine_ns_max = ENGINE_NS_SPARSE if is_sparse else _ENGINE_NS_MAX
+        out.update(_split(table, batch))
+        left = {key: window for key, window in left.items() if key not in batch}
     return out
-
-
-def _read(store: Store, sql: str, batch: Windows, time: str, out: dict[EngineKey, Rows]) -> int:
-    """Add the rows of the engines that share a query to ``out``. Return the number of rows that were read."""
-    table = store.select_arrow(sql.format(which=is_one_of(batch), inside=between_ns(time, *span_of(batch))))
-    out.update(_split(table, batch))
-    return int(table.num_rows)
 
 
 def columns_of(table: pa.Table) -> Rows:

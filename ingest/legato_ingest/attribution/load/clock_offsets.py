@@ -22,7 +22,7 @@ from legato_ingest.attribution.model.clock_offset import clock_offset
 from legato_ingest.attribution.model.scraped import AROUND_NS, EngineKey
 from legato_ingest.definitions import CONTENT_KINDS_SQL
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, unquoted
+from legato_ingest.storage.sql import between_ns, integers, unquoted
 
 __all__ = ["ClockOffsets", "RecordedEnds", "clock_offsets"]
 
@@ -115,8 +115,8 @@ def _last_us(store: Store, ended: pa.Table) -> Ints:
     if len(unknown):
         rows = ended.take(unknown)
         starts = rows["start_ns"].to_pylist()
-        spans = np.frombuffer(b"".join(rows["span_id"].to_pylist()), "<u8").tolist()
-        sql = _COUNTED.format(inside=between_ns("start_time", min(starts), max(starts)), spans=",".join(map(str, spans)))
+        spans = integers(np.frombuffer(b"".join(rows["span_id"].to_pylist()), "<u8"))
+        sql = _COUNTED.format(inside=between_ns("start_time", min(starts), max(starts)), spans=spans)
         found = store.select_arrow(sql).to_pydict()
         counted = dict(zip(_ids(found), found["last_us"], strict=True))
         last_us[unknown] = [counted.get(each, -1) for each in _ids(rows.select(_IDS).to_pydict())]
