@@ -41,7 +41,9 @@ class Workers:
 
     def __init__(self, settings: Settings, store: Store, committer: Committer, metrics: Metrics) -> None:
         instance = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        received_ms, my_turn, stamp_after = committer.watermark_ms, always, None if settings.server else committer.stamp_after
+        received_ms, my_turn = committer.watermark_ms, always
+        # Other instances of a server's store insert, too.
+        stamp_after = None if settings.server else committer.stamp_after
         self._lease: Lease | None = None
         self._heartbeat: WriterHeartbeat | None = None
         self._self_monitor = SelfMonitor(store, committer, metrics, instance if settings.server else "")

@@ -173,12 +173,14 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         for part in (hours[first : first + HOURS_MAX] for first in range(0, len(hours), HOURS_MAX)):
             if self.stopping:
                 return
-            # `stream_hours` last: by it the next process knows how far this one came.
-            for sql in reversed(self._hours_sql.values()):
+            for sql in self._hours_sql:
                 compute_hours(self._store, sql, part)
             self._pending.hours_computed(part)
 
     @cached_property
-    def _hours_sql(self) -> dict[str, str]:
-        """The statement for each 1-hour table, by the name of its 1-minute table. Columns do not change while a store is open."""
-        return {rollup.table: hours_sql(rollup, columns_of(self._store, rollup.table)) for rollup in STREAM_ROLLUPS}
+    def _hours_sql(self) -> tuple[str, ...]:
+        """The statement for each 1-hour table; by `stream_hours`, the last, the next process knows how far this one came.
+
+        Columns do not change while a store is open.
+        """
+        return tuple(hours_sql(rollup, columns_of(self._store, rollup.table)) for rollup in reversed(STREAM_ROLLUPS))
