@@ -19,6 +19,7 @@ from demo.plan import Plan
 from demo.processes import Children
 from demo.run import Endpoints, start
 from helpers.builders.completions import completions_server
+from helpers.servers.waiting import until
 from legato_ingest.cli.client import Reader
 
 APPLICATION = pathlib.Path(__file__).with_name("application.py")
@@ -134,15 +135,23 @@ def _verdicts(endpoints: Endpoints, service: str) -> list[dict[str, Any]]:
 
 def test_a_late_event_loop_is_charged_to_the_consumer(endpoints: Endpoints) -> None:
     """The event loop was blocked for 1 s, so data that the server sent in time was read late: no charge to the network or the server."""
+    late = _longest_hold(endpoints, [])
+    if int(late["held_ns"]) <= 0.9 * 1000 * int(late["gap_us"]):
+        # A busy machine delays the tick that measures the lateness, but hardly twice.
+        late = _longest_hold(endpoints, _verdicts(endpoints, "app-busy"))
+    assert late["confidence"] == "proven" and 900_000 < int(late["gap_us"]) < 1_200_000
+    assert int(late["held_ns"]) > 0.9 * 1000 * int(late["gap_us"])
+
+
+def _longest_hold(endpoints: Endpoints, before: list[dict[str, Any]]) -> dict[str, Any]:
+    """Run the application with the blocked loop. Return its longest gap that is charged to the consumer; ``before``: earlier verdicts."""
     with _application("busy", "kv-s11-000", endpoints) as process:
         assert process.wait(60) == 0
-    found = _verdicts(endpoints, "app-busy")
+    until(lambda: len(_verdicts(endpoints, "app-busy")) > len(before), _PATIENCE_S)
+    found = [row for row in _verdicts(endpoints, "app-busy") if row not in before]
     assert {row["cause"] for row in found} <= {"consumer", "generation"}
     # On a busy machine the loop may be late a second time, for a shorter time.
-    late = max((row for row in found if row["cause"] == "consumer"), key=lambda row: int(row["gap_us"]))
-    assert late["confidence"] == "proven" and 900_000 < int(late["gap_us"]) < 1_200_000
-    # The lateness is measured by a tick, which a busy machine may itself delay.
-    assert int(late["held_ns"]) > 0.85 * 1000 * int(late["gap_us"])
+    return max((row for row in found if row["cause"] == "consumer"), key=lambda row: int(row["gap_us"]))
 
 
 def test_an_application_that_sleeps_is_charged_from_its_own_record(endpoints: Endpoints) -> None:
