@@ -141,6 +141,13 @@ class Metrics:
         self.store_bytes = Gauge("legato_store_bytes", "Bytes of the store on disk, by table", ["table"], registry=kept)
         self.store_rows = Gauge("legato_store_rows", "Rows of the store on disk, older revs included, by table", ["table"], registry=kept)
         self.errors = Counter("legato_errors", "Failures, by stage and type", ["stage", "type"], registry=kept)
+        self.log_left_out = Counter(
+            "legato_log_left_out",
+            "Records of the log that were not written, by reason: repeated (more than ten of one message in ten seconds) or queue_full "
+            "(nothing reads standard error)",
+            ["reason"],
+            registry=kept,
+        )
         self.commit_seconds = Histogram(
             "legato_commit_seconds", "Duration of one commit: the inserts of a group of requests", buckets=_SECONDS, registry=kept
         )

@@ -32,6 +32,7 @@ from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.http_protocol import HttpProtocol
 from legato_ingest.jobs import admin_app
 from legato_ingest.jobs.supervisor import Workers
+from legato_ingest.logs import written_in_background
 from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import load as load_objectives
 from legato_ingest.query import app as read_endpoint
@@ -101,7 +102,9 @@ def serve(settings: Settings) -> None:
         if web is not None:
             stack.enter_context(web)
         admin = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
-        _serve_store(settings, _Listeners(otlp, read, web, admin, _grpc_address(settings)))
+        metrics = Metrics()
+        stack.enter_context(written_in_background(lambda reason: metrics.log_left_out.labels(reason).inc()))
+        _serve_store(settings, metrics, _Listeners(otlp, read, web, admin, _grpc_address(settings)))
         if admin is not None:
             admin_socket_path(settings.store_path).unlink(missing_ok=True)
 
@@ -130,7 +133,7 @@ def _check_endpoints(settings: Settings) -> None:
     endpoint.check(settings)
 
 
-def _serve_store(settings: Settings, listeners: _Listeners) -> None:
+def _serve_store(settings: Settings, metrics: Metrics, listeners: _Listeners) -> None:
     objectives = load_objectives(settings)
     store = open_store(settings, _read_limits(settings))
     migrations = migrate.load(settings.schema_dir)
@@ -139,7 +142,6 @@ def _serve_store(settings: Settings, listeners: _Listeners) -> None:
     earlier = objective_rows.applied(store)
     if objective_rows.apply(store, objectives) and earlier:
         _log.warning("the objectives changed: `legato objectives apply` counts the streams of earlier minutes by them")
-    metrics = Metrics()
     log = WriteAheadLog(folder_of(settings.store_path)) if settings.server is None else None
     committer = Committer(
         store,
@@ -239,7 +241,8 @@ async def _stopped(grpc: GrpcServer, stopping: threading.Event) -> None:
 
 
 def _config(app: FastAPI, listener: socket.socket, listeners: _Listeners, settings: Settings) -> uvicorn.Config:
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
+    # Without a configuration, uvicorn's log is written with ours, in the background.
+    config = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
     is_otlp = listener is listeners.otlp
     config.http = protocol_class(listeners.grpc[1] if listeners.grpc else 0) if is_otlp else HttpProtocol
     if listener.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
