@@ -28,8 +28,9 @@ from legato_ingest.storage.part_checksums import fault_of
 __all__ = ["KILL_ALL", "MERGED_PARTS_KEPT_S", "PartFault", "PartIntegrity", "check_room", "folders_of"]
 
 _log = logging.getLogger("legato")
-MERGED_PARTS_KEPT_S = 480
-"""How long the parts that a merge replaced stay on disk: the default of a server (the default of chDB is 0). Merges are not synced."""
+MERGED_PARTS_KEPT_S = 120
+"""How long the parts that a merge replaced stay on disk (the default of a server is 480, that of chDB 0). Merges are not synced, and Linux
+writes what is older than 30 s. Each kept part takes 30 to 50 KB of memory."""
 KILL_ALL = "KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC"
 """Cancels every running query."""
 _FOLDERS = "SELECT name, data_paths FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"

@@ -170,6 +170,6 @@ def test_a_part_that_the_engine_loads_again_is_accepted(table: tuple[EmbeddedSto
 def test_every_table_keeps_what_a_merge_replaced(store: Store) -> None:
     """Also those of older stores: the schema is brought up to it each time."""
     store.keep_merged_parts()
-    sql = "SELECT countIf(create_table_query LIKE '%old_parts_lifetime = 480%'), count() FROM system.tables"
+    sql = "SELECT countIf(create_table_query LIKE '%old_parts_lifetime = 120%'), count() FROM system.tables"
     ((kept, tables),) = store.select(f"{sql} WHERE database = currentDatabase() AND engine LIKE '%MergeTree'")
     assert kept == tables > 15

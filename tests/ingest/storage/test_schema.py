@@ -63,8 +63,8 @@ def _plain(sql: str) -> str:
         .replace("index_granularity = 8192, ", "")
         .replace(", index_granularity = 8192", "")
         # Set for an embedded store after the files were applied: `Store.keep_merged_parts`.
-        .replace(", old_parts_lifetime = 480", "")
-        .replace(" SETTINGS old_parts_lifetime = 480", "")
+        .replace(", old_parts_lifetime = 120", "")
+        .replace(" SETTINGS old_parts_lifetime = 120", "")
         .replace("CREATE OR REPLACE VIEW", "CREATE VIEW")
     )
     sql = re.sub(r"(VIEW streams) \(.*?\) AS SELECT \*", r"\1 AS SELECT *", sql)
