@@ -90,6 +90,9 @@ FROM (SELECT number % 4 AS node, intDiv(number, 4) AS minute FROM numbers_mt({DA
 ARRAY JOIN ['hw.gpu.clock.sm', 'hw.gpu.clock.memory', 'hw.gpu.throttle.time', 'hw.gpu.power', 'system.cpu.utilization',
     'vllm:prefix_cache_hits_total', 'vllm:prefix_cache_queries_total', 'legato_queue_bytes', 'legato_received_spans_total',
     'legato_rollup_lag_seconds'] AS metric"""
+_MERGEABLE = """
+SELECT table FROM system.parts WHERE active AND database = currentDatabase() AND table != 'stream_revs'
+GROUP BY table HAVING count() > uniqExact(partition)"""
 
 
 def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Random) -> None:
@@ -126,6 +129,9 @@ def fill_history(path: pathlib.Path, streams: int) -> None:
     for table, values in (("attribution_runs", "now64(3), now64(3), 0, 0, 0"), ("rollup_runs", "now64(3), now64(3), now64(3), 0, 0, 0")):
         store.command(f"TRUNCATE TABLE {table}")
         store.command(f"INSERT INTO {table} SELECT '', {values}")
+    # A store in use has merged its past; otherwise the first minutes after this would do it.
+    for (table,) in store.select(_MERGEABLE):
+        store.command(f"OPTIMIZE TABLE {table} FINAL")
     store.close()
 
 

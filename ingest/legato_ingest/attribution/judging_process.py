@@ -77,6 +77,12 @@ class JudgingProcess:
         except (EOFError, OSError) as error:
             failed = error
             process.kill()
+        except BaseException:
+            # The answers that were not read would be taken for those to the next messages.
+            process.kill()
+            writing.join()
+            self._end()
+            raise
         writing.join()
         if failed is not None:
             self._end()

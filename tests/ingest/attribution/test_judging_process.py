@@ -104,6 +104,25 @@ def test_a_process_that_is_killed_between_messages_loses_none(
     assert judging(many, THRESHOLDS, JUDGED_AT_NS) == judged_rows(many, THRESHOLDS, JUDGED_AT_NS)
 
 
+def test_an_error_while_answers_are_read_leaves_none_for_the_next_evidence(
+    judging: JudgingProcess, evidence: list[Evidence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a lack of memory in this process, while the other one has judged everything."""
+    monkeypatch.setattr("legato_ingest.attribution.judging_process._STREAMS_MAX", 1)
+    read, answers = judging_process._read, list[int]()
+
+    def failing(pipe: IO[bytes]) -> Any:
+        answers.append(1)
+        if len(answers) == 3:
+            raise MemoryError
+        return read(pipe)
+
+    monkeypatch.setattr(judging_process, "_read", failing)
+    with pytest.raises(MemoryError):
+        judging([evidence[0]] * 60, THRESHOLDS, JUDGED_AT_NS)
+    assert judging(evidence[-1:], THRESHOLDS, JUDGED_AT_NS) == judged_rows(evidence[-1:], THRESHOLDS, JUDGED_AT_NS)
+
+
 def test_evidence_that_cannot_be_sent_is_an_error(judging: JudgingProcess, evidence: list[Evidence]) -> None:
     """Nothing waits for its answer, and the next evidence is judged."""
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
