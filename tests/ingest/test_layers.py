@@ -22,6 +22,7 @@ LEAVES = frozenset(
             "emitters",
             "errors",
             "http_protocol",
+            "logs",
             "metrics",
             "objectives",
             "periodic",
