@@ -74,13 +74,15 @@ SELECT
     2400, 2400, 60000000, map(230, 2000, 240, 380, 270, 20), map(230, 2000), 2400, 24000, 20, 100, 3, 2400, 120, 9600, 24000, 24600,
     1000, 700, number % 7 = 0, number % 7 = 0, 2400, 1200000000, 700000
 FROM numbers_mt({DAYS * 1440 * 4})"""
+# Their times and figures vary, or a million of them would take so little room that the store merged them again with each new part.
 _STEPS = """
 INSERT INTO engine_steps (tenant, engine_id, engine_epoch, recorded_at, step, received_at, interval_us, running, waiting, prefill_tokens,
     decode_requests, decode_tokens, kv_used_ppm)
 SELECT
-    '', concat('engine-', toString(number % 4)), now64(9), now64(9) - toIntervalMillisecond(25 * intDiv(number, 4)), intDiv(number, 4),
-    now64(3), 25000, 10, 0, 0, 10, 10, 500000
-FROM numbers_mt(1152000)"""
+    '', concat('engine-', toString(number % 4)), now64(9), now64(9) - toIntervalNanosecond(25000000 * step + drawn % 1000000) AS at, step,
+    toDateTime64(at, 3) + toIntervalMillisecond(drawn % 1000), 24500 + drawn % 1000, 8 + drawn % 5 AS requests, 0, 0,
+    requests, requests, 500000 + drawn % 1000
+FROM (SELECT number, intDiv(number, 4) AS step, cityHash64(number) AS drawn FROM numbers_mt(1152000))"""
 _SAMPLES = f"""
 INSERT INTO node_samples (tenant, metric, engine_id, host, series, recorded_at, received_at, kind, attributes, value)
 SELECT '', metric, concat('engine-', toString(node)), concat('host-', toString(node)), cityHash64(metric, node),

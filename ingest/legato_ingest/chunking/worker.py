@@ -90,7 +90,7 @@ class ChunkingWorker(PeriodicWorker[int]):
         names = ", ".join(_STRATUM)
         rows = self._store.select(
             f"SELECT {names}, uniqExact(minute) FROM stream_minutes FINAL WHERE {_KNOWN}"
-            f" GROUP BY {names} ORDER BY sum(share_streams) DESC, {names} LIMIT {_STRATA_MAX} SETTINGS max_threads = 1"
+            f" GROUP BY {names} ORDER BY sum(share_streams) DESC, {names} LIMIT {_STRATA_MAX}"
         )
         group, minutes = list[tuple[str, ...]](), 0
         for *stratum, own in rows:
@@ -109,7 +109,7 @@ class ChunkingWorker(PeriodicWorker[int]):
         listed = ", ".join(f"({', '.join(map(quoted, stratum))})" for stratum in strata)
         table = self._store.select_arrow(
             f"SELECT {', '.join(f'{name}::String AS s_{name}' for name in _STRATUM)}, {chosen} FROM stream_minutes FINAL"
-            f" WHERE {_KNOWN} AND ({names}) IN ({listed}) GROUP BY {names}, minute ORDER BY {names}, minute SETTINGS max_threads = 1"
+            f" WHERE {_KNOWN} AND ({names}) IN ({listed}) GROUP BY {names}, minute ORDER BY {names}, minute"
         )
         if not table.num_rows:
             return

@@ -28,7 +28,7 @@ _STRETCHES_MAX = 64
 _HOLE_S_MAX = 900
 HOURS_MAX = 96
 """The number of hours that are computed at once."""
-# So few minutes are computed by one thread: several cost more, and the others are for acknowledgements.
+# More minutes are computed by all cores: an administrator asked for them, or the server was away.
 _FEW_MINUTES = 8
 _ROLLED_AT = pa.timestamp("ms", "UTC")
 
@@ -57,7 +57,7 @@ def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[
 
     ``time`` is the time column of the source rows.
     """
-    threads = ", max_threads = 1" if len(minutes_s) <= _FEW_MINUTES else ""
+    threads = ", max_threads = 0" if len(minutes_s) > _FEW_MINUTES else ""
     fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)) + threads)
     keys = ("tenant", "minute", *rollup.keys)
     stored = store.select_arrow(

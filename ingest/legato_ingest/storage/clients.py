@@ -40,12 +40,14 @@ _INSERT_SETTINGS: Mapping[str, Any] = {
     "distributed_foreground_insert": 1,
 }
 # Set once for each writing client: `query_arrow` sets the first two for each query, which costs an embedded engine five more queries. The
-# last two allow lists of thousands of ids in Legato's own statements.
+# next two allow lists of thousands of ids in Legato's own statements. They run on one thread: several cost more processor time, and the
+# other cores are for acknowledgements and readers.
 _OWN_SETTINGS: Mapping[str, Any] = {
     "output_format_arrow_string_as_string": 0,
     "output_format_arrow_compression_method": "none",
     "max_query_size": 1_000_000_000,
     "max_ast_elements": 10_000_000,
+    "max_threads": 1,
 }
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16

@@ -24,7 +24,6 @@ STALLS_MAX = 128
 _STREAMS_MAX = 250
 # The clock that stamps verdicts may have been set back by this much since it stamped the streams.
 _CLOCK_MS = 60_000
-_LIMITS = "SETTINGS max_threads = 1"
 # The rows with which streams end. A row that stepped back for another of its response has no valid verdicts.
 _ENDED = f"{{received}} AND ended AND outcome != '{SUPERSEDED_OUTCOME}'"
 _SPAN = f"SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs WHERE {_ENDED}"
@@ -36,23 +35,20 @@ WHERE {_ENDED} AND {{inside}} AND {{after}}
     AND (tenant, start_time, trace_id, span_id) IN
         (SELECT tenant, start_time, trace_id, span_id FROM verdicts WHERE {{inside}} AND {{judged}} AND cause != '{HEALTHY}')
 ORDER BY received_ms, tenant, trace_id, span_id
-LIMIT {_STREAMS_MAX}
-SETTINGS max_threads = 1"""
+LIMIT {_STREAMS_MAX}"""
 _OF_STREAMS = f"{{inside}} AND (tenant, start_time, trace_id, span_id) IN ({{keys}}) AND cause != '{HEALTHY}'"
 _TOTALS = f"""
 SELECT tenant, trace_id, span_id, toUInt32(count()) AS count, sum(gap_us) AS length_us, max(gap_us) AS longest_us, sumMap(parts) AS parts_ns
 FROM verdicts FINAL
 WHERE {_OF_STREAMS}
-GROUP BY tenant, trace_id, span_id
-{_LIMITS}"""
+GROUP BY tenant, trace_id, span_id"""
 _STALLS = f"""
 SELECT tenant, trace_id, span_id, gap_start_us AS start_us, gap_us AS length_us, excess_us, error_us, cause, confidence, share,
     parts AS parts_ns, engine_id, missing, step_first, step_last, culprit_step AS root_step
 FROM verdicts FINAL
 WHERE {_OF_STREAMS}
 ORDER BY length_us DESC, start_us
-LIMIT {STALLS_MAX} BY tenant, trace_id, span_id
-{_LIMITS}"""
+LIMIT {STALLS_MAX} BY tenant, trace_id, span_id"""
 _KEY = ("tenant", "trace_id", "span_id")
 
 Row = dict[str, Any]

@@ -44,7 +44,6 @@ _STREAM_KEY = ("tenant", "trace_id", "span_id", "rev")
 _REJECTION_KEY = ("tenant", "reason", "trace_id", "span_id", "rev", "span_sha256")
 # Columns of bytes that are no text.
 _IDS = ("trace_id", "span_id")
-_SETTINGS = "SETTINGS max_threads = 1"
 
 
 def new_rows(rows: pa.Table, keys: Iterable[T], seen: set[T]) -> pa.Table:
@@ -79,8 +78,7 @@ def stored_streams(store: Store, tables: Sequence[pa.Table]) -> set[StreamKey]:
             SELECT {", ".join(_STREAM_KEY)} FROM stream_revs
             WHERE tenant IN ({tenants})
               AND {between_ns("start_time", low, high)}
-              AND reinterpretAsUInt64(span_id) IN ({integers(inside)})
-            {_SETTINGS}"""
+              AND reinterpretAsUInt64(span_id) IN ({integers(inside)})"""
         found.update(_decoded(stream_keys(store.select_arrow(sql)), 1))
     return found
 
@@ -116,8 +114,7 @@ def rejections_query(keys: Sequence[RejectionKey]) -> str:
         SELECT {", ".join(_REJECTION_KEY)} FROM rejected
         WHERE tenant = {quoted(tenant)} AND reason = {quoted(reason)}
           AND rev IN ({",".join(map(str, sorted({key[4] for key in keys})))})
-          AND ({", ".join(ids)}) IN (SELECT {", ".join(values)} FROM numbers({len(keys)}))
-        {_SETTINGS}"""
+          AND ({", ".join(ids)}) IN (SELECT {", ".join(values)} FROM numbers({len(keys)}))"""
 
 
 def _decoded(keys: Iterable[tuple[Any, ...]], texts: int) -> Iterable[Any]:
@@ -158,8 +155,7 @@ class TimedTable:
                 SELECT {", ".join(self.key)}, recorded_at FROM {self.table}
                 WHERE {" AND ".join(conditions)}
                   AND {between_ns("recorded_at", low, high)}
-                  AND toUnixTimestamp64Nano(recorded_at) IN ({integers(inside)})
-                {_SETTINGS}"""
+                  AND toUnixTimestamp64Nano(recorded_at) IN ({integers(inside)})"""
             found.update(self.keys(store.select_arrow(sql)))
         return found
 

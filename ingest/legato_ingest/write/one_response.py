@@ -68,8 +68,7 @@ FROM
     LIMIT 1 BY tenant, trace_id, span_id
 )
 LIMIT {2 * TRACES_MAX} BY tenant, vantage, in_trace, if(in_trace, '', response_id), if(in_trace, span_id, toFixedString('', 8))
-LIMIT {STORED_MAX}
-SETTINGS max_threads = 1"""
+LIMIT {STORED_MAX}"""
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ SELECT
 FROM stream_revs FINAL
 WHERE {{inside}} AND vantage IN ('server', 'client') AND ended AND content_chunks > 0 AND (tenant, response_id) IN
     (SELECT tenant, response_id FROM engine_requests WHERE {{engines}} AND {{recorded}} AND response_id != '')
-SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
+SETTINGS do_not_merge_across_partitions_select_final = 1"""
 _COUNTED = f"""
 SELECT
     tenant, trace_id, span_id,
@@ -50,7 +50,7 @@ SELECT
 FROM stream_revs FINAL
 PREWHERE {{inside}} AND reinterpretAsUInt64(span_id) IN ({{spans}})
 WHERE ended AND notEmpty(dt_us)
-SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
+SETTINGS do_not_merge_across_partitions_select_final = 1"""
 # The key of the server's clock among those of the clients.
 _SERVER = ""
 _CLOCK = ("vantage", "clock", "service_name", "client_address")

@@ -25,8 +25,7 @@ _SAMPLES = f"""
 SELECT tenant, engine_id, metric, series, host, toUnixTimestamp64Nano(recorded_at) AS at_ns, value, {OF_ALL_CPUS} AS is_total
 FROM node_samples FINAL
 WHERE {{inside}} AND {{which}} AND value IS NOT NULL
-ORDER BY tenant, engine_id, metric, series, host, at_ns
-SETTINGS max_threads = 1"""
+ORDER BY tenant, engine_id, metric, series, host, at_ns"""
 
 
 def cpu_samples(store: Store, windows: Windows, by_scrapes: bool = False) -> dict[EngineKey, CpuSamples]:

@@ -38,20 +38,18 @@ _COLUMNS = (
 _STEPS = f"""
 SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, {", ".join(_COLUMNS)}
 FROM engine_steps FINAL
-WHERE {{which}} AND {{inside}}
-SETTINGS max_threads = 1"""
+WHERE {{which}} AND {{inside}}"""
 _REQUESTS = """
 SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS at_ns
 FROM engine_requests FINAL
-WHERE {inside} AND {which}
-SETTINGS max_threads = 1"""
+WHERE {inside} AND {which}"""
 _FIRST_TOKENS = """
 SELECT
     tenant, engine_id, response_id, toUnixTimestamp64Nano(start_time) AS at_ns,
     toUnixTimestamp64Nano(start_time) + 1000 * toInt64(ttft_us) AS first_ns
 FROM stream_revs FINAL
 WHERE {inside} AND {which} AND vantage = 'server' AND ttft_us IS NOT NULL AND response_id != ''
-SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
+SETTINGS do_not_merge_across_partitions_select_final = 1"""
 
 
 @dataclass(frozen=True, slots=True)

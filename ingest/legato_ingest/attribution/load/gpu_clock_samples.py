@@ -32,8 +32,7 @@ SELECT
     toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
 WHERE {inside} AND tenant IN ({tenants}) AND metric IN ({metrics}) AND value IS NOT NULL AND engine_id IN ({ids}) AND {which}
-ORDER BY at_ns
-SETTINGS max_threads = 1"""
+ORDER BY at_ns"""
 _SHARES = """
 SELECT
     tenant, attributes['hw.id'] AS gpu, engine_id,

@@ -13,8 +13,7 @@ __all__ = ["has_samples"]
 _ANY = """
 SELECT 1 FROM node_samples
 WHERE metric IN ({metrics}) AND {inside}
-LIMIT 1
-SETTINGS max_threads = 1"""
+LIMIT 1"""
 
 
 def has_samples(store: Store, metrics: Sequence[str], windows: Windows) -> bool:

@@ -34,8 +34,7 @@ WHERE (tenant, trace_id) IN ({_NEW}) AND received_at > now64(3) - INTERVAL 1 HOU
     )
 GROUP BY tenant, start_ns, trace_id, span_id, vantage, engine_id, service_name, clock, gap_start_us
 ORDER BY start_ns, gap_start_us
-LIMIT {{most}}
-SETTINGS max_threads = 1"""
+LIMIT {{most}}"""
 # One run judges at most so many. Others are judged at their next report, or at their end.
 _MOST = 10_000
 

@@ -52,8 +52,7 @@ _COUNTERS = """
 SELECT tenant, engine_id, metric, series, attributes['engine'] AS rank, toUnixTimestamp64Nano(recorded_at) AS at_ns, value
 FROM node_samples FINAL
 WHERE {inside} AND {which} AND metric IN ({metrics}) AND value IS NOT NULL AND attributes['legato.engine.page'] != 'first'
-ORDER BY recorded_at
-SETTINGS max_threads = 1"""
+ORDER BY recorded_at"""
 _HOSTS = f"""
 SELECT tenant, engine_id, any(host) AS node
 FROM node_samples
@@ -68,8 +67,7 @@ WHERE {{inside}} AND (tenant, host) IN ({{hosts}}) AND metric = '{CPU_TIME}' AND
     AND attributes['cpu.mode'] != '' AND {OF_ALL_CPUS}
 GROUP BY tenant, host, recorded_at
 HAVING countIf(attributes['cpu.mode'] = 'steal') > 0
-ORDER BY recorded_at
-SETTINGS max_threads = 1"""
+ORDER BY recorded_at"""
 # Only histograms with one observation per request and step: an engine that divides the time by the number of tokens makes a long time
 # short.
 _LONGEST = f"""
@@ -78,8 +76,7 @@ SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns,
 FROM node_samples FINAL
 WHERE {{inside}} AND {{which}} AND metric = '{_INTERVALS}' AND attributes['legato.engine.per'] = 'step'
     AND temporality = 'delta' AND length(bucket_counts) = length(bounds) + 1 AND count > 0
-ORDER BY recorded_at
-SETTINGS max_threads = 1"""
+ORDER BY recorded_at"""
 _BOOTS = f"""
 SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, attributes['legato.boot.id'] AS boot
 FROM node_samples

@@ -41,25 +41,21 @@ FROM stream_revs FINAL
 PREWHERE {{inside}}
 WHERE {{which}}
 ORDER BY start_time, span_id
-SETTINGS do_not_merge_across_partitions_select_final = 1, max_threads = 1"""
+SETTINGS do_not_merge_across_partitions_select_final = 1"""
 _SOCKETS = f"""
 SELECT tenant, trace_id, span_id, {", ".join(_SOCKET_ARRAYS)} FROM stream_sockets FINAL
-WHERE {{inside}}
-SETTINGS max_threads = 1"""
+WHERE {{inside}}"""
 _CLIENTS = f"""
 SELECT DISTINCT tenant, trace_id FROM stream_revs
-WHERE {{inside}} AND {KNOWS_CHUNKS} AND trace_id IN ({{traces}})
-SETTINGS max_threads = 1"""
+WHERE {{inside}} AND {KNOWS_CHUNKS} AND trace_id IN ({{traces}})"""
 _SECONDS = """
 SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, toInt64(count()) AS streams
 FROM stream_revs
 WHERE {inside} AND {which}
-GROUP BY second ORDER BY second
-SETTINGS max_threads = 1"""
+GROUP BY second ORDER BY second"""
 _STORED = f"""
 SELECT tenant, trace_id, span_id, gap_start_us FROM verdicts FINAL
-WHERE {{inside}} AND trace_id IN ({{traces}}) AND cause != '{HEALTHY}'
-SETTINGS max_threads = 1"""
+WHERE {{inside}} AND trace_id IN ({{traces}}) AND cause != '{HEALTHY}'"""
 _SECOND_NS = 1_000_000_000
 _SLICE_NS_MAX = 300 * _SECOND_NS
 

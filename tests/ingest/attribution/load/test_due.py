@@ -17,6 +17,7 @@ from legato_ingest.attribution.load.due import Due, due_by_receipt, joined
 from legato_ingest.storage import Store
 
 START_NS = 1_700_000_000 * SECOND_NS
+DAY_NS = 86_400 * SECOND_NS
 STREAMS = 12
 RECEIVED_NS = START_NS + 3_600 * SECOND_NS
 
@@ -87,3 +88,31 @@ def test_late_steps_are_found_by_a_list_and_by_a_condition(store: Store, monkeyp
     time.sleep(0.01)
     judge.step()
     assert {row[0] for row in verdicts(store)} == {"base"}
+
+
+def _put_stream(store: Store, start_ns: int, received_ns: int, trace_id: bytes | None = None) -> None:
+    body = request()
+    native_span(body, {"legato.stream.timeline": steady_timeline(3, 300_000)}, start_ns=start_ns, duration_ns=SECOND_NS, trace_id=trace_id)
+    put(store, body, received_ns)
+
+
+@pytest.mark.parametrize("stretches_max", [3, 16])
+def test_new_streams_of_many_days_are_due_once(store: Store, monkeypatch: pytest.MonkeyPatch, stretches_max: int) -> None:
+    """Whether each day is looked at alone or all as one; an earlier stream between them is not due."""
+    monkeypatch.setattr(module, "_STRETCHES_MAX", stretches_max)
+    days = [0, 2, 3, 9, 20]
+    for day in days:
+        _put_stream(store, START_NS - day * DAY_NS, RECEIVED_NS)
+    _put_stream(store, START_NS - 5 * DAY_NS, RECEIVED_NS - SECOND_NS)
+    due = due_by_receipt(store, RECEIVED_NS // 10**6 - 1, RECEIVED_NS // 10**6)
+    assert len(due) == (1 if stretches_max < len(days) else len(days))
+    assert rows_of(store, due) == [-day * DAY_NS // SECOND_NS for day in reversed(days)]
+
+
+def test_the_other_vantages_of_a_trace_are_due_as_far_as_clocks_differ(store: Store) -> None:
+    """Two hours apart they are those of one response; five hours before it, an earlier response of a long trace."""
+    hour_ns, trace_id = 3_600 * SECOND_NS, bytes(range(1, 17))
+    for hours in (-5, -2, 0, 2):
+        _put_stream(store, START_NS + hours * hour_ns, RECEIVED_NS if not hours else RECEIVED_NS - SECOND_NS, trace_id)
+    due = due_by_receipt(store, RECEIVED_NS // 10**6 - 1, RECEIVED_NS // 10**6)
+    assert rows_of(store, due) == [-7_200, 0, 7_200]
