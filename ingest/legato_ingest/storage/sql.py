@@ -17,6 +17,8 @@ __all__ = ["after_until_ms", "between_ns", "integers", "quoted", "quoted_all", "
 
 # Longer lists are sent as one string: ClickHouse's parser takes some KB for each literal.
 _LITERALS_MAX = 1_000
+# ClickHouse takes a larger number for a negative one.
+_NS_MAX = 2**63 - 1
 
 
 def quoted(value: str | bytes) -> str:
@@ -39,8 +41,8 @@ def integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> str:
 
 
 def time_ns(ns: int) -> str:
-    """Return an expression for a time in ns since the epoch; negative times become 1970."""
-    return f"fromUnixTimestamp64Nano({max(0, ns)}, 'UTC')"
+    """Return an expression for a time in ns since the epoch; negative times become 1970, and times that DateTime64(9) cannot hold 2262."""
+    return f"fromUnixTimestamp64Nano({min(max(0, ns), _NS_MAX)}, 'UTC')"
 
 
 def between_ns(column: str, low_ns: int, high_ns: int) -> str:

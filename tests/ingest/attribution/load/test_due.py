@@ -35,7 +35,7 @@ def filled(store: Store) -> Store:
 
 def rows_of(store: Store, due: list[Due]) -> list[int]:
     """Return the starts (s after the first) of the due rows; a row that several are about appears as often."""
-    sql = "SELECT toInt64(toUnixTimestamp(start_time)) FROM stream_revs WHERE {inside} AND {which}"
+    sql = "SELECT toInt64(toUnixTimestamp64Second(start_time)) FROM stream_revs WHERE {inside} AND {which}"
     found = [int(at) for each in due for (at,) in store.select(sql.format(inside=each.inside, which=each.which))]
     return sorted(at - START_NS // SECOND_NS for at in found)
 
@@ -116,3 +116,14 @@ def test_the_other_vantages_of_a_trace_are_due_as_far_as_clocks_differ(store: St
         _put_stream(store, START_NS + hours * hour_ns, RECEIVED_NS if not hours else RECEIVED_NS - SECOND_NS, trace_id)
     due = due_by_receipt(store, RECEIVED_NS // 10**6 - 1, RECEIVED_NS // 10**6)
     assert rows_of(store, due) == [-7_200, 0, 7_200]
+
+
+@pytest.mark.parametrize("stretches_max", [1, 16])
+def test_the_last_moment_hides_no_other_stream(store: Store, monkeypatch: pytest.MonkeyPatch, stretches_max: int) -> None:
+    """A stream at the end of DateTime64 is due, and so are those that are looked for together with it."""
+    monkeypatch.setattr(module, "_STRETCHES_MAX", stretches_max)
+    last_ns = 2**63 - 1 - SECOND_NS
+    for start_ns in (START_NS, last_ns):
+        _put_stream(store, start_ns, RECEIVED_NS)
+    due = due_by_receipt(store, RECEIVED_NS // 10**6 - 1, RECEIVED_NS // 10**6)
+    assert rows_of(store, due) == [0, (last_ns - START_NS) // SECOND_NS]
