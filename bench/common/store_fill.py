@@ -50,7 +50,7 @@ FROM
     FROM numbers_mt({first}, {count})
 ) AS n
 INNER JOIN (SELECT * EXCEPT ({named}), toUInt64(model) AS k FROM templates) AS t USING (k)
-SETTINGS max_insert_threads = 2, max_partitions_per_insert_block = 0, min_insert_block_size_bytes = 268435456"""
+SETTINGS max_threads = 0, max_insert_threads = 2, max_partitions_per_insert_block = 0, min_insert_block_size_bytes = 268435456"""
 _VERDICTS = f"""
 INSERT INTO verdicts (tenant, start_time, trace_id, span_id, gap_start_us, gap_us, excess_us, judged_at, cause, confidence, share, parts,
     engine_id, step_first, step_last, missing, culprit_step, culprit_at, culprit_us, culprit_responses)

@@ -28,8 +28,9 @@ _STRETCHES_MAX = 64
 _HOLE_S_MAX = 900
 HOURS_MAX = 96
 """The number of hours that are computed at once."""
-# More minutes are computed by all cores: an administrator asked for them, or the server was away.
-_FEW_MINUTES = 8
+# More are computed by all cores: an administrator asked for them, or the server was away.
+_FEW_MINUTES, _FEW_HOURS = 8, 2
+_ALL_CORES = "max_threads = 0"
 _ROLLED_AT = pa.timestamp("ms", "UTC")
 
 
@@ -57,13 +58,13 @@ def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[
 
     ``time`` is the time column of the source rows.
     """
-    threads = ", max_threads = 0" if len(minutes_s) > _FEW_MINUTES else ""
-    fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)) + threads)
+    is_many = len(minutes_s) > _FEW_MINUTES
+    fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)) + (f", {_ALL_CORES}" if is_many else ""))
     keys = ("tenant", "minute", *rollup.keys)
     stored = store.select_arrow(
         f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms, {rollup.alive} > 0 AS alive FROM {rollup.table} FINAL"
         f" WHERE minute >= {int(minutes_s[0])} AND minute <= {int(minutes_s[-1])}"
-        f" AND minute IN ({', '.join(map(str, minutes_s.tolist()))})"
+        f" AND minute IN ({', '.join(map(str, minutes_s.tolist()))})" + (f" SETTINGS {_ALL_CORES}" if is_many else "")
     )
     rows = pa.concat_tables([fresh, _zeros(fresh.schema, _vanished_keys(stored, fresh, keys))])
     # The version must exceed that of the stored rows even if the clock was set back since they were written.
@@ -85,7 +86,8 @@ def compute_hours(store: Store, sql: str, hours_s: NDArray[np.int64]) -> None:
     """
     within = f"minute >= {int(hours_s[0])} AND minute < {int(hours_s[-1]) + HOUR_S}"
     listed = ", ".join(map(str, hours_s.tolist()))
-    store.command(sql.replace(MINUTES, f"{within} AND toUnixTimestamp(toStartOfHour(minute)) IN ({listed})"))
+    threads = f"\nSETTINGS {_ALL_CORES}" if len(hours_s) > _FEW_HOURS else ""
+    store.command(sql.replace(MINUTES, f"{within} AND toUnixTimestamp(toStartOfHour(minute)) IN ({listed})") + threads)
 
 
 def _vanished_keys(stored: pa.Table, fresh: pa.Table, keys: Sequence[str]) -> pa.Table:

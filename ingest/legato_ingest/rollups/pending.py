@@ -25,17 +25,9 @@ SELECT toUnixTimestamp(minute) AS at, toUnixTimestamp64Milli(min(due_at)) FROM s
 WHERE minute IN (SELECT minute FROM stream_minutes WHERE toUnixTimestamp64Milli(due_at) > 0) AND toUnixTimestamp64Milli(due_at) > 0
 GROUP BY at"""
 _ROLLED = "SELECT toUnixTimestamp64Milli(max(rolled_at)) FROM {table}"
-# The hours with a minute that is newer than what was computed of the hour.
 _HOURS = """
-SELECT toUnixTimestamp(hour)
-FROM
-(
-    SELECT toStartOfHour(minute) AS hour, max(rolled_at) AS newest FROM stream_minutes
-    WHERE toUnixTimestamp64Milli(rolled_at) >= {since}
-    GROUP BY hour
-) AS minutes
-LEFT JOIN (SELECT minute AS hour, max(rolled_at) AS computed FROM stream_hours GROUP BY hour) AS hours USING (hour)
-WHERE newest > computed"""
+SELECT DISTINCT toUnixTimestamp(toStartOfHour(minute)) AS at FROM stream_minutes
+WHERE toUnixTimestamp64Milli(rolled_at) >= {since} ORDER BY at"""
 
 
 @dataclass(slots=True)

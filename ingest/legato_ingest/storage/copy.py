@@ -63,7 +63,9 @@ def checksum_of(store: Store, table: str, merged: bool, partition: str = "") -> 
     """Return the row checksum of a table (``table`` or ``database.table``) or of one of its partitions."""
     where = f"WHERE _partition_id = {literal(partition)}" if partition else ""
     final = "FINAL" if merged else ""
-    ((rows, checksum),) = store.select(f"SELECT count(), sum(cityHash64(toString(tuple(*)))) FROM {table} {final} {where}")
+    ((rows, checksum),) = store.select(
+        f"SELECT count(), sum(cityHash64(toString(tuple(*)))) FROM {table} {final} {where} SETTINGS max_threads = 0"
+    )
     return RowChecksum(int(rows), int(checksum or 0))
 
 

@@ -11,7 +11,6 @@ import pytest
 from helpers.builders.rollup_rows import Double, committing, one, rollup_worker, scattered, send
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import ALIVE, differences
-from legato_ingest.rollups.pending import Pending
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.storage import Store
 
@@ -28,20 +27,6 @@ def test_hours_follow_their_minutes_also_in_the_next_process(store: Store) -> No
         assert {each.split()[0] for each in differences(store)} == {"stream_hours"}
         assert rollup_worker(store, committer.watermark_ms).step().minutes == 0
         assert differences(store) == []
-
-
-def test_complete_hours_are_not_pending_in_the_next_process(store: Store) -> None:
-    """An hour has the version of its newest minute, so a process that starts soon after a computation of all hours repeats none."""
-    with committing(store) as committer:
-        send(committer, [one("a", 1), one("b", 2)])
-        rollup_worker(store, committer.watermark_ms).again(0)
-        assert Pending.load(store, 0, 10**9).hours_s == set()
-        slow = rollup_worker(store, committer.watermark_ms, rollup_every_s=1_000.0)
-        slow.step()
-        send(committer, [one("c", 3, start_ns=time.time_ns() - 7_200 * SECOND_NS)])
-        assert slow.step().minutes == 1
-        assert len(Pending.load(store, 0, 10**9).hours_s) == 1
-        assert len(Pending.load(store, 0, 0).hours_s) == 1
 
 
 def test_an_overdue_stream_is_found_by_another_process(store: Store) -> None:

@@ -155,8 +155,8 @@ class ClockOffsets:
 def due_by_receipt(store: Store, after_ms: int, until_ms: int) -> list[Due]:
     """Return the streams with a vantage that was received between these times.
 
-    Other vantages of a trace start near the new one, as near as clocks agree. Nothing else is read: among ten million streams, a look for
-    the traces took 0.3 s.
+    Other vantages of a trace start near the new one, as near as clocks agree. They are not looked for elsewhere: among ten million streams
+    that took 0.3 s.
     """
     new = after_until_ms("received_at", after_ms, until_ms)
     starts = ((int(low) - CLOCKS_APART_NS, int(high) + CLOCKS_APART_NS) for low, high in store.select(_STARTS.format(new=new)))
