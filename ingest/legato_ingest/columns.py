@@ -17,6 +17,7 @@ __all__ = [
     "ENGINE_REQUESTS",
     "ENGINE_STEPS",
     "NODE_SAMPLES",
+    "NS_MAX",
     "REJECTED",
     "REPLAYS",
     "STREAM_REVS",
@@ -28,6 +29,9 @@ __all__ = [
     "Source",
     "Table",
 ]
+
+NS_MAX = 2**63 - 1
+"""The last moment that DateTime64(9) can hold, in ns since the epoch: 2262-04-11."""
 
 
 class Source(Enum):

@@ -17,6 +17,7 @@ from legato_ingest.attribution.load.due import ClockOffsets, Due, due_by_evidenc
 from legato_ingest.attribution.load.open_stalls import open_stalls
 from legato_ingest.attribution.model.judge import Thresholds
 from legato_ingest.attribution.run import RunResult, attribute, attribute_open
+from legato_ingest.columns import NS_MAX
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, always, record_run
 from legato_ingest.settings import Settings
@@ -26,7 +27,6 @@ from legato_ingest.storage.watermark import Watermark, now_ms
 __all__ = ["AttributionWorker"]
 
 _log = logging.getLogger("legato")
-_NS_MAX = 2**63 - 1
 # While nothing was inserted, the worker looks again after this share of its interval.
 _IDLE_SHARE = 0.2
 
@@ -97,7 +97,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         started = time.monotonic()
         low = time.time_ns() - since_s * 1_000_000_000 if since_s else 0
         with self.exclusive:
-            result = self._attribute(Due(max(0, low), _NS_MAX))
+            result = self._attribute(Due(max(0, low), NS_MAX))
         self._metrics.verdicts.inc(result.verdicts)
         return {"streams": result.streams, "verdicts": result.verdicts, "seconds": time.monotonic() - started}
 

@@ -26,11 +26,9 @@ from legato_ingest.columns import (
     Table,
 )
 
-__all__ = ["DAY_NS", "NS_MAX", "Batch", "Builders", "Limits", "Rejection", "build_table", "record_column", "rejected_row", "rejected_table"]
+__all__ = ["DAY_NS", "Batch", "Builders", "Limits", "Rejection", "build_table", "record_column", "rejected_row", "rejected_table"]
 
 DAY_NS = 86_400_000_000_000
-# The last moment that DateTime64(9) can hold: 2262-04-11.
-NS_MAX = 2**63 - 1
 # A function for each source of a table's columns, which returns the values of one column.
 Builders = Mapping[Source, Callable[[Column], pa.Array]]
 # Bytes that one chunk takes in a row, by which samples are weighed against chunks.

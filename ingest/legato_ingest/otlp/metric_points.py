@@ -15,7 +15,8 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint, HistogramDataPoint, Metric
 
-from legato_ingest.otlp.batch import NS_MAX, Rejection
+from legato_ingest.columns import NS_MAX
+from legato_ingest.otlp.batch import Rejection
 from legato_ingest.otlp.exponential import folded
 from legato_ingest.otlp.metric_series import Labels, SeriesIndex, resource_labels, scope_labels
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from legato_ingest.columns import NODE_SAMPLES, Column, Source
-from legato_ingest.otlp.batch import DAY_NS, NS_MAX, Builders, Limits, Rejection, build_table
+from legato_ingest.columns import NODE_SAMPLES, NS_MAX, Column, Source
+from legato_ingest.otlp.batch import DAY_NS, Builders, Limits, Rejection, build_table
 from legato_ingest.otlp.metric_points import MetricPoints, PointColumns, metrics_in
 from legato_ingest.otlp.metric_series import SeriesIndex
 from legato_ingest.timeline.ragged import Segments

@@ -15,8 +15,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from legato_ingest.columns import NS_MAX
 from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map, outer_map
-from legato_ingest.otlp.batch import DAY_NS, NS_MAX, Limits, Rejection
+from legato_ingest.otlp.batch import DAY_NS, Limits, Rejection
 from legato_ingest.otlp.emitters import FAMILIES, around
 from legato_ingest.otlp.emitters.engine import COLUMNS as STEP_COLUMNS
 from legato_ingest.otlp.model import EngineFlush, Ignored, SilenceRecord, StreamRecord

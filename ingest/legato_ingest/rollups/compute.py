@@ -30,7 +30,6 @@ HOURS_MAX = 96
 """The number of hours that are computed at once."""
 # More are computed by all cores: an administrator asked for them, or the server was away.
 _FEW_MINUTES, _FEW_HOURS = 8, 2
-_ALL_CORES = "max_threads = 0"
 _ROLLED_AT = pa.timestamp("ms", "UTC")
 
 
@@ -58,13 +57,13 @@ def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[
 
     ``time`` is the time column of the source rows.
     """
-    is_many = len(minutes_s) > _FEW_MINUTES
-    fresh = store.select_arrow(rollup.sql.replace(MINUTES, _within(time, minutes_s)) + (f", {_ALL_CORES}" if is_many else ""))
+    threads = _threads(len(minutes_s), _FEW_MINUTES)
+    fresh = store.select_arrow(f"{rollup.sql.replace(MINUTES, _within(time, minutes_s))}, {threads}")
     keys = ("tenant", "minute", *rollup.keys)
     stored = store.select_arrow(
         f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms, {rollup.alive} > 0 AS alive FROM {rollup.table} FINAL"
         f" WHERE minute >= {int(minutes_s[0])} AND minute <= {int(minutes_s[-1])}"
-        f" AND minute IN ({', '.join(map(str, minutes_s.tolist()))})" + (f" SETTINGS {_ALL_CORES}" if is_many else "")
+        f" AND minute IN ({', '.join(map(str, minutes_s.tolist()))}) SETTINGS {threads}"
     )
     rows = pa.concat_tables([fresh, _zeros(fresh.schema, _vanished_keys(stored, fresh, keys))])
     # The version must exceed that of the stored rows even if the clock was set back since they were written.
@@ -86,8 +85,13 @@ def compute_hours(store: Store, sql: str, hours_s: NDArray[np.int64]) -> None:
     """
     within = f"minute >= {int(hours_s[0])} AND minute < {int(hours_s[-1]) + HOUR_S}"
     listed = ", ".join(map(str, hours_s.tolist()))
-    threads = f"\nSETTINGS {_ALL_CORES}" if len(hours_s) > _FEW_HOURS else ""
-    store.command(sql.replace(MINUTES, f"{within} AND toUnixTimestamp(toStartOfHour(minute)) IN ({listed})") + threads)
+    sql = sql.replace(MINUTES, f"{within} AND toUnixTimestamp(toStartOfHour(minute)) IN ({listed})")
+    store.command(f"{sql}\nSETTINGS {_threads(len(hours_s), _FEW_HOURS)}")
+
+
+def _threads(count: int, few: int) -> str:
+    """Return the setting for the threads of a statement: one for few minutes or hours, else one for each core, which is 0."""
+    return f"max_threads = {1 if count <= few else 0}"
 
 
 def _vanished_keys(stored: pa.Table, fresh: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from legato_ingest.columns import NS_MAX
+
 __all__ = ["after_until_ms", "between_ns", "integers", "quoted", "quoted_all", "time_ns", "unquoted"]
 
 # Longer lists are sent as one string: ClickHouse's parser takes some KB for each literal.
 _LITERALS_MAX = 1_000
-# ClickHouse takes a larger number for a negative one.
-_NS_MAX = 2**63 - 1
 
 
 def quoted(value: str | bytes) -> str:
@@ -41,8 +41,11 @@ def integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> str:
 
 
 def time_ns(ns: int) -> str:
-    """Return an expression for a time in ns since the epoch; negative times become 1970, and times that DateTime64(9) cannot hold 2262."""
-    return f"fromUnixTimestamp64Nano({min(max(0, ns), _NS_MAX)}, 'UTC')"
+    """Return an expression for a time in ns since the epoch, at least 0 and at most ``NS_MAX``.
+
+    ClickHouse reads a larger number as a negative one, which is a time before 1970.
+    """
+    return f"fromUnixTimestamp64Nano({min(max(0, ns), NS_MAX)}, 'UTC')"
 
 
 def between_ns(column: str, low_ns: int, high_ns: int) -> str:

@@ -32,6 +32,7 @@ __all__ = [
     "span_rows",
     "spread_spans",
     "stored_samples",
+    "wait_until_taken",
 ]
 
 PATIENCE_S = 20
@@ -88,6 +89,13 @@ def send(committer: Committer, *bodies: ExportTraceServiceRequest) -> list[Recei
     """Submit all requests, then wait for all receipts."""
     futures = [committer.submit(span_rows(body)) for body in bodies]
     return [future.result(PATIENCE_S) for future in futures]
+
+
+def wait_until_taken(committer: Committer) -> None:
+    """Wait until the committer has taken all requests from its queue."""
+    deadline = time.monotonic() + PATIENCE_S
+    while committer._queue and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def count(committer: Committer, name: str) -> float:

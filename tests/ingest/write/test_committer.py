@@ -25,6 +25,7 @@ from helpers.servers.committing import (
     span_rows,
     spread_spans,
     stored_samples,
+    wait_until_taken,
 )
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
@@ -218,7 +219,7 @@ def test_all_rows_of_a_commit_have_its_receive_time(store: Store) -> None:
         before = committer.watermark_ms()
         double.gate.clear()
         first = committer.submit(span_rows(spread_spans(1, seed=9)))
-        _wait_until_taken(committer)
+        wait_until_taken(committer)
         futures = [first, committer.submit(spans), committer.submit(points)]
         double.gate.set()
         for future in futures:
@@ -239,7 +240,7 @@ def test_inserts_of_many_requests_are_apart(store: Store) -> None:
     with committing(double) as committer:
         double.gate.clear()
         futures = [committer.submit(span_rows(spread_spans(1)))]
-        _wait_until_taken(committer)
+        wait_until_taken(committer)
         futures += [committer.submit(span_rows(spread_spans(1, seed))) for seed in range(2, 10)]
         double.gate.set()
         futures += [committer.submit(span_rows(spread_spans(1, seed))) for seed in range(10, 12)]
@@ -248,10 +249,3 @@ def test_inserts_of_many_requests_are_apart(store: Store) -> None:
         send(committer, spread_spans(1, 21))
     # The first insert is of one request, the second of those that waited meanwhile.
     assert len(double.inserts) >= 4 and max(later - earlier for earlier, later in pairwise(began)) > 0.1
-
-
-def _wait_until_taken(committer: Committer) -> None:
-    """Wait until the committer has taken all requests from its queue."""
-    deadline = time.monotonic() + PATIENCE_S
-    while committer._queue and time.monotonic() < deadline:
-        time.sleep(0.001)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -24,6 +23,7 @@ from helpers.servers.committing import (
     span_rows,
     spread_spans,
     stored_samples,
+    wait_until_taken,
 )
 from legato_ingest.errors import StoreRefused
 from legato_ingest.storage import Store
@@ -73,9 +73,7 @@ def test_duplicates_within_a_group_are_stored_once(store: Store) -> None:
     with committing(double) as committer:
         double.gate.clear()
         first = committer.submit(span_rows(spread_spans(1, seed=9)))
-        deadline = time.monotonic() + PATIENCE_S
-        while committer._queue and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until_taken(committer)
         waiting = [committer.submit(span_rows(body)) for _ in range(3)]
         double.gate.set()
         assert first.result(PATIENCE_S) == Receipt()

@@ -32,12 +32,12 @@ _FIRST_TOKEN_EARLY_NS, _FIRST_TOKEN_LATE_NS = 250 * _MS, 1_000 * _MS
 _FLUSH_NS_MAX = 30_000_000_000
 CLOCKS_APART_NS = 7_200_000_000_000
 """The clocks of the client, the server and the engine may differ by this much, and they still find each other."""
-# The first and the last start of new streams, by stretches of time.
+# The first and the last start of the new streams in each stretch of ``CLOCKS_APART_NS``.
 _STARTS = f"""
 SELECT toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs
 WHERE {{new}}
 GROUP BY intDiv(toUnixTimestamp64Nano(start_time), {CLOCKS_APART_NS})"""
-# More stretches are looked at as one.
+# If there are more stretches with new streams, one query covers all.
 _STRETCHES_MAX = 16
 _RECEIVED = """
 SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs
@@ -155,8 +155,8 @@ class ClockOffsets:
 def due_by_receipt(store: Store, after_ms: int, until_ms: int) -> list[Due]:
     """Return the streams with a vantage that was received between these times.
 
-    Other vantages of a trace start near the new one, as near as clocks agree. They are not looked for elsewhere: among ten million streams
-    that took 0.3 s.
+    The other streams of their traces are included if they started within ``CLOCKS_APART_NS`` of a new one. A search for the traces among
+    all streams took 0.3 s with ten million in the store.
     """
     new = after_until_ms("received_at", after_ms, until_ms)
     starts = ((int(low) - CLOCKS_APART_NS, int(high) + CLOCKS_APART_NS) for low, high in store.select(_STARTS.format(new=new)))
@@ -167,7 +167,7 @@ def due_by_receipt(store: Store, after_ms: int, until_ms: int) -> list[Due]:
 
 
 def _of_new_traces(store: Store, new: str, low: int, high: int) -> Due | None:
-    """Return the streams that started between these times, of the traces of which a stream is new."""
+    """Return the streams that started between these times and belong to the trace of a new stream that did, too."""
     around = between_ns("start_time", low, high)
     return _found(store, Due(low, high, f"(tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {around} AND {new})"))
 
