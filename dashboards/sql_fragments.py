@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legato_ingest.definitions import COUNTER_GROWTH
-
 __all__ = [
     "DIMENSIONS",
     "ENGINE",
@@ -21,7 +19,6 @@ __all__ = [
     "every",
     "filters",
     "gap_quantile",
-    "growth",
     "middle",
     "order_statistic",
     "quantile",
@@ -104,17 +101,6 @@ def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False,
     WHERE {within} AND {hours} AND {alive} > 0
     AND {only}
 )"""
-
-
-def growth(metrics: str, columns: str, only: str = "true") -> str:
-    """Return the samples of counters in the range with ``grown``, their growth since the series' sample before."""
-    return f"""
-        SELECT
-            {columns}, metric, recorded_at, value,
-            {COUNTER_GROWTH}
-        FROM node_samples FINAL
-        WHERE metric IN ({metrics}) AND $__timeFilter_ms(recorded_at) AND value IS NOT NULL
-            AND {only}"""
 
 
 def middle(bucket: str, per_doubling: int = _FINE) -> str:

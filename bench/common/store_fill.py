@@ -83,15 +83,24 @@ SELECT
     toDateTime64(at, 3) + toIntervalMillisecond(drawn % 1000), 24500 + drawn % 1000, 8 + drawn % 5 AS requests, 0, 0,
     requests, requests, 500000 + drawn % 1000
 FROM (SELECT number, intDiv(number, 4) AS step, cityHash64(number) AS drawn FROM numbers_mt(1152000))"""
-_SAMPLES = f"""
+# Of four nodes: what an agent reads each second, and of other metrics a sample each minute. Counters grow, gauges vary.
+_SAMPLES = """
 INSERT INTO node_samples (tenant, metric, engine_id, host, series, recorded_at, received_at, kind, attributes, value)
 SELECT '', metric, concat('engine-', toString(node)), concat('host-', toString(node)), cityHash64(metric, node),
-    toStartOfMinute(now()) - toIntervalMinute(minute), now64(3), 'gauge', map('hw.id', '0', 'reason', 'power', 'cpu.mode', 'idle'),
-    minute % 100
-FROM (SELECT number % 4 AS node, intDiv(number, 4) AS minute FROM numbers_mt({DAYS * 1440 * 4}))
-ARRAY JOIN ['hw.gpu.clock.sm', 'hw.gpu.clock.memory', 'hw.gpu.throttle.time', 'hw.gpu.power', 'system.cpu.utilization',
-    'vllm:prefix_cache_hits_total', 'vllm:prefix_cache_queries_total', 'legato_queue_bytes', 'legato_received_spans_total',
-    'legato_rollup_lag_seconds'] AS metric"""
+    toStartOfMinute(now()) - toIntervalDay({day}) - toIntervalSecond({every_s} * place) + toIntervalMicrosecond(drawn % 900000) AS at,
+    toDateTime64(at, 3), 'gauge', map('hw.id', '0', 'reason', 'power', 'cpu.mode', 'idle'),
+    if(endsWith(metric, '_total'), toUnixTimestamp(at) % 1000000, drawn % 1000)
+FROM
+(
+    SELECT number % 4 AS node, intDiv(number, 4) AS place, cityHash64(number) AS drawn FROM numbers_mt(4 * intDiv(86400, {every_s}))
+)
+ARRAY JOIN {metrics} AS metric
+SETTINGS max_threads = 0, max_partitions_per_insert_block = 0"""
+_SAMPLED_EVERY_S = {
+    1: ["hw.gpu.clock.sm", "hw.gpu.power", "system.cpu.utilization", "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"],
+    60: ["hw.gpu.clock.memory", "hw.gpu.throttle.time", "legato_queue_bytes", "legato_received_spans_total", "legato_rollup_lag_seconds"],
+}
+_ROLLED = "INSERT INTO rollup_runs (tenant, until, judged_until, sampled_until, ran_at) SELECT '', {at}, {at}, {at}, now64(3)"
 _MERGEABLE = """
 SELECT table FROM system.parts WHERE active AND database = currentDatabase() AND table != 'stream_revs'
 GROUP BY table HAVING count() > uniqExact(partition)"""
@@ -109,8 +118,11 @@ def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Rand
     begin_ns = int(marker.read_text())
     if not first:
         _templates(store, rng)
-        for sql in (_ENGINE_MINUTES, _STEPS, _SAMPLES):
+        for sql in (_ENGINE_MINUTES, _STEPS):
             store.command(sql)
+        for every_s, metrics in _SAMPLED_EVERY_S.items():
+            for day in range(DAYS):
+                store.command(_SAMPLES.format(day=day, every_s=every_s, metrics=metrics))
         store.command("INSERT INTO attribution_runs SELECT '', now64(3) + INTERVAL 1 DAY, now64(3), 0, 0, 0")
     _copy(store, first, last, total, begin_ns, step_ns)
     store.command(_VERDICTS)
@@ -120,7 +132,7 @@ def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Rand
     hour = "FROM stream_revs WHERE start_time > now() - INTERVAL 1 HOUR"
     store.command(SPAN_EVENTS.replace("peer_events", "otel_traces").replace("FROM stream_revs", hour))
     RollupWorker(store, settings(), Metrics()).again(0)
-    store.command("INSERT INTO rollup_runs SELECT '', now64(3) + INTERVAL 1 DAY, now64(3) + INTERVAL 1 DAY, now64(3), 0, 0, 0")
+    store.command(_ROLLED.format(at="now64(3) + INTERVAL 1 DAY"))
     store.close()
 
 
@@ -128,9 +140,10 @@ def fill_history(path: pathlib.Path, streams: int) -> None:
     """The same streams as the past of a store that is in use: the workers continue after them."""
     fill(path, 0, streams, streams, random.Random(7))
     store = EmbeddedStore(path)
-    for table, values in (("attribution_runs", "now64(3), now64(3), 0, 0, 0"), ("rollup_runs", "now64(3), now64(3), now64(3), 0, 0, 0")):
+    attributed = "INSERT INTO attribution_runs SELECT '', now64(3), now64(3), 0, 0, 0"
+    for table, sql in (("attribution_runs", attributed), ("rollup_runs", _ROLLED.format(at="now64(3)"))):
         store.command(f"TRUNCATE TABLE {table}")
-        store.command(f"INSERT INTO {table} SELECT '', {values}")
+        store.command(sql)
     # A store in use has merged its past; otherwise the first minutes after this would do it.
     for (table,) in store.select(_MERGEABLE):
         store.command(f"OPTIMIZE TABLE {table} FINAL")

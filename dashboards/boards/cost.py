@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dashboards.panels import Kit, bars, lines, number, rows
-from dashboards.sql_fragments import DIMENSIONS, chosen_number, growth, rolled
+from dashboards.sample_sql import growth
+from dashboards.sql_fragments import DIMENSIONS, chosen_number, rolled
 from dashboards.storage_sql import AT_REST as AT_REST_SQL
 from dashboards.storage_sql import BY_COLUMN, LEVERS, STORED_CHUNKS
 from legato_ingest.definitions import ERRORS
@@ -113,7 +114,7 @@ FROM
 }
 )
 GROUP BY process
-HAVING countIf(before IS NOT NULL) > 0
+HAVING countIf(before IS NOT NULL OR samples > 1) > 0
 ORDER BY process"""
 
 

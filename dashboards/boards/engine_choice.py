@@ -7,6 +7,7 @@ its streams of the last 15 minutes of the range name. Nothing is read for this w
 
 from __future__ import annotations
 
+from dashboards.sample_sql import seen
 from dashboards.sql_fragments import ENGINE, every, filters
 
 __all__ = ["ENGINES", "HOSTS", "KNOWN", "SAMPLED", "STALLED", "STEPPED", "VARIABLES"]
@@ -42,8 +43,7 @@ _SCRAPED = "'legato.engine.up', 'vllm:num_requests_running'"
 KNOWN = f"""(
     SELECT tenant, engine_id, minute FROM engine_minutes WHERE $__timeFilter(minute)
     UNION ALL
-    SELECT tenant, engine_id, toStartOfMinute(recorded_at) AS minute FROM node_samples
-    WHERE metric IN ({_SCRAPED}) AND $__timeFilter_ms(recorded_at)
+    SELECT * FROM {seen("tenant, engine_id", _SCRAPED)}
 )"""
 """The source of the tenants that can be chosen."""
 ENGINES = f"""(
@@ -52,9 +52,6 @@ ENGINES = f"""(
     AND {_SERVED}
 )"""
 """The source of the engines that can be chosen."""
-HOSTS = f"""(
-    SELECT host, toStartOfMinute(recorded_at) AS minute FROM node_samples
-    WHERE metric IN ('system.cpu.utilization', 'hw.gpu.clock.sm', 'hw.gpu.power', 'hw.power', {_SCRAPED}) AND $__timeFilter_ms(recorded_at)
-    AND {STEPPED}
-)"""
+_HOSTS_WITH = f"'system.cpu.utilization', 'hw.gpu.clock.sm', 'hw.gpu.power', 'hw.power', {_SCRAPED}"
+HOSTS = seen("host", _HOSTS_WITH, STEPPED)
 """The source of the hosts that can be chosen."""

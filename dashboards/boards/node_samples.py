@@ -6,15 +6,13 @@ from typing import Any
 
 from dashboards.boards.engine_choice import SAMPLED
 from dashboards.panels import lines
-from dashboards.sql_fragments import growth
+from dashboards.sample_sql import growth, observed, values
 
 __all__ = ["gpus", "hosts", "prefix_cache", "scraped"]
 
 
-def _samples(metrics: str) -> str:
-    return f"""FROM node_samples FINAL
-    WHERE metric IN ({metrics}) AND $__timeFilter_ms(recorded_at) AND value IS NOT NULL
-        AND {SAMPLED}"""
+def _values(metrics: str) -> str:
+    return values(metrics, SAMPLED)
 
 
 def _growth(metrics: str, columns: str) -> str:
@@ -28,7 +26,7 @@ _PREFIX_CACHE = (
 )
 PREFIX_CACHE = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, engine,
+    $__timeInterval(at) AS time, engine,
     sumIf(grown, metric LIKE '%hits%') / nullIf(sumIf(grown, metric LIKE '%queries%'), 0) AS "prefix-cache hits"
 FROM ({_growth(_PREFIX_CACHE, "engine_id AS engine")})
 GROUP BY time, engine
@@ -36,17 +34,19 @@ HAVING sumIf(grown, metric LIKE '%queries%') > 0
 ORDER BY time, engine"""
 # Metrics scraped from engines, also from those without step records; each under the agent's name and the one of a Collector.
 SCRAPED_KV = f"""
-SELECT $__timeInterval(recorded_at) AS time, engine_id AS engine, max(value) AS "KV max", avg(value) AS "KV mean"
-{_samples("'legato.engine.kv_cache.utilization', 'vllm:kv_cache_usage_perc'")}
+SELECT $__timeInterval(at) AS time, engine_id AS engine, max(value_max) AS "KV max",
+    sum(value_sum) / sum(samples) AS "KV mean"
+FROM {_values("'legato.engine.kv_cache.utilization', 'vllm:kv_cache_usage_perc'")}
 GROUP BY time, engine
 ORDER BY time, engine"""
 _RUNNING = "'legato.engine.requests.running', 'vllm:num_requests_running'"
 _WAITING = "'legato.engine.requests.waiting', 'vllm:num_requests_waiting'"
 SCRAPED_QUEUE = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, engine_id AS engine, avgIf(value, metric IN ({_RUNNING})) AS "running, mean",
-    maxIf(value, metric IN ({_WAITING})) AS "waiting, max"
-{_samples(f"{_RUNNING}, {_WAITING}")}
+    $__timeInterval(at) AS time, engine_id AS engine,
+    sumIf(value_sum, metric IN ({_RUNNING})) / sumIf(samples, metric IN ({_RUNNING})) AS "running, mean",
+    maxOrNullIf(value_max, metric IN ({_WAITING})) AS "waiting, max"
+FROM {_values(f"{_RUNNING}, {_WAITING}")}
 GROUP BY time, engine
 HAVING countIf(metric IN ({_RUNNING})) > 0
 ORDER BY time, engine"""
@@ -61,7 +61,7 @@ def _either(own: str, foreign: str) -> str:
 
 SCRAPED_TOKENS = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, engine, {_either(*_TOKENS)} / greatest(60, $__interval_s) AS "tokens per second",
+    $__timeInterval(at) AS time, engine, {_either(*_TOKENS)} / greatest(60, $__interval_s) AS "tokens per second",
     60 * {_either(*_PREEMPTED)} / greatest(60, $__interval_s) AS "preempted per minute"
 FROM ({_growth(", ".join(f"'{name}'" for name in (*_TOKENS, *_PREEMPTED)), "engine_id AS engine")})
 GROUP BY time, engine
@@ -69,55 +69,54 @@ ORDER BY time, engine"""
 _DRAFTED = ("legato.engine.speculation.draft_tokens", "vllm:spec_decode_num_draft_tokens_total")
 _ACCEPTED = ("legato.engine.speculation.accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total")
 _LENGTH = "legato.engine.speculation.accept_length"
-# An engine without speculation may report a length of 0.
+# An engine without speculation may report a length of 0, which counts in no mean.
+_SPECULATING = f"metric = '{_LENGTH}' AND positive > 0"
 SCRAPED_SPECULATION = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, engine, {_either(*_ACCEPTED)} / nullIf({_either(*_DRAFTED)}, 0) AS "drafts accepted",
-    avgOrNullIf(value, metric = '{_LENGTH}' AND value > 0) AS "tokens per request and step"
+    $__timeInterval(at) AS time, engine, {_either(*_ACCEPTED)} / nullIf({_either(*_DRAFTED)}, 0) AS "drafts accepted",
+    sumIf(value_sum, {_SPECULATING}) / nullIf(sumIf(positive, {_SPECULATING}), 0) AS "tokens per request and step"
 FROM ({_growth(", ".join(f"'{name}'" for name in (*_DRAFTED, *_ACCEPTED, _LENGTH)), "engine_id AS engine")})
 GROUP BY time, engine
-HAVING {_either(*_DRAFTED)} > 0 OR countIf(metric = '{_LENGTH}' AND value > 0) > 0
+HAVING {_either(*_DRAFTED)} > 0 OR countIf({_SPECULATING}) > 0
 ORDER BY time, engine"""
 _WAITS = {"queue": "legato.engine.queue.time", "prefill": "legato.engine.prefill.time", "first token": "legato.engine.ttft"}
 _MEANS = ",\n    ".join(
-    f"sumIf(sum, metric = '{metric}') / nullIf(sumIf(count, metric = '{metric}'), 0) AS \"{name}, mean\"" for name, metric in _WAITS.items()
+    f"sumIf(observed_sum, metric = '{metric}') / nullIf(sumIf(observations, metric = '{metric}'), 0) AS \"{name}, mean\""
+    for name, metric in _WAITS.items()
 )
 SCRAPED_WAITS = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, engine_id AS engine, {_MEANS}
-FROM node_samples FINAL
-WHERE metric IN ({", ".join(f"'{metric}'" for metric in _WAITS.values())}) AND $__timeFilter_ms(recorded_at) AND temporality = 'delta'
-    AND count > 0 AND sum IS NOT NULL
-    AND {SAMPLED}
+    $__timeInterval(at) AS time, engine_id AS engine, {_MEANS}
+FROM {observed(", ".join(f"'{metric}'" for metric in _WAITS.values()), SAMPLED)}
 GROUP BY time, engine
 ORDER BY time, engine"""
 GPU_CLOCKS = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id'], ' · ',
+    $__timeInterval(at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id'], ' · ',
     replaceOne(metric, 'hw.gpu.', '')) AS gpu,
-    1e6 * avg(value) AS hertz
-{_samples("'hw.gpu.clock.sm', 'hw.gpu.clock.memory'")}
+    1e6 * sum(value_sum) / sum(samples) AS hertz
+FROM {_values("'hw.gpu.clock.sm', 'hw.gpu.clock.memory'")}
 GROUP BY time, gpu
 ORDER BY time, gpu"""
 _THROTTLED = "concat(if(host = '', engine_id, host), ' · ', attributes['hw.id']) AS gpu, attributes['reason'] AS reason"
 THROTTLE = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, concat(gpu, ' · ', reason) AS why, sum(grown) / greatest(60, $__interval_s) AS "share of time"
+    $__timeInterval(at) AS time, concat(gpu, ' · ', reason) AS why, sum(grown) / greatest(60, $__interval_s) AS "share of time"
 FROM ({_growth("'hw.gpu.throttle.time'", _THROTTLED)})
 GROUP BY time, why
 ORDER BY time, why"""
 POWER = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id']) AS gpu, avg(value) AS watts
-{_samples("'hw.gpu.power', 'hw.power'")}
+    $__timeInterval(at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id']) AS gpu, sum(value_sum) / sum(samples)
+        AS watts
+FROM {_values("'hw.gpu.power', 'hw.power'")}
 GROUP BY time, gpu
 ORDER BY time, gpu"""
 HOST_CPU = f"""
-SELECT $__timeInterval(recorded_at) AS time, if(host = '', '(none)', host) AS node, 1 - avgIf(value,
-    attributes['cpu.mode'] = 'idle' OR attributes['state'] = 'idle') AS busy
-{_samples("'system.cpu.utilization'")}
+SELECT $__timeInterval(at) AS time, if(host = '', '(none)', host) AS node, 1 - sum(value_sum) / sum(samples) AS busy
+FROM {_values("'system.cpu.utilization'")}
+WHERE attributes['cpu.mode'] = 'idle' OR attributes['state'] = 'idle'
 GROUP BY time, node
-HAVING countIf(attributes['cpu.mode'] = 'idle' OR attributes['state'] = 'idle') > 0
 ORDER BY time, node"""
 _NO_SCRAPES = (
     "No scraped metrics of the chosen engines in this range. The agent scrapes an engine's metrics endpoint; docs/operating.md lists the "

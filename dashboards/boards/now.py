@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.panels import Kit, lines, number, rows
+from dashboards.sample_sql import values
 from dashboards.scales import word
 from dashboards.sql_fragments import filters
 
@@ -28,10 +29,10 @@ SELECT time, concat(service_name, ' · ', vantage) AS service, sum(running) AS "
 FROM
 (
     SELECT
-        $__timeInterval(recorded_at) AS time, tenant, series, attributes['service.name'] AS service_name,
-        attributes['legato.stream.vantage'] AS vantage, attributes['gen_ai.request.model'] AS model, avg(value) AS running
-    FROM node_samples FINAL
-    WHERE $__timeFilter_ms(recorded_at) AND metric = 'legato.stream.in_flight'
+        $__timeInterval(at) AS time, tenant, series, attributes['service.name'] AS service_name,
+        attributes['legato.stream.vantage'] AS vantage, attributes['gen_ai.request.model'] AS model,
+        sum(value_sum) / sum(samples) AS running
+    FROM {values("'legato.stream.in_flight'")}
     GROUP BY time, tenant, series, service_name, vantage, model
 )
 WHERE {_WHICH}

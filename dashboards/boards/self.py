@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.panels import Kit, bars, lines, number, rows
+from dashboards.sample_sql import growth, values
 from dashboards.scales import word
-from dashboards.sql_fragments import growth, rolled
+from dashboards.sql_fragments import rolled
 from legato_ingest.emitters import EMITTERS
 from legato_ingest.quoting import parameter
 
@@ -16,16 +17,15 @@ __all__ = ["board"]
 def _gauge(metric: str, label: str = "") -> str:
     named = f"attributes['{label}']" if label else f"'{metric}'"
     return f"""
-SELECT $__timeInterval(recorded_at) AS time, {named} AS what, max(value) AS value
-FROM node_samples FINAL
-WHERE metric = '{metric}' AND $__timeFilter_ms(recorded_at)
+SELECT $__timeInterval(at) AS time, {named} AS what, max(value_max) AS value
+FROM {values(f"'{metric}'")}
 GROUP BY time, what
 ORDER BY time, what"""
 
 
 def _rates(metrics: str, named: str) -> str:
     return f"""
-SELECT $__timeInterval(recorded_at) AS time, what, 60 * sum(grown) / greatest(60, $__interval_s) AS "per minute"
+SELECT $__timeInterval(at) AS time, what, 60 * sum(grown) / greatest(60, $__interval_s) AS "per minute"
 FROM
 ({growth(metrics, f"{named} AS what")}
 )
@@ -77,18 +77,16 @@ FROM
 )
 GROUP BY time
 ORDER BY time"""
-LAGS = """
-SELECT $__timeInterval(recorded_at) AS time, replaceRegexpOne(metric, '^legato_(.*)_lag_seconds$', '\\\\1') AS what, max(value) AS seconds
-FROM node_samples FINAL
-WHERE metric IN ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds') AND $__timeFilter_ms(recorded_at)
+LAGS = f"""
+SELECT $__timeInterval(at) AS time, replaceRegexpOne(metric, '^legato_(.*)_lag_seconds$', '\\\\1') AS what, max(value_max) AS seconds
+FROM {values("'legato_rollup_lag_seconds', 'legato_attribution_lag_seconds'")}
 GROUP BY time, what
 ORDER BY time, what"""
-COLLECTOR = """
+COLLECTOR = f"""
 SELECT
-    $__timeInterval(recorded_at) AS time, concat(if(host = '', '(none)', host), ' · ', attributes['exporter']) AS exporter,
-    maxIf(value, metric LIKE '%queue_size%') / nullIf(maxIf(value, metric LIKE '%capacity%'), 0) AS "queue in use"
-FROM node_samples FINAL
-WHERE metric IN ('otelcol_exporter_queue_size', 'otelcol_exporter_queue_capacity') AND $__timeFilter_ms(recorded_at)
+    $__timeInterval(at) AS time, concat(if(host = '', '(none)', host), ' · ', attributes['exporter']) AS exporter,
+    maxOrNullIf(value_max, metric LIKE '%queue_size%') / nullIf(maxIf(value_max, metric LIKE '%capacity%'), 0) AS "queue in use"
+FROM {values("'otelcol_exporter_queue_size', 'otelcol_exporter_queue_capacity'")}
 GROUP BY time, exporter
 HAVING countIf(metric LIKE '%capacity%') > 0
 ORDER BY time, exporter"""

@@ -10,7 +10,6 @@ __all__ = [
     "ALL_TENANTS",
     "CONTENT_KINDS",
     "CONTENT_KINDS_SQL",
-    "COUNTER_GROWTH",
     "DIMENSIONS",
     "ERRORS",
     "FIRST_OUTPUT_US",
@@ -30,6 +29,7 @@ __all__ = [
     "UNKNOWN_OUTCOME",
     "VANTAGES",
     "VERDICT_SCOPE",
+    "counter_growth",
     "server_of",
 ]
 
@@ -68,16 +68,6 @@ SLO_RESULTS = ("good", "gap", "error", "late")
 # 0 where there is content and the start of the request is unknown: it cannot be known to be late.
 FIRST_OUTPUT_US = "coalesce(ttfo_us, ttft_us, if(content_chunks > 0, 0, intDiv(duration_ns, 1000)))"
 
-# Two columns of a SELECT from `node_samples`: `before`, the value of the counter's sample before (NULL for its first), and `grown`, the
-# growth since then. A fall is a restart from 0. attribution.model.counters has the same in Python, which leaves out what a restarted
-# counter holds at its first sample, because it need not belong to the stall.
-COUNTER_GROWTH = """lagInFrame(toNullable(value)) OVER
-            (
-                PARTITION BY tenant, metric, engine_id, host, series
-                ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW
-            ) AS before,
-            if(before IS NULL, 0., assumeNotNull(if(value >= before, value - before, value))) AS grown"""
-
 # Columns of `streams` by which rollups, dashboards and quotas group streams.
 DIMENSIONS = ("vantage", "service_name", "model", "provider", "service_version", "route", "transport")
 
@@ -86,6 +76,21 @@ VERDICT_SCOPE = "legato.verdicts"
 
 # The tenant of a token that reads the rows of all tenants.
 ALL_TENANTS = "*"
+
+
+def counter_growth(at: str = "recorded_at", first: str = "value", last: str = "value", within: str = "0.") -> str:
+    """Return two columns of a SELECT from samples: ``before``, the counter's value before this row, and ``grown``, the growth since then.
+
+    ``before`` is NULL in the first row of a series. A fall is a restart from 0. ``attribution.model.counters`` has the same in Python, but
+    leaves out what a restarted counter holds at its first sample, because it need not belong to the stall. A row can stand for several
+    samples: ``first`` and ``last`` are then the columns of their values, and ``within`` that of the growth between them.
+    """
+    return f"""lagInFrame(toNullable({last})) OVER
+            (
+                PARTITION BY tenant, metric, engine_id, host, series
+                ORDER BY {at} ROWS BETWEEN 1 PRECEDING AND CURRENT ROW
+            ) AS before,
+            {within} + if(before IS NULL, 0., assumeNotNull(if({first} >= before, {first} - before, {first}))) AS grown"""
 
 
 def server_of(engine_id: str) -> str:

@@ -28,7 +28,7 @@ _PLACE = re.compile(
     rf"(?:toDateTime|fromUnixTimestamp64Milli)\((?P<moment>{_NUMBER})(?=\))"
     rf"|INTERVAL (?P<interval>{_NUMBER})(?= (?:milli)?second\b)"
     rf"|greatest\(60, (?P<divisor>{_NUMBER})(?=\))"
-    rf"|(?P<dividend>{_NUMBER})(?= % 3600\b)"
+    rf"|(?P<dividend>{_NUMBER})(?= % (?:300|3600)\b)"
     r")",
     re.DOTALL | re.ASCII,
 )

@@ -6,7 +6,7 @@ same period. This module runs no query.
 
 from __future__ import annotations
 
-from legato_ingest.definitions import COUNTER_GROWTH
+from legato_ingest.definitions import counter_growth
 from legato_ingest.reports.queries import within
 
 __all__ = ["PREFIX_CACHE", "SPECULATION", "SPECULATION_SCRAPED"]
@@ -23,7 +23,7 @@ def _by_minute(own: str, foreign: str, part: str, whole: str) -> str:
     (
         SELECT
             tenant, engine_id, metric, intDiv(toUnixTimestamp(recorded_at), 60) AS minute, value,
-            {COUNTER_GROWTH}
+            {counter_growth()}
         FROM node_samples FINAL
         WHERE metric IN ({names}) AND value IS NOT NULL
             AND ({{engine:String}} = '' OR engine_id = {{engine:String}}) AND {within("recorded_at")}

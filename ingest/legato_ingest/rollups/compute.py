@@ -18,7 +18,7 @@ from legato_ingest.rollups.queries import MINUTES, Rollup
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import time_ns
 
-__all__ = ["HOURS_MAX", "HOUR_S", "MINUTE_S", "columns_of", "compute_hours", "compute_minutes", "passes"]
+__all__ = ["HOURS_MAX", "HOUR_S", "MINUTE_S", "columns_of", "compute_hours", "compute_minutes", "passes", "within"]
 
 MINUTE_S, HOUR_S = 60, 3_600
 # Limits of one pass: minutes, and stretches of minutes, each of which is one range of the primary key. Minutes that are at most
@@ -34,7 +34,7 @@ _ROLLED_AT = pa.timestamp("ms", "UTC")
 
 
 def passes(minutes_s: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Split minutes (Unix s, ascending) into passes of at most 240 minutes and 64 ranges of the primary key."""
+    """Split minutes, or longer periods, (Unix s, ascending) into passes of at most 240 and 64 ranges of the primary key."""
     stretch = np.cumsum(np.diff(minutes_s, prepend=minutes_s[:1]) > _HOLE_S_MAX)
     first = 0
     while first < len(minutes_s):
@@ -43,13 +43,13 @@ def passes(minutes_s: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         first = last
 
 
-def _within(column: str, minutes_s: NDArray[np.int64]) -> str:
-    """Return the SQL condition that the time in ``column`` lies in one of these minutes."""
-    stretches = np.split(minutes_s, np.flatnonzero(np.diff(minutes_s) > _HOLE_S_MAX) + 1)
-    ranges = ((int(each[0]) * 10**9, (int(each[-1]) + MINUTE_S) * 10**9) for each in stretches)
+def within(column: str, starts_s: NDArray[np.int64], length_s: int = MINUTE_S) -> str:
+    """Return the SQL condition that the time in ``column`` lies in one of these minutes, or periods of ``length_s``."""
+    stretches = np.split(starts_s, np.flatnonzero(np.diff(starts_s) > _HOLE_S_MAX) + 1)
+    ranges = ((int(each[0]) * 10**9, (int(each[-1]) + length_s) * 10**9) for each in stretches)
     inside = " OR ".join(f"({column} >= {time_ns(low)} AND {column} < {time_ns(high)})" for low, high in ranges)
-    listed = ", ".join(map(str, (minutes_s // MINUTE_S).tolist()))
-    return f"({inside}) AND intDiv(toUnixTimestamp64Second({column}), {MINUTE_S}) IN ({listed})"
+    listed = ", ".join(map(str, (starts_s // length_s).tolist()))
+    return f"({inside}) AND intDiv(toUnixTimestamp64Second({column}), {length_s}) IN ({listed})"
 
 
 def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], now_ms: int) -> pa.Table:
@@ -58,7 +58,7 @@ def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[
     ``time`` is the time column of the source rows.
     """
     threads = _threads(len(minutes_s), _FEW_MINUTES)
-    fresh = store.select_arrow(f"{rollup.sql.replace(MINUTES, _within(time, minutes_s))}, {threads}")
+    fresh = store.select_arrow(f"{rollup.sql.replace(MINUTES, within(time, minutes_s))}, {threads}")
     keys = ("tenant", "minute", *rollup.keys)
     stored = store.select_arrow(
         f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms, {rollup.alive} > 0 AS alive FROM {rollup.table} FINAL"

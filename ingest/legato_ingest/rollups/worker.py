@@ -3,7 +3,7 @@
 A minute is dirty if one of its rows was received or judged since the last run, or if one of its running streams is overdue by now. The
 progress is a row of `rollup_runs`, written after the rollups: if a run is killed in between, the next computes the same minutes again, with
 the same result. A run covers rows only up to the writers' watermarks, so no row is missed between two runs. Hours follow their minutes
-within some runs, because an hour costs as much as its sixty minutes.
+within some runs, because an hour costs as much as its sixty minutes; so does the rollup of node samples.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from legato_ingest.periodic import PeriodicWorker, always, record_run
 from legato_ingest.rollups.compute import HOURS_MAX, columns_of, compute_hours, compute_minutes, passes
 from legato_ingest.rollups.pending import Pending
 from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
+from legato_ingest.rollups.samples import SampleRollup
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
 from legato_ingest.storage.retention import kept_since_s
@@ -30,7 +31,7 @@ from legato_ingest.storage.watermark import now_ms
 
 __all__ = ["RollupResult", "RollupWorker", "followed_until_ms", "judgements_followed_until_ms"]
 
-# Hours are computed this many intervals after those before.
+# Hours, and node samples, are computed this many intervals after those before.
 _HOURS_EVERY = 6
 # A run is rarely longer than this.
 _RUN_S_MAX = 60.0
@@ -76,6 +77,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
         self._pending = Pending(-1)
+        self._samples = SampleRollup(store)
 
     def again(self, since_s: int) -> dict[str, float]:
         """Recompute all minutes of the last ``since_s`` seconds (0: all). Return the counts of minutes and rows, and the seconds it took.
@@ -86,13 +88,16 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         started = time.monotonic()
         since = max(kept_since_s(self._settings), now_ms() // 1000 - since_s if since_s else 0, 0)
         with self.exclusive:
-            progress, _ = self._progress()
+            progress, _, _ = self._progress()
             self._follow(progress)
             streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
             # Minutes that have rollups but no streams any more need rows of zeros.
             streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
             result = self._compute(streams, steps, 0.0)
+            self._samples.again(since)
+            while not self.stopping and self._samples.next_part(self._pending.next_rolled_ms()):
+                pass
             self._pending.until_ms = progress
         if self.stopping:
             raise StoreUnavailable("the server is stopping before all minutes were computed; repeat the command after the restart")
@@ -100,15 +105,17 @@ class RollupWorker(PeriodicWorker[RollupResult]):
 
     def _run(self) -> RollupResult:
         started = time.monotonic()
-        since, judged_since = self._progress()
+        since, judged_since, sampled_since = self._progress()
         self._follow(since)
         until, judged_until = self._received_ms(), self._judged_ms()
         streams = np.union1d(self._dirty(since, until, judged_since, judged_until), self._pending.overdue())
         steps = self._minutes("engine_steps", "recorded_at", after_until_ms("received_at", since, until))
-        result = self._compute(streams, steps, _HOURS_EVERY * self._settings.rollup_every_s)
+        seldom_s = _HOURS_EVERY * self._settings.rollup_every_s
+        result = self._compute(streams, steps, seldom_s)
+        sampled_until = self._samples.step(sampled_since, until, self._pending.next_rolled_ms(), seldom_s)
         progress = since
-        if (result.minutes or not since) and not self.stopping:
-            times_ms = {"until": until, "judged_until": judged_until}
+        if (result.minutes or sampled_until > sampled_since or not since) and not self.stopping:
+            times_ms = {"until": until, "judged_until": judged_until, "sampled_until": sampled_until}
             record_run(self._store, "rollup_runs", times_ms, {"minutes": result.minutes, "rows": result.rows}, started)
             progress = until
         self._pending.until_ms = progress
@@ -116,12 +123,14 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self.until_ms = until
         return result
 
-    def _progress(self) -> tuple[int, int]:
-        """The receive time and the judgement time (Unix ms) up to which earlier runs have processed all rows; 0 before the first run."""
-        ((until, judged),) = self._store.select(
-            "SELECT toUnixTimestamp64Milli(max(until)), toUnixTimestamp64Milli(max(judged_until)) FROM rollup_runs"
-        )
-        return max(0, int(until)), max(0, int(judged))
+    def _progress(self) -> tuple[int, int, int]:
+        """The times (Unix ms) up to which earlier runs have processed all rows; 0 before the first run.
+
+        They are times of receipt, of judgement, and of the receipt of node samples.
+        """
+        newest = ", ".join(f"toUnixTimestamp64Milli(max({column}))" for column in ("until", "judged_until", "sampled_until"))
+        ((until, judged, sampled),) = self._store.select(f"SELECT {newest} FROM rollup_runs")
+        return max(0, int(until)), max(0, int(judged)), max(0, int(sampled))
 
     def _dirty(self, since: int, until: int, judged_since: int, judged_until: int) -> NDArray[np.int64]:
         received = self._minutes("stream_revs", "start_time", after_until_ms("received_at", since, until))

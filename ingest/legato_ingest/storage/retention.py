@@ -33,6 +33,7 @@ _ROLLUPS = {
     "stall_minutes": "minute",
     "but_for_minutes": "minute",
     "engine_minutes": "minute",
+    "node_samples_5min": "minute",
     "stream_hours": "minute",
     "stall_hours": "minute",
     "but_for_hours": "minute",

@@ -14,7 +14,7 @@ from helpers.builders.rollup_rows import BATCH, NOW_NS, THEN_NS, forget, judge, 
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import differences, stored
 from helpers.platform.examples import examples
-from legato_ingest.rollups.compute import MINUTE_S, _within, compute_minutes, passes
+from legato_ingest.rollups.compute import MINUTE_S, compute_minutes, passes, within
 from legato_ingest.rollups.queries import STREAM_ROLLUPS
 from legato_ingest.storage import Store
 from legato_ingest.storage.watermark import now_ms
@@ -54,7 +54,7 @@ def test_passes_have_every_minute_once_and_are_bounded(minutes_s: np.ndarray[Any
     """Passes are in order, have at most 240 minutes and 64 ranges of the primary key, and there are as few as possible."""
     parts = list(passes(minutes_s))
     assert [*np.concatenate([np.zeros(0, np.int64), *parts])] == [*minutes_s]
-    ranges = [_within("t", each).count("t >= ") for each in parts]
+    ranges = [within("t", each).count("t >= ") for each in parts]
     assert all(1 <= len(each) <= 240 for each in parts) and all(count <= 64 for count in ranges)
     assert all(len(each) == 240 or count == 64 for each, count in zip(parts[:-1], ranges, strict=False))
 
@@ -65,7 +65,7 @@ def test_the_condition_of_a_pass_holds_only_for_its_minutes(minutes_s: np.ndarra
     """It holds for the first and the last nanosecond of each minute, and for none of the minutes around and between."""
     for each in passes(minutes_s):
         inside = set(each.tolist())
-        condition = read_as_python(_within("t", each))
+        condition = read_as_python(within("t", each))
         # All edges, and a few inner minutes.
         edges = [at for at in inside if not {at - MINUTE_S, at + MINUTE_S} <= inside]
         for minute in {near for at in (*edges, *each[:3].tolist()) for near in (at - MINUTE_S, at, at + MINUTE_S)}:

@@ -64,7 +64,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, taken_over: dict[str, RowChe
 
 
 # Tables that later versions added.
-ADDED = ("stream_silences", "objectives", "emitter_spans", "trace_export_runs")
+ADDED = ("stream_silences", "objectives", "emitter_spans", "trace_export_runs", "node_samples_5min")
 
 
 def test_every_row_is_there(store: Store, taken_over: dict[str, RowChecksum]) -> None:

@@ -1,4 +1,4 @@
-"""Growth of sampled counters. `definitions.COUNTER_GROWTH` has it in SQL."""
+"""Growth of sampled counters. `definitions.counter_growth` has it in SQL."""
 
 from __future__ import annotations
 

@@ -1,0 +1,216 @@
+"""The 5-minute rollup of node samples: equal to a loop over the samples, whatever arrives when, and what panels read of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from dashboards.sample_sql import growth, observed, seen, values
+from helpers.builders.batches import received_points
+from helpers.builders.points import gauge, histogram, metrics_request, point_requests, total
+from helpers.builders.rollup_rows import MINUTE_NS, PATIENCE_S, committing, rollup_worker
+from helpers.builders.spans import SECOND_NS
+from helpers.dashboards.minutes import rows_in
+from legato_ingest.dashboards.macros import Range, with_macros
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.rollups import samples
+from legato_ingest.rollups.samples import PERIOD_S
+from legato_ingest.storage import Store
+from legato_ingest.write.committer import Committer
+
+PERIOD_NS = PERIOD_S * SECOND_NS
+# A period that ended long ago, and some time for the others after it.
+THEN_NS = (time.time_ns() - 2 * 3_600 * SECOND_NS) // PERIOD_NS * PERIOD_NS
+PERIODS = 5
+COUNTED = ("samples", "positive", "observations")
+KEY = ("tenant", "metric", "engine_id", "host", "series", "minute")
+DELTA = 1
+
+
+def drawn(rng: random.Random, count: int) -> ExportMetricsServiceRequest:
+    """Points of gauges, of counters that restart, and of histograms with either temporality, from an engine or from a host."""
+    body = metrics_request({"host.name": "node-1", "legato.engine.id": rng.choice(("e1", ""))})
+    for _ in range(count):
+        # Few times, so that some are equal; on both bounds of a period, too.
+        at = THEN_NS + rng.randrange(PERIODS * 12) * PERIOD_NS // 12 - rng.choice((0, 0, 1))
+        attributes = {"gpu": rng.choice("01")}
+        match rng.randrange(4):
+            case 0:
+                gauge(body, "level", rng.choice((-1.5, 0.0, 2.0, 1e12)), at, attributes=attributes)
+            case 1:
+                total(body, "count", float(rng.randrange(5)), at, attributes=attributes)
+            case _:
+                histogram(body, "time", [1.0], [rng.randrange(3), 1], at, sum=rng.choice((0.25, 3.0)), attributes=attributes)
+                metric = body.resource_metrics[0].scope_metrics[0].metrics[-1]
+                metric.histogram.aggregation_temporality = rng.choice((DELTA, 2))  # type: ignore[assignment]
+    return body
+
+
+def send(committer: Committer, *bodies: ExportMetricsServiceRequest, tenant: str = "") -> None:
+    """Store these requests, one after another."""
+    for body in bodies:
+        batch = received_points(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits())
+        assert committer.submit(batch).result(PATIENCE_S).rejected == 0
+
+
+def expected(store: Store) -> list[dict[str, Any]]:
+    """The rollup, from the samples in a loop."""
+    groups = defaultdict(list)
+    for row in rows_in(store, "SELECT * FROM node_samples FINAL ORDER BY recorded_at"):
+        groups[(*(row[name] for name in KEY[:-1]), row["recorded_at"] // PERIOD_NS * PERIOD_S)].append(row)
+    return [{**dict(zip(KEY, key, strict=True)), **_row(groups[key])} for key in sorted(groups)]
+
+
+def _row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    known = [row["value"] for row in rows if row["value"] is not None]
+    deltas = [row for row in rows if row["temporality"] == "delta" and row["count"] and row["sum"] is not None]
+    return {
+        "attributes": rows[0]["attributes"],
+        "samples": len(known),
+        "positive": sum(value > 0 for value in known),
+        "value_sum": sum(known),
+        "value_max": max(known, default=0),
+        "first_value": known[0] if known else 0,
+        "last_value": known[-1] if known else 0,
+        "grown": sum(now - before if now >= before else now for before, now in zip(known, known[1:], strict=False)),
+        "observations": sum(row["count"] for row in deltas),
+        "observed_sum": sum(row["sum"] for row in deltas),
+    }
+
+
+def rolled(store: Store) -> list[dict[str, Any]]:
+    """The rollup in the store, in the order of its keys."""
+    found = rows_in(store, "SELECT * EXCEPT (rolled_at) FROM node_samples_5min FINAL")
+    return sorted(found, key=lambda row: tuple(row[name] for name in KEY))
+
+
+def test_the_rollup_equals_a_loop_over_the_samples(store: Store) -> None:
+    """Also with late samples, repeated requests, another order, and runs in between."""
+    rng = random.Random(11)
+    with committing(store) as committer:
+        worker = rollup_worker(store, committer.watermark_ms)
+        for tenant in ("", "acme", ""):
+            body = drawn(rng, 300)
+            send(committer, body, tenant=tenant)
+            worker.step()
+            assert rolled(store) == expected(store)
+            send(committer, *rng.sample(point_requests(body), 20), tenant=tenant)
+            worker.step()
+            assert rolled(store) == expected(store)
+    assert {row["samples"] == 0 for row in rolled(store)} == {True, False}
+    assert {row["observations"] == 0 for row in rolled(store)} == {True, False}
+    # A restart inside a period: more growth than from its first value to its last.
+    assert any(row["grown"] > row["last_value"] - row["first_value"] for row in rolled(store) if row["metric"] == "count")
+
+
+def test_the_past_is_computed_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part a run. The progress is stored after the last, so another process that takes over in between computes everything."""
+    monkeypatch.setattr(samples, "_SAMPLES_MAX", 1)
+    with committing(store) as committer:
+        send(committer, drawn(random.Random(12), 100))
+        first = rollup_worker(store, committer.watermark_ms)
+        for count in (1, 2):
+            first.step()
+            assert len({row["minute"] for row in rolled(store)}) == count
+        assert store.select("SELECT toUnixTimestamp64Milli(max(sampled_until)) FROM rollup_runs") == [(0,)]
+        second = rollup_worker(store, committer.watermark_ms)
+        while len({row["minute"] for row in rolled(store)}) < PERIODS:
+            second.step()
+        second.step()
+    assert rolled(store) == expected(store)
+    ((until_ms,),) = store.select("SELECT toUnixTimestamp64Milli(max(sampled_until)) FROM rollup_runs")
+    assert until_ms > 0
+
+
+def test_it_is_computed_again_on_request(store: Store) -> None:
+    """All of it, or the last seconds; a clock that was set back does not keep the old rows."""
+    with committing(store) as committer:
+        send(committer, drawn(random.Random(13), 100))
+        worker = rollup_worker(store, committer.watermark_ms)
+        worker.step()
+    right = rolled(store)
+    ahead = "7 AS samples, now64(3) + INTERVAL 1 HOUR AS rolled_at"
+    store.command(f"INSERT INTO node_samples_5min SELECT * REPLACE ({ahead}) FROM node_samples_5min FINAL")
+    assert rolled(store) != right
+    other = rollup_worker(store)
+    other.again(60)
+    assert rolled(store) != right
+    other.again(0)
+    assert rolled(store) == right
+
+
+def test_times_without_a_minute_are_left_out(store: Store) -> None:
+    """A DateTime ends in 2106; samples can be later."""
+    with committing(store) as committer:
+        body = drawn(random.Random(14), 50)
+        send(committer, body)
+        committed = expected(store)
+        late = "toDateTime64('2262-04-11 00:00:00', 9, 'UTC') AS recorded_at"
+        store.command(f"INSERT INTO node_samples SELECT * REPLACE ({late}) FROM node_samples LIMIT 1")
+        rollup_worker(store, committer.watermark_ms).step()
+    assert rolled(store) == committed
+
+
+# What panels read.
+
+
+def _range(from_ns: int, to_ns: int, interval_s: int) -> Range:
+    return Range(from_ns // 10**6, to_ns // 10**6, interval_s * 1000)
+
+
+def _read(store: Store, sql: str, span: Range) -> list[dict[str, Any]]:
+    return rows_in(store, with_macros(sql, span))
+
+
+SUMS = f"""
+SELECT $__timeInterval(at) AS time, metric, sum(samples) AS n, sum(value_sum) AS total, max(value_max) AS highest
+FROM {values("'level', 'count'")} GROUP BY time, metric ORDER BY time, metric"""
+GROWTH = f"""
+SELECT $__timeInterval(at) AS time, engine, sum(grown) AS more
+FROM ({growth("'count'", "engine_id AS engine")}) GROUP BY time, engine ORDER BY time, engine"""
+OBSERVED = f"""
+SELECT $__timeInterval(at) AS time, sum(observations) AS n, sum(observed_sum) AS total
+FROM {observed("'time'")} GROUP BY time ORDER BY time"""
+SEEN = f"""SELECT DISTINCT engine_id, host FROM {seen("engine_id, host", "'level'")} ORDER BY engine_id"""
+SOURCE = f"""SELECT count() AS n FROM {values("'level', 'count'")}"""
+
+
+def test_panels_read_the_same_from_both(store: Store) -> None:
+    """For ranges with any bounds: as if there were no rollup. Most rows come from the rollup if a point covers its periods."""
+    rng = random.Random(15)
+    with committing(store) as committer:
+        send(committer, *(drawn(rng, 400) for _ in range(3)))
+        rollup_worker(store, committer.watermark_ms).step()
+    bounds = [THEN_NS + rng.randrange(-2 * MINUTE_NS, PERIODS * PERIOD_NS + 2 * MINUTE_NS) for _ in range(12)]
+    bounds += [THEN_NS, THEN_NS + PERIODS * PERIOD_NS, THEN_NS + PERIOD_NS - 1, THEN_NS + PERIOD_NS + 500_000_000]
+    spans = [_range(*sorted(rng.sample(bounds, 2)), rng.choice((300, 600, 60))) for _ in range(25)]
+    whole = _range(THEN_NS - PERIOD_NS, THEN_NS + PERIODS * PERIOD_NS, 300)
+    asked = [(sql, span) for sql in (SUMS, GROWTH, OBSERVED, SEEN) for span in (*spans, whole)]
+    found = [_read(store, sql, span) for sql, span in asked]
+    few, many = (_read(store, SOURCE, _range(whole.from_ms * 10**6, whole.to_ms * 10**6, each))[0]["n"] for each in (300, 60))
+    assert 0 < few < many / 3
+    store.command("TRUNCATE TABLE node_samples_5min")
+    assert found == [_read(store, sql, span) for sql, span in asked]
+    assert sum(map(len, found)) > 200
+
+
+def test_the_newest_period_is_read_from_the_samples(store: Store) -> None:
+    """The rollup of a period that is not over lacks its latest samples until the next run."""
+    now_ns = time.time_ns()
+    span = _range(now_ns - 3_600 * SECOND_NS, now_ns + 60 * SECOND_NS, 300)
+    body, later = metrics_request(), metrics_request()
+    for second in range(1_500):
+        gauge(body, "level", 1.0, now_ns - (1_510 - second) * SECOND_NS)
+    for second in range(5):
+        gauge(later, "level", 1.0, now_ns - second * SECOND_NS)
+    with committing(store) as committer:
+        send(committer, body)
+        rollup_worker(store, committer.watermark_ms).step()
+        send(committer, later)
+    assert sum(row["n"] for row in _read(store, SUMS, span)) == 1_505
+    assert _read(store, SOURCE, span)[0]["n"] < 1_000
