@@ -6,8 +6,8 @@ The store is filled with a tenth of the streams and measured, then filled with t
 thousand timelines per recording: windows of 120 to 280 chunks of a recorded stream with randomly scaled gaps, stored by ingest's own code,
 then copied with ids, times (evenly over thirty days), services (twelve, with two models each, at two vantages) and releases. 90 % come
 from the recording `calm`, 6 % from `net`, 4 % from `kv`; each stalled client stream has a verdict and a counterfactual. Rollups of engines
-are generated, node samples of four nodes (51.8 million with one a second), and engine steps for the last two hours. Panels are queried as by Grafana: their committed SQL through the
-read endpoint of `legato serve`, one after another.
+are generated, node samples of four nodes (51.8 million with one a second), and engine steps for the last two hours. Panels are queried as
+by Grafana: their committed SQL through the read endpoint of `legato serve`, one after another.
 
 The same run queries "p99 gap by model, last hour" from Legato's rollup, from its timelines, and from the Collector exporter's
 `otel_traces`, which holds the streams of that hour with one span event per chunk. Last line: JSON with `p95_ms` (the slowest panel, of

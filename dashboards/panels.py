@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import heatmap as heatmaps
 
 from dashboards.cause_style import cells_by_cause, series_by_cause
 from dashboards.scales import sentence, thresholds, words
-from dashboards.sql_fragments import filters
+from dashboards.sql_fragments import filters, with_chosen
 from dashboards.target import DATASOURCE, TABLE, TIME_SERIES, Query
 
 __all__ = ["Kit", "bars", "distribution", "heat", "lines", "note", "number", "options", "rows"]
@@ -26,7 +26,7 @@ _STREAM_LINK = "/d/legato-stream/stream?var-stream=${__value.raw}&${__url_time_r
 
 
 def _plain(sql: str) -> str:
-    return textwrap.dedent(sql).strip()
+    return with_chosen(textwrap.dedent(sql).strip())
 
 
 def _with_query(
@@ -186,7 +186,7 @@ def _choice(name: str, column: str, source: str, first: str) -> dashboard.QueryV
 
     ``source``: a table with the column ``minute``, or a subquery, which may use the variables before this one.
     """
-    sql = _NAMES.format(column=column, table=source)
+    sql = _plain(_NAMES.format(column=column, table=source))
     current = shapes.VariableOption(selected=True, text=[first or "All"], value=[first or "$__all"])
     return (
         dashboard.QueryVariable(name)

@@ -7,7 +7,7 @@ next one. For ``by`` = time, B is the chosen range and A the range of equal leng
 
 from __future__ import annotations
 
-from dashboards.sql_fragments import chosen, chosen_last, filters, rolled
+from dashboards.sql_fragments import chosen, chosen_last, every, filters, rolled
 
 __all__ = ["AUTOMATIC", "BY", "NAMES", "VALUES", "picks", "sides", "streams_of"]
 
@@ -58,8 +58,7 @@ FROM
 
 
 def _automatic(variable: str) -> str:
-    # Two pieces, because Grafana's plugin would expand $__all as a macro.
-    return f"hasAny({chosen(variable)}, ['', '{AUTOMATIC}', concat('$', '__all')])"
+    return f"({every(variable)} OR has({chosen(variable)}, '{AUTOMATIC}'))"
 
 
 def picks() -> str:

@@ -6,6 +6,7 @@ Grafana's `queryparam` format is the only one that escapes both quotes and backs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "quantile",
     "rolled",
     "weighted_quantile",
+    "with_chosen",
     "worst_minutes",
 ]
 
@@ -40,12 +42,19 @@ DIMENSIONS = {
 }
 ENGINE = {"tenant": "tenant", "engine": "engine_id"}
 _FINE, _COARSE = 16, 4
+# Grafana writes the values of a variable as `var-NAME=value&var-NAME=value`, percent-encoded. `shown` has the empty name, too, if `(none)`
+# is chosen. The dollar is in brackets, because Grafana's plugin would expand $__all as a macro.
+_DEFINITIONS = {
+    "chosen": "arrayMap(value -> decodeURLFormComponent(value), extractAll('{0}', '=([^&]*)'))",
+    "every": "match('{0}', '^$|=(&|$)|=[$]__all(&|$)')",
+    "shown": "arrayMap(value -> decodeURLFormComponent(value), extractAll(replaceOne('{0}', '=%28none%29', '=%28none%29&='), '=([^&]*)'))",
+}
+_NAME = re.compile(r"\b(?:chosen|every|shown)_\w+\b")
 
 
 def chosen(variable: str) -> str:
-    """Return the values of a variable as an array of strings. Grafana writes ``var-NAME=value&var-NAME=value``."""
-    each = "decodeURLFormComponent(substring(pair, position(pair, '=') + 1))"
-    return f"arrayMap(pair -> {each}, splitByChar('&', '${{{variable}:queryparam}}'))"
+    """Return the values of a variable, an array of strings. ``with_chosen`` defines the name."""
+    return f"chosen_{variable}"
 
 
 def chosen_text(variable: str) -> str:
@@ -64,13 +73,31 @@ def chosen_number(variable: str) -> str:
 
 
 def every(variable: str) -> str:
-    """Return the condition that a variable is at All or has no value."""
-    # Two pieces, because Grafana's plugin would expand $__all as a macro.
-    return f"hasAny({chosen(variable)}, ['', concat('$', '__all')])"
+    """Return the condition that a variable is at All or has no value. ``with_chosen`` defines the name."""
+    return f"every_{variable}"
 
 
 def _filter(variable: str, column: str) -> str:
-    return f"({every(variable)} OR has({chosen(variable)}, if({column} = '', '(none)', {column}::String)))"
+    return f"({every(variable)} OR has(shown_{variable}, {column}))"
+
+
+def with_chosen(sql: str) -> str:
+    """Return a statement, without space before it, with definitions of the names of ``chosen``, ``every`` and ``filters`` at its beginning.
+
+    A statement names a variable up to twenty times, and ClickHouse analyzes an expression wherever it is: with the expressions themselves
+    this took 10 of the 20 ms of a panel.
+    """
+    names = dict.fromkeys(match[0] for match in _NAME.finditer(sql))
+    if not names:
+        return sql
+    defined = ",\n    ".join(map(_definition, names))
+    body = f",{sql.removeprefix('WITH')}" if sql.startswith("WITH") else f"\n{sql}"
+    return f"WITH\n    {defined}{body}"
+
+
+def _definition(name: str) -> str:
+    kind, _, variable = name.partition("_")
+    return f"{_DEFINITIONS[kind].format(f'${{{variable}:queryparam}}')} AS {name}"
 
 
 def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[str] = ()) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.sql_fragments import chosen, chosen_number, chosen_text, filters
+from dashboards.sql_fragments import chosen, chosen_number, chosen_text, filters, with_chosen
 from helpers.platform.examples import examples
 from legato_ingest.dashboards.macros import MacroError, Range, expand
 from legato_ingest.storage import Store
@@ -36,7 +36,7 @@ def answer(shared_store: Store) -> Asked:
     """The result of a SELECT with this value of the variable ``v``."""
 
     def ask(expression: str, value: str | Sequence[str]) -> object:
-        ((cell,),) = shared_store.select(expand(f"SELECT {expression} AS found", SPAN, {"v": value}))
+        ((cell,),) = shared_store.select(expand(with_chosen(f"SELECT {expression} AS found"), SPAN, {"v": value}))
         return cell
 
     return ask
@@ -146,7 +146,7 @@ def test_an_encoded_value_has_no_sql_syntax(value: str) -> None:
 @examples(150)
 def test_the_engine_reads_exactly_the_values(shared_store: Store, values: list[str]) -> None:
     """For any input or service name: the panel's SQL contains exactly these values, in order."""
-    ((found,),) = shared_store.select(expand(f"SELECT arrayMap(each -> hex(each), {chosen('v')})", SPAN, {"v": values}))
+    ((found,),) = shared_store.select(expand(with_chosen(f"SELECT arrayMap(each -> hex(each), {chosen('v')})"), SPAN, {"v": values}))
     assert [bytes.fromhex(each).decode() for each in found] == values
 
 
@@ -171,6 +171,11 @@ def test_a_text_is_the_first_value_without_blanks(answer: Asked) -> None:
         ("$__all", ["", "(none)", "a", "b'"]),
         ("", ["", "(none)", "a", "b'"]),
         (["a", "$__all"], ["", "(none)", "a", "b'"]),
+        ([], ["", "(none)", "a", "b'"]),
+        (["a", ""], ["", "(none)", "a", "b'"]),
+        ("x$__all", []),
+        (["b'", "(none)"], ["", "(none)", "b'"]),
+        ("a=b&var-v=a", []),
         ("a", ["a"]),
         (["a", "b'"], ["a", "b'"]),
         ("(none)", ["", "(none)"]),
@@ -182,4 +187,4 @@ def test_a_text_is_the_first_value_without_blanks(answer: Asked) -> None:
 def test_a_filter_keeps_the_chosen_values(shared_store: Store, value: str | Sequence[str], names: list[str]) -> None:
     """One, several, all, the empty name; never another value."""
     rows = f"(SELECT arrayJoin(['', '(none)', 'a', 'b\\'']) AS name) WHERE {filters({'v': 'name'})} ORDER BY name"
-    assert [row[0] for row in shared_store.select(expand(f"SELECT name FROM {rows}", SPAN, {"v": value}))] == names
+    assert [row[0] for row in shared_store.select(expand(with_chosen(f"SELECT name FROM {rows}"), SPAN, {"v": value}))] == names

@@ -47,7 +47,7 @@ def drawn(rng: random.Random, count: int) -> ExportMetricsServiceRequest:
             case _:
                 histogram(body, "time", [1.0], [rng.randrange(3), 1], at, sum=rng.choice((0.25, 3.0)), attributes=attributes)
                 metric = body.resource_metrics[0].scope_metrics[0].metrics[-1]
-                metric.histogram.aggregation_temporality = rng.choice((DELTA, 2))  # type: ignore[assignment]
+                metric.histogram.aggregation_temporality = rng.choice((DELTA, 2))
     return body
 
 
@@ -188,7 +188,8 @@ def test_panels_read_the_same_from_both(store: Store) -> None:
         rollup_worker(store, committer.watermark_ms).step()
     bounds = [THEN_NS + rng.randrange(-2 * MINUTE_NS, PERIODS * PERIOD_NS + 2 * MINUTE_NS) for _ in range(12)]
     bounds += [THEN_NS, THEN_NS + PERIODS * PERIOD_NS, THEN_NS + PERIOD_NS - 1, THEN_NS + PERIOD_NS + 500_000_000]
-    spans = [_range(*sorted(rng.sample(bounds, 2)), rng.choice((300, 600, 60))) for _ in range(25)]
+    pairs = [sorted(rng.sample(bounds, 2)) for _ in range(25)]
+    spans = [_range(low, high, rng.choice((300, 600, 60))) for low, high in pairs]
     whole = _range(THEN_NS - PERIOD_NS, THEN_NS + PERIODS * PERIOD_NS, 300)
     asked = [(sql, span) for sql in (SUMS, GROWTH, OBSERVED, SEEN) for span in (*spans, whole)]
     found = [_read(store, sql, span) for sql, span in asked]
