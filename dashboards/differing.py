@@ -56,17 +56,20 @@ CHANGED = f"""
             )
             ARRAY JOIN pairs AS pair''')
 }"""
-# Up to sixty minutes of each side, drawn by a hash of the minute, and up to the minute in which 100,000 streams of the side are complete.
-_DRAWN = f"""
-            SELECT minute
-            FROM
-            (
-                SELECT
-                    minute, row_number() OVER drawn AS place, sum(n) OVER drawn - n AS earlier
-                FROM (SELECT side, minute, sum(streams) AS n {sides("stream", "streams", minutes=True)} GROUP BY side, minute)
-                WINDOW drawn AS (PARTITION BY side ORDER BY intDiv(toUnixTimestamp(minute), 60) * 2654435761 % 4294967296)
-            )
-            WHERE place <= 60 AND earlier < 100000"""
+# A scalar, because two parts of the statement need it. Up to sixty minutes of each side, drawn by a hash of the minute, and up to the minute
+# in which 100,000 streams of the side are complete.
+_DRAWN = f"""(
+        SELECT groupUniqArray(minute)
+        FROM
+        (
+            SELECT
+                minute, row_number() OVER drawn AS place, sum(n) OVER drawn - n AS earlier
+            FROM (SELECT side, minute, sum(streams) AS n {sides("stream", "streams", minutes=True)} GROUP BY side, minute)
+            WINDOW drawn AS (PARTITION BY side ORDER BY intDiv(toUnixTimestamp(minute), 60) * 2654435761 % 4294967296)
+        )
+        WHERE place <= 60 AND earlier < 100000
+    ) AS drawn_minutes"""
+_MINUTES = "SELECT arrayJoin(drawn_minutes)"
 _STEP = "toString(toUInt64(pow(2, ceil(log2(greatest(ifNull({0}, 1), 1))))))"
 _UP_TO = f"if({{0}} IS NULL, '(unknown)', concat('up to ', {_STEP}))"
 _OF_REQUESTS = {
@@ -80,20 +83,20 @@ _REQUESTS = ", ".join(f"('{name}', {text})" for name, text in _OF_REQUESTS.items
 _READ = """tenant, vantage, service_name, trace_id, input_tokens, output_tokens, engine_id, finish_reason,
         count() OVER (PARTITION BY tenant, vantage, service_name, toStartOfMinute(start_time)) AS load"""
 REQUESTS = f"""
-{_PICKS}
+{_PICKS},
+    {_DRAWN}
 {
     _changed(f'''
             SELECT side, pair.1 AS dimension, pair.2 AS named, count() AS n
             FROM
             (
                 SELECT side, [{_REQUESTS}] AS pairs
-                FROM (SELECT *, side {streams_of(_DRAWN, _READ)}) AS drawn
+                FROM (SELECT *, side {streams_of(_MINUTES, _READ)}) AS drawn
                 ANY LEFT JOIN
                 (
                     SELECT tenant, trace_id, any(engine_id::String) AS served
                     FROM stream_revs
-                    WHERE engine_id != '' AND toStartOfMinute(start_time) IN ({_DRAWN}
-                    )
+                    WHERE engine_id != '' AND toStartOfMinute(start_time) IN ({_MINUTES})
                     GROUP BY tenant, trace_id
                 ) AS known USING (tenant, trace_id)
             )

@@ -63,33 +63,33 @@ def _automatic(variable: str) -> str:
 
 def picks() -> str:
     """Return the beginning of a statement: WITH and the names that ``sides`` needs, ``a_values`` and ``b_values`` among them."""
-    wanted = "(a_automatic OR b_automatic) AND by_name != 'time'"
+    a_given, b_given, a_automatic, b_automatic = chosen("a"), chosen("b"), _automatic("a"), _automatic("b")
+    wanted = f"({a_automatic} OR {b_automatic}) AND by_name != 'time'"
     ranking = rolled("stream", "streams", only=f"{wanted} AND {filters()}")
-    # Scalar subqueries, because other expressions would be analyzed again wherever they are used.
+    first = f"arraySlice(arrayFilter(name -> {b_automatic} OR NOT has({b_given}, name), ranked), 1, 1)"
+    second = "arraySlice(arrayFilter(name -> NOT has(a, name), ranked), 1, 1)"
+    # One scalar subquery for both sides: ClickHouse analyzes it wherever a name of it is used.
     return f"""WITH
-    (SELECT {_BY_NAME}) AS by_name, (SELECT {chosen("a")}) AS a_given, (SELECT {chosen("b")}) AS b_given,
-    (SELECT {_automatic("a")}) AS a_automatic, (SELECT {_automatic("b")}) AS b_automatic,
+    (SELECT {_BY_NAME}) AS by_name,
     (
-        SELECT groupArray(value)
+        SELECT (a, multiIf(by_name = 'time', ['{_NOW}'], {b_automatic}, {second}, {b_given}))
         FROM
         (
-            SELECT {_VALUE} AS value, sum(streams) AS n
-            FROM (SELECT *, '' AS part {ranking})
-            GROUP BY value
-            ORDER BY n DESC, value
-            LIMIT 1001
+            SELECT ranked, multiIf(by_name = 'time', ['{_BEFORE}'], {a_automatic}, {first}, {a_given}) AS a
+            FROM
+            (
+                SELECT groupArray(value) AS ranked
+                FROM
+                (
+                    SELECT {_VALUE} AS value, sum(streams) AS n
+                    FROM (SELECT *, '' AS part {ranking})
+                    GROUP BY value
+                    ORDER BY n DESC, value
+                    LIMIT 1001
+                )
+            )
         )
-    ) AS ranked,
-    (
-        SELECT multiIf(
-            by_name = 'time', ['{_BEFORE}'],
-            a_automatic, arraySlice(arrayFilter(name -> b_automatic OR NOT has(b_given, name), ranked), 1, 1), a_given)
-    ) AS a_values,
-    (
-        SELECT multiIf(
-            by_name = 'time', ['{_NOW}'],
-            b_automatic, arraySlice(arrayFilter(name -> NOT has(a_values, name), ranked), 1, 1), b_given)
-    ) AS b_values"""
+    ) AS picked, picked.1 AS a_values, picked.2 AS b_values"""
 
 
 _SIDE = "arrayConcat(if(has(a_values, value), ['A'], []), if(has(b_values, value), ['B'], []))"
