@@ -7,10 +7,12 @@ once a second, and services of 10,000 end users. Attribution, rollups, self-moni
 users. The senders run on the same cores.
 
 `--streams-per-s` spreads the same load over more engines: each is idle between two rounds. `--history` fills the store with streams of the
-last thirty days before. Last line: one JSON object with `streams_per_s`, `chunks_per_s`, `steps_per_s`, `cpu_cores`
-(of serve and its children), `rss_mb` (of them, at the end), `ack_p99_ms`, `verdict_delay_p99_s` (from a stream's end until its verdict
-can be queried), `rollup_lag_p99_s`, `lost_streams`, and `stale_verdicts`: the share of stalls of more than 60 s ago without a verdict, or
-with one that lacks evidence which is in the store.
+last thirty days before. `--viewers` adds open dashboards, which refresh as often as their JSON says: `query_p50_ms`, `query_p99_ms`,
+`page_p50_ms`, `page_p99_ms` (until the last panel's reply), and `queries_refused` by the limit of waiting ones.
+
+Last line: one JSON object with `streams_per_s`, `chunks_per_s`, `steps_per_s`, `cpu_cores` (of serve and its children), `rss_mb` (of them,
+at the end), `ack_p99_ms`, `verdict_delay_p99_s` (from a stream's end until its verdict can be queried), `rollup_lag_p99_s`, `lost_streams`,
+and `stale_verdicts`: the share of stalls of more than 60 s ago without a verdict, or with one that lacks evidence which is in the store.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from bench.common.machine import describe, median, quantile  # noqa: E402
 from bench.common.store_fill import fill_history  # noqa: E402
 from bench.sustain_load.deployment import EngineReplay, Template, template  # noqa: E402
+from bench.sustain_load.reading import Answered, Reading  # noqa: E402
 from bench.sustain_load.sending import Sending  # noqa: E402
 from bench.sustain_load.watching import Observed, Watching, query  # noqa: E402
 from helpers.servers.serving import Served, serve_process  # noqa: E402
@@ -74,6 +77,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=120)
     options.add_argument("--streams-per-s", type=float, help="of all engines together; default: no engine is ever idle")
     options.add_argument("--history", type=int, default=0, metavar="STREAMS", help="streams that are in the store before")
+    options.add_argument("--viewers", type=int, default=0, metavar="N", help="open dashboards, one for each viewer")
     options.add_argument("recordings", nargs="*", default=["kv"], help="names in demo/recordings, or folders")
     given = options.parse_args()
     templates = [template(name) for name in given.recordings]
@@ -83,11 +87,13 @@ def main() -> None:
         is_light = sum(engine.streams_per_s for engine in engines) < _LIGHT_STREAMS_PER_S
         sending = Sending(served.otlp, engines, given.seconds)
         watching = Watching(served.process.pid, served.otlp, served.read, sending, is_light)
+        reading = Reading(served.read, ROOT / "dashboards", given.viewers)
         watching.start()
+        reading.start()
         sending.run()
         seconds = time.time() - begin_ns / 1e9
-        seen = watching.stop()
-        figures = _figures(served, sending, seen, seconds, begin_ns // 10**9)
+        answered, seen = reading.stop(), watching.stop()
+        figures = {**_figures(served, sending, seen, seconds, begin_ns // 10**9), **_of_viewers(answered)}
     print(describe("chdb", "numpy", "pyarrow", "protobuf"))
     print(
         f"{given.engines} engines, {seconds:.0f} s, {len(seen.verdict_delay_s)} probes, {seen.unjudged} without a verdict after 2 minutes;"
@@ -147,6 +153,21 @@ def _figures(served: Served, sending: Sending, seen: Observed, seconds: float, b
         "unjudged_share": round(int(str(stale["unjudged"])) / stalls, 4),
         "lost_streams": missing,
         "n_stalls": stalls,
+    }
+
+
+def _of_viewers(answered: Answered) -> dict[str, float]:
+    if not answered.query_s:
+        return {}
+    return {
+        "query_p50_ms": round(1000 * median(answered.query_s)),
+        "query_p99_ms": round(1000 * quantile(answered.query_s, 0.99)),
+        "page_p50_ms": round(1000 * median(answered.page_s)),
+        "page_p99_ms": round(1000 * quantile(answered.page_s, 0.99)),
+        "n_queries": len(answered.query_s),
+        "n_pages": len(answered.page_s),
+        "queries_refused": answered.refused,
+        "queries_failed": answered.failed,
     }
 
 

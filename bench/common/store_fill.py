@@ -133,6 +133,9 @@ def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Rand
     store.command(SPAN_EVENTS.replace("peer_events", "otel_traces").replace("FROM stream_revs", hour))
     RollupWorker(store, settings(), Metrics()).again(0)
     store.command(_ROLLED.format(at="now64(3) + INTERVAL 1 DAY"))
+    # A store in use has merged its past; otherwise the first minutes after this would do it.
+    for (table,) in store.select(_MERGEABLE):
+        store.command(f"OPTIMIZE TABLE {table} FINAL")
     store.close()
 
 
@@ -144,9 +147,6 @@ def fill_history(path: pathlib.Path, streams: int) -> None:
     for table, sql in (("attribution_runs", attributed), ("rollup_runs", _ROLLED.format(at="now64(3)"))):
         store.command(f"TRUNCATE TABLE {table}")
         store.command(sql)
-    # A store in use has merged its past; otherwise the first minutes after this would do it.
-    for (table,) in store.select(_MERGEABLE):
-        store.command(f"OPTIMIZE TABLE {table} FINAL")
     store.close()
 
 

@@ -182,7 +182,7 @@ def _serve_store(settings: Settings, metrics: Metrics, listeners: _Listeners) ->
 
 
 def _read_limits(settings: Settings) -> dict[str, int | str]:
-    """The limits of every query of a reader."""
+    """The limits and settings of every query of a reader."""
     return {
         "max_execution_time": settings.query_seconds_max,
         "max_memory_usage": settings.query_memory_bytes_max,
@@ -191,6 +191,8 @@ def _read_limits(settings: Settings) -> dict[str, int | str]:
         "result_overflow_mode": "throw",
         # Half of the cores, so that queries do not delay acknowledgements.
         "max_threads": max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1),
+        # To compile the expressions of a panel takes up to 0.4 s, at its fourth run, and makes no panel faster.
+        **{f"compile_{what}": 0 for what in ("expressions", "aggregate_expressions", "sort_description")},
     }
 
 
