@@ -90,13 +90,20 @@ class Reading:
         connection = http.client.HTTPConnection(*self._address, timeout=120)
         while (sql := waiting.get()) is not None:
             began_s = time.monotonic()
-            connection.request("POST", "/?default_format=Native", sql.encode())
-            reply = connection.getresponse()
-            reply.read()
+            try:
+                connection.request("POST", "/?default_format=Native", sql.encode())
+                reply = connection.getresponse()
+                reply.read()
+                status = reply.status
+            except (OSError, http.client.HTTPException):
+                status = 0
+            if status == 0 or self._ended.is_set() or waiting.empty():
+                # The server closes idle connections.
+                connection.close()
             with self._lock:
                 self.answered.query_s.append(time.monotonic() - began_s)
-                self.answered.refused += reply.status == 503
-                self.answered.failed += reply.status not in (200, 503)
+                self.answered.refused += status == 503
+                self.answered.failed += status not in (200, 503)
             done.put(None)
         connection.close()
 

@@ -326,9 +326,12 @@ class Settings(BaseSettings):
     query_rows_max: int = Field(1_000_000, ge=1, description="Number of rows that a read query may return. A query with more rows fails")
     queries_max: int = Field(4, ge=1, description="Number of read queries that run at the same time. Further queries wait")
     queries_waiting_max: int = Field(
-        64,
+        512,
         ge=0,
-        description="Number of read queries that may wait. Beyond it, queries get 503. A dashboard sends about 30 at once",
+        description=(
+            "Number of read queries that may wait; each 64 KB of a query counts as one. Beyond it, queries get 503. A dashboard sends up "
+            "to 20 at once"
+        ),
     )
 
     @field_validator("schema_dir", "dashboards_dir")

@@ -27,6 +27,8 @@ __all__ = ["QueryStore", "Reads", "Result", "Run"]
 Run = Callable[[str, Mapping[str, Value]], list[dict[str, Any]]]
 """Returns the rows of a statement, each by column name; values are bound to the statement's parameters."""
 Out = TypeVar("Out")
+# A statement counts as one for so many characters of its text and its parameters, so that those that wait take a bounded amount of memory.
+_LENGTH_OF_ONE = 65_536
 
 
 class QueryStore(Protocol):
@@ -61,7 +63,8 @@ class Reads:
 
     async def run(self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str) -> Result:
         """Check and run one statement. Raises ``BadRequest`` (status 503: too many wait) or ``StoreError``."""
-        return await self.limited(partial(self._work, sql, parameters, default_format, tenant))
+        count = 1 + (len(sql) + sum(len(str(value)) for value in parameters.values())) // _LENGTH_OF_ONE
+        return await self.limited(partial(self._work, sql, parameters, default_format, tenant), count)
 
     async def view(self, work: Callable[[Run], Out], tenant: str) -> Out:
         """Return the result of ``work``, which runs several statements one after another: they count as one towards the limits.
@@ -75,13 +78,13 @@ class Reads:
 
         return await self.limited(timed)
 
-    async def limited(self, work: Callable[[], Out]) -> Out:
-        """Run ``work`` in a thread, within the limits on concurrent statements. Raises ``BadRequest`` (status 503) beyond them."""
+    async def limited(self, work: Callable[[], Out], count: int = 1) -> Out:
+        """Run ``work`` in a thread, within the limits on concurrent statements, as so many. Raises ``BadRequest`` (status 503) beyond them."""
         # Counted between two awaits: a request enters the limiter's own queue only after it has yielded to requests that would pass too.
         queries_max, waiting_max = self._settings.queries_max, self._settings.queries_waiting_max
         if self._admitted >= queries_max + waiting_max:
             raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
-        self._admitted += 1
+        self._admitted += count
         started = time.perf_counter()
 
         def settled() -> Out:
@@ -91,7 +94,7 @@ class Reads:
         try:
             result = await anyio.to_thread.run_sync(settled, limiter=self._running)
         finally:
-            self._admitted -= 1
+            self._admitted -= count
         self._metrics.query_seconds.observe(time.perf_counter() - started)
         return result
 

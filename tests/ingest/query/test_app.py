@@ -9,6 +9,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import clickhouse_connect
@@ -265,6 +266,18 @@ def test_queries_are_bounded() -> None:
     assert [(reply.status_code, reply.headers["retry-after"]) for reply in refused] == [(503, "2")] * 8
     assert sorted(reply.status_code for reply in replies) == [200] * 4 + [503] * 8 and after.status_code == 200
     assert metrics.queries.labels("busy")._value.get() == 8
+
+
+def test_a_large_query_counts_as_several() -> None:
+    """While one of 512 KB waits, a limit of six is reached."""
+    store = Slow()
+    with served(read_app(load(queries_max=2, queries_waiting_max=4), store, Metrics())) as url, ThreadPoolExecutor(1) as sender:
+        large = sender.submit(httpx.post, url, content=f"SELECT '{'x' * 2**19}'", timeout=20)
+        assert store.asked.acquire(timeout=10)
+        refused = httpx.get(url, params={"query": "SELECT 1"})
+        store.go.set()
+        assert refused.status_code == 503 and large.result(20).status_code != 503
+        assert httpx.get(url, params={"query": "SELECT 1"}).status_code == 200
 
 
 def test_concurrent_queries(url: str, client: Client) -> None:
