@@ -79,7 +79,7 @@ class Reads:
         return await self.limited(timed)
 
     async def limited(self, work: Callable[[], Out], count: int = 1) -> Out:
-        """Run ``work`` in a thread, within the limits on concurrent statements, as so many. Raises ``BadRequest`` (status 503) beyond them."""
+        """Run ``work`` in a thread, counted as so many statements. Raises ``BadRequest`` (status 503) beyond the limits on their number."""
         # Counted between two awaits: a request enters the limiter's own queue only after it has yielded to requests that would pass too.
         queries_max, waiting_max = self._settings.queries_max, self._settings.queries_waiting_max
         if self._admitted >= queries_max + waiting_max:

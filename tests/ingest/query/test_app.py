@@ -269,10 +269,10 @@ def test_queries_are_bounded() -> None:
 
 
 def test_a_large_query_counts_as_several() -> None:
-    """While one of 512 KB waits, a limit of six is reached."""
+    """While one of 200 KB runs, a limit of four is reached."""
     store = Slow()
-    with served(read_app(load(queries_max=2, queries_waiting_max=4), store, Metrics())) as url, ThreadPoolExecutor(1) as sender:
-        large = sender.submit(httpx.post, url, content=f"SELECT '{'x' * 2**19}'", timeout=20)
+    with served(read_app(load(queries_max=2, queries_waiting_max=2), store, Metrics())) as url, ThreadPoolExecutor(1) as sender:
+        large = sender.submit(httpx.post, url, content=f"SELECT '{'x' * 200_000}'", timeout=20)
         assert store.asked.acquire(timeout=10)
         refused = httpx.get(url, params={"query": "SELECT 1"})
         store.go.set()
