@@ -155,7 +155,7 @@ def _serve_store(settings: Settings, metrics: Metrics, listeners: _Listeners) ->
     )
     workers = Workers(settings, store, committer, metrics)
     workers.start()
-    reads, stopping = Reads(settings, store, metrics, committer.settle), threading.Event()
+    reads, stopping = Reads(settings, store, metrics, committer.begin_settling), threading.Event()
     receiver = Receiver(settings, committer, metrics)
     if log is not None:
         recover(log, committer, receiver)

@@ -31,6 +31,10 @@ Out = TypeVar("Out")
 _LENGTH_OF_ONE = 65_536
 
 
+def _nothing() -> None:
+    """Wait for nothing: every acknowledged row is in the store."""
+
+
 class QueryStore(Protocol):
     """The part of a store that readers use."""
 
@@ -50,11 +54,14 @@ class Result(NamedTuple):
 class Reads:
     """The statements of all readers of one store.
 
-    ``settle`` waits until the rows of all acknowledged requests are in the store, so that a reader sees them.
+    A reader sees the rows of all requests that were acknowledged before. ``begin_settling`` asks for their insert when a query arrives, so
+    that it is done when the query's turn comes, and returns the function that waits for it.
     """
 
-    def __init__(self, settings: Settings, store: QueryStore, metrics: Metrics, settle: Callable[[], None] = lambda: None) -> None:
-        self._settings, self._metrics, self.store, self._settle = settings, metrics, store, settle
+    def __init__(
+        self, settings: Settings, store: QueryStore, metrics: Metrics, begin_settling: Callable[[], Callable[[], None]] = lambda: _nothing
+    ) -> None:
+        self._settings, self._metrics, self.store, self._begin_settling = settings, metrics, store, begin_settling
         own = settings.server.database if settings.server else "default"
         self._guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
         self._running = anyio.CapacityLimiter(settings.queries_max)
@@ -85,10 +92,10 @@ class Reads:
         if self._admitted >= queries_max + waiting_max:
             raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
         self._admitted += count
-        started = time.perf_counter()
+        started, settle = time.perf_counter(), self._begin_settling()
 
         def settled() -> Out:
-            self._settle()
+            settle()
             return work()
 
         try:

@@ -12,9 +12,10 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
@@ -130,14 +131,22 @@ class Committer:
 
     def settle(self) -> None:
         """Wait until the rows of all requests that were acknowledged before are stored, or until that fails. Without a log they are."""
+        self.begin_settling()()
+
+    def begin_settling(self) -> Callable[[], None]:
+        """Ask for the insert for which ``settle`` waits, without waiting. Return the function that waits."""
         if self._log is None:
-            return
+            return lambda: None
         with self._changed:
             wanted = self._queued
             if self._finished < wanted and self._failed is None:
                 self._wanted = max(wanted, self._wanted)
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._finished >= wanted or self._failed is not None, _SETTLE_S)
+        return partial(self._wait_for, wanted)
+
+    def _wait_for(self, wanted: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._finished >= wanted or self._failed is not None, _SETTLE_S)
 
     def close(self) -> None:
         """Commit the queue, then stop. What cannot be committed stays in the log."""

@@ -20,7 +20,10 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 
 from helpers.servers.reading import open_store, read_app, reading, stream, streams_in
 from helpers.servers.serving import served
+from helpers.servers.waiting import until
 from legato_ingest.metrics import Metrics
+from legato_ingest.query.app import create_app
+from legato_ingest.query.reads import Reads
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 
@@ -266,6 +269,25 @@ def test_queries_are_bounded() -> None:
     assert [(reply.status_code, reply.headers["retry-after"]) for reply in refused] == [(503, "2")] * 8
     assert sorted(reply.status_code for reply in replies) == [200] * 4 + [503] * 8 and after.status_code == 200
     assert metrics.queries.labels("busy")._value.get() == 8
+
+
+def test_a_query_asks_for_an_insert_when_it_arrives() -> None:
+    """Also while it waits for its turn; it waits for the insert when it has its turn."""
+    store, events = Slow(), list[str]()
+
+    def begin() -> Callable[[], None]:
+        events.append("asked")
+        return lambda: events.append("waited")
+
+    settings, metrics = load(queries_max=1), Metrics()
+    with served(create_app(settings, Reads(settings, store, metrics, begin), metrics)) as url, ThreadPoolExecutor(2) as senders:
+        first = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
+        assert store.asked.acquire(timeout=10)
+        second = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
+        until(lambda: events == ["asked", "waited", "asked"])
+        store.go.set()
+        assert {first.result(20).status_code, second.result(20).status_code} == {200}
+    assert events == ["asked", "waited", "asked", "waited"]
 
 
 def test_a_large_query_counts_as_several() -> None:

@@ -88,6 +88,20 @@ def test_a_request_is_acknowledged_before_its_insert(store: Store, tmp_path: pat
         assert count(committer, "queue_bytes") == 0
 
 
+def test_an_insert_is_asked_for_before_it_is_waited_for(store: Store, tmp_path: pathlib.Path) -> None:
+    """It begins at once. Who asked waits for what was acknowledged before, and not for later requests."""
+    double = StoreDouble(store)
+    with logging_to(tmp_path, double) as committer:
+        submit(committer, spread_spans(1)).result(PATIENCE_S)
+        wait = committer.begin_settling()
+        until(lambda: len(streams(store)) == 1)
+        double.gate.clear()
+        submit(committer, spread_spans(1, 1)).result(PATIENCE_S)
+        wait()
+        assert len(streams(store)) == 1
+        double.gate.set()
+
+
 def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
