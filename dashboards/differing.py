@@ -56,8 +56,8 @@ CHANGED = f"""
             )
             ARRAY JOIN pairs AS pair''')
 }"""
-# A scalar, because two parts of the statement need it. Up to sixty minutes of each side, drawn by a hash of the minute, and up to the minute
-# in which 100,000 streams of the side are complete.
+# A scalar, because two parts of the statement need it. Up to sixty minutes of each side, drawn by a hash of the minute, and up to the
+# minute in which 100,000 streams of the side are complete.
 _DRAWN = f"""(
         SELECT groupUniqArray(minute)
         FROM

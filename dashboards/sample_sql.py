@@ -1,7 +1,9 @@
 """SQL for node samples over any range: from the 5-minute rollup where a point covers complete periods of it, otherwise from the samples.
 
-Both add up to the same, so a panel's figures do not depend on the choice. Periods that may still change are read from the samples: the
-newest one of the rollup, and everything after it. The module holds SQL only; `boards/` has the panels.
+Both add up to the same, so a panel's figures do not depend on the choice; samples that arrive late are missing until their period is
+computed again, within a minute. Periods that may still change are read from the samples: the newest one of the rollup, and everything after
+it. The rollup is computed from its first period on, so nothing before the newest one is missing. The module holds SQL only; `boards/` has
+the panels.
 """
 
 from __future__ import annotations

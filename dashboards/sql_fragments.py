@@ -46,8 +46,9 @@ _FINE, _COARSE = 16, 4
 # is chosen. The dollar is in brackets, because Grafana's plugin would expand $__all as a macro.
 _DEFINITIONS = {
     "chosen": "arrayMap(value -> decodeURLFormComponent(value), extractAll('{0}', '=([^&]*)'))",
-    "every": "match('{0}', '^$|=(&|$)|=[$]__all(&|$)')",
-    "shown": "arrayMap(value -> decodeURLFormComponent(value), extractAll(replaceOne('{0}', '=%28none%29', '=%28none%29&='), '=([^&]*)'))",
+    "every": "match('{0}', '^$|=(&|$)|=([$]|%24)__all(&|$)')",
+    "shown": "arrayMap(value -> decodeURLFormComponent(value), extractAll(concat('{0}', if(match('{0}', '=%28none%29(&|$)'), '&=', '')), "
+    "'=([^&]*)'))",
 }
 _NAME = re.compile(r"\b(?:chosen|every|shown)_\w+\b")
 

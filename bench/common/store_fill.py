@@ -131,7 +131,7 @@ def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Rand
     store.command(PEER.format(table="otel_traces"))
     hour = "FROM stream_revs WHERE start_time > now() - INTERVAL 1 HOUR"
     store.command(SPAN_EVENTS.replace("peer_events", "otel_traces").replace("FROM stream_revs", hour))
-    RollupWorker(store, settings(), Metrics()).again(0)
+    RollupWorker(store, settings(), Metrics()).again(0, samples=True)
     store.command(_ROLLED.format(at="now64(3) + INTERVAL 1 DAY"))
     # A store in use has merged its past; otherwise the first minutes after this would do it.
     for (table,) in store.select(_MERGEABLE):

@@ -48,7 +48,9 @@ class Reading:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self.answered = Answered()
-        self._threads = [threading.Thread(target=self._view, args=(boards[number % len(boards)],)) for number in range(viewers)]
+        self._threads = [
+            threading.Thread(target=self._view, args=(boards[number % len(boards)],), daemon=True) for number in range(viewers)
+        ]
 
     def start(self) -> None:
         """Begin."""
@@ -66,7 +68,7 @@ class Reading:
         panels = [question.target["rawSql"] for question in queries(dict(board)) if question.kind == "panel"]
         length_s, every_s = _seconds(board["time"]["from"].removeprefix("now-")), _seconds(board["refresh"])
         waiting, done = queue.SimpleQueue[str | None](), queue.SimpleQueue[None]()
-        connections = [threading.Thread(target=self._ask, args=(waiting, done)) for _ in range(_CONNECTIONS)]
+        connections = [threading.Thread(target=self._ask, args=(waiting, done), daemon=True) for _ in range(_CONNECTIONS)]
         for each in connections:
             each.start()
         pause_s = 0.0

@@ -212,7 +212,10 @@ class Settings(BaseSettings):
         400,
         ge=0,
         le=36_500,
-        description="Days for which the 1-minute and 1-hour rollups and the changes in chunking are kept. 0: no limit",
+        description=(
+            "Days for which the rollups and the changes in chunking are kept; the 5-minute rollup of node samples at least as long as the "
+            "samples. 0: no limit"
+        ),
     )
     body_bytes_max: int = Field(
         64 * 2**20,

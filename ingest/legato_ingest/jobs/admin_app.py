@@ -78,7 +78,7 @@ def create_app(
 
     @app.post("/rollup")
     def rollup(since_s: int) -> Any:
-        return guarded(lambda: rollups.again(since_s))
+        return guarded(lambda: rollups.again(since_s, samples=True))
 
     @app.post("/objectives/apply")
     def objectives() -> Any:

@@ -45,7 +45,7 @@ def attribute_again(settings: Settings, store: Store, since_s: int) -> dict[str,
 def roll_up_again(settings: Settings, store: Store, since_s: int) -> dict[str, Any]:
     """Compute the rollups of the last ``since_s`` seconds (0: all) again. Migrates the store first."""
     migrate.apply(store, migrate.load(settings.schema_dir))
-    return dict(RollupWorker(store, settings, Metrics()).again(since_s))
+    return dict(RollupWorker(store, settings, Metrics()).again(since_s, samples=True))
 
 
 def apply_objectives(settings: Settings, store: Store, rollups: RollupWorker | None = None) -> dict[str, Any]:

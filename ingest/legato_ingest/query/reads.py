@@ -95,6 +95,10 @@ class Reads:
         started, settle = time.perf_counter(), self._begin_settling()
 
         def settled() -> Out:
+            waited_s = time.perf_counter() - started
+            if waited_s > self._settings.query_seconds_max:
+                # Its client has probably left; a page or Grafana would wait as long for the next one.
+                raise BadRequest(f"this query waited for {waited_s:.0f} s: retry in {self._settings.retry_after_s} s", 503)
             settle()
             return work()
 

@@ -50,11 +50,10 @@ class Pending:
 
         So long before the newest hour was computed, minutes may still be without their hour.
         """
-        tables = ("stream_minutes", "stream_hours", "node_samples_5min")
-        newest, computed, sampled = (int(store.select(_ROLLED.format(table=table))[0][0]) for table in tables)
+        newest, computed = (int(store.select(_ROLLED.format(table=table))[0][0]) for table in ("stream_minutes", "stream_hours"))
         due = {int(minute): int(due_ms) for minute, due_ms in store.select(_RUNNING)}
         hours = {int(hour) for (hour,) in store.select(_HOURS.format(since=max(0, computed - back_ms)))}
-        return cls(until_ms, max(newest, computed, sampled, 0), due, hours)
+        return cls(until_ms, max(newest, computed, 0), due, hours)
 
     def next_rolled_ms(self) -> int:
         """Return the time of the next computation. It is later than all earlier ones, even if the clock was set back."""

@@ -9,9 +9,12 @@ rollups of streams do not wait for it. The module does not store the progress; `
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
+from legato_ingest.errors import StoreError
 from legato_ingest.rollups.compute import passes, within
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import after_until_ms, time_ns
@@ -20,31 +23,34 @@ __all__ = ["PERIOD_S", "SampleRollup"]
 
 PERIOD_S = 300
 """The length of a row's period. ``toStartOfFiveMinutes`` and the table's name mean the same."""
-# One statement reads about so many samples, at least one period.
+# One statement reads about so many samples, or one period.
 _SAMPLES_MAX = 2_000_000
 # The last time that a DateTime can hold.
 _TIME_MAX_NS = (2**32 - 1) // PERIOD_S * PERIOD_S * 10**9
 
-_DIRTY = """
+_FOUND = """
 SELECT intDiv(toUnixTimestamp64Second(recorded_at), {period_s}) * {period_s} AS at, count() AS samples FROM node_samples
 WHERE {condition} AND recorded_at < {last}
 GROUP BY at"""
 # The values of a period in the order of their times. NULL, which only histograms have, is left out.
 _VALUES = "arrayMap(each -> each.2, arraySort(each -> each.1, groupArrayIf((recorded_at, assumeNotNull(value)), value IS NOT NULL)))"
 _DELTA = "temporality = 'delta' AND count > 0 AND sum IS NOT NULL"
+# The version must exceed that of the stored rows even if the clock was set back, or was ahead where another process computed them.
+_NEWEST = """SELECT toUnixTimestamp64Milli(max(rolled_at)) FROM node_samples_5min WHERE minute BETWEEN {first_s} AND {last_s}"""
 _COMPUTE = """
 INSERT INTO node_samples_5min (tenant, metric, engine_id, host, series, minute, rolled_at, attributes, samples, positive, value_sum,
     value_max, first_value, last_value, grown, observations, observed_sum)
 SELECT
     tenant, metric, engine_id, host, series, toStartOfFiveMinutes(toDateTime(recorded_at, 'UTC')) AS at,
-    fromUnixTimestamp64Milli(toInt64({rolled_ms}), 'UTC'), any(attributes),
+    fromUnixTimestamp64Milli(greatest(toInt64({rolled_ms}), 1 + ({newest})), 'UTC'), any(attributes),
     toUInt32(count(value)), toUInt32(countIf(value > 0)), ifNull(sum(value), 0), ifNull(max(value), 0),
     ({values} AS ordered)[1], ordered[-1],
     arraySum((now, before) -> if(now >= before, now - before, now), arrayPopFront(ordered), arrayPopBack(ordered)),
     toUInt64(sumIf(ifNull(count, 0), {delta})), sumIf(ifNull(sum, 0), {delta})
 FROM node_samples FINAL
 WHERE {within}
-GROUP BY tenant, metric, engine_id, host, series, at"""
+GROUP BY tenant, metric, engine_id, host, series, at
+SETTINGS max_partitions_per_insert_block = 0"""
 
 
 class SampleRollup:
@@ -54,41 +60,68 @@ class SampleRollup:
         self._store = store
         # The number of samples by the start of each period in Unix s.
         self._left: dict[int, int] = {}
-        self._until_ms = 0
+        # Everything received up to the first time is rolled up, and up to the second one when no period is left.
+        self._done_ms = self._until_ms = 0
         self._found_at_s = float("-inf")
+        self._samples_max = _SAMPLES_MAX
 
-    def step(self, since_ms: int, until_ms: int, rolled_ms: int, every_s: float) -> int:
-        """Compute the next part. Return the progress: everything received up to this time (Unix ms) is rolled up.
+    def step(self, since_ms: int, until_ms: int, rolled_ms: int, every_s: float) -> int | None:
+        """Compute the next part. Return the progress to store, a time of receipt in Unix ms: everything received before is rolled up.
 
-        ``since_ms`` is the progress in the store, ``until_ms`` the watermark, and ``rolled_ms`` the version of the rows. When no part is
-        left, dirty periods are looked for ``every_s`` after the last time.
+        None: there is nothing to store. ``since_ms`` is the progress in the store, ``until_ms`` the watermark, and ``rolled_ms`` the
+        version of the rows. When no part is left, dirty periods are looked for ``every_s`` after the last time. If a part fails, the next
+        run begins with its first period alone: panels rely on all periods before the newest one.
         """
+        since_ms = max(since_ms, self._done_ms)
         if not self._left:
             if until_ms <= since_ms or time.monotonic() - self._found_at_s < every_s:
-                return since_ms
-            self._find(after_until_ms("received_at", since_ms, until_ms))
-            self._until_ms, self._found_at_s = until_ms, time.monotonic()
-        self.next_part(rolled_ms)
-        return since_ms if self._left else max(since_ms, self._until_ms)
+                return None
+            self._left = self._found(after_until_ms("received_at", since_ms, until_ms))
+            self._until_ms, self._found_at_s, self._samples_max = until_ms, time.monotonic(), _SAMPLES_MAX
+            if since_ms:
+                # A few late samples make periods dirty that have many.
+                for part in passes(_sorted(self._left)):
+                    self._left |= self._found(within("recorded_at", part, PERIOD_S))
+            if not self._left:
+                self._done_ms = until_ms
+                return None
+        try:
+            self._compute_part(self._left, rolled_ms)
+        except StoreError:
+            self._samples_max = 1
+            raise
+        if self._left:
+            return None
+        self._done_ms = self._until_ms
+        return self._done_ms
 
-    def again(self, since_s: int) -> None:
-        """Take note that all periods since this time (Unix s) are to be computed."""
-        self._find(f"recorded_at >= toDateTime({since_s}, 'UTC')")
+    def again(self, since_s: int, next_rolled_ms: Callable[[], int], is_stopping: Callable[[], bool]) -> None:
+        """Compute all periods since this time (Unix s), until ``is_stopping()``."""
+        left = self._found(f"recorded_at >= toDateTime({since_s}, 'UTC')")
+        while left and not is_stopping():
+            self._compute_part(left, next_rolled_ms())
 
-    def next_part(self, rolled_ms: int) -> bool:
-        """Compute some of the periods that are left. Return False if none was left."""
-        if not self._left:
-            return False
-        starts_s = np.array(sorted(self._left), np.int64)
-        samples = np.cumsum([self._left[start] for start in starts_s.tolist()])
-        few = starts_s[: max(1, int(np.searchsorted(samples, _SAMPLES_MAX, "right")))]
+    def _compute_part(self, left: dict[int, int], rolled_ms: int) -> None:
+        """Compute the first of these periods, and remove them."""
+        starts_s = _sorted(left)
+        samples = np.cumsum([left[start] for start in starts_s.tolist()])
+        few = starts_s[: max(1, int(np.searchsorted(samples, self._samples_max, "right")))]
         part = next(passes(few))
-        sql = _COMPUTE.format(rolled_ms=rolled_ms, values=_VALUES, delta=_DELTA, within=within("recorded_at", part, PERIOD_S))
+        sql = _COMPUTE.format(
+            rolled_ms=rolled_ms,
+            newest=_NEWEST.format(first_s=int(part[0]), last_s=int(part[-1])),
+            values=_VALUES,
+            delta=_DELTA,
+            within=within("recorded_at", part, PERIOD_S),
+        )
         self._store.command(sql)
         for start in part.tolist():
-            del self._left[start]
-        return True
+            del left[start]
 
-    def _find(self, condition: str) -> None:
-        sql = _DIRTY.format(condition=condition, last=time_ns(_TIME_MAX_NS), period_s=PERIOD_S)
-        self._left |= {int(start): int(samples) for start, samples in self._store.select(sql)}
+    def _found(self, condition: str) -> dict[int, int]:
+        sql = _FOUND.format(condition=condition, last=time_ns(_TIME_MAX_NS), period_s=PERIOD_S)
+        return {int(start): int(samples) for start, samples in self._store.select(sql)}
+
+
+def _sorted(periods: Mapping[int, int]) -> NDArray[np.int64]:
+    return np.array(sorted(periods), np.int64)

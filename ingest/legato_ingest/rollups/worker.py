@@ -79,8 +79,10 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self._pending = Pending(-1)
         self._samples = SampleRollup(store)
 
-    def again(self, since_s: int) -> dict[str, float]:
+    def again(self, since_s: int, samples: bool = False) -> dict[str, float]:
         """Recompute all minutes of the last ``since_s`` seconds (0: all). Return the counts of minutes and rows, and the seconds it took.
+
+        With ``samples`` also the rollup of node samples, unless most of it is still to be computed for the first time.
 
         Skips minutes beyond the retention period, because some of their streams may already be deleted. Raises ``StoreUnavailable`` if the
         worker is closed meanwhile.
@@ -88,16 +90,15 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         started = time.monotonic()
         since = max(kept_since_s(self._settings), now_ms() // 1000 - since_s if since_s else 0, 0)
         with self.exclusive:
-            progress, _, _ = self._progress()
+            progress, _, sampled = self._progress()
             self._follow(progress)
             streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
             # Minutes that have rollups but no streams any more need rows of zeros.
             streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
             result = self._compute(streams, steps, 0.0)
-            self._samples.again(since)
-            while not self.stopping and self._samples.next_part(self._pending.next_rolled_ms()):
-                pass
+            if samples and (sampled or not since_s):
+                self._samples.again(since, self._pending.next_rolled_ms, lambda: self.stopping)
             self._pending.until_ms = progress
         if self.stopping:
             raise StoreUnavailable("the server is stopping before all minutes were computed; repeat the command after the restart")
@@ -112,16 +113,21 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         steps = self._minutes("engine_steps", "recorded_at", after_until_ms("received_at", since, until))
         seldom_s = _HOURS_EVERY * self._settings.rollup_every_s
         result = self._compute(streams, steps, seldom_s)
-        sampled_until = self._samples.step(sampled_since, until, self._pending.next_rolled_ms(), seldom_s)
-        progress = since
-        if (result.minutes or sampled_until > sampled_since or not since) and not self.stopping:
-            times_ms = {"until": until, "judged_until": judged_until, "sampled_until": sampled_until}
-            record_run(self._store, "rollup_runs", times_ms, {"minutes": result.minutes, "rows": result.rows}, started)
-            progress = until
-        self._pending.until_ms = progress
-        self._metrics.rollup_seconds.observe(time.monotonic() - started)
+        times_ms = {"until": since, "judged_until": judged_since, "sampled_until": sampled_since}
+        if (result.minutes or not since) and not self.stopping:
+            times_ms |= {"until": until, "judged_until": judged_until}
+            self._record(times_ms, result, started)
+        self._pending.until_ms = times_ms["until"]
         self.until_ms = until
+        # Last, so that the progress of the streams does not depend on it.
+        sampled = None if self.stopping else self._samples.step(sampled_since, until, self._pending.next_rolled_ms(), seldom_s)
+        if sampled is not None:
+            self._record(times_ms | {"sampled_until": sampled}, RollupResult(), started)
+        self._metrics.rollup_seconds.observe(time.monotonic() - started)
         return result
+
+    def _record(self, times_ms: dict[str, int], result: RollupResult, started: float) -> None:
+        record_run(self._store, "rollup_runs", times_ms, {"minutes": result.minutes, "rows": result.rows}, started)
 
     def _progress(self) -> tuple[int, int, int]:
         """The times (Unix ms) up to which earlier runs have processed all rows; 0 before the first run.

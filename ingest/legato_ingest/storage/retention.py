@@ -33,12 +33,13 @@ _ROLLUPS = {
     "stall_minutes": "minute",
     "but_for_minutes": "minute",
     "engine_minutes": "minute",
-    "node_samples_5min": "minute",
     "stream_hours": "minute",
     "stall_hours": "minute",
     "but_for_hours": "minute",
     "chunking_changes": "changed_at",
 }
+# Panels read it instead of the samples, so it is kept as long as they are, or as the other rollups.
+_SAMPLES = {"node_samples_5min": "minute"}
 _TIMELINE = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_64us")
 
 
@@ -47,7 +48,8 @@ def set_retention(store: Store, raw_days: int, timeline_days: int = 0, rollup_da
 
     A TTL that is right already is left alone, because changing one costs a mutation.
     """
-    for tables, days in ((_RAW, raw_days), (_ROLLUPS, rollup_days)):
+    longer_days = max(raw_days, rollup_days) if raw_days and rollup_days else 0
+    for tables, days in ((_RAW, raw_days), (_ROLLUPS, rollup_days), (_SAMPLES, longer_days)):
         for table, column in tables.items():
             _set_table(store, table, column, days)
     for column in _TIMELINE:

@@ -174,6 +174,8 @@ def test_a_text_is_the_first_value_without_blanks(answer: Asked) -> None:
         ([], ["", "(none)", "a", "b'"]),
         (["a", ""], ["", "(none)", "a", "b'"]),
         ("x$__all", []),
+        (["(none)b", "(none)"], ["", "(none)"]),
+        ("(none)a", []),
         (["b'", "(none)"], ["", "(none)", "b'"]),
         ("a=b&var-v=a", []),
         ("a", ["a"]),

@@ -271,6 +271,19 @@ def test_queries_are_bounded() -> None:
     assert metrics.queries.labels("busy")._value.get() == 8
 
 
+def test_a_query_that_waited_too_long_is_not_run() -> None:
+    """Its client has probably left; the next ones have their turn sooner."""
+    store = Slow()
+    with served(read_app(load(queries_max=1, query_seconds_max=1), store, Metrics())) as url, ThreadPoolExecutor(2) as senders:
+        first = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
+        assert store.asked.acquire(timeout=10)
+        second = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
+        time.sleep(1.3)
+        store.go.set()
+        assert (first.result(20).status_code, second.result(20).status_code) == (200, 503)
+        assert second.result().headers["retry-after"] == "2" and "waited for 1 s" in second.result().text
+
+
 def test_a_query_asks_for_an_insert_when_it_arrives() -> None:
     """Also while it waits for its turn; it waits for the insert when it has its turn."""
     store, events = Slow(), list[str]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from helpers.builders.rollup_rows import MINUTE_NS, PATIENCE_S, committing, roll
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import rows_in
 from legato_ingest.dashboards.macros import Range, with_macros
+from legato_ingest.errors import StoreRefused
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups import samples
 from legato_ingest.rollups.samples import PERIOD_S
@@ -138,10 +140,90 @@ def test_it_is_computed_again_on_request(store: Store) -> None:
     store.command(f"INSERT INTO node_samples_5min SELECT * REPLACE ({ahead}) FROM node_samples_5min FINAL")
     assert rolled(store) != right
     other = rollup_worker(store)
-    other.again(60)
-    assert rolled(store) != right
     other.again(0)
+    other.again(60, samples=True)
+    assert rolled(store) != right
+    other.again(0, samples=True)
     assert rolled(store) == right
+
+
+def test_the_last_seconds_are_not_computed_before_the_past(store: Store) -> None:
+    """Panels rely on all periods before the newest one of the rollup, so it begins with the first."""
+    with committing(store) as committer:
+        send(committer, drawn(random.Random(16), 100))
+    rollup_worker(store).again(9_000, samples=True)
+    assert rolled(store) == []
+
+
+def test_a_late_sample_after_a_row_with_a_later_version_counts(store: Store) -> None:
+    """Another process computed the row with a clock that was ahead."""
+    with committing(store) as committer:
+        send(committer, drawn(random.Random(17), 50))
+        worker = rollup_worker(store, committer.watermark_ms)
+        worker.step()
+        ahead = "now64(3) + INTERVAL 1 HOUR AS rolled_at"
+        store.command(f"INSERT INTO node_samples_5min SELECT * REPLACE ({ahead}) FROM node_samples_5min FINAL")
+        send(committer, drawn(random.Random(18), 50))
+        worker.step()
+    assert rolled(store) == expected(store)
+
+
+def test_samples_around_the_ends_of_many_months_are_rolled_up(store: Store) -> None:
+    """Each in another partition of the rollup, two for each stretch of periods."""
+    ends = [int(datetime(1980 + month // 12, month % 12 + 1, 1, tzinfo=UTC).timestamp()) for month in range(64)]
+    body = metrics_request()
+    for end_s in ends:
+        for second in (end_s - 10, end_s + 10):
+            gauge(body, "level", 1.0, second * SECOND_NS)
+    with committing(store) as committer:
+        batch = received_points(body, tenant="", now_ns=time.time_ns(), limits=Limits(retention_days=0))
+        assert committer.submit(batch).result(PATIENCE_S).rejected == 0
+        rollup_worker(store, committer.watermark_ms).step()
+    assert rolled(store) == expected(store) and len(rolled(store)) == 128
+
+
+def test_a_part_that_fails_is_tried_again_and_delays_no_streams(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One period at a time; the progress of the streams is stored before."""
+    with committing(store) as committer:
+        send(committer, drawn(random.Random(19), 100))
+        worker = rollup_worker(store, committer.watermark_ms)
+        with monkeypatch.context() as broken:
+            broken.setattr(samples, "_DELTA", "no_such_column")
+            for _ in range(2):
+                with pytest.raises(StoreRefused, match="no_such_column"):
+                    worker.step()
+        ((runs, sampled_ms),) = store.select("SELECT count(), toUnixTimestamp64Milli(max(sampled_until)) FROM rollup_runs")
+        assert runs > 0 and sampled_ms == 0
+        for count in range(1, PERIODS + 1):
+            worker.step()
+            assert len({row["minute"] for row in rolled(store)}) == count
+    assert rolled(store) == expected(store)
+
+
+def test_nothing_is_stored_for_nothing(store: Store) -> None:
+    """An idle store gets one row with the progress, of the first run."""
+    worker = rollup_worker(store)
+    for _ in range(3):
+        worker.step()
+    assert store.select("SELECT count() FROM rollup_runs") == [(1,)]
+
+
+def test_many_samples_of_a_period_with_one_late_one_count(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late samples make all periods dirty; each has too many samples for a part with two of them."""
+    with committing(store) as committer:
+        send(committer, drawn(random.Random(20), 200))
+        worker = rollup_worker(store, committer.watermark_ms)
+        worker.step()
+        body = metrics_request()
+        for period in range(PERIODS):
+            gauge(body, "late", 1.0, THEN_NS + period * PERIOD_NS)
+        send(committer, body)
+        monkeypatch.setattr(samples, "_SAMPLES_MAX", 2 * PERIODS)
+        steps = 0
+        while rolled(store) != expected(store):
+            worker.step()
+            steps += 1
+    assert steps == PERIODS
 
 
 def test_times_without_a_minute_are_left_out(store: Store) -> None:

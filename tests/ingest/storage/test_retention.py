@@ -66,6 +66,10 @@ def test_timelines_and_rollups_have_separate_rules(store: Store) -> None:
     def declared(table: str) -> str:
         return str(store.select(f"SELECT create_table_query FROM system.tables WHERE database = 'default' AND name = '{table}'")[0][0])
 
+    for raw, rollups, kept in ((90, 400, 400), (90, 30, 90), (0, 400, 0), (90, 0, 0)):
+        set_retention(store, raw, 0, rollups)
+        assert ("TTL" in declared("node_samples_5min"), f"toIntervalDay({kept})" in declared("node_samples_5min")) == (kept > 0, kept > 0)
+    set_retention(store, 0)
     plain = declared("stream_revs"), declared("stream_minutes")
     for _ in range(2):
         set_retention(store, 90, 30, 400)
