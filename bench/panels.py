@@ -35,6 +35,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.common.machine import describe, quantile  # noqa: E402
+from bench.common.ranges import until_now  # noqa: E402
 from bench.common.store_fill import fill  # noqa: E402
 from dashboards.sql_fragments import gap_quantile  # noqa: E402
 from helpers.servers.serving import serve_process  # noqa: E402
@@ -42,9 +43,6 @@ from legato_ingest.dashboards.files import load, queries  # noqa: E402
 from legato_ingest.dashboards.macros import Range, with_macros  # noqa: E402
 
 RANGES_S = {"1 h": 3_600, "24 h": 86_400, "30 d": 30 * 86_400}
-POINTS = 300
-# The lengths of a point that Grafana rounds to.
-POINTS_S = (60, 120, 300, 600, 900, 1_200, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
 RUNS = 5
 OURS = f"""
 SELECT model, {gap_quantile(0.99, "buckets")} / 1e6
@@ -119,12 +117,10 @@ def measure(store: pathlib.Path) -> dict[str, Any]:
             "SELECT (SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND table = 'stream_revs'),"
             " sum(chunks), sum(streams) FROM stream_minutes FINAL"
         )
-        now_ms = time.time_ns() // 1_000_000
         found: dict[str, list[float]] = {}
         cold: list[tuple[float, str]] = []
         for words, length_s in RANGES_S.items():
-            interval_ms = 1000 * next(each for each in POINTS_S if each >= length_s // POINTS)
-            for name, sql in panels(stream, Range(now_ms - length_s * 1000, now_ms, interval_ms)):
+            for name, sql in panels(stream, until_now(length_s)):
                 # The first query of a kind after a start reads indexes from disk: reported separately.
                 cold.append((timed(served.read, sql), f"{name}, {words}"))
                 found[f"{name}, {words}"] = [timed(served.read, sql) for _ in range(RUNS)]

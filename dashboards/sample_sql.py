@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from legato_ingest.definitions import counter_growth
 
-__all__ = ["growth", "observed", "seen", "values"]
+__all__ = ["MEAN", "growth", "observed", "seen", "values"]
 
+MEAN = "sum(value_sum) / sum(samples)"
+"""The mean of the values of ``values``."""
 # The complete periods of the range that the rollup has. A period from `_LOW` begins after the range does, even if that has a fraction of a
 # second, which macros leave out.
 _LOW = "toStartOfFiveMinutes($__fromTime + INTERVAL 300 SECOND)"
@@ -50,8 +52,8 @@ def _either(metrics: str, only: str, rolled: str, raw: str, alive: str, conditio
 def values(metrics: str, only: str = "true") -> str:
     """Return a source of the values of gauges and counters: one row per sample, or per five minutes of a series.
 
-    Its columns are the key and the attributes of ``node_samples``, ``at``, and those of the rollup. A mean is the sum of ``value_sum``
-    divided by that of ``samples``. ``only``: a condition on the key and the attributes.
+    Its columns are the key and the attributes of ``node_samples``, ``at``, and those of the rollup. ``only``: a condition on the key and
+    the attributes.
     """
     rolled = "samples, positive, value_sum, value_max, first_value, last_value, grown AS grown_within"
     each = "assumeNotNull(value)"

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench.common.ranges import until_now
 from legato_ingest.dashboards.files import load, queries
-from legato_ingest.dashboards.macros import Range, with_macros
+from legato_ingest.dashboards.macros import with_macros
 
 __all__ = ["Answered", "Reading"]
 
 _CONNECTIONS = 6
-_POINTS = 300
-# The lengths of a point that Grafana rounds to, in s, and the units of a dashboard's range and refresh.
-_POINTS_S = (10, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800)
+# The units of a dashboard's range and refresh.
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -74,7 +73,7 @@ class Reading:
         pause_s = 0.0
         while not self._ended.wait(pause_s):
             began_s = time.monotonic()
-            span = _span(length_s)
+            span = until_now(length_s)
             for sql in panels:
                 waiting.put(with_macros(sql, span))
             for _ in panels:
@@ -112,9 +111,3 @@ class Reading:
 
 def _seconds(text: str) -> int:
     return int(text[:-1]) * _UNITS_S[text[-1]]
-
-
-def _span(length_s: int) -> Range:
-    now_ms = time.time_ns() // 1_000_000
-    point_s = next(each for each in _POINTS_S if each >= length_s // _POINTS)
-    return Range(now_ms - 1000 * length_s, now_ms, 1000 * point_s)

@@ -6,7 +6,7 @@ from typing import Any
 
 from dashboards.boards.engine_choice import SAMPLED
 from dashboards.panels import lines
-from dashboards.sample_sql import growth, observed, values
+from dashboards.sample_sql import MEAN, growth, observed, values
 
 __all__ = ["gpus", "hosts", "prefix_cache", "scraped"]
 
@@ -35,7 +35,7 @@ ORDER BY time, engine"""
 # Metrics scraped from engines, also from those without step records; each under the agent's name and the one of a Collector.
 SCRAPED_KV = f"""
 SELECT $__timeInterval(at) AS time, engine_id AS engine, max(value_max) AS "KV max",
-    sum(value_sum) / sum(samples) AS "KV mean"
+    {MEAN} AS "KV mean"
 FROM {_values("'legato.engine.kv_cache.utilization', 'vllm:kv_cache_usage_perc'")}
 GROUP BY time, engine
 ORDER BY time, engine"""
@@ -94,7 +94,7 @@ GPU_CLOCKS = f"""
 SELECT
     $__timeInterval(at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id'], ' · ',
     replaceOne(metric, 'hw.gpu.', '')) AS gpu,
-    1e6 * sum(value_sum) / sum(samples) AS hertz
+    1e6 * {MEAN} AS hertz
 FROM {_values("'hw.gpu.clock.sm', 'hw.gpu.clock.memory'")}
 GROUP BY time, gpu
 ORDER BY time, gpu"""
@@ -107,13 +107,12 @@ GROUP BY time, why
 ORDER BY time, why"""
 POWER = f"""
 SELECT
-    $__timeInterval(at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id']) AS gpu, sum(value_sum) / sum(samples)
-        AS watts
+    $__timeInterval(at) AS time, concat(if(host = '', engine_id, host), ' · ', attributes['hw.id']) AS gpu, {MEAN} AS watts
 FROM {_values("'hw.gpu.power', 'hw.power'")}
 GROUP BY time, gpu
 ORDER BY time, gpu"""
 HOST_CPU = f"""
-SELECT $__timeInterval(at) AS time, if(host = '', '(none)', host) AS node, 1 - sum(value_sum) / sum(samples) AS busy
+SELECT $__timeInterval(at) AS time, if(host = '', '(none)', host) AS node, 1 - {MEAN} AS busy
 FROM {_values("'system.cpu.utilization'")}
 WHERE attributes['cpu.mode'] = 'idle' OR attributes['state'] = 'idle'
 GROUP BY time, node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.panels import Kit, lines, number, rows
-from dashboards.sample_sql import values
+from dashboards.sample_sql import MEAN, values
 from dashboards.scales import word
 from dashboards.sql_fragments import filters
 
@@ -31,7 +31,7 @@ FROM
     SELECT
         $__timeInterval(at) AS time, tenant, series, attributes['service.name'] AS service_name,
         attributes['legato.stream.vantage'] AS vantage, attributes['gen_ai.request.model'] AS model,
-        sum(value_sum) / sum(samples) AS running
+        {MEAN} AS running
     FROM {values("'legato.stream.in_flight'")}
     GROUP BY time, tenant, series, service_name, vantage, model
 )

@@ -18,7 +18,7 @@ from legato_ingest.rollups.queries import MINUTES, Rollup
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import time_ns
 
-__all__ = ["HOURS_MAX", "HOUR_S", "MINUTE_S", "columns_of", "compute_hours", "compute_minutes", "passes", "within"]
+__all__ = ["HOURS_MAX", "HOUR_S", "MINUTE_S", "TIME_MAX", "columns_of", "compute_hours", "compute_minutes", "passes", "within"]
 
 MINUTE_S, HOUR_S = 60, 3_600
 # Limits of one pass: minutes, and stretches of minutes, each of which is one range of the primary key. Minutes that are at most
@@ -28,6 +28,8 @@ _STRETCHES_MAX = 64
 _HOLE_S_MAX = 900
 HOURS_MAX = 96
 """The number of hours that are computed at once."""
+TIME_MAX = "toDateTime64('2106-02-07 00:00:00', 9, 'UTC')"
+"""The end of the last whole day that a DateTime can hold, in SQL. Rows with later times have no minute."""
 # More are computed by all cores: an administrator asked for them, or the server was away.
 _FEW_MINUTES, _FEW_HOURS = 8, 2
 _ROLLED_AT = pa.timestamp("ms", "UTC")

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.errors import StoreError
-from legato_ingest.rollups.compute import passes, within
+from legato_ingest.rollups.compute import TIME_MAX, passes, within
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import after_until_ms, time_ns
+from legato_ingest.storage.sql import after_until_ms
 
 __all__ = ["PERIOD_S", "SampleRollup"]
 
@@ -25,12 +25,10 @@ PERIOD_S = 300
 """The length of a row's period. ``toStartOfFiveMinutes`` and the table's name mean the same."""
 # One statement reads about so many samples, or one period.
 _SAMPLES_MAX = 2_000_000
-# The last time that a DateTime can hold.
-_TIME_MAX_NS = (2**32 - 1) // PERIOD_S * PERIOD_S * 10**9
 
 _FOUND = """
 SELECT intDiv(toUnixTimestamp64Second(recorded_at), {period_s}) * {period_s} AS at, count() AS samples FROM node_samples
-WHERE {condition} AND recorded_at < {last}
+WHERE {condition} AND recorded_at < {time_max}
 GROUP BY at"""
 # The values of a period in the order of their times. NULL, which only histograms have, is left out.
 _VALUES = "arrayMap(each -> each.2, arraySort(each -> each.1, groupArrayIf((recorded_at, assumeNotNull(value)), value IS NOT NULL)))"
@@ -119,7 +117,7 @@ class SampleRollup:
             del left[start]
 
     def _found(self, condition: str) -> dict[int, int]:
-        sql = _FOUND.format(condition=condition, last=time_ns(_TIME_MAX_NS), period_s=PERIOD_S)
+        sql = _FOUND.format(condition=condition, time_max=TIME_MAX, period_s=PERIOD_S)
         return {int(start): int(samples) for start, samples in self._store.select(sql)}
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, always, record_run
-from legato_ingest.rollups.compute import HOURS_MAX, columns_of, compute_hours, compute_minutes, passes
+from legato_ingest.rollups.compute import HOURS_MAX, TIME_MAX, columns_of, compute_hours, compute_minutes, passes
 from legato_ingest.rollups.pending import Pending
 from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
 from legato_ingest.rollups.samples import SampleRollup
@@ -35,8 +35,6 @@ __all__ = ["RollupResult", "RollupWorker", "followed_until_ms", "judgements_foll
 _HOURS_EVERY = 6
 # A run is rarely longer than this.
 _RUN_S_MAX = 60.0
-# The last minute that a DateTime can hold: rows with later times have no minute.
-_TIME_MAX = "toDateTime64('2106-02-07 00:00:00', 9, 'UTC')"
 
 
 @dataclass(slots=True)
@@ -155,7 +153,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         """Return the minutes (Unix s, ascending) of the rows of a table that satisfy a condition."""
         rows = self._store.select(
             f"SELECT DISTINCT toUnixTimestamp(toStartOfMinute({column})) AS at FROM {table}"
-            f" WHERE {condition} AND {column} < {_TIME_MAX} ORDER BY at"
+            f" WHERE {condition} AND {column} < {TIME_MAX} ORDER BY at"
         )
         return np.array([row[0] for row in rows], np.int64)
 
