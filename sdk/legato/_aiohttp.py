@@ -138,7 +138,7 @@ class _RecordedContent:
         recorder, requested = self._recorder, now_ns()
         recorder.left_ns = 0
         if self._handed_over_ns:
-            recorder.held_read(self._read_ns, requested - self._handed_over_ns)
+            recorder.held_read((self._read_ns, requested - self._handed_over_ns))
         elif self._loop is None:
             with guard("event-loop lag"):
                 self._loop = watch_loop(recorder)

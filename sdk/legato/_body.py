@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from legato._decode import Decoder, decoder_of
 from legato._lines import ArrayScanner, LineScanner, PartScanner, RawScanner
+from legato._pace import breathe
 from legato._scan import Scan
 from legato._sse import Scanner
 
@@ -30,7 +31,7 @@ _SSE_LINE = re.compile(rb"\s*(?:(?:data|event|id|retry):|:)")
 _PART_START = re.compile(rb'[0-9a-j]:["{\[]')
 # Only where even the content type is unknown: an answer in plain text may be JSON, too.
 _JSON_START = re.compile(rb'\s*(?:\[\s*\{|\{\s*")')
-_DECIDED_BYTES = 24
+_DECIDED_BYTES, _START_BYTES = 24, 4096
 
 
 def media_type(content_type: str) -> str:
@@ -68,19 +69,39 @@ class Body:
         """``feed(time_ns, data)`` adds the bytes of one read: to the scanner itself if nothing stands between."""
 
     def _feed(self, time_ns: int, data: bytes) -> None:
-        if self._decoder is not None:
-            decoded = self._decoder.decode(data)
-            if decoded is None:
-                self._give_up()
-            else:
-                data = decoded
+        if self._decoder is None:
+            self._scan(time_ns, data)
+            return
+        for piece in self._decoder.decode(data):
+            self._scan(time_ns, piece)
+            breathe()
+        if self._decoder.is_broken:
+            self._give_up()
+            self._scan(time_ns, data)
+
+    def _scan(self, time_ns: int, data: bytes) -> None:
+        """Give decompressed bytes to the scanner, once it is known."""
+        if not data:
+            return
         if self._waiting is None:
-            if data:
-                self.scan.feed(time_ns, data)
+            self.scan.feed(time_ns, data)
             return
         self._waiting.append((time_ns, data))
         if sum(len(each) for _, each in self._waiting) >= _DECIDED_BYTES:
             self._decide(self._waiting)
+
+    def fold(self, time_ns: int, size: int) -> None:
+        """Add a read of which only the size is known."""
+        self.miss()
+        self.scan.fold(time_ns, size)
+
+    def miss(self) -> None:
+        """Note that a read is missing. What is compressed cannot be read any further."""
+        if self._waiting is not None:
+            self._decide(self._waiting)
+        if self._decoder is not None:
+            self._give_up()
+        self.scan.miss()
 
     def finish(self, time_ns: int) -> None:
         """Take the body as ended; ``time_ns`` is the time of its last read."""
@@ -91,7 +112,7 @@ class Body:
     def _decide(self, reads: list[tuple[int, bytes]]) -> None:
         """Choose the scanner of plain text by its first bytes, and give it the reads that waited."""
         self._waiting = None
-        start = b"".join(data for _, data in reads)
+        start = b"".join(data[:_START_BYTES] for _, data in reads)
         if (_SSE_LINE if self._is_unknown else _SSE_START).match(start):
             self.scan = Scanner(None)
         elif _PART_START.match(start):
@@ -99,16 +120,15 @@ class Body:
         elif self._is_unknown and _JSON_START.match(start):
             self.scan = ArrayScanner() if start.lstrip().startswith(b"[") else LineScanner()
         for time_ns, data in reads:
-            if data:
-                self.scan.feed(time_ns, data)
+            self.scan.feed(time_ns, data)
 
     def _give_up(self) -> None:
         """Go on with the bytes as they are. Chunks so far stay; a missing end mark means nothing now."""
         raw = RawScanner()
-        for name in ("times", "sizes", "kinds", "yielded"):
-            getattr(raw, name).extend(getattr(self.scan, name))
-        raw.dropped, raw.dropped_ns = self.scan.dropped, self.scan.dropped_ns
-        raw.response = self.scan.response
+        for name in ("times", "sizes", "kinds", "kept_back", "gap_at", "dropped", "dropped_ns"):
+            setattr(raw, name, getattr(self.scan, name))
+        # What was recognised stays so: a stream that counts only as a model's response is still one.
+        raw.format, raw._is_settled, raw.response = self.scan.format, self.scan._is_settled, self.scan.response
         raw.response.expects_end = False
         self.scan, self._decoder, self._waiting = raw, None, None
 

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from legato._errors import guard
+from legato._greenlets import is_loop
 
 __all__ = ["PATIENCE_S", "after_fork", "before_end", "renew"]
 
@@ -100,10 +101,12 @@ def _ending() -> None:
 def _terminated(number: int, _: FrameType | None) -> None:
     """Send the streams and end. A handler of a signal runs between any two instructions of the main thread, which may hold a lock.
 
-    So another thread sends the streams, and a signal that arrives while the process ends anyway does nothing.
+    So another thread sends the streams, and a signal that arrives while the process ends anyway does nothing. Where the main thread runs a
+    loop of greenlets, a second signal ends the process at once.
     """
     if _is_ending:
         return
+    waits = not is_loop()
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -112,11 +115,22 @@ def _terminated(number: int, _: FrameType | None) -> None:
             _ending()
         finally:
             done.release()
+            if not waits:
+                os.kill(os.getpid(), number)
 
     with guard("end of the process"):
+        if not waits:
+            # Here, because only the main thread may do it; the loop runs in it, and must not wait.
+            signal.signal(number, signal.SIG_DFL)
         # Not `threading.Thread`: the interrupted instruction may be one of that module, which has a lock, too.
         _thread.start_new_thread(end, ())
+        if not waits:
+            return
         done.acquire(timeout=PATIENCE_S)
+    _kill(number)
+
+
+def _kill(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

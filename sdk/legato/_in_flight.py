@@ -31,6 +31,13 @@ __all__ = ["InFlight"]
 _EVERY_S, _TIMEOUT_S = 5.0, 3
 
 
+class _MeterProvider(MeterProvider):
+    """A provider that does nothing at a fork. OpenTelemetry's runs resource detectors in threads in each child, and waits for them."""
+
+    def _handle_fork(self) -> None:
+        """Do nothing: each process makes a new provider."""
+
+
 class InFlight:
     """Sends the gauge to ``url`` (of the metrics). ``resource``: attributes of the process, of which the service is sent."""
 
@@ -87,7 +94,7 @@ class InFlight:
 
         exporter = OTLPMetricExporter(endpoint=self._url, headers=self._headers, timeout=_TIMEOUT_S, compression=Compression.Gzip)
         reader = InMemoryMetricReader()
-        provider = MeterProvider([reader], resource=Resource(self._service), shutdown_on_exit=False)
+        provider = _MeterProvider([reader], resource=Resource(self._service), shutdown_on_exit=False)
         provider.get_meter("legato").create_observable_gauge("legato.stream.in_flight", [observe], unit="{stream}")
         return report
 

@@ -2,10 +2,12 @@
 
 Python runs one thread at a time, and an event loop that reads many streams waits for this turn at each read. When streams end together,
 the work for them would delay the streams that go on. `breathe` is called between pieces of the work and sleeps after each quarter of
-a millisecond, so that the work takes a tenth of the time at most. The longer a piece of work waits, the less it is interrupted, so that
-streams whatever their number are sent in time; a flush shortens the pauses, too. Threads of the application never sleep here.
+a millisecond, so that the work takes a tenth of the time at most; a third, once it has waited for long. Work that a flush waits for has
+short pauses, but it has them: a thread that keeps its turn for 5 ms would do so at each read of an application. What is not parsed in time
+costs no memory (`_unparsed`). Threads of the application never sleep here.
 
-Under gevent and eventlet, threads are greenlets, and a forked child goes on with copies of its parent's. `check` ends such a copy.
+Under gevent and eventlet, threads are greenlets, and a forked child goes on with copies of its parent's. `check` ends such a copy, and
+`_greenlets` ends one that waits.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from legato._clock import now_ns
 from legato._exits import after_fork
+from legato._greenlets import end_copies, note
 
 __all__ = ["Copied", "Paced", "breathe", "check", "hurry", "in_background", "waits_since"]
 
-_SLICE_NS, _PAUSE_S = 250_000, 0.0025
-_HURRIED_SLICE_NS, _HURRIED_PAUSE_S = 1_000_000, 0.0001
-# Work that has waited for longer is hurried; after the second time it has no pauses.
-_LATE_NS, _TOO_LATE_NS = 500_000_000, 1_500_000_000
+# Lengths of a slice in ns and of the pause after it in s: in general, of late work, and of work that a flush waits for.
+_CALM, _LATE, _HURRIED = (250_000, 0.0025), (400_000, 0.001), (600_000, 0.0001)
+_LATE_NS = 500_000_000
 
 # Of each background thread: its process, when its next pause is due, and since when its work waits (monotonic ns).
 _pace = threading.local()
@@ -41,10 +43,14 @@ class Copied(BaseException):
 
 def in_background(name: str, work: Callable[[], None]) -> threading.Thread:
     """Run ``work`` in a new daemon thread, in which `breathe` sleeps."""
+    process = os.getpid()
 
     def run() -> None:
-        _pace.process, _pace.due_ns, _pace.since_ns = os.getpid(), 0, now_ns()
+        _pace.process, _pace.due_ns, _pace.since_ns = process, 0, now_ns()
         try:
+            # A greenlet that a fork found before its first step begins in the child, too.
+            check()
+            note()
             work()
         except Copied:
             _rest()
@@ -70,13 +76,10 @@ def breathe() -> None:
     now = now_ns()
     if now < getattr(_pace, "due_ns", sys.maxsize):
         return
-    late_ns = now - _pace.since_ns
-    if late_ns >= _TOO_LATE_NS:
-        return
-    is_hurried = bool(_waiting) or late_ns >= _LATE_NS
-    _sleep(_HURRIED_PAUSE_S if is_hurried else _PAUSE_S)
+    slice_ns, pause_s = _HURRIED if _waiting else _LATE if now - _pace.since_ns >= _LATE_NS else _CALM
+    _sleep(pause_s)
     check()
-    _pace.due_ns = now_ns() + (_HURRIED_SLICE_NS if is_hurried else _SLICE_NS)
+    _pace.due_ns = now_ns() + slice_ns
 
 
 @contextmanager
@@ -103,13 +106,16 @@ class Paced(list[Any]):
 def _rest() -> None:
     """Sleep for ever. A copy cannot end, because Python's `threading` has forgotten it: gevent would print that."""
     while True:
-        _sleep(3600)
+        # It may have noticed by itself that it is a copy.
+        with suppress(Copied):
+            _sleep(3600)
 
 
 def _reset() -> None:
     """Begin anew in a forked child, and after gevent has replaced Python's threads."""
     global _pace, _sleep
     _waiting.clear()
+    end_copies(Copied)
     if type(_pace) is not threading.local:
         _pace, _sleep = threading.local(), time.sleep
 

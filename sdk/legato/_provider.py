@@ -24,6 +24,7 @@ from requests import ConnectionError, PreparedRequest, Response, Session
 
 from legato._errors import warn_once
 from legato._in_flight import InFlight
+from legato._pace import check
 from legato._replies import replies
 from legato._sender import Export, Sender
 from legato._spans import PARTS, scope
@@ -105,7 +106,8 @@ class _Session(Session):
     """Notes if no server was found. The exporter tries again, and says so only when it gives up."""
 
     def send(self, request: PreparedRequest, **more: Any) -> Response:
-        """Send a request."""
+        """Send a request, unless this is the copy of a thread that was sending it at a fork: its parent goes on."""
+        check()
         try:
             return super().send(request, **more)
         except ConnectionError:

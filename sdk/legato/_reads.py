@@ -17,6 +17,7 @@ from legato._errors import guard
 from legato._loop import LoopLag, watch_loop
 from legato._recorder import Origin, StreamRecorder
 from legato._socket import QUIET_NS, socket_probe
+from legato._unparsed import PAGE_BYTES, READ_BYTES
 
 __all__ = ["AsyncReads", "Reads", "attaching", "connection_of", "mark"]
 
@@ -89,21 +90,28 @@ class Reads(_ResponseReads):
 
     def iterate(self, source: Iterator[bytes]) -> Iterator[bytes]:
         """Yield what the source yields, and record it."""
-        recorder, read, probe, last = self.recorder, self.recorder.read, self._probe, now_ns()
-        self._reader = threading.get_ident()
+        recorder, unparsed, probe, holds = self.recorder, self.recorder.unparsed, self._probe, self._holds
+        keep, room, held, current = unparsed.append, PAGE_BYTES, recorder.held_read, threading.get_ident
+        last, handed_over = now_ns(), 0
+        self._reader = current()
         try:
             for data in source:
                 now = now_ns()
                 if now - last > QUIET_NS:
                     recorder.look(now, probe, len(data))
                 last = now
-                read((now, data))
+                room -= len(data) + READ_BYTES
+                if room > 0:
+                    keep((now, data))
+                else:
+                    room = unparsed.pay((now, data), room)
                 self._reader = None
-                handed_over = now_ns()
+                if holds:
+                    handed_over = now_ns()
                 yield data
-                self._reader = threading.get_ident()
-                if self._holds:
-                    recorder.held_read(now, now_ns() - handed_over)
+                self._reader = current()
+                if holds:
+                    held((now, now_ns() - handed_over))
         except BaseException as error:
             recorder.end(error=error)
             raise
@@ -115,11 +123,13 @@ class AsyncReads(_ResponseReads):
 
     async def iterate(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield what the source yields, and record it."""
-        recorder, read, probe, last = self.recorder, self.recorder.read, self._probe, now_ns()
+        recorder, unparsed, probe, holds = self.recorder, self.recorder.unparsed, self._probe, self._holds
+        keep, room, held = unparsed.append, PAGE_BYTES, recorder.held_read
         loop: LoopLag | None = None
         with guard("event-loop lag"):
             loop = watch_loop(recorder)
-        requested = last
+        last = requested = now_ns()
+        handed_over = 0
         self._reader = self._current()
         try:
             async for data in source:
@@ -129,14 +139,19 @@ class AsyncReads(_ResponseReads):
                     if loop is not None:
                         recorder.late(now, loop.lag_ns(requested, now))
                 last = now
-                read((now, data))
+                room -= len(data) + READ_BYTES
+                if room > 0:
+                    keep((now, data))
+                else:
+                    room = unparsed.pay((now, data), room)
                 self._reader = None
-                handed_over = now_ns()
+                if holds:
+                    handed_over = now_ns()
                 yield data
                 self._reader = self._current()
                 requested = now_ns()
-                if self._holds:
-                    recorder.held_read(now, requested - handed_over)
+                if holds:
+                    held((now, requested - handed_over))
         except BaseException as error:
             recorder.end(error=error)
             raise

@@ -20,8 +20,8 @@ from legato._arguments import check, corrected, is_plain
 from legato._body import Body
 from legato._clock import now_ns
 from legato._endings import OVER_NS, end_of, is_over
-from legato._holds import holds_of
-from legato._items import Items
+from legato._holds import Holds
+from legato._items import Items, size_of
 from legato._pace import breathe
 from legato._records import Columns, End, Origin, listed, outcome_of
 from legato._response import ResponseInfo
@@ -29,7 +29,8 @@ from legato._route import Route
 from legato._scan import Scan
 from legato._socket import Probe
 from legato._sse import Scanner
-from legato._timeline import CHUNKS_MAX, Kind
+from legato._timeline import CHUNKS_MAX, PART, Kind
+from legato._unparsed import READ_BYTES, Folded, Unparsed, adding, cost_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -39,8 +40,8 @@ __all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamReco
 _TEXT = int(Kind.TEXT)
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 """The kinds of chunks that carry content."""
-# Parsing may pause after so many reads, which take some 40 µs.
-_PAUSE_MASK = 31
+# Parsing may pause after reads of so many bytes in all, with their overhead. They take some 0.1 ms.
+_PAUSE_BYTES = 1 << 14
 _OUTCOMES = frozenset(("complete", "client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort"))
 
 
@@ -51,9 +52,9 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        "__weakref__", "asked", "held", "is_taken", "left_ns", "origin", "provisional", "read", "rev", "route", "span", "span_id",
-        "start_ns", "ttfb_ns", "wire_bytes", "_chunks", "_columns", "_content_ns", "_dropped_at_ns", "_end", "_ending", "_finish",
-        "_finished", "_holds", "_is_discarded", "_last_read_ns", "_lags", "_lock", "_probes", "_read_holds", "_reads", "_source",
+        "__weakref__", "asked", "held", "held_read", "is_taken", "left_ns", "origin", "provisional", "read", "rev", "route", "span",
+        "span_id", "start_ns", "ttfb_ns", "unparsed", "wire_bytes", "_chunks", "_columns", "_content_ns", "_dropped_at_ns", "_end",
+        "_ending", "_finish", "_finished", "_holds", "_is_discarded", "_last_read_ns", "_lock", "_lost_bytes", "_probes", "_source",
     )  # fmt: skip
 
     def __init__(
@@ -86,24 +87,26 @@ class StreamRecorder:
         self._finished = self._is_discarded = False
         self._finish = finish
         self._lock = threading.Lock()
-        self._ending = threading.Lock()
+        # The first to take the element ends the stream. Not a lock: gevent's runs other greenlets where it cannot be acquired at once.
+        self._ending = [True]
         self._end: End | None = None
         self._chunks: deque[tuple[int, int, int | None, int]] = deque()
-        self._reads: deque[tuple[int, bytes]] = deque()
-        self._holds: deque[int] = deque()
-        self._read_holds: deque[tuple[int, int]] = deque(maxlen=CHUNKS_MAX)
-        self._lags: deque[tuple[int, int]] = deque(maxlen=CHUNKS_MAX)
+        self._source: Any = body or (Scanner() if sse else None)
+        self._holds = Holds()
         self._probes: deque[tuple[int, int, int]] = deque(maxlen=CHUNKS_MAX)
-        self.read = self._reads.append
+        self.unparsed = Unparsed(size_of)
+        """What the worker has not parsed yet."""
+        self.read = adding(self.unparsed, cost_of if isinstance(body, Items) else len)
         """``read((now_ns(), data))`` records a read of a server-sent-event body. The worker later parses and discards the bytes."""
-        self.held = self._holds.append
+        self.held = self._holds.items.append
         """``held(ns)`` records a hold: the time from handing a chunk to the application to its request for the next. Call it once for each
         chunk handed over, in order.
         """
-        self._source: Any = body or (Scanner() if sse else None)
+        self.held_read = self._holds.reads.append
+        """``held_read((time_ns, ns))`` records a hold of a read as a whole, where the items in it are not handed over one by one."""
         self._columns = Columns([], [], [], [], None, 0, [])
         self._content_ns = start_ns
-        self._dropped_at_ns = 0
+        self._dropped_at_ns = self._lost_bytes = 0
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk that arrived now: UTF-8 bytes of its content, its tokens (``None``: unknown) and its ``Kind``."""
@@ -116,14 +119,10 @@ class StreamRecorder:
             # The probe runs after the read, so the bytes just read are added to the queue again.
             self._probes.append((time_ns, found[0] + read_bytes, found[1]))
 
-    def held_read(self, time_ns: int, hold_ns: int) -> None:
-        """Record a hold of the read at ``time_ns`` as a whole, where the items that it contained are not handed over one by one."""
-        self._read_holds.append((time_ns, hold_ns))
-
     def late(self, time_ns: int, late_ns: int) -> None:
         """Record that the event loop was blocked for ``late_ns`` before the read at ``time_ns``. It counts as consumer time."""
         if late_ns:
-            self._lags.append((time_ns, late_ns))
+            self._holds.lags.append((time_ns, late_ns))
 
     def leave(self) -> None:
         """Record that the application left its loop over the stream. Unless it resumes, the stream counts as cancelled now."""
@@ -134,7 +133,7 @@ class StreamRecorder:
 
         The type of an ``error`` determines the outcome and overrides ``outcome`` and ``error_type``.
         """
-        if not self._ending.acquire(blocking=False):
+        if not self._is_first_end():
             return
         if error is not None:
             outcome, error_type = outcome_of(error)
@@ -148,7 +147,13 @@ class StreamRecorder:
 
     def disown(self) -> None:
         """Ignore the end of this stream: it is the copy that a forked child has of a stream of its parent."""
-        self._ending.acquire(blocking=False)
+        self._is_first_end()
+
+    def _is_first_end(self) -> bool:
+        try:
+            return self._ending.pop()
+        except IndexError:
+            return False
 
     @property
     def ended(self) -> bool:
@@ -191,21 +196,28 @@ class StreamRecorder:
         return self._content_ns if now - self._content_ns >= silence_ns else None
 
     def _last_content_ns(self) -> int:
+        # In what was lost there may have been content.
+        return self._dropped_ns or max(self.unparsed.lost_ns, self._last_known_ns())
+
+    def _last_known_ns(self) -> int:
         seen = self._scanner or self._columns
-        if self._dropped_ns:
-            return self._dropped_ns
-        for time_ns, kind in zip(reversed(seen.times), reversed(seen.kinds), strict=True):
-            if kind in CONTENT:
-                return time_ns
+        for end in range(len(seen.kinds), 0, -PART):
+            breathe()
+            part = seen.kinds[max(0, end - PART) : end]
+            place = next((at for at in range(len(part) - 1, -1, -1) if part[at] in CONTENT), None)
+            if place is not None:
+                return seen.times[end - len(part) + place]
         return self.start_ns
 
     def content_after(self, time_ns: int) -> int:
         """Return the monotonic time of the first content after this time; 0 if there is none yet."""
         columns = self.digest()
         first = bisect_right(columns.times, time_ns)
-        following = zip(columns.times[first:], columns.kinds[first:], strict=True)
-        found = next((at for at, kind in following if kind in CONTENT), 0)
-        return found or (self._dropped_ns if self._dropped_ns > time_ns else 0)
+        following = columns.kinds[first:]
+        place = min((following.index(kind) for kind in CONTENT if kind in following), default=None)
+        found = columns.times[first + place] if place is not None else 0
+        later = max(self._dropped_ns, self.unparsed.lost_ns)
+        return found or (later if later > time_ns else 0)
 
     @property
     def _dropped_ns(self) -> int:
@@ -215,7 +227,7 @@ class StreamRecorder:
     @property
     def undigested(self) -> int:
         """Number of reads and chunks that were recorded and not yet moved into columns."""
-        return len(self._reads) + len(self._chunks)
+        return len(self.unparsed.reads) + len(self._chunks)
 
     def parse(self) -> None:
         """Parse what was recorded since the last call. Other threads may keep recording meanwhile."""
@@ -223,17 +235,18 @@ class StreamRecorder:
             self._parse()
 
     def digest(self) -> Columns:
-        """Parse what was recorded and return all chunks as columns. Other threads may keep recording meanwhile."""
+        """Parse what was recorded and return all chunks as columns, which stay as they are. Other threads may keep recording meanwhile."""
         with self._lock:
+            # Read before the parsing, after which nothing changes any more.
+            is_ended = self._end is not None
             self._parse()
-            if self._scanner is not None:
-                self._copy_scanned(self._scanner)
-            columns = self._columns
-            if self._holds or self._read_holds or self._lags:
-                yielded = self._scanner.yielded if self._scanner is not None else range(len(columns.times))
-                holds = (listed(self._holds), listed(self._read_holds), listed(self._lags))
-                columns.holds_ns = holds_of(columns.times, yielded, *holds)
-            return columns
+            seen = self._scanner or self._columns
+            times, sizes, tokens, kinds = seen.times, seen.sizes, seen.tokens, seen.kinds
+            if not is_ended:
+                times, sizes, tokens, kinds = times[:], sizes[:], None if tokens is None else tokens[:], kinds[:]
+            yielded = self._scanner.yielded if self._scanner is not None else range(len(times))
+            holds = self._holds.of(times, yielded)
+            return Columns(times, sizes, tokens, kinds, holds, seen.dropped + self.unparsed.lost, listed(self._probes))
 
     @property
     def _scanner(self) -> Scan | None:
@@ -242,39 +255,55 @@ class StreamRecorder:
     def _parse(self) -> None:
         """Move the recorded reads into the scanner, or the recorded chunks into the columns: work for what is new, not for the whole
         stream. Between slices other threads may run: many streams that end together must not delay those that go on."""
-        # The holds are those of the first chunks, so the newest have no chunk.
-        while len(self._holds) > CHUNKS_MAX:
-            self._holds.pop()
+        self._holds.pack()
+        if self._finished:
+            return
         if self._source is None:
             self._take_chunks()
             return
         # Read before the reads: no read follows an end.
         is_ended = self._end is not None
-        reads, feed, count = self._reads, self._source.feed, 0
-        counts_bytes = not isinstance(self._source, Items)
-        while reads:
-            time_ns, data = reads.popleft()
-            self._last_read_ns = time_ns
-            feed(time_ns, data)
-            if counts_bytes:
-                self.wire_bytes = (self.wire_bytes or 0) + len(data)
-            count += 1
-            if not count & _PAUSE_MASK:
-                breathe()
+        self._parse_reads()
         if is_ended and not self._finished:
             self._finished = True
             self._source.finish(self._last_read_ns or self.start_ns)
+            self.unparsed.close()
         scanner = self._source.scan
         if scanner.format is not None and not self.origin.provider:
             self.origin.provider = scanner.format.provider
 
-    def _copy_scanned(self, scanner: Scan) -> None:
-        columns = self._columns
-        columns.dropped = scanner.dropped
-        columns.times, columns.sizes, columns.kinds = scanner.times[:], scanner.sizes[:], scanner.kinds[:]
-        tokens = scanner.tokens
-        columns.tokens = None if tokens is None else tokens[:]
-        columns.probes = listed(self._probes)
+    def _parse_reads(self) -> None:
+        """Parse the reads that are there now. A server that sends faster than they are parsed must not keep the worker here."""
+        unparsed, source, time_ns = self.unparsed, self._source, self._last_read_ns
+        following, feed, is_bytes = unparsed.reads.popleft, source.feed, not isinstance(source, Items)
+        size_of, count = len if is_bytes else cost_of, len(unparsed.reads)
+        cost = total = folded = 0
+        for _ in range(count):
+            time_ns, data = following()
+            if type(data) is Folded:
+                if data.follows_gap:
+                    source.miss()
+                source.fold(time_ns, int(data))
+                folded += data
+                cost += READ_BYTES
+            else:
+                feed(time_ns, data)
+                cost += size_of(data) + READ_BYTES
+            if cost >= _PAUSE_BYTES:
+                unparsed.parsed(cost)
+                total, cost = total + cost, 0
+                self._holds.pack()
+                breathe()
+        unparsed.parsed(cost)
+        lost = unparsed.lost_bytes - self._lost_bytes
+        if lost:
+            self._lost_bytes += lost
+            time_ns = max(time_ns, unparsed.lost_ns)
+            if unparsed.is_in_gap:
+                source.miss()
+        self._last_read_ns = time_ns
+        if is_bytes and time_ns:
+            self.wire_bytes = (self.wire_bytes or 0) + total + cost - count * READ_BYTES + folded + lost
 
     def _take_chunks(self) -> None:
         chunks, columns = self._chunks, self._columns
@@ -285,7 +314,8 @@ class StreamRecorder:
                 columns.dropped += len(chunks)
                 chunks.clear()
                 break
-            room = CHUNKS_MAX - len(columns.times)
+            breathe()
+            room = min(PART, CHUNKS_MAX - len(columns.times))
             if self._end is not None and len(chunks) <= room:
                 batch = listed(chunks)
                 chunks.clear()
@@ -315,9 +345,10 @@ class StreamRecorder:
     def is_over(self, now: int) -> bool:
         """Whether nothing more will be read, although the stream was not ended."""
         try:
-            last_ns = self._reads[-1][0]
+            last_ns = self.unparsed.reads[-1][0]
         except IndexError:
             last_ns = self._last_read_ns
+        last_ns = max(last_ns, self.unparsed.lost_ns)
         if not last_ns or now - last_ns < OVER_NS:
             return False
         self.parse()
@@ -333,8 +364,9 @@ class StreamRecorder:
         """Forget what was recorded after the end, once the worker has taken what was before it."""
         if self.is_taken:
             with self._lock:
-                for each in (self._reads, self._chunks, self._holds):
-                    each.clear()
+                self.unparsed.close()
+                self._holds.forget()
+                self._chunks.clear()
 
     @property
     def is_unsure(self) -> bool:

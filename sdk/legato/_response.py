@@ -10,13 +10,30 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Measured", "ResponseInfo", "count_of", "error_type", "json_size", "text_size"]
+from legato._pace import breathe
+
+__all__ = ["Elided", "Measured", "ResponseInfo", "count_of", "encodable", "error_type", "json_size", "text_size"]
 
 Measured = tuple[int, int, int | None]
 """Of one event: bytes of content, kind, and the output tokens so far; ``None`` if the event has no such count."""
 # A body may have a response after a response for days.
 _REASONS_MAX = 64
+_NAME_CHARS_MAX = 256
+# The timeline and the store have counts of 32 bits. OTLP's have 64, and a larger one makes the whole export fail.
+_COUNT_MAX = 2**32 - 1
 _CODE = re.compile(r"[\w.:/-]{1,100}", re.ASCII)
+
+
+class Elided(str):
+    """Stands for a string of which only the length is known. Its text is empty."""
+
+    length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __str__(self) -> str:
+        return ""
 
 
 @dataclass(slots=True)
@@ -24,9 +41,9 @@ class ResponseInfo:
     """What the events reported about the response: ids, model, finish reasons, usage, end and error.
 
     ``expects_end``: the format has an end mark, so a body without one was cut. ``done``: the end mark was there. ``cancelled``: the
-    response reported that its reader stopped it. ``has_tool_input``: a tool's input was streamed in parts. ``is_incomplete``: an event was
-    too long to be read, so a missing end mark means nothing. ``finished``: a finish reason was given, and no content followed; then
-    ``done`` is reset, too. ``open_choices``: indexes of OpenAI's choices that have begun and not finished.
+    response reported that its reader stopped it. ``has_tool_input``: a tool's input was streamed in parts. ``is_incomplete``: an event or
+    a read is not known, and no content was read after it, so a missing end mark means nothing. ``finished``: a finish reason was given, and
+    no content followed; then ``done`` is reset, too. ``open_choices``: indexes of OpenAI's choices that have begun and not finished.
     """
 
     response_id: str = ""
@@ -45,15 +62,15 @@ class ResponseInfo:
 
     def name(self, response_id: Any = None, model: Any = None) -> None:
         """Keep the first id and the newest model that are given."""
-        self.response_id = self.response_id or str(response_id or "")
-        self.model = str(model or self.model)
+        self.response_id = self.response_id or _name_of(response_id)
+        self.model = _name_of(model) or self.model
 
     def finish(self, reason: Any) -> bool:
         """Keep a finish reason; return whether one was given."""
         if not reason:
             return False
         # An enumeration of a library has the name on the wire as its value.
-        named = str(getattr(reason, "value", reason))[:100]
+        named = encodable(str(getattr(reason, "value", reason))[:100])
         if len(self.finish_reasons) < _REASONS_MAX:
             self.finish_reasons.append(named)
         else:
@@ -70,9 +87,18 @@ class ResponseInfo:
         return made
 
 
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can encode: JSON may have half of a pair of surrogates, which makes the whole export fail."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _name_of(value: Any) -> str:
+    return encodable(str(value)[:_NAME_CHARS_MAX]) if value else ""
+
+
 def count_of(value: Any) -> int | None:
-    """Return a count; ``None`` if the value is no whole number. A negative count is 0."""
-    return max(0, value) if isinstance(value, int) and not isinstance(value, bool) else None
+    """Return a count; ``None`` if the value is no whole number, or no possible one. A negative count is 0."""
+    return max(0, value) if isinstance(value, int) and not isinstance(value, bool) and value <= _COUNT_MAX else None
 
 
 def text_size(text: Any) -> int:
@@ -86,7 +112,21 @@ def json_size(value: Any) -> int:
     """Return the bytes of a value as JSON without spaces; of a string its own; 0 for ``None``."""
     if value is None or isinstance(value, str):
         return text_size(value)
-    return text_size(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text_size(text) + (_elided_size(value) if '""' in text else 0)
+
+
+def _elided_size(value: Any) -> int:
+    """Return the bytes of the strings in a value that were left out, of which its JSON has only the marks."""
+    size, waiting = 0, [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, Elided):
+            size += len(found)
+        elif isinstance(found, (dict, list)):
+            breathe()
+            waiting += found.values() if isinstance(found, dict) else found
+    return size
 
 
 def error_type(error: Any) -> str:

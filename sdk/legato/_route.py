@@ -18,7 +18,7 @@ from legato._errors import warn_once
 from legato._exits import after_fork
 from legato._state import settings
 
-__all__ = ["Own", "Route", "current_route", "own", "own_for_stream", "use", "use_later", "warn_lost", "warn_unsampled"]
+__all__ = ["Own", "Route", "current_route", "fate_of_unrecorded", "own", "own_for_stream", "use", "use_later", "warn_unsampled"]
 
 
 class Route(Enum):
@@ -122,6 +122,16 @@ def warn_lost() -> None:
         "streams are recorded and sent nowhere: call legato.configure(), or set a tracer provider of OpenTelemetry, before the first "
         "stream. Further ones are counted in legato.stats()['lost'], not logged.",
     )
+
+
+def fate_of_unrecorded(route: Route) -> str:
+    """Return the fate of a stream without a recorded span, and log once what to do about it."""
+    if route is Route.NOWHERE and not is_opentelemetry_disabled():
+        warn_lost()
+        return "lost"
+    if route is not Route.DISABLED:
+        warn_unsampled()
+    return "unsampled"
 
 
 def _forked() -> None:

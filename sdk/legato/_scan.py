@@ -7,56 +7,90 @@ chunk: its content is measured and not kept. Recognising and measuring never rai
 from __future__ import annotations
 
 import json
-import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import filterfalse
 from typing import Any
 
 from legato._formats import JSON_RPC, OPENAI, Format, measure_any, sniff
+from legato._long import LONG_BYTES, LongEvent
+from legato._pace import breathe
 from legato._response import Measured, ResponseInfo
-from legato._timeline import CHUNKS_MAX, Kind
+from legato._timeline import CHUNKS_MAX, Kind, parts_of
 
-__all__ = ["PENDING_BYTES_MAX", "Scan"]
+__all__ = ["BLOCK_BYTES", "PAUSE_EVENTS", "Scan", "blocks_of"]
 
-PENDING_BYTES_MAX = 1 << 24
-"""A longer event is skipped: one that never ends would grow without limit. Events with a picture have some MB."""
-# An unfinished event of this length is neither copied nor searched again with each read.
-_LONG_BYTES = 1 << 16
-_START_BYTES = 256
-_RESPONSE_END = re.compile(rb'"type":\s?"response\.completed"')
+BLOCK_BYTES = 1 << 16
+"""A larger read is scanned in blocks of this size."""
+# A longer start of an event is not copied with each further read.
+_COPIED_BYTES_MAX = 1 << 12
 # Events of no format before the format is taken for unknown. Some servers send their own metadata before the response.
 _UNSURE_MAX = 16
+# Of these a longer one is not kept for a second look: 16 of any length would have megabytes as Python's objects.
+_UNSURE_BYTES_MAX = 1 << 12
+# Once the timeline is full, only so many events at the end of a block are looked at: an end mark is the last.
+_TAIL_EVENTS = 64
+PAUSE_EVENTS = 16
+"""So many events are scanned without a pause, which takes some 0.1 ms."""
+# An event above so many bytes with so many objects and arrays, or values, is read as a long one. It would take more than a millisecond.
+_DENSE_BYTES, _OBJECTS_MAX, _VALUES_MAX = 1 << 13, 1 << 12, 1 << 13
 _TEXT, _HEARTBEAT, _DONE = int(Kind.TEXT), int(Kind.HEARTBEAT), int(Kind.DONE)
 _CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
 _ROUND_STARTS = ("message_start", "response.created")
 
 
+def blocks_of(data: bytes) -> Iterable[bytes]:
+    """Return a read, or the blocks that it is scanned in, with pauses between them."""
+    return (data,) if len(data) <= BLOCK_BYTES else _blocks(data)
+
+
+def _blocks(data: bytes) -> Iterable[bytes]:
+    for at in range(0, len(data), BLOCK_BYTES):
+        yield data[at : at + BLOCK_BYTES]
+        breathe()
+
+
+def _is_dense(payload: bytes) -> bool:
+    """Whether parsing takes long. Code in a text has brackets, too, so these count outside strings only, where they are many."""
+    if not _has_many(payload):
+        return False
+    return _has_many(b"".join(payload.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]))
+
+
+def _has_many(payload: bytes) -> bool:
+    return payload.count(b"{") + payload.count(b"[") > _OBJECTS_MAX or payload.count(b",") > _VALUES_MAX
+
+
 class Scan:
     """Chunks by column, filled by ``feed``: times in ns, sizes in bytes, tokens, kinds.
 
-    ``tokens`` is known only if every chunk with content had a cumulative usage. ``yielded`` has the indexes of those events, in order,
-    that a client library passes to the application. ``format``: the format of the events; ``None``: recognise it. The columns have at most
-    ``CHUNKS_MAX`` chunks; ``dropped`` counts further ones, and ``dropped_ns`` is the time of the last of these with content, or 0.
+    ``tokens`` is known only if every chunk with content had a cumulative usage. ``format``: the format of the events; ``None``: recognise
+    it. The columns have at most ``CHUNKS_MAX`` chunks; ``dropped`` counts further ones, and ``dropped_ns`` is the time of the last of these
+    with content, or 0. ``kept_back``: the chunks that are no items of a library; ``gap_at``: the first chunk after a missing read.
     """
 
     __slots__ = (
-        *("dropped", "dropped_ns", "format", "kinds", "response", "sizes", "times", "yielded"),
-        *("_counted", "_is_settled", "_last_tokens", "_pending", "_skipped", "_skips_end", "_tokens", "_unsure"),
+        *("dropped", "dropped_ns", "format", "gap_at", "kept_back", "kinds", "response", "sizes", "times"),
+        *("_counted", "_is_settled", "_last_tokens", "_long", "_pending", "_tokens", "_unsure"),
     )
+    # Ends an event, in scanners of framings with such a mark: one byte, or the same byte twice.
+    _END = b"\n"
 
     def __init__(self, format: Format | None = None) -> None:
         self.format = format
         self.times: list[int] = []
         self.sizes: list[int] = []
         self.kinds: list[int] = []
-        self.yielded: list[int] = []
+        self.kept_back: list[int] = []
+        self.gap_at: int | None = None
         self.dropped = self.dropped_ns = 0
         self.response = ResponseInfo(expects_end=format is OPENAI)
         self._tokens: list[int] = []
         self._counted = True
         self._last_tokens = 0
-        # The bytes of an event that has not ended; of an event that is skipped, its last bytes, and the number of those before.
+        # The bytes of an event that has not ended; of one that is too long to be kept, the last byte alone.
         self._pending: bytes | bytearray = b""
-        self._skipped = 0
-        self._skips_end = False
+        self._long: LongEvent | None = None
         self._unsure: list[tuple[int, Any]] = []
         self._is_settled = format is not None
 
@@ -64,6 +98,19 @@ class Scan:
     def scan(self) -> Scan:
         """The scanner itself; a ``Body`` has its scanner under the same name."""
         return self
+
+    @property
+    def yielded(self) -> Sequence[int]:
+        """The indexes of those events, in order, that a client library passes to the application."""
+        end = len(self.times) if self.gap_at is None else self.gap_at
+        if not self.kept_back:
+            return range(end)
+        found: list[int] = []
+        for first, part in parts_of(range(end)):
+            # They are in order.
+            here = self.kept_back[bisect_left(self.kept_back, first) : bisect_left(self.kept_back, first + len(part))]
+            found += filterfalse({*here}.__contains__, part)
+        return found
 
     @property
     def tokens(self) -> list[int] | None:
@@ -89,74 +136,145 @@ class Scan:
         """Add the bytes of one read."""
         raise NotImplementedError
 
+    def fold(self, time_ns: int, size: int) -> None:
+        """Add a read of which only the size is known."""
+        self.miss()
+        self._add(time_ns, size, _TEXT, None)
+
+    def miss(self) -> None:
+        """Note that a read is missing: an end mark may have been in it, where the next event begins is unknown, and the items of a library
+        can no longer be matched with chunks."""
+        self.response.is_incomplete = True
+        self.gap_at = len(self.times) if self.gap_at is None else self.gap_at
+        self._pending, self._long = b"", LongEvent(is_readable=False)
+
     def finish(self, time_ns: int) -> None:
         """Take the body as ended; ``time_ns`` is the time of its last read. What is left may be an event without its line end."""
-        if self._skipped:
-            self._skipped_event(time_ns, self._skipped + len(self._pending))
-            self._pending = b""
+        long = self._long
+        if long is None:
+            return
+        self._pending = b""
+        if self.format is not None and not long.is_ended(self._payload_in(long.text)):
+            # It was cut, and counts no more than a short one that was.
+            self._long = None
+        self._end_long(time_ns)
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """Cut a block into its events and the start of another. Those that a full timeline has no room for are only counted."""
+        if len(self.times) < CHUNKS_MAX:
+            return data.split(self._END)
+        events = data.rsplit(self._END, _TAIL_EVENTS)
+        if len(events) > _TAIL_EVENTS and (more := events[0].count(self._END)):
+            self.dropped += more
+            events[0] = events[0].rpartition(self._END)[2]
+        return events
 
     def _keep(self, rest: bytes) -> None:
         """Keep the start of an event until its end is read."""
-        self._pending = bytearray(rest) if len(rest) > _LONG_BYTES else rest
-        if len(rest) > PENDING_BYTES_MAX:
-            self._skip(rest)
+        self._pending = rest
+        if len(rest) > LONG_BYTES:
+            self._lengthen(b"")
 
-    def _goes_on(self, time_ns: int, data: bytes, end: re.Pattern[bytes]) -> bytes | None:
-        """Return what is to be scanned with a read; ``None`` if the read is only a further part of a long event. ``end``: of an event."""
+    def _lengthen(self, data: bytes) -> None:
+        """Add bytes to the event that has not ended. What is too long is not kept."""
         pending = self._pending
-        if not isinstance(pending, bytearray):
-            return pending + data
-        last = bytes(pending[-3:])
-        found = end.search(last + data)
-        if found is None:
-            pending += data
-            if self._skipped or len(pending) > PENDING_BYTES_MAX:
-                self._skip(pending)
-            return None
-        self._pending = b""
-        if not self._skipped:
+        if self._long is None and len(pending) + len(data) <= LONG_BYTES:
+            self._pending = pending if isinstance(pending, bytearray) else bytearray(pending)
+            self._pending += data
+            return
+        if self._long is None:
+            self._long = LongEvent()
+            self._long.feed(pending)
+        self._long.feed(data)
+        self._pending = bytes((pending[-1:] + data[-1:])[-1:])
+
+    def _goes_on(self, time_ns: int, data: bytes) -> bytes:
+        """Return what is to be scanned with a block: the start of an event before it, and what follows a long event that ends in it."""
+        pending, long = self._pending, self._long
+        if long is not None and not long.length and self._begins_event(data):
+            # Nothing of the event was missing.
+            self._long = long = None
+        if long is None and len(pending) <= _COPIED_BYTES_MAX:
+            self._pending = b""
+            return bytes(pending) + data if pending else data
+        # The mark may have begun in the block before.
+        begun = pending[-1:] == data[:1] == self._END[:1] and len(self._END) > 1
+        at, after = (0, 1) if begun else (data.find(self._END), len(self._END))
+        if at < 0:
+            self._lengthen(data)
+            return b""
+        if long is None and len(pending) + at <= LONG_BYTES:
+            self._pending = b""
             return bytes(pending) + data
-        self._skipped_event(time_ns, self._skipped + len(pending) - len(last) + found.start())
-        return (last + data)[found.end() :]
+        self._lengthen(data[:at])
+        self._pending = b""
+        self._end_long(time_ns)
+        return data[at + after :]
 
-    def _skip(self, event: bytes | bytearray) -> None:
-        """Forget the bytes of an event that is too long, but the last, which may be the start of its end."""
-        if not self._skipped:
-            self.response.is_incomplete = True
-            self._skips_end = _RESPONSE_END.search(event[:_START_BYTES]) is not None
-        self._pending = bytearray(event[-3:])
-        self._skipped += len(event) - len(self._pending)
+    def _begins_event(self, data: bytes) -> bool:
+        """Whether this looks like the beginning of an event."""
+        return False
 
-    def _skipped_event(self, time_ns: int, event_bytes: int) -> None:
-        """Add the chunk of a skipped event: its bytes, unless it is known as an end without content."""
-        self._skipped = 0
-        self._yield()
-        if self._skips_end:
-            self.response.done = self.response.finish("completed")
-            self._add(time_ns, 0, _DONE, None)
-        else:
-            self._add(time_ns, event_bytes, _TEXT, None)
+    def _end_long(self, time_ns: int) -> None:
+        """Take the long event as ended."""
+        long, self._long = self._long, None
+        if long is not None and long.length:
+            self._long_event(time_ns, long)
+
+    def _long_event(self, time_ns: int, long: LongEvent) -> None:
+        """Add a long event: as any other if what it says is known, else its bytes."""
+        content = long.content_of(self._payload_in(long.text))
+        if content is not None:
+            self._content(time_ns, content, long.length)
+            return
+        self._note_unknown()
+        self._add(time_ns, long.length, _TEXT, None)
+
+    def _note_unknown(self) -> None:
+        """Note that an event was not read. An end mark may have been in it."""
+        self.response.is_incomplete = True
+
+    def _payload_in(self, event: bytes) -> bytes:
+        """Return the payload of an event without its framing."""
+        return event
 
     def _payload(self, time_ns: int, payload: bytes) -> None:
         """Add an event: JSON, an end mark of OpenAI's kind, or anything else."""
         if payload.startswith(b"[DONE]"):
             self.response.done = True
+            self._keep_back()
             self._add(time_ns, 0, _DONE, None)
             return
-        try:
-            content = json.loads(payload)
-        except (ValueError, RecursionError):
-            content = None
+        content: Any = None
+        if len(payload) > _DENSE_BYTES and _is_dense(payload):
+            content = self._dense(payload)
+        else:
+            try:
+                content = json.loads(payload)
+            except (ValueError, RecursionError):
+                pass
         if isinstance(content, str) and not payload.startswith(b'"'):
             # A text in quotation marks after a space is a text, not a JSON string.
             content = None
         self._content(time_ns, content, len(payload))
 
+    def _dense(self, payload: bytes) -> Any:
+        """Return what a dense event says without its lists of numbers; ``None`` if it is too long without them. Parsing is one step, in
+        which no other thread runs, so what is made to cost time is not read."""
+        long = LongEvent()
+        long.feed(payload)
+        content = long.content_of(long.text)
+        if content is None:
+            self._note_unknown()
+        return content
+
     def _content(self, time_ns: int, content: Any, payload_bytes: int) -> None:
-        self._yield()
         if not self._is_settled:
-            self._recognise(content)
+            self._recognise(content, payload_bytes)
         size, kind, total = self._measure_next(content, payload_bytes)
+        if size and kind in _CONTENT:
+            # An end mark is the last event, so none was in what is missing.
+            self.response.is_incomplete = False
         self._add(time_ns, size, kind, total)
 
     def _measure_next(self, content: Any, payload_bytes: int) -> Measured:
@@ -183,11 +301,11 @@ class Scan:
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             return 0, _HEARTBEAT, None
 
-    def _recognise(self, content: Any) -> None:
+    def _recognise(self, content: Any, payload_bytes: int) -> None:
         """Determine the format by this event. What earlier events were taken for is corrected."""
         self.format = sniff(content, is_first=not self._unsure) if isinstance(content, dict) else None
         if self.format is None and len(self._unsure) < _UNSURE_MAX:
-            self._unsure.append((len(self.times), content))
+            self._unsure.append((len(self.times), content if payload_bytes <= _UNSURE_BYTES_MAX else None))
             return
         self._is_settled = True
         if self.format is not None and self._unsure:
@@ -198,10 +316,10 @@ class Scan:
             self._counted, self._tokens = True, [0] * len(self.times)
         self._unsure.clear()
 
-    def _yield(self) -> None:
-        """Note that the next chunk is one that a library passes on."""
+    def _keep_back(self) -> None:
+        """Note that the next chunk is none that a library passes on."""
         if len(self.times) < CHUNKS_MAX:
-            self.yielded.append(len(self.times))
+            self.kept_back.append(len(self.times))
 
     def _add(self, time_ns: int, size: int, kind: int, total: int | None) -> None:
         """Add a chunk, or count it if the timeline is full. ``total``: the output tokens so far; ``None``: unknown."""

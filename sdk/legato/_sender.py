@@ -23,12 +23,16 @@ from legato._errors import guard, warn_once
 from legato._exits import after_fork
 from legato._pace import Paced, check, hurry, in_background, waits_since
 from legato._tally import tally
+from legato._timeline import TIMELINE
 
 __all__ = ["BATCH_MAX", "QUEUE_MAX", "Sender"]
 
 _log = logging.getLogger("legato")
 QUEUE_MAX = 4096
 BATCH_MAX = 512
+# Of timelines: a full one has some hundred KB, a usual one three bytes a chunk. A batch is encoded in one step, in which no other thread
+# runs.
+_QUEUE_BYTES_MAX, _BATCH_BYTES_MAX = 1 << 26, 1 << 19
 # Streams that end together after a quiet time leave in one export.
 _GATHER_S = 0.25
 Export = Callable[[Sequence[Any]], bool]
@@ -51,7 +55,7 @@ class Sender:
         # A condition's lock is re-entrant, so the handler of a signal may flush whatever it interrupts.
         self._changed = threading.Condition()
         self._queue: deque[tuple[Any, bool]] = deque()
-        self._taken = self._done = self._urgent = self._oldest_ns = 0
+        self._taken = self._done = self._urgent = self._oldest_ns = self._bytes = 0
         self._has_failed = False
         self._thread: threading.Thread | None = None
         self._export = None
@@ -65,17 +69,19 @@ class Sender:
 
     def put(self, span: Any, *, is_stream: bool) -> None:
         """Queue an ended span; it never waits. If the queue is full, the span is dropped and a stream is counted as lost."""
+        size = _size_of(span)
         with self._changed:
-            if len(self._queue) >= self._queue_max:
+            if len(self._queue) >= self._queue_max or self._bytes + size > _QUEUE_BYTES_MAX:
                 self._drop(is_stream)
                 return
             if not self._queue:
                 self._oldest_ns = now_ns()
             self._queue.append((span, is_stream))
+            self._bytes += size
             self._taken += 1
             if is_stream:
                 tally.add("waiting")
-            if len(self._queue) in (1, BATCH_MAX):
+            if len(self._queue) in (1, BATCH_MAX) or self._bytes >= _BATCH_BYTES_MAX:
                 self._changed.notify_all()
         self.start()
 
@@ -94,9 +100,10 @@ class Sender:
             tally.add("lost")
         warn_once(
             "queue",
-            "more than %d ended streams wait for their export, and further ones are lost: the endpoint is too slow or does not answer. "
-            "They are counted in legato.stats()['lost'].",
+            "more than %d ended streams, or %d MiB, wait for their export, and further ones are lost: the endpoint is too slow or does not "
+            "answer. They are counted in legato.stats()['lost'].",
             self._queue_max,
+            _QUEUE_BYTES_MAX >> 20,
         )
 
     def _run(self) -> None:
@@ -117,10 +124,19 @@ class Sender:
             self._changed.wait_for(self._is_urgent, wait_s)
             check()
             waits_since(max(self._oldest_ns, int(1e9 * due)))
-            return [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
+            return self._take_batch()
+
+    def _take_batch(self) -> list[tuple[Any, bool]]:
+        batch: list[tuple[Any, bool]] = []
+        size = 0
+        while self._queue and len(batch) < BATCH_MAX and size < _BATCH_BYTES_MAX:
+            batch.append(self._queue.popleft())
+            size += _size_of(batch[-1][0])
+        self._bytes -= size
+        return batch
 
     def _is_urgent(self) -> bool:
-        return self._urgent > self._done or len(self._queue) >= BATCH_MAX
+        return self._urgent > self._done or len(self._queue) >= BATCH_MAX or self._bytes >= _BATCH_BYTES_MAX
 
     def _note(self, batch: Sequence[tuple[Any, bool]], is_accepted: bool) -> None:
         streams = sum(is_stream for _, is_stream in batch)
@@ -136,6 +152,12 @@ class Sender:
                 "an export failed, and its streams are lost: check the endpoint of legato.configure(). "
                 "Further ones are counted in legato.stats()['failed'], not logged.",
             )
+
+
+def _size_of(span: Any) -> int:
+    """Return the bytes of a span's timeline, which is most of what it has; 0 if it has none."""
+    timeline = (getattr(span, "attributes", None) or {}).get(TIMELINE)
+    return len(timeline) if isinstance(timeline, (bytes, str)) else 0
 
 
 def _export_quietly(export: Export, spans: Sequence[Any]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from bisect import bisect_left
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from operator import sub
@@ -17,10 +18,12 @@ from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 
 from legato._clock import anchor_ns, clock_id, wall_ns
+from legato._pace import breathe
 from legato._recorder import CONTENT, Columns, End, Origin, StreamRecorder
+from legato._response import encodable
 from legato._route import own_for_stream
 from legato._state import settings
-from legato._timeline import HOLD_STEP_US, Kind, pack
+from legato._timeline import HOLD_STEP_US, PART, TIMELINE, Kind, pack, parts_of
 from legato._version import __version__
 
 __all__ = ["PARTS", "attributes_of", "scope", "send_silence", "start_span", "tracer"]
@@ -32,6 +35,9 @@ STALL_NS = 250_000_000
 _HOLD_STEP_NS = HOLD_STEP_US * 1000
 _TEXT = int(Kind.TEXT)
 _QUEUED, _IDLE = 10, 12
+_PAUSE_MASK = 255
+# Of so many chunks one has content, in general.
+_FIRST = 16
 _OPEN_ENDED = ("client_cancel", "timeout", "upstream_error", "abandoned", "engine_abort")
 
 
@@ -60,7 +66,7 @@ def tracer() -> trace.Tracer:
 
 def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span:
     """Start the span of a stream that began at this monotonic time."""
-    name = f"chat {origin.model}" if origin.model else "chat"
+    name = f"chat {encodable(origin.model)}" if origin.model else "chat"
     return tracer().start_span(name, context=context, kind=_span_kind(origin), start_time=wall_ns(start_ns))
 
 
@@ -75,7 +81,7 @@ def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, *, resu
         "gen_ai.request.model": origin.model or (recorder.response.model if recorder.response else ""),
         "legato.engine.id": origin.engine_id,
     }
-    attributes: dict[str, Any] = {key: value for key, value in named.items() if value}
+    attributes: dict[str, Any] = {key: encodable(value) for key, value in named.items() if value}
     attributes["legato.stream.silent_since"] = (since_ns - recorder.start_ns) // 1000
     if origin.vantage not in ("client", "server"):
         attributes["legato.stream.vantage"] = origin.vantage
@@ -103,10 +109,10 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
         "legato.stream.transport": recorder.origin.transport,
     }
     if count:
-        holds = None if columns.holds_ns is None else [hold // _HOLD_STEP_NS for hold in columns.holds_ns]
-        times = [(time - start) // 1000 for time in columns.times]
+        holds = None if columns.holds_ns is None else [hold // _HOLD_STEP_NS for _, part in parts_of(columns.holds_ns) for hold in part]
+        times = [(time - start) // 1000 for _, part in parts_of(columns.times) for time in part]
         packed = pack(times, columns.sizes, columns.tokens, columns.kinds, holds, _sockets(columns))
-        attributes["legato.stream.timeline"] = packed if _supports_bytes() else base64.b64encode(packed).decode("ascii")
+        attributes[TIMELINE] = packed if _supports_bytes() else base64.b64encode(packed).decode("ascii")
     if columns.dropped:
         attributes["legato.stream.chunks_dropped"] = columns.dropped
     if recorder.ttfb_ns is not None:
@@ -130,7 +136,9 @@ def _sockets(columns: Columns) -> dict[int, list[int]] | None:
     if not columns.probes:
         return None
     queued, idle = [0] * len(columns.times), [0] * len(columns.times)
-    for time_ns, queued_bytes, since_ms in columns.probes:
+    for number, (time_ns, queued_bytes, since_ms) in enumerate(columns.probes):
+        if not number & _PAUSE_MASK:
+            breathe()
         place = bisect_left(columns.times, time_ns)
         if place < len(columns.times) and columns.times[place] == time_ns:
             queued[place], idle[place] = queued_bytes + 1, since_ms + 1
@@ -139,24 +147,32 @@ def _sockets(columns: Columns) -> dict[int, list[int]] | None:
 
 def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
     """Return the longest gap between reads with content and the number of stalls, both including the open gap."""
-    times = columns.times
+    times: Sequence[int] = columns.times
     if columns.kinds.count(_TEXT) != len(times):
-        times = [time for time, kind in zip(times, columns.kinds, strict=True) if kind in CONTENT]
-    gaps = list(map(sub, times[1:], times))
+        kinds = columns.kinds
+        times = [time for at, part in parts_of(times) for time, kind in zip(part, kinds[at : at + PART], strict=True) if kind in CONTENT]
+    longest, stalls = -1, 0
+    for at, part in parts_of(times):
+        # The first gap of a further part is that to the part before.
+        gaps = list(map(sub, part, [times[at - 1], *part])) if at else list(map(sub, part[1:], part))
+        slowest = max(gaps, default=-1)
+        longest = max(longest, slowest)
+        stalls += sum(gap >= STALL_NS for gap in gaps) if slowest >= STALL_NS else 0
     if end and end.outcome in _OPEN_ENDED and times:
-        gaps.append(max(0, end.time_ns - times[-1]))
-    if not gaps:
-        return {}
-    longest = max(gaps)
-    stalls = sum(gap >= STALL_NS for gap in gaps) if longest >= STALL_NS else 0
-    return {"legato.stream.gap_max": longest / 1e9, "legato.stream.stalls": stalls}
+        open_ns = max(0, end.time_ns - times[-1])
+        longest, stalls = max(longest, open_ns), stalls + (open_ns >= STALL_NS)
+    return {"legato.stream.gap_max": longest / 1e9, "legato.stream.stalls": stalls} if longest >= 0 else {}
 
 
 def _first_token(columns: Columns, start_ns: int) -> dict[str, Any]:
     """Return the time to first token under each of the four keys that back ends read."""
-    first = next((time for time, kind in zip(columns.times, columns.kinds, strict=True) if kind in CONTENT), None)
-    if first is None:
+    kinds = columns.kinds
+    place = next((at for at, kind in enumerate(kinds[:_FIRST]) if kind in CONTENT), None)
+    if place is None:
+        place = min((kinds.index(kind) for kind in CONTENT if kind in kinds), default=None)
+    if place is None:
         return {}
+    first = columns.times[place]
     seconds = (first - start_ns) / 1e9
     moment = datetime.fromtimestamp((first + anchor_ns) / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {
@@ -180,7 +196,7 @@ def _origin(origin: Origin) -> dict[str, Any]:
         "server.address": origin.server_address,
         "server.port": origin.server_port,
     }
-    return {key: value for key, value in named.items() if value}
+    return {key: encodable(value) if isinstance(value, str) else value for key, value in named.items() if value}
 
 
 def _response(recorder: StreamRecorder) -> dict[str, Any]:

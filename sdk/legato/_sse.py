@@ -13,8 +13,10 @@ import json
 import re
 
 from legato._formats import OPENAI, Format
+from legato._long import LongEvent
+from legato._pace import breathe
 from legato._response import ResponseInfo
-from legato._scan import Scan
+from legato._scan import PAUSE_EVENTS, Scan, blocks_of
 from legato._timeline import CHUNKS_MAX, Kind
 
 __all__ = ["ResponseInfo", "Scanner"]
@@ -26,67 +28,101 @@ _PLAIN_TEXT = re.compile(
 )
 # Content without these bytes has neither the end of the string, nor an escape, nor the end of the event, so its length is its size.
 _NOT_PLAIN = b'"\\\r\n'
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-# The group is atomic: otherwise backtracking could match one CR LF as two line ends.
-_EVENT_END = re.compile(rb"(?>\r\n|\n|\r){2}")
+_FIELD = re.compile(rb"(?:data|event|id|retry)?:")
+# Lines of an event between pauses.
+_PAUSE_MASK = 255
 _TEXT, _HEARTBEAT = int(Kind.TEXT), int(Kind.HEARTBEAT)
 
 
 class Scanner(Scan):
     """A scanner of server-sent events, by default of OpenAI's format; with ``format=None`` it recognises the format."""
 
-    __slots__ = ("_prefix", "_suffix")
+    __slots__ = ("_content_at", "_content_end", "_ends_with_cr", "_prefix", "_suffix")
+    _END = b"\n\n"
 
     def __init__(self, format: Format | None = OPENAI) -> None:
         super().__init__(format)
         # The bytes before and after the content of the last plain chunk. If the next event has the same ones, only its length is taken.
         self._prefix = self._suffix = b""
+        self._content_at = self._content_end = 0
+        # A line feed that follows is the second half of that line end.
+        self._ends_with_cr = False
 
     def feed(self, time_ns: int, data: bytes) -> None:
         """Add the bytes of one read."""
-        if self._prefix and not self._pending and data.startswith(self._prefix) and data.endswith(self._suffix):
-            content = data[len(self._prefix) : -len(self._suffix)]
-            if content and len(content.translate(None, _NOT_PLAIN)) == len(content):
-                if len(self.times) >= CHUNKS_MAX:
+        prefix = self._prefix
+        if prefix and data.startswith(prefix) and data.endswith(self._suffix) and not self._pending:
+            content = data[self._content_at : self._content_end]
+            size = len(content)
+            if content and len(content.translate(None, _NOT_PLAIN)) == size:
+                times = self.times
+                if len(times) >= CHUNKS_MAX:
                     self._drop(time_ns, _TEXT)
                     return
-                self.yielded.append(len(self.times))
-                self.times.append(time_ns)
-                self.sizes.append(len(content))
+                times.append(time_ns)
+                self.sizes.append(size)
                 self.kinds.append(_TEXT)
                 return
-        if self._pending:
-            whole = self._goes_on(time_ns, data, _EVENT_END)
-            if whole is None:
-                return
-            self._pending, data = b"", whole
-        if b"\r" in data:
-            self._feed_any(time_ns, data)
+        for block in blocks_of(data):
+            self._block(time_ns, block)
+
+    def _block(self, time_ns: int, data: bytes) -> None:
+        if not data:
+            # Nothing follows a carriage return yet.
             return
-        events = data.split(b"\n\n")
+        if self._ends_with_cr or b"\r" in data:
+            data = self._with_line_feeds(data)
+        if self._pending or self._long is not None:
+            data = self._goes_on(time_ns, data)
+        events = self._split(data)
         rest = events.pop()
-        for event in events:
-            self._event(time_ns, event)
+        if len(events) < PAUSE_EVENTS:
+            for event in events:
+                self._event(time_ns, event)
+        else:
+            # Blank events are none, and a compressed body may have millions.
+            for number, event in enumerate(filter(None, events)):
+                if not number % PAUSE_EVENTS:
+                    breathe()
+                self._event(time_ns, event)
         if rest:
             self._keep(rest)
 
-    def _feed_any(self, time_ns: int, data: bytes) -> None:
-        """Split data with carriage returns into events.
+    def _with_line_feeds(self, data: bytes) -> bytes:
+        """Return a block with one kind of line end. A carriage return at its end may be the first half of one."""
+        if self._ends_with_cr and data.startswith(b"\n"):
+            data = data[1:]
+        self._ends_with_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-        A CR at the end of a read may be the first half of a CR LF. It ends the line. The LF that may start the next read is then an
-        empty line without an event, which adds no chunk.
-        """
-        at = 0
-        for end in _EVENT_END.finditer(data):
-            self._event(time_ns, b"\n".join(_LINE_END.split(data[at : end.start()])))
-            at = end.end()
-        if at < len(data):
-            self._keep(data[at:])
+    def miss(self) -> None:
+        """Note that a read is missing."""
+        super().miss()
+        self._prefix, self._ends_with_cr = b"", False
+
+    def _note_unknown(self) -> None:
+        super()._note_unknown()
+        # What the next event says must be seen, not only its length.
+        self._prefix = b""
+
+    def _begins_event(self, data: bytes) -> bool:
+        return _FIELD.match(data) is not None
+
+    def _payload_in(self, event: bytes) -> bytes:
+        return _data_of(event)
+
+    def _long_event(self, time_ns: int, long: LongEvent) -> None:
+        if long.is_readable and not _data_of(long.text):
+            # A comment, or a field without a meaning here.
+            self._keep_back()
+            self._add(time_ns, 0, _HEARTBEAT, None)
+        else:
+            super()._long_event(time_ns, long)
 
     def finish(self, time_ns: int) -> None:
         """Take an event that lacks only its empty line. One that was cut is none, unless its format is unknown."""
         super().finish(time_ns)
-        rest, self._pending = b"\n".join(_LINE_END.split(self._pending)), b""
+        rest, self._pending = bytes(self._pending), b""
         payload = _data_of(rest).strip()
         if payload and (self.format is None or _is_whole(payload)):
             self._payload(time_ns, payload)
@@ -97,7 +133,7 @@ class Scanner(Scan):
         is_plain = self.format is OPENAI and info.response_id and not (info.finished or info.done)
         found = _PLAIN_TEXT.search(payload) if is_plain else None
         if found is not None and b'"usage":{' not in payload and b'"usage": {' not in payload:
-            self._yield()
+            info.is_incomplete = False
             self._add(time_ns, found.end(1) - found.start(1), _TEXT, None)
             self._remember_frame(event, payload, found)
         elif payload:
@@ -106,6 +142,7 @@ class Scanner(Scan):
                 # Content after an end is parsed, because it starts another round.
                 self._prefix = b""
         elif event.strip(b"\n"):
+            self._keep_back()
             self._add(time_ns, 0, _HEARTBEAT, None)
 
     def _remember_frame(self, event: bytes, payload: bytes, found: re.Match[bytes]) -> None:
@@ -113,12 +150,15 @@ class Scanner(Scan):
         if event.endswith(payload):
             shift = len(event) - len(payload)
             self._prefix, self._suffix = event[: shift + found.start(1)], event[shift + found.end(1) :] + b"\n\n"
+            self._content_at, self._content_end = len(self._prefix), -len(self._suffix)
 
 
 def _data_of(event: bytes) -> bytes:
     """Return the data of an event: its ``data`` lines joined, without a byte-order mark, comments and other fields."""
     lines = []
-    for line in event.lstrip(b"\n").removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+    for number, line in enumerate(event.lstrip(b"\n").removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not number & _PAUSE_MASK:
+            breathe()
         if line.startswith(b"data:"):
             lines.append(line[5:].removeprefix(b" "))
     return b"\n".join(lines)

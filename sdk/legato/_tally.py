@@ -25,7 +25,7 @@ class Tally:
     def _reset(self) -> None:
         # Re-entrant, because the handler of a signal may interrupt a thread that counts.
         self._lock = threading.RLock()
-        self._counts = dict.fromkeys((*_FATES, "rejected"), 0)
+        self._counts = dict.fromkeys((*_FATES, "rejected", "folded"), 0)
         self._reported = 0
 
     def add(self, fate: str, number: int = 1) -> None:
@@ -34,7 +34,7 @@ class Tally:
             self._counts[fate] += number
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of streams by fate, and of rejected spans."""
+        """Return the number of streams by fate, of rejected spans, and of streams with folded reads."""
         with self._lock:
             return dict(self._counts)
 

@@ -25,10 +25,11 @@ from legato._exits import PATIENCE_S, after_fork, before_end, renew
 from legato._pace import breathe, check, hurry, in_background, waits_since
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
-from legato._route import Route, is_opentelemetry_disabled, own, warn_lost, warn_unsampled
+from legato._route import Route, fate_of_unrecorded, own
 from legato._silence import Silence, may_report
 from legato._spans import PARTS, attributes_of, tracer
 from legato._tally import tally
+from legato._unparsed import heavy_pages, is_short, note_folded
 
 __all__ = ["Worker", "flush", "stats", "worker"]
 
@@ -46,6 +47,7 @@ SNAPSHOT_FACTOR = 3
 class _Live:
     """A running stream: when its next snapshot is due (monotonic ns), and its silence as far as it was reported."""
 
+    key: int
     reference: weakref.ref[StreamRecorder]
     due_ns: int
     silence: Silence = field(default_factory=Silence)
@@ -70,6 +72,7 @@ class Worker:
         self._starting = threading.Lock()
         self._idle = threading.Condition()
         self._busy = 0
+        self._process = os.getpid()
 
     @property
     def is_started(self) -> bool:
@@ -80,12 +83,16 @@ class Worker:
         """Track a stream that has begun, and start the thread if it does not run."""
         with self._idle:
             self._counts["started"] += 1
-        self._live[id(recorder)] = _Live(weakref.ref(recorder), recorder.start_ns + self._interval_ns)
+        key = id(recorder)
+        self._live[key] = _Live(key, weakref.ref(recorder), recorder.start_ns + self._interval_ns)
         if self._thread is None or not self._thread.is_alive():
             self._start()
 
     def finish(self, recorder: StreamRecorder) -> None:
         """Queue an ended stream. If the queue is full, the calling thread builds the span itself; it never waits."""
+        if os.getpid() != self._process:
+            # A forked child that has not reset this yet. The locks may be held for ever, and garbage is collected at any moment.
+            return
         self._live.pop(id(recorder), None)
         with self._idle:
             self._busy += 1
@@ -114,15 +121,26 @@ class Worker:
             "faults": sum(list(faults.values())),
         }
 
+    def _running(self) -> list[_Live]:
+        """Return the streams that run now. Streams begin and end meanwhile in any thread.
+
+        Not the items: making pairs may collect garbage, which may end a stream within the copying, which then fails.
+        """
+        while True:
+            try:
+                return list(self._live.values())
+            except RuntimeError:
+                continue
+
     def in_flight(self) -> Mapping[tuple[str, str], int]:
         """Return the number of running streams by vantage and model."""
-        running = (live.reference() for live in list(self._live.values()))
+        running = (live.reference() for live in self._running())
         known = (recorder for recorder in running if recorder is not None and may_report(recorder))
         return Counter((recorder.origin.vantage, recorder.origin.model) for recorder in known)
 
     def close(self, timeout_s: float = PATIENCE_S) -> None:
         """End open streams as abandoned and export everything, within this time. Called before the process ends."""
-        for live in list(self._live.values()):
+        for live in self._running():
             recorder = live.reference()
             if recorder is not None and recorder.left_ns:
                 recorder.end("client_cancel", at_ns=recorder.left_ns)
@@ -172,22 +190,22 @@ class Worker:
 
     def tick(self) -> None:
         """Take the snapshots that are due, report silent streams, cancel streams that were left, and digest many unparsed reads."""
-        now, began_ns = self._clock(), now_ns()
+        now, began_ns, heavy = self._clock(), now_ns(), heavy_pages()
         self._forget()
-        for key, live in list(self._live.items()):
+        for live in self._running():
             if not self._queue.empty():
                 self._complete_ended(0.0)
-            waits_since(began_ns)
+            waits_since(0 if is_short() else began_ns)
             recorder = live.reference()
             if recorder is None or recorder.ended:
-                self._live.pop(key, None)
+                self._live.pop(live.key, None)
                 continue
             if self._ends(recorder, now):
                 self._over.append(live.reference)
                 continue
             if self._interval_ns and recorder.span.is_recording() and may_report(recorder):
                 self._report(recorder, live, now)
-            if recorder.undigested >= DIGEST_AT:
+            if recorder.undigested >= DIGEST_AT or recorder.unparsed.pages >= heavy:
                 recorder.parse()
             breathe()
 
@@ -241,6 +259,7 @@ class Worker:
                 fate = self._end_span(recorder)
         finally:
             recorder.is_taken = True
+            recorder.forget()
             # Not in a copy of this thread, from which `Copied` comes: its process has counters of its parent no longer.
             if os.getpid() == process:
                 self._count(fate)
@@ -257,11 +276,13 @@ class Worker:
         """End the stream's span. Return the stream's fate (`_tally`); empty if the sender counts it."""
         span = recorder.span
         if not span.is_recording():
-            return _unrecorded(recorder.route)
+            return fate_of_unrecorded(recorder.route)
         columns = recorder.digest()
         end = recorder.final_end()
         if end is None and not recorder.rev:
             return "ignored"
+        if recorder.unparsed.folded or recorder.unparsed.lost:
+            note_folded()
         # A snapshot without an end would be an abandoned stream.
         end = end or End(now_ns(), "client_cancel")
         breathe()
@@ -278,25 +299,15 @@ class Worker:
         if recorder.route is Route.OWN:
             return ""
         # A span that is recorded and not sampled is exported by no processor of OpenTelemetry.
-        return "handed_over" if span.get_span_context().trace_flags.sampled else _unrecorded(recorder.route)
+        return "handed_over" if span.get_span_context().trace_flags.sampled else fate_of_unrecorded(recorder.route)
 
     def after_fork(self) -> None:
         """Reset a forked child's worker. The parent sends the parent's streams; the child's thread starts with its own first stream."""
-        for live in list(self._live.values()):
+        for live in self._running():
             recorder = live.reference()
             if recorder is not None:
                 recorder.disown()
         self.__init__(self._interval_ns // 1_000_000, self._clock)  # type: ignore[misc]
-
-
-def _unrecorded(route: Route) -> str:
-    """Return the fate of a stream without a recorded span, and log once what to do about it."""
-    if route is Route.NOWHERE and not is_opentelemetry_disabled():
-        warn_lost()
-        return "lost"
-    if route is not Route.DISABLED:
-        warn_unsampled()
-    return "unsampled"
 
 
 _worker: Worker | None = None
@@ -376,7 +387,8 @@ def stats() -> Mapping[str, int]:
     hold exactly while no stream begins or ends.
 
     ``snapshots``: snapshots sent. ``silences``: reports about silent streams. ``inline``: streams finished by their caller because the
-    worker's queue was full. ``rejected``: spans that the endpoint rejected from exports that it accepted. ``refused``: exports that the
+    worker's queue was full. ``folded``: streams of which some reads are recorded only as times and sizes, because they arrived faster than
+    they could be parsed. ``rejected``: spans that the endpoint rejected from exports that it accepted. ``refused``: exports that the
     endpoint refused for good, for example because of a wrong token. ``faults``: suppressed exceptions of the SDK itself, and wrong
     arguments.
     """

@@ -69,7 +69,7 @@ class ItemRecording:
             return item
         self.recorder.asked = True
         if self._measure is None:
-            self.recorder.read((now_ns(), bytes(item) if isinstance(item, bytearray) else item))  # type: ignore[arg-type]
+            self.recorder.read((now_ns(), _fixed(item)))
         else:
             size = 0
             with guard("measure of wrap()"):
@@ -136,3 +136,8 @@ class ItemRecording:
         self.requested()
         if self.recorder is not None:
             self.recorder.end(outcome, error)
+
+
+def _fixed(item: Any) -> Any:
+    """Return an item; of a bytearray, which the application may change, its bytes. No code of the item's class runs."""
+    return b"".join((item,)) if issubclass(type(item), bytearray) else item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import legato
+from legato import _unparsed
 from legato_ingest.timeline.codec import decode, read_head
 
 Spans = Callable[[], list[ReadableSpan]]
@@ -63,3 +65,13 @@ def columns() -> Callable[[ReadableSpan], dict[str, Any]]:
         }
 
     return unpack
+
+
+@pytest.fixture
+def stock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Return a function that returns the number of free pages of a stock that only this test uses. In the end all must be free."""
+    monkeypatch.setattr(_unparsed, "_stock", None)
+    _unparsed._refill()
+    yield lambda: len(_unparsed._stock)
+    gc.collect()
+    assert len(_unparsed._stock) == _unparsed.UNPARSED_BYTES_MAX // _unparsed.PAGE_BYTES

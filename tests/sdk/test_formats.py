@@ -13,6 +13,7 @@ from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.builders.bodies import content, outcome, read
 from helpers.builders.formats import FORMATS, WORDS, gemini_array
 from legato._body import Body
 from legato._formats import sniff
@@ -21,42 +22,14 @@ from legato._spans import start_span
 from legato._timeline import Kind
 
 SIZES = [len(word.encode()) for word in WORDS]
-CONTENT = {Kind.TEXT, Kind.REASONING, Kind.TOOL}
 NAMES = sorted(FORMATS)
 SMALL = settings(deadline=None, max_examples=60)
-
-
-def read(reads: list[bytes], content_type: str, encoding: str = "", **more: Any) -> Body:
-    """Return a finished body that was given these reads."""
-    body = Body(content_type, encoding, **more)
-    for time_ns, data in enumerate(reads):
-        body.feed(time_ns, data)
-    body.finish(len(reads))
-    return body
-
-
-def content(body: Body) -> list[int]:
-    """Return the sizes of the chunks with content."""
-    return [size for size, kind in zip(body.scan.sizes, body.scan.kinds, strict=True) if kind in CONTENT]
 
 
 def split(data: bytes, draw: st.DataObject) -> list[bytes]:
     """Cut bytes anywhere."""
     cuts = sorted(draw.draw(st.lists(st.integers(0, len(data)), max_size=6)))
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
-
-
-def outcome(reads: list[bytes], content_type: str, **more: Any) -> tuple[str, str]:
-    """Return outcome and error type of a stream with a body that ended normally after these reads."""
-    origin = Origin()
-    recorder = StreamRecorder(origin, start_span(origin, 0), 0, lambda _: None, body=Body(content_type, **more))
-    for time_ns, data in enumerate(reads):
-        recorder.read((time_ns, data))
-    recorder.end()
-    recorder.digest()
-    end = recorder.final_end()
-    assert end is not None
-    return end.outcome, end.error_type
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -294,56 +267,6 @@ def test_the_end_of_a_realtime_response(response: dict[str, Any], expected: tupl
     """One event ends it, whatever its outcome."""
     events = [{"type": "response.created", "response": {}}, {"type": "response.done", "response": response}]
     assert outcome([b"data: " + json.dumps(event).encode() + b"\n\n" for event in events], "text/event-stream") == expected
-
-
-PICTURE = b"A" * (3 << 20)
-COMPLETED = b'data: {"type":"response.completed","response":{"usage":{"input_tokens":1,"output_tokens":2},"output":"%s"}}\n\n'
-
-
-def long_event(wire: str, length: int) -> bytes:
-    """Return an event of about this length, in the framing of this format."""
-    text = b'{"type":"response.image_generation_call.partial_image","candidates":[{"content":{}}],"b64":"%s"}' % (b"{A" * (length // 2))
-    return text + (b"\n" if wire == "ollama" else b",") if wire in ("ollama", "array") else b"data: " + text + b"\n\n"
-
-
-def test_an_event_with_a_picture_is_read() -> None:
-    """The end of a response may have some MB."""
-    wire = FORMATS["openai-responses"]
-    last = COMPLETED % PICTURE
-    body = read([*wire.prelude, *wire.words, *(last[at : at + 65_536] for at in range(0, len(last), 65_536))], wire.content_type)
-    assert body.scan.response.done and body.scan.response.output_tokens == 2 and content(body) == SIZES
-
-
-@pytest.mark.parametrize("name", ["openai-responses", "ollama", "array"])
-def test_an_event_beyond_the_limit_is_one_chunk_and_no_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes are not kept; the events after it are read, and an end that may have been in it is not missing."""
-    monkeypatch.setattr("legato._scan.PENDING_BYTES_MAX", 1 << 17)
-    monkeypatch.setattr("legato._lines.PENDING_BYTES_MAX", 1 << 17)
-    wire = FORMATS["gemini" if name == "array" else name]
-    words = [b"[", *(gemini_array()[1:])] if name == "array" else list(wire.words)
-    more: dict[str, Any] = {"is_array": True} if name == "array" else {}
-    kind = "application/json" if name == "array" else wire.content_type
-    long = long_event(name, 1 << 20)
-    cut = [long[at : at + 9_999] for at in range(0, len(long), 9_999)]
-    first = [gemini_array()[0]] if name == "array" else list(wire.prelude)
-    body = Body(kind, "", **more)
-    for time_ns, data in enumerate([*first, *cut[:-1]]):
-        body.feed(time_ns, data)
-        assert len(getattr(body.scan, "_bytes", b"") or body.scan._pending) <= 1 << 17
-    whole = read([*first, *cut, *words], kind, **more)
-    assert any(abs(size - len(long)) < 12 for size in content(whole)) and content(whole)[-4:] == SIZES[-4:]
-    assert outcome([*first, *cut, *([] if name == "array" else words)], kind, **more) == ("complete", "")
-
-
-def test_the_end_of_a_response_beyond_the_limit_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is known by its first bytes, and is no content."""
-    monkeypatch.setattr("legato._scan.PENDING_BYTES_MAX", 1 << 17)
-    wire = FORMATS["openai-responses"]
-    body = read([*wire.prelude, *wire.words, COMPLETED % PICTURE[: 1 << 18]], wire.content_type)
-    assert content(body) == SIZES
-    last = COMPLETED % PICTURE[: 1 << 18]
-    body = read([*wire.prelude, *wire.words, *(last[at : at + 9_999] for at in range(0, len(last), 9_999))], wire.content_type)
-    assert content(body) == SIZES and body.scan.kinds[-1] == Kind.DONE and body.scan.response.done
 
 
 def test_plain_text_is_content() -> None:

@@ -68,16 +68,15 @@ def test_work_takes_a_tenth_of_the_time_unless_it_is_waited_for(sleeps: Sleeps) 
     in_the_background(work)
 
 
-def test_work_that_waits_has_fewer_pauses_and_then_none(sleeps: Sleeps) -> None:
-    """Else streams that flow faster than they are parsed would fill the memory."""
+@pytest.mark.parametrize("waited_s", [0.6, 1.6, 3600.0])
+def test_work_that_waits_takes_a_third_of_the_time(waited_s: float, sleeps: Sleeps) -> None:
+    """However long it has waited: without a pause it would keep its turn for 5 ms at each read of an application."""
 
     def work() -> None:
-        waits_since(sleeps.now_ns - 600_000_000)
+        waits_since(sleeps.now_ns - int(waited_s * 1e9))
         breathe()
-        hurried = sum(sleeps.work(10_000, 1000))
-        assert 0 < hurried < 0.2 * 10e6 / 1e9
-        waits_since(sleeps.now_ns - 1_600_000_000)
-        assert not sleeps.work(10_000, 1000)
+        slept = sum(sleeps.work(10_000, 1000))
+        assert 10e6 / (10e6 + slept * 1e9) == pytest.approx(0.3, abs=0.05)
 
     in_the_background(work)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
+import legato
 from helpers.servers.waiting import until
 from legato._sender import BATCH_MAX, Sender
 from legato._tally import tally
+from legato._timeline import TIMELINE
 
 HOUR_S = 3600.0
 
@@ -20,23 +24,25 @@ class Endpoint:
     """Stands in for an exporter: it keeps batches, and answers with ``answer``, which may wait or raise."""
 
     def __init__(self, answer: Callable[[], bool] = lambda: True) -> None:
-        self.batches: list[list[int]] = []
+        self.batches: list[list[Any]] = []
         self.made = 0
         self._answer = answer
 
-    def make(self) -> Callable[[Sequence[int]], bool]:
+    def make(self) -> Callable[[Sequence[Any]], bool]:
         """Make an exporter, as a sender does once per process."""
         self.made += 1
         return self._export
 
-    def _export(self, spans: Sequence[int]) -> bool:
+    def _export(self, spans: Sequence[Any]) -> bool:
         self.batches.append(list(spans))
         return self._answer()
 
 
 @pytest.fixture
 def fates() -> Iterator[Callable[[], dict[str, int]]]:
-    """Return a function that returns the fates since the test began."""
+    """Return a function that returns the fates since the test began, without those of streams that other tests left as garbage."""
+    gc.collect()
+    legato.flush()
     before = tally.counts()
     yield lambda: {fate: number - before[fate] for fate, number in tally.counts().items() if number != before[fate]}
     tally.has_new_losses()
@@ -53,6 +59,27 @@ def test_spans_leave_in_order_and_batches(fates: Callable[[], dict[str, int]]) -
     assert [number for batch in endpoint.batches for number in batch] == list(range(BATCH_MAX + 40))
     assert max(map(len, endpoint.batches)) <= BATCH_MAX
     assert fates() == {"exported": (BATCH_MAX + 40) // 2} and endpoint.made == 1
+
+
+class Long:
+    """A span with a timeline of so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.attributes = {TIMELINE: bytes(size)}
+
+
+def test_spans_have_a_bound_of_bytes(fates: Callable[[], dict[str, int]]) -> None:
+    """Long timelines leave in small batches, and those that do not fit while the endpoint does not answer are lost and counted."""
+    answered = threading.Event()
+    endpoint = Endpoint(lambda: answered.wait(60))
+    sender = Sender(endpoint.make, 0.01)
+    for _ in range(300):
+        sender.put(Long(1 << 18), is_stream=True)
+    lost = fates()["lost"]
+    answered.set()
+    assert not sender.flush(10) and sender.flush(10)
+    assert 300 - lost == sum(map(len, endpoint.batches)) and 250 <= 300 - lost <= 262
+    assert max(map(len, endpoint.batches)) <= 3 and fates() == {"exported": 300 - lost, "lost": lost}
 
 
 def test_a_span_waits_no_longer_than_the_interval(fates: Callable[[], dict[str, int]]) -> None:

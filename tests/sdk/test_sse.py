@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.builders.bodies import content, read
 from legato._sse import Scanner
 from legato._timeline import Kind
 
@@ -111,3 +112,10 @@ def test_tokens_are_differences_of_the_cumulative_usage() -> None:
 def test_comments_and_done_are_not_yielded() -> None:
     """Holds belong to the events that a client library yields, which exclude comments and [DONE]."""
     assert scan(b": hi\n\n", CASES[1][1], b"data: [DONE]\n\n").yielded == [1]
+
+
+def test_an_empty_read_is_nothing() -> None:
+    """Also between the two halves of a line end."""
+    event = b'data: {"id":"c-1","object":"chat.completion.chunk","choices":[{"index":0,\r\ndata: "delta":{"content":"hello"}}]}\r\n\r\n'
+    at = event.index(b"\r\n") + 1
+    assert content(read([event[:at], b"", event[at:]], "text/event-stream")) == content(read([event], "text/event-stream")) == [5]

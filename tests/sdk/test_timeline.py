@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato._timeline import CHUNKS_MAX, DT_MAX, pack
+from legato._timeline import CHUNKS_MAX, DT_MAX, PART, pack
 from legato_ingest.timeline.codec import decode, read_head
 
 steps = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 2**31))
@@ -27,6 +29,26 @@ def test_every_column_round_trips(rows: list[tuple[int, int, int, int, int]], ho
     assert (timelines.sizes.tolist(), timelines.tokens.tolist(), timelines.kinds.tolist()) == (columns[1], columns[2], columns[3])
     assert bool(timelines.has_holds[0]) is holds
     assert not holds or timelines.holds.tolist() == columns[4]
+
+
+@pytest.mark.parametrize("chunks", [PART, PART + 1, 10_000, CHUNKS_MAX])
+def test_long_columns_round_trip(chunks: int) -> None:
+    """They are worked on in parts, by a sample, which may be unlike the rest: then no value costs more than in the widest column."""
+    stride = -(-chunks // PART)
+    draw = random.Random(chunks)
+    columns = {
+        "equal": [7] * chunks,
+        "usual": [int(draw.lognormvariate(3, 1)) for _ in range(chunks)],
+        "two": [place % 2 for place in range(chunks)],
+        "one": [2**31 if place == chunks - 2 else 5 for place in range(chunks)],
+        "unlike": [0 if place % stride == 0 else place * 60_001 % 2**32 for place in range(chunks)],
+        "beyond": [2**40 if place % 3 == 0 else place for place in range(chunks)],
+    }
+    for name, column in columns.items():
+        blob = pack(list(range(0, 20 * chunks, 20)), column)
+        timelines, bad = decode([blob], [read_head(blob)])
+        assert not bad and timelines.sizes.tolist() == [min(value, 2**32 - 1) for value in column], name
+        assert set(timelines.dt_us.tolist()[1:]) == {20} and len(blob) < 4 * chunks + 100, name
 
 
 def test_limits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -164,6 +165,7 @@ def test_a_break_in_a_later_round_is_no_complete_response(first: list[dict[str, 
         stream = Timed()
         timed.append(stream)
         stream.read(*events)
+        stream.stream.parse()
         stream.stream.end()
         stream.stream.digest()
         end = stream.stream.final_end()
@@ -185,12 +187,77 @@ def test_a_stream_of_days_has_a_bound(event: dict[str, Any] | str, timed: list[T
             stream.stream.parse()
     scan = stream.stream._source.scan
     found = stream.stream.digest()
-    lengths = {len(found.times), len(found.sizes), len(found.kinds), len(scan.times), len(scan.yielded), len(stream.stream._holds)}
+    assert found.holds_ns is not None
+    lengths = {len(found.times), len(found.sizes), len(found.kinds), len(scan.times), len(scan.yielded), len(found.holds_ns)}
     assert (lengths, found.dropped) == ({20}, 30)
     assert stream.stream.silent_since(stream.now, S) is None
     stream.read(chat("", "stop"), "[DONE]")
     stream.stream.parse()
     assert scan.response.done
+
+
+def test_streams_that_end_while_the_worker_looks_at_all_of_them(timed: list[Timed]) -> None:
+    """A collection of garbage may end a stream within any call. It failed the snapshots: a dictionary changed during its iteration."""
+    first = Timed()
+    timed.append(first)
+    streams = []
+    for _ in range(3_000):
+        origin = Origin()
+        streams.append(StreamRecorder(origin, start_span(origin, 0), 0, first.worker.finish))
+        first.worker.watch(streams[-1])
+    before, collected = gc.get_threshold(), 0
+    try:
+        # Pairs for 3,000 streams would be 3,000 objects: the collection runs among them.
+        for _ in range(3):
+            gc.collect()
+            gc.disable()
+            garbage: list[Any] = [streams.pop()]
+            garbage.append(garbage)
+            del garbage
+            gc.set_threshold(1_000)
+            gc.enable()
+            first.worker.tick()
+            first.worker.in_flight()
+            collected += 1
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+        for each in streams:
+            each.disown()
+    assert collected == 3
+
+
+def test_columns_stay_as_they_are(timed: list[Timed]) -> None:
+    """The thread of the gauge looks at a stream while the worker packs what it was given: its columns must not change in length."""
+    for body in (Body("text/event-stream"), None):
+        origin = Origin()
+        stream = StreamRecorder(origin, start_span(origin, 0), 0, lambda _: None, body=body)
+        found = []
+        for _ in range(3):
+            if body is None:
+                stream.record(1, 1)
+            else:
+                stream.read((1, b"data: a\n\n"))
+            found.append(stream.digest())
+        assert [{len(each.times), len(each.sizes), len(each.kinds)} for each in found] == [{1}, {2}, {3}]
+        stream.end()
+
+
+def test_a_stream_that_sends_faster_than_it_is_parsed_does_not_keep_the_worker(timed: list[Timed], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What arrives while it is parsed waits for the next look."""
+    stream = Timed()
+    timed.append(stream)
+    reads = 0
+
+    def faster() -> None:
+        nonlocal reads
+        reads += 1
+        stream.read(*[chat("a" * 1_000)] * 20)
+
+    monkeypatch.setattr("legato._recorder.breathe", faster)
+    stream.read(*[chat("a" * 1_000)] * 100)
+    stream.stream.parse()
+    assert 0 < reads <= 100 and stream.stream.undigested
 
 
 def test_a_format_that_is_recognised_beyond_the_bound_is_no_fault(timed: list[Timed], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def send(committer: Committer, *bodies: ExportTraceServiceRequest) -> list[Recei
 def wait_until_taken(committer: Committer) -> None:
     """Wait until the committer has taken all requests from its queue."""
     deadline = time.monotonic() + PATIENCE_S
-    while committer._queue and time.monotonic() < deadline:
+    while committer._now and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
