@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from legato_gpu_agent import __version__
 from legato_gpu_agent.agent.malloc import configure_malloc
+from legato_gpu_agent.agent.visible import LineFormatter, visible
 
 __all__ = ["main"]
 
@@ -41,7 +42,8 @@ settings, from the environment (options take precedence):
   LEGATO_ENDPOINT             receiver of steps and measurements; default http://127.0.0.1:4318
   LEGATO_TOKEN                this node's token for the receiver; default none
   LEGATO_ENGINE_PIPE          pipe from the plugins to the agent, accessible to one user only; if they run in containers, set it
-                              for both; default legato/engine.pipe in XDG_RUNTIME_DIR, else in /tmp/legato-UID
+                              for both; default engine.pipe in XDG_RUNTIME_DIR/legato, else in /tmp/legato-UID; for root in
+                              /run/legato-engine
   LEGATO_ENGINE_FLUSH_MS      interval at which steps and measurements are sent; default 1000
   LEGATO_AGENT_METRICS_PORT   loopback port of the agent's own metrics; default none
   LEGATO_HOST_NAME            name of this node; default its hostname
@@ -90,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         _fail(f"{error.name} is not installed; install what the agent needs with: pip install 'legato-gpu-agent[agent]'")
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    log = logging.getLogger("legato")
+    log = _logger()
     given = {
         "LEGATO_ENDPOINT": options.endpoint,
         "LEGATO_ENGINE_PIPE": options.pipe,
@@ -117,8 +118,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(0 if complete else 1)
 
 
+def _logger() -> logging.Logger:
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+    return logging.getLogger("legato")
+
+
 def _fail(message: str) -> NoReturn:
-    print(f"legato-gpu-agent: {message}", file=sys.stderr)
+    print(f"legato-gpu-agent: {visible(message)}", file=sys.stderr)
     sys.exit(1)
 
 

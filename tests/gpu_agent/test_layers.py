@@ -54,7 +54,6 @@ TESTED_BY: dict[str, str] = {
     "collectors/decode_errors.py": "collectors/test_zmq_subscriber.py",
     "collectors/measurement.py": "collectors/test_exposition.py",
     "plugin/model.py": "plugin/test_protocol.py",
-    "plugin/pipe.py": "plugin/test_pipe_writer.py",
 }
 """Test files of modules without a file of their name. All tables in `engines/` are tested by `collectors/test_exposition.py`."""
 
@@ -149,7 +148,7 @@ folder = pathlib.Path(sys.argv[1], "legato_gpu_agent", "plugin")
 names = [f"legato_gpu_agent.plugin.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
 for name in names:
     importlib.import_module(name)
-os.mkfifo(os.environ["LEGATO_ENGINE_PIPE"])
+os.mkfifo(os.environ["LEGATO_ENGINE_PIPE"], 0o600)
 from legato_gpu_agent.plugin import pipe, protocol, vllm_plugin
 reader = pipe.open_pipe(os.environ["LEGATO_ENGINE_PIPE"])
 logger = vllm_plugin.LegatoStatLogger(None, 1)

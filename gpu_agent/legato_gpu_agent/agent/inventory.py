@@ -15,6 +15,7 @@ from legato_gpu_agent.agent.collector_registry import CollectorRegistry
 from legato_gpu_agent.agent.collector_runner import CollectorRunner
 from legato_gpu_agent.agent.self_metrics import SelfMetrics
 from legato_gpu_agent.agent.settings import Settings
+from legato_gpu_agent.agent.visible import visible
 from legato_gpu_agent.collectors.engine_metrics import EngineMetrics
 from legato_gpu_agent.collectors.measurement import Distribution, Measured
 from legato_gpu_agent.collectors.nvml import Gpu
@@ -53,7 +54,7 @@ def report(settings: Settings) -> tuple[str, bool]:
     for runner in runners:
         lines += _source(runner, found)
     lines += ["", *_settings(settings)]
-    return "\n".join(lines) + "\n", any(isinstance(runner.collector, (EngineMetrics, Gpu)) for runner in runners)
+    return "\n".join(map(visible, lines)) + "\n", any(isinstance(runner.collector, (EngineMetrics, Gpu)) for runner in runners)
 
 
 def _run_all(registry: CollectorRegistry) -> None:

@@ -1,7 +1,8 @@
 """The agent's end of the pipe: reads the datagrams that the plugins have written since the last read.
 
 A write to a named pipe costs a third of a write to a socket. The pipe holds thousands of datagrams and keeps them from one agent to the
-next, so the agent does not remove it. A lock shows which agent uses it. The module decodes no datagram and never blocks.
+next, so the agent does not remove it, unless other users can open it. A lock shows which agent uses it. The module decodes no datagram and
+never blocks.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import errno
 import fcntl
 import os
 import pathlib
+import stat
 
 from legato_gpu_agent.agent.settings import SettingsError
-from legato_gpu_agent.plugin.pipe import CAPACITY_BYTES, open_pipe
+from legato_gpu_agent.plugin.pipe import CAPACITY_BYTES, PipeRefused, open_folder, open_in, open_to_others
 from legato_gpu_agent.plugin.protocol import split_datagrams
 
 __all__ = ["PipeReader"]
@@ -26,12 +28,13 @@ class PipeReader:
         self._data = memoryview(bytearray(CAPACITY_BYTES))
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if path.parent.stat().st_uid != os.getuid():
-                raise SettingsError(f"{path.parent} belongs to another user: set LEGATO_ENGINE_PIPE to a path in a folder of this user")
-            self._pipe = _create(path)
+            with open_folder(path) as folder:
+                if os.fstat(folder).st_uid != os.geteuid():
+                    raise SettingsError(f"{path.parent} belongs to another user: set LEGATO_ENGINE_PIPE to a path in a folder of this user")
+                self._pipe = _create(folder, path)
+        except PipeRefused as refused:
+            raise SettingsError(str(refused)) from None
         except OSError as error:
-            if error.errno == errno.EINVAL:
-                raise SettingsError(f"{path} exists and is not a pipe: set LEGATO_ENGINE_PIPE to another path") from None
             raise SettingsError(f"cannot listen at {path}: {error.strerror}") from None
 
     def read(self) -> list[bytes]:
@@ -50,20 +53,29 @@ class PipeReader:
         os.close(self._pipe)
 
 
-def _create(path: pathlib.Path) -> int:
-    """Create the pipe if it does not exist, open it, and restrict it to this user. Raises ``OSError`` and ``SettingsError``."""
+def _create(folder: int, path: pathlib.Path) -> int:
+    """Create the pipe for this user only if it does not exist, open it and lock it.
+
+    Raises ``OSError``, ``PipeRefused`` and ``SettingsError``.
+    """
     with contextlib.suppress(FileExistsError):
-        os.mkfifo(path, 0o600)
-    pipe = open_pipe(path)
+        os.mkfifo(path.name, 0o600, dir_fd=folder)
+    _replace_open_one(folder, path.name)
+    pipe = open_in(folder, path)
     try:
-        if os.fstat(pipe).st_uid != os.getuid():
-            raise SettingsError(f"{path} belongs to another user: set LEGATO_ENGINE_PIPE to another path")
-        os.fchmod(pipe, 0o600)
         _lock(pipe, path)
     except (OSError, SettingsError):
         os.close(pipe)
         raise
     return pipe
+
+
+def _replace_open_one(folder: int, name: str) -> None:
+    """Replace a pipe of this user that other users can open: one that has it open could read, fill or lock it after a mere chmod, too."""
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISFIFO(found.st_mode) and found.st_uid == os.geteuid() and open_to_others(found):
+        os.unlink(name, dir_fd=folder)
+        os.mkfifo(name, 0o600, dir_fd=folder)
 
 
 def _lock(pipe: int, path: pathlib.Path) -> None:

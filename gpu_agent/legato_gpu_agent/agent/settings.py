@@ -26,7 +26,7 @@ class Settings:
     """The settings. ``from_env`` reads them from LEGATO_* variables; its errors name the variable, the value and what is expected."""
 
     pipe: pathlib.Path
-    """LEGATO_ENGINE_PIPE: pipe from the plugins to the agent. Default: legato/engine.pipe in XDG_RUNTIME_DIR, else in /tmp/legato-UID."""
+    """LEGATO_ENGINE_PIPE: pipe from the plugins to the agent. The default is in a folder of the user: see ``identity.pipe_path``."""
     endpoint: str = "http://127.0.0.1:4318"
     """LEGATO_ENDPOINT: base URL of the OTLP/HTTP receiver."""
     token: str = field(default="", repr=False)

@@ -1,13 +1,14 @@
 """Rules that the plugins and the agent must share: the path of the pipe, and the id of an engine.
 
-Both are functions of the environment and the command line, so that two processes with the same settings agree without communication. The
-module uses the standard library only; it reads nothing but its arguments and creates no folder.
+Both are functions of the environment, the user and the command line, so that two processes of one user with the same settings agree without
+communication. The module uses the standard library only; it creates no folder and does not check who can write to one.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -20,13 +21,31 @@ _LOOPBACK_NAMES = frozenset((LOOPBACK, "localhost", "0.0.0.0", "::", "[::]", "::
 
 
 def pipe_path(environ: Mapping[str, str]) -> pathlib.Path:
-    """Return LEGATO_ENGINE_PIPE; without it ``legato/engine.pipe`` in XDG_RUNTIME_DIR, or ``/tmp/legato-UID/engine.pipe``."""
+    """Return LEGATO_ENGINE_PIPE, or else ``engine.pipe`` in the default folder of this process's user.
+
+    For root on Linux it is /run/legato-engine, where no other user can create anything. For another user it is ``legato`` in
+    XDG_RUNTIME_DIR, or /tmp/legato-UID if that is not set or belongs to another user, as it may after ``su``.
+    """
     setting = environ.get("LEGATO_ENGINE_PIPE")
-    if setting:
-        return pathlib.Path(setting)
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    folder = pathlib.Path(runtime) / "legato" if runtime else pathlib.Path("/tmp") / f"legato-{os.getuid()}"
-    return folder / "engine.pipe"
+    return pathlib.Path(setting) if setting else _default_folder(environ.get("XDG_RUNTIME_DIR", "")) / "engine.pipe"
+
+
+def _default_folder(runtime: str) -> pathlib.Path:
+    user = os.geteuid()
+    if user == 0 and sys.platform == "linux":
+        return pathlib.Path("/run/legato-engine")
+    # Without the variable /run/user/UID is not used: it exists only while the user is logged in, so two processes could disagree.
+    if os.path.isabs(runtime) and not _belongs_to_another(runtime, user):
+        return pathlib.Path(runtime) / "legato"
+    return pathlib.Path("/tmp") / f"legato-{user}"
+
+
+def _belongs_to_another(folder: str, user: int) -> bool:
+    try:
+        return os.stat(folder).st_uid != user
+    except OSError:
+        # A missing folder counts as this user's: the agent then reports that it cannot create the pipe there.
+        return False
 
 
 def client_host(host: str) -> str:

@@ -1,26 +1,31 @@
 """The plugins' end of the pipe. It never blocks and never raises.
 
 A datagram that does not fit, or is sent while there is no pipe, goes into a bounded backlog, which is sent first and in order at the next
-call. Beyond the bound the oldest datagram is dropped and counted. The module uses the standard library only.
+call. Beyond the bound the oldest datagram is dropped and counted. A pipe that another user could read is never written to: it is logged,
+and looked at again each second. The module uses the standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable
 
-from legato_gpu_agent.plugin.pipe import CAPACITY_BYTES, file_id, open_pipe
+from legato_gpu_agent.plugin.pipe import CAPACITY_BYTES, PipeRefused, file_id, open_pipe, open_to_others
 from legato_gpu_agent.plugin.protocol import split_datagrams
 
 __all__ = ["PipeWriter"]
 
+_log = logging.getLogger("legato")
 BACKLOG_MAX = 1024
 # Datagrams of the backlog that one call may send: bounds the time that a step can lose after an agent was away.
 _BURST_MAX = 16
 _CHECK_EVERY_S = 1.0
+# Another user can change what is found in a folder for all, so the number of texts is limited.
+_WARNINGS_MAX = 10
 
 
 class PipeWriter:
@@ -33,6 +38,7 @@ class PipeWriter:
         self._pipe: int | None = None
         self._pipe_id = (0, 0)
         self._next_check_s = float("-inf")
+        self._warned: set[str] = set()
 
     def send(self, datagram: bytes) -> bool:
         """Send a datagram now or with a later call; return whether the backlog is empty."""
@@ -87,14 +93,29 @@ class PipeWriter:
             if self._pipe is not None and file_id(os.fstat(self._pipe)) != self._pipe_id:
                 # Other code closed the descriptor, and its number now belongs to another file.
                 self._pipe = None
-            if self._pipe is not None and file_id(os.lstat(self.path)) == self._pipe_id:
-                return
+            found = os.lstat(self.path)
+            if self._pipe is not None and file_id(found) == self._pipe_id:
+                if not open_to_others(found):
+                    return
+                self.close()
             pipe = open_pipe(self.path)
-        except OSError:
+        except FileNotFoundError:
+            # No agent has run yet.
+            return
+        except PipeRefused as refused:
+            self._warn_once(str(refused))
+            return
+        except OSError as error:
+            self._warn_once(f"{self.path} cannot be opened ({error.strerror}): run the agent and the engine as the same user")
             return
         before, self._pipe, self._pipe_id = self._pipe, pipe, file_id(os.fstat(pipe))
         if before is not None:
             self._move(before)
+
+    def _warn_once(self, found: str) -> None:
+        if found not in self._warned and len(self._warned) < _WARNINGS_MAX:
+            self._warned.add(found)
+            _log.warning("Legato: engine steps are not sent, and the engine is not affected: %s (checked each second, logged once)", found)
 
     def _move(self, before: int) -> None:
         """Move all datagrams, those of other writers included, from the replaced pipe into the new one: no agent reads the old one."""

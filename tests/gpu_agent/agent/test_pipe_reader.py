@@ -22,14 +22,48 @@ GOOD = next(pack_entries(SCHEDULER, Engine("e", 1), [bytes(90)]))
 
 
 def test_the_pipe_is_accessible_to_its_user_only(tmp_path: pathlib.Path) -> None:
-    """Folder and pipe, also a pipe with wider permissions. The pipe stays when its agent ends, and the next agent uses it."""
+    """Folder and pipe. The pipe stays when its agent ends, and the next agent uses it."""
     path = tmp_path / "new" / "s"
     with contextlib.closing(PipeReader(path)):
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700 and stat.S_IMODE(path.stat().st_mode) == 0o600
-    path.chmod(0o666)
     before = path.stat().st_ino
     with contextlib.closing(PipeReader(path)):
         assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_ino) == (0o600, before)
+
+
+@pytest.mark.parametrize("held", ["read", "filled", "locked"])
+def test_a_pipe_that_others_can_open_is_replaced(tmp_path: pathlib.Path, held: str) -> None:
+    """One who has the old pipe open neither reads what engines send, nor fills the agent's pipe, nor holds its lock."""
+    path = tmp_path / "s"
+    os.mkfifo(path)
+    path.chmod(0o666)
+    other = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    if held == "locked":
+        fcntl.flock(other, fcntl.LOCK_EX)
+    with contextlib.closing(PipeReader(path)) as reader, open(path, "wb", buffering=0) as engine:
+        if held == "filled":
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(other, b"noise" * 100)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and reader.read() == []
+        engine.write(GOOD)
+        with contextlib.suppress(BlockingIOError):
+            assert GOOD not in os.read(other, 2**20)
+        assert reader.read() == [GOOD]
+    os.close(other)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: pathlib.Path, mode: int) -> None:
+    """Another user could replace the pipe."""
+    path = tmp_path / "new" / "s"
+    path.parent.mkdir()
+    path.parent.chmod(mode)
+    with pytest.raises(SettingsError, match=rf"new can be written by other users \(mode {mode:04o}, expected 0700\): run `chmod 700"):
+        PipeReader(path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(SettingsError, match="link is a symbolic link or not a folder: set LEGATO_ENGINE_PIPE"):
+        PipeReader(tmp_path / "link" / "s")
 
 
 def test_two_agents_do_not_share_a_pipe(tmp_path: pathlib.Path) -> None:

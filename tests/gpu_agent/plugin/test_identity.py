@@ -1,10 +1,18 @@
-"""The id of an engine: the plugin derives it from the command line and the agent from the URL, with the same result."""
+"""The id of an engine and the path of the pipe: the plugin and the agent derive the same, without communication."""
 
 from __future__ import annotations
 
+import os
+import pathlib
+import sys
+
 import pytest
 
-from legato_gpu_agent.plugin.identity import client_host, engine_id, engine_id_from_url, host_and_port
+from legato_gpu_agent.agent.settings import Settings
+from legato_gpu_agent.plugin.identity import client_host, engine_id, engine_id_from_url, host_and_port, pipe_path
+from legato_gpu_agent.plugin.recorder import StepRecorder
+
+SOMEONE = 4711
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost", "0.0.0.0", "::", "::1", "[::]", "[::1]"])
@@ -29,3 +37,32 @@ def test_another_host_keeps_its_name(host: str) -> None:
 def test_a_url_has_a_port(url: str, place: tuple[str, int]) -> None:
     """Its own, or else the default of its scheme."""
     assert host_and_port(url) == place
+
+
+def test_the_pipe_is_in_a_folder_of_its_user(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting comes first, then the user's runtime folder, then a folder in /tmp. For root it does not depend on the environment."""
+    if os.geteuid() == 0:
+        os.chown(tmp_path, SOMEONE, SOMEONE)
+    user = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert str(pipe_path({"LEGATO_ENGINE_PIPE": "/a/b", "XDG_RUNTIME_DIR": str(tmp_path)})) == "/a/b"
+    assert pipe_path({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "legato" / "engine.pipe"
+    assert pipe_path({"XDG_RUNTIME_DIR": str(tmp_path / "missing")}) == tmp_path / "missing" / "legato" / "engine.pipe"
+    assert str(pipe_path({})) == str(pipe_path({"XDG_RUNTIME_DIR": "relative"})) == f"/tmp/legato-{user}/engine.pipe"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert str(pipe_path({})) == str(pipe_path({"XDG_RUNTIME_DIR": "/"})) == "/run/legato-engine/engine.pipe"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert str(pipe_path({})) == "/tmp/legato-0/engine.pipe"
+
+
+def test_the_runtime_folder_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `su`, which may keep the variable."""
+    monkeypatch.setattr(os, "geteuid", lambda: SOMEONE)
+    assert str(pipe_path({"XDG_RUNTIME_DIR": "/"})) == f"/tmp/legato-{SOMEONE}/engine.pipe"
+
+
+@pytest.mark.parametrize("environ", [{}, {"XDG_RUNTIME_DIR": "/tmp"}, {"LEGATO_ENGINE_PIPE": "/a/b"}])
+def test_the_plugin_and_the_agent_use_the_same_pipe(environ: dict[str, str]) -> None:
+    """In the same environment, for the same user."""
+    assert StepRecorder(environ=dict(environ), arguments=[]).writer.path == str(Settings.from_env(environ).pipe)

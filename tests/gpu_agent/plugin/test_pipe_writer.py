@@ -97,6 +97,23 @@ def test_a_full_pipe_does_not_block(path: pathlib.Path, writer: PipeWriter) -> N
         assert found + reader.read() == datagrams(0, 700, 4_000)
 
 
+def test_an_agent_that_stops_reading_costs_only_datagrams(path: pathlib.Path, writer: PipeWriter, clock: Clock) -> None:
+    """Beyond the capacity of pipe and backlog each lost datagram is counted, calls return at once, and the newest ones are kept."""
+    sent = 4_000
+    with agent(path) as reader:
+        started = time.monotonic()
+        for each in datagrams(0, sent, 4_000):
+            clock.now_s += 0.02
+            writer.send(each)
+        assert time.monotonic() - started < 3.0
+        in_pipe = reader.read()
+        assert in_pipe == datagrams(0, len(in_pipe), 4_000) and len(in_pipe) + BACKLOG_MAX + writer.dropped == sent
+        kept: list[bytes] = []
+        while not writer.flush():
+            kept += reader.read()
+        assert kept + reader.read() == datagrams(sent - BACKLOG_MAX, sent, 4_000)
+
+
 def test_a_restarted_agent_misses_nothing(path: pathlib.Path, writer: PipeWriter) -> None:
     """Datagrams sent between two agents are in the pipe, and no call fails in between."""
     with agent(path) as reader:

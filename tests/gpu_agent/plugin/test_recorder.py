@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from legato_gpu_agent.agent.pipe_reader import PipeReader
-from legato_gpu_agent.plugin.identity import engine_id, pipe_path
+from legato_gpu_agent.plugin.identity import engine_id
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_gpu_agent.plugin.protocol import Datagram, decode
 from legato_gpu_agent.plugin.recorder import StepRecorder
@@ -267,10 +267,3 @@ def test_the_middleware_of_the_same_process_uses_the_same_id(tmp_path: pathlib.P
     environ = {"LEGATO_ENGINE_PIPE": str(tmp_path / "s")}
     second = StepRecorder(1, environ=environ, arguments=["--host", "::"])
     assert environ["LEGATO_ENGINE_ID"] == "127.0.0.1:8000" and second.engine.id == "127.0.0.1:8000/1"
-
-
-def test_the_pipe_has_one_default_path() -> None:
-    """The setting, the user's runtime folder, or a folder of the user in /tmp."""
-    assert str(pipe_path({"LEGATO_ENGINE_PIPE": "/a/b", "XDG_RUNTIME_DIR": "/run/user/7"})) == "/a/b"
-    assert str(pipe_path({"XDG_RUNTIME_DIR": "/run/user/7"})) == "/run/user/7/legato/engine.pipe"
-    assert pipe_path({}).parts[1:2] == ("tmp",) and pipe_path({}).parent.name.startswith("legato-")
