@@ -8,7 +8,7 @@ PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install --quiet
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
-.PHONY: help demo test fuzz test-server check bench live install collector up down
+.PHONY: help demo test fuzz test-server check bench live install collector sbom audit up down
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,6 +51,25 @@ live: $(VENV)/.installed-dev ## compare Legato with a real vLLM, VLLM=virtual en
 	@$(PY) bench/live.py --vllm "$(VLLM)" $(ARGS)
 
 collector: collector/dist/otelcol-legato ## build the Collector for the configurations in collector/; needs Go, three minutes the first time
+
+# What a user installs, and the tools that look at it.
+AUDITED := .build/audit/installed
+AUDIT   := .build/audit/tools
+$(AUDIT)/.installed: requirements-audit.txt requirements-demo.txt sdk/pyproject.toml ingest/pyproject.toml gpu_agent/pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no suitable python3 found: Legato needs Python 3.11 or newer with the venv module"; exit 1; }
+	@rm -rf .build/audit && $(PYTHON) -m venv $(AUDITED) && $(PYTHON) -m venv $(AUDIT)
+	@grep == requirements-demo.txt > .build/audit/pins.txt
+	@$(AUDITED)/bin/pip install --quiet --disable-pip-version-check -c .build/audit/pins.txt ./sdk[otlp] ./ingest[chdb,grafana] ./gpu_agent[agent]
+	@$(AUDIT)/bin/pip install --quiet --disable-pip-version-check -r requirements-audit.txt
+	@touch $@
+
+sbom: $(AUDIT)/.installed ## write the bill of materials of an installation to .build/sbom.json (CycloneDX)
+	@$(AUDIT)/bin/cyclonedx-py environment $(AUDITED)/bin/python --output-format JSON --output-file .build/sbom.json
+	@$(PY) -c "import json; found = json.load(open('.build/sbom.json')); print(len(found['components']), 'components are listed in .build/sbom.json')"
+
+audit: $(AUDIT)/.installed ## look up known vulnerabilities of what an installation contains; needs access to PyPI
+	@$(AUDITED)/bin/pip freeze --exclude legato --exclude legato-ingest --exclude legato-gpu-agent > .build/audit/installed.txt
+	@$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .build/audit/installed.txt
 
 up: ## start ClickHouse, Collector, ingest and Grafana with docker compose; ARGS="--profile demo" adds a load
 	@$(PYTHON) deploy/make_env.py

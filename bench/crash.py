@@ -2,8 +2,9 @@
 
     python bench/crash.py [--kills 20] [--spans 100000] [--minutes 0] [--aimed 0] [--seed 1]
 
-Two pipelines. Direct: senders post bodies of 1 to 200 streams to `legato serve`, some with a snapshot before the end of a stream; failed
-bodies are sent again, every other time cut in two, and some acknowledged bodies once more; `serve` receives SIGKILL at random moments.
+Three pipelines. Direct: senders post bodies of 1 to 200 streams to `legato serve`, some with a snapshot before the end of a stream; failed
+bodies are sent again, every other time cut in two, and some acknowledged bodies once more; `serve` receives SIGKILL at random moments. The
+same, but only the process of its store receives SIGKILL.
 Collector: an application with the SDK → the Collector with `collector/gateway.yaml` → `serve`, 200 streams per second. Each process is
 killed and restarted in turn; the ingest rejects requests, is slow, is away for a minute, is cut off in the middle of requests and replies;
 its disk is full, and so is the Collector's queue. `--minutes` continues with random trials. At the end every acknowledged stream is
@@ -39,12 +40,13 @@ def _line(trial: Trial) -> str:
     return f"{trial.name:<34} {trial.kills:>6} {trial.seconds:>6.1f} {trial.acknowledged:>8,} {trial.requests:>9,} {trial.retries:>8,}"
 
 
-def direct(folder: pathlib.Path, kills: int, spans: int, seed: int) -> tuple[Found, Trial]:
-    """Senders to `serve`."""
+def direct(folder: pathlib.Path, kills: int, spans: int, seed: int, *, of_store: bool = False) -> tuple[Found, Trial]:
+    """Senders to `serve`. ``of_store``: the process of the store alone is killed."""
     serve, began = Serve(folder), time.monotonic()
     try:
-        sent = storm(serve, kills, spans, seed)
-        trial = Trial("direct: kill the ingest", kills, time.monotonic() - began, len(sent.revs), sent.acknowledged, sent.retries)
+        sent = storm(serve, kills, spans, seed, of_store=of_store)
+        name = "direct: kill the store" if of_store else "direct: kill the ingest"
+        trial = Trial(name, kills, time.monotonic() - began, len(sent.revs), sent.acknowledged, sent.retries)
         found = judge(serve, sent.revs)
     finally:
         serve.stop()
@@ -94,16 +96,21 @@ def main() -> None:
     if why := collector.missing():
         raise SystemExit(why)
     print(describe("chdb", "pyarrow", "uvicorn", "opentelemetry-sdk"), _HEAD, sep="\n")
+    found, trials = [], []
+    for of_store in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            each, trial = direct(pathlib.Path(folder), given.kills, given.spans, given.seed, of_store=of_store)
+        found.append(each)
+        trials.append(trial)
+        print(_line(trial), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        one, trial = direct(pathlib.Path(folder), given.kills, given.spans, given.seed)
-    print(_line(trial), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        two, trials = through_collector(pathlib.Path(folder), given.minutes, given.seed)
+        each, piped = through_collector(pathlib.Path(folder), given.minutes, given.seed)
+        found.append(each)
+        trials += piped
     if given.aimed:
         with tempfile.TemporaryDirectory() as folder:
             aimed(pathlib.Path(folder), given.aimed, given.seed)
-    trials.append(trial)
-    lost, doubled = one.lost + two.lost, one.doubled + two.doubled
+    lost, doubled = (sum(getattr(each, name) for each in found) for name in ("lost", "doubled"))
     kills, spans, retries = (sum(getattr(each, name) for each in trials) for name in ("kills", "acknowledged", "retries"))
     print(json.dumps({"lost": lost, "doubled": doubled, "kills": kills, "spans": spans, "retries": retries}))
     sys.exit(1 if lost or doubled else 0)

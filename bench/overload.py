@@ -4,7 +4,7 @@
 
 Ten engines replay a recording in real time (`sustain_load`). After 20 s something happens, and for another minute and a half the script
 watches the ten engines' acknowledgements and verdicts, and the memory of `serve`. Scenarios: `load` (450 streams a second for a minute,
-three times the floor of `sustain.py`), `steps` (an agent that was cut off sends a million steps of one engine in one request), `engines`
+three times the floor of `sustain.py`), `steps` (an agent that was cut off sends a million steps of one engine in four requests), `engines`
 (10,000 engines that send one stream each within ten seconds), `stalls` (one stream of 65,536 chunks with 10,000 stalls), `clocks` (ten
 engines and their servers an hour ahead, ten an hour behind). Each has a separate store. Last line: one JSON object by scenario.
 """

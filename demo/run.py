@@ -130,12 +130,15 @@ def recorded(plan: Plan, data_dir: pathlib.Path, endpoints: Endpoints, console: 
         console.print(
             f"[bold]legato serve[/] accepts OTLP at {endpoints.otlp} and answers queries at {endpoints.read}",
             highlight=False,
+            markup=True,
             soft_wrap=True,
         )
-        console.print(f"[bold]open {endpoints.web}[/] in a browser: it fills while the streams run", highlight=False, soft_wrap=True)
+        opens = f"[bold]open {endpoints.web}[/] in a browser: it fills while the streams run"
+        console.print(opens, highlight=False, markup=True, soft_wrap=True)
         console.print(
             f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {endpoints.server}/v1",
             highlight=False,
+            markup=True,
             soft_wrap=True,
         )
         try:

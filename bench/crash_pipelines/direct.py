@@ -108,8 +108,8 @@ def send(url: str, sent: Sent, stop: threading.Event, rng: random.Random) -> Non
                 time.sleep(0.03)
 
 
-def storm(serve: Serve, kills: int, spans: int, seed: int) -> Sent:
-    """Kill and restart under load until there were enough kills and spans."""
+def storm(serve: Serve, kills: int, spans: int, seed: int, *, of_store: bool = False) -> Sent:
+    """Kill and restart under load until there were enough kills and spans. ``of_store``: kill the process of the store alone."""
     sent, stop, failures = Sent(), threading.Event(), list[BaseException]()
     url = f"http://127.0.0.1:{serve.otlp}/v1/traces"
 
@@ -126,8 +126,11 @@ def storm(serve: Serve, kills: int, spans: int, seed: int) -> Sent:
     try:
         for _ in range(kills):
             time.sleep(rng.uniform(0.05, 0.8))
-            serve.kill()
-            serve.start()
+            if of_store:
+                serve.kill_store()
+            else:
+                serve.kill()
+                serve.start()
         while len(sent.revs) < spans and not failures:
             time.sleep(0.05)
     finally:

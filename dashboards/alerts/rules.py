@@ -20,6 +20,12 @@ from dashboards.target import PLUGIN
 __all__ = ["RULES", "Rule", "provisioned"]
 
 _BEHIND_S = 259_200
+# Characters that are not seen (`legato_ingest.visible`), as Go's regular expressions name them. A message goes to chats and mails, where a
+# name could run backwards, break its line, or look like another. The labels of the alert and the links keep the name itself.
+_UNSEEN = (
+    r"[\p{C}\p{Zl}\p{Zp}\x{34F}\x{115F}\x{1160}\x{17B4}\x{17B5}\x{180B}-\x{180F}\x{2800}\x{3164}\x{FE00}-\x{FE0F}\x{FFA0}"
+    r"\x{E0100}-\x{E01EF}]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,14 @@ def _figure(name: str, form: str = "") -> str:
     return f"{{{{ with $values.{name} }}}}{{{{ .Value{f' | {form}' if form else ''} }}}}{{{{ end }}}}"
 
 
+def _label(name: str) -> str:
+    return _visible(f"$labels.{name}")
+
+
+def _visible(value: str) -> str:
+    return f'{{{{ {value} | reReplaceAll `{_UNSEEN}` "\ufffd" }}}}'
+
+
 def _text(name: str) -> str:
     return f"{{{{ with $values.detail }}}}{{{{ .Labels.{name} }}}}{{{{ end }}}}"
 
@@ -56,6 +70,7 @@ _SERVICE = "?var-service={{ $labels.service | urlquery }}"
 _TIMES = f"from={_text('from_ms')}&to={_text('to_ms')}"
 _BURN_LABELS = ("tenant", "service", "vantage", "objective", "severity")
 _BURN_TEXTS = ("message", "trace", "from_ms", "to_ms")
+_MESSAGE = f"{{{{ with $values.detail }}}}{_visible('.Labels.message')}{{{{ end }}}}"
 _BURN_STREAM = "/d/legato-stream/stream?var-stream=" + _text("trace")
 
 RULES = (
@@ -65,8 +80,8 @@ RULES = (
         burn.ITL,
         _BURN_LABELS,
         (),
-        "{{ $labels.service }} ({{ $labels.vantage }}): streams freeze",
-        _text("message"),
+        f"{_label('service')} ({_label('vantage')}): streams freeze",
+        _MESSAGE,
         "/d/legato-attribution/jitter" + _SERVICE + "&" + _TIMES,
         texts=_BURN_TEXTS,
         stream=_BURN_STREAM,
@@ -77,8 +92,8 @@ RULES = (
         burn.TTFT,
         _BURN_LABELS,
         (),
-        "{{ $labels.service }} ({{ $labels.vantage }}): first outputs are late",
-        _text("message") + " These streams had no other fault: check queue and prefill.",
+        f"{_label('service')} ({_label('vantage')}): first outputs are late",
+        _MESSAGE + " These streams had no other fault: check queue and prefill.",
         "/d/legato-nodes/nodes?" + _TIMES,
         texts=_BURN_TEXTS,
         stream=_BURN_STREAM,
@@ -89,8 +104,8 @@ RULES = (
         burn.END_USERS,
         _BURN_LABELS,
         (),
-        "{{ $labels.service }} ({{ $labels.vantage }}): stalls on the end users' side",
-        _text("message")
+        f"{_label('service')} ({_label('vantage')}): stalls on the end users' side",
+        _MESSAGE
         + " The service is not at fault: the application held the stream, did not read its socket, or one end user's connection failed.",
         "/d/legato-attribution/jitter" + _SERVICE + "&" + _TIMES,
         texts=_BURN_TEXTS,
@@ -102,7 +117,7 @@ RULES = (
         running.STALLED,
         ("tenant", "service", "vantage"),
         ("stalled", "in_flight", "longest_s"),
-        "{{ $labels.service }} ({{ $labels.vantage }}): running streams stand still",
+        f"{_label('service')} ({_label('vantage')}): running streams stand still",
         f"{_figure('stalled')} of {_figure('in_flight')} running streams have had no content for 8 s or more, the longest for "
         f"{_figure('longest_s', 'humanizeDuration')}. They have not ended, so no burn rate counts them yet.",
         "/d/legato-now/now" + _SERVICE,
@@ -114,8 +129,8 @@ RULES = (
         others.PREEMPTION,
         ("tenant", "engine"),
         ("minutes_preempting", "requests_preempted", "kv_used_max"),
-        "{{ $labels.engine }}: KV cache too small for the load",
-        f"{{{{ $labels.engine }}}} preempted requests in {_figure('minutes_preempting')} of the last 60 minutes, "
+        f"{_label('engine')}: KV cache too small for the load",
+        f"{_label('engine')} preempted requests in {_figure('minutes_preempting')} of the last 60 minutes, "
         f"{_figure('requests_preempted')} in all; its KV cache was up to {_figure('kv_used_max', 'humanizePercentage')} full. "
         "Use fewer concurrent requests, shorter contexts, or more memory.",
         "/d/legato-nodes/nodes?var-engine={{ $labels.engine | urlquery }}",
@@ -127,7 +142,7 @@ RULES = (
         others.CHUNKING,
         ("tenant", "service", "model", "provider", "route", "vantage"),
         ("share_before", "share_after", "rate_ratio", "changed_s"),
-        "{{ $labels.provider }} {{ $labels.model }}: chunk size changed",
+        f"{_label('provider')} {_label('model')}: chunk size changed",
         f"Chunks with several tokens: {_figure('share_before', 'humanizePercentage')} before, "
         f"{_figure('share_after', 'humanizePercentage')} since {_figure('changed_s', 'humanizeTimestamp')}; token rate multiplied by "
         f"{_figure('rate_ratio')}.",
@@ -140,8 +155,8 @@ RULES = (
         others.INGEST,
         ("host", "what"),
         ("value", "bound"),
-        "legato on {{ $labels.host }}: {{ $labels.what }}",
-        f"{{{{ $labels.what }}}} = {_figure('value')}, the limit is {_figure('bound')}. Until this is fixed, dashboards and alerts are "
+        f"legato on {_label('host')}: {_label('what')}",
+        f"{_label('what')} = {_figure('value')}, the limit is {_figure('bound')}. Until this is fixed, dashboards and alerts are "
         "incomplete.",
         "/d/legato-self/self-monitoring",
         severity="ticket",
@@ -153,7 +168,7 @@ RULES = (
         others.COLLECTOR,
         ("host", "exporter"),
         ("in_use",),
-        "collector on {{ $labels.host }}: queue of {{ $labels.exporter }} fills",
+        f"collector on {_label('host')}: queue of {_label('exporter')} fills",
         f"Its queue is {_figure('in_use', 'humanizePercentage')} full. When it is full, the Collector drops spans.",
         "/d/legato-self/self-monitoring",
         severity="ticket",

@@ -5,6 +5,8 @@ A message states what was found, what was expected and what to do next. An error
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 __all__ = [
     "BadRequest",
     "Denied",
@@ -12,10 +14,12 @@ __all__ = [
     "LegatoError",
     "Locked",
     "Overloaded",
+    "QueryEnded",
     "SchemaError",
     "SettingsError",
     "StoreError",
     "StoreRefused",
+    "StoreRestarting",
     "StoreUnavailable",
     "TooLarge",
 ]
@@ -47,6 +51,29 @@ class StoreError(LegatoError):
 
 class StoreUnavailable(StoreError):
     """The store cannot run the statement now; a retry may succeed (503)."""
+
+
+class StoreRestarting(StoreUnavailable):
+    """The process of an embedded store ended during the call and is started again: a retry in a second or two succeeds.
+
+    ``tenants``: those with queries that ran; they may be the cause. ``is_alone``: it was one query, beside nothing else. ``is_fault``: a
+    fault of the engine, and not the end by a signal from outside.
+    """
+
+    def __init__(self, message: str, tenants: Collection[str] = (), *, is_alone: bool = False, is_fault: bool = False) -> None:
+        super().__init__(message)
+        self.tenants, self.is_alone, self.is_fault = frozenset(tenants), is_alone, is_fault
+
+
+class QueryEnded(StoreUnavailable):
+    """A reader's statement was ended with the process of an embedded store, because statements went beyond a limit.
+
+    ``tenants``: those with queries that ran. ``is_alone``: it was this query, beside nothing else.
+    """
+
+    def __init__(self, message: str, code: int, tenants: Collection[str] = (), *, is_alone: bool = True) -> None:
+        super().__init__(message, code)
+        self.tenants, self.is_alone = frozenset(tenants), is_alone
 
 
 class StoreRefused(StoreError):

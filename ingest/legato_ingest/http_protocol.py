@@ -1,23 +1,60 @@
-"""HTTP/1.1 of all listeners: uvicorn's protocol over httptools, with a bound on the head of a request.
+"""HTTP/1.1 of all listeners: uvicorn's protocol over httptools, with bounds on what one client can hold.
 
-httptools parses a request in a third of the time of h11, but keeps a head of any size in memory. Nothing is routed here.
+httptools parses a request in a third of the time of h11, but keeps a head of any size in memory, and uvicorn waits for ever for a client
+that sends slowly or does not read its reply. So heads, the requests that wait in a connection, connections, and the time without progress
+are bounded. Nothing is routed here.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HEAD_BYTES_MAX", "HttpProtocol"]
+__all__ = ["CONNECTIONS_MAX", "HEAD_BYTES_MAX", "HttpProtocol"]
 
 # Bytes of the request line, all headers and all trailers. h11 has the same bound.
 HEAD_BYTES_MAX = 64 * 1024
+CONNECTIONS_MAX = 2_048
+"""Connections of one listener."""
+# A header of two bytes takes more than a hundred in memory, and a request that waits for the reply before it some KB.
+_HEADERS_MAX, _WAITING_MAX = 256, 16
+# Seconds between two checks of a connection; seconds for its head; seconds without progress after which it ends. Progress is so many bytes
+# of a body, or so many bytes of a reply that the client has read between two checks.
+_CHECK_S, _HEAD_S, _STALLED_S, _BODY_BYTES_MIN, _READ_BYTES_MIN = 10.0, 30.0, 60.0, 64 * 1024, 4 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """A connection. It is closed when a head exceeds the bound, or when as many bytes bring nothing that the parser can pass on."""
+class _TooMany(ValueError):
+    """Headers, or requests that wait. The parser ends the connection with status 400."""
 
-    _head_bytes = _silent_bytes = 0
+
+class HttpProtocol(HttpToolsProtocol):
+    """A connection. It is closed when a head exceeds its bound, when as many bytes bring nothing that the parser can pass on, and when its
+    client makes no progress."""
+
+    _head_bytes = _silent_bytes = _headers = _body_bytes = _unsent = 0
+    # What is awaited from the client: a head, a body, or nothing; since when; and since when it has not read.
+    _awaited = "head"
+    _since_s = _unread_since_s = 0.0
+    _has_served = _has_read = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self._since_s = self._unread_since_s = self.loop.time()
+        self._timer = self.loop.call_later(_CHECK_S, self._check)
+        if len(self.connections) > CONNECTIONS_MAX:
+            _end_one(cast("Iterable[object]", self.connections))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Receive bytes of the connection."""
@@ -29,7 +66,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._head_bytes = 0
+        if len(self.pipeline) >= _WAITING_MAX:
+            raise _TooMany(f"more than {_WAITING_MAX} requests wait in one connection")
+        self._head_bytes = self._headers = 0
+        self.expect("head")
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -39,19 +79,69 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header or trailer has been read."""
+        self._headers += 1
+        if self._headers > _HEADERS_MAX:
+            raise _TooMany(f"a request with more than {_HEADERS_MAX} headers")
         self._count_head(name + value)
         super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head has been read."""
+        self.expect("body")
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of the body has been read."""
         self._silent_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request has been read."""
         self._silent_bytes = 0
+        self._has_served = True
+        self.expect("")
         super().on_message_complete()
+
+    def resume_writing(self) -> None:
+        """The client has read most of what waited for it."""
+        self._has_read = True
+        super().resume_writing()
+
+    def expect(self, what: str) -> None:
+        """Take note of what the client has to send next: a ``head``, a ``body``, or nothing (empty)."""
+        self._awaited, self._since_s, self._body_bytes = what, self.loop.time(), 0
+
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return self._awaited == "head" or (self.cycle is not None and self.cycle.response_complete)
+
+    def age(self) -> tuple[bool, float]:
+        """Return whether it has brought a request, and since when it waits for its client (the loop's clock)."""
+        return self._has_served, self._since_s
 
     def _count_head(self, part: bytes) -> None:
         self._silent_bytes = 0
         self._head_bytes += len(part)
+
+    def _check(self) -> None:
+        """End the connection if its client makes no progress, else look again later."""
+        now_s, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        if not unsent or self._has_read or self._unsent - unsent >= _READ_BYTES_MIN:
+            self._unread_since_s = now_s
+        self._unsent, self._has_read = unsent, False
+        if self._awaited == "body" and (self._body_bytes >= _BODY_BYTES_MIN or self.flow.read_paused):
+            self._since_s, self._body_bytes = now_s, 0
+        limit_s = {"head": _HEAD_S, "body": _STALLED_S}.get(self._awaited, float("inf"))
+        if now_s - self._since_s > limit_s or now_s - self._unread_since_s > _STALLED_S:
+            # To close it would wait until the client has read everything.
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(_CHECK_S, self._check)
+
+
+def _end_one(connections: Iterable[Any]) -> None:
+    """End the connection without a request that waits longest, first of those that never brought one."""
+    idle = [each for each in connections if isinstance(each, HttpProtocol) and each.is_idle()]
+    if idle:
+        min(idle, key=HttpProtocol.age).transport.abort()

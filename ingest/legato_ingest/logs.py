@@ -1,7 +1,8 @@
 """The log of `legato serve`: a thread writes it to standard error, so no request and no worker waits for the reader of the log.
 
 A pipe that is not read, or a terminal that is held, blocks a write for ever, and the event loop would stand still with it. Records that do
-not fit into the bounded queue, and repetitions of the same message, are left out and counted. The module sets no level.
+not fit into the bounded queue, and repetitions of the same message, are left out and counted. Each record begins one line, whatever text
+from outside it holds. The module sets no level.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
+
+from legato_ingest.visible import visible, visible_lines
 
 __all__ = ["written_in_background"]
 
@@ -66,6 +69,7 @@ class _Enqueue(logging.handlers.QueueHandler):
     def __init__(self, waiting: queue.Queue[logging.LogRecord | None], left_out: Callable[[str], None]) -> None:
         super().__init__(waiting)
         self._left_out = left_out
+        self.setFormatter(_Lines())
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Queue a record, or leave it out if the queue is full."""
@@ -73,6 +77,17 @@ class _Enqueue(logging.handlers.QueueHandler):
             self.queue.put_nowait(record)
         except queue.Full:
             self._left_out("queue_full")
+
+
+class _Lines(logging.Formatter):
+    """Formats a message as one line. The lines of a traceback are indented, so that no text in it looks like a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message, and the traceback if the record has one."""
+        details = [self.formatException(record.exc_info)] if record.exc_info else []
+        details += [self.formatStack(record.stack_info)] if record.stack_info else []
+        lines = [f"  {line}" for each in details for line in visible_lines(each).split("\n")]
+        return "\n".join([visible(record.getMessage()), *lines])
 
 
 class _Repetitions(logging.Filter):

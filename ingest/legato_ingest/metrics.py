@@ -6,6 +6,10 @@ one process (tests) have separate metrics. docs/reference.md has the same descri
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pathlib
+import resource
 import time
 from collections.abc import Iterable, Iterator
 
@@ -26,12 +30,25 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class _ProcessorTime(Collector):
-    """Reads the processor time of the process when the registry is read."""
+    """Reads the processor time of the process and its children when the registry is read."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the counter."""
-        text = "Processor time of the process in all threads, the engine of an embedded store included, in seconds"
-        yield CounterMetricFamily("legato_cpu_seconds", text, value=time.process_time())
+        text = "Processor time of legato serve, of the process of an embedded store and of the process that judges streams, in seconds"
+        yield CounterMetricFamily("legato_cpu_seconds", text, value=time.process_time() + _children_s())
+
+
+def _children_s() -> float:
+    """Return the processor time of all child processes, ended or not, in seconds. Those that run are known on Linux only."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total_s = ended.ru_utime + ended.ru_stime
+    for listed in pathlib.Path("/proc/self/task").glob("*/children"):
+        # A thread or a child may end while it is looked at.
+        with contextlib.suppress(OSError):
+            for pid in listed.read_text(encoding="ascii").split():
+                fields = pathlib.Path("/proc", pid, "stat").read_text(encoding="ascii").rpartition(") ")[2].split()
+                total_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total_s
 
 
 class Metrics:
@@ -140,6 +157,18 @@ class Metrics:
     def _register_store(self, kept: CollectorRegistry) -> None:
         self.store_bytes = Gauge("legato_store_bytes", "Bytes of the store on disk, by table", ["table"], registry=kept)
         self.store_rows = Gauge("legato_store_rows", "Rows of the store on disk, older revs included, by table", ["table"], registry=kept)
+        self.parts_lost = Gauge(
+            "legato_store_parts_lost",
+            "Parts of the embedded store with rows that are not shown, because the parts are damaged or missing; the log names them",
+            registry=kept,
+        )
+        self.store_restarts = Counter(
+            "legato_store_restarts",
+            "How often the process of the embedded store was ended and started again, by reason: memory or time (a query of a reader went "
+            "beyond its limit) or crash",
+            ["reason"],
+            registry=kept,
+        )
         self.errors = Counter("legato_errors", "Failures, by stage and type", ["stage", "type"], registry=kept)
         self.log_left_out = Counter(
             "legato_log_left_out",

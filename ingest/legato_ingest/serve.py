@@ -13,16 +13,18 @@ import gc
 import hashlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from legato_ingest.auth import tls
 from legato_ingest.auth.tokens import READ, WRITE
@@ -37,9 +39,11 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import load as load_objectives
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.query.reads import Reads
+from legato_ingest.replies import REPLY_BYTES_MAX, BoundedReplies
 from legato_ingest.rollups.worker import followed_until_ms
 from legato_ingest.settings import Settings, deprecations
-from legato_ingest.storage import Store, migrate, objective_rows, open_store
+from legato_ingest.shares import Shares
+from legato_ingest.storage import ProcessStore, Store, StoreProcess, migrate, objective_rows, open_store
 from legato_ingest.storage.lock import StoreLock, admin_socket_path
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.storage.wal import WriteAheadLog, folder_of
@@ -56,9 +60,12 @@ from legato_ingest.write.recovery import recover
 __all__ = ["serve"]
 
 _log = logging.getLogger("legato")
+_App = tuple[ASGIApp, socket.socket]
 _LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 _PASSWORD_CHARACTERS_MIN = 12
 _GRACE_S = 10
+# A query that the engine does not end at its limit is ended with the process of the store so much later.
+_QUERY_GRACE_S = 1.5
 # A response that two instances inserted at the same moment counts twice for so long. It is longer than the time after which one instance
 # knows of the foreign emitters of another (``write.sender_counts``).
 _LOOK_AGAIN_S = 15.0
@@ -90,12 +97,15 @@ class _Listeners:
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ``LegatoError`` when it cannot start."""
+    # For connections of senders, and the engine's files. Some systems do not allow it.
+    with contextlib.suppress(OSError, ValueError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for line in deprecations():
         _log.warning("%s", line)
     _check_endpoints(settings)
     with contextlib.ExitStack() as stack:
-        if settings.server is None:
-            stack.enter_context(StoreLock(settings.store_path))
+        lock = stack.enter_context(StoreLock(settings.store_path)) if settings.server is None else None
         otlp = stack.enter_context(_listen(settings.host, settings.otlp_port, "LEGATO_OTLP_PORT"))
         read = stack.enter_context(_listen(settings.read_host, settings.read_port, "LEGATO_READ_PORT"))
         web = _optional_listener(settings, settings.read_host, "web_port", "no web page")
@@ -104,7 +114,8 @@ def serve(settings: Settings) -> None:
         admin = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
         metrics = Metrics()
         stack.enter_context(written_in_background(lambda reason: metrics.log_left_out.labels(reason).inc()))
-        _serve_store(settings, metrics, _Listeners(otlp, read, web, admin, _grpc_address(settings)))
+        with contextlib.closing(_open_store(settings, metrics, lock)) as store:
+            _serve_store(settings, metrics, store, _Listeners(otlp, read, web, admin, _grpc_address(settings)))
         if admin is not None:
             admin_socket_path(settings.store_path).unlink(missing_ok=True)
 
@@ -133,9 +144,29 @@ def _check_endpoints(settings: Settings) -> None:
     endpoint.check(settings)
 
 
-def _serve_store(settings: Settings, metrics: Metrics, listeners: _Listeners) -> None:
+def _open_store(settings: Settings, metrics: Metrics, lock: StoreLock | None) -> Store:
+    limits = _read_limits(settings)
+    if lock is None:
+        return open_store(settings, limits)
+    process = StoreProcess(
+        settings.store_path,
+        limits,
+        read_seconds_max=settings.query_seconds_max + _QUERY_GRACE_S,
+        read_bytes_max=settings.query_memory_bytes_max,
+        inherited=lock.descriptors,
+        ended=partial(_note_store_restart, metrics),
+    )
+    return ProcessStore(process)
+
+
+def _note_store_restart(metrics: Metrics, reason: str) -> None:
+    metrics.store_restarts.labels(reason).inc()
+    what = {"memory": "queries took more memory than their limit", "time": "a query did not end at its limit"}.get(reason, "it crashed")
+    _log.error("the process of the store was ended and is started again: %s; no acknowledged request is lost", what)
+
+
+def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: _Listeners) -> None:
     objectives = load_objectives(settings)
-    store = open_store(settings, _read_limits(settings))
     migrations = migrate.load(settings.schema_dir)
     migrate.apply(store, migrations)
     set_retention(store, settings.retention_days, settings.retention_timelines_days, settings.retention_rollups_days)
@@ -159,13 +190,16 @@ def _serve_store(settings: Settings, metrics: Metrics, listeners: _Listeners) ->
     receiver = Receiver(settings, committer, metrics)
     if log is not None:
         recover(log, committer, receiver)
-    apps = [
-        (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(store, migrations), receiver), listeners.otlp),
-        (read_endpoint.create_app(settings, reads, metrics), listeners.read),
+    # A separate handle: a health check waits for no insert, and no insert for a health check.
+    probe = store.clone()
+    unread = Shares(REPLY_BYTES_MAX)
+    apps: list[_App] = [
+        (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(probe, migrations), receiver), listeners.otlp),
+        (BoundedReplies(read_endpoint.create_app(settings, reads, metrics), unread), listeners.read),
     ]
     if listeners.web is not None:
         boards = Boards(dashboard_files.load(settings.dashboards_dir))
-        apps.append((web_page.create_app(settings, reads, metrics, boards, stopping.is_set), listeners.web))
+        apps.append((BoundedReplies(web_page.create_app(settings, reads, metrics, boards, stopping.is_set), unread), listeners.web))
     if listeners.admin is not None:
         apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups, committer.settle), listeners.admin))
     # Objects of the start-up live as long as the process, and a request creates tens of thousands of objects that are freed
@@ -174,11 +208,8 @@ def _serve_store(settings: Settings, metrics: Metrics, listeners: _Listeners) ->
     gc.set_threshold(100_000, 50, 100)
     sys.setswitchinterval(_SWITCH_S)
     _announce(settings, listeners)
-    try:
-        with workers.closing(committer):
-            uvloop.run(_run(apps, listeners, receiver, store, settings, stopping))
-    finally:
-        store.close()
+    with workers.closing(committer), contextlib.closing(probe):
+        uvloop.run(_run(apps, listeners, receiver, store, settings, stopping))
 
 
 def _read_limits(settings: Settings) -> dict[str, int | str]:
@@ -210,7 +241,7 @@ def _announce(settings: Settings, listeners: _Listeners) -> None:
 
 
 async def _run(
-    apps: list[tuple[FastAPI, socket.socket]],
+    apps: list[_App],
     listeners: _Listeners,
     receiver: Receiver,
     store: Store,
@@ -242,9 +273,12 @@ async def _stopped(grpc: GrpcServer, stopping: threading.Event) -> None:
     await grpc.stop(_GRACE_S)
 
 
-def _config(app: FastAPI, listener: socket.socket, listeners: _Listeners, settings: Settings) -> uvicorn.Config:
+def _config(app: ASGIApp, listener: socket.socket, listeners: _Listeners, settings: Settings) -> uvicorn.Config:
     # Without a configuration, uvicorn's log is written with ours, in the background.
-    config = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
+    # No endpoint has WebSockets: their connections would have no bounds.
+    config = uvicorn.Config(
+        app, ws="none", log_config=None, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S
+    )
     is_otlp = listener is listeners.otlp
     config.http = protocol_class(listeners.grpc[1] if listeners.grpc else 0) if is_otlp else HttpProtocol
     if listener.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
@@ -282,6 +316,8 @@ def _listen(host: str, port: int, setting: str) -> socket.socket:
     # client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it: one of a host that is gone ends after some time.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -230,7 +230,12 @@ class Settings(BaseSettings):
             "wait for their insert. Beyond it, requests get 429, unless nothing else is in flight"
         ),
     )
-    decode_requests_max: int = Field(4, ge=1, description="Number of requests that are decoded at the same time. Further requests wait")
+    decode_requests_max: int = Field(
+        4,
+        ge=1,
+        description="Number of requests of up to 128 KiB after decompression that are decoded at the same time; of larger ones half as"
+        " many, and of those over 4 MiB a quarter. Further requests wait",
+    )
     chunks_per_request_max: int = Field(
         8_388_608,
         ge=65_536,
@@ -320,11 +325,21 @@ class Settings(BaseSettings):
         ),
     )
     traces_export_every_s: float = Field(5.0, gt=0, description="Pause between two exports of spans about stalls, in seconds")
-    query_seconds_max: int = Field(30, ge=1, description="Longest run time of a read query, in seconds. A longer query fails")
-    query_memory_bytes_max: int = Field(
-        2 * 2**30,
+    query_seconds_max: int = Field(
+        8,
         ge=1,
-        description="Memory that a read query may use, in bytes; its result may have an eighth of this. A larger query fails",
+        description=(
+            "Longest run time of a read query, in seconds. A longer query fails; with an embedded store, one that the engine cannot "
+            "interrupt is ended 1.5 s later with the process of the store, which is started again"
+        ),
+    )
+    query_memory_bytes_max: int = Field(
+        2**30,
+        ge=1,
+        description=(
+            "Memory that a read query may use, in bytes; its result may have an eighth of this. A larger query fails; with an embedded "
+            "store, the process of the store is ended and started again when it has grown by one and a half times this"
+        ),
     )
     query_rows_max: int = Field(1_000_000, ge=1, description="Number of rows that a read query may return. A query with more rows fails")
     queries_max: int = Field(4, ge=1, description="Number of read queries that run at the same time. Further queries wait")

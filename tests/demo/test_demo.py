@@ -54,9 +54,12 @@ def _read_until(process: subprocess.Popen[str], words: str) -> str:
 
 
 def _processes(data: pathlib.Path) -> dict[str, int]:
-    """Return the PIDs of the demo's children by name: `serve`, `agent`, `server`, `clients`. Each has its log in the demo's folder."""
-    found = {}
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    """Return the PIDs of the demo's children by name: `serve`, `agent`, `server`, `clients`. Each has its log in the demo's folder.
+
+    `serve` has children with the same log, which start after it.
+    """
+    found: dict[str, int] = {}
+    for folder in sorted(pathlib.Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name), reverse=True):
         try:
             log = pathlib.Path(os.readlink(folder / "fd" / "2"))
         except OSError:

@@ -105,16 +105,17 @@ def test_a_killed_application_leaves_its_snapshot_and_is_abandoned(endpoints: En
     """After kill -9 the last snapshot stays: `running` until the next one is 30 s overdue, `abandoned` afterwards."""
     with _application("killed", LONG, endpoints, LEGATO_SNAPSHOT_INTERVAL_MS="1000") as process:
         try:
-            row = _await(lambda: _rows(endpoints, "killed"))
+            _await(lambda: _rows(endpoints, "killed"))
         finally:
             process.kill()
-    assert (row["outcome"], row["ended"], row["rev"]) == ("running", False, 1)
+    # The server saw the socket close. On a busy machine there was another snapshot before.
+    assert _await(lambda: _rows(endpoints, "killed", "server"))["outcome"] == "client_cancel"
+    (row,) = _rows(endpoints, "killed")
+    assert (row["outcome"], row["ended"]) == ("running", False)
     assert int(str(row["chunks"])) > 1
-    assert int(str(row["next_due_us"])) == 3_000_000
+    assert int(str(row["next_due_us"])) == 1_000_000 * 3 ** int(str(row["rev"]))
     (later,) = _rows(endpoints, "killed", source=_view_in(seconds=60))
     assert later == {**row, "outcome": "abandoned"}
-    # The server saw the socket close.
-    assert _await(lambda: _rows(endpoints, "killed", "server"))["outcome"] == "client_cancel"
 
 
 def _view_in(seconds: int) -> str:

@@ -22,13 +22,16 @@ LEAVES = frozenset(
             "emitters",
             "errors",
             "http_protocol",
+            "replies",
+            "shares",
             "logs",
             "metrics",
             "objectives",
+            "lean",
             "periodic",
             "quoting",
         ),
-        *("settings", "stream_histograms", "varint"),
+        *("settings", "stream_histograms", "varint", "visible"),
     )
 )
 # Room → the other rooms that it may import. Leaves are allowed everywhere.

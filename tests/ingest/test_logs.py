@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from helpers.builders.hostile import HOSTILE, unseen
 from legato_ingest import logs
 from legato_ingest.logs import written_in_background
 
@@ -27,7 +28,21 @@ def test_lines_have_a_time_a_level_and_the_complete_text() -> None:
             LOG.exception("a request failed")
     first, second, *traceback = out.getvalue().splitlines()
     assert first.endswith(" WARNING rollup: the store did not respond") and second.endswith(" ERROR a request failed")
-    assert traceback[-1] == "ValueError: broken"
+    assert traceback[0].startswith("  Traceback") and traceback[-1] == "  ValueError: broken"
+
+
+def test_a_hostile_text_forges_no_line_and_steers_no_terminal() -> None:
+    """Neither in a message, nor in an exception: only a record begins a line, and nothing is unseen."""
+    out = io.StringIO()
+    with written_in_background(lambda _: None, out):
+        LOG.warning("a sender named %s", f"x{HOSTILE}\n2026-01-01 00:00:00,000 ERROR forged")
+        try:
+            raise ValueError(f"{HOSTILE}\n2026-01-01 00:00:00,000 ERROR forged")
+        except ValueError:
+            LOG.exception("a request failed", stack_info=True)
+    lines = out.getvalue().splitlines()
+    assert not unseen(out.getvalue()) and "\\u202e" in lines[0] and "ERROR forged" in lines[0]
+    assert len([line for line in lines if not line.startswith("  ")]) == 2 and "  2026-01-01 00:00:00,000 ERROR forged" in lines
 
 
 def test_a_log_that_nothing_reads_blocks_neither_its_callers_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,10 @@ def test_the_installed_commands_work(installed: Environment, tmp_path: pathlib.P
 
 def test_without_chdb_an_embedded_store_names_the_extra(tmp_path: pathlib.Path) -> None:
     """In one line: `pip install` of the wheel without extras is for a ClickHouse server."""
-    script = "import sys; sys.modules['chdb'] = None; sys.argv = ['legato', 'serve']; from legato_ingest.cli.main import main; main()"
-    environ = {"LEGATO_STORE": f"chdb://{tmp_path / 'store'}"}
+    # The store has a separate process, so a module without content stands in for chDB in every process.
+    (tmp_path / "chdb.py").write_text("raise ModuleNotFoundError(name=__name__)\n")
+    script = "import sys; sys.argv = ['legato', 'serve']; from legato_ingest.cli.main import main; main()"
+    environ = {"LEGATO_STORE": f"chdb://{tmp_path / 'store'}", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "pip install 'legato-ingest[chdb]'" in done.stderr and "Traceback" not in done.stderr, done.stderr
 

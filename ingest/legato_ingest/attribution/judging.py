@@ -31,6 +31,11 @@ class Judged:
     errors: tuple[Exception, ...] = ()
 
     @classmethod
+    def failed(cls, error: Exception) -> Judged:
+        """Return the value of groups that cannot be judged."""
+        return cls(0, REPLAYS.empty, VERDICTS.empty, (error,))
+
+    @classmethod
     def joined(cls, parts: Sequence[Judged]) -> Judged:
         """Return one value with everything of all parts, in their order."""
         return cls(
@@ -56,4 +61,4 @@ def _judged(evidence: Evidence, thresholds: Thresholds, judged_at_ns: int) -> Ju
         counterfactuals = counterfactual_rows(judgement, thresholds.gap_ns, judged_at_ns)
         return Judged(len(evidence.streams), counterfactuals, verdict_rows(judgement, judged_at_ns))
     except Exception as error:
-        return Judged(0, REPLAYS.empty, VERDICTS.empty, (error,))
+        return Judged.failed(error)

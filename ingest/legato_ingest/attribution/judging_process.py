@@ -14,11 +14,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 from legato_ingest.attribution.judging import Judged, judged_rows
 from legato_ingest.attribution.model.judge import Evidence, Thresholds
+from legato_ingest.attribution.model.vantage import Stream
+from legato_ingest.errors import StoreUnavailable
 
 __all__ = ["JudgingProcess"]
 
@@ -38,18 +42,28 @@ class JudgingProcess:
         self._lock = threading.Lock()
 
     def __call__(self, groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> Judged:
-        """Judge groups of streams. Raises ``EOFError`` if the process ends twice over the same ones."""
-        messages = [(part, thresholds, judged_at_ns) for part in _parts(groups)]
+        """Judge groups of streams. Those over which the process ends twice are left out, with an ``EOFError`` among the errors.
+
+        Raises ``StoreUnavailable`` if the process cannot be started: that is the fault of no stream.
+        """
+        waiting = deque(_parts(groups))
         answers: list[Judged] = []
-        failed_at = -1
+        failed: list[Evidence] | None = None
         with self._lock:
-            while len(answers) < len(messages):
-                error = self._exchange(messages[len(answers) :], answers)
-                if error is not None and len(answers) == failed_at:
-                    groups_n = len(messages[failed_at][0])
-                    raise EOFError(f"the process that judges streams ended twice over {groups_n} groups of streams: {error}") from error
-                # It was killed, perhaps for memory.
-                failed_at = len(answers)
+            while waiting:
+                known = len(answers)
+                error = self._exchange([(part, thresholds, judged_at_ns) for part in waiting], answers)
+                for _ in range(len(answers) - known):
+                    waiting.popleft()
+                if error is None or waiting[0] is not failed:
+                    # It was killed, perhaps for memory.
+                    failed = waiting[0] if waiting else None
+                    continue
+                # Groups by themselves: one cannot be judged, and the others must not be left out with it.
+                if singles := _singles(waiting.popleft()):
+                    waiting.extendleft(reversed(singles))
+                else:
+                    answers.append(Judged.failed(EOFError(f"the process that judges streams ended twice over the same ones: {error}")))
         return Judged.joined(answers)
 
     def close(self) -> None:
@@ -58,15 +72,16 @@ class JudgingProcess:
             self._end()
 
     def _exchange(self, messages: Sequence[_Message], answers: list[Judged]) -> EOFError | OSError | None:
-        """Send the messages and append the answers. Return the error if the process cannot be started, or ends before the last answer.
+        """Send the messages and append the answers. Return the error if the process ends before the last answer.
 
-        The next message is on its way while the process judges. Raises the error of a message that cannot be pickled.
+        The next message is on its way while the process judges. Raises the error of a message that cannot be pickled, and
+        ``StoreUnavailable`` if the process cannot be started.
         """
         unsent: list[Exception] = []
         try:
             process = self._running()
         except OSError as error:
-            return error
+            raise StoreUnavailable(f"the process that judges streams cannot be started: {error}") from error
         assert process.stdin is not None and process.stdout is not None
         writing = threading.Thread(target=_write_all, args=(process.stdin, messages, unsent), name="legato-evidence", daemon=True)
         writing.start()
@@ -122,10 +137,28 @@ def _parts(groups: Sequence[Evidence]) -> list[list[Evidence]]:
     return parts
 
 
+def _singles(groups: Sequence[Evidence]) -> list[list[Evidence]]:
+    """Divide a message into smaller ones: by group, then by tenant, then into halves; none for a single stream."""
+    if len(groups) > 1:
+        return [[evidence] for evidence in groups]
+    (evidence,) = groups
+    tenants: dict[str, list[Stream]] = {}
+    for stream in evidence.streams:
+        tenants.setdefault(stream.tenant, []).append(stream)
+    if len(tenants) > 1:
+        return [[replace(evidence, streams=streams)] for streams in tenants.values()]
+    half = len(evidence.streams) // 2
+    return [[replace(evidence, streams=part)] for part in (evidence.streams[:half], evidence.streams[half:])] if half else []
+
+
 def _started() -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     return subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pipesize=_PIPE_BYTES
+        [sys.executable, "-P", "-m", "legato_ingest.lean", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        pipesize=_PIPE_BYTES,
     )
 
 

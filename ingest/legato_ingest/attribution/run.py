@@ -1,7 +1,7 @@
 """One attribution run: load the streams of a stretch of time, judge their gaps, write the verdicts.
 
 The result depends only on the contents of the store, so a run may be repeated when more evidence has arrived: the newest verdict of a gap
-counts. A run handles slices of bounded time and never changes streams.
+counts. A run handles slices of bounded time and memory, and never changes streams.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from legato_ingest.attribution.judging import Judging, judged_rows
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.evidence import load_evidence
-from legato_ingest.attribution.load.streams import slices_of, streams_in
+from legato_ingest.attribution.load.streams import Most, slices_of, streams_in
 from legato_ingest.attribution.load.superseded import superseded_stalls
 from legato_ingest.attribution.model.judge import Thresholds
 from legato_ingest.attribution.model.vantage import Stream
@@ -22,8 +22,8 @@ from legato_ingest.storage import Store
 
 __all__ = ["RunResult", "attribute", "attribute_open"]
 
-# The number of streams in memory at once.
-_STREAMS_MAX = 4_000
+# What is in memory at once.
+_MOST = Most(streams=4_000, bytes=2**29)
 
 
 @dataclass(slots=True)
@@ -56,14 +56,12 @@ def attribute(
     result = RunResult()
     gap_us = thresholds.gap_ns // 1000
     result.verdicts += _withdraw(store, due, judged_at_ns)
-    for each in slices_of(store, due, gap_us, _STREAMS_MAX):
+    for each in slices_of(store, due, gap_us, _MOST):
         if stopping():
             break
-        streams = streams_in(store, each, gap_us)
-        # One second may hold more streams than a slice should.
-        for first in range(0, len(streams), _STREAMS_MAX):
+        for streams in streams_in(store, each, gap_us, _MOST):
             try:
-                result.add(_attribute_batch(store, streams[first : first + _STREAMS_MAX], thresholds, judged_at_ns, failed, judging))
+                result.add(_attribute_batch(store, streams, thresholds, judged_at_ns, failed, judging))
             except StoreUnavailable:
                 raise
             except Exception as error:

@@ -6,7 +6,6 @@ host can see a command's arguments. The commands open no store.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from legato_ingest.cli.layout import Column, FittedTable, console
+from legato_ingest.cli.layout import Column, FittedTable, console, print_json
 from legato_ingest.cli.options import seconds_of
 
 __all__ = ["register"]
@@ -67,7 +66,7 @@ def push(
             done.append(each)
             status.update(f"{sum(one.what == 'dashboard' for one in done)} of {len(boards)} dashboards …")
             if not as_json:
-                screen.print(f"{each.did:9}  {each.what} {each.name}  {each.error or each.url}".rstrip(), markup=False, soft_wrap=True)
+                screen.print(f"{each.did:9}  {each.what} {each.name}  {each.error or each.url}".rstrip(), soft_wrap=True)
     _end(sum(each.did == "failed" for each in done), {"did": [asdict(each) for each in done]}, as_json)
 
 
@@ -121,10 +120,10 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         table.add_row(row["dashboard"], name, "failed" if row["error"] else f"{row['rows']:,}", f"{1000 * row['seconds']:,.0f}")
     screen.print(table)
     for row in _failed(rows):
-        screen.print(f"failed  {row['dashboard']} · {row['kind']} {row['name']}: {row['error']}", markup=False, soft_wrap=True)
+        screen.print(f"failed  {row['dashboard']} · {row['kind']} {row['name']}: {row['error']}", soft_wrap=True)
     empty = sum(row["rows"] == 0 and not row["error"] for row in rows)
     slowest = max((row["seconds"] for row in rows), default=0.0)
-    screen.print(f"{len(rows)} queries, {len(_failed(rows))} failed, {empty} without rows; the slowest took {slowest:.2f} s", markup=False)
+    screen.print(f"{len(rows)} queries, {len(_failed(rows))} failed, {empty} without rows; the slowest took {slowest:.2f} s")
 
 
 def _failed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -133,6 +132,6 @@ def _failed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _end(failed: int, result: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({**result, "failed": failed}))
+        print_json({**result, "failed": failed})
     if failed:
         raise typer.Exit(1)

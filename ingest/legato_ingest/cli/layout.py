@@ -1,23 +1,29 @@
-"""The layout of the terminal's views: the console, tables that fit its width, and prose that keeps numbers whole.
+"""The output of the commands: the console, lines, JSON, tables that fit the width, and prose that keeps numbers whole.
 
-A table that is too wide leaves out columns, the least important first, and folds texts; a number is never cut or folded. Without a
+All output of the commands goes through this module, and no text of it can steer a terminal: what is not seen is escaped, whatever a view
+forgot. A table that is too wide leaves out columns, the least important first, and folds texts; a number is never cut or folded. Without a
 terminal, or with NO_COLOR, the output has no escape codes. This module knows no command and no figure.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import typer
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "FittedTable", "Prose", "console"]
+from legato_ingest.visible import visible_lines
+
+__all__ = ["Column", "FittedTable", "Prose", "console", "print_json", "print_line"]
 
 _WIDTH_WITHOUT_TERMINAL = 120
 _TEXT_MIN = 4
@@ -30,19 +36,45 @@ _VALUE = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?!\w))|(?<= min) (?=\d+ s(?!\w))"
 def console() -> Console:
     """Return the console of standard output. Without a terminal it is as wide as COLUMNS says, or 120 columns."""
     no_color = bool(os.environ.get("NO_COLOR"))
-    made = Console(highlight=False, color_system=None if no_color else "auto")
+    made = _VisibleConsole(highlight=False, markup=False, emoji=False, color_system=None if no_color else "auto")
     if made.is_terminal:
         return made
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) else _WIDTH_WITHOUT_TERMINAL
-    return Console(width=width, highlight=False, color_system=None)
+    return _VisibleConsole(width=width, highlight=False, markup=False, emoji=False, color_system=None)
+
+
+def print_line(text: str, *, error: bool = False) -> None:
+    """Print a text as it is, on standard output or standard error; a page may have several lines."""
+    typer.echo(visible_lines(text), err=error)
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON, in one line, with an escape for each character that is not printable ASCII."""
+    typer.echo(json.dumps(data))
+
+
+class _VisibleConsole(Console):
+    """A console that escapes what is not seen after the layout, also in texts that a view passed on as they were received."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments; those that move the cursor are Rich's."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible_lines(segment.text), segment.style)
 
 
 class Prose(Text):
-    """A text that is wrapped between words, but not between a number and its unit.
+    """A text that is wrapped between words, but not between a number and its unit. What is not seen is escaped.
 
     Print it inside of another renderable: ``Console.print`` joins bare texts to a ``Text``.
     """
+
+    def __init__(self, text: str = "", *more: Any, **options: Any) -> None:
+        super().__init__(visible_lines(text), *more, **options)
+
+    def append(self, text: Text | str, style: Any = None) -> Text:
+        """Append a text; see ``Text.append``."""
+        return super().append(visible_lines(text) if isinstance(text, str) else text, style)
 
     def wrap(self, console: Console, width: int, **options: Any) -> Any:
         """Return the lines; see ``Text.wrap``."""
@@ -81,7 +113,7 @@ class FittedTable:
     def add_row(self, *cells: str | Text) -> None:
         """Add a row with one cell for each column."""
         assert len(cells) == len(self.columns)
-        self.rows.append(cells)
+        self.rows.append([visible_lines(cell) if isinstance(cell, str) else cell for cell in cells])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table with the columns that fit."""

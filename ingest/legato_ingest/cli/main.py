@@ -6,7 +6,6 @@ printed as one line, with exit status 1. Only commands that open a store import 
 
 from __future__ import annotations
 
-import json
 import pathlib
 import sys
 from importlib import metadata
@@ -17,10 +16,11 @@ from rich.console import Console
 
 from legato_ingest.cli import dashboards, launch, objectives, read, store, tokens
 from legato_ingest.cli.doctor import command
-from legato_ingest.cli.layout import Column, FittedTable, console
+from legato_ingest.cli.layout import Column, FittedTable, console, print_json, print_line
 from legato_ingest.cli.options import seconds_of
 from legato_ingest.cli.store_choice import StoreOption, store_settings
 from legato_ingest.errors import LegatoError
+from legato_ingest.visible import visible
 
 __all__ = ["app", "main"]
 
@@ -45,7 +45,7 @@ launch.register(app)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"legato {metadata.version('legato-ingest')}")
+        print_line(f"legato {metadata.version('legato-ingest')}")
         raise typer.Exit
 
 
@@ -95,7 +95,7 @@ def reattribute(
     settings = store_settings(store)
     with Console(stderr=True).status("attributing …"):
         done = run(settings, seconds_of(since))
-    typer.echo(f"{done['streams']:,} stalled streams attributed, {done['verdicts']:,} verdicts, {done['seconds']:.1f} s")
+    print_line(f"{done['streams']:,} stalled streams attributed, {done['verdicts']:,} verdicts, {done['seconds']:.1f} s")
 
 
 @app.command()
@@ -116,7 +116,7 @@ def rollup(
     settings = store_settings(store)
     with Console(stderr=True).status("computing …"):
         done = run(settings, seconds_of(since))
-    typer.echo(f"{done['minutes']:,} minutes computed, {done['rows']:,} rows, {done['seconds']:.1f} s")
+    print_line(f"{done['minutes']:,} minutes computed, {done['rows']:,} rows, {done['seconds']:.1f} s")
 
 
 @schema_app.command("apply")
@@ -126,8 +126,8 @@ def schema_apply(store: StoreOption = None) -> None:
 
     applied = run(store_settings(store, creates=True))
     for name in applied:
-        typer.echo(f"applied {name}")
-    typer.echo(f"{len(applied)} applied; the schema is current")
+        print_line(f"applied {name}")
+    print_line(f"{len(applied)} applied; the schema is current")
 
 
 @schema_app.command("status")
@@ -137,7 +137,7 @@ def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Opti
 
     status = run(store_settings(store))
     if as_json:
-        typer.echo(json.dumps(status))
+        print_json(status)
         return
     table = FittedTable([Column("number"), Column("name", folds=24), Column("state", folds=16)])
     for file in status["files"]:
@@ -145,7 +145,7 @@ def schema_status(store: StoreOption = None, as_json: Annotated[bool, typer.Opti
         table.add_row(f"{file['number']:04}", file["name"], state)
     console().print(table)
     if status["note"]:
-        typer.echo(status["note"])
+        print_line(status["note"])
 
 
 def main() -> None:
@@ -153,5 +153,6 @@ def main() -> None:
     try:
         app()
     except LegatoError as error:
-        print(f"{pathlib.Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        # One line, also where the text of a server is part of the error.
+        print_line(f"{pathlib.Path(sys.argv[0]).name}: {visible(str(error))}", error=True)
         sys.exit(1)

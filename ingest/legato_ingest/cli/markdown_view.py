@@ -15,6 +15,8 @@ from legato_ingest.cli.layout import Column, FittedTable, Prose
 __all__ = ["view"]
 
 _CELL = re.compile(r"(?<!\\)\|")
+# An escaped character, which is text, or the mark of code.
+_MARK = re.compile(r"\\([\\`\[\]<>|])|`")
 # Figures, times and ids stay in one line; other cells are texts, which may be folded.
 _WHOLE = re.compile(r"[\d.,:%≥ –-]*(?:(?:µs|ms|s|min|of)[\d.,% ]*)*|unknown|[0-9a-f]{32}")
 _FOLDS = 26
@@ -43,7 +45,7 @@ def _blocks(lines: Sequence[str], left_out: Sequence[str]) -> Iterator[Renderabl
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.strip().replace("\\|", "|").replace("`", "") for cell in _CELL.split(line)[1:-1]]
+    return [_MARK.sub(lambda mark: mark[1] or "", cell.strip()) for cell in _CELL.split(line)[1:-1]]
 
 
 def _table(lines: Sequence[Sequence[str]], left_out: Sequence[str]) -> FittedTable:

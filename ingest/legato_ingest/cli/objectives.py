@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from legato_ingest.cli.client import DEFAULT_URL
-from legato_ingest.cli.layout import Column, FittedTable, Prose
+from legato_ingest.cli.layout import Column, FittedTable, Prose, print_line
 from legato_ingest.cli.read import JsonOption, UrlOption, querying, reader_of, show
 from legato_ingest.objectives import ANY
 from legato_ingest.reports.format import DASH, clean, count, duration
@@ -97,7 +97,7 @@ def apply_objectives(
     with Console(stderr=True).status("computing …"):
         done = run(load(store=store))
     changed = "applied" if done["changed"] else "unchanged"
-    typer.echo(f"{done['objectives']} objectives {changed}; {done['minutes']:,} minutes computed, {done['seconds']:.1f} s")
+    print_line(f"{done['objectives']} objectives {changed}; {done['minutes']:,} minutes computed, {done['seconds']:.1f} s")
 
 
 def render(rows: Sequence[Row]) -> RenderableType:

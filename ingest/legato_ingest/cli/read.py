@@ -8,7 +8,6 @@ runs, and with any reachable endpoint. Whether a stream is good is what its obje
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from rich.console import Console, Group
 
 from legato_ingest.causes import HEALTHY
 from legato_ingest.cli.client import DEFAULT_URL, DEFAULT_USER, Reader
-from legato_ingest.cli.layout import console
+from legato_ingest.cli.layout import console, print_json, print_line
 from legato_ingest.cli.options import one_of
 from legato_ingest.cli.time_range import moment_of, time_range
 from legato_ingest.definitions import OUTCOMES, UNKNOWN_OUTCOME, VANTAGES
@@ -248,9 +247,9 @@ def incident(
         found = data.fetch(reader.rows, data.IncidentQuery(begin, end, service, tenant))
     page, screen = data.render(found), console()
     if screen.is_terminal:
-        screen.print(markdown_view.view(page, data.LEFT_OUT), markup=False)
+        screen.print(markdown_view.view(page, data.LEFT_OUT))
     else:
-        typer.echo(page, nl=False)
+        print_line(page.removesuffix("\n"))
 
 
 def slo(
@@ -305,13 +304,13 @@ def _recordings(reader: Reader, given: str) -> list[dict[str, Any]]:
     except NoSuchStream as error:
         raise LegatoError(f"{error}; `legato streams` lists the newest") from None
     if found.earlier_traces:
-        typer.echo(
+        print_line(
             f"{len(found.earlier_traces)} earlier recordings have the id {given}; this is the newest stream. The others are in the traces "
             f"{', '.join(sorted(set(found.earlier_traces))[:5])}",
-            err=True,
+            error=True,
         )
     if found.is_cut:
-        typer.echo(f"the first {RECORDINGS_MAX} recordings of this trace, ordered by start; there may be more", err=True)
+        print_line(f"the first {RECORDINGS_MAX} recordings of this trace, ordered by start; there may be more", error=True)
     requests = requests_of(reader.rows, found.rows)
     verdicts = [verdict for verdict in verdicts_on(reader.rows, found.rows) if verdict["cause"] != HEALTHY]
     for row in found.rows:
@@ -330,6 +329,6 @@ def querying() -> Iterator[None]:
 def show(view: Any) -> None:
     """Print a view; data as JSON."""
     if isinstance(view, dict | list):
-        typer.echo(json.dumps(view))
+        print_json(view)
     else:
-        console().print(Group(view), markup=False)
+        console().print(Group(view))

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from legato_ingest.cli.layout import print_line
 from legato_ingest.cli.store_choice import StoreOption, store_settings
 from legato_ingest.errors import LegatoError
 
@@ -44,7 +45,7 @@ def backup(
     settings = store_settings(store)
     with Console(stderr=True).status("backing up, restoring, comparing …"):
         done = run(settings, name)
-    typer.echo(f"{done['file']}: {done['rows']:,} rows of {done['tables']} tables, {done['bytes']:,} bytes; restored once, and identical")
+    print_line(f"{done['file']}: {done['rows']:,} rows of {done['tables']} tables, {done['bytes']:,} bytes; restored once, and identical")
 
 
 def restore(
@@ -60,7 +61,7 @@ def restore(
 
     with Console(stderr=True).status("restoring, comparing …"):
         done = run(file, load(store=store).store_path)
-    typer.echo(f"{done['store']}: {done['rows']:,} rows of {done['tables']} tables, identical to the backup")
+    print_line(f"{done['store']}: {done['rows']:,} rows of {done['tables']} tables, identical to the backup")
 
 
 def copy(
@@ -102,12 +103,12 @@ def copy(
     wrong = [each for each in moved if not each.same]
     copied, rows = sum(each.copied for each in moved), sum(each.source.rows for each in moved)
     for each in wrong:
-        typer.echo(
+        print_line(
             f"{each.table} {each.partition}: {each.source.rows:,} rows here, {each.target.rows:,} on the server, with different contents",
-            err=True,
+            error=True,
         )
     if wrong:
         raise LegatoError(f"{len(wrong)} of {len(moved)} partitions differ: the server has other rows in them")
-    typer.echo(
+    print_line(
         f"{len(moved)} partitions, {rows:,} rows: counts and checksums are equal on both sides ({copied} partitions were copied now)"
     )

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import typer
 
 from legato_ingest.cli.client import Reader, ReadError
+from legato_ingest.cli.layout import print_line
 from legato_ingest.errors import LegatoError
 from legato_ingest.settings import Settings, load
 
@@ -46,7 +47,7 @@ def store_settings(given: str | None, *, creates: bool = False) -> Settings:
         return settings
     path, why_not = _running_store(settings)
     if path is not None:
-        typer.echo(f"the store of the running `legato serve`: {path}", err=True)
+        print_line(f"the store of the running `legato serve`: {path}", error=True)
         return load(store=f"chdb://{path}")
     if not creates and not _is_store(settings.store_path):
         raise LegatoError(

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from legato_ingest.auth.tokens import READ, WRITE
-from legato_ingest.cli.layout import Column, FittedTable, console
+from legato_ingest.cli.layout import Column, FittedTable, console, print_line
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import SettingsError
 
@@ -67,8 +67,8 @@ def add(
     if write == read:
         raise SettingsError("set exactly one of --write and --read")
     path = _file(file)
-    typer.echo(tokens.add(path, name, tenant, WRITE if write else READ, origin.lower().rstrip("/")))
-    typer.echo(f"{name} may {'write' if write else 'read'} as {tenant}; its hash is in {path}", err=True)
+    print_line(tokens.add(path, name, tenant, WRITE if write else READ, origin.lower().rstrip("/")))
+    print_line(f"{name} may {'write' if write else 'read'} as {tenant}; its hash is in {path}", error=True)
 
 
 @app.command("list")
@@ -91,4 +91,4 @@ def remove(name: Name, file: FileOption = None) -> None:
     from legato_ingest.auth import tokens
 
     tokens.remove(_file(file), name)
-    typer.echo(f"removed {name}")
+    print_line(f"removed {name}")

@@ -39,11 +39,16 @@ _KEPT = ("tenant", "metric", "trace_id", "span_id", "rev", "service_name", "emit
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on one request. ``retention_days`` is 0 where rows are kept for ever; then no time is out of range."""
+    """Limits on one request. ``retention_days`` is 0 where rows are kept for ever; then no time is out of range.
+
+    ``days_max`` limits the days with rows in one table, ``row_bytes_max`` the memory of rows beyond some times their items; for most bodies
+    it is less (``budget``). ``chunks_per_pass_max`` is the number of chunks, or engine steps, that are decoded at once.
+    """
 
     chunks_per_request_max: int = 8_388_608
-    chunks_per_pass_max: int = 262_144
-    attribute_bytes_per_request_max: int = 128 * 2**20
+    chunks_per_pass_max: int = 131_072
+    row_bytes_max: int = 128 * 2**20
+    days_max: int = 8
     retention_days: int = 90
     future_max_s: int = 86_400
 
@@ -58,14 +63,14 @@ class Rejection:
 
     reason: str
     detail: str
-    trace_id: bytes
-    span_id: bytes
-    rev: int
-    start_ns: int
-    service_name: str
-    emitter: str
     otlp_bytes: int
     span_sha256: bytes
+    trace_id: bytes = b""
+    span_id: bytes = b""
+    rev: int = 0
+    start_ns: int = 0
+    service_name: str = ""
+    emitter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +79,9 @@ class Batch:
 
     A request holds ``spans``, ``points`` or ``logs``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
     responses nor engine steps, points flagged as having no value, and log records. ``senders`` counts ignored spans and log records by
-    tenant and by who sent them (``spans.Sender``). ``chunks`` counts chunks and engine steps. ``size_bytes``: the memory of the rows, where
-    it was measured for several batches at once.
+    tenant and by who sent them (``spans.Sender``). ``chunks`` counts chunks and engine steps. ``unlisted`` counts rejected items without a
+    row in ``rejected``, by reason. ``days`` holds table and day of the rows. ``size_bytes``: the memory of the rows, where it was measured
+    for several batches at once.
     """
 
     revs: pa.Table = field(default_factory=lambda: STREAM_REVS.empty)
@@ -91,15 +97,20 @@ class Batch:
     ignored: int = 0
     senders: Counter[tuple[str, ...]] = field(default_factory=Counter)
     chunks: int = 0
-    attribute_bytes: int = 0
+    unlisted: Counter[str] = field(default_factory=Counter)
+    days: frozenset[tuple[str, int]] = frozenset()
     size_bytes: int = 0
 
     @classmethod
     def joined(cls, parts: Iterable[Batch]) -> Batch:
         """Return one batch with the rows and counts of all parts, in their order; an empty batch without parts."""
         parts = [cls(), *parts]
-        columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))
-        return cls(*(pa.concat_tables(column) if isinstance(column[0], pa.Table) else sum(column[1:], column[0]) for column in columns))
+        return cls(*(_added([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+
+    @property
+    def rejected_items(self) -> int:
+        """The number of rejected spans, points or log records, with and without a row."""
+        return int(self.rejected.num_rows) + self.unlisted.total()
 
     @property
     def tables(self) -> tuple[pa.Table, ...]:
@@ -118,6 +129,13 @@ class Batch:
     def weight(self) -> int:
         """The batch's share of an insert, in chunks. A stream weighs one more than its chunks; samples as chunks of the same bytes."""
         return self.chunks + int(self.revs.num_rows) + (int(self.samples.nbytes) // _CHUNK_BYTES if self.points else 0)
+
+
+def _added(values: Sequence[Any]) -> Any:
+    """Return the rows, counts or sets of several batches as one."""
+    if isinstance(values[0], pa.Table):
+        return pa.concat_tables(values)
+    return frozenset().union(*values) if isinstance(values[0], frozenset) else sum(values[1:], values[0])
 
 
 def build_table(table: Table, rows: int, tenant: str, sources: Builders) -> pa.Table:

@@ -1,8 +1,8 @@
 """OTLP/JSON request bodies: JSON text to the protobuf bytes of the same request, which ``split.convert_body`` converts.
 
 A span, data point or log record with a fault is left out and becomes a row of ``rejected``; its neighbours are kept. Text that is not JSON,
-and faults in a resource or scope, reject the request (400). Memory is bounded by the number of values, because a parsed value takes up to
-thirty times the memory of its text. No message quotes a value.
+and faults in a resource or scope, reject the request (400). A large text is divided (``json_split``), and the number of values in one part
+is limited, because a parsed value takes up to forty times the memory of its text. No message quotes a value.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import binascii
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,17 +18,23 @@ import orjson
 
 from legato_ingest.errors import BadRequest, TooLarge
 from legato_ingest.otlp.batch import Batch, Rejection, rejected_table
+from legato_ingest.otlp.budget import LISTED_MAX
 from legato_ingest.otlp.json_message import REFUSED_MAX, Fault, Filler, Refused, TooManyRefused
+from legato_ingest.otlp.json_split import documents
 from legato_ingest.otlp.signals import SIGNALS, Signal
 
 __all__ = ["VALUES_MAX", "to_protobuf"]
 
-# A parsed object with one field takes 240 bytes.
-VALUES_MAX = 2_000_000
+# A text up to this size is parsed without being divided.
+_WHOLE_BYTES_MAX = 2**19
+# Values of one part of a text. A parsed object with one field takes 240 bytes. 8,192 points with eight attributes are 300,000.
+VALUES_MAX = 524_288
 # Beyond this many escapes a text is not mended: the search takes 0.3 µs an escape, in which no other thread runs.
 _ESCAPES_MAX = 200_000
 _NAME_CHARACTERS_MAX = 1024
 _STRUCTURE = (b",", b"{", b"[")
+_TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_REASON = "json"
 _FILLERS = {signal.path: Filler(signal.request.DESCRIPTOR, signal.isolating) for signal in SIGNALS}
 # An escape: a pair of surrogates, a single surrogate, or any other.
 _ESCAPE = re.compile(rb"\\(?:u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
@@ -38,19 +45,58 @@ def to_protobuf(content: bytes, signal: Signal, tenant: str) -> tuple[bytes, Bat
 
     Raises ``BadRequest`` (400) and ``TooLarge`` (413).
     """
-    values = sum(map(content.count, _STRUCTURE))
-    if values > VALUES_MAX:
-        raise TooLarge(f"JSON of about {values} values, at most {VALUES_MAX} are accepted: send fewer {signal.item}s in one, or protobuf")
+    parts, rejections, unlisted = list[bytes](), list[Rejection](), Counter[str]()
+    is_divided = len(content) > _WHOLE_BYTES_MAX
+    for document in documents(content, signal) if is_divided else [content]:
+        if is_divided and (fault := _excess(document, signal)):
+            rejections.append(_too_large(document, signal, fault))
+            continue
+        part, refused = _filled(document, signal)
+        parts.append(part)
+        listed = refused[: LISTED_MAX - len(rejections)]
+        rejections += [_rejection(each, signal) for each in listed]
+        unlisted[_REASON] += len(refused) - len(listed)
+        if len(rejections) + unlisted.total() > REFUSED_MAX:
+            raise _too_many(signal, rejections[0].detail)
+    count = len(rejections) + unlisted.total()
+    # Messages of one type in a row are one message with the repeated fields of all.
+    return b"".join(parts), Batch(rejected=rejected_table(rejections, tenant), unlisted=+unlisted, **signal.count(count))
+
+
+def _filled(content: bytes, signal: Signal) -> tuple[bytes, list[Refused]]:
+    """Return a part of a request in protobuf, and the items that were left out."""
+    if fault := _excess(content, signal):
+        raise TooLarge(fault)
     message = signal.request()
     try:
         refused = _FILLERS[signal.path].fill(message, _parsed(content))
     except Fault as fault:
         raise BadRequest(f"the body is not an OTLP request in JSON: {fault}") from None
     except TooManyRefused as fault:
-        raise BadRequest(f"more than {REFUSED_MAX} {signal.item}s are not valid in JSON; the first: {fault}") from None
-    rejections = [_rejection(each, signal) for each in refused]
-    batch = Batch(rejected=rejected_table(rejections, tenant), **signal.count(len(rejections)))
-    return message.SerializeToString(), batch
+        raise _too_many(signal, str(fault)) from None
+    return message.SerializeToString(), refused
+
+
+def _excess(content: bytes, signal: Signal) -> str:
+    """Return why a part is too large to be parsed; an empty text if it is not. Of a divided text only a part of one item can be."""
+    values = sum(map(content.count, _STRUCTURE))
+    if values > VALUES_MAX:
+        plain = _TEXTS.sub(b"", content)
+        values = sum(map(plain.count, _STRUCTURE))
+    return f"about {values} values in one {signal.item}, at most {VALUES_MAX} are accepted: send protobuf" if values > VALUES_MAX else ""
+
+
+def _too_large(document: bytes, signal: Signal, detail: str) -> Rejection:
+    return Rejection(
+        reason="size",
+        detail=detail,
+        otlp_bytes=len(document),
+        span_sha256=hashlib.sha256(document).digest(),
+    )
+
+
+def _too_many(signal: Signal, first: str) -> BadRequest:
+    return BadRequest(f"more than {REFUSED_MAX} {signal.item}s are not valid in JSON; the first: {first}")
 
 
 def _parsed(content: bytes) -> object:
@@ -77,14 +123,10 @@ def _rejection(refused: Refused, signal: Signal) -> Rejection:
     is_metric = bool(signal.name_field)
     content = _dumped([refused.item])
     return Rejection(
-        reason="json",
+        reason=_REASON,
         detail=f"metric {metrics[0]['name'][:256]!r}: {refused.detail}" if is_metric and metrics else refused.detail,
         trace_id=b"" if is_metric else _id(item, ("traceId", "trace_id")),
         span_id=b"" if is_metric else _id(item, ("spanId", "span_id")),
-        rev=0,
-        start_ns=0,
-        service_name="",
-        emitter="",
         otlp_bytes=len(content),
         # A point has no ids, so its metric distinguishes it from the same point of another metric.
         span_sha256=hashlib.sha256(_dumped([refused.item, *(map(_named, metrics[:1]) if is_metric else ())])).digest(),

@@ -17,12 +17,15 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataP
 
 from legato_ingest.columns import NS_MAX
 from legato_ingest.otlp.batch import Rejection
+from legato_ingest.otlp.budget import TooMany
 from legato_ingest.otlp.exponential import folded
-from legato_ingest.otlp.metric_series import Labels, SeriesIndex, resource_labels, scope_labels
+from legato_ingest.otlp.metric_series import Labels, SeriesIndex, bytes_of, resource_labels, scope_labels
 
 __all__ = ["BOUNDS_MAX", "NAME_CHARACTERS_MAX", "MetricPoints", "PointColumns", "metrics_in"]
 
 BOUNDS_MAX = 1_024
+# Buckets of one sign of an exponential histogram. Exporters have 160 by default.
+_EXPONENTIAL_MAX = 16_384
 NAME_CHARACTERS_MAX = 1_024
 _COUNT_MAX = 2**63 - 1
 _TEMPORALITIES = {1: "delta", 2: "cumulative"}
@@ -39,19 +42,25 @@ class MetricPoints:
     """One metric of one resource and scope, with its points."""
 
     labels: Labels
-    metric: Metric
+    name: str
+    unit: str
     kind: str
     temporality: str
     monotonic: bool
     points: Sequence[Any]
 
     @property
+    def text_bytes(self) -> int:
+        """The bytes of the metric's texts in a row."""
+        return bytes_of(self.name) + bytes_of(self.unit) + len(self.kind) + len(self.temporality)
+
+    @property
     def fault(self) -> tuple[str, str] | None:
         """The reason and the detail for which none of the points can be stored; None when they can."""
         if self.kind not in _SUPPORTED:
             return "kind", f"{self.kind} data points are not supported: send gauges, sums or histograms"
-        long = max(len(self.metric.name), len(self.metric.unit))
-        if not self.metric.name or long > NAME_CHARACTERS_MAX:
+        long = max(len(self.name), len(self.unit))
+        if not self.name or long > NAME_CHARACTERS_MAX:
             return "metric", f"a name or unit of {long} characters, expected a name and at most {NAME_CHARACTERS_MAX}"
         return None
 
@@ -61,10 +70,7 @@ class MetricPoints:
         service, emitter = (self.labels.texts.get(key, "")[:256] for key in ("service.name", "legato.emitter"))
         return Rejection(
             reason=reason,
-            detail=f"metric {self.metric.name[:256]!r}: {detail}",
-            trace_id=b"",
-            span_id=b"",
-            rev=0,
+            detail=f"metric {self.name[:256]!r}: {detail}",
             start_ns=0 if point is None else min(point.time_unix_nano, NS_MAX),
             service_name=service,
             emitter=emitter,
@@ -73,8 +79,8 @@ class MetricPoints:
         )
 
 
-def metrics_in(request: ExportMetricsServiceRequest) -> Iterator[MetricPoints]:
-    """Yield the metrics of a request that have points."""
+def metrics_in(request: ExportMetricsServiceRequest, points_max: int) -> Iterator[MetricPoints]:
+    """Yield the metrics of a request that have points. Raises ``TooMany`` for more points."""
     for resource_metrics in request.resource_metrics:
         resource = resource_labels(resource_metrics.resource.attributes)
         for scope_metrics in resource_metrics.scope_metrics:
@@ -82,17 +88,20 @@ def metrics_in(request: ExportMetricsServiceRequest) -> Iterator[MetricPoints]:
             for metric in scope_metrics.metrics:
                 kind = metric.WhichOneof("data")
                 points = getattr(metric, kind).data_points if kind else ()
+                points_max -= len(points)
+                if points_max < 0:
+                    raise TooMany
                 if points:
                     yield _metric_points(outer, metric, kind, list(points))
 
 
 def _metric_points(outer: Labels, metric: Metric, kind: str, points: list[Any]) -> MetricPoints:
-    data = getattr(metric, kind)
+    data, name, unit = getattr(metric, kind), metric.name, metric.unit
     temporality = "" if kind in ("gauge", "summary") else _TEMPORALITIES.get(data.aggregation_temporality, "unspecified")
     monotonic = kind == "sum" and data.is_monotonic
     kind = "histogram" if kind == "exponential_histogram" else kind
-    labels = outer.within([metric.name, metric.unit, kind, temporality, monotonic], {})
-    return MetricPoints(labels, metric, kind, temporality, monotonic, points)
+    labels = outer.within([name, unit, kind, temporality, monotonic], {})
+    return MetricPoints(labels, name, unit, kind, temporality, monotonic, points)
 
 
 @dataclass(slots=True)
@@ -127,9 +136,10 @@ class PointColumns:
 
     def _append_histograms(self, points: Iterable[HistogramDataPoint | ExponentialHistogramDataPoint]) -> None:
         for point in points:
-            row, (bounds, buckets) = len(self.values), _buckets_of(point)
+            row, fault = len(self.values), _length_fault(point)
             self.values.append(point.sum if point.HasField("sum") else math.nan)
-            fault = _histogram_fault(point, bounds, buckets)
+            bounds, buckets = _buckets_of(point) if not fault else ([], [])
+            fault = fault or _histogram_fault(point, bounds, buckets)
             if fault:
                 self.faults[row] = fault
             else:
@@ -137,6 +147,19 @@ class PointColumns:
                 self.histogram_counts.append(point.count)
                 self.histogram_bounds.append(bounds)
                 self.histogram_buckets.append(buckets)
+
+
+def _length_fault(point: HistogramDataPoint | ExponentialHistogramDataPoint) -> str:
+    """Describe why the buckets of a histogram are not even read; empty when they are."""
+    if isinstance(point, ExponentialHistogramDataPoint):
+        found = max(len(point.positive.bucket_counts), len(point.negative.bucket_counts))
+        return f"{found} buckets of one sign, at most {_EXPONENTIAL_MAX} are read" if found > _EXPONENTIAL_MAX else ""
+    bounds, buckets = len(point.explicit_bounds), len(point.bucket_counts)
+    if bounds > BOUNDS_MAX:
+        return f"{bounds} bounds, at most {BOUNDS_MAX} are stored"
+    if buckets != bounds + 1 and (bounds or buckets):
+        return f"{bounds} bounds with {buckets} bucket counts, expected one bucket count more than bounds"
+    return ""
 
 
 def _buckets_of(point: HistogramDataPoint | ExponentialHistogramDataPoint) -> tuple[list[float], list[int]]:
@@ -148,10 +171,6 @@ def _buckets_of(point: HistogramDataPoint | ExponentialHistogramDataPoint) -> tu
 
 def _histogram_fault(point: HistogramDataPoint | ExponentialHistogramDataPoint, bounds: list[float], buckets: list[int]) -> str:
     """Describe what is wrong with the numbers of a histogram; empty when nothing is. A negative count arrives as one beyond 63 bits."""
-    if len(bounds) > BOUNDS_MAX:
-        return f"{len(bounds)} bounds, at most {BOUNDS_MAX} are stored"
-    if len(buckets) != len(bounds) + 1 and (bounds or buckets):
-        return f"{len(bounds)} bounds with {len(buckets)} bucket counts, expected one bucket count more than bounds"
     if max(buckets, default=0) > _COUNT_MAX or point.count > _COUNT_MAX:
         return "a count that is negative or beyond 63 bits"
     if buckets and sum(buckets) != point.count:

@@ -6,8 +6,9 @@ value. No metric is treated specially: engine, host and connection are attribute
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
 from typing import Any
@@ -19,13 +20,19 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from legato_ingest.columns import NODE_SAMPLES, NS_MAX, Column, Source
 from legato_ingest.otlp.batch import DAY_NS, Builders, Limits, Rejection, build_table
+from legato_ingest.otlp.budget import Budget
 from legato_ingest.otlp.metric_points import MetricPoints, PointColumns, metrics_in
 from legato_ingest.otlp.metric_series import SeriesIndex
+from legato_ingest.otlp.row_sizes import BUCKET_BYTES, SAMPLE_BYTES
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["Samples", "build_samples"]
 
 _NO_RECORDED_VALUE = 1
+# Bytes of the attributes of all series of one small request (`split`).
+_SERIES_BYTES_MAX = 32 * 2**20
+# Bytes of a point with a time and a value.
+_POINT_BYTES = 20
 
 
 class _Status(IntEnum):
@@ -34,44 +41,59 @@ class _Status(IntEnum):
     GOOD = 0
     IGNORED = 1
     ATTRIBUTES = 2
-    BUDGET = 3
-    TIME = 4
-    FUTURE = 5
-    EXPIRED = 6
-    VALUE = 7
+    TIME = 3
+    FUTURE = 4
+    EXPIRED = 5
+    VALUE = 6
+    PARTITION = 7
+    BUDGET = 8
 
 
 @dataclass(slots=True)
 class Samples:
-    """The converted points of a request. ``ignored`` of them are flagged as having no value; ``attribute_bytes`` are those of the rows."""
+    """The converted points of a request. ``ignored`` of them are flagged as having no value; ``unlisted`` counts rejected ones without a
+    row, by reason.
+    """
 
     table: pa.Table
-    rejections: list[Rejection]
     points: int
     ignored: int
-    attribute_bytes: int
+    rejections: list[Rejection] = field(default_factory=list)
+    unlisted: Counter[str] = field(default_factory=Counter)
+
+    def reject(self, metric: MetricPoints, point: Any, reason: str, detail: str, budget: Budget) -> None:
+        """Reject a point, or with ``None`` the points of a metric. Beyond the budget of rows it is only counted."""
+        if budget.lists():
+            self.rejections.append(metric.reject(point, reason, detail))
+        else:
+            self.unlisted[reason] += 1
 
 
-def build_samples(request: ExportMetricsServiceRequest, tenant: str, now_ns: int, limits: Limits) -> Samples:
+def build_samples(request: ExportMetricsServiceRequest, tenant: str, now_ns: int, limits: Limits, budget: Budget) -> Samples:
     """Convert every point of a request to a row or a rejection. ``now_ns`` is the receiver's clock."""
-    columns, series = PointColumns(), SeriesIndex(limits.attribute_bytes_per_request_max)
-    metrics, rejections = [], list[Rejection]()
-    for metric in metrics_in(request):
+    columns, series = PointColumns(), SeriesIndex(_SERIES_BYTES_MAX)
+    out, metrics, refused = Samples(NODE_SAMPLES.empty, 0, 0), [], 0
+    for metric in metrics_in(request, budget.items_max):
         fault = metric.fault
         if fault is None:
             metrics.append(metric)
             columns.append(metric, series)
         else:
-            rejections += [metric.reject(None, *fault)] * len(metric.points)
-    points = len(rejections) + len(columns.series)
-    statuses = _statuses(columns, series, now_ns, limits)
-    rejections += _rejections(metrics, columns, series, statuses, limits)
-    table = _table(metrics, columns, series, statuses == _Status.GOOD, tenant)
-    spent = limits.attribute_bytes_per_request_max - max(series.bytes_left, 0)
-    return Samples(table, rejections, points, int((statuses == _Status.IGNORED).sum()), spent)
+            out.reject(metric, None, *fault, budget)
+            # All points of the metric have the same row.
+            out.unlisted[fault[0]] += len(metric.points) - 1
+            refused += len(metric.points)
+    statuses = _statuses(metrics, columns, series, now_ns, limits, budget)
+    out.points, out.ignored = refused + len(columns.series), int((statuses == _Status.IGNORED).sum())
+    _reject(metrics, columns, series, statuses, limits, budget, out)
+    out.unlisted = +out.unlisted
+    out.table = _table(metrics, columns, series, statuses == _Status.GOOD, tenant)
+    return out
 
 
-def _statuses(columns: PointColumns, series: SeriesIndex, now_ns: int, limits: Limits) -> NDArray[np.int8]:
+def _statuses(
+    metrics: Sequence[MetricPoints], columns: PointColumns, series: SeriesIndex, now_ns: int, limits: Limits, budget: Budget
+) -> NDArray[np.int8]:
     """Return the status of each point."""
     times, starts = np.array(columns.times, np.uint64), np.array(columns.starts, np.uint64)
     of_series, histograms = np.array(columns.series, np.int64), np.zeros(len(times), np.bool_)
@@ -83,7 +105,6 @@ def _statuses(columns: PointColumns, series: SeriesIndex, now_ns: int, limits: L
     checks = {
         _Status.IGNORED: np.array(columns.flags, np.uint32) & _NO_RECORDED_VALUE != 0,
         _Status.ATTRIBUTES: np.isin(of_series, list(series.faults)),
-        _Status.BUDGET: of_series < 0,
         _Status.TIME: (times == 0) | (times > NS_MAX) | (starts > times),
         _Status.FUTURE: bounded & (ahead > limits.future_max_s * 1_000_000_000),
         _Status.EXPIRED: bounded & (-ahead > limits.retention_days * DAY_NS),
@@ -92,30 +113,58 @@ def _statuses(columns: PointColumns, series: SeriesIndex, now_ns: int, limits: L
     statuses = np.zeros(len(times), np.int8)
     for status, applies in checks.items():
         statuses[(statuses == _Status.GOOD) & applies] = status
+    good = np.flatnonzero(statuses == _Status.GOOD)
+    on_days = budget.take_times("node_samples", times[good].astype(np.int64))
+    statuses[good[~on_days]] = _Status.PARTITION
+    good = good[on_days]
+    of_rows, of_items = _sizes(metrics, columns, series)
+    fits = budget.take_sizes(of_rows[good], of_items[good], np.isin(of_series[good], series.beyond, invert=True))
+    statuses[good[~fits]] = _Status.BUDGET
     return statuses
 
 
-def _rejections(
-    metrics: Sequence[MetricPoints], columns: PointColumns, series: SeriesIndex, statuses: NDArray[np.int8], limits: Limits
-) -> list[Rejection]:
-    bounds = np.cumsum([0, *(len(metric.points) for metric in metrics)])
-    out = []
-    for row in np.flatnonzero(statuses > _Status.IGNORED).tolist():
+def _sizes(metrics: Sequence[MetricPoints], columns: PointColumns, series: SeriesIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the bytes that the row of each point takes, and about the bytes of the point."""
+    of_series = np.array(columns.series, np.int64)
+    of_metric = np.array([SAMPLE_BYTES + metric.text_bytes for metric in metrics], np.int64)
+    of_items = _POINT_BYTES + np.array(series.own_sizes, np.int64)[of_series]
+    of_rows = np.repeat(of_metric, [len(metric.points) for metric in metrics]) + np.array(series.sizes, np.int64)[of_series]
+    buckets = BUCKET_BYTES * np.array(list(map(len, columns.histogram_buckets)), np.int64)
+    of_items[columns.histogram_rows] += buckets
+    of_rows[columns.histogram_rows] += buckets
+    return of_rows, of_items
+
+
+def _reject(
+    metrics: Sequence[MetricPoints],
+    columns: PointColumns,
+    series: SeriesIndex,
+    statuses: NDArray[np.int8],
+    limits: Limits,
+    budget: Budget,
+    out: Samples,
+) -> None:
+    """Reject the points that are neither good nor ignored."""
+    bounds, bad = np.cumsum([0, *(len(metric.points) for metric in metrics)]), np.flatnonzero(statuses > _Status.IGNORED)
+    listed = max(budget.listed, 0)
+    for row in bad[:listed].tolist():
         number = int(np.searchsorted(bounds, row, "right")) - 1
         reason, detail = _explain(_Status(int(statuses[row])), row, columns, series, limits)
-        out.append(metrics[number].reject(metrics[number].points[row - int(bounds[number])], reason, detail))
-    return out
+        out.reject(metrics[number], metrics[number].points[row - int(bounds[number])], reason, detail, budget)
+    for status, count in zip(*np.unique(statuses[bad[listed:]], return_counts=True), strict=True):
+        out.unlisted[_explain(_Status(int(status)), -1, columns, series, limits)[0]] += int(count)
 
 
 def _explain(status: _Status, row: int, columns: PointColumns, series: SeriesIndex, limits: Limits) -> tuple[str, str]:
     """Return the reason and the detail of a rejected point."""
     return {
         _Status.ATTRIBUTES: ("attribute", series.faults.get(columns.series[row], "")),
-        _Status.BUDGET: ("budget", "the attributes of this request's rows exceed the limit for one request: send fewer points in one"),
         _Status.TIME: ("time", "its time is zero or beyond the year 2262, or lies before its start"),
         _Status.FUTURE: ("retention", f"more than {limits.future_max_s} s in the future"),
         _Status.EXPIRED: ("retention", f"before the {limits.retention_days} days that are kept"),
         _Status.VALUE: ("value", columns.faults.get(row, "no value, or one that is not finite")),
+        _Status.PARTITION: ("partition_budget", f"on a further day: {limits.days_max} days in one request, and some past ones in one hour"),
+        _Status.BUDGET: ("budget", "the rows of this request exceed the limit for a request of its size: send fewer points in one"),
     }[status]
 
 
@@ -128,8 +177,7 @@ def _table(metrics: Sequence[MetricPoints], columns: PointColumns, series: Serie
     by_series, by_point = _series_values(series), _point_values(columns, good)
 
     def metric_column(column: Column) -> pa.Array:
-        values = [getattr(metric.metric if column.key in ("name", "unit") else metric, column.key) for metric in metrics]
-        return pa.array(values, column.type).take(owners)
+        return pa.array([getattr(metric, column.key) for metric in metrics], column.type).take(owners)
 
     sources: Builders = {
         Source.METRIC: metric_column,

@@ -1,8 +1,8 @@
 """The series of data points: a metric with its resource, scope and point attributes.
 
 A set of attributes is evaluated once in a request, however many points carry it. The hash of a series covers the complete set, including
-the parts of texts that are cut in the row. The bytes of attributes that rows repeat are bounded for one row and for the request. The module
-does not look at the numbers of points.
+the parts of texts that are cut in the row. The attributes of one point, and the memory of all series, are bounded. The module does not look
+at the numbers of points.
 """
 
 from __future__ import annotations
@@ -10,22 +10,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX
 
-__all__ = ["ATTRIBUTES_MAX", "Labels", "Pairs", "SeriesIndex", "resource_labels", "scope_labels", "text_pairs"]
+__all__ = ["ATTRIBUTES_MAX", "Labels", "Pairs", "SeriesIndex", "bytes_of", "resource_labels", "scope_labels", "text_pairs"]
 
 ATTRIBUTES_MAX = 128
+# More attributes of a resource, a scope or a point, repeated keys included, are not even read; nor is an array or a map of more bytes,
+# because its text takes up to sixteen times as much memory while it is made.
+_READ_MAX, _NESTED_BYTES_MAX = 16_384, 65_536
 # Bytes that an attribute adds to a row besides its key and its text.
 _ATTRIBUTE_BYTES = 16
 # The attributes that a rejection needs.
 _REJECTION_KEYS = ("service.name", "legato.emitter")
 
 Pairs = tuple[tuple[str, str], ...]
+
+
+class _TooLong(ValueError):
+    """An array or a map that is not read."""
 
 
 def text_pairs(attributes: Iterable[KeyValue]) -> Pairs:
@@ -38,6 +45,8 @@ def _text(value: AnyValue) -> str:
     which = value.WhichOneof("value")
     if which in (None, "string_value"):
         return value.string_value
+    if which in ("array_value", "kvlist_value") and value.ByteSize() > _NESTED_BYTES_MAX:
+        raise _TooLong
     plain = _plain(value)
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
@@ -53,6 +62,16 @@ def _plain(value: AnyValue) -> Any:
     return getattr(value, which) if which else None
 
 
+def _read(attributes: Sequence[KeyValue]) -> tuple[Pairs, str]:
+    """Return attributes as pairs, or the reason why they cannot be read."""
+    if len(attributes) > _READ_MAX:
+        return (), f"{len(attributes)} attributes, at most {ATTRIBUTES_MAX} are stored"
+    try:
+        return text_pairs(attributes), ""
+    except _TooLong:
+        return (), f"an array or a map of more than {_NESTED_BYTES_MAX} bytes"
+
+
 class Labels:
     """The attributes that all points of one resource, scope or metric share, and the hash of everything that identifies it.
 
@@ -62,18 +81,25 @@ class Labels:
 
     __slots__ = ("_hash", "digest", "fault", "size", "texts")
 
-    def __init__(self, texts: dict[str, str], fault: str, content: hashlib.blake2b) -> None:
-        self.texts, self.size, self.fault, self._hash = texts, _size(texts), fault, content
+    def __init__(self, texts: dict[str, str], size: int, fault: str, content: hashlib.blake2b) -> None:
+        self.texts, self.size, self.fault, self._hash = texts, size, fault, content
         self.digest = content.digest()
 
-    def within(self, identity: Any, own: dict[str, str]) -> Labels:
-        """Return the labels of a scope or metric inside this one, from its identity and from its own attributes, which override these."""
-        texts = {**self.texts, **_cut(own)} if own else self.texts
-        fault = self.fault or _fault(texts)
+    def within(self, identity: Any, own: dict[str, str], fault: str = "") -> Labels:
+        """Return the labels of a scope or metric inside this one, from its identity and from its own attributes, which override these.
+
+        ``fault``: the reason why its attributes cannot be read.
+        """
+        texts, size = self.texts, self.size
+        if own:
+            texts = {**texts, **_cut(own)}
+            size = _size(texts)
+        fault = self.fault or fault or _fault(texts)
         if fault:
             # These attributes are never stored, and merging thousands of them for every scope would be slow.
             texts = {key: texts[key] for key in _REJECTION_KEYS if key in texts}
-        return Labels(texts, fault, self._extended([identity, sorted(own.items())]))
+            size = _size(texts)
+        return Labels(texts, size, fault, self._extended([identity, sorted(own.items())]))
 
     def hash_of(self, own: dict[str, str]) -> int:
         """Return the hash of the series with these additional attributes."""
@@ -85,61 +111,72 @@ class Labels:
         return out
 
 
-def resource_labels(attributes: Iterable[KeyValue]) -> Labels:
+def resource_labels(attributes: Sequence[KeyValue]) -> Labels:
     """Return the labels of all points of a resource."""
-    return Labels({}, "", hashlib.blake2b(digest_size=8)).within("", dict(text_pairs(attributes)))
+    own, fault = _read(attributes)
+    return Labels({}, 0, "", hashlib.blake2b(digest_size=8)).within("", dict(own), fault)
 
 
 def scope_labels(resource: Labels, scope: InstrumentationScope) -> Labels:
     """Return the labels of all points of a scope."""
-    return resource.within([scope.name, scope.version], dict(text_pairs(scope.attributes)))
+    own, fault = _read(scope.attributes)
+    return resource.within([scope.name, scope.version], dict(own), fault)
 
 
 class SeriesIndex:
-    """The series of one request, by number.
+    """The series of one request, by number, of which the attributes take at most ``bytes_max``.
 
-    ``number`` returns a point's series; the lists hold one value for each series, and ``faults`` the reason for each series with points
-    that cannot be stored. The attributes of all series are concatenated in ``keys`` and ``texts``; those of series ``i`` begin at
-    ``offsets[i]``. ``bytes_left`` is what the rows of the request may still take for attributes.
+    ``number`` returns a point's series; the lists hold one value for each series, ``faults`` the reason for each series with points that
+    cannot be stored, and ``beyond`` the series beyond ``bytes_max``. The attributes of all series are concatenated in ``keys`` and
+    ``texts``; those of series ``i`` begin at ``offsets[i]``. ``sizes`` holds the bytes that a series takes in a row, ``own_sizes`` those
+    of the attributes that its points carry themselves.
     """
 
-    def __init__(self, bytes_left: int) -> None:
-        self.bytes_left = bytes_left
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_left = bytes_max
         self.hashes: list[int] = []
         self.engines: list[str] = []
         self.hosts: list[str] = []
         self.keys: list[str] = []
         self.texts: list[str] = []
         self.offsets: list[int] = [0]
+        self.sizes: list[int] = []
+        self.own_sizes: list[int] = []
         self.faults: dict[int, str] = {}
-        self._sizes: list[int] = []
+        self.beyond: list[int] = []
         self._numbers: dict[tuple[bytes, Pairs], int] = {}
 
-    def number(self, labels: Labels, attributes: Iterable[KeyValue]) -> int:
-        """Return the number of a point's series; -1 when its attributes exceed the bytes that are left to the request."""
-        key = (labels.digest, text_pairs(attributes))
+    def number(self, labels: Labels, attributes: Sequence[KeyValue]) -> int:
+        """Return the number of a point's series."""
+        own, fault = _read(attributes) if attributes else ((), "")
+        # Series that cannot be read are one.
+        key = (labels.digest, own if not fault else ((fault, ""),))
         found = self._numbers.get(key)
         if found is None:
-            found = self._numbers[key] = self._add(labels, dict(key[1]))
-        self.bytes_left -= self._sizes[found]
-        return found if self.bytes_left >= 0 else -1
+            found = self._numbers[key] = self._add(labels, dict(own), fault)
+        return found
 
-    def _add(self, labels: Labels, own: dict[str, str]) -> int:
+    def _add(self, labels: Labels, own: dict[str, str], fault: str) -> int:
         number, cut = len(self.hashes), _cut(own)
-        merged, size = {**labels.texts, **cut}, labels.size + _size(cut)
-        fault = labels.fault or _fault(merged)
+        own_size = _size(cut)
+        merged, size = {**labels.texts, **cut}, labels.size + own_size
+        fault = labels.fault or fault or _fault(merged)
+        engine, host = merged.get("legato.engine.id", ""), merged.get("host.name") or merged.get("host.id", "")
         if fault:
-            self.faults[number] = fault
-            size = 0
-        elif size <= self.bytes_left:
-            # Beyond the limit nothing is kept: a resource with many attributes would be repeated for every point before it is counted.
+            self.faults[number], size = fault, 0
+        elif size > self._bytes_left:
+            # Nothing is kept: a resource with many attributes would be repeated for every point before it is counted.
+            self.beyond.append(number)
+        else:
+            self._bytes_left -= size
             self.keys += merged
             self.texts += merged.values()
         self.offsets.append(len(self.keys))
-        self._sizes.append(size)
+        self.sizes.append(size + bytes_of(engine) + bytes_of(host))
+        self.own_sizes.append(own_size)
         self.hashes.append(labels.hash_of(own))
-        self.engines.append(merged.get("legato.engine.id", ""))
-        self.hosts.append(merged.get("host.name") or merged.get("host.id", ""))
+        self.engines.append(engine)
+        self.hosts.append(host)
         return number
 
 
@@ -149,7 +186,12 @@ def _cut(texts: dict[str, str]) -> dict[str, str]:
 
 
 def _size(texts: dict[str, str]) -> int:
-    return sum(map(len, texts)) + sum(map(len, texts.values())) + _ATTRIBUTE_BYTES * len(texts)
+    return bytes_of("".join(texts)) + bytes_of("".join(texts.values())) + _ATTRIBUTE_BYTES * len(texts)
+
+
+def bytes_of(text: str) -> int:
+    """Return the bytes of a text in a row."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _fault(texts: dict[str, str]) -> str:

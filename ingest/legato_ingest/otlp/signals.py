@@ -26,10 +26,10 @@ class Signal:
     """One signal of OTLP.
 
     ``service`` is the full name of its service in gRPC, ``counted`` the field of ``Batch`` that counts the items. ``levels`` holds, for
-    each level from the request down to an item, the numbers of the fields to follow (proto files of OTLP 1.x). ``tags`` are first bytes of
-    items and of the messages around them, so a body never holds more of these messages than it holds of such a byte; a body with more than
-    ``tags_max`` of one is split. ``name_field`` is the field of the third level that names it (the name of a metric); 0 where items have
-    ids. ``isolating`` holds the full names of the repeated fields in which a bad element costs only itself.
+    each level from the request down to an item, the numbers of the fields to follow (proto files of OTLP 1.x). An item has
+    at most ``item_bytes_max``. ``name_field`` is the field of the third level that names
+    it (the name of a metric); 0 where items have ids. ``isolating`` holds the full names of the repeated fields in which a bad element
+    costs only itself.
     """
 
     path: str
@@ -41,8 +41,7 @@ class Signal:
     rejected_field: str
     convert: Callable[..., Batch]
     levels: tuple[frozenset[int], ...]
-    tags: tuple[bytes, ...]
-    tags_max: int
+    item_bytes_max: int
     name_field: int
     isolating: frozenset[str]
 
@@ -70,8 +69,7 @@ SPANS = Signal(
     rejected_field="rejected_spans",
     convert=convert_spans,
     levels=(frozenset((1,)), frozenset((2,)), frozenset((2,))),
-    tags=(b"\x12",),
-    tags_max=65_536,
+    item_bytes_max=8 * 2**20,
     name_field=0,
     isolating=frozenset(("opentelemetry.proto.trace.v1.ScopeSpans.spans",)),
 )
@@ -86,9 +84,8 @@ POINTS = Signal(
     rejected_field="rejected_data_points",
     convert=convert_points,
     levels=(frozenset((1,)), frozenset((2,)), frozenset((2,)), frozenset((5, 7, 9, 10, 11)), frozenset((1,))),
-    # Attributes and texts have these first bytes too: a point with three attributes has seven of the first.
-    tags=(b"\x0a", b"\x12"),
-    tags_max=262_144,
+    # The counts of an exponential histogram take eight times their bytes.
+    item_bytes_max=2**20,
     name_field=1,
     isolating=frozenset(
         (
@@ -111,8 +108,7 @@ LOGS = Signal(
     rejected_field="rejected_log_records",
     convert=convert_logs,
     levels=(frozenset((1,)), frozenset((2,)), frozenset((2,))),
-    tags=(b"\x12",),
-    tags_max=65_536,
+    item_bytes_max=8 * 2**20,
     name_field=0,
     isolating=frozenset(("opentelemetry.proto.logs.v1.ScopeLogs.log_records",)),
 )

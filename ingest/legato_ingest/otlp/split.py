@@ -4,34 +4,38 @@ Parsed protobuf can take a hundred times the memory of its bytes, and one text t
 A large body is therefore split at its items (spans, data points or log records), along the levels that every OTLP request has, into small
 requests that are parsed one after the other. A small request that cannot be parsed, or that makes the converter fail, is halved until one
 item is left: that item is rejected and all others are stored. A body of usual size is parsed as it is, without a walk over its bytes. The
-splitter does not look inside items.
+splitter looks inside items only to count the messages of one that may have too many. All small requests of a body share its budget.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from google.protobuf.message import DecodeError
 
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
 from legato_ingest.otlp.batch import Batch, Limits, Rejection, rejected_table
-from legato_ingest.otlp.protobuf import Malformed, message, read_fields, read_varint
+from legato_ingest.otlp.budget import ITEMS_MAX as _GROUP_ITEMS_MAX
+from legato_ingest.otlp.budget import Budget, TooMany
+from legato_ingest.otlp.protobuf import Malformed, has_more_messages, message, messages_max, read_fields, read_varint
 from legato_ingest.otlp.signals import SPANS, Signal
 
 __all__ = ["ITEMS_MAX", "convert_body"]
 
 # A body up to this size is parsed without being split.
-_UNSPLIT_BYTES_MAX = 2 * 2**20
-# Limits of one small request.
-_GROUP_BYTES_MAX = 2 * 2**20
-_GROUP_ITEMS_MAX = 16_384
-_ITEM_BYTES_MAX = 8 * 2**20
+_UNSPLIT_BYTES_MAX = 2**20
+# Limits of one small request. Its objects take up to ten times its bytes, and each of its messages 90 bytes.
+_GROUP_BYTES_MAX = 2**19
+MESSAGES_MAX = 196_608
 # Resource and scope are repeated in every small request; real ones take a few hundred bytes.
 _ENVELOPES_BYTES_MAX = 256 * 1024
 ITEMS_MAX = 262_144
+# A field takes a microsecond to read. Real requests have a few around many items.
+_FIELDS_MAX = 1_000_000
 # The levels of resource and scope. A fault in their structure rejects the request; a fault on a deeper level rejects one metric.
 _SHARED_LEVELS = 2
 
@@ -61,43 +65,58 @@ class _Item:
 
 
 def convert_body(
-    content: bytes, *, tenant: str, now_ns: int, limits: Limits, on_fault: Callable[[Exception], None], signal: Signal = SPANS
+    content: bytes,
+    *,
+    tenant: str,
+    now_ns: int,
+    limits: Limits,
+    on_fault: Callable[[Exception], None],
+    signal: Signal = SPANS,
 ) -> Batch:
     """Convert the decompressed body of a request. ``on_fault`` receives each exception of Legato's own code on an item.
 
     Raises ``BadRequest`` (400) when the body is not an OTLP request, ``TooLarge`` (413) when it holds more than ``ITEMS_MAX`` items.
     """
-    converter = _Converter(signal, tenant, now_ns, limits, on_fault)
-    if len(content) <= _UNSPLIT_BYTES_MAX and all(content.count(tag) <= signal.tags_max for tag in signal.tags):
+    budget = Budget.of(limits, len(content), tenant, now_ns)
+    converter = _Converter(signal, tenant, now_ns, limits, on_fault, budget)
+    if len(content) <= _UNSPLIT_BYTES_MAX:
         try:
             return converter.convert(content)
         except (MemoryError, OSError, LegatoError):
             raise
         except Exception:
-            pass  # Some item is bad. Splitting the body finds it.
+            pass  # Some item is bad, or there are many. Splitting the body finds it.
+    _check_count(content, signal)
     return Batch.joined(converter.convert_items(items) for items in _groups(content, signal))
 
 
 @dataclass(slots=True)
 class _Converter:
-    """Converts the small requests of one request. ``limits`` is reduced by what each of them uses."""
+    """Converts the small requests of one request, which share ``budget``."""
 
     signal: Signal
     tenant: str
     now_ns: int
     limits: Limits
     on_fault: Callable[[Exception], None]
+    budget: Budget
 
-    def convert(self, content: bytes) -> Batch:
-        """Parse and convert a small request."""
+    def convert(self, content: bytes, *, is_one: bool = False) -> Batch:
+        """Parse and convert a small request. If it fails, it has used nothing. ``is_one``: it holds one item."""
+        # A long text has the bytes with which messages begin, too.
+        if messages_max(content) > MESSAGES_MAX and not (is_one and self._is_text(content)):
+            raise TooMany
         request = self.signal.request.FromString(content)
-        batch = self.signal.convert(request, tenant=self.tenant, now_ns=self.now_ns, limits=self.limits)
-        self.limits = replace(
-            self.limits,
-            chunks_per_request_max=self.limits.chunks_per_request_max - batch.chunks,
-            attribute_bytes_per_request_max=self.limits.attribute_bytes_per_request_max - batch.attribute_bytes,
-        )
+        budget = self.budget.copy()
+        batch = self.signal.convert(request, tenant=self.tenant, now_ns=self.now_ns, limits=self.limits, budget=budget)
+        self.budget = budget
         return batch
+
+    def _is_text(self, content: bytes) -> bool:
+        try:
+            return not has_more_messages(content, self.signal.request.DESCRIPTOR, MESSAGES_MAX)
+        except Malformed:
+            raise DecodeError from None
 
     def convert_items(self, items: Sequence[_Item]) -> Batch:
         """Convert some items; on a failure halve them, until the single item that fails is rejected."""
@@ -105,7 +124,7 @@ class _Converter:
             for item in items:
                 if item.fault is not None:
                     raise item.fault
-            return self.convert(_request(items))
+            return self.convert(_request(items), is_one=len(items) == 1)
         except (MemoryError, OSError, LegatoError):
             raise
         except Exception as error:
@@ -115,10 +134,12 @@ class _Converter:
         return Batch.joined(self.convert_items(part) for part in (items[:half], items[half:]))
 
     def _reject(self, item: _Item, error: Exception) -> Batch:
-        if not isinstance(error, (DecodeError, _ItemTooLarge)):
+        if not isinstance(error, (DecodeError, _ItemTooLarge, TooMany)):
             self.on_fault(error)
-        rejected = rejected_table([_rejection(item, self.signal, error)], self.tenant)
-        return Batch(rejected=rejected, **self.signal.count(1))
+        rejection = _rejection(item, self.signal, error)
+        if not self.budget.lists():
+            return Batch(unlisted=Counter((rejection.reason,)), **self.signal.count(1))
+        return Batch(rejected=rejected_table([rejection], self.tenant), **self.signal.count(1))
 
 
 def _rejection(item: _Item, signal: Signal, error: Exception) -> Rejection:
@@ -126,7 +147,7 @@ def _rejection(item: _Item, signal: Signal, error: Exception) -> Rejection:
     content = item.field[read_varint(item.field, 1, len(item.field))[1] :]
     if isinstance(error, DecodeError):
         reason, detail = "protobuf", f"not valid protobuf, or a text in the {signal.item}, its resource or its scope is not UTF-8"
-    elif isinstance(error, _ItemTooLarge):
+    elif isinstance(error, (_ItemTooLarge, TooMany)):
         reason, detail = "size", f"{len(content)} bytes; this {signal.item}, or the messages around it, exceed the limit"
     else:
         reason, detail = "internal", f"{type(error).__name__} inside Legato: please report it with this {signal.item}'s emitter"
@@ -140,10 +161,6 @@ def _rejection(item: _Item, signal: Signal, error: Exception) -> Rejection:
         detail=detail,
         trace_id=found.get(1, b""),
         span_id=found.get(2, b""),
-        rev=0,
-        start_ns=0,
-        service_name="",
-        emitter="",
         otlp_bytes=len(content),
         # A point has no ids, so the envelopes distinguish it from the same point of another engine.
         span_sha256=hashlib.sha256(b"".join([*(each.content for each in item.envelopes if signal.name_field), content])).digest(),
@@ -166,7 +183,7 @@ def _groups(content: bytes, signal: Signal) -> Iterator[list[_Item]]:
     """Yield the items of a body in groups that are small enough to parse; a larger item forms its own group."""
     items: list[_Item] = []
     size = 0
-    for item in _items(content, 0, len(content), (), signal.levels, _Budget(signal.item)):
+    for item in _items(content, 0, len(content), (), signal.levels, signal):
         before = items[-1].envelopes if items else ()
         added = len(item.field)
         if item.envelopes is not before:
@@ -189,37 +206,54 @@ def _added_bytes(envelopes: tuple[_Envelope, ...], before: tuple[_Envelope, ...]
     return sum(len(each.content) for each in envelopes[shared:])
 
 
+def _check_count(content: bytes, signal: Signal) -> None:
+    """Raise ``TooLarge`` before anything is converted if a body has too many items and messages around them."""
+    _items_left(content, 0, len(content), signal, 0, _Left(ITEMS_MAX, _FIELDS_MAX))
+
+
 @dataclass(slots=True)
-class _Budget:
-    """The number of items and envelopes that a request may still hold."""
+class _Left:
+    """How many items and messages, and how many fields of any number, may still be read."""
 
-    item: str
-    left: int = ITEMS_MAX
+    items: int
+    fields: int
 
-    def count(self) -> None:
-        """Count one more. Raises ``TooLarge``."""
-        self.left -= 1
-        if self.left < 0:
-            raise TooLarge(f"a request of more than {ITEMS_MAX} {self.item}s, scopes and resources: send fewer in one request")
+
+def _items_left(content: bytes, start: int, end: int, signal: Signal, level: int, left: _Left) -> None:
+    """Take what is within one message on this level from what is left. Raises ``TooLarge`` if that is not enough."""
+    try:
+        for number, at, to, _ in read_fields(content, start, end):
+            left.fields -= 1
+            if left.fields < 0:
+                raise TooLarge(f"a request of more than {_FIELDS_MAX} fields around its {signal.item}s: send fewer in one request")
+            if number not in signal.levels[level]:
+                continue
+            left.items -= 1
+            if left.items < 0:
+                raise TooLarge(f"a request of more than {ITEMS_MAX} {signal.item}s, scopes and resources: send fewer in one request")
+            if level + 1 < len(signal.levels):
+                _items_left(content, at, to, signal, level + 1, left)
+    except Malformed:
+        if level <= _SHARED_LEVELS:
+            raise
 
 
 def _items(
-    content: bytes, start: int, end: int, envelopes: tuple[_Envelope, ...], levels: Sequence[frozenset[int]], budget: _Budget
+    content: bytes, start: int, end: int, envelopes: tuple[_Envelope, ...], levels: Sequence[frozenset[int]], signal: Signal
 ) -> Iterator[_Item]:
     """Yield the items within one message. ``levels`` holds the numbers of the fields to follow, from this message on."""
     for number, at, to, field_start in read_fields(content, start, end):
         if number not in levels[0]:
             continue
-        budget.count()
         if len(levels) == 1:
-            yield _Item(envelopes, content[field_start:to], None if to - field_start <= _ITEM_BYTES_MAX else _ItemTooLarge())
+            yield _Item(envelopes, content[field_start:to], None if to - field_start <= signal.item_bytes_max else _ItemTooLarge())
         elif len(envelopes) < _SHARED_LEVELS:
             inner = (*envelopes, _Envelope(number, _without(content, at, to, levels[1])))
             if _added_bytes(inner, ()) > _ENVELOPES_BYTES_MAX:
                 raise TooLarge(f"a resource and scope of {_added_bytes(inner, ())} bytes, at most {_ENVELOPES_BYTES_MAX} are accepted")
-            yield from _items(content, at, to, inner, levels[1:], budget)
+            yield from _items(content, at, to, inner, levels[1:], signal)
         else:
-            yield from _items_of_metric(content, (field_start, at, to), number, envelopes, levels, budget)
+            yield from _items_of_metric(content, (field_start, at, to), number, envelopes, levels, signal)
 
 
 def _items_of_metric(
@@ -228,22 +262,42 @@ def _items_of_metric(
     number: int,
     envelopes: tuple[_Envelope, ...],
     levels: Sequence[frozenset[int]],
-    budget: _Budget,
+    signal: Signal,
 ) -> Iterator[_Item]:
     """Yield the points of one metric, or the metric as one item when it cannot be split, so that the other metrics still can."""
     field_start, at, to = place
+    fault: DecodeError | _ItemTooLarge
     try:
         inner = (*envelopes, _Envelope(number, _without(content, at, to, levels[1])))
-        fault = _ItemTooLarge() if _added_bytes(inner, ()) > _ENVELOPES_BYTES_MAX else None
-        items = [] if fault else list(_items(content, at, to, inner, levels[1:], budget))
+        _check_fields(content, at, to, levels[1:])
+        fault = _ItemTooLarge()
     except Malformed:
-        fault = DecodeError()
-    yield from [_Item(envelopes, content[field_start:to], fault)] if fault else items
+        inner, fault = (), DecodeError()
+    if inner and _added_bytes(inner, ()) <= _ENVELOPES_BYTES_MAX:
+        yield from _items(content, at, to, inner, levels[1:], signal)
+    else:
+        yield _Item(envelopes, content[field_start:to], fault)
+
+
+def _check_fields(content: bytes, start: int, end: int, levels: Sequence[frozenset[int]]) -> None:
+    """Walk over the fields on these levels. Raises ``Malformed`` before an item of the message is returned."""
+    for number, at, to, _ in read_fields(content, start, end):
+        if len(levels) > 1 and number in levels[0]:
+            _check_fields(content, at, to, levels[1:])
 
 
 def _without(content: bytes, start: int, end: int, numbers: frozenset[int]) -> bytes:
-    """Return the fields of a message except those with these numbers."""
-    return b"".join(content[field_start:to] for found, _, to, field_start in read_fields(content, start, end) if found not in numbers)
+    """Return the fields of a message except those with these numbers. Adjacent fields are copied as one."""
+    kept, began = list[bytes](), -1
+    for found, _, _, field_start in read_fields(content, start, end):
+        if found in numbers and began >= 0:
+            kept.append(content[began:field_start])
+            began = -1
+        elif found not in numbers and began < 0:
+            began = field_start
+    if began >= 0:
+        kept.append(content[began:end])
+    return b"".join(kept)
 
 
 def _request(items: Iterable[_Item], level: int = 0) -> bytes:

@@ -8,7 +8,6 @@ tenant's rows. This module writes nothing and caches no result.
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -17,10 +16,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from legato_ingest.auth.authenticate import Authenticator
-from legato_ingest.errors import BadRequest, Denied, StoreError
+from legato_ingest.errors import BadRequest, Denied, StoreError, StoreRestarting
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.clickhouse_http import ReadRequest, foreign, read_request
-from legato_ingest.query.reads import Reads, Result
+from legato_ingest.query.reads import Reads, Result, compressed
+from legato_ingest.replies import reads_as
 from legato_ingest.settings import Settings
 
 __all__ = ["create_app", "status_of"]
@@ -96,8 +96,9 @@ class _Endpoint:
 
     async def _run(self, read: ReadRequest, tenant: str) -> Response:
         if read.sql.strip().rstrip(";") == _GO_HELLO and read.default_format == "Native":
-            return _reply(read, await self._reads.limited(partial(_hello, self._reads)))
-        return _reply(read, await self._reads.run(read.sql, read.parameters, read.default_format, tenant))
+            hello = partial(_hello, self._reads)
+            return _reply(read, await self._reads.limited(partial(compressed, hello) if read.gzip else hello, tenant))
+        return _reply(read, await self._reads.run(read.sql, read.parameters, read.default_format, tenant, is_compressed=read.gzip))
 
     def _guarded(self, handler: Handler, tenant_of: Callable[[Request], str]) -> Callable[[Request], Awaitable[Response]]:
         """The handler behind the checks of Host, Origin and credentials; every failure is counted and replied in ClickHouse's form."""
@@ -108,7 +109,10 @@ class _Endpoint:
                 if refusal:
                     self._metrics.queries.labels("foreign").inc()
                     return Response(refusal + "\n", 403, media_type=_PLAIN)
-                return await handler(request, tenant_of(request))
+                tenant = tenant_of(request)
+                if tenant:
+                    reads_as(request.scope, tenant)
+                return await handler(request, tenant)
             except Denied as error:
                 self._metrics.queries.labels("denied").inc()
                 return _error(str(error), 403, code=_AUTHENTICATION_FAILED)
@@ -125,7 +129,6 @@ class _Endpoint:
 
 
 def _reply(read: ReadRequest, result: Result) -> Response:
-    content = result.content
     headers = {
         "X-ClickHouse-Format": result.format,
         "X-ClickHouse-Timezone": result.zone,
@@ -137,20 +140,19 @@ def _reply(read: ReadRequest, result: Result) -> Response:
         headers["X-ClickHouse-Query-Id"] = read.query_id
     if read.gzip:
         headers["Content-Encoding"] = "gzip"
-        content = gzip.compress(content, 1)
-    return Response(content, 200, headers, media_type=_TYPES.get(result.format, "application/octet-stream"))
+    return Response(result.content, 200, headers, media_type=_TYPES.get(result.format, "application/octet-stream"))
 
 
 def status_of(error: StoreError) -> tuple[int, int]:
     """Return the HTTP status and ClickHouse's code of an error; the code is 0 if it is not known."""
     found = _ERROR_CODE.search(str(error))
     code = error.code or (int(found.group(1)) if found else 0)
-    return _STATUS.get(code, 500), code
+    return 503 if isinstance(error, StoreRestarting) else _STATUS.get(code, 500), code
 
 
 def _store_error(error: StoreError) -> Response:
     status, code = status_of(error)
-    return _error(str(error), status, {}, code)
+    return _error(str(error), status, {"Retry-After": "1"} if status == 503 else {}, code)
 
 
 def _error(message: str, status: int, headers: dict[str, str] | None = None, code: int = 0) -> Response:

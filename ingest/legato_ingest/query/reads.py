@@ -6,8 +6,11 @@ tenant that the request reads as.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -15,24 +18,33 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import anyio.to_thread
 
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.errors import BadRequest
+from legato_ingest.errors import BadRequest, QueryEnded, StoreRestarting
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.clickhouse_http import Encoded
+from legato_ingest.query.ended_queries import EndedQueries, form_of
 from legato_ingest.query.sql_guard import Guard, bound
 from legato_ingest.quoting import Value, parameter
 from legato_ingest.settings import Settings
 
-__all__ = ["QueryStore", "Reads", "Result", "Run"]
+__all__ = ["QueryStore", "Reads", "Result", "Run", "compressed"]
 
 Run = Callable[[str, Mapping[str, Value]], list[dict[str, Any]]]
 """Returns the rows of a statement, each by column name; values are bound to the statement's parameters."""
 Out = TypeVar("Out")
 # A statement counts as one for so many characters of its text and its parameters, so that those that wait take a bounded amount of memory.
 _LENGTH_OF_ONE = 65_536
+# Statements of tenants under suspicion, which run one at a time, may wait for so many times the time of a statement.
+_SUSPECT_TIMES = 4
 
 
 def _nothing() -> None:
     """Wait for nothing: every acknowledged row is in the store."""
+
+
+def compressed(work: Callable[[], Result]) -> Result:
+    """Return the result of ``work`` with gzip, in the thread of the work: megabytes take most of a second."""
+    result = work()
+    return result._replace(content=gzip.compress(result.content, 1))
 
 
 class QueryStore(Protocol):
@@ -65,13 +77,20 @@ class Reads:
         own = settings.server.database if settings.server else "default"
         self._guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
         self._running = anyio.CapacityLimiter(settings.queries_max)
-        self._admitted = 0
+        # How many statements of each tenant run or wait; a tenant has half of the places that the others leave at most.
+        self._admitted = Counter[str]()
+        self._ended, self._suspects = EndedQueries(), anyio.CapacityLimiter(1)
+        # A place to run is always left for other tenants: a tenant's further statements wait for its own.
+        self._of_tenant: dict[str, anyio.CapacityLimiter] = {}
         self.timezone = lru_cache(maxsize=1)(lambda: store.query_bytes("SELECT timezone()").decode().strip())
 
-    async def run(self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str) -> Result:
-        """Check and run one statement. Raises ``BadRequest`` (status 503: too many wait) or ``StoreError``."""
+    async def run(
+        self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str, *, is_compressed: bool = False
+    ) -> Result:
+        """Check and run one statement, and compress its result if asked. Raises ``BadRequest`` (503: too many) or ``StoreError``."""
         count = 1 + (len(sql) + sum(len(str(value)) for value in parameters.values())) // _LENGTH_OF_ONE
-        return await self.limited(partial(self._work, sql, parameters, default_format, tenant), count)
+        work = partial(self._work, sql, parameters, default_format, tenant)
+        return await self.limited(partial(compressed, work) if is_compressed else work, tenant, count)
 
     async def view(self, work: Callable[[Run], Out], tenant: str) -> Out:
         """Return the result of ``work``, which runs several statements one after another: they count as one towards the limits.
@@ -83,31 +102,46 @@ class Reads:
             until_s = time.monotonic() + 2 * self._settings.query_seconds_max
             return work(partial(self._rows, tenant, until_s))
 
-        return await self.limited(timed)
+        return await self.limited(timed, tenant)
 
-    async def limited(self, work: Callable[[], Out], count: int = 1) -> Out:
-        """Run ``work`` in a thread, counted as so many statements. Raises ``BadRequest`` (status 503) beyond the limits on their number."""
+    async def limited(self, work: Callable[[], Out], tenant: str, count: int = 1) -> Out:
+        """Run ``work`` in a thread, counted as so many statements of the tenant. Raises ``BadRequest`` (status 503) beyond the limits on
+        their number."""
         # Counted between two awaits: a request enters the limiter's own queue only after it has yielded to requests that would pass too.
         queries_max, waiting_max = self._settings.queries_max, self._settings.queries_waiting_max
-        if self._admitted >= queries_max + waiting_max:
+        most, own, total = queries_max + waiting_max, self._admitted[tenant], self._admitted.total()
+        if total >= most or (tenant != ALL_TENANTS and own and 2 * (own + count) > most - total + own):
             raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
-        self._admitted += count
+        self._admitted[tenant] += count
         started, settle = time.perf_counter(), self._begin_settling()
 
         def settled() -> Out:
             waited_s = time.perf_counter() - started
-            if waited_s > self._settings.query_seconds_max:
+            if waited_s > self._settings.query_seconds_max * (_SUSPECT_TIMES if self._ended.is_suspect(tenant) else 1):
                 # Its client has probably left; a page or Grafana would wait as long for the next one.
                 raise BadRequest(f"this query waited for {waited_s:.0f} s: retry in {self._settings.retry_after_s} s", 503)
             settle()
             return work()
 
         try:
-            result = await anyio.to_thread.run_sync(settled, limiter=self._running)
+            async with self._place(tenant):
+                # Known only now: tenants come under suspicion while their statements wait.
+                async with self._suspects if self._ended.is_suspect(tenant) else contextlib.nullcontext():
+                    result = await anyio.to_thread.run_sync(settled, limiter=self._running)
         finally:
-            self._admitted -= count
+            self._admitted[tenant] -= count
         self._metrics.query_seconds.observe(time.perf_counter() - started)
         return result
+
+    def _place(self, tenant: str) -> anyio.CapacityLimiter:
+        """Return what limits how many statements of a tenant run: all but one of the places, if there are other tenants.
+
+        Of a tenant under suspicion it is one, so that such tenants take turns.
+        """
+        most = 1 if self._ended.is_suspect(tenant) else max(1, self._settings.queries_max - (tenant != ALL_TENANTS))
+        place = self._of_tenant.setdefault(tenant, anyio.CapacityLimiter(most))
+        place.total_tokens = most
+        return place
 
     def _rows(self, tenant: str, until_s: float, sql: str, values: Mapping[str, Value]) -> list[dict[str, Any]]:
         if time.monotonic() > until_s:
@@ -116,6 +150,17 @@ class Reads:
         return [json.loads(line) for line in result.content.splitlines()]
 
     def _work(self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str) -> Result:
-        statement = self._guard.check(sql, parameters)
-        chosen = statement.format or default_format
-        return Result(self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant), chosen, self.timezone())
+        form = form_of(sql)
+        self._ended.expect_allowed(tenant, form)
+        try:
+            statement = self._guard.check(sql, parameters)
+            chosen = statement.format or default_format
+            content = self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant)
+        except QueryEnded as error:
+            self._ended.ended(tenant, form, error.tenants, is_alone=error.is_alone)
+            raise
+        except StoreRestarting as error:
+            self._ended.crashed(tenant, form, error.tenants, is_alone=error.is_alone, is_fault=error.is_fault)
+            raise
+        self._ended.answered(tenant, form)
+        return Result(content, chosen, self.timezone())

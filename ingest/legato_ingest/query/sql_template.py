@@ -20,10 +20,11 @@ __all__ = ["Generalized", "Template", "generalize", "template"]
 # A decimal integer below 10^18: ClickHouse reads every one as a UInt64 and prints it with the same digits.
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})(?![\w.])"
 # The macros' forms: toDateTime(N), fromUnixTimestamp64Milli(N), INTERVAL N second, and the interval in seconds as Legato's panels use it.
+# A literal without an end goes on to the end of the text: otherwise each of its quotes would be tried as the begin of another one.
 _PLACE = re.compile(
-    r"'(?:[^'\\]|\\.|'')*'"
-    r"|`(?:[^`\\]|\\.|``)*`"
-    r'|"(?:[^"\\]|\\.|"")*"'
+    r"'(?:[^'\\]|\\.|'')*(?:'|\\?\Z)"
+    r"|`(?:[^`\\]|\\.|``)*(?:`|\\?\Z)"
+    r'|"(?:[^"\\]|\\.|"")*(?:"|\\?\Z)'
     r"|(?<![\w.])(?:"
     rf"(?:toDateTime|fromUnixTimestamp64Milli)\((?P<moment>{_NUMBER})(?=\))"
     rf"|INTERVAL (?P<interval>{_NUMBER})(?= (?:milli)?second\b)"

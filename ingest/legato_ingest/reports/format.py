@@ -5,22 +5,22 @@ A number is written with its unit and with no more digits than are known; an unk
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from legato_ingest.visible import visible
 
 __all__ = ["DASH", "bytes_of", "clean", "count", "duration", "limit", "n_of", "ratio", "share", "sparkline"]
 
 DASH = "–"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_EDGES_US = (25_000, 50_000, 100_000, 250_000, 400_000, 1_000_000, 2_000_000)
 
 
 def clean(value: Any) -> Any:
-    """Return the same data with each control character of its texts replaced by U+FFFD, so that received names cannot steer a terminal."""
+    """Return the same data with its texts as ``visible`` writes them, so that received names cannot steer a terminal."""
     if isinstance(value, str):
-        return _CONTROL.sub("\ufffd", value)
+        return visible(value)
     if isinstance(value, dict):
         return {clean(key): clean(item) for key, item in value.items()}
     # Lists of numbers (timelines) are long and hold no text.

@@ -138,7 +138,7 @@ def render(incident: Incident) -> str:
 
 def _summary(incident: Incident) -> Iterator[str]:
     query = incident.query
-    yield f"# Incident {utc(query.from_ns)} to {utc(query.to_ns)} UTC{f', {query.service}' if query.service else ''}"
+    yield f"# Incident {utc(query.from_ns)} to {utc(query.to_ns)} UTC{f', {_name(clean(query.service))}' if query.service else ''}"
     yield ""
     yield (
         f"Bad: a gap above {limit(incident.bad, 'gap_limits_us')}, a first output after {limit(incident.bad, 'first_limits_us')}, "

@@ -6,6 +6,7 @@ chDB does not report failed writes, so every change is followed by a check of th
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +15,19 @@ import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.errors import SettingsError, StoreRefused, StoreUnavailable
+from legato_ingest.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
 from legato_ingest.storage.chdb_integrity import KILL_ALL, MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
 from legato_ingest.storage.clients import ClientStore, translated
-from legato_ingest.storage.store import ReadLimits
+from legato_ingest.storage.part_list import PartList
+from legato_ingest.storage.part_scrub import DAMAGED, PartScrub, set_aside_by_engine
+from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
 
 __all__ = ["EmbeddedStore", "backups_of"]
 
 _UNKNOWN_TABLE = 60
+# These codes of ClickHouse may also be about damaged data, if they name a part: CANNOT_READ_ALL_DATA and INCORRECT_DATA.
+_PERHAPS_DAMAGED, _IN_PART = frozenset((33, 117)), "while reading from part"
 # Statements that need no free space; some of them free space.
 _FREES_ROOM = ("DROP", "KILL", "SYSTEM", "TRUNCATE")
 _WITHOUT_LIFETIME = """
@@ -44,18 +49,23 @@ class EmbeddedStore(ClientStore):
         read_limits: ReadLimits | None = None,
         backups: pathlib.Path | None = None,
         *,
-        integrity: PartIntegrity | None = None,
+        parent: EmbeddedStore | None = None,
     ) -> None:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path, self._backups = path, backups or backups_of(path)
-        self._integrity = integrity or PartIntegrity()
+        self._integrity: PartIntegrity = parent._integrity if parent is not None else PartIntegrity()
+        self._scrub: PartScrub = parent._scrub if parent is not None else PartScrub()
+        self._parts: PartList = parent._parts if parent is not None else PartList(path)
+        self._is_root = parent is None
+        if self._is_root:
+            self._parts.compare()
         # The folders of each table, as of the last change to the whole store.
         self._folders = dict[str, list[str]]()
         super().__init__(read_limits)
 
-    def clone(self) -> EmbeddedStore:
-        """Return another store on the same folder, without read limits."""
-        return EmbeddedStore(self._path, backups=self._backups, integrity=self._integrity)
+    def clone(self, read_limits: ReadLimits | None = None) -> EmbeddedStore:
+        """Return another store on the same folder, without read limits unless they are given."""
+        return EmbeddedStore(self._path, read_limits, backups=self._backups, parent=self)
 
     def clock_ms(self) -> int:
         """Return this host's time in ms since the epoch."""
@@ -85,6 +95,28 @@ class EmbeddedStore(ClientStore):
         if is_damaged:
             with self._write() as writer:
                 self._check(writer)
+        self._parts.update(self._folders, self._integrity.complete())
+
+    def scrub(self, seconds: float) -> None:
+        """Compare the contents of parts with their hashes for so long, and detach those that are damaged."""
+        with self._write() as writer:
+            if faults := self._scrub.run(writer, seconds):
+                self._parts.add_lost(folders_of(writer), faults)
+
+    def lost_parts(self) -> list[PartFault]:
+        """Return the parts with rows that are not shown: they were set aside, or had gone when the store was opened."""
+        with self._write() as writer:
+            folders = folders_of(writer)
+            self._parts.add_lost(folders, set_aside_by_engine(writer, self._parts.lost(folders)))
+            return self._parts.lost(folders)
+
+    def close(self) -> None:
+        """Close all connections. The list of parts is written once more."""
+        if self._is_root:
+            # The store's folder may be gone.
+            with contextlib.suppress(StoreError, OSError):
+                self.verify()
+        super().close()
 
     def _connect(self) -> Client:
         options = {"backups.allowed_path": str(self._backups)}
@@ -113,8 +145,13 @@ class EmbeddedStore(ClientStore):
         try:
             with translated():
                 yield
-        except StoreRefused as error:
-            if error.code == _UNKNOWN_TABLE and self._integrity.is_repairing:
+        except StoreError as error:
+            is_damage = error.code in DAMAGED or (error.code in _PERHAPS_DAMAGED and _IN_PART in str(error))
+            if is_damage:
+                self._scrub.suspect(str(error))
+            # Until the table is in place again, and until the damaged part is detached.
+            is_passing = is_damage or (error.code == _UNKNOWN_TABLE and self._integrity.is_repairing)
+            if is_passing and isinstance(error, StoreRefused):
                 raise StoreUnavailable(str(error), error.code) from error
             raise
 

@@ -10,6 +10,7 @@ replaced, which stay on disk for ``MERGED_PARTS_KEPT_S``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pathlib
@@ -24,8 +25,9 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage.part_checksums import fault_of
+from legato_ingest.storage.store import PartFault
 
-__all__ = ["KILL_ALL", "MERGED_PARTS_KEPT_S", "PartFault", "PartIntegrity", "check_room", "folders_of"]
+__all__ = ["KILL_ALL", "MERGED_PARTS_KEPT_S", "PartIntegrity", "check_room", "folders_of"]
 
 _log = logging.getLogger("legato")
 MERGED_PARTS_KEPT_S = 120
@@ -44,9 +46,6 @@ _RECENTLY_S = 60.0
 # How long an ATTACH waits for the queries that still use the table, after which share of that time they are cancelled, and how often it is
 # tried.
 _ATTACH_S, _CANCEL_AFTER, _RETRY_S = 20.0, 0.25, 0.1
-
-PartFault = tuple[str, str, str]
-"""Table, part, and what is damaged."""
 
 
 class PartIntegrity:
@@ -74,6 +73,11 @@ class PartIntegrity:
         """Return the damaged parts in the folders of these tables. A complete part is read once. Raises ``OSError``."""
         return [(table, name, fault) for table, folders in tables.items() for folder in folders for name, fault in self._folder(folder)]
 
+    def complete(self) -> dict[str, set[str]]:
+        """Return the names of the complete parts by the folder of their table, as of the last check."""
+        with self._lock:
+            return {folder: set(names) for folder, names in self._complete.items()}
+
     def forget(self, folders: Iterable[str]) -> None:
         """Check the parts in these folders again next time."""
         with self._lock:
@@ -95,6 +99,7 @@ class PartIntegrity:
                 _log.warning("part %s of table %s was damaged (%s) and is set aside", name, table, fault)
                 for folder in folders[table]:
                     self.forget([folder])
+                    _remove_if_new(os.path.join(folder, "detached", f"broken-on-start_{name}"))
                     if os.path.isdir(os.path.join(folder, name)):
                         # The engine loaded the part without complaint: its list is wrong, not its data.
                         self._accept(folder, name)
@@ -134,6 +139,13 @@ class PartIntegrity:
     def _accept(self, folder: str, name: str) -> None:
         with self._lock:
             self._complete.setdefault(folder, set()).add(name)
+
+
+def _remove_if_new(part: str) -> None:
+    """Remove a part that was set aside if it was being written just now: its rows were not acknowledged, or are in the parts before it."""
+    with contextlib.suppress(OSError):
+        if 0 <= time.time() - os.stat(part).st_mtime < MERGED_PARTS_KEPT_S:
+            shutil.rmtree(part)
 
 
 def folders_of(writer: Client) -> dict[str, list[str]]:

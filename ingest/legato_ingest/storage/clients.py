@@ -24,7 +24,7 @@ from legato_ingest.quoting import literal
 from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.store import ReadLimits
 
-__all__ = ["ClientStore", "translated"]
+__all__ = ["ClientStore", "code_of", "translated"]
 
 # ClickHouse's error codes for conditions that can pass: memory, disk, too many parts, time-outs, locks, connections.
 _TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
@@ -108,9 +108,12 @@ class ClientStore(ABC):
 
     def select_arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
         """Return the result of one of Legato's own queries as an Arrow table."""
+        return pa.ipc.open_file(self.select_arrow_bytes(sql, parameters)).read_all()
+
+    def select_arrow_bytes(self, sql: str, parameters: Mapping[str, Any] | None = None) -> bytes:
+        """Return the result of one of Legato's own queries as an Arrow IPC file."""
         with self._write() as writer:
-            result = writer.raw_query(sql, parameters=dict(parameters or {}), fmt="Arrow")
-        return pa.ipc.open_file(result).read_all()
+            return bytes(writer.raw_query(sql, parameters=dict(parameters or {}), fmt="Arrow"))
 
     def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
@@ -228,6 +231,12 @@ class ClientStore(ABC):
         client.close()
 
 
+def code_of(message: str) -> int:
+    """Return ClickHouse's error code in one of its messages; 0 without one."""
+    found = _CODE.search(message)
+    return int(found.group(1)) if found else 0
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Raise the driver's errors as ``StoreUnavailable`` (can pass) or ``StoreRefused`` (fails again)."""
@@ -235,8 +244,7 @@ def translated() -> Iterator[None]:
         yield
     except ClickHouseError as error:
         message = _WRAPPING.sub("", str(error))
-        found = _CODE.search(message)
-        code = int(found.group(1)) if found else 0
+        code = code_of(message)
         if code in _TRANSIENT or not code:
             raise StoreUnavailable(message, code) from error
         raise StoreRefused(message, code) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 
+from legato_ingest.errors import SchemaError
 from legato_ingest.quoting import literal
 from legato_ingest.settings import Settings
 from legato_ingest.storage.store import Store
@@ -46,7 +47,7 @@ _TIMELINE = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_6
 def set_retention(store: Store, raw_days: int, timeline_days: int = 0, rollup_days: int = 0) -> None:
     """Make the store delete rows after this many days. 0: never; for timelines 0: with their streams.
 
-    A TTL that is right already is left alone, because changing one costs a mutation.
+    A TTL that is right already is left alone, because changing one costs a mutation. Raises ``SchemaError`` if a table is missing.
     """
     longer_days = max(raw_days, rollup_days) if raw_days and rollup_days else 0
     for tables, days in ((_RAW, raw_days), (_ROLLUPS, rollup_days), (_SAMPLES, longer_days)):
@@ -89,5 +90,9 @@ def _declared(store: Store, table: str) -> tuple[str, str]:
         "SELECT name, create_table_query FROM system.tables"
         f" WHERE database = currentDatabase() AND name IN ({literal(table)}, {literal(table + '_local')}) ORDER BY name DESC LIMIT 1"
     )
+    if not rows:
+        raise SchemaError(
+            f"the table {table} is missing from the store, but its migration was applied: restore a backup with `legato restore`"
+        )
     name, declared = rows[0]
     return (f"{name} ON CLUSTER '{{cluster}}'" if name != table else table), str(declared)

@@ -16,7 +16,7 @@ from clickhouse_connect.driver.client import Client
 from legato_ingest.address import Address
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.storage.clients import ClientStore
-from legato_ingest.storage.store import ReadLimits
+from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
 
 __all__ = ["ServerStore"]
@@ -50,6 +50,13 @@ class ServerStore(ClientStore):
 
     def verify(self) -> None:
         """Nothing to do: a server reports failed writes itself."""
+
+    def scrub(self, seconds: float) -> None:
+        """Nothing to do: a server's administrator has CHECK TABLE, and replicas repair each other."""
+
+    def lost_parts(self) -> list[PartFault]:
+        """Nothing to return: the server has its own log and `system.detached_parts`."""
+        return []
 
     def keep_merged_parts(self) -> None:
         """Nothing to do: a server keeps them for 480 s by default."""

@@ -9,7 +9,10 @@ import pyarrow as pa
 
 from legato_ingest.definitions import ALL_TENANTS
 
-__all__ = ["ReadLimits", "Store"]
+__all__ = ["PartFault", "ReadLimits", "Store"]
+
+PartFault = tuple[str, str, str]
+"""Table, part, and what is damaged."""
 
 ReadLimits = Mapping[str, int | str]
 """ClickHouse settings that every query of a reader runs under."""
@@ -63,6 +66,14 @@ class Store(Protocol):
 
     def verify(self) -> None:
         """Check the files that the engine wrote without being asked to (merges). Raises ``StoreUnavailable`` if one was damaged."""
+        ...
+
+    def scrub(self, seconds: float) -> None:
+        """Compare what is stored with its hashes, for so long, and set aside what is damaged (``lost_parts``)."""
+        ...
+
+    def lost_parts(self) -> list[PartFault]:
+        """Return the parts with rows that are not shown, because the parts are damaged or missing."""
         ...
 
     def keep_merged_parts(self) -> None:

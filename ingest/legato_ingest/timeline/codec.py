@@ -17,15 +17,20 @@ from numpy.typing import NDArray
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = [
+    "BYTES",
     "CHUNKS_MAX",
+    "DT",
+    "HOLD",
     "IDLE",
     "KNOWN",
     "QUEUED",
+    "TOKENS",
     "WINDOW",
     "ColumnHead",
     "TimelineError",
     "TimelineHead",
     "Timelines",
+    "column_sum",
     "decode_columns",
     "decode",
     "read_head",
@@ -135,6 +140,22 @@ def _read_column(blob: bytes, at: int, length: int, chunks: int) -> ColumnHead:
     if exceptions > chunks:
         raise TimelineError("exceptions")
     return ColumnHead(width, base, exceptions, at + _COLUMN.size, at + _COLUMN.size + packed)
+
+
+def column_sum(blob: bytes, head: TimelineHead, name: int) -> int:
+    """Return the sum of a column without its first value, at little cost: a column of equal values is not decoded.
+
+    Of an undecodable column the result is meaningless.
+    """
+    column = head.columns.get(name)
+    if column is None or head.chunks < 2:
+        return 0
+    if column.width:
+        _, columns, _ = decode_columns([blob], [head], frozenset((name,)))
+        return int(columns[name][1:].sum(dtype=np.int64))
+    places = np.frombuffer(blob, np.dtype("<u2"), column.exceptions, column.positions_at)
+    values = np.frombuffer(blob, np.dtype("<u4"), column.exceptions, column.positions_at + 2 * column.exceptions)
+    return (head.chunks - 1) * column.base + int((values[places != 0].astype(np.int64) - column.base).sum())
 
 
 def decode(blobs: Sequence[bytes], heads: Sequence[TimelineHead]) -> tuple[Timelines, dict[int, str]]:

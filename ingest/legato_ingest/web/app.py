@@ -20,6 +20,7 @@ from legato_ingest.errors import BadRequest, Denied, LegatoError, StoreError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import status_of
 from legato_ingest.query.reads import Reads, Result
+from legato_ingest.replies import reads_as
 from legato_ingest.reports import incident
 from legato_ingest.settings import Settings
 from legato_ingest.web.now_feed import NowFeed
@@ -176,7 +177,10 @@ class _Page:
         async def guarded(request: Request) -> Response:
             try:
                 refused = refusal(request, self._settings.read_host, self._authenticator.guards_reading)
-                response = _error(refused, 403) if refused else await handler(request, tenant_of(request))
+                tenant = "" if refused else tenant_of(request)
+                if tenant:
+                    reads_as(request.scope, tenant)
+                response = _error(refused, 403) if refused else await handler(request, tenant)
             except Denied as error:
                 self._metrics.queries.labels("denied").inc()
                 response = _error(str(error), 401)

@@ -6,9 +6,11 @@ origins may send where the settings name them. Every outcome is decided by ``rec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import anyio
+import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -31,6 +33,8 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="legato"'}
 _PATHS = frozenset(prefix + signal.path for signal in SIGNALS for prefix in ("", LANGFUSE_PREFIX))
 # Seconds for which a browser keeps the answer to its preflight.
 _PREFLIGHT_S = 600
+# For so long a health check repeats the last answer of the store.
+_READY_S = 1.0
 
 
 def create_app(
@@ -70,17 +74,35 @@ def _add_signal(app: FastAPI, receiver: Receiver, signal: Signal) -> None:
         app.add_route(prefix + signal.path, export, methods=["POST"])
 
 
+class _Readiness:
+    """Whether the store answers. Anybody may ask, so the store is asked once a second at most, whatever the number of requests."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self._ready, self._known, self._until_s = ready, False, 0.0
+        self._lock = anyio.Lock()
+
+    async def now(self) -> bool:
+        """Return what is known, or ask."""
+        async with self._lock:
+            if time.monotonic() >= self._until_s:
+                try:
+                    self._known = await anyio.to_thread.run_sync(self._ready)
+                except LegatoError:
+                    self._known = False
+                self._until_s = time.monotonic() + _READY_S
+            return self._known
+
+
 def _add_health(app: FastAPI, ready: Callable[[], bool]) -> None:
+    readiness = _Readiness(ready)
+
     @app.get("/healthz")
     async def healthz() -> Response:
         return Response("ok\n", media_type="text/plain")
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        try:
-            good = await anyio.to_thread.run_sync(ready)
-        except LegatoError:
-            good = False
+        good = await readiness.now()
         return Response("ready\n" if good else "the store does not answer\n", 200 if good else 503, media_type="text/plain")
 
 

@@ -7,7 +7,8 @@ here.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from legato_ingest.otlp.signals import SIGNALS, Signal
 
@@ -18,17 +19,22 @@ _BY_PATH = {signal.path: signal for signal in SIGNALS}
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body as it was received, with the encoding of its content and the tenant of its sender."""
+    """A body as it was received, with the encoding of its content and the tenant of its sender.
+
+    ``received_ns``: the receiver's clock at its arrival, which decides on retention and late days. When the log is read again after a
+    crash, the same rows must come of it.
+    """
 
     signal: Signal
     content: bytes
     content_type: str
     encoding: str
     tenant: str
+    received_ns: int = field(default_factory=time.time_ns)
 
     def logged(self) -> bytes:
         """Return the body's form in the log: one line of JSON, then the content."""
-        head = [self.signal.path, self.content_type, self.encoding, self.tenant]
+        head = [self.signal.path, self.content_type, self.encoding, self.tenant, self.received_ns]
         return json.dumps(head).encode() + b"\n" + self.content
 
     @classmethod
@@ -36,7 +42,8 @@ class Body:
         """Return the body of its form in the log. Raises ``ValueError``."""
         head, _, content = logged.partition(b"\n")
         try:
-            path, content_type, encoding, tenant = json.loads(head)
-            return cls(_BY_PATH[path], content, content_type, encoding, tenant)
+            # A log of an older version has no time.
+            path, content_type, encoding, tenant, *received_ns = json.loads(head)
+            return cls(_BY_PATH[path], content, content_type, encoding, tenant, *received_ns)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a request of the write-ahead log: {error!r}") from None

@@ -2,7 +2,7 @@
 
 All batches that wait when the thread becomes free go into one insert, so they share the cost of a synced insert. With a write-ahead log a
 request is answered when its body is in the log, and an insert begins a second after the one before, later while few requests wait, and at
-once when a reader asks for it.
+once when a reader asks for it. Requests with late rows have a separate queue (``lanes``), and those of now are inserted in between.
 The committer alone sets ``received_at``. It decodes nothing; it depends on HTTP only by the types of errors that it raises.
 """
 
@@ -11,21 +11,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
-from legato_ingest.errors import Overloaded, StoreUnavailable
+from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch
+from legato_ingest.shares import Shares
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.storage.watermark import Watermark
 from legato_ingest.write.body import Body
 from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
+from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Waiting, by_day
 from legato_ingest.write.log_writer import LogWriter
 
 __all__ = ["Committer", "Receipt"]
@@ -36,25 +37,16 @@ _BUSY_REQUESTS, _APART_S = 8, 0.15
 # With a log: the time between the begins of two inserts if many requests wait, so many requests, and the time if fewer wait. A larger
 # number of bytes is inserted at once.
 _LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 * 2**20
-# After a failed insert it is repeated after this time. A request that fails so often, and not because the store is away, is set aside.
-_RETRY_S, _FAILURES_MAX = 1.0, 3
-# The longest time for which a reader waits for the rows of acknowledged requests.
-_SETTLE_S = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A batch in the queue, with its size in bytes and the future that its request waits for.
-
-    With a log: the ``body``, its ``segment`` of the log once it is in the log, and how often its insert has failed for its own fault.
-    """
-
-    batch: Batch
-    size: int
-    future: Future[Receipt]
-    body: Body | None = None
-    segment: int | None = None
-    failures: int = 0
+# After a failed insert it is repeated after this time. A request that fails so often, and not because the store is away, is set aside. That
+# the process of the store ended during its insert counts half, because another statement may be the cause; and hardly, if a reader's
+# statement ran: no reader can have a request set aside.
+_RETRY_S, _FAILURES_MAX, _RESTART_COUNTS, _READER_COUNTS = 1.0, 3, 0.5, 0.05
+# The longest time for which a reader waits for the rows of acknowledged requests, and for late ones among them.
+_SETTLE_S, _LATE_SETTLE_S = 10.0, 3.0
+# The pause after an insert of late rows: so long, so long if a reader waits or there is no log, and so many times the duration of the
+# insert, if that was long, but no longer than `_LATE_MOST_S`. They may take so much of the queue; from half of that on they are inserted
+# without the long pause.
+_LATE_APART_S, _LATE_WANTED_S, _LATE_TIMES, _LATE_LONG_S, _LATE_MOST_S, _LATE_SHARE = 8.0, 1.0, 4.0, 0.5, 10.0, 0.5
 
 
 class Committer:
@@ -79,21 +71,21 @@ class Committer:
         log: WriteAheadLog | None = None,
     ) -> None:
         self._metrics = metrics
-        self._queue_bytes_max = queue_bytes_max
         self._insert_bytes = min(_QUEUE_BYTES, queue_bytes_max // 2)
         metrics.queue_bytes_max.set(queue_bytes_max)
         self._chunks_max = chunks_max
         self._groups = GroupInsert(store, metrics, objectives, look_again_s)
-        self._queue: deque[_Waiting] = deque()
-        self._queue_bytes = 0
+        self._now, self._late = Lane(queue_bytes_max), Lane(int(_LATE_SHARE * queue_bytes_max), LATE_DAYS_MAX)
+        self._queue = Shares(queue_bytes_max)
         self._changed = threading.Condition()
         self._closing = False
         self._last_requests, self._last_began_s = 0, 0.0
         # Whether the last insert had no room for all that waited.
         self._is_rest = False
-        # The error of the last insert, and the number of batches that were queued, that are finished, and that a reader waits for.
+        # When the last insert of late rows ended, and how long it took.
+        self._late_ended_s, self._late_took_s = 0.0, 0.0
+        # The error of the last insert of rows of now.
         self._failed: StoreUnavailable | None = None
-        self._queued = self._finished = self._wanted = 0
         self._watermark = Watermark(after_ms, store.clock_ms)
         self._log = log
         self._log_writer = LogWriter(log, _logged_form, self._logged, self._refuse) if log is not None else None
@@ -107,15 +99,17 @@ class Committer:
         failed; then nothing was queued. The future raises ``StoreUnavailable`` when the rows, or the body, could not be stored.
         """
         is_logged = self._log_writer is not None and body is not None
-        waiting = _Waiting(batch, batch.nbytes + (len(body.content) if is_logged and body else 0), Future(), body if is_logged else None)
+        waiting = Waiting.of(batch, time.time_ns(), body.tenant if body is not None else "", body if is_logged else None)
         with self._changed:
             if self._closing:
                 raise StoreUnavailable("the server is stopping")
             if self._failed is not None and is_logged:
                 raise self._failed
-            if (self._queue or is_logged) and self._queue_bytes and self._queue_bytes + waiting.size > self._queue_bytes_max:
-                raise Overloaded(f"{self._queue_bytes} bytes of rows wait to be stored")
-            self._add_bytes(waiting.size)
+            if (self._now or self._late or is_logged) and not self._queue.has_room(waiting.tenant, waiting.size):
+                raise Overloaded(f"{self._queue.total} bytes of rows wait to be stored")
+            if waiting.is_late and not self._late.held.has_room(waiting.tenant, waiting.size):
+                raise Overloaded(f"{self._late.held.total} bytes of rows of earlier days wait to be stored")
+            self._hold(waiting.parts())
             if not is_logged:
                 self._enqueue([waiting])
         if self._log_writer is not None and is_logged:
@@ -124,9 +118,10 @@ class Committer:
 
     def recover(self, batch: Batch, body: Body, segment: int) -> None:
         """Queue the rows of a request that is in the log since before this process."""
+        waiting = Waiting.of(batch, time.time_ns(), body.tenant, body)
+        waiting.segment = segment
         with self._changed:
-            waiting = _Waiting(batch, batch.nbytes + len(body.content), Future(), body, segment)
-            self._add_bytes(waiting.size)
+            self._hold(waiting.parts())
             self._enqueue([waiting])
 
     def settle(self) -> None:
@@ -134,19 +129,28 @@ class Committer:
         self.begin_settling()()
 
     def begin_settling(self) -> Callable[[], None]:
-        """Ask for the insert for which ``settle`` waits, without waiting. Return the function that waits."""
+        """Ask for the insert for which ``settle`` waits, without waiting. Return the function that waits.
+
+        Rows of earlier days delay a reader by some seconds at most: a sender of many of them would delay all readers.
+        """
         if self._log is None:
             return lambda: None
         with self._changed:
-            wanted = self._queued
-            if self._finished < wanted and self._failed is None:
-                self._wanted = max(wanted, self._wanted)
-                self._changed.notify_all()
+            wanted = [(lane, lane.want() if self._failed is None else 0, limit_s) for lane, limit_s in self._lanes()]
+            self._changed.notify_all()
         return partial(self._wait_for, wanted)
 
-    def _wait_for(self, wanted: int) -> None:
+    def _lanes(self) -> tuple[tuple[Lane, float], ...]:
+        """Return the queues, and how long a reader waits for each of them."""
+        return (self._now, _SETTLE_S), (self._late, _LATE_SETTLE_S)
+
+    def _wait_for(self, wanted: Sequence[tuple[Lane, int, float]]) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._finished >= wanted or self._failed is not None, _SETTLE_S)
+            for lane, number, limit_s in wanted:
+                self._changed.wait_for(partial(self._is_settled, lane, number), limit_s)
+
+    def _is_settled(self, lane: Lane, number: int) -> bool:
+        return lane.finished >= number or self._failed is not None
 
     def close(self) -> None:
         """Commit the queue, then stop. What cannot be committed stays in the log."""
@@ -172,20 +176,27 @@ class Committer:
         """Return the ``received_at`` of the first insert later than a time (Unix ms), of the last minutes; ``None`` without any."""
         return self._watermark.stamp_after(after_ms)
 
-    def _add_bytes(self, size: int) -> None:
-        self._queue_bytes += size
-        self._metrics.queue_bytes.set(self._queue_bytes)
+    def _hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
+        """Count the bytes of batches that were accepted, or with -1 of those that have left."""
+        for waiting in group:
+            for held in (self._lane_of(waiting).held, self._queue):
+                held.add(waiting.tenant, sign * waiting.size)
+        self._metrics.queue_bytes.set(self._queue.total)
 
-    def _enqueue(self, group: Sequence[_Waiting]) -> None:
-        before = len(self._queue)
-        self._queue.extend(group)
-        self._queued += len(group)
+    def _lane_of(self, waiting: Waiting) -> Lane:
+        return self._late if waiting.is_late else self._now
+
+    def _enqueue(self, group: Sequence[Waiting]) -> None:
+        parts = [part for waiting in group for part in waiting.parts()]
+        before, late = len(self._now), [part for part in parts if part.is_late]
+        self._now.put([part for part in parts if not part.is_late])
+        self._late.put(late)
         # While the thread waits for the time of the next insert, further batches wake it only if they bring that time nearer.
-        is_many = before < _MANY_REQUESTS <= len(self._queue)
-        if not before or is_many or self._log is None or self._queue_bytes > self._insert_bytes:
+        is_many = before < _MANY_REQUESTS <= len(self._now)
+        if not before or is_many or self._log is None or late or self._now.held.total > self._insert_bytes:
             self._changed.notify_all()
 
-    def _logged(self, group: Sequence[_Waiting], segment: int) -> None:
+    def _logged(self, group: Sequence[Waiting], segment: int) -> None:
         """The bodies are in the log: queue the rows, then answer the requests. Called by the log's thread."""
         for waiting in group:
             waiting.segment = segment
@@ -194,29 +205,26 @@ class Committer:
         for waiting in group:
             _answer(waiting, receipt_of(waiting.batch))
 
-    def _refuse(self, group: Sequence[_Waiting], error: Exception) -> None:
+    def _refuse(self, group: Sequence[Waiting], error: Exception) -> None:
         """The bodies could not be written into the log. Called by the log's thread."""
         self._metrics.errors.labels("log", type(error).__name__).inc()
         for waiting in group:
             _answer(waiting, error)
         with self._changed:
-            self._add_bytes(-sum(waiting.size for waiting in group))
+            self._hold((part for waiting in group for part in waiting.parts()), -1)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._wait()
                 is_closing = self._closing
-            if self._log is not None:
-                self._log.rotate()
-            with self._changed:
-                group = self._next_group() if self._queue else []
+            group = self._next_late() or self._next_group()
             if not group:
                 self._write_waiting(is_closing)
                 if is_closing:
                     return
                 continue
-            is_stored = self._commit(group)
+            is_stored = self._commit_late(group) if group[0].is_late else self._commit(group)
             if is_stored and self._groups.due_in_s() == 0:
                 self._write_waiting(False)
             if not is_stored and is_closing and self._log is not None:
@@ -226,7 +234,8 @@ class Committer:
     def _wait(self) -> None:
         """Wait until an insert is due, or something that no request waits for, or until the end."""
         while not self._closing:
-            due_s = self._pause_s() if self._queue else self._groups.due_in_s()
+            pauses_s = [pause_s() for lane, pause_s in ((self._now, self._pause_s), (self._late, self._late_pause_s)) if lane]
+            due_s = min(pauses_s) if pauses_s else self._groups.due_in_s()
             if due_s is not None and due_s <= 0:
                 return
             self._changed.wait(due_s)
@@ -237,11 +246,19 @@ class Committer:
         if self._failed is not None:
             apart_s = _RETRY_S
         elif self._log is not None:
-            is_wanted = self._wanted > self._finished or self._queue_bytes > self._insert_bytes or self._is_rest
-            apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._queue) >= _MANY_REQUESTS else _FEW_APART_S
+            is_wanted = self._now.is_wanted or self._now.held.total > self._insert_bytes or self._is_rest
+            apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._now) >= _MANY_REQUESTS else _FEW_APART_S
         elif self._last_requests >= _BUSY_REQUESTS:
             apart_s = _APART_S
         return self._last_began_s + apart_s - time.monotonic() if apart_s else 0.0
+
+    def _late_pause_s(self) -> float:
+        """Return the seconds until the next insert of late rows: most of the time is for rows of now."""
+        is_full = 2 * self._late.held.total > self._late.held.most
+        apart_s = _LATE_WANTED_S if self._late.is_wanted or self._log is None or is_full else _LATE_APART_S
+        if self._late_took_s > _LATE_LONG_S:
+            apart_s = max(apart_s, min(_LATE_TIMES * self._late_took_s, _LATE_MOST_S))
+        return self._late_ended_s + apart_s - time.monotonic()
 
     def _write_waiting(self, all_now: bool) -> None:
         """Write what no request waits for: all of it, or what is due. No request fails with it."""
@@ -252,19 +269,25 @@ class Committer:
             self._groups.postpone()
             self._metrics.errors.labels("write_waiting", type(error).__name__).inc()
 
-    def _next_group(self) -> list[_Waiting]:
-        self._last_began_s = time.monotonic()
-        group = [self._queue.popleft()]
-        weight = group[0].batch.weight
-        # Batches of a group that failed for the fault of one of them are inserted one by one.
-        is_alone = bool(group[0].failures)
-        while self._queue and not (is_alone or self._queue[0].failures) and weight + self._queue[0].batch.weight <= self._chunks_max:
-            group.append(self._queue.popleft())
-            weight += group[-1].batch.weight
-        self._last_requests, self._is_rest = len(group), bool(self._queue)
-        return group
+    def _next_group(self, at_once: bool = False) -> list[Waiting]:
+        """Return the next group of batches of now; none while its insert is not due, unless it is wanted at once."""
+        if self._log is not None:
+            self._log.rotate()
+        with self._changed:
+            if not self._now or not (at_once or self._closing or self._pause_s() <= 0):
+                return []
+            self._last_began_s = time.monotonic()
+            group = self._now.take(self._chunks_max)
+            self._last_requests, self._is_rest = len(group), bool(self._now)
+            return group
 
-    def _commit(self, group: list[_Waiting]) -> bool:
+    def _next_late(self) -> list[Waiting]:
+        """Return the next group of batches with late rows; none while its insert is not due."""
+        with self._changed:
+            is_due = bool(self._late) and (self._closing or self._late_pause_s() <= 0)
+            return self._late.take(self._chunks_max) if is_due else []
+
+    def _commit(self, group: list[Waiting]) -> bool:
         """Insert the group, and return whether it is stored. Every future is done afterwards, with a receipt or an error."""
         started = time.perf_counter()
         try:
@@ -275,28 +298,62 @@ class Committer:
             self._fail(group, error)
             return False
         self._metrics.commit_seconds.observe(time.perf_counter() - started)
+        self._stored(group, receipts)
+        return True
+
+    def _commit_late(self, group: list[Waiting]) -> bool:
+        """Insert a group with late rows a day at a time, and groups of now that become due between two days. Return as ``_commit`` does."""
+        receipts, took_s = [Receipt() for _ in group], 0.0
+        # The rows of now of this group come first, and are then left out of it.
+        if due := self._next_group(at_once=any(each.early is not None and not each.early.future.done() for each in group)):
+            self._commit(due)
+        try:
+            for part in by_day([waiting.batch for waiting in group]):
+                if due := self._next_group():
+                    self._commit(due)
+                began_s = time.monotonic()
+                with self._watermark.stamp() as received_ms:
+                    for receipt, more in zip(receipts, self._groups.insert(part, received_ms), strict=True):
+                        receipt.add(more)
+                took_s += time.monotonic() - began_s
+        except Exception as error:
+            self._metrics.errors.labels("commit", type(error).__name__).inc()
+            self._fail(group, error)
+            return False
+        else:
+            self._stored(group, receipts)
+            return True
+        finally:
+            self._late_ended_s, self._late_took_s = time.monotonic(), took_s
+
+    def _stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
+        """Answer the requests of a group that is stored."""
         for waiting, receipt in zip(group, receipts, strict=True):
             _answer(waiting, receipt)
+            waiting.stored()
         for segment, payloads in Counter(waiting.segment for waiting in group if waiting.segment is not None).items():
             if self._log is not None:
                 self._log.stored(segment, payloads)
-        self._leave(group, None)
-        return True
+        self._leave(group[0].is_late, group, None)
 
-    def _fail(self, group: Sequence[_Waiting], error: Exception) -> None:
+    def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
         """Answer the requests that wait, and queue again what is in the log."""
         failed = error if isinstance(error, StoreUnavailable) else StoreUnavailable(f"{type(error).__name__} while committing")
         again = [waiting for waiting in group if waiting.segment is not None and not self._is_set_aside(waiting, error)]
         with self._changed:
-            self._queue.extendleft(reversed(again))
+            self._lane_of(group[0]).put_back(again)
         gone = [waiting for waiting in group if waiting not in again]
         for waiting in gone:
             _answer(waiting, failed)
-        self._leave(gone, failed if again else None)
+        # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
+        self._leave(group[0].is_late, gone, failed if again and not isinstance(failed, StoreRestarting) else None)
 
-    def _is_set_aside(self, waiting: _Waiting, error: Exception) -> bool:
+    def _is_set_aside(self, waiting: Waiting, error: Exception) -> bool:
         """Set a request aside that has failed too often for its own fault, so that the others are inserted; return whether it was."""
-        waiting.failures += not isinstance(error, StoreUnavailable)
+        if isinstance(error, StoreRestarting):
+            waiting.failures += _READER_COUNTS if error.tenants else _RESTART_COUNTS
+        else:
+            waiting.failures += not isinstance(error, StoreUnavailable)
         if waiting.failures < _FAILURES_MAX or self._log is None or waiting.body is None or waiting.segment is None:
             return False
         try:
@@ -308,20 +365,21 @@ class Committer:
         _log.error("a request was set aside: its insert fails; it is tried again after the next start", exc_info=error)
         return True
 
-    def _leave(self, group: Sequence[_Waiting], failed: StoreUnavailable | None) -> None:
+    def _leave(self, is_late: bool, group: Sequence[Waiting], failed: StoreUnavailable | None) -> None:
         """Take note that batches have left the committer. ``failed``: the error of the insert, if it is repeated."""
         with self._changed:
-            self._failed = failed
-            self._finished += len(group)
-            self._add_bytes(-sum(waiting.size for waiting in group))
+            if not is_late:
+                self._failed = failed
+            (self._late if is_late else self._now).finish(group)
+            self._hold(group, -1)
             self._changed.notify_all()
 
 
-def _logged_form(waiting: _Waiting) -> bytes:
+def _logged_form(waiting: Waiting) -> bytes:
     return waiting.body.logged() if waiting.body is not None else b""
 
 
-def _answer(waiting: _Waiting, result: Receipt | Exception) -> None:
+def _answer(waiting: Waiting, result: Receipt | Exception) -> None:
     """Give a request its result, unless it has one."""
     if waiting.future.done() or not waiting.future.set_running_or_notify_cancel():
         return

@@ -1,6 +1,8 @@
 """Conversion of received bodies to rows, in threads: large bodies one by one, small bodies of spans that wait at the same moment together.
 
-No timer delays a body while few arrive. Under a load, conversions begin a few hundredths of a second apart. The module answers no request.
+A body of some KB can be megabytes after decompression, and take seconds. So bodies wait in lanes by their decompressed size, each with
+separate threads, and a small body never waits for a large one. Tenants take turns. No timer delays a body while few arrive. Under a load,
+conversions begin a few hundredths of a second apart. The module answers no request.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ __all__ = ["Conversions"]
 
 # Bodies that are converted together: so many, of at most so many bytes each.
 _BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
+# The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
+_LANES = ((128 * 1024, 1), (4 * 2**20, 2), (None, 4))
 # After a conversion of so many bodies, the next one begins at the earliest so long after its begin.
 _BUSY_BODIES, _APART_S = 4, 0.05
 
@@ -35,33 +39,78 @@ class _Waiting:
     batch: asyncio.Future[Batch | None]
 
 
+class _Turns:
+    """Bodies that wait. Tenants take turns, so that many bodies of one do not delay those of the others."""
+
+    def __init__(self) -> None:
+        self._of_tenant: dict[str, deque[_Waiting]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of_tenant.values()))
+
+    def append(self, waiting: _Waiting) -> None:
+        """Add a body."""
+        self._of_tenant.setdefault(waiting.body.tenant, deque()).append(waiting)
+
+    def remove(self, waiting: _Waiting) -> None:
+        """Remove a body, unless it was taken."""
+        own = self._of_tenant.get(waiting.body.tenant, deque())
+        with suppress(ValueError):
+            own.remove(waiting)
+        if not own:
+            self._of_tenant.pop(waiting.body.tenant, None)
+
+    def take(self, most: int) -> list[_Waiting]:
+        """Remove and return so many bodies at most, those of one tenant in the order of their arrival."""
+        group: list[_Waiting] = []
+        is_shared = len(self._of_tenant) > 1
+        # What is left of a single tenant waits for the next group: its bodies would delay those of the others in this one.
+        while self._of_tenant and len(group) < most and not (is_shared and len(self._of_tenant) == 1):
+            tenant, own = next(iter(self._of_tenant.items()))
+            group.append(own.popleft())
+            # The next turn of this tenant is after those of the others.
+            del self._of_tenant[tenant]
+            if own:
+                self._of_tenant[tenant] = own
+        return group
+
+
 def _is_small(body: Body) -> bool:
     """Return whether the body may be converted together with others."""
     return body.signal is SPANS and http.check_type(body.content_type) != http.JSON and len(body.content) <= _SMALL_BYTES_MAX
 
 
 class Conversions:
-    """Converts bodies on threads of ``limiter``. Used on one event loop.
+    """Converts bodies on threads, ``requests_max`` small ones at a time. Used on one event loop.
 
-    ``alone`` returns the batch of a body; ``together`` returns the batches of several, ``None`` for each that it leaves to ``alone``.
+    ``alone`` returns the batch of a body, or ``None`` for a body of more bytes than its second argument; ``together`` returns the batches
+    of several, ``None`` for each that it leaves to ``alone``.
     """
 
     def __init__(
         self,
-        alone: Callable[[Body], Batch],
+        alone: Callable[[Body, int | None], Batch | None],
         together: Callable[[Sequence[Body]], Sequence[Batch | None]],
-        limiter: anyio.CapacityLimiter,
+        requests_max: int,
     ) -> None:
-        self._alone, self._together, self._limiter = alone, together, limiter
-        self._waiting: deque[_Waiting] = deque()
+        self._alone, self._together = alone, together
+        self._lanes = [(bytes_max, max(1, requests_max // share)) for bytes_max, share in _LANES]
+        # The threads of each lane, and those of a lane that a tenant may have.
+        self._threads = [anyio.CapacityLimiter(threads) for _, threads in self._lanes]
+        self._of_tenant: dict[tuple[int, str], anyio.CapacityLimiter] = {}
+        self._waiting = _Turns()
         self._task: asyncio.Task[None] | None = None
 
     async def batch(self, body: Body) -> Batch:
         """Return the rows of a body. Raises what its conversion raises."""
         batch = await self._with_others(body) if _is_small(body) else None
-        if batch is not None:
-            return batch
-        return await anyio.to_thread.run_sync(self._alone, body, limiter=self._limiter)
+        for lane, (bytes_max, threads) in enumerate(self._lanes):
+            if batch is None and (bytes_max is None or len(body.content) <= bytes_max):
+                own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, threads - bool(body.tenant))))
+                async with own:
+                    batch = await anyio.to_thread.run_sync(self._alone, body, bytes_max, limiter=self._threads[lane])
+        assert batch is not None, "the last lane takes every body"
+        return batch
 
     async def _with_others(self, body: Body) -> Batch | None:
         waiting = _Waiting(body, asyncio.get_running_loop().create_future())
@@ -72,16 +121,15 @@ class Conversions:
             return await waiting.batch
         except asyncio.CancelledError:
             # The body of a request that is cancelled is no longer counted, so it must not stay in memory.
-            with suppress(ValueError):
-                self._waiting.remove(waiting)
+            self._waiting.remove(waiting)
             raise
 
     async def _convert_waiting(self) -> None:
         """Convert until no body waits."""
         try:
-            while self._waiting:
+            while len(self._waiting):
                 began_s = time.monotonic()
-                group = [self._waiting.popleft() for _ in range(min(len(self._waiting), _BODIES_MAX))]
+                group = self._waiting.take(_BODIES_MAX)
                 for waiting, batch in zip(group, await self._converted(group), strict=True):
                     # The request of a sender that has disconnected is cancelled.
                     if not waiting.batch.done():
@@ -96,7 +144,7 @@ class Conversions:
             return [None]
         bodies = [waiting.body for waiting in group]
         try:
-            return await anyio.to_thread.run_sync(self._together, bodies, limiter=self._limiter)
+            return await anyio.to_thread.run_sync(self._together, bodies, limiter=self._threads[0])
         except Exception:
             # Out of memory, for example: a single body may still be converted, and its error is that of its request.
             return [None] * len(group)

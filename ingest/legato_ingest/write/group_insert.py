@@ -7,6 +7,7 @@ becomes a row of ``rejected``. Everything runs in the committer's thread.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,11 @@ class Receipt:
 
     rejected: int = 0
     reasons: list[str] = field(default_factory=list)
+
+    def add(self, more: Receipt) -> None:
+        """Add the result for a further part of the request."""
+        self.rejected += more.rejected
+        self.reasons += [reason for reason in more.reasons if reason not in self.reasons]
 
 
 def with_received_at(rows: pa.Table, received_ms: int) -> pa.Table:
@@ -214,11 +220,11 @@ class GroupInsert:
         metrics.rejected_spans.labels("store_refused").inc(refused)
         for batch in batches:
             if batch.logs:
-                metrics.log_records.labels("rejected").inc(batch.rejected.num_rows)
+                metrics.log_records.labels("rejected").inc(batch.rejected_items)
                 continue
             rejected = metrics.rejected_points if batch.points else metrics.rejected_spans
-            for reason in batch.rejected["reason"].to_pylist():
-                rejected.labels(reason).inc()
+            for reason, number in (Counter(batch.rejected["reason"].to_pylist()) + batch.unlisted).items():
+                rejected.labels(reason).inc(number)
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -228,7 +234,7 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 def receipt_of(batch: Batch) -> Receipt:
     """Return the receipt of a batch as it was converted."""
-    return Receipt(batch.rejected.num_rows, sorted(set(batch.rejected["reason"].to_pylist())))
+    return Receipt(batch.rejected_items, sorted({*batch.rejected["reason"].to_pylist(), *batch.unlisted}))
 
 
 def _add_refused(receipts: Sequence[Receipt], sent: Iterable[list[Any]], bad: set[Any]) -> None:

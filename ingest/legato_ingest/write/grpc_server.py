@@ -8,6 +8,8 @@ google.rpc.RetryInfo, without which senders drop what they sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -29,6 +31,8 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _DETAILS = "grpc-status-details-bin"
 # Senders may ping idle connections this often. gRPC's default, 5 minutes, ends the connections of Collectors with a usual keep-alive.
 _PING_MS = 10_000
+# A connection without calls is closed after the first of these times; one that does not answer a ping after the others together.
+_IDLE_MS, _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 300_000, 60_000, 20_000
 # Calls of one connection, and of all, at the same time.
 _CALLS_A_CONNECTION_MAX, _CALLS_MAX = 64, 1024
 _READ_S_MAX = 30
@@ -46,11 +50,12 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", _CALLS_A_CONNECTION_MAX),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
             ),
-            maximum_concurrent_rpcs=_CALLS_MAX,
         )
-        # A message is in memory before its bytes are counted, so only so many are read at a time. The others wait in their connections.
-        reading = asyncio.Semaphore(max(1, settings.queue_bytes_max // settings.body_bytes_max))
+        reading = _Places(max(2, settings.queue_bytes_max // settings.body_bytes_max))
         for signal in SIGNALS:
             handler: Any = grpc.stream_unary_rpc_method_handler(_export(receiver, signal, reading))
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(signal.service, {"Export": handler}),))
@@ -73,13 +78,43 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-def _export(receiver: Receiver, signal: Signal, reading: asyncio.Semaphore) -> Any:
+class _Places:
+    """Calls that read their message now, and calls that wait for that. Used on one event loop.
+
+    A message is in memory before its bytes are counted, so only so many are read at a time; the others wait in their connections. One
+    sender has half of the places at most: it may begin calls and never send a message.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._free, self._a_sender = asyncio.Semaphore(number), number // 2
+        self._senders: dict[str, asyncio.Semaphore] = {}
+        self._calls = Counter[str]()
+
+    @contextlib.asynccontextmanager
+    async def place(self, sender: str) -> AsyncIterator[None]:
+        """Wait for a place and hold it. Raises ``Overloaded`` if too many calls wait, or too many of this sender."""
+        if self._calls.total() >= _CALLS_MAX or self._calls[sender] >= _CALLS_MAX // 2:
+            raise Overloaded(f"{self._calls[sender]} calls of this sender, and {self._calls.total()} in all, wait for their message")
+        self._calls[sender] += 1
+        try:
+            async with self._senders.setdefault(sender, asyncio.Semaphore(self._a_sender)), self._free:
+                yield
+        finally:
+            self._calls[sender] -= 1
+            if not self._calls[sender]:
+                del self._calls[sender]
+                del self._senders[sender]
+
+
+def _export(receiver: Receiver, signal: Signal, reading: _Places) -> Any:
     async def export(messages: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
         metadata = dict(context.invocation_metadata() or ())
+        # The address without the port, which is another one for each connection.
+        sender = f"{metadata.get('authorization')!r} {str(context.peer()).rpartition(':')[0]}"
 
         async def read(counters: Counters) -> bytes:
             try:
-                async with reading, asyncio.timeout(_READ_S_MAX):
+                async with asyncio.timeout(_READ_S_MAX), reading.place(sender):
                     content = await anext(messages, None)
             except TimeoutError:
                 raise Overloaded(f"the message did not arrive within {_READ_S_MAX} s") from None

@@ -49,6 +49,7 @@ def protocol_class(grpc_port: int) -> type[asyncio.Protocol]:
                 return
             if self.frames is None:
                 self.frames, data = _Frames(todo), data[len(_PREFACE) :]
+                self.expect("")
                 self.transport.write(_frame(_SETTINGS, 0, 0))
                 asyncio.get_running_loop().call_later(_OPEN_S_MAX, self.transport.close)
                 if time.monotonic() - last_log_s >= _LOG_EVERY_S:

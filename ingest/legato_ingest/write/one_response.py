@@ -37,7 +37,7 @@ __all__ = ["STORED_MAX", "Place", "Resolved", "Responses", "stored_recordings", 
 
 _AROUND_NS = 60_000_000_000
 _REFRESH_S = 60.0
-# Stored rows that one insert is compared with, and new rows of one insert that are compared with stored ones.
+# Stored rows that one insert is compared with, and new rows of one insert that are compared with stored ones. Each tenant has its share.
 STORED_MAX, _NEW_MAX = 20_000, 20_000
 _NONE = bytes(8)
 # Columns of bytes that are no text.
@@ -51,24 +51,28 @@ _STORED = f"""
 SELECT * EXCEPT (in_trace)
 FROM
 (
-    SELECT
-        {", ".join(_COLUMNS)}, toUnixTimestamp64Nano(start_time) AS start_ns, toInt64(duration_ns) AS duration_ns,
-        toBool(notEmpty(dt_us)) AS has_chunks, toBool(isNotNull(ttft_us)) AS has_ttft,
-        toBool(has(flags, '{ANY_CHUNK}')) AS any_chunk, outcome,
-        trace_id IN (SELECT toFixedString(substring(unhex('{{traces}}'), 1 + 16 * number, 16), 16) FROM numbers({{traces_count}}))
-            AS in_trace
-    FROM stream_revs
-    WHERE tenant IN ({{tenants}}) AND {{inside}}
-        AND
-        (
-            in_trace
-            OR response_id != '' AND response_id IN (SELECT arrayJoin(splitByChar(char(0), unhex('{{responses}}'))))
-        )
-    ORDER BY rev DESC
-    LIMIT 1 BY tenant, trace_id, span_id
+    SELECT *
+    FROM
+    (
+        SELECT
+            {", ".join(_COLUMNS)}, toUnixTimestamp64Nano(start_time) AS start_ns, toInt64(duration_ns) AS duration_ns,
+            toBool(notEmpty(dt_us)) AS has_chunks, toBool(isNotNull(ttft_us)) AS has_ttft,
+            toBool(has(flags, '{ANY_CHUNK}')) AS any_chunk, outcome,
+            trace_id IN (SELECT toFixedString(substring(unhex('{{traces}}'), 1 + 16 * number, 16), 16) FROM numbers({{traces_count}}))
+                AS in_trace
+        FROM stream_revs
+        WHERE tenant IN ({{tenants}}) AND {{inside}}
+            AND
+            (
+                in_trace
+                OR response_id != '' AND response_id IN (SELECT arrayJoin(splitByChar(char(0), unhex('{{responses}}'))))
+            )
+        ORDER BY rev DESC
+        LIMIT 1 BY tenant, trace_id, span_id
+    )
+    LIMIT {2 * TRACES_MAX} BY tenant, vantage, in_trace, if(in_trace, '', response_id), if(in_trace, span_id, toFixedString('', 8))
 )
-LIMIT {2 * TRACES_MAX} BY tenant, vantage, in_trace, if(in_trace, '', response_id), if(in_trace, span_id, toFixedString('', 8))
-LIMIT {STORED_MAX}"""
+LIMIT {{share}} BY tenant"""
 
 
 @dataclass(slots=True)
@@ -99,8 +103,9 @@ class Responses:
         if not new:
             return unchanged
         try:
-            known = {each.key for each in new[:_NEW_MAX]}
-            stored = [each for each in stored_recordings(self._store, new[:_NEW_MAX]) if each.key not in known]
+            compared = _shared(new, _NEW_MAX)
+            known = {each.key for each in compared}
+            stored = [each for each in stored_recordings(self._store, compared) if each.key not in known]
         except StoreRefused as error:
             # Rows that cannot be compared are stored: a response with two rows does less harm than a request that is never acknowledged.
             self._metrics.errors.labels("one_response", str(error.code)).inc()
@@ -137,12 +142,13 @@ class Place(NamedTuple):
 def stored_recordings(store: Store, like: Sequence[Recording | Place]) -> list[Recording]:
     """Return the stored rows that may be of the same responses as these, ``like`` themselves included where they are stored."""
     starts = np.array([each.start_ns for each in like], np.int64)
-    traces = sorted({each.trace_id for each in like})
+    traces, tenants = sorted({each.trace_id for each in like}), sorted({each.tenant for each in like})
     found = []
     # Stretches of time, so that one late row does not widen the range for all rows.
     for low_ns, high_ns in minute_ranges(starts):
         sql = _STORED.format(
-            tenants=quoted_all(sorted({each.tenant for each in like})),
+            tenants=quoted_all(tenants),
+            share=STORED_MAX // max(1, len(tenants)) + 1,
             inside=between_ns("start_time", low_ns - _AROUND_NS, high_ns + _AROUND_NS),
             traces=b"".join(traces).hex(),
             traces_count=len(traces),
@@ -155,6 +161,19 @@ def stored_recordings(store: Store, like: Sequence[Recording | Place]) -> list[R
         if unquoted(row["outcome"]) != SUPERSEDED_OUTCOME
     )
     return list({each.key: each for each in rows}.values())
+
+
+def _shared(new: list[Recording], most: int) -> list[Recording]:
+    """Return these rows, or the first of each tenant if there are more than ``most``."""
+    if len(new) <= most:
+        return new
+    of_tenant: dict[str, list[Recording]] = {}
+    for each in new:
+        of_tenant.setdefault(each.tenant, []).append(each)
+    out: list[Recording] = []
+    for left, own in zip(range(len(of_tenant), 0, -1), sorted(of_tenant.values(), key=len), strict=True):
+        out += own[: (most - len(out)) // left]
+    return out
 
 
 def _foreign_tenants(rows: pa.Table) -> list[str]:

@@ -17,10 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
-
 from legato_ingest.auth.authenticate import Authenticator
-from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable
+from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable, TooLarge
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import http, json_body
 from legato_ingest.otlp.batch import Batch, Limits
@@ -28,6 +26,7 @@ from legato_ingest.otlp.signals import Signal
 from legato_ingest.otlp.split import convert_body
 from legato_ingest.otlp.together import convert_bodies
 from legato_ingest.settings import Settings
+from legato_ingest.shares import Shares
 from legato_ingest.write.body import Body
 from legato_ingest.write.committer import Committer, Receipt
 from legato_ingest.write.conversion import Conversions
@@ -88,8 +87,7 @@ class Receiver:
             in_flight_bytes_max=settings.tenant_in_flight_bytes_max,
             cardinality_max=settings.tenant_cardinality_max,
         )
-        limiter = anyio.CapacityLimiter(settings.decode_requests_max)
-        self._conversions = Conversions(self._checked, self._convert_together, limiter)
+        self._conversions = Conversions(self._checked, self._convert_together, settings.decode_requests_max)
         self._limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
 
     async def answer(self, call: Call) -> Outcome:
@@ -126,7 +124,7 @@ class Receiver:
             return await asyncio.shield(asyncio.wrap_future(future))
 
     async def _submit(self, call: Call, tenant: str, count: Callable[[int], None]) -> Future[Receipt]:
-        with self._admission.request() as admit:
+        with self._admission.request(tenant) as admit:
             content = await call.read((count, admit))
             self._metrics.received_bytes.inc(len(content))
             body = Body(call.signal, content, call.content_type, call.encoding, tenant)
@@ -136,28 +134,36 @@ class Receiver:
 
     def recover(self, body: Body) -> Batch:
         """Return the rows of a request that was acknowledged before. Its labels are not counted again."""
-        batch = self._convert(body)
+        content = http.decompress(body.encoding, body.content, self.body_bytes_max)
+        batch = self._convert(body, content)
         self._metrics.count_received(batch.spans, batch.points, batch.ignored, batch.logs)
         return batch
 
-    def _checked(self, body: Body) -> Batch:
-        batch = self._convert(body)
+    def _checked(self, body: Body, bytes_max: int | None) -> Batch | None:
+        """Return the rows of a body; ``None`` if it has more than ``bytes_max`` after decompression."""
+        try:
+            content = http.decompress(body.encoding, body.content, min(bytes_max or self.body_bytes_max, self.body_bytes_max))
+        except TooLarge:
+            if bytes_max is None or bytes_max >= self.body_bytes_max:
+                raise
+            return None
+        batch = self._convert(body, content)
         if self._checks_cardinality:
             self._quotas.check_cardinality(body.tenant, label_hashes(batch))
         return batch
 
-    def _convert(self, body: Body) -> Batch:
+    def _convert(self, body: Body, content: bytes) -> Batch:
         signal = body.signal
 
         def fault(error: Exception) -> None:
             self._metrics.errors.labels(signal.item, type(error).__name__).inc()
             _log.error("converting a %s failed inside Legato; it was rejected as `internal`", signal.item, exc_info=error)
 
-        content, refused = http.decompress(body.encoding, body.content, self.body_bytes_max), None
+        refused = None
         if http.check_type(body.content_type) == http.JSON:
             content, refused = json_body.to_protobuf(content, signal, body.tenant)
-        batch = convert_body(content, tenant=body.tenant, now_ns=time.time_ns(), limits=self._limits, on_fault=fault, signal=signal)
-        if refused is not None and refused.rejected.num_rows:
+        batch = convert_body(content, tenant=body.tenant, now_ns=body.received_ns, limits=self._limits, on_fault=fault, signal=signal)
+        if refused is not None and refused.rejected_items:
             batch = Batch.joined((batch, refused))
         return batch
 
@@ -174,7 +180,9 @@ class Receiver:
                 continue
             tenants.setdefault(body.tenant, []).append((number, content))
         for tenant, own in tenants.items():
-            batches = convert_bodies([content for _, content in own], tenant=tenant, now_ns=time.time_ns(), limits=self._limits)
+            # They arrived within a moment.
+            received_ns = min(bodies[number].received_ns for number, _ in own)
+            batches = convert_bodies([content for _, content in own], tenant=tenant, now_ns=received_ns, limits=self._limits)
             for (number, _), batch in zip(own, batches, strict=True):
                 out[number] = batch
         return out
@@ -184,22 +192,21 @@ class _Admission:
     """Limits the bytes of bodies in memory, from their arrival until they are converted. Used on the event loop only."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
+        self._bytes = Shares(bytes_max)
 
     @contextmanager
-    def request(self) -> Iterator[Callable[[int], None]]:
+    def request(self, tenant: str) -> Iterator[Callable[[int], None]]:
         """Enter for one request: yields a function that admits bytes of its body or raises ``Overloaded``. At exit they are released."""
         own = 0
 
         def admit(size: int) -> None:
             nonlocal own
-            if self._bytes > own and self._bytes + size > self._bytes_max:
-                raise Overloaded(f"{self._bytes} bytes of request bodies are in memory, at most {self._bytes_max} are allowed")
+            if not self._bytes.has_room(tenant, size, own):
+                raise Overloaded(f"{self._bytes.total} bytes of request bodies are in memory: retry later")
             own += size
-            self._bytes += size
+            self._bytes.add(tenant, size)
 
         try:
             yield admit
         finally:
-            self._bytes -= own
+            self._bytes.add(tenant, -own)

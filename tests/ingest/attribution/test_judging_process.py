@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any
 
 import pytest
@@ -21,8 +22,9 @@ from legato_ingest.attribution.judging import Judged, judged_rows
 from legato_ingest.attribution.judging_process import JudgingProcess
 from legato_ingest.attribution.load.due import due_by_receipt
 from legato_ingest.attribution.load.evidence import load_evidence
-from legato_ingest.attribution.load.streams import slices_of, streams_in
+from legato_ingest.attribution.load.streams import Most, slices_of, streams_in
 from legato_ingest.attribution.model.judge import Evidence, Thresholds
+from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage import Store
 
 JUDGED_AT_NS = 1_700_000_000 * 10**9
@@ -42,8 +44,9 @@ def evidence(store: Store) -> list[Evidence]:
     """The evidence about some recorded streams."""
     put_all(store)
     gap_us = THRESHOLDS.gap_ns // 1000
-    parts = [part for due in due_by_receipt(store, 0, 2**42) for part in slices_of(store, due, gap_us, 1_000)]
-    return [each for part in parts for each in load_evidence(store, streams_in(store, part, gap_us))]
+    most = Most(1_000, 2**29)
+    parts = [part for due in due_by_receipt(store, 0, 2**42) for part in slices_of(store, due, gap_us, most)]
+    return [each for part in parts for streams in streams_in(store, part, gap_us, most) for each in load_evidence(store, streams)]
 
 
 def pid_of(judging: JudgingProcess) -> int:
@@ -134,13 +137,35 @@ def test_a_message_that_ends_the_process_twice_is_an_error(
     judging: JudgingProcess, evidence: list[Evidence], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Perhaps it takes too much memory. The next message is judged."""
+    half = "import sys; sys.stdin.buffer.read(1000); sys.stdout.buffer.write(b'\\x80\\x05\\x95\\x63half')"
     with monkeypatch.context() as patch:
-        patch.setattr("legato_ingest.attribution.judging_process._started", lambda: _ending("import sys; sys.stdin.buffer.read(1000)"))
-        with pytest.raises(EOFError, match="ended twice over"):
-            judging(evidence, THRESHOLDS, JUDGED_AT_NS)
-        half = "import sys; sys.stdin.buffer.read(1000); sys.stdout.buffer.write(b'\\x80\\x05\\x95\\x63half')"
-        patch.setattr("legato_ingest.attribution.judging_process._started", lambda: _ending(half))
-        with pytest.raises(EOFError, match="ended twice over"):
+        for script in ("import sys; sys.stdin.buffer.read(1000)", half):
+            patch.setattr("legato_ingest.attribution.judging_process._started", partial(_ending, script))
+            judged = judging(evidence, THRESHOLDS, JUDGED_AT_NS)
+            assert judged.streams == judged.verdicts.num_rows == 0
+            assert [str(error)[:43] for error in judged.errors] == ["the process that judges streams ended twice"] * len(evidence)
+    assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == judged_rows(evidence, THRESHOLDS, JUDGED_AT_NS)
+
+
+def test_streams_that_end_the_process_keep_no_other_tenant_from_its_verdicts(judging: JudgingProcess, evidence: list[Evidence]) -> None:
+    """Neither in another group, nor in the group of the streams without an engine, which is of all tenants."""
+    (group,) = evidence
+    honest = [replace(stream, tenant="honest", engine_id="") for stream in group.streams]
+    hostile = [replace(stream, tenant="hostile", judged=_ENDS_THE_PROCESS) for stream in honest]
+    mixed = Evidence([*honest, *hostile, *honest])
+    judged = judging([group, mixed, group], THRESHOLDS, JUDGED_AT_NS)
+    assert len(judged.errors) == 1 and isinstance(judged.errors[0], EOFError)
+    expected = judged_rows([group, Evidence([*honest, *honest]), group], THRESHOLDS, JUDGED_AT_NS)
+    assert expected.verdicts.num_rows and replace(judged, errors=()) == expected
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_streams(
+    judging: JudgingProcess, evidence: list[Evidence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run fails as a whole and is repeated; no stream is left out."""
+    with monkeypatch.context() as patch:
+        patch.setattr("legato_ingest.attribution.judging_process._started", partial(_ending, "", "/no/such/python"))
+        with pytest.raises(StoreUnavailable, match="cannot be started"):
             judging(evidence, THRESHOLDS, JUDGED_AT_NS)
     assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == judged_rows(evidence, THRESHOLDS, JUDGED_AT_NS)
 
@@ -167,5 +192,15 @@ def test_the_process_ends_with_its_parent(tmp_path: pathlib.Path) -> None:
     assert time.monotonic() < deadline
 
 
-def _ending(script: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def _ending(script: str, python: str = sys.executable) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([python, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+class _EndsTheProcess:
+    """The chunks of a stream that ends the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return os._exit, (137,)
+
+
+_ENDS_THE_PROCESS: Any = _EndsTheProcess()

@@ -63,9 +63,9 @@ def test_a_burning_service_is_first(store: Store) -> None:
     assert "100 of 200 streams were bad in the last 60 minutes (100 of 200 end users)" in " ".join(shown.split())
     begin_s = int(first["from_ms"]) // 1_000
     for words, at_s in (("blame", begin_s), ("incident", begin_s - 600)):
-        assert f"\n  legato {words} --from {datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M} --service 's�[31m'" in shown
+        assert f"\n  legato {words} --from {datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M} --service 's\\u001b[31m'" in shown
     assert "a month's error budget in 14 hours" in " ".join(shown.split()) and "a page of the same service fires" in shown
-    assert "\x1b" not in shown and "s�[31m" in shown and "budgets have no bad streams" in shown
+    assert "\x1b" not in shown and "s\\u001b[31m" in shown and "budgets have no bad streams" in shown
     assert json.loads(json.dumps(rows)) == rows
 
 

@@ -58,7 +58,7 @@ def test_the_weight_counts_chunks_and_the_bytes_of_samples() -> None:
 def test_ids_of_rejections_are_cut_or_padded() -> None:
     """The ids of a bad span can have any length; those of the row have 16 and 8 bytes."""
     digest = bytes(32)
-    made = [Rejection("identity", "d", ids, ids, 0, 0, "", "", 0, digest) for ids in (b"", b"abc", b"x" * 40)]
+    made = [Rejection("identity", "d", 0, digest, ids, ids) for ids in (b"", b"abc", b"x" * 40)]
     table = rejected_table(made, "shop")
     assert table.schema == REJECTED.schema and table["tenant"].unique().to_pylist() == ["shop"]
     assert table["trace_id"].to_pylist() == [bytes(16), b"abc" + bytes(13), b"x" * 16]

@@ -94,6 +94,9 @@ def test_log_records_are_counted_and_not_stored() -> None:
     assert (rows(content, LOGS).logs, rows(content, LOGS).ignored, refused.logs) == (1, 1, 1)
 
 
+_SPANS = b'{"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}'
+
+
 @pytest.mark.parametrize(
     ("content", "found"),
     [
@@ -108,10 +111,11 @@ def test_log_records_are_counted_and_not_stored() -> None:
         (b'{"a":"\xff"}', "not JSON"),
         (b'{"a":"\xff\\u0041"}', "not JSON"),
         (b'{"a":NaN}', "not JSON"),
-        (b'{"a":' + b"9" * 10**6 + b"}", "not JSON"),
-        (b'{"a":1e' + b"9" * 10**6 + b"}", "not JSON"),
-        (b"[" * 10**6, "not JSON"),
-        (b'{"a":' * 10**5 + b"1" + b"}" * 10**5, "not JSON"),
+        (_SPANS % (b"9" * 10**6), "not JSON"),
+        (_SPANS % (b"1e" + b"9" * 10**6), "not JSON"),
+        (b"[" * 10**6, "expected an object"),
+        (b"[" * 10**5, "not JSON"),
+        (_SPANS % (b'{"a":' * 10**5 + b"1" + b"}" * 10**5), "not JSON"),
         (b"{}{}", "not JSON"),
         (b"\x0a\x03abc", "not JSON"),
     ],
@@ -124,14 +128,15 @@ def test_text_that_is_no_request_is_refused(content: bytes, found: str) -> None:
 
 
 def test_unusual_text_is_accepted() -> None:
-    """Single surrogates become U+FFFD and pairs stay; the last of two equal keys counts; a number of a million digits fits a double."""
+    """Single surrogates become U+FFFD and pairs stay; the last of two equal keys counts; a number of many digits fits a double."""
     document = json.dumps(span_json(name="emoji \ud83d cut, pair \ud83d\ude00, \\ud800 text")).encode()
     assert b"\\ud83d" in document
     content, refused = to_protobuf(document, SPANS, "")
     assert rows(content).revs.num_rows == 3 and refused == Batch()
     names = [span.name for span in SPANS.request.FromString(content).resource_spans[0].scope_spans[0].spans]
     assert names[1] == "emoji \ufffd cut, pair \U0001f600, \\ud800 text"
-    assert to_protobuf(b'{"resourceSpans":7,"resourceSpans":[],"x":0.' + b"1" * 10**6 + b"}", SPANS, "")[0] == b""
+    assert to_protobuf(b'{"resourceSpans":7,"resourceSpans":[],"x":0.' + b"1" * 10**5 + b"}", SPANS, "")[0] == b""
+    assert to_protobuf(b'{"resourceSpans":[],"x":0.' + b"1" * 10**6 + b"}", SPANS, "")[0] == b""
 
 
 def test_an_item_that_is_too_deep_to_be_written_again_is_rejected() -> None:
@@ -148,7 +153,7 @@ def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     document = json.dumps(span_json()).encode()
     monkeypatch.setattr(json_body, "VALUES_MAX", sum(map(document.count, (b",", b"{", b"["))))
     assert rows(to_protobuf(document, SPANS, "")[0]).revs.num_rows == 3
-    with pytest.raises(TooLarge, match="send fewer spans"):
+    with pytest.raises(TooLarge, match="values in one span"):
         to_protobuf(document + b"," * 2, SPANS, "")
 
 
@@ -159,7 +164,7 @@ def test_the_number_of_bad_items_and_of_mended_escapes_is_bounded() -> None:
         to_protobuf(b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + spans + b"{}]}]}]}", SPANS, "")
     assert error.value.status == 400
     with pytest.raises(BadRequest, match="surrogate"):
-        to_protobuf(b'{"a":"' + b"\\ud800" * 300_000 + b'"}', SPANS, "")
+        to_protobuf(_SPANS % (b'{"name":"' + b"\\ud800" * 300_000 + b'"}'), SPANS, "")
 
 
 _VALUES = st.recursive(

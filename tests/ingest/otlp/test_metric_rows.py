@@ -40,8 +40,8 @@ def test_the_attributes_of_a_request_have_a_budget() -> None:
     body = metrics_request({f"label-{i}": "x" * 1000 for i in range(100)})
     for number in range(300):
         gauge(body, "a", number, NOW_NS - number, attributes={"n": number})
-    batch = rows(body, attribute_bytes_per_request_max=10 * 2**20)
-    assert 95 <= batch.samples.num_rows <= 105 and batch.samples.nbytes < 12 * 2**20
+    batch = rows(body, row_bytes_max=4 * 2**20)
+    assert 38 <= batch.samples.num_rows <= 42 and batch.samples.nbytes < 5 * 2**20
     assert set(batch.rejected["reason"].to_pylist()) == {"budget"} and batch.points == 300
     assert batch.samples.num_rows + batch.rejected.num_rows == 300
 

@@ -85,5 +85,5 @@ def test_a_rejected_resource_is_cheap() -> None:
     started = time.perf_counter()
     batch = rows(body)
     assert time.perf_counter() - started < 2
-    assert set(batch.rejected["reason"].to_pylist()) == {"attribute"} and batch.rejected.num_rows == 2_000
+    assert set(batch.rejected["reason"].to_pylist()) == {"attribute"} and batch.rejected_items == 2_000
     assert set(batch.rejected["service_name"].to_pylist()) == {"large"}

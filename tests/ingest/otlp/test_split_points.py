@@ -63,14 +63,14 @@ def test_a_split_body_has_the_rows_of_the_request(monkeypatch: pytest.MonkeyPatc
     assert (found.points, found.ignored, found.spans) == (expected.points, expected.ignored, 0) == (51, 0, 0)
 
 
-def test_splitting_does_not_multiply_the_budget_of_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splitting_does_not_multiply_the_budget_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget holds for the request and not for each part."""
     body = metrics_request({"label": "x" * 1000})
     for number in range(100):
         gauge(body, "a", number, NOW_NS - number)
     monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
     monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 7)
-    found = batch(body.SerializeToString(), limits=Limits(attribute_bytes_per_request_max=20_500))
+    found = batch(body.SerializeToString(), limits=Limits(row_bytes_max=22_000))
     assert found.samples.num_rows == 20 and found.rejected["reason"].to_pylist() == ["budget"] * 80
 
 

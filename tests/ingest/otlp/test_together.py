@@ -7,6 +7,7 @@ import time
 from dataclasses import fields
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -16,6 +17,7 @@ from helpers.platform.examples import examples
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
+from legato_ingest.otlp import convert
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.split import convert_body
 from legato_ingest.otlp.together import convert_bodies
@@ -72,12 +74,13 @@ def test_each_body_has_the_rows_that_it_has_alone(seed: int, count: int) -> None
         assert batch.weight == alone.weight and batch.nbytes > 0
 
 
-def test_bodies_that_need_care_are_left_to_the_splitter() -> None:
-    """One that cannot be parsed, and bodies that declare more chunks together than one pass may have."""
+def test_bodies_that_need_care_are_left_to_the_splitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be parsed, and bodies that declare more chunks together than are converted at once."""
     good = bodies_of(1, 3)
     assert convert_bodies([*good, b"\xff\xff"], tenant="", now_ns=NOW_NS, limits=Limits()) == [None] * 4
     streams = [stream_body(random.Random(seed)).SerializeToString() for seed in range(40)]
-    assert convert_bodies(streams, tenant="", now_ns=NOW_NS, limits=Limits(chunks_per_pass_max=20)) == [None] * 40
+    monkeypatch.setattr(convert, "_TOGETHER_CHUNKS_MAX", 20)
+    assert convert_bodies(streams, tenant="", now_ns=NOW_NS, limits=Limits()) == [None] * 40
 
 
 def test_many_spans_in_few_bytes_are_not_parsed_together() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import clickhouse_connect
 import httpx
 import pytest
@@ -21,6 +23,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from helpers.servers.reading import open_store, read_app, reading, stream, streams_in
 from helpers.servers.serving import served
 from helpers.servers.waiting import until
+from legato_ingest.errors import BadRequest, QueryEnded, StoreError
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import create_app
 from legato_ingest.query.reads import Reads
@@ -53,7 +56,7 @@ def client(url: str) -> Iterator[Client]:
 
 def get(url: str, query: str = "", **more: Any) -> httpx.Response:
     """One plain GET."""
-    return httpx.get(url, params={"query": query, **more.pop("params", {})}, **more)
+    return httpx.get(url, params={"query": query, **more.pop("params", {})}, timeout=30, **more)
 
 
 def test_the_driver_reads_native_types(client: Client) -> None:
@@ -282,6 +285,115 @@ def test_a_query_that_waited_too_long_is_not_run() -> None:
         store.go.set()
         assert (first.result(20).status_code, second.result(20).status_code) == (200, 503)
         assert second.result().headers["retry-after"] == "2" and "waited for 1 s" in second.result().text
+
+
+def test_a_query_that_ended_the_process_of_the_store_is_not_run_again(store: Store) -> None:
+    """After the second time, also with another time range, and for this tenant alone; other queries run."""
+    range_of, ran = "SELECT toDateTime({0}) AS at, {1}", list[str]()
+
+    class Ended:
+        def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "") -> bytes:
+            if "bad" in sql and "EXPLAIN" not in sql:
+                ran.append(sql)
+                raise QueryEnded("Code: 159. ended", 159)
+            return store.query_bytes(sql, params, fmt)
+
+    reads = Reads(load(), Ended(), Metrics())
+
+    def result(at: int, what: str, tenant: str = "a") -> str:
+        try:
+            return reads._work(range_of.format(at, what), {}, "TabSeparated", tenant).content.decode()
+        except StoreError as error:
+            return str(error)
+
+    assert "ended" in result(1, "'bad'") and "ended" in result(2, "'bad'")
+    assert "retry in 10 minutes" in result(1, "'bad'") and "retry in 10 minutes" in result(3, "'bad'")
+    assert len(ran) == 2
+    assert "ended" in result(1, "'bad'", tenant="b") and result(1, "'good'").endswith("good\n")
+
+
+class Counted(Slow):
+    """A store that counts the queries that run at once; they block while ``go`` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = self.most = 0
+        self.ended: QueryEnded | None = None
+
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
+        """Return only when released, or raise ``ended``."""
+        if "number" not in sql or "formatQuery" in sql or "EXPLAIN" in sql:
+            return store_reply(sql)
+        if self.ended is not None:
+            raise self.ended
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            return super().query_bytes(sql, params, fmt, tenant)
+        finally:
+            self.running -= 1
+
+
+def store_reply(sql: str) -> bytes:
+    """Return what the guard asks for before a statement runs."""
+    return b"SELECT number\n" if "formatQuery" in sql else b"SelectWithUnionQuery\n" if "EXPLAIN" in sql else b"UTC\n"
+
+
+def test_a_tenant_leaves_places_to_the_others() -> None:
+    """It has half of the places at most, and all but one of those that run: the other tenant's query runs at once."""
+    store = Counted()
+    reads = Reads(load(queries_max=3, queries_waiting_max=9), store, Metrics())
+
+    async def check() -> list[int]:
+        statuses = list[int]()
+
+        async def ask(tenant: str, number: int) -> None:
+            try:
+                await reads.limited(lambda: store.query_bytes(f"SELECT number, {number}"), tenant)
+                statuses.append(200)
+            except BadRequest as error:
+                statuses.append(error.status)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(12):
+                tasks.start_soon(ask, "greedy", number)
+            await anyio.wait_all_tasks_blocked()
+            assert await anyio.to_thread.run_sync(until_true, lambda: store.running == 2)
+            tasks.start_soon(ask, "other", 0)
+            assert await anyio.to_thread.run_sync(until_true, lambda: store.running == 3)
+            store.go.set()
+        return statuses
+
+    statuses = anyio.run(check)
+    assert sorted(statuses) == [200] * 7 + [503] * 6
+
+
+def until_true(condition: Callable[[], bool]) -> bool:
+    """Wait until the condition is true, and return whether it is."""
+    until(condition)
+    return condition()
+
+
+def test_queries_of_tenants_under_suspicion_run_one_at_a_time() -> None:
+    """After an end without a known cause, so that the next end has one; other tenants have all places."""
+    for tenant, most in (("a", 1), ("c", 2)):
+        store = Counted()
+        reads = Reads(load(queries_max=3), store, Metrics())
+        store.ended = QueryEnded("Code: 241. ended", 241, {"a", "b"}, is_alone=False)
+        for each in ("a", "b"):
+            with pytest.raises(QueryEnded):
+                reads._work("SELECT number", {}, "TabSeparated", each)
+        store.ended = None
+
+        async def check(reads: Reads = reads, store: Counted = store, tenant: str = tenant, most: int = most) -> None:
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(reads.run, f"SELECT number, {number}", {}, "TabSeparated", tenant)
+                assert await anyio.to_thread.run_sync(until_true, lambda: store.running == most)
+                store.go.set()
+
+        anyio.run(check)
+        assert store.most == most
 
 
 def test_a_query_asks_for_an_insert_when_it_arrives() -> None:

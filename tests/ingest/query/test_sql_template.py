@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +20,7 @@ from legato_ingest.dashboards.macros import Range, expand
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query.sql_guard import Guard, Parameters
 from legato_ingest.query.sql_template import generalize, template
-from legato_ingest.query.sql_text import CanonicalText, read
+from legato_ingest.query.sql_text import CanonicalText, Refused, read, tokens
 from legato_ingest.storage import Store
 
 # The forms of the macros, and forms that are close to them.
@@ -144,3 +146,15 @@ def test_a_stand_in_that_is_not_one_number_makes_no_template() -> None:
     """One that is missing, repeated, or part of a string or a decimal."""
     for sql in ("SELECT 1", "SELECT 900000000000000000, 900000000000000000", "SELECT '900000000000000000'", "SELECT 900000000000000000.5"):
         assert template(read(sql), 1) is None
+
+
+@pytest.mark.parametrize("quote", ["'", '"', "`"])
+@pytest.mark.parametrize("rest", ["\\{0}", "{0}{0}", "\\", "a", "'\"`"])
+def test_a_literal_without_an_end_takes_linear_time(quote: str, rest: str) -> None:
+    """A statement of 64 KB is no reason to hold the interpreter for half a minute."""
+    text = "SELECT " + quote + rest.format(quote) * (60_000 // len(rest))
+    began_s = time.monotonic()
+    assert generalize(text) is None
+    with contextlib.suppress(Refused):
+        tokens(text)
+    assert time.monotonic() - began_s < 5

@@ -63,5 +63,5 @@ def test_the_page_has_what_broke_and_what_changed() -> None:
     assert "| `host` |" in text and "| 990 ms | 99.99 % | 7 |" in text and "kv_pressure" not in text
     assert "| 2026-11-18 11:07:00.123 | e | step 4 took longer than its work explains | 5 | 1 µs |" in text
     assert "| `ab` | 11:07 | chat · client | m | 900 ms | – | complete |" in text
-    assert "- 11:06: new release `2 | 3\ufffd` of chat" in text and "- chat · client: 200 streams, 40 before" in text
+    assert "- 11:06: new release `2 | 3\\u001b` of chat" in text and "- chat · client: 200 streams, 40 before" in text
     assert "- 11:00: chunking of p m, chunks with several tokens 0 % to 50 %" in text

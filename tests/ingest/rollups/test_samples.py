@@ -176,7 +176,7 @@ def test_samples_around_the_ends_of_many_months_are_rolled_up(store: Store) -> N
         for second in (end_s - 10, end_s + 10):
             gauge(body, "level", 1.0, second * SECOND_NS)
     with committing(store) as committer:
-        batch = received_points(body, tenant="", now_ns=time.time_ns(), limits=Limits(retention_days=0))
+        batch = received_points(body, tenant="", now_ns=time.time_ns(), limits=Limits(retention_days=0, days_max=1_000))
         assert committer.submit(batch).result(PATIENCE_S).rejected == 0
         rollup_worker(store, committer.watermark_ms).step()
     assert rolled(store) == expected(store) and len(rolled(store)) == 128

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -75,3 +76,16 @@ def test_the_message_names_a_store_with_a_dot(tmp_path: pathlib.Path) -> None:
         with pytest.raises(Locked) as caught:
             StoreLock(tmp_path / "store.v2").acquire()
     assert f"{tmp_path / 'store.v2'} is in use" in str(caught.value)
+
+
+def test_the_lock_of_a_holder_that_is_gone_is_waited_for(tmp_path: pathlib.Path) -> None:
+    """A child of the holder, which ends a moment after it, has the lock for as long; the next holder waits."""
+    store = tmp_path / "store"
+    holder = "import os, subprocess, sys\n" + HOLD.replace(
+        'print("held"', 'os.set_inheritable(lock.descriptors[0], True)\nprint("held"'
+    ).replace("time.sleep(60)", "subprocess.Popen(['sleep', '3'], close_fds=False)")
+    with subprocess.Popen([sys.executable, "-c", holder, str(store)], stdout=subprocess.DEVNULL) as process:
+        process.wait()
+    started = time.monotonic()
+    with StoreLock(store):
+        assert 0.2 < time.monotonic() - started < 20

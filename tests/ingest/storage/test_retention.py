@@ -9,6 +9,7 @@ import pytest
 
 from helpers.servers.reading import stream, streams_in
 from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.errors import SchemaError
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
@@ -23,6 +24,16 @@ def undone(store: Store) -> Iterator[None]:
     """Remove all rules after each test."""
     yield
     set_retention(store, 0)
+
+
+def test_a_table_that_is_missing_is_named(store: Store) -> None:
+    """As after its file was deleted from the store's folder."""
+    store.command("RENAME TABLE node_samples TO node_samples_elsewhere")
+    try:
+        with pytest.raises(SchemaError, match="the table node_samples is missing"):
+            set_retention(store, 7)
+    finally:
+        store.command("RENAME TABLE node_samples_elsewhere TO node_samples")
 
 
 def test_retention_follows_the_setting(store: Store) -> None:

@@ -8,8 +8,9 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 import zstandard
 from hypothesis import HealthCheck, given
@@ -19,9 +20,12 @@ from helpers.builders.spans import SECOND_NS, native_span, request, scope_of, st
 from helpers.dashboards.tables import rejected, streams
 from helpers.platform.examples import examples
 from helpers.servers.otlp import PROTOBUF, Endpoint, StubCommitter, accepted, endpoint_over, refused, spans_body
+from helpers.servers.serving import served
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.settings import load
 from legato_ingest.storage import Store
+from legato_ingest.write.app import create_app
 from legato_ingest.write.committer import Committer, Receipt
 
 RAW = spans_body(4).SerializeToString()
@@ -126,6 +130,21 @@ def test_readiness_depends_on_the_store() -> None:
         with endpoint_over(StubCommitter(Receipt()), ready=ready) as endpoint:
             assert endpoint.client.get("/healthz").status_code == 200
             assert endpoint.client.get("/readyz").status_code == status
+
+
+def test_health_checks_ask_the_store_once_a_second() -> None:
+    """Anybody may ask, as often as they want."""
+    asked = list[int]()
+
+    def ready() -> bool:
+        asked.append(1)
+        return True
+
+    app = create_app(load(), cast("Committer", StubCommitter(Receipt())), Metrics(), ready)
+    with served(app) as url, ThreadPoolExecutor(8) as pool:
+        began_s = time.monotonic()
+        assert {reply.status_code for reply in pool.map(httpx.get, [f"{url}/readyz"] * 100)} == {200}
+        assert len(asked) <= 2 + time.monotonic() - began_s
 
 
 def test_requests_and_spans_are_counted(store: Store) -> None:

@@ -29,7 +29,10 @@ from helpers.servers.committing import (
 )
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.otlp import http
+from legato_ingest.otlp.signals import SPANS
 from legato_ingest.storage import Store
+from legato_ingest.write.body import Body
 from legato_ingest.write.committer import Committer, Receipt
 
 
@@ -79,6 +82,32 @@ def test_a_temporary_failure_fails_the_group_and_a_retry_stores_once(store: Stor
     assert len(streams(store)) == 9 and len(rejected(store)) == 1
 
 
+def test_a_tenant_has_half_of_the_queue(store: Store) -> None:
+    """Beyond that it is refused, and the other tenants are not; without tokens, one sender may have all of it."""
+    size = span_rows(spread_spans(5)).nbytes
+
+    def accepted(committer: Committer, tenant: str) -> int:
+        """Return how many requests of the tenant are accepted."""
+        for number in range(20):
+            try:
+                committer.submit(span_rows(spread_spans(5, number)), Body(SPANS, b"", http.PROTOBUF, "", tenant))
+            except Overloaded:
+                return number
+        return 20
+
+    counts = list[list[int]]()
+    for tenants in ("a", "b", "c"), ("",):
+        double = StoreDouble(store)
+        double.gate.clear()
+        with committing(double, queue_bytes_max=12 * size) as committer:
+            try:
+                counts.append([accepted(committer, tenant) for tenant in tenants])
+            finally:
+                double.gate.set()
+    ((first, second, third), (single,)) = counts
+    assert 4 <= first <= 6 and 2 <= second < first and 1 <= third <= second and 10 <= single <= 12
+
+
 def test_the_queue_is_limited(store: Store) -> None:
     """Beyond the limit a request is refused as a whole; those accepted before are stored."""
     double = StoreDouble(store)
@@ -91,7 +120,7 @@ def test_the_queue_is_limited(store: Store) -> None:
                 futures.append(committer.submit(span_rows(spread_spans(5, seed=seed))))
             except Overloaded:
                 refused += 1
-        assert refused >= 14 and committer._queue_bytes <= 6 * size
+        assert refused >= 14 and committer._queue.total <= 6 * size
         double.gate.set()
         for future in futures:
             future.result(PATIENCE_S)

@@ -16,14 +16,17 @@ import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.builders.spans import native_span
+from helpers.builders.spans import native_span, request
+from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
 from helpers.servers.committing import PATIENCE_S, StoreDouble, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF
 from helpers.servers.waiting import until
-from legato_ingest.errors import Overloaded, StoreUnavailable
+from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.signals import SPANS
+from legato_ingest.otlp.split import convert_body
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import ASIDE, WriteAheadLog
@@ -32,10 +35,12 @@ from legato_ingest.write.committer import _MANY_REQUESTS, Committer, Receipt
 from legato_ingest.write.receiver import Receiver
 from legato_ingest.write.recovery import recover
 
+RECEIVED_NS = time.time_ns()
+
 
 def body_of(sent: ExportTraceServiceRequest, tenant: str = "") -> Body:
     """Return a request's body."""
-    return Body(SPANS, sent.SerializeToString(), PROTOBUF, "", tenant)
+    return Body(SPANS, sent.SerializeToString(), PROTOBUF, "", tenant, RECEIVED_NS)
 
 
 def submit(committer: Committer, sent: ExportTraceServiceRequest) -> Future[Receipt]:
@@ -201,6 +206,98 @@ def test_while_inserts_fail_requests_are_refused_and_the_log_keeps_the_acknowled
             time.sleep(0.01)
         assert submit(committer, spread_spans(2, 2)).result(PATIENCE_S) == Receipt()
     assert len(streams(store)) == 4 and pending(tmp_path) == []
+
+
+def test_requests_are_acknowledged_while_the_store_restarts(store: Store, tmp_path: pathlib.Path) -> None:
+    """An insert during which the process of the store ends fails no request, before or after it; all rows are inserted once."""
+    double, attempts = StoreDouble(store), list[int]()
+
+    def restart_twice(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs":
+            attempts.append(rows.num_rows)
+            if len(attempts) <= 2:
+                raise StoreRestarting("the process ended")
+
+    double.before = restart_twice
+    with logging_to(tmp_path, double) as committer:
+        submit(committer, spread_spans(2, 1)).result(PATIENCE_S)
+        committer.begin_settling()
+        until(lambda: attempts)
+        submit(committer, spread_spans(2, 2)).result(PATIENCE_S)
+        committer.settle()
+    assert len(streams(store)) == 4 and pending(tmp_path) == []
+
+
+def test_a_request_with_which_the_store_crashes_is_set_aside(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After six crashes; the requests beside it are inserted."""
+    monkeypatch.setattr("legato_ingest.write.committer._LOGGED_APART_S", 0.01)
+    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.01)
+    double, crashes = StoreDouble(store), list[int]()
+
+    def crash(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and rows.num_rows >= 7:
+            crashes.append(rows.num_rows)
+            raise StoreRestarting("the process ended")
+
+    double.before = crash
+    with logging_to(tmp_path, double) as committer:
+        double.gate.clear()
+        for each in (spread_spans(1, 1), spread_spans(7, 99), spread_spans(2, 2)):
+            submit(committer, each).result(PATIENCE_S)
+        double.gate.set()
+        committer.settle()
+        assert count(committer, "errors_total", "set_aside", "StoreRestarting") == 1
+        assert len(crashes) == 6 and len(streams(store)) == 3
+    assert [segment for segment, _ in pending(tmp_path)] == [ASIDE]
+
+
+def test_no_reader_can_have_a_request_set_aside(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the store is ended 20 times during its insert, each time because of a reader's statement."""
+    monkeypatch.setattr("legato_ingest.write.committer._RETRY_S", 0.01)
+    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.01)
+    double, ends = StoreDouble(store), list[int]()
+
+    def end(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and len(ends) < 20:
+            ends.append(rows.num_rows)
+            raise StoreRestarting("the process was ended", {"a"})
+
+    double.before = end
+    with logging_to(tmp_path, double) as committer:
+        submit(committer, spread_spans(2, 1)).result(PATIENCE_S)
+        committer.settle()
+        assert len(ends) == 20 and len(streams(store)) == 2
+        assert count(committer, "errors_total", "set_aside", "StoreRestarting") == 0
+    assert pending(tmp_path) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_of_now_do_not_wait_for_late_ones_of_their_request(store: Store, tmp_path: pathlib.Path, fails: bool) -> None:
+    """They are inserted with those of other requests, and once; if that fails, they are inserted with the late ones."""
+    double, sent, days = StoreDouble(store), request(), list[list[int]]()
+    for ago in range(20, 23):
+        native_span(sent, start_ns=RECEIVED_NS)
+        native_span(sent, {"legato.stream.timeline": b""}, start_ns=RECEIVED_NS)
+        native_span(sent, start_ns=RECEIVED_NS - ago * DAY_NS)
+    batch = convert_body(sent.SerializeToString(), tenant="", now_ns=RECEIVED_NS, limits=Limits(), on_fault=print)
+
+    def note(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs":
+            days.append((rows["start_time"].cast(pa.int64()).to_numpy() // DAY_NS).tolist())
+            if fails and len(days) == 1:
+                raise OSError("the first insert fails")
+
+    double.before = note
+    with logging_to(tmp_path, double) as committer:
+        assert committer.submit(batch, body_of(sent)).result(PATIENCE_S) == Receipt(3, ["timeline"])
+        until(lambda: days)
+        assert len(days[0]) == 3
+        until(lambda: len(streams(store)) == 6)
+        until(lambda: count(committer, "queue_bytes") == 0)
+        assert (count(committer, "stored_spans_total"), count(committer, "duplicate_spans_total")) == (6, 0)
+        assert len(rejected(store)) == 3
+        assert committer._late.held.total == committer._now.held.total == 0
+    assert [len(each) for each in days] == ([3, 1, 1, 1, 3] if fails else [3, 1, 1, 1]) and pending(tmp_path) == []
 
 
 def test_a_store_that_stays_away_keeps_the_log_over_the_end(store: Store, tmp_path: pathlib.Path) -> None:

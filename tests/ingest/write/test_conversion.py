@@ -7,8 +7,7 @@ import gzip
 import threading
 import time
 from collections.abc import Callable, Sequence
-
-import anyio
+from dataclasses import replace
 
 from helpers.builders.spans import native_span, request
 from legato_ingest.errors import BadRequest
@@ -35,7 +34,7 @@ class Converters:
         self.gate = threading.Event()
         self._leave = leave
 
-    def one(self, body: Body) -> Batch:
+    def one(self, body: Body, bytes_max: int | None) -> Batch | None:
         """Convert one body. A body with gzip is bad."""
         self.gate.wait(10)
         self.alone.append(body)
@@ -54,7 +53,7 @@ def test_bodies_that_wait_are_converted_together() -> None:
     made = Converters()
 
     async def main() -> list[Batch]:
-        conversions = Conversions(made.one, made.several, anyio.CapacityLimiter(4))
+        conversions = Conversions(made.one, made.several, 4)
         first = asyncio.create_task(conversions.batch(small(1)))
         await asyncio.sleep(0.05)
         rest = [asyncio.create_task(conversions.batch(small(number))) for number in range(2, 8)]
@@ -76,7 +75,7 @@ def test_a_body_that_is_left_is_converted_alone_and_its_error_is_its_own() -> No
     bad = Body(SPANS, gzip.compress(b"?"), http.PROTOBUF, "gzip", "")
 
     async def main() -> list[Batch | BaseException]:
-        conversions = Conversions(made.one, made.several, anyio.CapacityLimiter(4))
+        conversions = Conversions(made.one, made.several, 4)
         return await asyncio.gather(*(conversions.batch(each) for each in (small(1), small(2), bad, small(3))), return_exceptions=True)
 
     results = asyncio.run(main())
@@ -89,7 +88,7 @@ def test_a_sender_that_leaves_keeps_no_other_waiting() -> None:
     made.several = lambda bodies: (_ for _ in ()).throw(MemoryError())  # type: ignore[method-assign]
 
     async def main() -> list[Batch]:
-        conversions = Conversions(made.one, made.several, anyio.CapacityLimiter(4))
+        conversions = Conversions(made.one, made.several, 4)
         first = asyncio.create_task(conversions.batch(small(1)))
         await asyncio.sleep(0.05)
         rest = [asyncio.create_task(conversions.batch(small(number))) for number in range(2, 6)]
@@ -107,7 +106,7 @@ def test_bodies_of_cancelled_requests_are_dropped() -> None:
     made = Converters()
 
     async def main() -> int:
-        conversions = Conversions(made.one, made.several, anyio.CapacityLimiter(1))
+        conversions = Conversions(made.one, made.several, 1)
         first = [asyncio.create_task(conversions.batch(small(1))) for _ in range(2)]
         await asyncio.sleep(0.05)
         left = [asyncio.create_task(conversions.batch(small(2))) for _ in range(500)]
@@ -120,8 +119,58 @@ def test_bodies_of_cancelled_requests_are_dropped() -> None:
         await asyncio.gather(*first)
         return waiting
 
-    made.several = lambda bodies: [made.one(body) for body in bodies]  # type: ignore[method-assign]
+    made.several = lambda bodies: [made.one(body, None) for body in bodies]  # type: ignore[method-assign]
     assert asyncio.run(main()) == 0
+
+
+def of_tenant(tenant: str, size: int = 0) -> Body:
+    """Return a body of a tenant."""
+    return replace(small(size=size), tenant=tenant)
+
+
+def test_tenants_take_turns() -> None:
+    """Two thousand small bodies of one tenant wait; that of another is in the next group."""
+    made = Converters()
+
+    def several(bodies: Sequence[Body]) -> list[Batch | None]:
+        assert made.gate.wait(10)
+        return made.several(bodies)
+
+    async def main() -> list[int]:
+        conversions = Conversions(made.one, several, 1)
+        tasks = [asyncio.create_task(conversions.batch(of_tenant("greedy"))) for _ in range(2_000)]
+        await asyncio.sleep(0.1)
+        tasks += [asyncio.create_task(conversions.batch(of_tenant("other"))) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        made.gate.set()
+        await asyncio.gather(*tasks)
+        return [sum(body.tenant == "other" for body in group) for group in made.together]
+
+    groups = asyncio.run(main())
+    assert groups[:2] == [0, 3] and sum(groups) == 3 and sum(map(len, made.together)) + len(made.alone) == 2_003
+
+
+def test_a_tenant_never_has_all_threads_of_a_lane() -> None:
+    """Its large bodies wait for one another, and that of another tenant is converted meanwhile."""
+    gate, running = threading.Event(), list[str]()
+
+    def alone(body: Body, bytes_max: int | None) -> Batch | None:
+        running.append(body.tenant)
+        assert body.tenant == "other" or gate.wait(10)
+        return Batch()
+
+    async def main() -> list[str]:
+        conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 3)
+        greedy = [asyncio.create_task(conversions.batch(of_tenant("greedy", size=70_000))) for _ in range(9)]
+        await asyncio.sleep(0.1)
+        await conversions.batch(of_tenant("other", size=70_000))
+        before = list(running)
+        gate.set()
+        await asyncio.gather(*greedy)
+        return before
+
+    assert asyncio.run(main()) == ["greedy", "greedy", "other"]
+    assert len(running) == 10
 
 
 def test_under_a_load_conversions_are_apart() -> None:
@@ -134,10 +183,39 @@ def test_under_a_load_conversions_are_apart() -> None:
         return [Batch() for _ in bodies]
 
     async def main() -> None:
-        conversions = Conversions(made.one, several, anyio.CapacityLimiter(4))
+        conversions = Conversions(made.one, several, 4)
         for _ in range(3):
             await asyncio.gather(*(conversions.batch(small(number)) for number in range(1, 6)))
 
     began_s = time.monotonic()
     asyncio.run(main())
     assert len(began) == 3 and began[-1] - began_s > 0.059
+
+
+def test_a_small_body_waits_for_no_large_one() -> None:
+    """Bodies that are small as they arrive and megabytes after decompression leave threads to those that stay small."""
+    gate, converted = threading.Event(), list[int]()
+
+    def alone(body: Body, bytes_max: int | None) -> Batch | None:
+        size = len(gzip.decompress(body.content))
+        if bytes_max is not None and size > bytes_max:
+            return None
+        if size > 128 * 1024:
+            assert gate.wait(10)
+        converted.append(size)
+        return Batch(spans=size)
+
+    def sized(size: int) -> Body:
+        return Body(POINTS, gzip.compress(bytes(size)), http.PROTOBUF, "gzip", "")
+
+    async def main() -> None:
+        conversions = Conversions(alone, lambda bodies: [None] * len(bodies), 4)
+        large = [asyncio.create_task(conversions.batch(sized(size))) for size in (200_000, 5_000_000) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        for _ in range(5):
+            assert (await asyncio.wait_for(conversions.batch(sized(1_000)), 5)).spans == 1_000
+        assert converted == [1_000] * 5
+        gate.set()
+        assert sorted(batch.spans for batch in await asyncio.gather(*large)) == [200_000] * 20 + [5_000_000] * 20
+
+    asyncio.run(main())

@@ -87,7 +87,7 @@ def rejected(number: int, *, reason: str = "value", ids: bool = True, rev: int =
     """Return a row of `rejected` that is identified by a number; without ids like the row of a data point."""
     digest = sha256(str(number).encode()).digest()
     trace, span = (digest[:16], digest[16:24]) if ids else (b"", b"")
-    rejection = Rejection(reason, "detail", trace, span, rev, NOW_NS, "service", "emitter", 9, digest)
+    rejection = Rejection(reason, "detail", 9, digest, trace, span, rev, NOW_NS, "service", "emitter")
     return with_received_at(rejected_table([rejection], tenant), NOW_NS // 1_000_000)
 
 

@@ -6,10 +6,12 @@ import asyncio
 import base64
 import pathlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
+from typing import Any
 
 import grpc
 import pytest
@@ -32,7 +34,7 @@ from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.errors import LegatoError, Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch
-from legato_ingest.otlp.signals import LOGS, POINTS, SIGNALS
+from legato_ingest.otlp.signals import LOGS, POINTS, SIGNALS, SPANS
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.write.body import Body
@@ -182,6 +184,25 @@ def test_a_token_is_checked_before_the_message_is_read(tmp_path: pathlib.Path) -
     with grpc_over(StubCommitter(Receipt()), tokens_file=path, body_bytes_max=1_000) as endpoint:
         assert failed(endpoint, bytes(100_000)).code() in (CODE.UNAUTHENTICATED, CODE.RESOURCE_EXHAUSTED)
         assert endpoint.metrics.registry.get_sample_value("legato_requests_total", {"status": "401"}) == 1
+
+
+def test_calls_without_a_message_delay_no_other_sender(tmp_path: pathlib.Path) -> None:
+    """One sender holds half of the places that messages are read in; another one is served at once."""
+    path, ended = tmp_path / "tokens.toml", threading.Event()
+    silent, honest = tokens.add(path, "a", "a", WRITE), tokens.add(path, "b", "b", WRITE)
+
+    def nothing() -> Iterator[bytes]:
+        ended.wait(60)
+        yield from ()
+
+    with grpc_over(StubCommitter(Receipt()), tokens_file=path) as endpoint:
+        begin: Any = endpoint.channel.stream_unary(f"/{SPANS.service}/Export")
+        calls = [begin.future(nothing(), metadata=[("authorization", f"Bearer {silent}")]) for _ in range(12)]
+        time.sleep(0.5)
+        started = time.monotonic()
+        assert endpoint.export(GOOD, token=honest) == b"" and time.monotonic() - started < 5
+        ended.set()
+        assert all(call.exception(30) is not None for call in calls)
 
 
 def test_tls_uses_the_certificate_of_the_settings(tmp_path: pathlib.Path) -> None:

@@ -12,11 +12,13 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from helpers.builders.batches import received_spans
 from helpers.builders.captures import capture
 from helpers.builders.spans import SECOND_NS, any_value, native_span, request, scope_of, steady_timeline
-from helpers.servers.committing import PATIENCE_S, StoreDouble, committing, send, span_rows
+from helpers.servers.committing import PATIENCE_S, StoreDouble, committing, send, span_rows, wait_until_taken
 from helpers.servers.waiting import until
 from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
 from legato_ingest.write.one_response import Place, stored_recordings
@@ -74,6 +76,39 @@ def test_a_real_pair_is_one_row(store: Store) -> None:
             for batch in capture(name).batches():
                 committer.submit(batch).result(30)
     assert store.select("SELECT emitter, ttft_us > 0 FROM streams") == [("anthropic-sdk/2.12.0", 1)] * 2
+
+
+def test_many_rows_of_one_tenant_hide_none_of_another(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two have more rows of a response, stored and new, than are compared; the other's response still has one row."""
+    monkeypatch.setattr("legato_ingest.write.one_response.STORED_MAX", 2)
+    monkeypatch.setattr("legato_ingest.write.one_response._NEW_MAX", 20)
+
+    def flood(first: int, tenant: str) -> Batch:
+        body = spans_of("openlit")
+        spans = scope_of(body).spans
+        for number in range(first, first + 60):
+            span = spans.add()
+            span.CopyFrom(spans[0])
+            span.span_id = number.to_bytes(8, "big")
+        return received_spans(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits(retention_days=0))
+
+    def of_other(kind: str) -> Batch:
+        return received_spans(spans_of(kind), tenant="other", now_ns=time.time_ns(), limits=Limits(retention_days=0))
+
+    double = StoreDouble(store)
+    with committing(double) as committer:
+        for tenant in ("a", "z"):
+            committer.submit(flood(1, tenant)).result(PATIENCE_S)
+        committer.submit(of_other("openlit")).result(PATIENCE_S)
+        # What waits while an insert lasts is inserted together.
+        double.gate.clear()
+        first = committer.submit(flood(200, "a"))
+        wait_until_taken(committer)
+        together = [committer.submit(each) for each in (flood(100, "a"), of_other("legato"), flood(100, "z"))]
+        double.gate.set()
+        for each in (first, *together):
+            each.result(PATIENCE_S)
+    assert store.select("SELECT emitter FROM streams WHERE tenant = 'other'") == [("legato-python/0.1.0",)]
 
 
 class Racing(StoreDouble):

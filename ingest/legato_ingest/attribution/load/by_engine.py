@@ -34,6 +34,8 @@ _ENGINE_NS_MAX = 16_000 * 1_000_000_000
 _FEW_ROWS = 1_000_000
 ENGINE_NS_SPARSE = 64_000 * 1_000_000_000
 """The limit (ns) of a query for rows of which an engine has few: those of streams."""
+# No query returns more rows than this (350 MB of steps). An engine that has more in its window is left out, as one without records.
+_ROWS_MAX = 4_000_000
 # Engines share a query if it reads at most so many times the longest of their windows.
 _STRETCH_MAX = 2
 
@@ -65,19 +67,26 @@ def span_of(windows: Windows) -> Window:
 
 
 def rows_by_engine(store: Store, sql: str, windows: Windows, time: str) -> dict[EngineKey, Rows]:
-    """Return the rows of each engine within its window, by ``at_ns``; engines without rows are left out.
+    """Return the rows of each engine within its window, by ``at_ns``; engines without rows, or with too many, are left out.
 
     ``sql`` selects ``tenant``, ``engine_id``, ``at_ns`` and other columns. It has places for ``{which}``, the condition on the engine, and
     ``{inside}``, the condition on the column ``time``.
     """
     out: dict[EngineKey, Rows] = {}
-    left, engine_ns_max = dict(windows), _ENGINE_NS_MAX
+    left, engine_ns_max, dense_ns_max = dict(windows), _ENGINE_NS_MAX, _ENGINE_NS_MAX
     while left:
         batch = next(batches_of(left, engine_ns_max))
         low, high = span_of(batch)
-        table = store.select_arrow(sql.format(which=is_one_of(batch), inside=between_ns(time, low, high)))
+        limited = f"SELECT * FROM ({sql.format(which=is_one_of(batch), inside=between_ns(time, low, high))}) LIMIT {_ROWS_MAX + 1}"
+        table = store.select_arrow(limited)
+        if table.num_rows > _ROWS_MAX:
+            # Half of the engines, or none of the one.
+            engine_ns_max = dense_ns_max = min(_ENGINE_NS_MAX, len(batch) * (high - low) // 2)
+            is_divisible = len(batch) > 1 and high > low
+            left = left if is_divisible else {key: window for key, window in left.items() if key not in batch}
+            continue
         is_sparse = table.num_rows * ENGINE_NS_SPARSE <= _FEW_ROWS * len(batch) * (high - low)
-        engine_ns_max = ENGINE_NS_SPARSE if is_sparse else _ENGINE_NS_MAX
+        engine_ns_max = ENGINE_NS_SPARSE if is_sparse else dense_ns_max
         out.update(_split(table, batch))
         left = {key: window for key, window in left.items() if key not in batch}
     return out

@@ -24,7 +24,7 @@ from legato_ingest.attribution.model.step_model import step_ends
 from legato_ingest.attribution.model.steps import Steps
 from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
+from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = ["load_engines"]
 
@@ -43,6 +43,10 @@ _REQUESTS = """
 SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS at_ns
 FROM engine_requests FINAL
 WHERE {inside} AND {which}"""
+# A request is finished once. Of a response id that many requests have, no more is read than shows an engine.
+_FINISHED = f"{_REQUESTS} LIMIT 16 BY tenant, response_id"
+# Conditions of one query.
+_TENANTS_MAX = 256
 _FIRST_TOKENS = """
 SELECT
     tenant, engine_id, response_id, toUnixTimestamp64Nano(start_time) AS at_ns,
@@ -128,25 +132,36 @@ def _finished_requests(store: Store, streams: Sequence[Stream]) -> list[_Finishe
         return []
     low, high = min(stream.first_ns for stream in streams), max(stream.last_ns for stream in streams)
     inside = between_ns("recorded_at", low - CLOCKS_APART_NS, high + CLOCKS_APART_NS)
-    table = store.select_arrow(_REQUESTS.format(inside=inside, which=f"response_id IN ({quoted_all(responses)})"))
+    tenants = quoted_all(sorted({stream.tenant for stream in streams}))
+    which = f"tenant IN ({tenants}) AND response_id IN ({quoted_all(responses)})"
+    table = store.select_arrow(_FINISHED.format(inside=inside, which=which))
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "response_id", "step", "at_ns"))
-    return [
+    found = (
         _Finished((unquoted(tenant), unquoted(engine)), unquoted(response), int(step), int(at_ns))
         for tenant, engine, response, step, at_ns in zip(*columns, strict=True)
-    ]
+    )
+    own = {(stream.tenant, stream.response_id) for stream in streams}
+    return [each for each in found if (each.engine[0], each.response_id) in own]
 
 
 def _engines_with_steps(store: Store, streams: Sequence[Stream], finished: Sequence[_Finished]) -> dict[str, set[str]]:
-    """Return, by tenant, the engines with steps at the time of these finished requests, by the engines' clocks.
+    """Return, by tenant, the engines with steps at the time of the tenant's finished requests, by the engines' clocks.
 
     They are needed only for streams without a server.
     """
+    needed = {stream.tenant for stream in streams if stream.server is None}
+    recorded: dict[str, list[int]] = {}
+    for each in finished:
+        if each.engine[0] in needed:
+            recorded.setdefault(each.engine[0], []).append(each.recorded_ns)
+    at = [
+        f"tenant = {quoted(tenant)} AND {between_ns('recorded_at', min(times), max(times))}" for tenant, times in sorted(recorded.items())
+    ]
     out: dict[str, set[str]] = {}
-    if not finished or all(stream.server is not None for stream in streams):
-        return out
-    inside = between_ns("recorded_at", min(each.recorded_ns for each in finished), max(each.recorded_ns for each in finished))
-    for tenant, engine_id in store.select(f"SELECT DISTINCT tenant, engine_id FROM engine_steps WHERE {inside}"):
-        out.setdefault(unquoted(tenant), set()).add(unquoted(engine_id))
+    for first in range(0, len(at), _TENANTS_MAX):
+        inside = " OR ".join(at[first : first + _TENANTS_MAX])
+        for tenant, engine_id in store.select(f"SELECT DISTINCT tenant, engine_id FROM engine_steps WHERE {inside}"):
+            out.setdefault(unquoted(tenant), set()).add(unquoted(engine_id))
     return out
 
 

@@ -1,15 +1,16 @@
 """Load streams to judge: clients with a long gap, and the same streams at their servers; and servers with a long gap without a client.
 
-Three queries cover a stretch of time: one for the streams with a long gap, one for servers of such clients that had none, and one for the
-traces that have a client. The columns arrive as Arrow arrays, so Python handles
-streams and never single chunks.
+The streams of a stretch of time are loaded in pieces of bounded memory. The columns arrive as Arrow arrays, so Python handles streams and
+never single chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +22,9 @@ from legato_ingest.attribution.model.judge import GapKey
 from legato_ingest.attribution.model.vantage import SocketSamples, Stream, Vantage
 from legato_ingest.causes import HEALTHY
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
+from legato_ingest.storage.sql import between_ns, integers, quoted, quoted_all, unquoted
 
-__all__ = ["clock_of", "slices_of", "stored_stalls", "streams_in"]
+__all__ = ["Most", "clock_of", "slices_of", "stored_stalls", "streams_in"]
 
 Row = dict[str, Any]
 Ints = NDArray[np.int64]
@@ -48,37 +49,104 @@ WHERE {{inside}}"""
 _CLIENTS = f"""
 SELECT DISTINCT tenant, trace_id FROM stream_revs
 WHERE {{inside}} AND {KNOWS_CHUNKS} AND trace_id IN ({{traces}})"""
-_SECONDS = """
-SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, toInt64(count()) AS streams
+# Of several servers with the ids of one client, the last one counts.
+_SERVERS = """
+SELECT
+    tenant, trace_id, response_id, argMax(reinterpretAsUInt64(span_id), (start_time, span_id, rev)) AS span,
+    toInt64(argMax(ifNull(chunks, 0), (start_time, span_id, rev))) AS chunks, toUnixTimestamp64Nano(max(start_time)) AS start_ns
 FROM stream_revs
-WHERE {inside} AND {which}
+WHERE {inside} AND vantage = 'server' AND trace_id IN ({traces}) AND (tenant, trace_id, response_id) IN
+    (
+        SELECT key.1, toFixedString(key.2, 16), key.3 FROM
+        (
+            SELECT arrayJoin(arrayZip(
+                splitByChar(char(0), unhex('{tenants}')), arrayMap(n -> substring(unhex('{all_traces}'), 1 + 16 * n, 16), range({count})),
+                splitByChar(char(0), unhex('{responses}')))) AS key
+        )
+    )
+GROUP BY tenant, trace_id, response_id"""
+# Start, span and trace of a row, of 32 bytes each, as one string: ClickHouse parses it some ten times faster than a list of expressions.
+_THREE_IDS = """
+SELECT reinterpretAsInt64(substring(id, 1, 8)), reinterpretAsUInt64(substring(id, 9, 8)), toFixedString(substring(id, 17, 16), 16)
+FROM (SELECT substring(unhex('{digits}'), 1 + 32 * number, 32) AS id FROM numbers({count}))"""
+# The memory of a chunk and of its like at the server while the stream is judged, and that of a stall until its row is in the store, both
+# measured. The time in gaps bounds the number of those that can be stalls.
+_CHUNK_BYTES, _STALL_BYTES = 106, 2_000
+_SIZE = f"""toInt64(count()) AS streams,
+    toInt64(sum({_CHUNK_BYTES} * recorded + {_STALL_BYTES} * least(recorded, intDiv(ifNull(gap_sum_us, 0), {{gap_us_min}})))) AS bytes"""
+_SECONDS = f"""
+WITH toUInt64(ifNull(chunks, 0)) AS recorded
+SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, {_SIZE}
+FROM stream_revs
+WHERE {{inside}} AND {{which}}
 GROUP BY second ORDER BY second"""
+_TENANTS = f"""
+WITH toUInt64(ifNull(chunks, 0)) AS recorded
+SELECT tenant, {_SIZE}
+FROM stream_revs
+WHERE {{inside}} AND {{which}}
+GROUP BY tenant ORDER BY bytes, tenant"""
+_HASH = f"sipHash64Keyed((toUInt64({secrets.randbits(63)}), toUInt64({secrets.randbits(63)})), tenant, start_time, trace_id, span_id)"
 _STORED = f"""
 SELECT tenant, trace_id, span_id, gap_start_us FROM verdicts FINAL
-WHERE {{inside}} AND trace_id IN ({{traces}}) AND cause != '{HEALTHY}'"""
+WHERE {{inside}} AND reinterpretAsUInt64(span_id) IN ({{spans}}) AND trace_id IN ({{traces}}) AND cause != '{HEALTHY}'"""
 _SECOND_NS = 1_000_000_000
 _SLICE_NS_MAX = 300 * _SECOND_NS
 
 
-def slices_of(store: Store, due: Due, gap_us_min: int, streams_max: int) -> list[Due]:
-    """Divide due streams by their start into slices with about ``streams_max`` of them at most; a single second may hold more."""
-    table = store.select_arrow(_SECONDS.format(inside=due.inside, which=_is_due(due, gap_us_min)))
+@dataclass(frozen=True, slots=True)
+class Most:
+    """What is in memory at once at most: so many streams, and about so many bytes of them and of their verdicts."""
+
+    streams: int
+    bytes: int
+
+
+def slices_of(store: Store, due: Due, gap_us_min: int, most: Most) -> list[Due]:
+    """Divide due streams into slices with about ``most`` of them each: by their start, those of one second by tenant and hash."""
+    sql = _SECONDS.format(inside=due.inside, which=_is_due(due, gap_us_min), gap_us_min=max(1, gap_us_min))
+    table = store.select_arrow(sql)
     out: list[Due] = []
-    held = 0
-    for second, count in zip(table["second"].to_pylist(), table["streams"].to_pylist(), strict=True):
+    streams = size = 0
+    for second, more_streams, more in zip(*(table[name].to_pylist() for name in ("second", "streams", "bytes")), strict=True):
         low, high = max(due.low_ns, second * _SECOND_NS), min(due.high_ns, (second + 1) * _SECOND_NS - 1)
-        if out and held + count <= streams_max and low - out[-1].low_ns < _SLICE_NS_MAX:
+        is_more = more_streams > most.streams or more > most.bytes
+        streams, size = streams + more_streams, size + more
+        if out and not is_more and streams <= most.streams and size <= most.bytes and low - out[-1].low_ns < _SLICE_NS_MAX:
             out[-1] = replace(out[-1], high_ns=high)
-            held += count
-        else:
-            out.append(replace(due, low_ns=low, high_ns=high))
-            held = count
+            continue
+        own = replace(due, low_ns=low, high_ns=high)
+        out += _parts_of(store, own, gap_us_min, most) if is_more else [own]
+        # No second is added to the parts of one.
+        streams, size = (more_streams, more) if not is_more else (most.streams, most.bytes)
     return out
 
 
-def streams_in(store: Store, due: Due, gap_us_min: int) -> list[Stream]:
-    """Return the due client streams with a gap of this length, each with the vantage of its server, and such streams at servers without
-    a client.
+def _parts_of(store: Store, due: Due, gap_us_min: int, most: Most) -> list[Due]:
+    """Divide due streams of one second: tenants that fit together, and those of a larger tenant by a keyed hash.
+
+    No sender can bring many streams into one part, and none divides the streams of another tenant.
+    """
+    sql = _TENANTS.format(inside=due.inside, which=_is_due(due, gap_us_min), gap_us_min=max(1, gap_us_min))
+    which, groups, streams, size = list[str](), list[list[str]](), 0, 0
+    for name, more_streams, more in store.select(sql):
+        tenant = unquoted(name)
+        if more_streams > most.streams or more > most.bytes:
+            parts = min(int(more_streams), max(-(-int(more_streams) // most.streams), -(-int(more) // most.bytes)))
+            which += [f"tenant = {quoted(tenant)} AND {_HASH} % {parts} = {number}" for number in range(parts)]
+        elif groups and streams + more_streams <= most.streams and size + more <= most.bytes:
+            groups[-1].append(tenant)
+            streams, size = streams + more_streams, size + more
+        else:
+            groups.append([tenant])
+            streams, size = more_streams, more
+    which += [f"tenant IN ({quoted_all(group)})" for group in groups]
+    return [replace(due, keys=f"({due.keys}) AND {each}") for each in which]
+
+
+def streams_in(store: Store, due: Due, gap_us_min: int, most: Most) -> Iterator[list[Stream]]:
+    """Yield the due client streams with a gap of this length, each with the vantage of its server, and such streams at servers without
+    a client. They come in one piece, unless the servers take more than ``most.bytes``.
 
     The server's vantage has the same trace and response id. A server is without a client if its trace has none.
     """
@@ -86,22 +154,73 @@ def streams_in(store: Store, due: Due, gap_us_min: int) -> list[Stream]:
     rows = list(_rows(table))
     clients, servers = ([row for row in rows if row["vantage"] == vantage] for vantage in ("client", "server"))
     by_key = {_key(row): row for row in servers}
-    by_key |= _servers_of(store, due, [row for row in clients if _key(row) not in by_key])
     traces = _traces_with_client(store, due, servers)
-    sockets = _sockets_in(store, due) if clients else {}
-    return [
-        *(_stream(row, by_key.get(_key(row)), sockets.get((row["tenant"], row["trace_id"], row["span_id"]))) for row in clients),
-        *(_stream(row, row, None) for row in servers if (row["tenant"], row["trace_id"]) not in traces),
-    ]
+    alone = [_stream(row, row, None) for row in servers if (row["tenant"], row["trace_id"]) not in traces]
+    sockets = _sockets_in(store, due, clients) if clients else {}
+    quiet = _quiet_servers(store, due, [row for row in clients if _key(row) not in by_key])
+    for part in _parts_by_server(clients, quiet, most):
+        servers_of = by_key | _loaded(store, {key: quiet[key] for row in part if (key := _key(row)) in quiet})
+        yield [
+            *(_stream(row, servers_of.get(_key(row)), sockets.get((row["tenant"], row["trace_id"], row["span_id"]))) for row in part),
+            *alone,
+        ]
+        alone = []
+    if alone:
+        yield alone
 
 
-def _servers_of(store: Store, due: Due, clients: Sequence[Row]) -> dict[_Key, Row]:
-    """Return the rows of these clients' servers."""
+class _Quiet(NamedTuple):
+    """A server without a long gap: its span id as a number, its start and the number of its chunks."""
+
+    span: int
+    start_ns: int
+    chunks: int
+
+
+def _quiet_servers(store: Store, due: Due, clients: Sequence[Row]) -> dict[_Key, _Quiet]:
+    """Return the servers of these clients."""
     if not clients:
         return {}
-    inside = f"{due.started(CLOCKS_APART_NS)} AND trace_id IN ({quoted_all(sorted({row['trace_id'] for row in clients}))})"
-    table = store.select_arrow(_STREAMS.format(inside=inside, which="vantage = 'server'"))
-    return {_key(row): row for row in _rows(table)}
+    # A zero byte divides the texts. No known emitter has one in an id.
+    own = sorted({key for row in clients if "\0" not in (key := _key(row))[0] + key[2]})
+    if not own:
+        return {}
+    tenants, traces, responses = zip(*own, strict=True)
+    sql = _SERVERS.format(
+        inside=due.started(CLOCKS_APART_NS),
+        traces=quoted_all(sorted(set(traces))),
+        tenants="\0".join(tenants).encode().hex(),
+        all_traces=b"".join(traces).hex(),
+        responses="\0".join(responses).encode().hex(),
+        count=len(own),
+    )
+    return {
+        (unquoted(row["tenant"]), row["trace_id"], unquoted(row["response_id"])): _Quiet(row["span"], row["start_ns"], row["chunks"])
+        for row in store.select_arrow(sql).to_pylist()
+    }
+
+
+def _parts_by_server(clients: Sequence[Row], quiet: Mapping[_Key, _Quiet], most: Most) -> Iterator[Sequence[Row]]:
+    """Divide clients so that the chunks of their servers take ``most.bytes`` at most."""
+    servers = (quiet.get(_key(row)) for row in clients)
+    sizes = np.cumsum([_CHUNK_BYTES * server.chunks if server is not None else 0 for server in servers])
+    starts = np.flatnonzero(np.diff(sizes // most.bytes, prepend=-1)).tolist() if len(clients) else []
+    for first, last in pairwise([*starts, len(clients)]):
+        yield clients[first:last]
+
+
+def _loaded(store: Store, quiet: Mapping[_Key, _Quiet]) -> dict[_Key, Row]:
+    """Return the rows of these servers."""
+    if not quiet:
+        return {}
+    starts = [each.start_ns for each in quiet.values()]
+    ids = b"".join(each.start_ns.to_bytes(8, "little") + each.span.to_bytes(8, "little") + key[1] for key, each in quiet.items())
+    three_ids = _THREE_IDS.format(digits=ids.hex(), count=len(quiet))
+    inside = (
+        f"{between_ns('start_time', min(starts), max(starts))} AND tenant IN ({quoted_all(sorted({key[0] for key in quiet}))})"
+        f" AND (toUnixTimestamp64Nano(start_time), reinterpretAsUInt64(span_id), trace_id) IN ({three_ids})"
+    )
+    return {_key(row): row for row in _rows(store.select_arrow(_STREAMS.format(inside=inside, which="vantage = 'server'")))}
 
 
 def _traces_with_client(store: Store, due: Due, servers: Sequence[Row]) -> set[tuple[str, bytes]]:
@@ -117,7 +236,8 @@ def stored_stalls(store: Store, streams: Sequence[Stream]) -> frozenset[GapKey]:
     """Return the gaps of these streams that the store has as stalls."""
     starts = [stream.start_ns for stream in streams]
     traces = quoted_all(sorted({stream.trace_id for stream in streams}))
-    table = store.select_arrow(_STORED.format(inside=between_ns("start_time", min(starts), max(starts)), traces=traces))
+    spans = integers(np.frombuffer(b"".join(stream.span_id for stream in streams), "<u8"))
+    table = store.select_arrow(_STORED.format(inside=between_ns("start_time", min(starts), max(starts)), traces=traces, spans=spans))
     columns = [table[name].to_pylist() for name in ("tenant", "trace_id", "span_id", "gap_start_us")]
     return frozenset((unquoted(tenant), trace, span, int(start)) for tenant, trace, span, start in zip(*columns, strict=True))
 
@@ -174,9 +294,10 @@ def _vantage(row: Row, sockets: SocketSamples | None = None) -> Vantage:
     return Vantage.of(row["start_ns"], dt_us, kinds, sizes, holds, sockets)
 
 
-def _sockets_in(store: Store, due: Due) -> dict[tuple[str, bytes, bytes], SocketSamples]:
-    """Return the socket samples of the streams that started in this time."""
-    table = store.select_arrow(_SOCKETS.format(inside=due.started()))
+def _sockets_in(store: Store, due: Due, clients: Sequence[Row]) -> dict[tuple[str, bytes, bytes], SocketSamples]:
+    """Return the socket samples of these streams."""
+    spans = integers(np.unique(np.frombuffer(b"".join(row["span_id"] for row in clients), "<u8")))
+    table = store.select_arrow(_SOCKETS.format(inside=f"{due.inside} AND reinterpretAsUInt64(span_id) IN ({spans})"))
     keys = (table[name].to_pylist() for name in ("tenant", "trace_id", "span_id"))
     rows = zip(*keys, *(_arrays(table[name]) for name in _SOCKET_ARRAYS), strict=True)
     return {(unquoted(tenant), trace, span): SocketSamples(*arrays) for tenant, trace, span, *arrays in rows}

@@ -6,7 +6,6 @@ fault.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from typing import Annotated
@@ -16,10 +15,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from legato_ingest.cli.doctor.findings import Finding
-from legato_ingest.cli.layout import Prose, console
+from legato_ingest.cli.layout import Prose, console, print_json
 from legato_ingest.cli.read import JsonOption, UrlOption
 from legato_ingest.reports.senders import as_json as to_json
 from legato_ingest.reports.senders import fetch
+from legato_ingest.visible import visible
 
 __all__ = ["register"]
 
@@ -34,9 +34,9 @@ def register(root: typer.Typer) -> None:
 def _line(finding: Finding) -> Table:
     """The sign and the word of the state, and next to it the finding and what to do."""
     table = Table.grid(Column(width=9), Column(overflow="fold"), padding=(0, 1))
-    table.add_row(Text(*_SIGNS[finding.state]), Prose.assemble((finding.check, "bold"), f": {finding.found}"))
+    table.add_row(Text(*_SIGNS[finding.state]), Prose.assemble((finding.check, "bold"), f": {visible(finding.found)}"))
     if finding.todo:
-        table.add_row("", Prose(f"→ {finding.todo}"))
+        table.add_row("", Prose(f"→ {visible(finding.todo)}"))
     return table
 
 
@@ -86,7 +86,7 @@ def doctor(
     if emitters:
         senders = fetch(setup.reader.rows, hours)
         if as_json:
-            typer.echo(json.dumps(to_json(senders)))
+            print_json(to_json(senders))
         else:
             print_senders(senders, hours, console())
         return
@@ -97,7 +97,7 @@ def doctor(
             screen.print(_line(finding))
     faults = sum(finding.state == "fault" for finding in findings)
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        print_json([asdict(finding) for finding in findings])
     else:
         warnings = sum(finding.state == "warning" for finding in findings)
         screen.print(f"{_counted(faults, 'fault')}, {_counted(warnings, 'warning')}, {len(findings)} checks")

@@ -6,12 +6,14 @@ The query and the texts are in ``reports.senders``; this module prints them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from legato_ingest.cli.layout import Prose
+from legato_ingest.reports.format import clean
 from legato_ingest.reports.senders import Sender
 
 __all__ = ["print_senders"]
@@ -23,7 +25,7 @@ def print_senders(senders: list[Sender], hours: int, screen: Console) -> None:
         screen.print(f"no spans in the last {hours} h: `legato doctor` checks the endpoints")
         return
     explained = set[str]()
-    for sender in senders:
+    for sender in (Sender(**clean(asdict(each))) for each in senders):
         screen.print(Prose.assemble((sender.service or "(no service name)", "bold"), " · ", (sender.sender or "(no scope)", "bold")))
         for line in _lines(sender):
             screen.print(Padding(line, (0, 0, 0, 2)))

@@ -82,4 +82,6 @@ def _finished(attributes: Attributes) -> dict[str, Sequence[Any]]:
     for name, values in found.items():
         if len(values) not in (0, count):
             raise AttributeFault(f"{_FINISHED}{name}: {len(values)} values for {count} requests")
-    return {name: values or [0 if _ARRAYS[name] is not None else ""] * count for name, values in found.items()}
+    # Shared, because a list for each absent array would take more memory than the ids.
+    zeros, empty = [0] * count, [""] * count
+    return {name: values or (zeros if _ARRAYS[name] is not None else empty) for name, values in found.items()}

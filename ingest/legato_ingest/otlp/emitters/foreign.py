@@ -81,7 +81,8 @@ _LAST_EVENTS = 8
 # A TTFT this close to the duration of a stream of several tokens is the duration: several libraries set it so where they saw no first
 # chunk.
 _SAME_US = 1_000
-_JSON_CHARACTERS_MAX = 1_048_576
+# A parsed value takes up to 240 bytes.
+_JSON_CHARACTERS_MAX, _JSON_VALUES_MAX = 1_048_576, 32_768
 
 
 class Loose:
@@ -139,12 +140,13 @@ class Loose:
         return None
 
     def json(self, key: str) -> Any:
-        """Return the value of a JSON text of at most 1 MiB; None where there is none."""
+        """Return the value of a JSON text of at most 1 MiB with at most some 32,768 values; None where there is none."""
         value = self._get(key)
-        if value is None or not value.string_value or len(value.string_value) > _JSON_CHARACTERS_MAX:
+        text = value.string_value if value is not None else ""
+        if not text or len(text) > _JSON_CHARACTERS_MAX or sum(map(text.count, ",[{")) > _JSON_VALUES_MAX:
             return None
         try:
-            return json.loads(value.string_value)
+            return json.loads(text)
         except (ValueError, RecursionError):
             return None
 

@@ -1,10 +1,11 @@
 // Requests to the server, and results as frames. It draws nothing and keeps no state.
 
 import { kindOf } from "./panels/fields.js";
+import { visibleText } from "./visible.js";
 
 export class ApiError extends Error {
   constructor(message, status) {
-    super(message);
+    super(visibleText(message));
     this.status = status;
   }
 }

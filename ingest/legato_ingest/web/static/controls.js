@@ -3,6 +3,7 @@
 import { dropdown, element } from "./elements.js";
 import { change, valuesOf } from "./location.js";
 import { formatTime } from "./panels/units.js";
+import { visibleText } from "./visible.js";
 
 export const ALL = "$__all";
 const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["6h", "6 hours"], ["24h", "24 hours"], ["2d", "2 days"],
@@ -26,7 +27,7 @@ export function choice(variable, values, options, onChange) {
   const label = values.includes(ALL) ? "All" : values.join(", ") || "None";
   const list = element("div", { class: "options" });
   const made = dropdown("choice", label, list);
-  made.querySelector("summary").setAttribute("aria-label", `${variable.name}: ${label}`);
+  made.querySelector("summary").setAttribute("aria-label", visibleText(`${variable.name}: ${label}`));
   made.addEventListener("toggle", async () => {
     if (!made.open || list.childElementCount) return;
     list.replaceChildren("loading …");

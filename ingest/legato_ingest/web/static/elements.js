@@ -1,17 +1,15 @@
-// Builds elements of the document. Text is always set as text, so nothing from the store becomes markup.
+// Builds elements of the document. Text is always set as visible text, so nothing from the store becomes markup or is unseen.
+
+import { visibleText } from "./visible.js";
 
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
+  made.append(...children.map((child) => (child instanceof Node ? child : visibleText(child))));
   return made;
 }
 
-export function message(text) {
-  const made = element("p", { class: "message", role: "alert" });
-  made.textContent = text;
-  return made;
-}
+export const message = (text) => element("p", { class: "message", role: "alert" }, text);
 
 // A <details> that closes with Escape, and with a click elsewhere.
 export function dropdown(className, label, ...content) {

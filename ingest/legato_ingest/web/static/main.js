@@ -10,6 +10,7 @@ import { showIncident } from "./pages/incident.js";
 import { showSql } from "./pages/sql.js";
 import { showStream } from "./stream/stream.js";
 import { applyTheme, switchTheme, theme } from "./theme.js";
+import { visibleText } from "./visible.js";
 
 const page = document.getElementById("page");
 const NOTHING = { destroy() {} };
@@ -84,7 +85,7 @@ async function drawPage(board, isShown) {
 }
 
 function drawStream(place, identity) {
-  document.title = `Stream ${identity.slice(0, 12)} · Legato`;
+  document.title = `Stream ${visibleText(identity.slice(0, 12))} · Legato`;
   return showStream(place, identity, {
     theme: theme(),
     fetchJson: (path, signal) => fetchJson(path, { signal }),

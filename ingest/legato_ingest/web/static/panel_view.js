@@ -5,6 +5,7 @@ import { dropdown, element, openDialog } from "./elements.js";
 import { copyText, downloadCsv } from "./files.js";
 import { durationOf, intervalOf, pageUrl } from "./location.js";
 import { CHARTS, drawPanel, FIGURES, toCsv, toMarkdown } from "./panels/index.js";
+import { visibleText } from "./visible.js";
 
 export class PanelView {
   constructor(panel, dashboard) {
@@ -111,7 +112,7 @@ export class PanelView {
     const edit = this.refs().map((name) => element("a", { href: this.dashboard.sqlPage(name, this.interval()) }, "Run and edit"));
     this.dialog = openDialog(`The SQL of ${this.panel.title}`, [element("h2", {}, this.panel.title), text], edit);
     for (const link of edit) link.addEventListener("click", () => this.dialog.close());
-    text.textContent = await this.dashboard.sqlOf(this.refs(), this.interval()).catch((error) => error.message);
+    text.textContent = visibleText(await this.dashboard.sqlOf(this.refs(), this.interval()).catch((error) => error.message));
   }
 
   destroy() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,7 +84,7 @@ def test_a_sweep_asks_few_queries_for_many_engines(store: Store) -> None:
 
 
 def test_after_many_rows_the_next_query_is_not_larger(store: Store) -> None:
-    """The limit follows the rows of the query before: 10 steps a second are few, 400 are not."""
+    """The limit follows the rows of the query before: 10 steps a second are few, 200 are not, and 400 are too many for the memory."""
     asked: list[int] = []
 
     class Engines:
@@ -97,7 +98,16 @@ def test_after_many_rows_the_next_query_is_not_larger(store: Store) -> None:
             return pa.table(columns)
 
     windows = {("", f"engine-{number}"): (NOW_NS, NOW_NS + 100 * SECOND_NS) for number in range(700)}
-    for steps_per_s, expected in ((10, [160, 540]), (400, [160, 160, 160, 160, 60])):
+    for steps_per_s, expected in ((10, [160, 540]), (200, [160, 160, 160, 160, 60]), (400, [160, *8 * [80], 60])):
         asked.clear()
         rows_by_engine(Engines(steps_per_s), STEPS, windows, "recorded_at")  # type: ignore[arg-type]
         assert asked == expected
+
+
+def test_an_engine_with_too_many_rows_is_left_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have their rows: one sender of very many steps takes no memory for them."""
+    put_steps(store)
+    monkeypatch.setattr("legato_ingest.attribution.load.by_engine._ROWS_MAX", 50)
+    windows = {key: (NOW_NS, NOW_NS + (60 if key == ENGINES[2] else 9) * SECOND_NS) for key in ENGINES}
+    found = rows_by_engine(store, STEPS, windows, "recorded_at")
+    assert {key: len(rows["step"]) for key, rows in found.items()} == {key: 10 for key in ENGINES if key != ENGINES[2]}

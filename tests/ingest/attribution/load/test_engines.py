@@ -57,3 +57,27 @@ def test_one_late_send_moves_no_clock(store: Store) -> None:
     put(store, stream(world, "client"), RECEIVED_NS)
     worker(store).step()
     assert {(row[0], row[3]) for row in verdicts(store)} == {("scheduling", 200)}
+
+
+def test_no_verdict_depends_on_another_tenant(store: Store) -> None:
+    """A stream without a server takes the only engine of its tenant at the time of the tenant's finished requests.
+
+    The requests of another tenant are finished in the same batch, an hour before and after: at a time when the tenant had two engines.
+    Some have the tenant's response id.
+    """
+    put(store, stream(WORLD, "client"), RECEIVED_NS, "a")
+    put(store, stream(WORLD, "client", 1), RECEIVED_NS, "a")
+    put(store, steps(WORLD), RECEIVED_NS, "a")
+    store.command("DELETE FROM engine_requests WHERE response_id = 'chatcmpl-2'")
+    worker(store).step()
+    columns = "tenant, cause, confidence, parts, missing, engine_id, gap_start_us"
+    alone = store.select(f"SELECT {columns} FROM verdicts FINAL ORDER BY ALL")
+    assert [row[5] for row in alone] == ["e", "e"]
+    earlier = int(WORLD.ends[0]) - 3_600 * 1_000 * MS
+    put(store, steps_request(Engine("old", 5), [Step(1, earlier + 1_000 * MS)]), RECEIVED_NS, "a")
+    for at_ns, response in ((earlier, "chatcmpl-1"), (int(WORLD.ends[-1]) + 3_600 * 1_000 * MS, "chatcmpl-2")):
+        put(store, steps_request(Engine("e", 6), [Step(1, at_ns)], [FinishedRequest(1, response)]), RECEIVED_NS, "b")
+    put(store, stream(WORLD, "client"), RECEIVED_NS, "b")
+    put(store, stream(WORLD, "client", 1), RECEIVED_NS, "b")
+    worker(store).again(0)
+    assert store.select(f"SELECT {columns} FROM verdicts FINAL WHERE tenant = 'a' ORDER BY ALL") == alone

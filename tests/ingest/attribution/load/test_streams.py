@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from helpers.builders.judging import RECEIVED_NS, verdicts, worker
-from helpers.builders.world import World
-from helpers.builders.world_spans import put, steps, stream
+from helpers.builders.spans import native_span, request
+from helpers.builders.world import MS, World
+from helpers.builders.world_spans import put, steps, stream, trace_id
+from legato._timeline import pack
+from legato_ingest.attribution.load.due import Due
+from legato_ingest.attribution.load.streams import Most, slices_of, streams_in
+from legato_ingest.columns import NS_MAX
 from legato_ingest.storage import Store
+
+GAP_US = 250_000
 
 
 def test_a_stall_that_proves_healthy_is_withdrawn(store: Store) -> None:
@@ -19,3 +29,66 @@ def test_a_stall_that_proves_healthy_is_withdrawn(store: Store) -> None:
     put(store, steps(world), RECEIVED_NS)
     judge.again(0)
     assert [row[0] for row in verdicts(store)] == ["base"] * 14
+
+
+ALL = Due(0, NS_MAX)
+
+
+def put_tenants(store: Store, count: int) -> None:
+    """Store the same for so many tenants: a client on a path that was held, its server without a long gap, and the steps of the engine."""
+    world = World(held=(200, 700 * MS))
+    for number in range(count):
+        for part in (stream(world, "client"), stream(world, "server"), steps(world)):
+            put(store, part, RECEIVED_NS, f"tenant-{number}")
+
+
+def test_a_bound_on_memory_changes_no_verdict(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second with more than may be in memory at once is judged in parts: by a hash of the ids, and by the chunks of the servers."""
+    put_tenants(store, 9)
+    columns = "tenant, cause, confidence, parts, missing, evidence, gap_start_us, excess_us"
+    judge = worker(store)
+    judge.step()
+    whole = store.select(f"SELECT {columns} FROM verdicts FINAL ORDER BY tenant")
+    assert len(whole) == 9 and {row[1] for row in whole} == {"connection"}
+    store.command("TRUNCATE TABLE verdicts")
+    small = Most(streams=4, bytes=1)
+    monkeypatch.setattr("legato_ingest.attribution.run._MOST", small)
+    assert judge.again(0)["streams"] == 9
+    assert store.select(f"SELECT {columns} FROM verdicts FINAL ORDER BY tenant") == whole
+    slices = slices_of(store, ALL, GAP_US, small)
+    pieces = [piece for each in slices for piece in streams_in(store, each, GAP_US, small)]
+    assert [len(piece) for piece in pieces] == [1] * 9 and all(piece[0].server is not None for piece in pieces)
+    assert len(slices) == 9, "no more slices than streams"
+    assert len(slices_of(store, ALL, GAP_US, Most(streams=3, bytes=2**29))) == 3
+    assert len(slices_of(store, ALL, GAP_US, Most(streams=9, bytes=2**29))) == 1
+
+
+def test_streams_of_very_many_stalls_are_bounded_by_bytes(store: Store) -> None:
+    """Eight streams of 20,000 gaps of 300 ms: 16 MB of chunks and 320 MB of verdicts, if all of them were stalls."""
+    body = request()
+    for number in range(8):
+        times = np.cumsum(np.full(20_000, 300_000)).tolist()
+        timeline = {"legato.stream.vantage": "client", "legato.stream.timeline": pack(times, None, None, [1] * len(times))}
+        native_span(body, timeline, trace_id=trace_id(number), start_ns=RECEIVED_NS, duration_ns=(times[-1] + 1) * 1000)
+    put(store, body, RECEIVED_NS)
+    most = Most(streams=4_000, bytes=100_000_000)
+    slices = slices_of(store, ALL, GAP_US, most)
+    assert len(slices) == 4
+    assert sum(len(piece) for each in slices for piece in streams_in(store, each, GAP_US, most)) == 8
+
+
+def test_streams_with_the_same_ids_are_divided_and_those_of_other_tenants_are_not(store: Store) -> None:
+    """A sender may give all its streams one trace and one span, a nanosecond apart."""
+    times = [300_000 * number for number in range(1, 4)]
+    timeline = {"legato.stream.vantage": "client", "legato.stream.timeline": pack(times, None, None, [1] * 3)}
+    for tenant, count in (("hostile", 400), ("a", 3), ("b", 3)):
+        body = request()
+        for number in range(count):
+            start_ns = RECEIVED_NS // 10**9 * 10**9 + number
+            native_span(body, timeline, trace_id=trace_id(0), span_id=b"same one", start_ns=start_ns, duration_ns=10**9)
+        put(store, body, RECEIVED_NS, tenant)
+    most = Most(streams=50, bytes=2**29)
+    pieces = [piece for each in slices_of(store, ALL, GAP_US, most) for piece in streams_in(store, each, GAP_US, most)]
+    hostile = [piece for piece in pieces if piece[0].tenant == "hostile"]
+    assert sum(map(len, hostile)) == 400 and len(hostile) == 8 and max(map(len, hostile)) < 90
+    assert [sorted(stream.tenant for stream in piece) for piece in pieces if piece not in hostile] == [["a"] * 3 + ["b"] * 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -65,3 +67,22 @@ def test_known_sides_never_change(streams: list[tuple[float, float, float]]) -> 
         before = charge(gaps, None).names()
         after = corroborated(*streams).names()
         assert all(old in (new, "unknown") for old, new in zip(before, after, strict=True))
+
+
+def test_very_many_simultaneous_gaps_take_bounded_memory() -> None:
+    """40,000 streams stalled at one moment, half of them for an unknown cause: 400 million pairs. Other clocks keep their votes."""
+    count = 40_000
+    one = client_gap(400, UNKNOWN, start_ms=1000, pace_ms=20)
+    other = client_gap(400, GENERATED, start_ms=1000, pace_ms=20)
+    gaps = Gaps.joined([one, other] * (count // 2))
+    clocks = np.zeros(count, np.int64)
+    clocks[:4] = 1
+    charged = charge(gaps, None)
+    tracemalloc.start()
+    try:
+        verdicts = corroborate(gaps, charged, np.arange(count), clocks)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 512 * 2**20 and set(verdicts.names()) == {"generation"}
+    assert verdicts.corroborated_by[:4].tolist() == [2, 0, 2, 0] and verdicts.corroborated_by[4] == 2_048

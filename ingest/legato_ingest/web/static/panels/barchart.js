@@ -10,6 +10,7 @@ import { legendFigures } from './legend.js';
 import { summary } from './series.js';
 import { drawSeriesChart } from './series_chart.js';
 import { formatNumber } from './units.js';
+import { visibleText } from '../visible.js';
 
 /** Draw a bar chart panel. */
 export function drawBarChart(element, panel, frames, context) {
@@ -21,7 +22,7 @@ function modelOf(panel, frame, context, theme) {
   const along = frame.columns.find((column) => column.name === panel.options?.xField)
     ?? frame.columns.find((column) => kindOf(column.type) === 'string') ?? frame.columns[0];
   const settings = settingsOf(panel, along.name, along.type);
-  const names = along.values.map((value) => String(display(settings, value, along.type, theme).text));
+  const names = along.values.map((value) => visibleText(display(settings, value, along.type, theme).text));
   const numbers = frame.columns.filter((column) => column !== along && kindOf(column.type) === 'number');
   let free = 0;
   const series = numbers.map((column) => {
@@ -44,7 +45,9 @@ function figure(model, size, theme) {
   const width = size.width - margin.l - margin.r;
   model.area = { left: margin.l, top: margin.t, width, height: size.height - margin.t - margin.b };
   const layout = baseLayout(theme, size, margin);
-  layout.xaxis = plotAxis(categoryAxis(model.names, width), theme, { grid: false });
+  // Plotly takes tags in a text for markup.
+  const texts = model.names.map((name) => name.replace(/&/g, '&amp;').replace(/</g, '&lt;'));
+  layout.xaxis = plotAxis(categoryAxis(texts, width), theme, { grid: false });
   layout.yaxis = plotAxis(vertical, theme);
   return { data: visible.map((series, at) => barsOf(series, at, visible.length, model.panel.options || {})), layout };
 }

@@ -1,21 +1,27 @@
 // Small helpers to build DOM nodes, shared by all panels.
 //
-// All text is set through textContent. This module knows no panel and no data, and it never parses HTML.
+// All text is set as visible text, never as HTML. This module knows no panel and no data.
+
+import { visibleText } from '../visible.js';
+
+const SPOKEN = new Set(['aria-label', 'title']);
 
 /** Return an element with a class, properties and children. A child is a node or a text; null is skipped. */
 export function el(tag, className = '', properties = {}, children = []) {
   const node = document.createElement(tag);
   if (className) node.className = className;
   for (const [name, value] of Object.entries(properties)) setProperty(node, name, value);
-  for (const child of children) if (child !== null && child !== undefined) node.append(child);
+  for (const child of children) {
+    if (child !== null && child !== undefined) node.append(child instanceof Node ? child : visibleText(child));
+  }
   return node;
 }
 
 function setProperty(node, name, value) {
   if (value === null || value === undefined || value === false) return;
-  if (name === 'text') node.textContent = String(value);
+  if (name === 'text') node.textContent = visibleText(value);
   else if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
-  else node.setAttribute(name, value === true ? '' : String(value));
+  else node.setAttribute(name, value === true ? '' : SPOKEN.has(name) ? visibleText(value) : String(value));
 }
 
 /** Show a message in the middle of an empty panel: the reason why there is no data. */

@@ -2,9 +2,10 @@
 //
 // It does not offer files for download; the page does that.
 
+import { visibleText } from '../visible.js';
 import { isDay, kindOf, plainText, mapValue, settingsOf } from './fields.js';
 
-/** Return frames as CSV (RFC 4180), one after the other with an empty line between them. */
+/** Return frames as CSV (RFC 4180), with all texts as they are, one after the other with an empty line between them. */
 export function toCsv(frames) {
   return frames.filter((frame) => frame?.columns?.length).map(frameToCsv).join('\r\n');
 }
@@ -60,5 +61,5 @@ function shownText({ settings, values, type }, row) {
 }
 
 function escaped(text) {
-  return String(text).replace(/\\/g, '\\\\').replace(/\|/g, '\\|').replace(/</g, '&lt;').replace(/\s*[\r\n]+\s*/g, ' ').trim();
+  return visibleText(String(text).replace(/\\/g, '\\\\').replace(/\|/g, '\\|').replace(/</g, '&lt;').replace(/\s*[\r\n]+\s*/g, ' ').trim());
 }

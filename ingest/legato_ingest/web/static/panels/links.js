@@ -3,6 +3,8 @@
 // Only addresses of this page (they start with one "/") and https addresses become links. All values are percent-encoded, so a
 // value from the store cannot change the address it is put into.
 
+import { visibleText } from '../visible.js';
+
 const FIELD = /^__data\.fields(?:\.([\w-]+)|\[(?:"([^"]*)"|'([^']*)'|(\d+))\])(?:\.(text|numeric|raw))?$/;
 
 /** Return the URL with Grafana's macros replaced. `cell`: {raw, text, fields: [{name, raw, text}]}. */
@@ -66,8 +68,8 @@ export function anchor(url, text, title, href) {
   if (!kind) return null;
   const link = document.createElement('a');
   link.href = kind === 'page' ? href(url) : url;
-  link.textContent = text;
-  if (title) link.title = title;
+  link.textContent = visibleText(text);
+  if (title) link.title = visibleText(title);
   if (kind === 'https') [link.target, link.rel] = ['_blank', 'noopener noreferrer'];
   return link;
 }

@@ -5,6 +5,7 @@
 import { drawChunks } from './draw_chunks.js';
 import { drawArea, drawLine, drawStairs, drawSteps } from './draw_engine.js';
 import { count } from './format.js';
+import { visibleText } from '../visible.js';
 
 const AXIS_PX = 26;
 const LABELS_PX = 18;
@@ -133,8 +134,9 @@ function drawTitleLine(context, lane, theme, width) {
   context.fillText(cut(context, rest, width - used), used, lane.title_top + 1);
 }
 
-/** Return the text, shortened with an ellipsis to this width in pixels. */
-export function cut(context, text, width) {
+/** Return the visible text, shortened with an ellipsis to this width in pixels. */
+export function cut(context, received, width) {
+  const text = visibleText(received);
   if (context.measureText(text).width <= width) return text;
   let length = text.length;
   while (length > 1 && context.measureText(`${text.slice(0, length)}…`).width > width) length--;

@@ -4,6 +4,7 @@
 
 import { causeOf } from '../causes.js';
 import { el, oncePerFrame } from '../panels/dom.js';
+import { visibleText } from '../visible.js';
 import { duration, moment, some } from './format.js';
 import { contentOf, readerOf, removable, withoutCause } from './replay_model.js';
 import { drawReader, Pane } from './replay_panes.js';
@@ -80,7 +81,7 @@ export class Replay {
     const gain = this.without ? `${duration(this.without.removed_us)} less in ${some(this.without.stalls, 'stall')}` : '';
     const { vantages, felt } = this.model;
     const is_one_of = new Set(vantages.map((vantage) => vantage.response_id)).size > 1;
-    this.captions.was.textContent = is_one_of ? `As it was: ${felt.response_id || felt.service}` : 'As it was';
+    this.captions.was.textContent = is_one_of ? `As it was: ${visibleText(felt.response_id || felt.service)}` : 'As it was';
     this.captions.would.textContent = `Without ${label}: ${gain}${this.counted()}`;
     this.captions.reader.textContent = this.readerWords();
     this.resize();

@@ -1,0 +1,183 @@
+"""The two queues of the committer, and the parts in which late rows are inserted.
+
+Each day of each table that an insert touches is a separate part on the disk and takes some 20 ms. Rows of today and yesterday (UTC) touch
+few parts, however many requests bring them. Requests with other rows wait in the late lane. They are inserted together, a day at a time, so
+that requests of now never wait for more than one day. The rows of now of a late request are also a separate batch in the first lane. The
+module inserts nothing and knows no thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from legato_ingest.columns import REJECTED
+from legato_ingest.otlp.batch import DAY_NS, Batch
+from legato_ingest.otlp.budget import recent_days
+from legato_ingest.shares import Shares
+from legato_ingest.write.body import Body
+from legato_ingest.write.group_insert import Receipt
+
+__all__ = ["LATE_DAYS_MAX", "Lane", "Waiting", "by_day", "is_late"]
+
+# Days of tables that the requests of one group touch, unless a single request touches more.
+LATE_DAYS_MAX = 64
+# The tables of a batch with the time that decides on a row's day.
+_TIMES = {
+    "revs": "start_time",
+    "sockets": "start_time",
+    "silences": "recorded_at",
+    "steps": "recorded_at",
+    "requests": "recorded_at",
+    "samples": "recorded_at",
+}
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A batch of a tenant in a queue, with its size in bytes and the future that its request waits for.
+
+    With a log: the ``body``, its ``segment`` of the log once it is in the log, and how often its insert has failed for its own fault.
+    ``early``: the rows of now of a late batch, inserted before it; no request waits for them, and if they are not stored, they still are in
+    the ``whole`` batch.
+    """
+
+    batch: Batch
+    size: int
+    future: Future[Receipt]
+    is_late: bool
+    tenant: str = ""
+    body: Body | None = None
+    segment: int | None = None
+    failures: float = 0
+    early: Waiting | None = None
+    whole: Waiting | None = None
+
+    @classmethod
+    def of(cls, batch: Batch, now_ns: int, tenant: str, body: Body | None = None) -> Waiting:
+        """Return a batch of a request, divided if it has rows of now and late ones."""
+        size = batch.nbytes + (len(body.content) if body is not None else 0)
+        waiting = cls(batch, size, Future(), is_late(batch, now_ns), tenant, body)
+        recent = {day for _, day in batch.days}.intersection(recent_days(now_ns))
+        if waiting.is_late and recent:
+            early = _Divided(batch).part(recent, is_last=False)
+            waiting.early = cls(early, early.nbytes, Future(), False, tenant, whole=waiting)
+        return waiting
+
+    def parts(self) -> Iterator[Waiting]:
+        """Yield the batch, and its early rows."""
+        yield self
+        if self.early is not None:
+            yield self.early
+
+    def stored(self) -> None:
+        """Take note that the batch is stored: early rows are left out of the whole batch."""
+        if self.whole is not None:
+            whole = self.whole.batch
+            self.whole.batch = _Divided(whole).part({day for _, day in whole.days - self.batch.days}, is_last=True)
+
+
+class Lane:
+    """One queue. ``held`` are the bytes of tenants that were accepted for it, which the committer counts.
+
+    ``finished`` of ``queued`` batches are finished, and a reader waits for the first ``wanted``. Not thread-safe.
+    """
+
+    def __init__(self, bytes_max: int, days_max: int | None = None) -> None:
+        self._days_max = days_max
+        self._waiting: deque[Waiting] = deque()
+        self.held = Shares(bytes_max)
+        self.queued = self.finished = self.wanted = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a reader waits for a batch."""
+        return self.wanted > self.finished
+
+    def want(self) -> int:
+        """Take note that a reader waits for all batches that are queued, and return their number."""
+        if self.finished < self.queued:
+            self.wanted = max(self.wanted, self.queued)
+        return self.queued
+
+    def put(self, group: Sequence[Waiting]) -> None:
+        """Queue batches."""
+        self._waiting.extend(group)
+        self.queued += len(group)
+
+    def put_back(self, group: Sequence[Waiting]) -> None:
+        """Queue batches of a failed insert again, before all others."""
+        self._waiting.extendleft(reversed(group))
+
+    def finish(self, group: Sequence[Waiting]) -> None:
+        """Take note that batches have left the committer."""
+        self.finished += len(group)
+
+    def take(self, chunks_max: int) -> list[Waiting]:
+        """Remove and return the batches of the next insert: as many as fit, at least one.
+
+        Batches of a group that failed for the fault of one of them are inserted one by one.
+        """
+        group = [self._waiting.popleft()]
+        weight, days = group[0].batch.weight, set(group[0].batch.days)
+        is_alone = group[0].failures >= 1
+        while self._waiting and not (is_alone or self._waiting[0].failures >= 1):
+            batch = self._waiting[0].batch
+            is_spread = self._days_max is not None and len(days | batch.days) > max(self._days_max, len(days))
+            if is_spread or weight + batch.weight > chunks_max:
+                break
+            group.append(self._waiting.popleft())
+            weight += batch.weight
+            days |= batch.days
+        return group
+
+
+def is_late(batch: Batch, now_ns: int) -> bool:
+    """Return whether a batch has rows of other days than today and yesterday."""
+    recent = recent_days(now_ns)
+    return any(day not in recent for _, day in batch.days)
+
+
+def by_day(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
+    """Yield the rows of these batches one day after another, as one batch each.
+
+    What belongs to no day is in the last, because it would be counted again if a later day could not be inserted.
+    """
+    days = sorted({day for batch in batches for _, day in batch.days})
+    divided = [_Divided(batch) for batch in batches]
+    for number, day in enumerate(days):
+        yield [each.part({day}, is_last=number == len(days) - 1) for each in divided]
+
+
+class _Divided:
+    """A batch, and the day of each row in each of its tables."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._days: dict[str, Any] = {}
+        for name, time in _TIMES.items():
+            rows = getattr(batch, name)
+            if rows.num_rows:
+                self._days[name] = rows[time].combine_chunks().cast(pa.int64()).to_numpy() // DAY_NS
+
+    def part(self, wanted: Collection[int], *, is_last: bool) -> Batch:
+        """Return the rows of these days. The last part also has the rejections and the counts of senders."""
+        tables: dict[str, pa.Table] = {}
+        for name, days in self._days.items():
+            rows, mask = getattr(self._batch, name), np.isin(days, list(wanted))
+            tables[name] = rows if mask.all() else rows.filter(pa.array(mask)) if np.any(mask) else rows.slice(0, 0)
+        revs, steps = tables.get("revs", self._batch.revs), tables.get("steps", self._batch.steps)
+        chunks = (pc.sum(pc.list_value_length(revs["dt_us"])).as_py() or 0) + steps.num_rows
+        touched = frozenset(each for each in self._batch.days if each[1] in wanted)
+        part = replace(self._batch, **tables, chunks=chunks, size_bytes=0, days=touched)
+        return part if is_last else replace(part, rejected=REJECTED.empty, unlisted=Counter(), senders=Counter())
