@@ -6,7 +6,6 @@ tenant that the request reads as.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import time
@@ -23,6 +22,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.query.clickhouse_http import Encoded
 from legato_ingest.query.ended_queries import EndedQueries, form_of
 from legato_ingest.query.sql_guard import Guard, bound
+from legato_ingest.query.turns import Turns
 from legato_ingest.quoting import Value, parameter
 from legato_ingest.settings import Settings
 
@@ -33,7 +33,7 @@ Run = Callable[[str, Mapping[str, Value]], list[dict[str, Any]]]
 Out = TypeVar("Out")
 # A statement counts as one for so many characters of its text and its parameters, so that those that wait take a bounded amount of memory.
 _LENGTH_OF_ONE = 65_536
-# Statements of tenants under suspicion, which run one at a time, may wait for so many times the time of a statement.
+# While statements of tenants under suspicion run alone, the others may wait for so many times the time of a statement.
 _SUSPECT_TIMES = 4
 
 
@@ -75,11 +75,11 @@ class Reads:
     ) -> None:
         self._settings, self._metrics, self.store, self._begin_settling = settings, metrics, store, begin_settling
         own = settings.server.database if settings.server else "default"
-        self._guard = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), own)
-        self._running = anyio.CapacityLimiter(settings.queries_max)
+        self._guard = Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant), own)
+        self._running, self._threads = anyio.CapacityLimiter(settings.queries_max), anyio.CapacityLimiter(settings.queries_max)
         # How many statements of each tenant run or wait; a tenant has half of the places that the others leave at most.
         self._admitted = Counter[str]()
-        self._ended, self._suspects = EndedQueries(), anyio.CapacityLimiter(1)
+        self._ended, self._turns = EndedQueries(), Turns()
         # A place to run is always left for other tenants: a tenant's further statements wait for its own.
         self._of_tenant: dict[str, anyio.CapacityLimiter] = {}
         self.timezone = lru_cache(maxsize=1)(lambda: store.query_bytes("SELECT timezone()").decode().strip())
@@ -115,19 +115,19 @@ class Reads:
         self._admitted[tenant] += count
         started, settle = time.perf_counter(), self._begin_settling()
 
-        def settled() -> Out:
+        def in_time() -> Out:
             waited_s = time.perf_counter() - started
-            if waited_s > self._settings.query_seconds_max * (_SUSPECT_TIMES if self._ended.is_suspect(tenant) else 1):
+            if waited_s > self._settings.query_seconds_max * (_SUSPECT_TIMES if self._ended.has_suspects() else 1):
                 # Its client has probably left; a page or Grafana would wait as long for the next one.
                 raise BadRequest(f"this query waited for {waited_s:.0f} s: retry in {self._settings.retry_after_s} s", 503)
-            settle()
             return work()
 
         try:
-            async with self._place(tenant):
-                # Known only now: tenants come under suspicion while their statements wait.
-                async with self._suspects if self._ended.is_suspect(tenant) else contextlib.nullcontext():
-                    result = await anyio.to_thread.run_sync(settled, limiter=self._running)
+            async with self._place(tenant), self._running:
+                await anyio.to_thread.run_sync(settle, limiter=self._threads)
+                # Asked when its turn comes: tenants come under suspicion while their statements wait.
+                async with self._turns.turn(partial(self._ended.is_suspect, tenant)):
+                    result = await anyio.to_thread.run_sync(in_time, limiter=self._threads)
         finally:
             self._admitted[tenant] -= count
         self._metrics.query_seconds.observe(time.perf_counter() - started)
@@ -136,7 +136,7 @@ class Reads:
     def _place(self, tenant: str) -> anyio.CapacityLimiter:
         """Return what limits how many statements of a tenant run: all but one of the places, if there are other tenants.
 
-        Of a tenant under suspicion it is one, so that such tenants take turns.
+        Of a tenant under suspicion it is one, so that the others have their turns between its statements.
         """
         most = 1 if self._ended.is_suspect(tenant) else max(1, self._settings.queries_max - (tenant != ALL_TENANTS))
         place = self._of_tenant.setdefault(tenant, anyio.CapacityLimiter(most))
@@ -153,14 +153,14 @@ class Reads:
         form = form_of(sql)
         self._ended.expect_allowed(tenant, form)
         try:
-            statement = self._guard.check(sql, parameters)
+            statement = self._guard.check(sql, parameters, tenant)
             chosen = statement.format or default_format
             content = self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant)
         except QueryEnded as error:
             self._ended.ended(tenant, form, error.tenants, is_alone=error.is_alone)
             raise
         except StoreRestarting as error:
-            self._ended.crashed(tenant, form, error.tenants, is_alone=error.is_alone, is_fault=error.is_fault)
+            self._ended.crashed(tenant, error.tenants, is_fault=error.is_fault)
             raise
         self._ended.answered(tenant, form)
         return Result(content, chosen, self.timezone())

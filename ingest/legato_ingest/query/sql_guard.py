@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query import sql_text, sql_tree
 from legato_ingest.query.sql_template import Generalized, Template, generalize, template
@@ -22,7 +23,7 @@ from legato_ingest.query.sql_text import CanonicalText, Refused
 __all__ = ["Guard", "Parameters", "Refused", "bound"]
 
 Parameters = Mapping[str, Any]
-Run = Callable[[str, Parameters], bytes]
+Run = Callable[[str, Parameters, str], bytes]
 
 _CACHE_MAX = 1024
 _CACHED_TEXT_MAX = 32_768
@@ -32,7 +33,9 @@ _WRAPPED_SCOPE = re.compile(r":? In scope SELECT formatQuerySingleLine\(.*\)\.? 
 
 
 class Guard:
-    """Checks statements with ``run(sql, parameters) -> TSVRaw``, which parses them in ClickHouse. ``own``: the database of Legato's tables.
+    """Checks statements with ``run(sql, parameters, tenant) -> TSVRaw``, which parses them in ClickHouse.
+
+    ``own``: the database of Legato's tables.
 
     The last 1,024 accepted statements are cached by their text, without the numbers of a Grafana time range (``sql_template``), so a
     dashboard's refresh costs no call of ``run``. Rejections are not cached: each is decided on the statement itself.
@@ -47,27 +50,27 @@ class Guard:
         self._cache: OrderedDict[str, CanonicalText | Template | None] = OrderedDict()
         self._lock = Lock()
 
-    def check(self, text: str, parameters: Parameters) -> CanonicalText:
-        """Return the canonical text to run. Raises ``Refused``, or ``StoreRefused`` with ClickHouse's own error."""
+    def check(self, text: str, parameters: Parameters, tenant: str = ALL_TENANTS) -> CanonicalText:
+        """Return the canonical text to run for a tenant. Raises ``Refused``, or ``StoreRefused`` with ClickHouse's own error."""
         general = generalize(text) if len(text) <= _CACHED_TEXT_MAX else None
         if general is not None:
-            found = self._template(general, parameters)
+            found = self._template(general, parameters, tenant)
             if found is not None:
                 return found.fill(general.numbers)
         cached = self._cached(text)
         if isinstance(cached, CanonicalText):
             return cached
-        statement = self._judge(text, parameters)
+        statement = self._judge(text, parameters, tenant)
         self._keep(text, statement)
         return statement
 
-    def _template(self, general: Generalized, parameters: Parameters) -> Template | None:
+    def _template(self, general: Generalized, parameters: Parameters, tenant: str) -> Template | None:
         """The template of a statement with stand-ins; None when it has none, or is rejected in this form."""
         cached = self._cached(general.text)
         if cached is not _MISSING:
             return cached if isinstance(cached, Template) else None
         try:
-            found = template(self._judge(general.text, parameters), len(general.numbers))
+            found = template(self._judge(general.text, parameters, tenant), len(general.numbers))
         except StoreRefused:
             # The statement itself is checked next: its error names its own numbers.
             return None
@@ -89,21 +92,21 @@ class Guard:
             while len(self._cache) > _CACHE_MAX:
                 self._cache.popitem(last=False)
 
-    def _judge(self, text: str, parameters: Parameters) -> CanonicalText:
+    def _judge(self, text: str, parameters: Parameters, tenant: str) -> CanonicalText:
         if len(text) > _TEXT_MAX:
             raise StoreRefused(f"Code: 62. DB::Exception: the statement has {len(text)} characters, at most {_TEXT_MAX} are accepted", 62)
         if "\0" in text:
             raise Refused("the statement holds a zero byte")
-        statement = sql_text.read(self._canonical(text))
+        statement = sql_text.read(self._canonical(text, tenant))
         # The store appends a FORMAT. It is one more name in the tree, and keeps the statement's end from being read as anything else.
-        tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters))
+        tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters), tenant)
         sql_tree.check(tree.decode("utf-8", "replace"), self._own)
         return statement
 
-    def _canonical(self, text: str) -> str:
+    def _canonical(self, text: str, tenant: str) -> str:
         """The statement in one line. The parser rejects several statements, and text after an unmatched parenthesis."""
         try:
-            line = self._run("SELECT formatQuerySingleLine({statement:String})", {"statement": text})
+            line = self._run("SELECT formatQuerySingleLine({statement:String})", {"statement": text}, tenant)
         except StoreRefused as error:
             raise StoreRefused(_WRAPPED_SCOPE.sub(r" (\1)", str(error)), error.code) from None
         return line.decode("utf-8", "replace").removesuffix("\n")

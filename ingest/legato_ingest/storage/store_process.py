@@ -64,6 +64,8 @@ class _Running:
     control: socket.socket
     idle: list[_Channel] = field(default_factory=list)
     at_rest: MemoryAtRest = field(default_factory=MemoryAtRest)
+    # Whether it had much more memory than at rest when it was last watched.
+    is_grown: bool = False
     # Returns the error of a call that was under way when the process ended.
     restarting: Callable[[], StoreRestarting] = lambda: _restarting(())
 
@@ -242,7 +244,9 @@ class StoreProcess:
         if reason == "crash":
             with contextlib.suppress(subprocess.TimeoutExpired):
                 # Its connections close just before it has ended.
-                is_fault = is_fault or -running.process.wait(_EXIT_S) in _FAULTS
+                number = -running.process.wait(_EXIT_S)
+                # Where memory is short, the kernel kills the process before the watch sees its growth as one beyond the limit.
+                is_fault = is_fault or number in _FAULTS or (number == signal.SIGKILL and running.is_grown)
         running.kill()
         running.restarting = partial(_restarting, self._tenants(), is_alone=self._is_alone(), is_fault=is_fault)
         self._running = None
@@ -341,6 +345,8 @@ class StoreProcess:
         late = [read for read in self._reads if time.monotonic() > read.until_s]
         memory, at_rest = anonymous_bytes(running.process.pid) or 0, running.at_rest
         at_rest.add(memory)
+        # A process that has ended has none.
+        running.is_grown = memory > at_rest.bytes + self._read_bytes_max // 2 if memory else running.is_grown
         # Statements that run at the same time have their memory each, and so have Legato's own.
         allowed = int(self._read_bytes_max * (0.5 + len(self._reads) + bool(self._own)))
         if memory > at_rest.bytes + allowed:
@@ -351,7 +357,7 @@ class StoreProcess:
         elif late:
             for read in late:
                 what = f"ended, because the query took more than {self._read_seconds_max:g} s"
-                read.reason = _beyond(_TIMEOUT, what, {read.tenant}, True)
+                read.reason = _beyond(_TIMEOUT, what, self._tenants(), self._is_alone())
             self._end(running, "time")
 
     def _tenants(self) -> set[str]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import anyio
@@ -374,26 +375,30 @@ def until_true(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_queries_of_tenants_under_suspicion_run_one_at_a_time() -> None:
-    """After an end without a known cause, so that the next end has one; other tenants have all places."""
-    for tenant, most in (("a", 1), ("c", 2)):
-        store = Counted()
-        reads = Reads(load(queries_max=3), store, Metrics())
-        store.ended = QueryEnded("Code: 241. ended", 241, {"a", "b"}, is_alone=False)
-        for each in ("a", "b"):
-            with pytest.raises(QueryEnded):
-                reads._work("SELECT number", {}, "TabSeparated", each)
-        store.ended = None
+def test_queries_of_tenants_under_suspicion_run_alone() -> None:
+    """After an end without a known cause, so that the next end has one; other tenants have all places when none of them runs."""
+    store = Counted()
+    reads = Reads(load(queries_max=3), store, Metrics())
+    store.ended = QueryEnded("Code: 241. ended", 241, {"a", "b"}, is_alone=False)
+    for each in ("a", "b"):
+        with pytest.raises(QueryEnded):
+            reads._work("SELECT number", {}, "TabSeparated", each)
+    store.ended = None
 
-        async def check(reads: Reads = reads, store: Counted = store, tenant: str = tenant, most: int = most) -> None:
-            async with anyio.create_task_group() as tasks:
-                for number in range(4):
-                    tasks.start_soon(reads.run, f"SELECT number, {number}", {}, "TabSeparated", tenant)
-                assert await anyio.to_thread.run_sync(until_true, lambda: store.running == most)
-                store.go.set()
+    async def most(*tenants: str, at_once: int) -> int:
+        store.most = 0
+        store.go.clear()
+        async with anyio.create_task_group() as tasks:
+            for number, tenant in enumerate(tenants):
+                tasks.start_soon(reads.run, f"SELECT number, {number}", {}, "TabSeparated", tenant)
+                await anyio.wait_all_tasks_blocked()
+            assert await anyio.to_thread.run_sync(until_true, lambda: store.running == at_once)
+            store.go.set()
+        return store.most
 
-        anyio.run(check)
-        assert store.most == most
+    assert anyio.run(partial(most, "c", "d", "e", at_once=3)) == 3
+    assert anyio.run(partial(most, "a", "b", "a", "b", at_once=1)) == 1
+    assert anyio.run(partial(most, "a", "c", "b", "d", "a", at_once=1)) == 1
 
 
 def test_a_query_asks_for_an_insert_when_it_arrives() -> None:

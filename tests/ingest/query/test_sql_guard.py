@@ -38,7 +38,7 @@ def guard(store: Store) -> Guard:
 
 def guard_of(store: Store) -> Guard:
     """A guard that parses in this store's engine."""
-    return Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"))
+    return Guard(lambda sql, parameters, _: store.query_bytes(sql, parameters, "TabSeparatedRaw"))
 
 
 def answer(store: Store, guard: Guard, text: str, parameters: Mapping[str, Any] | None = None) -> bytes:
@@ -185,7 +185,7 @@ def test_an_allowed_statement_costs_little(store: Store, guard: Guard) -> None:
 
 def test_only_legatos_own_database_is_open(store: Store) -> None:
     """On a shared server no other database is allowed, not even `default`, also not on the right side of IN."""
-    own = Guard(lambda sql, parameters: store.query_bytes(sql, parameters, "TabSeparatedRaw"), "legato")
+    own = Guard(lambda sql, parameters, _: store.query_bytes(sql, parameters, "TabSeparatedRaw"), "legato")
     for sql in (
         "SELECT count() FROM legato.streams",
         "SELECT count() FROM streams AS s WHERE s.vantage IN ('a') AND s.chunks NOT IN (SELECT 1)",

@@ -36,7 +36,7 @@ class Engine:
     def __init__(self, store: Store) -> None:
         self.store, self.calls = store, 0
 
-    def run(self, sql: str, parameters: Parameters) -> bytes:
+    def run(self, sql: str, parameters: Parameters, tenant: str) -> bytes:
         """Parse in the store's engine."""
         self.calls += 1
         return self.store.query_bytes(sql, parameters, "TabSeparatedRaw")
@@ -44,7 +44,7 @@ class Engine:
     def exact(self, text: str) -> CanonicalText | int:
         """The guard's decision on this very text, without the cache: the canonical text, or the error's code."""
         try:
-            return Guard(self.run)._judge(text, {})
+            return Guard(self.run)._judge(text, {}, "a")
         except StoreRefused as error:
             return error.code
 

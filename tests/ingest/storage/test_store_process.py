@@ -11,14 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
 from helpers.servers.waiting import until
-from legato_ingest.errors import QueryEnded, StoreRefused, StoreRestarting, StoreUnavailable
+from legato_ingest.errors import QueryEnded, StoreError, StoreRefused, StoreRestarting, StoreUnavailable
 from legato_ingest.storage import ProcessStore, StoreProcess
 from legato_ingest.storage.lock import StoreLock
+from legato_ingest.storage.process_memory import anonymous_bytes
 
 LIMITS = {"max_execution_time": 5, "max_memory_usage": 2**30, "max_threads": 1}
 # The engine does not interrupt the first, and does not count the memory of the second.
@@ -187,6 +189,75 @@ def test_memory_of_statements_that_run_together_is_theirs(store: ProcessStore, e
     for each in both:
         each.join()
     assert results == [b"28000000\t0\n"] * 2 and not ended
+
+
+def test_memory_that_a_query_left_is_not_that_of_the_next(tmp_path: pathlib.Path, ended: list[str]) -> None:
+    """Of queries that fail by the engine's limit. The engine would keep their memory for ten seconds, and the next query pay for it."""
+    limits, size = {**LIMITS, "max_memory_usage": 2**28}, 2**28
+    store = ProcessStore(StoreProcess(tmp_path / "store", limits, read_seconds_max=30, read_bytes_max=size, ended=ended.append))
+    at_rest = anonymous_bytes(store._process.pid) or 0
+    sql, errors = "SELECT length(groupArray(number)) FROM numbers(60000000)", list[StoreError]()
+
+    def take() -> None:
+        try:
+            store.query_bytes(sql, tenant="a")
+        except StoreError as error:
+            errors.append(error)
+
+    for _ in range(2):
+        both = [threading.Thread(target=take) for _ in range(2)]
+        for each in both:
+            each.start()
+        for each in both:
+            each.join()
+        assert (anonymous_bytes(store._process.pid) or 0) - at_rest < 192 * 2**20
+        assert store.query_bytes("SELECT sleep(0.05)", tenant="b") == b"0\n"
+    store.close()
+    assert {error.code for error in errors} == {241} and not ended
+
+
+def test_a_query_beside_another_is_not_alone_when_it_takes_too_long(tmp_path: pathlib.Path) -> None:
+    """A disk or a process that stands still makes every query late."""
+    store, errors = opened(tmp_path / "store", [], seconds=2), list[QueryEnded]()
+
+    def take(tenant: str) -> None:
+        try:
+            store.query_bytes(ENDLESS, tenant=tenant)
+        except QueryEnded as error:
+            errors.append(error)
+
+    both = [threading.Thread(target=take, args=(tenant,)) for tenant in "ab"]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    store.close()
+    assert errors and all(each.tenants == {"a", "b"} and not each.is_alone for each in errors)
+
+
+def test_a_kill_for_want_of_memory_is_a_fault(store: ProcessStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills the process of the store first. It is the fault of a query with which the process has grown, and of no other."""
+    monkeypatch.setattr(store._process, "_read_bytes_max", 2**29)
+    errors = list[StoreRestarting]()
+
+    def take(sql: str) -> None:
+        try:
+            store.query_bytes(sql)
+        except StoreRestarting as error:
+            errors.append(error)
+
+    def has_grown(by_bytes: int) -> bool:
+        return bool(store._process._reads) and (anonymous_bytes(store._process.pid) or 0) >= by_bytes
+
+    for sql, growth_bytes in (("SELECT sleep(3)", 0), ("SELECT length(groupArray(number)) FROM numbers(1000000000)", 7 * 2**26)):
+        assert store.query_bytes("SELECT 1") == b"1\n"
+        at_rest, reader = anonymous_bytes(store._process.pid) or 0, threading.Thread(target=take, args=(sql,))
+        reader.start()
+        until(partial(has_grown, at_rest + growth_bytes))
+        time.sleep(0.05)
+        os.kill(store._process.pid, signal.SIGKILL)
+        reader.join()
+    assert [error.is_fault for error in errors] == [False, True]
 
 
 def test_a_start_that_fails_is_the_stores_fault(store: ProcessStore, monkeypatch: pytest.MonkeyPatch) -> None:
