@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -194,7 +194,7 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     probe = store.clone()
     unread = Shares(REPLY_BYTES_MAX)
     apps: list[_App] = [
-        (otlp_endpoint.create_app(settings, committer, metrics, lambda: migrate.is_current(probe, migrations), receiver), listeners.otlp),
+        (otlp_endpoint.create_app(settings, committer, metrics, partial(_is_ready, probe, migrations, log), receiver), listeners.otlp),
         (BoundedReplies(read_endpoint.create_app(settings, reads, metrics), unread), listeners.read),
     ]
     if listeners.web is not None:
@@ -210,6 +210,13 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     _announce(settings, listeners)
     with workers.closing(committer), contextlib.closing(probe):
         uvloop.run(_run(apps, listeners, receiver, store, settings, stopping))
+
+
+def _is_ready(probe: Store, migrations: Sequence[migrate.Migration], log: WriteAheadLog | None) -> bool:
+    """Return whether requests are acknowledged: the store answers, has the schema, and its log can be written. Raises ``LegatoError``."""
+    if log is not None:
+        log.check()
+    return migrate.is_current(probe, migrations)
 
 
 def _read_limits(settings: Settings) -> dict[str, int | str]:

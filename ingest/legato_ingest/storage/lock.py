@@ -12,7 +12,7 @@ import pathlib
 import time
 from types import TracebackType
 
-from legato_ingest.errors import Locked
+from legato_ingest.errors import Locked, StoreUnavailable
 
 __all__ = ["StoreLock", "admin_socket_path"]
 
@@ -26,16 +26,19 @@ def admin_socket_path(store_path: pathlib.Path) -> pathlib.Path:
 
 
 class StoreLock:
-    """The lock of the store at ``path``, held from ``acquire`` (or ``with``) until ``release``. Raises ``Locked``."""
+    """The lock of the store at ``path``, held from ``acquire`` (or ``with``) until ``release``. Raises what ``acquire`` raises."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path.with_name(path.name + ".lock")
         self._file: int | None = None
 
     def acquire(self) -> StoreLock:
-        """Take the lock, or raise ``Locked`` with the holder's process id."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Take the lock, or raise ``Locked`` with the holder's process id, or ``StoreUnavailable`` if the disk rejects writes."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(f"the store {self.path.with_suffix('')} cannot be used: {error.strerror}: {error.filename}") from None
         until_s = time.monotonic() + _GONE_S
         while not _is_locked(file):
             holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"

@@ -7,6 +7,7 @@ that could not be inserted. The module knows nothing of the contents of a payloa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pathlib
@@ -63,6 +64,7 @@ class WriteAheadLog:
         self._lock = threading.Lock()
         self._segments = [_opened(folder / name) for name in _NAMES]
         self._current = 0
+        self._rejects = False
         _sync_folder(folder)
 
     def pending(self) -> Iterator[tuple[int, bytes]]:
@@ -70,15 +72,9 @@ class WriteAheadLog:
 
         Behind the last record there may be a part of one that was cut off by a crash; its request was not acknowledged.
         """
-        for number, segment in enumerate(self._segments):
-            records, end = _records(segment.path)
-            found = segment.path.stat().st_size
-            if found > end:
-                _log.warning("%s: %d bytes behind the last record are dropped", segment.path, found - end)
-                os.ftruncate(segment.file, end)
-            # All are counted before the first is stored: the segment is emptied with the last.
-            with self._lock:
-                segment.size, segment.open = end, len(records)
+        # All are counted before the first is stored or set aside: a segment is emptied with its last, and appended to behind it.
+        found = [self._counted(segment) for segment in self._segments]
+        for number, (segment, records) in enumerate(zip(self._segments, found, strict=True)):
             for at, size, checksum in records:
                 payload = os.pread(segment.file, size, at)
                 if zlib.crc32(payload) == checksum:
@@ -87,30 +83,46 @@ class WriteAheadLog:
                     _log.error("%s: the record of %d bytes at byte %d is damaged: its request is lost", segment.path, size, at)
                     self.stored(number, 1)
 
+    def _counted(self, segment: _Segment) -> list[tuple[int, int, int]]:
+        """Take note of the records of a segment, and return the place, length and checksum of each payload."""
+        records, end = _records(segment.path)
+        found = segment.path.stat().st_size
+        if found > end:
+            _log.warning("%s: %d bytes behind the last record are dropped", segment.path, found - end)
+            os.ftruncate(segment.file, end)
+        with self._lock:
+            segment.size, segment.open = end, len(records)
+        return records
+
     def append(self, payloads: Sequence[bytes]) -> int:
         """Append the payloads, wait until they are on disk, and return their segment. Raises ``StoreUnavailable``: then none counts."""
         with self._lock:
             segment = self._segments[self._current]
-            self._write(segment, payloads)
+            segment.size = self._write(segment, _recorded(payloads))
             segment.open += len(payloads)
             return self._current
+
+    def check(self) -> None:
+        """Raise ``StoreUnavailable`` if the last payloads could not be written, and none can be written now."""
+        with self._lock:
+            if self._rejects:
+                segment = self._segments[self._current]
+                self._write(segment, b"\0")
+                _cut(segment)
 
     def rotate(self) -> None:
         """Append to the other segment from now on if it is empty: then this one becomes empty once its payloads are stored."""
         with self._lock:
             other = 1 - self._current
+            _empty_if_stored(self._segments[other])
             if self._segments[self._current].size and not self._segments[other].size:
                 self._current = other
 
     def stored(self, segment: int, payloads: int) -> None:
         """Take note that so many payloads of a segment are stored."""
         with self._lock:
-            one = self._segments[segment]
-            one.open -= payloads
-            if not one.open and one.size:
-                # A crash before this is on disk only leads to duplicates.
-                os.ftruncate(one.file, 0)
-                one.size = 0
+            self._segments[segment].open -= payloads
+            _empty_if_stored(self._segments[segment])
 
     def set_aside(self, segment: int, payload: bytes) -> None:
         """Keep a payload that cannot be inserted: it is pending again after the next start. Raises ``StoreUnavailable``."""
@@ -120,7 +132,7 @@ class WriteAheadLog:
         with self._lock:
             if aside.size + len(payload) > _ASIDE_BYTES_MAX:
                 raise StoreUnavailable(f"{aside.path} is full: {aside.size} bytes, at most {_ASIDE_BYTES_MAX}")
-            self._write(aside, [payload])
+            aside.size = self._write(aside, _recorded([payload]))
             aside.open += 1
         self.stored(segment, 1)
 
@@ -129,22 +141,44 @@ class WriteAheadLog:
         for segment in self._segments:
             os.close(segment.file)
 
-    def _write(self, segment: _Segment, payloads: Sequence[bytes]) -> None:
-        content = memoryview(b"".join(part for payload in payloads for part in (_head(payload), payload)))
-        at = segment.size
+    def _write(self, segment: _Segment, records: bytes) -> int:
+        """Write behind the last record, and return where what was written ends. Raises ``StoreUnavailable``."""
+        content, at = memoryview(records), segment.size
         try:
             while content:
                 written = os.pwrite(segment.file, content, at)
                 at, content = at + written, content[written:]
             os.fdatasync(segment.file)
         except OSError as error:
-            # What was written is behind the last valid record, and is overwritten next.
+            # What was written is behind the last record; what cannot be cut off is overwritten next.
+            self._rejects = True
+            _cut(segment)
             raise StoreUnavailable(f"the write-ahead log {segment.path} rejects writes: {error.strerror}") from None
-        segment.size = at
+        self._rejects = False
+        return at
 
 
 def _opened(path: pathlib.Path) -> _Segment:
     return _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+
+def _empty_if_stored(segment: _Segment) -> None:
+    """Empty a segment without open payloads. A disk that refuses this is asked again later."""
+    if segment.open or not segment.size:
+        return
+    try:
+        # A crash before this is on disk only leads to duplicates.
+        os.ftruncate(segment.file, 0)
+    except OSError as error:
+        _log.warning("the write-ahead log %s was not emptied: %s", segment.path, error.strerror)
+    else:
+        segment.size = 0
+
+
+def _cut(segment: _Segment) -> None:
+    """Remove what is behind the last record, if the disk allows it."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(segment.file, segment.size)
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
@@ -156,8 +190,10 @@ def _sync_folder(folder: pathlib.Path) -> None:
         os.close(file)
 
 
-def _head(payload: bytes) -> bytes:
-    return _HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload))
+def _recorded(payloads: Sequence[bytes]) -> bytes:
+    """Return the records of payloads."""
+    heads = (_HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload)) for payload in payloads)
+    return b"".join(part for pair in zip(heads, payloads, strict=True) for part in pair)
 
 
 def _records(path: pathlib.Path) -> tuple[list[tuple[int, int, int]], int]:

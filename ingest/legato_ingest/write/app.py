@@ -40,7 +40,7 @@ _READY_S = 1.0
 def create_app(
     settings: Settings, committer: Committer, metrics: Metrics, ready: Callable[[], bool], receiver: Receiver | None = None
 ) -> FastAPI:
-    """Return the app of the OTLP endpoint. ``ready`` returns whether the store answers and its schema is current; it may block.
+    """Return the app of the OTLP endpoint. ``ready`` returns whether requests are acknowledged; it may block.
 
     ``receiver`` is given where another protocol shares its limits.
     """
@@ -102,8 +102,9 @@ def _add_health(app: FastAPI, ready: Callable[[], bool]) -> None:
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        good = await readiness.now()
-        return Response("ready\n" if good else "the store does not answer\n", 200 if good else 503, media_type="text/plain")
+        if await readiness.now():
+            return Response("ready\n", media_type="text/plain")
+        return Response("the store does not answer, or its disk rejects writes\n", 503, media_type="text/plain")
 
 
 def _add_metrics(app: FastAPI, receiver: Receiver, metrics: Metrics) -> None:

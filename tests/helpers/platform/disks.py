@@ -1,4 +1,4 @@
-"""Small file systems for single processes, to be filled completely."""
+"""Small and read-only file systems for single processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from functools import cache
 
-__all__ = ["can_mount", "small_disk"]
+__all__ = ["can_mount", "read_only_disk", "small_disk"]
 
 _MOUNT = 'mount -t tmpfs -o size={size} tmpfs "{folder}" && exec "$0" "$@"'
 
@@ -17,6 +17,12 @@ def can_mount() -> bool:
     """Return whether this user may mount a separate file system (a container may forbid it)."""
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs tmpfs /mnt"]
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def read_only_disk(folder: pathlib.Path) -> list[str]:
+    """Return a command prefix to which everything in an existing folder is read-only."""
+    mount = f'mount --bind "{folder}" "{folder}" && mount -o remount,bind,ro "{folder}" && exec "$0" "$@"'
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
 
 
 def small_disk(folder: pathlib.Path, size: str) -> list[str]:

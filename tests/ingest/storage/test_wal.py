@@ -182,6 +182,51 @@ def test_a_disk_that_rejects_writes(tmp_path: pathlib.Path, monkeypatch: pytest.
     log.close()
 
 
+def test_a_disk_that_rejected_writes_is_asked_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check fails while it rejects them, and costs nothing before and afterwards. It leaves no trace."""
+    log, calls = WriteAheadLog(tmp_path), list[str]()
+    log.append([b"before"])
+
+    def fail(*_: object) -> None:
+        calls.append("fdatasync")
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    log.check()
+    assert not calls
+    for refused in (lambda: log.append([b"refused"]), log.check, log.check):
+        with pytest.raises(StoreUnavailable, match="Input/output error"):
+            refused()
+    monkeypatch.setattr(os, "fdatasync", calls.append)
+    log.check()
+    log.check()
+    assert len(calls) == 4 and sizes(tmp_path)[0] == HEAD_BYTES + len(b"before")
+    assert reopened(tmp_path) == [(0, b"before")]
+    log.close()
+
+
+def test_a_segment_that_cannot_be_emptied_is_emptied_later(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The payloads are stored; no insert fails because of it, and nothing that comes later is lost."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"first"])
+    log.rotate()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", fail)
+        log.append([b"second"])
+        log.stored(0, 1)
+        log.rotate()
+        assert log.append([b"third"]) == 1
+        assert sizes(tmp_path) == [HEAD_BYTES + 5, 2 * HEAD_BYTES + 11, 0]
+    log.rotate()
+    assert log.append([b"fourth"]) == 0 and sizes(tmp_path)[0] == HEAD_BYTES + 6
+    assert reopened(tmp_path) == [(0, b"fourth"), (1, b"second"), (1, b"third")]
+    log.close()
+
+
 def test_what_cannot_be_inserted_is_set_aside(tmp_path: pathlib.Path) -> None:
     """It leaves its segment, which can then become empty, and is pending after the next start. The space for it is limited."""
     log = WriteAheadLog(tmp_path)
@@ -196,6 +241,20 @@ def test_what_cannot_be_inserted_is_set_aside(tmp_path: pathlib.Path) -> None:
     with pytest.raises(StoreUnavailable, match="full"):
         log.set_aside(segment, b"z" * 40_000_000)
     log.close()
+
+
+def test_what_is_set_aside_at_the_start_replaces_nothing(tmp_path: pathlib.Path) -> None:
+    """While the first payloads are read again, those that were set aside before have not been read."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"first", b"second"])
+    log.set_aside(0, b"first")
+    log.close()
+    log = WriteAheadLog(tmp_path)
+    for number, (segment, payload) in enumerate(log.pending()):
+        if number == 0:
+            log.set_aside(segment, payload)
+    log.close()
+    assert reopened(tmp_path)[-2:] == [(ASIDE, b"first"), (ASIDE, b"first")]
 
 
 def test_the_files_are_of_this_user_alone(tmp_path: pathlib.Path) -> None:
