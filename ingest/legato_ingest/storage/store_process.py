@@ -357,7 +357,8 @@ class StoreProcess:
         elif late:
             for read in late:
                 what = f"ended, because the query took more than {self._read_seconds_max:g} s"
-                read.reason = _beyond(_TIMEOUT, what, self._tenants(), self._is_alone())
+                # Legato's own statements hold up no reader's.
+                read.reason = _beyond(_TIMEOUT, what, self._tenants(), len(self._reads) == 1)
             self._end(running, "time")
 
     def _tenants(self) -> set[str]:
