@@ -72,7 +72,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         """Judge what has become ready since the last run."""
         started = time.monotonic()
         since, seen = self._judged_until(), self._received_ms()
-        until = min(seen, self._store.clock_ms() - self._settle_ms)
+        until = min(seen, self._settled_ms(seen))
         result = RunResult()
         if until > since:
             due = self._due(since, until, seen)
@@ -107,12 +107,16 @@ class AttributionWorker(PeriodicWorker[RunResult]):
             return 0.0
         # Read before the stamps: an insert that ends in between has a later stamp.
         received_ms = self._received_ms()
-        settled_ms = self._store.clock_ms() - self._settle_ms
+        settled_ms = self._settled_ms(received_ms)
         stamp_ms = self._stamp_after(self.until_ms)
         if stamp_ms is None:
             self.until_ms = max(self.until_ms, min(received_ms, settled_ms))
             return _IDLE_SHARE * self._every_s
         return max(0.0, (stamp_ms - settled_ms) / 1000)
+
+    def _settled_ms(self, received_ms: int) -> int:
+        """Return until when what was received has settled. After the clock was set back, stamps are ahead of it."""
+        return max(self._store.clock_ms(), received_ms) - self._settle_ms
 
     def _attribute(self, due: Due) -> RunResult:
         with self._watermark.stamp() as judged_ms:

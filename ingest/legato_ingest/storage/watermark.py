@@ -1,7 +1,8 @@
 """The watermark of one writer: the time up to which all its rows are stored.
 
-Rows are stamped with the time of their insert. A stamp is always later than every watermark reported before, even if the clock is set
-back, so a worker that reads the rows after its last watermark and up to the present one misses none. Nothing is written here.
+Rows are stamped with the time of their insert. A stamp is always later than every watermark reported before, so a worker that reads the
+rows after its last watermark and up to the present one misses none. When the clock is set back, stamps and watermark go on from where they
+were, as time passes, until the clock has caught up. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -24,11 +25,20 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Watermark:
-    """Stamps and watermark of one writer by ``clock_ms``. Both are later than ``after_ms``, a watermark from before this process."""
+def _passed_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
-    def __init__(self, after_ms: int = 0, clock_ms: Callable[[], int] = now_ms) -> None:
-        self._clock_ms = clock_ms
+
+class Watermark:
+    """Stamps and watermark of one writer by ``clock_ms``. Both are later than ``after_ms``, a watermark from before this process.
+
+    ``passed_ms`` is a clock that is never set.
+    """
+
+    def __init__(self, after_ms: int = 0, clock_ms: Callable[[], int] = now_ms, passed_ms: Callable[[], int] = _passed_ms) -> None:
+        self._clock_ms, self._passed_ms = clock_ms, passed_ms
+        # The most that the clock was ahead of the time that has passed.
+        self._ahead_ms = after_ms - passed_ms()
         self._lock = threading.Lock()
         self._reached_ms = after_ms
         self._stamp_ms: int | None = None
@@ -37,7 +47,7 @@ class Watermark:
     def reached_ms(self) -> int:
         """Return the watermark: all rows with a stamp up to it are stored, and later rows get later stamps."""
         with self._lock:
-            self._reached_ms = max(self._reached_ms, self._clock_ms() if self._stamp_ms is None else self._stamp_ms - 1)
+            self._reached_ms = max(self._reached_ms, self._now_ms() if self._stamp_ms is None else self._stamp_ms - 1)
             return self._reached_ms
 
     def stamp_after(self, after_ms: int) -> int | None:
@@ -55,7 +65,7 @@ class Watermark:
     def stamp(self) -> Iterator[int]:
         """Return the stamp (ms) of the rows that are written in this context. One context at a time."""
         with self._lock:
-            self._stamp_ms = stamp_ms = max(self._clock_ms(), self._reached_ms + 1)
+            self._stamp_ms = stamp_ms = max(self._now_ms(), self._reached_ms + 1)
         try:
             yield stamp_ms
         finally:
@@ -63,3 +73,9 @@ class Watermark:
                 # Not less than before, even if the clock was set back.
                 self._reached_ms, self._stamp_ms = max(self._reached_ms, stamp_ms), None
                 self._stamps_ms.append(stamp_ms)
+
+    def _now_ms(self) -> int:
+        """Return the time by a clock that is never set back."""
+        passed_ms = self._passed_ms()
+        self._ahead_ms = max(self._ahead_ms, self._clock_ms() - passed_ms)
+        return passed_ms + self._ahead_ms

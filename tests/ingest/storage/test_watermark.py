@@ -11,7 +11,7 @@ from legato_ingest.storage.watermark import Watermark
 def test_a_watermark_stops_before_the_rows_being_written() -> None:
     """While rows are written it is just before their stamp; afterwards it follows the clock."""
     now = 1000
-    mark = Watermark(0, lambda: now)
+    mark = Watermark(0, lambda: now, lambda: 7)
     with mark.stamp() as stamp_ms:
         assert stamp_ms == 1000 and mark.reached_ms() == 999
         now = 5000
@@ -21,7 +21,7 @@ def test_a_watermark_stops_before_the_rows_being_written() -> None:
 
 def test_it_begins_after_the_watermark_of_an_earlier_process() -> None:
     """Also if the clock is behind it."""
-    mark = Watermark(2000, lambda: 1000)
+    mark = Watermark(2000, lambda: 1000, lambda: 7)
     assert mark.reached_ms() == 2000
     with mark.stamp() as stamp_ms:
         assert stamp_ms == 2001
@@ -29,7 +29,7 @@ def test_it_begins_after_the_watermark_of_an_earlier_process() -> None:
 
 def test_a_failed_write_advances_it_too() -> None:
     """The stamp is not used again."""
-    mark = Watermark(0, lambda: 1000)
+    mark = Watermark(0, lambda: 1000, lambda: 7)
     try:
         with mark.stamp():
             raise OSError
@@ -44,7 +44,7 @@ def test_a_failed_write_advances_it_too() -> None:
 def test_no_stamp_is_at_or_before_a_reported_watermark(clock: list[int], writes: list[bool]) -> None:
     """With a clock that goes forward and back at random."""
     at, reached = 0, 0
-    mark = Watermark(0, lambda: clock[at])
+    mark = Watermark(0, lambda: clock[at], lambda: at)
     for at, is_write in enumerate(writes[: len(clock)]):  # noqa: B007 - the clock reads `at`
         if is_write:
             with mark.stamp() as stamp_ms:
@@ -54,10 +54,24 @@ def test_no_stamp_is_at_or_before_a_reported_watermark(clock: list[int], writes:
         reached = mark.reached_ms()
 
 
+def test_time_goes_on_after_the_clock_was_set_back() -> None:
+    """Else the watermark would stand still, and what waits for it, until the clock has caught up."""
+    now = {"clock": 0, "passed": 0}
+    mark = Watermark(0, lambda: now["clock"], lambda: now["passed"])
+    for clock, passed, expected in ((5_000, 0, 5_000), (1_000, 10, 5_010), (1_090, 100, 5_100), (9_000, 200, 9_000), (8_000, 300, 9_100)):
+        now.update(clock=clock, passed=passed)
+        assert mark.reached_ms() == expected
+    with mark.stamp() as stamp_ms:
+        assert stamp_ms == 9_101
+    again = Watermark(9_101, lambda: now["clock"], lambda: now["passed"])
+    now["passed"] += 1_000
+    assert again.reached_ms() == 10_101
+
+
 def test_the_first_stamp_after_a_time() -> None:
     """Of the finished ones; the oldest are forgotten."""
     clock = iter(range(1_000, 10_000))
-    watermark = Watermark(0, lambda: next(clock))
+    watermark = Watermark(0, lambda: next(clock), lambda: 0)
     assert watermark.stamp_after(0) is None
     stamps = []
     for _ in range(3):
