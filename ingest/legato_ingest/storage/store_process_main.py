@@ -11,9 +11,11 @@ import ctypes
 import os
 import pathlib
 import pickle
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +37,8 @@ _OOM_SCORE = "500"
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 # By so much a statement of a reader, or a call of Legato, may leave the process grown.
 _LEFT_BY_READER_BYTES, _LEFT_BYTES = 64 * 2**20, 256 * 2**20
+# In the folder of the store.
+_TEMPORARY = "legato_tmp"
 
 
 class _Stores:
@@ -54,6 +58,7 @@ class _Stores:
 
     def open(self, path: str, read_limits: Mapping[str, int | str]) -> None:
         root = self._stores[0] = EmbeddedStore(pathlib.Path(path))
+        _use_temporary_folder(pathlib.Path(path) / _TEMPORARY)
         self.reading, self._purger = root.clone(read_limits), root.clone()
         self._purged_bytes = anonymous_bytes(os.getpid()) or 0
         _end_at_faults()
@@ -141,6 +146,13 @@ def _serve(connection: Connection, stores: _Stores) -> None:
     with connection, contextlib.suppress(EOFError, OSError):
         while True:
             connection.send_bytes(_answer(stores, connection.recv_bytes()))
+
+
+def _use_temporary_folder(folder: pathlib.Path) -> None:
+    """Use a folder for temporary files, and remove those of a process that was killed: the driver writes each insert into one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    tempfile.tempdir = str(folder)
 
 
 def _end_at_faults() -> None:

@@ -335,6 +335,16 @@ def test_the_process_ends_with_its_parent(tmp_path: pathlib.Path) -> None:
         until(lambda: not is_running(pid))
 
 
+def test_temporary_files_of_a_killed_process_are_removed(store: ProcessStore, tmp_path: pathlib.Path) -> None:
+    """The driver writes each insert into a file, which a killed process leaves: in the store's folder, and not in that of the system."""
+    left = tmp_path / "store" / "legato_tmp" / "left.raw"
+    left.write_text("rows", encoding="ascii")
+    store.insert("numbers_kept", pa.table({"n": pa.array([10], pa.uint64())}))
+    assert [each.name for each in left.parent.iterdir()] == [left.name]
+    kill(store, signal.SIGKILL)
+    assert kept(store) == list(range(11)) and not list(left.parent.iterdir())
+
+
 def test_the_lock_lasts_as_long_as_the_process(tmp_path: pathlib.Path, ended: list[str]) -> None:
     """A process that has the store open holds its lock, although its parent has released it."""
     path = tmp_path / "store"
