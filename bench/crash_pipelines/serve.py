@@ -47,8 +47,8 @@ class Found(NamedTuple):
 class Serve:
     """A `legato serve` that can be killed and started again on the same store and ports; ``process`` is the one that runs.
 
-    ``tenants``: the number of tenants with a token that may read (``readers``); then ``writer`` is a token that may write, and ``operator``
-    one that may read all tenants. Without tenants there are no tokens.
+    ``tenants``: the number of tenants with a token that may read (``readers``); then ``writer`` and ``greedy`` are tokens of two tenants
+    that may write, and ``operator`` one that may read all tenants. Without tenants there are no tokens.
     """
 
     process: subprocess.Popen[bytes]
@@ -58,6 +58,7 @@ class Serve:
         tokens = folder / "tokens.json"
         self.readers = [add(tokens, f"reader-{number}", f"tenant-{number}", READ) for number in range(tenants)]
         self.writer = add(tokens, "writer", "honest", WRITE) if tenants else ""
+        self.greedy = add(tokens, "greedy", "greedy", WRITE) if tenants else ""
         self.operator = add(tokens, "operator", ALL_TENANTS, READ) if tenants else ""
         self._environ = {
             **os.environ,

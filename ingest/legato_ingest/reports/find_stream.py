@@ -26,11 +26,11 @@ _NAMED_MAX = 5
 # The streams that an id matches: a full trace id by the index, otherwise the start of a trace id, a span id or a response id.
 _FOUND = """
 SELECT
-    lower(hex(trace_id)) AS trace, response_id, {is_one} AS is_one,
+    tenant, lower(hex(trace_id)) AS trace, response_id, {is_one} AS is_one, toUnixTimestamp64Milli(min(received_at)) AS received_ms,
     toUnixTimestamp64Nano(min(start_time)) AS first_ns, toUnixTimestamp64Nano(max(start_time)) AS last_ns
 FROM stream_revs
 WHERE {which}
-GROUP BY trace, response_id, is_one
+GROUP BY tenant, trace, response_id, is_one
 ORDER BY first_ns DESC
 LIMIT 200
 """
@@ -43,7 +43,7 @@ _BY_NAME = _FOUND.format(
 # All vantages of these traces, and vantages of the same responses under other traces. The time range lets the primary key find them.
 _RECORDINGS = f"""
 SELECT
-    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toUnixTimestamp64Nano(start_time) AS start_ns,
+    tenant, lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toUnixTimestamp64Nano(start_time) AS start_ns,
     toString(start_time) AS start, rev,
     ended, duration_ns, flags, vantage, outcome, error_type, service_name AS service, service_version, provider, model, response_model,
     response_id, finish_reason, route, engine_id, emitter, transport, clock, input_tokens, output_tokens, wire_bytes,
@@ -51,7 +51,8 @@ SELECT
     stalls_250ms, excess_250ms_us, starved_4wps_us, jitter_ratio, tokens_per_chunk, hold_sum_us, hold_max_us,
     dt_us, chunk_bytes, chunk_tokens, chunk_kind, chunk_hold_64us, good
 FROM streams
-WHERE start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 1 HOUR
+WHERE tenant = {{tenant:String}}
+    AND start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 1 HOUR
     AND fromUnixTimestamp64Nano({{last_ns:Int64}}) + INTERVAL 1 HOUR
     AND (has({{traces:Array(String)}}, lower(hex(trace_id))) OR (response_id != '' AND has({{responses:Array(String)}}, response_id)))
 ORDER BY start_time, span_id
@@ -60,7 +61,7 @@ LIMIT {RECORDINGS_MAX}
 _REQUESTS = """
 SELECT response_id, engine_id, queued_us, prefill_us, preemptions, prompt_tokens
 FROM engine_requests FINAL
-WHERE has({responses:Array(String)}, response_id)
+WHERE tenant = {tenant:String} AND has({responses:Array(String)}, response_id)
 """
 
 
@@ -73,21 +74,25 @@ class Recordings:
     """The recordings of a stream, ordered by start. ``start`` is a text in UTC, other times are in the unit that their name ends with.
 
     ``is_cut``: there may be more than ``RECORDINGS_MAX``. ``earlier_traces``: the traces of earlier streams with the same response id, one
-    for each recording.
+    for each recording. ``other_tenants``: how many other tenants have recordings with the id; a reader of one tenant sees none of them.
     """
 
     rows: list[dict[str, Any]]
     is_cut: bool
     earlier_traces: list[str]
+    other_tenants: int = 0
 
 
 def find_stream(run: Run, identity: str) -> Recordings:
     """Return the recordings of the stream with this id. Raises ``NoSuchStream``, and what ``run`` raises.
 
     A trace may hold many streams (the calls of an agent). A response id selects its stream, and recordings without a response id.
+    Of several tenants with the id, it is that of the tenant whose recording was received first: the others may have copied the id.
     """
     given = identity.strip()
-    matches = _matches(run, given)
+    found = _matches(run, given)
+    tenant = min(found, key=lambda row: int(row["received_ms"]))["tenant"]
+    matches = [row for row in found if row["tenant"] == tenant]
     earlier = _earlier(matches)
     matches = [row for row in matches if row not in earlier]
     named = [row for row in matches if row["is_one"]]
@@ -97,20 +102,22 @@ def find_stream(run: Run, identity: str) -> Recordings:
         raise NoSuchStream(f"{len(traces)} traces start with {given}: {listed}; give more digits")
     responses = _responses(named or matches)
     first_ns, last_ns = min(int(row["first_ns"]) for row in matches), max(int(row["last_ns"]) for row in matches)
-    rows = run(_RECORDINGS, {"traces": traces, "responses": responses, "first_ns": first_ns, "last_ns": last_ns})
+    rows = run(_RECORDINGS, {"tenant": tenant, "traces": traces, "responses": responses, "first_ns": first_ns, "last_ns": last_ns})
     near = [row for row in rows if row["trace"] in traces or first_ns - _APART_NS <= int(row["start_ns"]) <= last_ns + _APART_NS]
     own = [row for row in near if not (named and responses) or row["response_id"] in ("", *responses)]
     if not own and len(rows) == RECORDINGS_MAX:
         raise NoSuchStream(
             f"the trace of {given} has more than {RECORDINGS_MAX} recordings, and those of this stream are not among the first"
         )
-    return Recordings(own, len(rows) == RECORDINGS_MAX, [row["trace"] for row in earlier])
+    others = len({row["tenant"] for row in found} - {tenant})
+    return Recordings(own, len(rows) == RECORDINGS_MAX, [row["trace"] for row in earlier], others)
 
 
 def requests_of(run: Run, rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Return the engine's records of the requests of these recordings by response id, times in µs. Raises what ``run`` raises."""
     responses = _responses(rows)
-    return {row["response_id"]: row for row in (run(_REQUESTS, {"responses": responses}) if responses else [])}
+    found = run(_REQUESTS, {"tenant": rows[0]["tenant"], "responses": responses}) if responses else []
+    return {row["response_id"]: row for row in found}
 
 
 def _responses(rows: Iterable[Row]) -> list[str]:

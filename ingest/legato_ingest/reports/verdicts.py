@@ -14,7 +14,8 @@ from legato_ingest.reports.rows import Row, Run
 
 __all__ = ["OF_SPANS", "span_parameters", "verdicts_on"]
 
-OF_SPANS = """start_time BETWEEN fromUnixTimestamp64Nano({first_ns:Int64}) AND fromUnixTimestamp64Nano({last_ns:Int64})
+OF_SPANS = """tenant = {tenant:String}
+    AND start_time BETWEEN fromUnixTimestamp64Nano({first_ns:Int64}) AND fromUnixTimestamp64Nano({last_ns:Int64})
     AND has({spans:Array(String)}, lower(hex(span_id)))"""
 """The SQL condition that a row is about one of these recordings; its parameters are ``span_parameters``."""
 _VERDICTS = f"""
@@ -31,7 +32,7 @@ ORDER BY start_time, span, gap_start_us
 def span_parameters(rows: Sequence[Row]) -> dict[str, Value]:
     """Return the parameters of ``OF_SPANS`` for recordings (rows of ``find_stream``)."""
     starts = [int(row["start_ns"]) for row in rows]
-    return {"spans": sorted({row["span"] for row in rows}), "first_ns": min(starts), "last_ns": max(starts)}
+    return {"tenant": rows[0]["tenant"], "spans": sorted({row["span"] for row in rows}), "first_ns": min(starts), "last_ns": max(starts)}
 
 
 def verdicts_on(run: Run, rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -31,7 +31,9 @@ _COLUMNS = (
     "interval_us", "elapsed_us", "running", "waiting", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
     "accepted_tokens", "preempted", "kv_used_ppm",
 )  # fmt: skip
-_BETWEEN = "recorded_at BETWEEN fromUnixTimestamp64Nano({from_ns:Int64}) AND fromUnixTimestamp64Nano({to_ns:Int64})"
+_BETWEEN = (
+    "tenant = {tenant:String} AND recorded_at BETWEEN fromUnixTimestamp64Nano({from_ns:Int64}) AND fromUnixTimestamp64Nano({to_ns:Int64})"
+)
 # One row with a list a column. -1: unknown.
 _STEPS = f"""
 SELECT
@@ -74,7 +76,7 @@ _HOST_CPU = _SERIES.format(
 )
 
 
-def engine_lanes(run: Run, engine: str, zero_ns: int, end_us: int) -> dict[str, Any]:
+def engine_lanes(run: Run, tenant: str, engine: str, zero_ns: int, end_us: int) -> dict[str, Any]:
     """Return ``engine``, ``gpu_clock`` (MHz) and ``host_cpu`` (share of all CPUs, 0 to 1) from 0 to ``end_us`` of the axis.
 
     ``zero_ns``: wall time of the axis' start. Each value has ``reason``: why it is empty, else "". Raises what ``run`` raises.
@@ -83,7 +85,7 @@ def engine_lanes(run: Run, engine: str, zero_ns: int, end_us: int) -> dict[str, 
         reason = "The engine of this stream is unknown: its server names none (legato.engine.id)."
         samples = _empty("The engine of this stream is unknown.")
         return {"engine": {"id": "", "reason": reason, "steps": None}, "gpu_clock": samples, "host_cpu": samples}
-    around: dict[str, Value] = {"engine": engine, "zero_ns": zero_ns}
+    around: dict[str, Value] = {"tenant": tenant, "engine": engine, "zero_ns": zero_ns}
     steps = _steps(run, {**around, **_range(zero_ns, end_us, _STEPS_MARGIN_US), "limit": STEPS_MAX})
     where: dict[str, Value] = {**around, "server": server_of(engine), **_range(zero_ns, end_us, _SAMPLES_MARGIN_US)}
     no_steps = f"The engine {engine} recorded no steps in this time. They need Legato's plugin and agent."

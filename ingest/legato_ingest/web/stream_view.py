@@ -68,7 +68,7 @@ def stream_view(run: Run, identity: str, *, stall_us: int = round(STALL_MS * 1_0
         "gaps_known": any(shown[place]["content_chunks"] is not None for place in judged),
         "stalls": stalls,
         "but_for": but_for(run, shown),
-        **engine_lanes(run, engine, zero_ns, int(end_us)),
+        **engine_lanes(run, shown[0]["tenant"], engine, zero_ns, int(end_us)),
     }
 
 

@@ -27,21 +27,23 @@ class Answers:
         return self.matches if "FROM stream_revs" in sql else self.rows
 
 
-def match(trace: str, response: str = "", at_ns: int = 0, is_one: int = 0) -> dict[str, Any]:
+def match(trace: str, response: str = "", at_ns: int = 0, is_one: int = 0, tenant: str = "t", received_ms: int = 0) -> dict[str, Any]:
     """A trace and response that the id matches."""
-    return {"trace": trace, "response_id": response, "is_one": is_one, "first_ns": str(at_ns), "last_ns": str(at_ns)}
+    known = {"tenant": tenant, "received_ms": str(received_ms)}
+    return {**known, "trace": trace, "response_id": response, "is_one": is_one, "first_ns": str(at_ns), "last_ns": str(at_ns)}
 
 
 def row(trace: str, response: str = "", at_ns: int = 0) -> dict[str, Any]:
     """A recording."""
-    return {"trace": trace, "response_id": response, "start_ns": str(at_ns)}
+    return {"tenant": "t", "trace": trace, "response_id": response, "start_ns": str(at_ns)}
 
 
 def test_a_trace_id_is_looked_up_by_its_index_first() -> None:
     """In either case and with hyphens; a name that is no hexadecimal number is no part of a trace id."""
     answers = Answers([match(FULL, "r")], [row(FULL, "r")])
     assert find_stream(answers, f" {FULL.upper()} ") == Recordings([row(FULL, "r")], is_cut=False, earlier_traces=[])
-    assert answers.asked[0] == {"id": FULL} and answers.asked[1] == {"traces": [FULL], "responses": ["r"], "first_ns": 0, "last_ns": 0}
+    assert answers.asked[0] == {"id": FULL}
+    assert answers.asked[1] == {"tenant": "t", "traces": [FULL], "responses": ["r"], "first_ns": 0, "last_ns": 0}
     for given, is_hex in (("4BF9-2f35", 1), ("resp_1", 0), ("4bf92f3", 0)):
         answers = Answers([match("t")])
         find_stream(answers, given)
@@ -66,6 +68,15 @@ def test_a_response_id_selects_the_newest_stream_and_recordings_without_one() ->
     assert found.earlier_traces == ["old"] and answers.asked[-1]["traces"] == ["a"]
 
 
+def test_of_several_tenants_it_is_the_one_whose_recording_came_first() -> None:
+    """The others may have copied the id, with any time; they are counted."""
+    first, second = match("a", "r", MINUTE_NS, tenant="honest", received_ms=5), match("a", "q", 0, tenant="copy", received_ms=6)
+    for matches in ([first, second], [second, first]):
+        answers = Answers(matches, [row("a", "r", MINUTE_NS)])
+        assert find_stream(answers, "a").other_tenants == 1
+        assert answers.asked[-1]["tenant"] == "honest" and answers.asked[-1]["responses"] == ["r"]
+
+
 def test_a_long_trace_is_cut() -> None:
     """There may be more than the query returns."""
     found = find_stream(Answers([match("a")], [row("a")] * RECORDINGS_MAX), "a")
@@ -76,4 +87,4 @@ def test_requests_are_by_response() -> None:
     """Without a response id there is nothing to ask for."""
     answers = Answers([], [{"response_id": "r", "queued_us": 7}])
     assert requests_of(answers, [row("a", "r"), row("b", "r"), row("c")]) == {"r": {"response_id": "r", "queued_us": 7}}
-    assert answers.asked == [{"responses": ["r"]}] and requests_of(answers, [row("c")]) == {} and len(answers.asked) == 1
+    assert answers.asked == [{"tenant": "t", "responses": ["r"]}] and requests_of(answers, [row("c")]) == {} and len(answers.asked) == 1

@@ -1,0 +1,134 @@
+"""A tenant that sends ten times its limit: how long the acknowledgements of another tenant take.
+
+    python bench/fairness.py [--rounds 5] [--seconds 20] [--rate 1000000]
+
+A `legato serve` limits each tenant to `--rate` bytes a second (`LEGATO_TENANT_BYTES_PER_S`). An honest tenant sends a
+stream every 100 ms. In each round another tenant sends bodies of 64 KB, over eight connections of another process, for `--seconds` at its
+limit and for as long at ten times its limit; which of the two comes first changes with each round. It never waits when it is refused.
+
+Last line: one JSON object with `limit_p99_ms` and `over_p99_ms` (the acknowledgements of the honest tenant beside each), `moved` (the ratio
+of the two, less one), `refused` (the share of requests at ten times the limit that got 429), `ack_failures` and `lost` (honest streams).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+from bench.common.bystander import Sender, watched  # noqa: E402
+from bench.common.machine import describe  # noqa: E402
+from bench.crash_pipelines.serve import Serve, bearer, fresh_serve  # noqa: E402
+from helpers.builders.spans import native_span, request, steady_timeline  # noqa: E402
+
+_BODY_BYTES, _CONNECTIONS, _TIMES = 65_536, 8, 10
+_BODIES = 16
+
+
+def bodies(seed: int) -> list[bytes]:
+    """Return different bodies of streams of 200 chunks."""
+    rng, made = random.Random(seed), list[bytes]()
+    for _ in range(_BODIES):
+        body, timeline = request({"service.name": "greedy"}), steady_timeline(200)
+        while body.ByteSize() < _BODY_BYTES:
+            native_span(body, {"legato.stream.timeline": timeline}, start_ns=time.time_ns(), rng=rng)
+        made.append(body.SerializeToString())
+    return made
+
+
+def flood(url: str, token: str, per_s: float, seconds: float, seed: int) -> Counter[int]:
+    """Send so many bodies a second. Return the replies by status."""
+    replies, lock, until_s = Counter[int](), threading.Lock(), time.monotonic() + seconds
+    headers = {"Content-Type": "application/x-protobuf", **bearer(token)}
+    due = iter(_due(time.monotonic(), until_s, per_s))
+
+    def send() -> None:
+        own = bodies(random.Random(threading.get_ident() + seed).randrange(2**32))
+        with httpx.Client(timeout=60) as client:
+            for number in range(1_000_000):
+                with lock:
+                    at_s = next(due, None)
+                if at_s is None:
+                    return
+                time.sleep(max(0.0, at_s - time.monotonic()))
+                status = client.post(url, content=own[number % len(own)], headers=headers).status_code
+                with lock:
+                    replies[status] += 1
+
+    threads = [threading.Thread(target=send) for _ in range(_CONNECTIONS)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return replies
+
+
+def _due(began_s: float, until_s: float, per_s: float) -> Iterator[float]:
+    number = 0
+    while (at_s := began_s + number / per_s) < until_s and time.monotonic() < until_s:
+        yield at_s
+        number += 1
+
+
+def beside(serve: Serve, sender: Sender, per_s: float, seconds: float, seed: int) -> tuple[list[float], Counter[int]]:
+    """Flood from another process. Return the seconds of the honest tenant's acknowledgements meanwhile, and the replies to the flood."""
+    before = len(sender.seconds)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        replies: Counter[int] = pool.apply(flood, (sender.url, serve.greedy, per_s, seconds, seed))
+    return sender.seconds[before:], replies
+
+
+def compared(serve: Serve, rounds: int, seconds: float, rate: int) -> dict[str, object]:
+    """Run the rounds and return the figures."""
+    acks: dict[int, list[float]] = {1: [], _TIMES: []}
+    replies: dict[int, Counter[int]] = {1: Counter(), _TIMES: Counter()}
+    with watched(serve, of_serve=True) as (sender, _):
+        for number in range(rounds):
+            for times in sorted(acks, reverse=bool(number % 2)):
+                taken, replied = beside(serve, sender, times * rate / _BODY_BYTES, seconds, number)
+                acks[times] += taken
+                replies[times] += replied
+                p50, p99 = np.percentile(np.array(taken) * 1000, (50, 99))
+                print(f"round {number + 1}: {times:>2} times the limit  p50 {p50:6.1f} ms  p99 {p99:6.1f} ms  {dict(replied)}", flush=True)
+    limit_ms, over_ms = (float(np.percentile(np.array(acks[times]) * 1000, 99)) for times in acks)
+    over = replies[_TIMES]
+    return {
+        "limit_p99_ms": round(limit_ms, 1),
+        "over_p99_ms": round(over_ms, 1),
+        "moved": round(over_ms / limit_ms - 1, 3),
+        "refused": round(over[429] / max(1, over.total()), 3),
+        "n": len(acks[1]),
+        "ack_failures": sender.failures,
+        "lost": sender.lost,
+    }
+
+
+def main() -> None:
+    """Measure, and print the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--seconds", type=float, default=20)
+    options.add_argument("--rate", type=int, default=1_000_000, help="bytes a second that each tenant may send")
+    given = options.parse_args()
+    print(describe("chdb", "uvicorn"))
+    os.environ["LEGATO_TENANT_BYTES_PER_S"] = str(given.rate)
+    with fresh_serve(tenants=1) as serve:
+        print(json.dumps(compared(serve, given.rounds, given.seconds, given.rate)))
+
+
+if __name__ == "__main__":
+    main()
