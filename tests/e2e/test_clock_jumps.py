@@ -8,6 +8,7 @@ from __future__ import annotations
 import pathlib
 import struct
 import time
+from functools import partial
 
 import httpx
 
@@ -52,6 +53,11 @@ def number(served: Served, sql: str) -> int:
     return int(row["n"])
 
 
+def is_number(served: Served, sql: str, expected: int) -> bool:
+    """Return whether a query finds this number."""
+    return number(served, sql) == expected
+
+
 def test_streams_are_stored_and_judged_once_whatever_the_clock_does(tmp_path: pathlib.Path) -> None:
     """Also over a restart while the clock is an hour behind."""
     clock, modules, store = tmp_path / "clock", tmp_path / "modules", tmp_path / "store"
@@ -67,5 +73,5 @@ def test_streams_are_stored_and_judged_once_whatever_the_clock_does(tmp_path: pa
                 post(served)
                 expected += STREAMS
                 assert number(served, STORED) == expected
-                until(lambda expected=expected: number(served, ROLLED_UP) == expected)
-                until(lambda: number(served, NOT_JUDGED) == 0)
+                until(partial(is_number, served, ROLLED_UP, expected))
+                until(partial(is_number, served, NOT_JUDGED, 0))

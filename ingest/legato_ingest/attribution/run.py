@@ -95,11 +95,11 @@ def _withdraw(store: Store, due: Due, judged_at_ns: int) -> int:
 
     It precedes the verdicts on the client's stalls, so no stall is counted twice.
     """
-    stalls = superseded_stalls(store, due)
-    if stalls is None:
-        return 0
-    store.insert("verdicts", withdrawn_rows(stalls, judged_at_ns))
-    return int(stalls.num_rows)
+    withdrawn = 0
+    for stalls in superseded_stalls(store, due):
+        store.insert("verdicts", withdrawn_rows(stalls, judged_at_ns))
+        withdrawn += int(stalls.num_rows)
+    return withdrawn
 
 
 def _attribute_batch(

@@ -118,17 +118,20 @@ def test_a_server_alone_is_judged_until_a_client_arrives(store: Store) -> None:
     assert judge.again(0)["verdicts"] == 1 and stalls(store) == [("client", "host", [])]
 
 
-def test_a_client_without_a_stall_withdraws_the_stall_of_its_server(store: Store) -> None:
-    """The network path hid it from the end user: buffered chunks filled the server's gap."""
-    for name in ("server", "steps"):
-        put(store, PARTS[name](), RECEIVED_NS)
+@pytest.mark.parametrize("at_once", [250_000, 1])
+def test_a_client_without_a_stall_withdraws_the_stall_of_its_server(store: Store, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """The network path hid it from the end user: buffered chunks filled the server's gap. Many stalls are read in parts."""
+    monkeypatch.setattr("legato_ingest.attribution.load.superseded._AT_ONCE", at_once)
+    for number in range(3):
+        put(store, stream(WORLD, "server", number), RECEIVED_NS)
+    put(store, PARTS["steps"](), RECEIVED_NS)
     judge = worker(store)
     judge.step()
-    put(store, stream(World(), "client"), later())
-    step_until(judge, "verdicts")
-    assert stalls(store) == []
-    ((cause, vantage),) = store.select("SELECT cause, vantage FROM verdicts FINAL")
-    assert (cause, vantage) == ("base", "server")
+    assert len(stalls(store)) == 3
+    for number in range(3):
+        put(store, stream(World(), "client", number), later())
+    until(lambda: judge.step() and stalls(store) == [])
+    assert store.select("SELECT cause, vantage FROM verdicts FINAL") == [("base", "server")] * 3
 
 
 def test_a_client_that_knows_no_chunk_takes_nothing_from_its_server(store: Store) -> None:

@@ -5,6 +5,8 @@ The module reads which stalls these are; `verdict_rows.withdrawn_rows` makes the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
@@ -26,13 +28,20 @@ cause != '{HEALTHY}' AND {{around}} AND
         (SELECT tenant, trace_id, span_id FROM stream_revs WHERE {{inside}} AND outcome = '{SUPERSEDED_OUTCOME}' AND {{which}})
 )"""
 _COLUMNS = "tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, gap_start_us, gap_us, engine_id, vantage"
+# About so many at once: each takes some 200 bytes.
+_AT_ONCE = 250_000
 
 
-def superseded_stalls(store: Store, due: Due) -> pa.Table | None:
-    """Return the stalls of servers in traces with a due client, and of due rows that were superseded: key, length, engine, vantage.
+def superseded_stalls(store: Store, due: Due) -> Iterator[pa.Table]:
+    """Yield the stalls of servers in traces with a due client, and of due rows that were superseded: key, length, engine, vantage.
 
-    ``None`` without any, which is usual: the rows of hours are then read without FINAL, as one byte of each.
+    Usually there are none: the rows of hours are then read without FINAL, as one byte of each.
     """
     where = _IS_SUPERSEDED.format(around=due.started(CLOCKS_APART_NS), inside=due.inside, which=due.which)
     ((any_stall,),) = store.select(f"SELECT count() > 0 FROM (SELECT 1 FROM verdicts WHERE {where} LIMIT 1)")
-    return store.select_arrow(f"SELECT {_COLUMNS} FROM verdicts FINAL WHERE {where}") if any_stall else None
+    if not any_stall:
+        return
+    ((stalls,),) = store.select(f"SELECT count() FROM verdicts WHERE {where}")
+    parts = -(-int(stalls) // _AT_ONCE)
+    for part in range(parts):
+        yield store.select_arrow(f"SELECT {_COLUMNS} FROM verdicts FINAL WHERE {where} AND cityHash64(span_id) % {parts} = {part}")
