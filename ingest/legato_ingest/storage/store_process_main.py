@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -37,6 +38,8 @@ _OOM_SCORE = "500"
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 # By so much a statement of a reader, or a call of Legato, may leave the process grown.
 _LEFT_BY_READER_BYTES, _LEFT_BYTES = 64 * 2**20, 256 * 2**20
+# Beside other calls, memory is given back so often at most: it takes 4 ms, and more for what is given back.
+_PURGES_APART_S = 1.0
 # In the folder of the store.
 _TEMPORARY = "legato_tmp"
 
@@ -52,7 +55,7 @@ class _Stores:
         self._stores = dict[int, EmbeddedStore]()
         self.reading: EmbeddedStore | None = None
         self._purger: EmbeddedStore | None = None
-        self._purging, self._purged_bytes = threading.Lock(), 0
+        self._purging, self._purged_bytes, self._purged_s = threading.Lock(), 0, float("-inf")
         # How many calls run.
         self.running = 0
 
@@ -83,11 +86,14 @@ class _Stores:
             memory = anonymous_bytes(os.getpid())
             if self._purger is None or memory is None or memory < self._purged_bytes + grown_bytes:
                 return
+            # Beside other calls it is not known how much of the memory is still in use.
+            is_alone, now_s = self.running <= 1, time.monotonic()
+            if not is_alone and now_s < self._purged_s + _PURGES_APART_S:
+                return
             with contextlib.suppress(StoreError):
                 self._purger.command("SYSTEM JEMALLOC PURGE")
             memory = anonymous_bytes(os.getpid()) or 0
-            # Calls that run have memory, which they leave, too.
-            self._purged_bytes = memory if self.running <= 1 else min(self._purged_bytes, memory)
+            self._purged_bytes, self._purged_s = memory if is_alone else min(self._purged_bytes, memory), now_s
 
     def of(self, handle: int) -> EmbeddedStore:
         with self._lock:
