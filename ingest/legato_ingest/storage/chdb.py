@@ -100,8 +100,15 @@ class EmbeddedStore(ClientStore):
     def scrub(self, seconds: float) -> None:
         """Compare the contents of parts with their hashes for so long, and detach those that are damaged."""
         with self._write() as writer:
+            # What an insert has just written is checked by the insert, which then fails; to detach it would hide that.
+            self._check(writer)
             if faults := self._scrub.run(writer, seconds):
                 self._parts.add_lost(folders_of(writer), faults)
+
+    def give_back_memory(self) -> None:
+        """Give memory that the engine does not use back to the system."""
+        with self._write() as writer:
+            writer.command("SYSTEM JEMALLOC PURGE")
 
     def lost_parts(self) -> list[PartFault]:
         """Return the parts with rows that are not shown: they were set aside, or had gone when the store was opened."""
@@ -169,8 +176,12 @@ class EmbeddedStore(ClientStore):
         with super()._change() as writer:
             if not sql.lstrip().upper().startswith(_FREES_ROOM):
                 check_room(self._path)
+            repairs = self._integrity.repairs(table)
             yield writer
             self._check(writer, table)
+            if any(number % 2 for number in repairs.values()) or self._integrity.repairs(table) != repairs:
+                # Another change has perhaps found what this one wrote, and set it aside.
+                raise StoreUnavailable(f"damaged parts of {table or 'a table'} were set aside during this change: send the rows again")
 
     def _check(self, writer: Client, table: str = "") -> None:
         """Check the parts of one table, or of all. Raises ``StoreUnavailable`` if one is damaged, after its table was repaired."""

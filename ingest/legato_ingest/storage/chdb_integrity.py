@@ -18,7 +18,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -55,6 +56,8 @@ class PartIntegrity:
         self._repairing = threading.RLock()
         self._detached: set[str] = set()
         self._repaired_s = float("-inf")
+        # How many repairs of each table have begun and ended.
+        self._repairs = Counter[str]()
         # By folder of a table: the names of its complete parts.
         self._complete: dict[str, set[str]] = {}
         self._lock = threading.Lock()
@@ -68,6 +71,11 @@ class PartIntegrity:
     def is_repairing(self) -> bool:
         """Whether a table may be missing now, or was missing recently."""
         return self.detached or time.monotonic() - self._repaired_s < _RECENTLY_S
+
+    def repairs(self, table: str = "") -> dict[str, int]:
+        """Return how many repairs of a table, or of each, have begun and ended: the number is odd while one runs."""
+        with self._lock:
+            return {table: self._repairs[table]} if table else dict(self._repairs)
 
     def faults(self, tables: Mapping[str, Sequence[str]]) -> list[PartFault]:
         """Return the damaged parts in the folders of these tables. A complete part is read once. Raises ``OSError``."""
@@ -86,8 +94,9 @@ class PartIntegrity:
 
     def repair(self, writer: Client, folders: Mapping[str, Sequence[str]], faults: Sequence[PartFault]) -> None:
         """Detach and attach the tables of these faults. Raises ``StoreUnavailable`` if one cannot be attached yet."""
-        with self._repairing:
-            for table in sorted({table for table, _, _ in faults} - self._detached):
+        tables = {table for table, _, _ in faults}
+        with self._repairing, self._counted(tables):
+            for table in sorted(tables - self._detached):
                 self._detached.add(table)
                 try:
                     writer.command(f"DETACH TABLE {table} SYNC")
@@ -103,6 +112,17 @@ class PartIntegrity:
                     if os.path.isdir(os.path.join(folder, name)):
                         # The engine loaded the part without complaint: its list is wrong, not its data.
                         self._accept(folder, name)
+
+    @contextlib.contextmanager
+    def _counted(self, tables: set[str]) -> Iterator[None]:
+        """Count the beginning and the end of a repair."""
+        with self._lock:
+            self._repairs.update(tables)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._repairs.update(tables)
 
     def attach(self, writer: Client) -> None:
         """Attach the detached tables. Raises ``StoreUnavailable`` if a query still uses one after 20 s."""

@@ -17,9 +17,9 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from legato_ingest.errors import StoreError
 from legato_ingest.storage.chdb import EmbeddedStore
+from legato_ingest.storage.left_memory import LeftMemory
 from legato_ingest.storage.process_memory import anonymous_bytes
 
 __all__ = ["table_of"]
@@ -36,10 +37,6 @@ _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "500"
 # chDB handles them: the thread with the fault waits for ever, and every other statement fails. By default they end the process.
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
-# By so much a statement of a reader, or a call of Legato, may leave the process grown.
-_LEFT_BY_READER_BYTES, _LEFT_BYTES = 64 * 2**20, 256 * 2**20
-# Beside other calls, memory is given back so often at most: it takes 4 ms, and more for what is given back.
-_PURGES_APART_S = 1.0
 # In the folder of the store.
 _TEMPORARY = "legato_tmp"
 
@@ -54,46 +51,14 @@ class _Stores:
         self._lock = threading.Lock()
         self._stores = dict[int, EmbeddedStore]()
         self.reading: EmbeddedStore | None = None
-        self._purger: EmbeddedStore | None = None
-        self._purging, self._purged_bytes, self._purged_s = threading.Lock(), 0, float("-inf")
-        # How many calls run.
-        self.running = 0
+        self.left_memory: LeftMemory | None = None
 
     def open(self, path: str, read_limits: Mapping[str, int | str]) -> None:
         root = self._stores[0] = EmbeddedStore(pathlib.Path(path))
         _use_temporary_folder(pathlib.Path(path) / _TEMPORARY)
-        self.reading, self._purger = root.clone(read_limits), root.clone()
-        self._purged_bytes = anonymous_bytes(os.getpid()) or 0
+        self.reading = root.clone(read_limits)
+        self.left_memory = LeftMemory(partial(anonymous_bytes, os.getpid()), root.clone().give_back_memory)
         _end_at_faults()
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call that runs."""
-        with self._lock:
-            self.running += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.running -= 1
-
-    def purge(self, grown_bytes: int) -> None:
-        """Give memory that statements have left back to the kernel if the process has grown by so much since it last did.
-
-        Else the memory stays for ten seconds, and would be taken for that of the statement that runs next.
-        """
-        with self._purging:
-            memory = anonymous_bytes(os.getpid())
-            if self._purger is None or memory is None or memory < self._purged_bytes + grown_bytes:
-                return
-            # Beside other calls it is not known how much of the memory is still in use.
-            is_alone, now_s = self.running <= 1, time.monotonic()
-            if not is_alone and now_s < self._purged_s + _PURGES_APART_S:
-                return
-            with contextlib.suppress(StoreError):
-                self._purger.command("SYSTEM JEMALLOC PURGE")
-            memory = anonymous_bytes(os.getpid()) or 0
-            self._purged_bytes, self._purged_s = memory if is_alone else min(self._purged_bytes, memory), now_s
 
     def of(self, handle: int) -> EmbeddedStore:
         with self._lock:
@@ -130,10 +95,8 @@ def _function(stores: _Stores, handle: int, method: str) -> Callable[..., Any]:
 def _answer(stores: _Stores, request: bytes) -> bytes:
     """Run a call and return its pickled result, or its pickled error."""
     handle, method, arguments = pickle.loads(request)
-    with stores.counted():
-        answer = _outcome(stores, handle, method, arguments)
-        stores.purge(_LEFT_BY_READER_BYTES if method == "query_bytes" else _LEFT_BYTES)
-    return answer
+    with contextlib.nullcontext() if stores.left_memory is None else stores.left_memory.counted(is_read=method == "query_bytes"):
+        return _outcome(stores, handle, method, arguments)
 
 
 def _outcome(stores: _Stores, handle: int, method: str, arguments: tuple[Any, ...]) -> bytes:

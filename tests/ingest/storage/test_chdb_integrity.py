@@ -74,6 +74,55 @@ def test_what_a_full_disk_rejected_is_undone(tmp_path: pathlib.Path, wide: bool)
     assert room == f"the disk of {tmp_path / 'store'} rejects writes: File too large"
 
 
+# An insert whose write the disk has lost, and another change that finds the damaged part before the insert does.
+RACE = """
+import os, pathlib, sys
+import pyarrow as pa
+from legato_ingest.errors import StoreUnavailable
+from legato_ingest.storage import EmbeddedStore
+from legato_ingest.storage.chdb_integrity import folders_of
+
+store = EmbeddedStore(pathlib.Path(sys.argv[1]))
+for table in ("t", "other"):
+    store.command(f"CREATE TABLE {table} (a UInt64) ENGINE = MergeTree ORDER BY a")
+store.insert("t", pa.table({"a": pa.array([1], pa.uint64())}))
+clone, check = store.clone(), EmbeddedStore._check
+
+def check_later(self, writer, table=""):
+    if self is store and table == "t":
+        (folder,) = folders_of(writer)["t"]
+        for each in (pathlib.Path(folder) / "all_2_2_0").glob("*.bin"):
+            os.truncate(each, 0)
+        try:
+            if sys.argv[2] == "scrub":
+                clone._scrub.suspect("all_2_2_0")
+                clone.scrub(1)
+            elif sys.argv[2] == "purge":
+                clone.give_back_memory()
+            else:
+                clone.insert("other", pa.table({"a": pa.array([1], pa.uint64())})) if sys.argv[2] == "insert" else clone.verify()
+        except StoreUnavailable as error:
+            print("other:", error)
+    return check(self, writer, table)
+
+EmbeddedStore._check = check_later
+try:
+    store.insert("t", pa.table({"a": pa.array([2], pa.uint64())}))
+    print("stored")
+except StoreUnavailable:
+    print("not stored")
+print(store.select("SELECT a FROM t"))
+"""
+
+
+@pytest.mark.parametrize("change", ["verify", "scrub", "insert", "purge"])
+def test_an_insert_whose_part_another_change_has_set_aside_fails(tmp_path: pathlib.Path, change: str) -> None:
+    """It would be acknowledged, because its own check finds nothing damaged any more."""
+    command = [sys.executable, "-c", RACE, str(tmp_path / "store"), change]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-2:] == ["not stored", "[(1,)]"], done.stdout + done.stderr
+
+
 def test_a_part_is_read_once_and_a_deleted_one_is_no_fault(part: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A complete part is read once. Folders that are written, deleted or set aside are not read. A damaged part is reported each time."""
     table, parts = tmp_path / "table", PartIntegrity()
