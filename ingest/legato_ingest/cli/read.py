@@ -309,8 +309,6 @@ def _recordings(reader: Reader, given: str) -> list[dict[str, Any]]:
             f"{', '.join(sorted(set(found.earlier_traces))[:5])}",
             error=True,
         )
-    if found.other_tenants:
-        print_line(f"{found.other_tenants} other tenants have recordings with this id; these were received first", error=True)
     if found.is_cut:
         print_line(f"the first {RECORDINGS_MAX} recordings of this trace, ordered by start; there may be more", error=True)
     requests = requests_of(reader.rows, found.rows)

@@ -76,10 +76,10 @@ class Reads:
         self._settings, self._metrics, self.store, self._begin_settling = settings, metrics, store, begin_settling
         own = settings.server.database if settings.server else "default"
         self._guard = Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant), own)
-        self._running, self._threads = anyio.CapacityLimiter(settings.queries_max), anyio.CapacityLimiter(settings.queries_max)
+        self._settling, self._running = anyio.CapacityLimiter(settings.queries_max), anyio.CapacityLimiter(settings.queries_max)
         # How many statements of each tenant run or wait; a tenant has half of the places that the others leave at most.
         self._admitted = Counter[str]()
-        self._ended, self._turns = EndedQueries(), Turns()
+        self._ended, self._turns = EndedQueries(), Turns(settings.queries_max)
         # A place to run is always left for other tenants: a tenant's further statements wait for its own.
         self._of_tenant: dict[str, anyio.CapacityLimiter] = {}
         self.timezone = lru_cache(maxsize=1)(lambda: store.query_bytes("SELECT timezone()").decode().strip())
@@ -128,11 +128,11 @@ class Reads:
             return work()
 
         try:
-            async with self._place(tenant), self._running:
-                settling_s = await anyio.to_thread.run_sync(settled, limiter=self._threads)
-                # Asked when its turn comes: tenants come under suspicion while their statements wait.
-                async with self._turns.turn(partial(self._ended.is_suspect, tenant)):
-                    result = await anyio.to_thread.run_sync(in_time, settling_s, limiter=self._threads)
+            async with self._place(tenant):
+                settling_s = await anyio.to_thread.run_sync(settled, limiter=self._settling)
+                # Asked until its turn comes: tenants come under suspicion while their statements wait.
+                async with self._turns.turn(tenant, partial(self._ended.is_suspect, tenant)):
+                    result = await anyio.to_thread.run_sync(in_time, settling_s, limiter=self._running)
         finally:
             self._admitted[tenant] -= count
         self._metrics.query_seconds.observe(time.perf_counter() - started)
@@ -141,9 +141,9 @@ class Reads:
     def _place(self, tenant: str) -> anyio.CapacityLimiter:
         """Return what limits how many statements of a tenant run: all but one of the places, if there are other tenants.
 
-        Of a tenant under suspicion it is one, so that the others have their turns between its statements.
+        Of a tenant under suspicion it is two, one that runs alone and one that waits.
         """
-        most = 1 if self._ended.is_suspect(tenant) else max(1, self._settings.queries_max - (tenant != ALL_TENANTS))
+        most = 2 if self._ended.is_suspect(tenant) else max(1, self._settings.queries_max - (tenant != ALL_TENANTS))
         place = self._of_tenant.setdefault(tenant, anyio.CapacityLimiter(most))
         place.total_tokens = most
         return place

@@ -1,12 +1,13 @@
-"""Turns of statements that run together, or alone: a lock for an event loop, shared or exclusive, in the order of arrival.
+"""Turns of statements that run together, or alone: a lock for an event loop, shared by several or exclusive.
 
-Several statements run at the same time, unless one of them has to run alone. That one waits for those that run, and later ones wait for it.
-Whether a statement has to run alone is asked when its turn comes. The module runs no statement and knows no tenant.
+Statements run together, in the order of arrival, unless one has to run alone: of a tenant under suspicion. The others then have turns for
+as long as such a statement ran, before the next one, so that they have half of the time at least. Of several tenants that wait to run
+alone, the one that has used the least time is next. The module runs no statement and does not know who is under suspicion.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,31 +16,42 @@ import anyio
 
 __all__ = ["Turns"]
 
+# Of the time that a tenant's statements ran alone, half counts after so long.
+_HALF_LIFE_S = 60.0
+
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _Turn:
+    tenant: str
     must_be_alone: Callable[[], bool]
     admitted: anyio.Event = field(default_factory=anyio.Event)
+    began_s: float = 0.0
 
 
 class Turns:
-    """The turns of one event loop."""
+    """The turns of one event loop. ``most``: statements that run together."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[_Waiting] = deque()
-        self._running, self._is_alone = 0, False
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._waiting: list[_Turn] = []
+        self._running = 0
+        self._alone: _Turn | None = None
+        # Until then the others have turns.
+        self._shared_until_s = float("-inf")
+        # How long the statements of a tenant ran alone, and when that was noted.
+        self._used: dict[str, tuple[float, float]] = {}
 
     @asynccontextmanager
-    async def turn(self, must_be_alone: Callable[[], bool]) -> AsyncIterator[None]:
-        """Wait for a turn, which lasts as long as the context."""
-        one = _Waiting(must_be_alone)
+    async def turn(self, tenant: str, must_be_alone: Callable[[], bool]) -> AsyncIterator[None]:
+        """Wait for a turn, which lasts as long as the context. ``must_be_alone`` is asked until the turn begins."""
+        one = _Turn(tenant, must_be_alone)
         self._waiting.append(one)
         self._admit()
         try:
             await one.admitted.wait()
         except BaseException:
             if one.admitted.is_set():
-                self._leave()
+                self._leave(one)
             else:
                 self._waiting.remove(one)
                 self._admit()
@@ -47,19 +59,40 @@ class Turns:
         try:
             yield
         finally:
-            self._leave()
+            self._leave(one)
 
-    def _leave(self) -> None:
+    def _leave(self, one: _Turn) -> None:
         self._running -= 1
+        if one is self._alone:
+            now_s = self._clock()
+            ran_s = now_s - one.began_s
+            self._alone, self._shared_until_s = None, now_s + ran_s
+            self._used = {tenant: (used_s, now_s) for tenant in self._used if (used_s := self._used_s(tenant)) > 0.01}
+            self._used[one.tenant] = self._used_s(one.tenant) + ran_s, now_s
         self._admit()
 
     def _admit(self) -> None:
-        """Admit those that wait, up to the first one that may not run now."""
-        while self._waiting:
-            if not self._running:
-                self._is_alone = False
-            must_be_alone = self._waiting[0].must_be_alone()
-            if self._running and (must_be_alone or self._is_alone):
+        """Admit those that may run now."""
+        while self._waiting and self._alone is None:
+            alone = [each for each in self._waiting if each.must_be_alone()]
+            shared = next((each for each in self._waiting if each not in alone), None)
+            if alone and (self._clock() >= self._shared_until_s or not (shared or self._running)):
+                if self._running:
+                    # No other one begins until these have ended.
+                    return
+                self._alone = min(alone, key=lambda each: self._used_s(each.tenant))
+                self._begin(self._alone)
+            elif shared is not None and self._running < self._most:
+                self._begin(shared)
+            else:
                 return
-            self._running, self._is_alone = self._running + 1, must_be_alone
-            self._waiting.popleft().admitted.set()
+
+    def _begin(self, one: _Turn) -> None:
+        self._waiting.remove(one)
+        self._running += 1
+        one.began_s = self._clock()
+        one.admitted.set()
+
+    def _used_s(self, tenant: str) -> float:
+        used_s, at_s = self._used.get(tenant, (0.0, 0.0))
+        return used_s * float(2.0 ** ((at_s - self._clock()) / _HALF_LIFE_S))

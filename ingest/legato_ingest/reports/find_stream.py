@@ -1,7 +1,8 @@
 """One stream by an id: its recordings at all vantages, and the engine's records of its requests.
 
-An id is a trace id or its first 8 or more digits, a span id, or a response id. A gateway may not pass the trace context on, so recordings
-of one response under another trace belong to the stream as well. This module judges no stream and renders nothing.
+An id is a trace id or its first 8 or more digits, a span id, or a response id; a reader of all tenants may put a tenant and a colon before
+it. A gateway may not pass the trace context on, so recordings of one response under another trace belong to the stream as well. All
+recordings are of one tenant: another may have copied the ids. This module judges no stream and renders nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ _NAMED_MAX = 5
 # The streams that an id matches: a full trace id by the index, otherwise the start of a trace id, a span id or a response id.
 _FOUND = """
 SELECT
-    tenant, lower(hex(trace_id)) AS trace, response_id, {is_one} AS is_one, toUnixTimestamp64Milli(min(received_at)) AS received_ms,
+    tenant, lower(hex(trace_id)) AS trace, response_id, {is_one} AS is_one,
     toUnixTimestamp64Nano(min(start_time)) AS first_ns, toUnixTimestamp64Nano(max(start_time)) AS last_ns
 FROM stream_revs
 WHERE {which}
 GROUP BY tenant, trace, response_id, is_one
 ORDER BY first_ns DESC
-LIMIT 200
+LIMIT 200 BY tenant
+LIMIT 20000
 """
 _BY_TRACE = _FOUND.format(is_one="0", which="trace_id = unhex({id:String})")
 _BY_NAME = _FOUND.format(
@@ -74,25 +76,22 @@ class Recordings:
     """The recordings of a stream, ordered by start. ``start`` is a text in UTC, other times are in the unit that their name ends with.
 
     ``is_cut``: there may be more than ``RECORDINGS_MAX``. ``earlier_traces``: the traces of earlier streams with the same response id, one
-    for each recording. ``other_tenants``: how many other tenants have recordings with the id; a reader of one tenant sees none of them.
+    for each recording.
     """
 
     rows: list[dict[str, Any]]
     is_cut: bool
     earlier_traces: list[str]
-    other_tenants: int = 0
 
 
 def find_stream(run: Run, identity: str) -> Recordings:
     """Return the recordings of the stream with this id. Raises ``NoSuchStream``, and what ``run`` raises.
 
     A trace may hold many streams (the calls of an agent). A response id selects its stream, and recordings without a response id.
-    Of several tenants with the id, it is that of the tenant whose recording was received first: the others may have copied the id.
     """
     given = identity.strip()
-    found = _matches(run, given)
-    tenant = min(found, key=lambda row: int(row["received_ms"]))["tenant"]
-    matches = [row for row in found if row["tenant"] == tenant]
+    matches = _matches(run, given)
+    _expect_one_tenant(matches, given)
     earlier = _earlier(matches)
     matches = [row for row in matches if row not in earlier]
     named = [row for row in matches if row["is_one"]]
@@ -102,15 +101,15 @@ def find_stream(run: Run, identity: str) -> Recordings:
         raise NoSuchStream(f"{len(traces)} traces start with {given}: {listed}; give more digits")
     responses = _responses(named or matches)
     first_ns, last_ns = min(int(row["first_ns"]) for row in matches), max(int(row["last_ns"]) for row in matches)
-    rows = run(_RECORDINGS, {"tenant": tenant, "traces": traces, "responses": responses, "first_ns": first_ns, "last_ns": last_ns})
+    of = {"tenant": matches[0]["tenant"], "traces": traces, "responses": responses}
+    rows = run(_RECORDINGS, {**of, "first_ns": first_ns, "last_ns": last_ns})
     near = [row for row in rows if row["trace"] in traces or first_ns - _APART_NS <= int(row["start_ns"]) <= last_ns + _APART_NS]
     own = [row for row in near if not (named and responses) or row["response_id"] in ("", *responses)]
     if not own and len(rows) == RECORDINGS_MAX:
         raise NoSuchStream(
             f"the trace of {given} has more than {RECORDINGS_MAX} recordings, and those of this stream are not among the first"
         )
-    others = len({row["tenant"] for row in found} - {tenant})
-    return Recordings(own, len(rows) == RECORDINGS_MAX, [row["trace"] for row in earlier], others)
+    return Recordings(own, len(rows) == RECORDINGS_MAX, [row["trace"] for row in earlier])
 
 
 def requests_of(run: Run, rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -126,13 +125,31 @@ def _responses(rows: Iterable[Row]) -> list[str]:
 
 def _matches(run: Run, given: str) -> list[dict[str, Any]]:
     """The traces and responses that an id matches, and whether the id names one stream (``is_one``). Raises ``NoSuchStream``."""
-    as_hex = given.lower().replace("-", "")
-    is_hex = bool(_HEX.fullmatch(as_hex))
-    found = run(_BY_TRACE, {"id": as_hex}) if is_hex and len(as_hex) == _TRACE_DIGITS else []
-    found = found or run(_BY_NAME, {"id": as_hex, "given": given, "hex": int(is_hex)})
+    tenant, _, identity = given.partition(":")
+    # Before the id as a whole, which another tenant may have chosen.
+    found = [row for row in _found(run, identity) if row["tenant"] == tenant] if identity else []
+    found = found or _found(run, given)
     if not found:
         raise NoSuchStream(f"no stream has the id {given!r} (trace id, span id or response id)")
     return found
+
+
+def _found(run: Run, given: str) -> list[dict[str, Any]]:
+    as_hex = given.lower().replace("-", "")
+    is_hex = bool(_HEX.fullmatch(as_hex))
+    found = run(_BY_TRACE, {"id": as_hex}) if is_hex and len(as_hex) == _TRACE_DIGITS else []
+    return found or run(_BY_NAME, {"id": as_hex, "given": given, "hex": int(is_hex)})
+
+
+def _expect_one_tenant(matches: Sequence[Row], given: str) -> None:
+    """Raise ``NoSuchStream`` if several tenants have recordings with an id: that of one may be a copy."""
+    tenants = sorted({row["tenant"] for row in matches})
+    is_start = len({row["trace"] for row in matches}) > 1 and not any(row["is_one"] for row in matches)
+    if len(tenants) > 1 and not is_start:
+        listed = f"{', '.join(map(repr, tenants[:_NAMED_MAX]))}{' …' if len(tenants) > _NAMED_MAX else ''}"
+        raise NoSuchStream(
+            f"{len(tenants)} tenants have recordings with the id {given}: {listed}; give one of them, as {tenants[0]}:{given}"
+        )
 
 
 def _earlier(matches: Sequence[Row]) -> list[Row]:

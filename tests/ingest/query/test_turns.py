@@ -1,4 +1,4 @@
-"""Turns of statements: together or alone, in the order of arrival, also when some give up."""
+"""Turns of statements: together or alone, fair to those that run together and among those that run alone, also when some give up."""
 
 from __future__ import annotations
 
@@ -11,98 +11,133 @@ from hypothesis import strategies as st
 from helpers.platform.examples import examples
 from legato_ingest.query.turns import Turns
 
+MOST = 3
+
 
 class Run:
-    """Statements that take their turns until each is released."""
+    """Statements that take their turns until each is released. The first letter of a name is its tenant; upper case must be alone."""
 
-    def __init__(self) -> None:
-        self.turns, self.running, self.order = Turns(), list[str](), list[str]()
+    def __init__(self, decide: Callable[[str], bool]) -> None:
+        self.now_s = 0.0
+        self.turns, self.running, self.order = Turns(MOST, lambda: self.now_s), list[str](), list[str]()
+        self._decide = decide
         self._released: dict[str, anyio.Event] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
 
-    async def take(self, name: str, must_be_alone: Callable[[], bool]) -> None:
+    async def take(self, name: str) -> None:
         """Take a turn and keep it until released."""
         self._released[name] = anyio.Event()
         with anyio.CancelScope() as self._scopes[name]:
-            async with self.turns.turn(must_be_alone):
+            async with self.turns.turn(name[0], lambda: self._decide(name)):
                 self.running.append(name)
                 self.order.append(name)
-                assert len(self.running) == 1 or not any(each.isupper() for each in self.running)
+                assert len(self.running) <= MOST
+                assert len(self.running) == 1 or not any(each[0].isupper() for each in self.running)
                 try:
                     await self._released[name].wait()
                 finally:
                     self.running.remove(name)
 
-    def release(self, name: str) -> None:
-        """Let a statement end."""
-        self._released[name].set()
+    def carry_out(self, tasks: anyio.abc.TaskGroup, step: str) -> None:
+        """Begin a statement; `-` and a name ends one, `!` and a name cancels one, `+` and a number lets so many seconds pass."""
+        if step[0] == "-":
+            self._released[step[1:]].set()
+        elif step[0] == "!":
+            self._scopes[step[1:]].cancel()
+        elif step[0] == "+":
+            self.now_s += float(step[1:])
+        else:
+            tasks.start_soon(self.take, step)
 
-    def cancel(self, name: str) -> None:
-        """Let the reader of a statement disconnect."""
-        self._scopes[name].cancel()
+    def release(self) -> None:
+        """Let all end, also those that have not begun."""
+        for each in self._released.values():
+            each.set()
 
 
-def ran(steps: list[str], decide: Callable[[str], bool] = str.isupper) -> tuple[list[str], list[list[str]]]:
-    """Carry the steps out, and return who ran after each.
-
-    A letter begins, one of the upper case must be alone; `-` and a letter ends; `!` and a letter gives up.
-    """
+def ran(steps: str | list[str], decide: Callable[[str], bool] = lambda name: name[0].isupper()) -> tuple[list[str], list[list[str]]]:
+    """Carry the steps out. Return who had a turn, in order, and who ran after each step."""
 
     async def run() -> tuple[list[str], list[list[str]]]:
-        one, seen = Run(), list[list[str]]()
+        one, seen = Run(decide), list[list[str]]()
         async with anyio.create_task_group() as tasks:
-            for step in steps:
-                if step[0] == "-":
-                    one.release(step[1])
-                elif step[0] == "!":
-                    one.cancel(step[1])
-                else:
-                    tasks.start_soon(one.take, step, lambda step=step: decide(step))
+            for step in steps.split() if isinstance(steps, str) else steps:
+                one.carry_out(tasks, step)
                 await anyio.wait_all_tasks_blocked()
                 seen.append(sorted(one.running))
-            for released in one._released.values():
-                released.set()
+            one.release()
         assert one.turns._running == 0 and not one.turns._waiting
         return one.order, seen
 
     return anyio.run(run)
 
 
+def test_so_many_run_together() -> None:
+    """In the order of arrival."""
+    assert ran("a b c d e -b -a")[1][-3:] == [["a", "b", "c"], ["a", "c", "d"], ["c", "d", "e"]]
+
+
 def test_one_that_must_be_alone_is_alone() -> None:
     """It waits for those that run; later ones wait for it, and then run together."""
-    order, seen = ran(["a", "b", "C", "d", "e", "-a", "-b", "-C"])
-    assert seen == [["a"], ["a", "b"], ["a", "b"], ["a", "b"], ["a", "b"], ["b"], ["C"], ["d", "e"]]
+    order, seen = ran("a b C d e -a -b +1 -C")
+    assert seen == [["a"], ["a", "b"], ["a", "b"], ["a", "b"], ["a", "b"], ["b"], ["C"], ["C"], ["d", "e"]]
     assert order == list("abCde")
+
+
+def test_the_others_have_as_much_time_as_one_that_ran_alone() -> None:
+    """Also those that come later. If none of them waits, the next one that must be alone runs at once."""
+    _, seen = ran("A1 A2 +8 b -A1 c -b d +7 -c e +1 f -d -e")
+    assert seen[4:] == [["b"], ["b", "c"], ["c"], ["c", "d"], ["c", "d"], ["d"], ["d", "e"], ["d", "e"], ["d", "e"], ["e"], ["A2"]]
+    assert ran("A1 A2 +8 -A1")[1][-1] == ["A2"]
+
+
+def test_of_those_that_must_be_alone_the_one_with_the_least_time_is_next() -> None:
+    """A tenant with long statements does not delay one with short ones: only the one that runs."""
+    order, _ = ran("A1 +8 A2 B1 -A1 +.1 B2 -B1 +.1 B3 -B2 +.1 -B3")
+    assert order == ["A1", "B1", "B2", "B3", "A2"]
+    order, _ = ran("A1 +8 -A1 B1 +4 -B1 b1 +300 A2 B2 -b1")
+    assert order[:4] == ["A1", "B1", "b1", "B2"], "what was long ago counts little, but it counts"
 
 
 def test_one_that_gives_up_delays_no_other() -> None:
     """While it waits, and while it runs."""
-    assert ran(["a", "B", "c", "!B", "-a"])[1] == [["a"], ["a"], ["a"], ["a", "c"], ["c"]]
-    assert ran(["A", "b", "!A"])[1] == [["A"], ["A"], ["b"]]
+    assert ran("a B c !B -a")[1] == [["a"], ["a"], ["a"], ["a", "c"], ["c"]]
+    assert ran("A b !A")[1] == [["A"], ["A"], ["b"]]
 
 
-def test_it_is_asked_when_its_turn_comes() -> None:
+def test_it_is_asked_until_its_turn_comes() -> None:
     """A statement that came before its tenant was under suspicion runs alone, too."""
-    suspects = set[str]()
+    suspects = {"A"}
 
     def decide(name: str) -> bool:
-        if name == "b":
-            suspects.add("c")
-        return name in suspects or name.isupper()
+        return name in suspects
 
-    assert ran(["A", "b", "c", "-A"], decide)[1] == [["A"], ["A"], ["A"], ["b"]]
+    async def run() -> list[list[str]]:
+        one, seen = Run(decide), list[list[str]]()
+        async with anyio.create_task_group() as tasks:
+            for step in ("A", "b", "c", "-A"):
+                if step == "-A":
+                    suspects.add("c")
+                one.carry_out(tasks, step)
+                await anyio.wait_all_tasks_blocked()
+                seen.append(sorted(one.running))
+            one.release()
+        return seen
+
+    assert anyio.run(run) == [["A"], ["A"], ["A"], ["c"]]
 
 
 @examples(200)
-@given(st.lists(st.tuples(st.sampled_from("+-!"), st.integers(0, 25), st.booleans()), max_size=40))
-def test_everyone_has_a_turn(chosen: list[tuple[str, int, bool]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from("sse-!+"), st.sampled_from("abcAB"), st.integers(0, 60)), max_size=50))
+def test_everyone_has_a_turn(chosen: list[tuple[str, str, int]]) -> None:
     """In any order of arrivals, ends and disconnections: none runs beside one that is alone, and in the end none waits."""
     begun, steps = list[str](), list[str]()
-    for kind, place, is_alone in chosen:
-        letter = chr(ord("a") + len(begun) % 26)
-        if kind == "+" and len(begun) < 26:
-            begun.append(letter.upper() if is_alone else letter)
+    for kind, tenant, number in chosen:
+        if kind == "+":
+            steps.append(f"+{number}")
+        elif kind in "-!" and begun:
+            steps.append(kind + begun[number % len(begun)])
+        elif kind in "se":
+            begun.append(f"{tenant}{len(begun)}")
             steps.append(begun[-1])
-        elif kind != "+" and begun:
-            steps.append(kind + begun[place % len(begun)])
     ran(steps)

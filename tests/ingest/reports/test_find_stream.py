@@ -27,10 +27,9 @@ class Answers:
         return self.matches if "FROM stream_revs" in sql else self.rows
 
 
-def match(trace: str, response: str = "", at_ns: int = 0, is_one: int = 0, tenant: str = "t", received_ms: int = 0) -> dict[str, Any]:
+def match(trace: str, response: str = "", at_ns: int = 0, is_one: int = 0, tenant: str = "t") -> dict[str, Any]:
     """A trace and response that the id matches."""
-    known = {"tenant": tenant, "received_ms": str(received_ms)}
-    return {**known, "trace": trace, "response_id": response, "is_one": is_one, "first_ns": str(at_ns), "last_ns": str(at_ns)}
+    return {"tenant": tenant, "trace": trace, "response_id": response, "is_one": is_one, "first_ns": str(at_ns), "last_ns": str(at_ns)}
 
 
 def row(trace: str, response: str = "", at_ns: int = 0) -> dict[str, Any]:
@@ -68,13 +67,20 @@ def test_a_response_id_selects_the_newest_stream_and_recordings_without_one() ->
     assert found.earlier_traces == ["old"] and answers.asked[-1]["traces"] == ["a"]
 
 
-def test_of_several_tenants_it_is_the_one_whose_recording_came_first() -> None:
-    """The others may have copied the id, with any time; they are counted."""
-    first, second = match("a", "r", MINUTE_NS, tenant="honest", received_ms=5), match("a", "q", 0, tenant="copy", received_ms=6)
-    for matches in ([first, second], [second, first]):
-        answers = Answers(matches, [row("a", "r", MINUTE_NS)])
-        assert find_stream(answers, "a").other_tenants == 1
-        assert answers.asked[-1]["tenant"] == "honest" and answers.asked[-1]["responses"] == ["r"]
+def test_of_several_tenants_with_an_id_the_reader_chooses_one() -> None:
+    """The others may have copied it, with any times and earlier or later; a tenant before the id is no part of it."""
+    matches = [match("a", "r", MINUTE_NS, tenant="honest"), *(match("a", f"q{at}", at, tenant="copy") for at in range(9))]
+    for given in (matches, matches[::-1], [{**each, "is_one": 1} for each in matches]):
+        with pytest.raises(
+            NoSuchStream, match=r"2 tenants have recordings with the id abcd: 'copy', 'honest'; give one of them, as copy:abcd"
+        ):
+            find_stream(Answers(given), "abcd")
+    answers = Answers(matches, [row("a", "r", MINUTE_NS)])
+    assert len(find_stream(answers, "honest:abcd").rows) == 1
+    assert answers.asked[0]["id"] == "abcd"
+    assert answers.asked[-1]["tenant"] == "honest" and answers.asked[-1]["responses"] == ["r"]
+    with pytest.raises(NoSuchStream, match="2 traces start with abcdabcd"):
+        find_stream(Answers([match("a"), match("b", tenant="other")]), "abcdabcd")
 
 
 def test_a_long_trace_is_cut() -> None:

@@ -1,15 +1,17 @@
-"""The page of a stream whose ids another tenant has copied."""
+"""The page of a stream with ids that another tenant has copied."""
 
 from __future__ import annotations
 
 import pathlib
+
+import pytest
 
 from helpers.builders.judging import worker
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream, trace_id
 from helpers.servers.reading import open_store, reading
 from legato_ingest.cli.client import Reader
-from legato_ingest.web.stream_view import stream_view
+from legato_ingest.web.stream_view import NoSuchStream, stream_view
 
 # Step 200 takes 600 ms longer, and 2,000 prompt tokens in step 300 make it 400 ms longer.
 WORLD = World(slow={200: 600 * MS}, prefill={300: 2_000})
@@ -24,15 +26,19 @@ COPIED = {
 
 
 def test_another_tenants_copy_of_the_ids_changes_no_page(tmp_path: pathlib.Path) -> None:
-    """Not even that of an operator who reads all tenants: rows, verdicts and the engine are those of the tenant that was first."""
+    """An operator who reads all tenants chooses one: rows, verdicts and the engine are those of this tenant."""
     with open_store(tmp_path / "store") as opened:
         for vantage in ("client", "server"):
             put(opened, stream(WORLD, vantage, 0, "boot:4026:5000"), RECEIVED_NS)
         put(opened, steps(WORLD, WORLD.streams), RECEIVED_NS)
         worker(opened).step()
+        identity = trace_id(0).hex()
         with reading(opened) as url:
-            before = stream_view(Reader(url).rows, trace_id(0).hex())
+            before = stream_view(Reader(url).rows, identity)
             for table, changed in COPIED.items():
                 opened.command(f"INSERT INTO {table} SELECT * REPLACE ('copy' AS tenant, {changed}) FROM {table}")
-            assert stream_view(Reader(url).rows, trace_id(0).hex()) == before
+            with pytest.raises(NoSuchStream, match="2 tenants"):
+                stream_view(Reader(url).rows, identity)
+            assert {**stream_view(Reader(url).rows, f":{identity}"), "identity": identity} == before
+            assert stream_view(Reader(url).rows, f"copy:{identity}")["service"] == "wrong"
     assert before["stalls"] and before["engine"]["steps"]
