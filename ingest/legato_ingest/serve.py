@@ -194,7 +194,10 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     probe = store.clone()
     unread = Shares(REPLY_BYTES_MAX)
     apps: list[_App] = [
-        (otlp_endpoint.create_app(settings, committer, metrics, partial(_is_ready, probe, migrations, log), receiver), listeners.otlp),
+        (
+            otlp_endpoint.create_app(settings, committer, metrics, partial(_is_ready, probe, migrations, committer), receiver),
+            listeners.otlp,
+        ),
         (BoundedReplies(read_endpoint.create_app(settings, reads, metrics), unread), listeners.read),
     ]
     if listeners.web is not None:
@@ -212,10 +215,9 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
         uvloop.run(_run(apps, listeners, receiver, store, settings, stopping))
 
 
-def _is_ready(probe: Store, migrations: Sequence[migrate.Migration], log: WriteAheadLog | None) -> bool:
-    """Return whether requests are acknowledged: the store answers, has the schema, and its log can be written. Raises ``LegatoError``."""
-    if log is not None:
-        log.check()
+def _is_ready(probe: Store, migrations: Sequence[migrate.Migration], committer: Committer) -> bool:
+    """Return whether requests are acknowledged and the store answers with the current schema. Raises ``LegatoError``."""
+    committer.expect_accepting()
     return migrate.is_current(probe, migrations)
 
 

@@ -13,6 +13,7 @@ import pytest
 from helpers.builders.spans import native_span, request
 from helpers.platform.disks import can_mount, small_disk
 from helpers.servers.serving import Served, serve_process
+from helpers.servers.waiting import eventually
 
 HEADERS = {"content-type": "application/x-protobuf"}
 
@@ -61,8 +62,10 @@ def test_a_full_disk_gives_503_until_there_is_room(tmp_path: pathlib.Path, disk:
         with full_by_filler(served) if disk == "tmpfs" else full_by_limit(served):
             assert [post(served, 300) for _ in range(3)] == [503] * 3
             assert stored(served) == 10
+            assert eventually(lambda: httpx.get(f"{served.otlp}/readyz").status_code == 503)
             errors = httpx.get(f"{served.otlp}/metrics").text
             assert 'legato_errors_total{stage="log",type="StoreUnavailable"} 3.0' in errors, errors
+        assert eventually(lambda: httpx.get(f"{served.otlp}/readyz").status_code == 200)
         assert post(served, 300) == 200
         assert stored(served) == 310
         if disk == "limit":

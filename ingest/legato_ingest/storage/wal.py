@@ -27,6 +27,8 @@ ASIDE = 2
 _NAMES = ("0.wal", "1.wal", "aside.wal")
 _ASIDE_BYTES_MAX = 64 * 2**20
 _MAGIC = b"LGW1"
+# No record, and as large as most requests: a full disk has room for a byte.
+_PROBE = bytes(65_536)
 # Magic, CRC-32 of the payload, length of the payload.
 _HEAD = struct.Struct("<4sIQ")
 
@@ -107,7 +109,7 @@ class WriteAheadLog:
         with self._lock:
             if self._rejects:
                 segment = self._segments[self._current]
-                self._write(segment, b"\0")
+                self._write(segment, _PROBE)
                 _cut(segment)
 
     def rotate(self) -> None:

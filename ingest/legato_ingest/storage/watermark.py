@@ -16,6 +16,8 @@ from contextlib import contextmanager
 
 __all__ = ["Watermark", "now_ms"]
 
+# A clock that is further behind was set back. Nearer, it was measured with an error: that of a server waits for an answer.
+_JUMP_MS = 30_000
 # The stamps that are remembered: those of some minutes.
 _STAMPS_MAX = 256
 
@@ -37,8 +39,8 @@ class Watermark:
 
     def __init__(self, after_ms: int = 0, clock_ms: Callable[[], int] = now_ms, passed_ms: Callable[[], int] = _passed_ms) -> None:
         self._clock_ms, self._passed_ms = clock_ms, passed_ms
-        # The most that the clock was ahead of the time that has passed.
-        self._ahead_ms = after_ms - passed_ms()
+        # The last time, and how much had passed then.
+        self._last_ms, self._at_ms = after_ms, passed_ms()
         self._lock = threading.Lock()
         self._reached_ms = after_ms
         self._stamp_ms: int | None = None
@@ -75,7 +77,12 @@ class Watermark:
                 self._stamps_ms.append(stamp_ms)
 
     def _now_ms(self) -> int:
-        """Return the time by a clock that is never set back."""
+        """Return the time by a clock that is never set back: near its last time it waits for ``clock_ms``, after a jump it goes on."""
+        clock_ms = self._clock_ms()
         passed_ms = self._passed_ms()
-        self._ahead_ms = max(self._ahead_ms, self._clock_ms() - passed_ms)
-        return passed_ms + self._ahead_ms
+        since_ms, self._at_ms = passed_ms - self._at_ms, passed_ms
+        if clock_ms < self._last_ms - _JUMP_MS:
+            self._last_ms += since_ms
+        else:
+            self._last_ms = max(clock_ms, self._last_ms)
+        return self._last_ms

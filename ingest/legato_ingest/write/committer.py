@@ -164,6 +164,13 @@ class Committer:
         if self._log is not None:
             self._log.close()
 
+    def expect_accepting(self) -> None:
+        """Raise ``StoreUnavailable`` if requests are refused, because the last insert failed or the log cannot be written."""
+        if self._log is not None:
+            if self._failed is not None:
+                raise self._failed
+            self._log.check()
+
     def use_objectives(self, objectives: Sequence[Objective]) -> None:
         """Count the streams of later inserts by these objectives."""
         self._groups.objectives = objectives

@@ -55,17 +55,20 @@ def test_no_stamp_is_at_or_before_a_reported_watermark(clock: list[int], writes:
 
 
 def test_time_goes_on_after_the_clock_was_set_back() -> None:
-    """Else the watermark would stand still, and what waits for it, until the clock has caught up."""
+    """Else the watermark would stand still until the clock has caught up. A clock that is a little behind is waited for."""
     now = {"clock": 0, "passed": 0}
     mark = Watermark(0, lambda: now["clock"], lambda: now["passed"])
-    for clock, passed, expected in ((5_000, 0, 5_000), (1_000, 10, 5_010), (1_090, 100, 5_100), (9_000, 200, 9_000), (8_000, 300, 9_100)):
+    for clock, passed, expected in (
+        (500_000, 0, 500_000), (100_000, 10, 500_010), (100_090, 100, 500_100), (900_000, 200, 900_000),
+        (870_000, 300, 900_000), (899_999, 30_300, 900_000), (900_500, 30_800, 900_500), (600_000, 31_000, 900_700),
+    ):  # fmt: skip
         now.update(clock=clock, passed=passed)
         assert mark.reached_ms() == expected
     with mark.stamp() as stamp_ms:
-        assert stamp_ms == 9_101
-    again = Watermark(9_101, lambda: now["clock"], lambda: now["passed"])
+        assert stamp_ms == 900_701
+    again = Watermark(900_701, lambda: now["clock"], lambda: now["passed"])
     now["passed"] += 1_000
-    assert again.reached_ms() == 10_101
+    assert again.reached_ms() == 901_701
 
 
 def test_the_first_stamp_after_a_time() -> None:

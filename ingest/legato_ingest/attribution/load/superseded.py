@@ -43,5 +43,6 @@ def superseded_stalls(store: Store, due: Due) -> Iterator[pa.Table]:
         return
     ((stalls,),) = store.select(f"SELECT count() FROM verdicts WHERE {where}")
     parts = -(-int(stalls) // _AT_ONCE)
+    part_of = f"cityHash64(tenant, trace_id, span_id, gap_start_us) % {parts}"
     for part in range(parts):
-        yield store.select_arrow(f"SELECT {_COLUMNS} FROM verdicts FINAL WHERE {where} AND cityHash64(span_id) % {parts} = {part}")
+        yield store.select_arrow(f"SELECT {_COLUMNS} FROM verdicts FINAL WHERE {where} AND {part_of} = {part}")
