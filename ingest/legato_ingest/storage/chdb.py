@@ -107,7 +107,8 @@ class EmbeddedStore(ClientStore):
 
     def give_back_memory(self) -> None:
         """Give memory that the engine does not use back to the system."""
-        with self._write() as writer:
+        # Without a look at tables that a repair left detached: that may take long, and other calls wait.
+        with super()._write() as writer:
             writer.command("SYSTEM JEMALLOC PURGE")
 
     def lost_parts(self) -> list[PartFault]:
