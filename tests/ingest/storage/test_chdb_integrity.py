@@ -74,7 +74,7 @@ def test_what_a_full_disk_rejected_is_undone(tmp_path: pathlib.Path, wide: bool)
     assert room == f"the disk of {tmp_path / 'store'} rejects writes: File too large"
 
 
-# An insert whose write the disk has lost, and another change that finds the damaged part before the insert does.
+# An insert with a write that the disk has lost, and another change that finds the damaged part before the insert does.
 RACE = """
 import os, pathlib, sys
 import pyarrow as pa
@@ -116,7 +116,7 @@ print(store.select("SELECT a FROM t"))
 
 
 @pytest.mark.parametrize("change", ["verify", "scrub", "insert", "purge"])
-def test_an_insert_whose_part_another_change_has_set_aside_fails(tmp_path: pathlib.Path, change: str) -> None:
+def test_an_insert_fails_if_another_change_has_set_its_part_aside(tmp_path: pathlib.Path, change: str) -> None:
     """It would be acknowledged, because its own check finds nothing damaged any more."""
     command = [sys.executable, "-c", RACE, str(tmp_path / "store"), change]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -218,7 +218,7 @@ def test_memory_that_a_query_left_is_not_that_of_the_next(tmp_path: pathlib.Path
 
 def test_a_query_beside_another_is_not_alone_when_it_takes_too_long(tmp_path: pathlib.Path) -> None:
     """A disk or a process that stands still makes every query late."""
-    store, errors = opened(tmp_path / "store", [], seconds=2), list[QueryEnded]()
+    store, errors = opened(tmp_path / "store", [], seconds=5), list[QueryEnded]()
 
     def take(tenant: str) -> None:
         try:
@@ -229,6 +229,7 @@ def test_a_query_beside_another_is_not_alone_when_it_takes_too_long(tmp_path: pa
     both = [threading.Thread(target=take, args=(tenant,)) for tenant in "ab"]
     for each in both:
         each.start()
+    until(lambda: len(store._process._reads) == 2)
     for each in both:
         each.join()
     store.close()
