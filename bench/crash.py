@@ -8,7 +8,8 @@ same, but only the process of its store receives SIGKILL.
 Collector: an application with the SDK → the Collector with `collector/gateway.yaml` → `serve`, 200 streams per second. Each process is
 killed and restarted in turn; the ingest rejects requests, is slow, is away for a minute, is cut off in the middle of requests and replies;
 its disk is full, and so is the Collector's queue. `--minutes` continues with random trials. At the end every acknowledged stream is
-queried through the read endpoint. `--aimed` kills the Collector during its start; this is a separate run, which may lose data (README).
+queried through the read endpoint. The process of a store that was killed more than three times within a minute is started again after a
+pause of up to half a minute, so a thousand of its kills take hours. `--aimed` kills the Collector during its start; this is a separate run, which may lose data (README).
 
 Last line: one JSON object with `lost`, `doubled`, `kills`, `spans`, `retries`. Exit status 1 if a stream was lost or doubled, or if an
 application received an error code that it does not retry.
@@ -33,7 +34,7 @@ from bench.crash_pipelines.direct import storm  # noqa: E402
 from bench.crash_pipelines.serve import Found, Serve, judge  # noqa: E402
 from helpers.servers import collector  # noqa: E402
 
-_HEAD = f"{'trial':<34} {'kills':>6} {'s':>6} {'spans':>8} {'requests':>9} {'retries':>8}"
+_HEAD = f"{'trial':<34} {'kills':>6} {'s':>6} {'spans':>8} {'requests':>9} {'retries':>8}  found"
 
 
 def _line(trial: Trial) -> str:
@@ -102,7 +103,7 @@ def main() -> None:
             each, trial = direct(pathlib.Path(folder), given.kills, given.spans, given.seed, of_store=of_store)
         found.append(each)
         trials.append(trial)
-        print(_line(trial), flush=True)
+        print(f"{_line(trial)}  {each.lost} lost, {each.doubled} doubled", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         each, piped = through_collector(pathlib.Path(folder), given.minutes, given.seed)
         found.append(each)
