@@ -9,7 +9,8 @@ Collector: an application with the SDK → the Collector with `collector/gateway
 killed and restarted in turn; the ingest rejects requests, is slow, is away for a minute, is cut off in the middle of requests and replies;
 its disk is full, and so is the Collector's queue. `--minutes` continues with random trials. At the end every acknowledged stream is
 queried through the read endpoint. The process of a store that was killed more than three times within a minute is started again after a
-pause of up to half a minute, so a thousand of its kills take hours. `--aimed` kills the Collector during its start; this is a separate run, which may lose data (README).
+pause of up to half a minute, so a thousand of its kills take hours. `--aimed` kills the Collector during its start; this is a separate
+run, which may lose data (README).
 
 Last line: one JSON object with `lost`, `doubled`, `kills`, `spans`, `retries`. Exit status 1 if a stream was lost or doubled, or if an
 application received an error code that it does not retry.
