@@ -1,8 +1,8 @@
 """Turns of statements that run together, or alone: a lock for an event loop, shared by several or exclusive.
 
 Statements run together, in the order of arrival, unless one has to run alone: of a tenant under suspicion. The others then have turns for
-as long as such a statement ran, before the next one, so that they have half of the time at least. Of several tenants that wait to run
-alone, the one that has used the least time is next. The module runs no statement and does not know who is under suspicion.
+as long as such a statement ran, and as no other one began before it, so that they have half of the time at least. Of several tenants that
+wait to run alone, the one that has used the least time is next. The module runs no statement and does not know who is under suspicion.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Turns:
         self._waiting: list[_Turn] = []
         self._running = 0
         self._alone: _Turn | None = None
+        # Since when no other one begins, because one that must be alone is next.
+        self._stopped_s: float | None = None
         # Until then the others have turns.
         self._shared_until_s = float("-inf")
         # How long the statements of a tenant ran alone, and when that was noted.
@@ -65,8 +67,8 @@ class Turns:
         self._running -= 1
         if one is self._alone:
             now_s = self._clock()
-            ran_s = now_s - one.began_s
-            self._alone, self._shared_until_s = None, now_s + ran_s
+            ran_s, stopped_s = now_s - one.began_s, one.began_s if self._stopped_s is None else self._stopped_s
+            self._alone, self._stopped_s, self._shared_until_s = None, None, 2 * now_s - stopped_s
             self._used = {tenant: (used_s, now_s) for tenant in self._used if (used_s := self._used_s(tenant)) > 0.01}
             self._used[one.tenant] = self._used_s(one.tenant) + ran_s, now_s
         self._admit()
@@ -74,11 +76,18 @@ class Turns:
     def _admit(self) -> None:
         """Admit those that may run now."""
         while self._waiting and self._alone is None:
-            alone = [each for each in self._waiting if each.must_be_alone()]
-            shared = next((each for each in self._waiting if each not in alone), None)
+            alone, shared = list[_Turn](), None
+            for each in self._waiting:
+                if each.must_be_alone():
+                    alone.append(each)
+                else:
+                    shared = shared or each
+            if not alone:
+                self._stopped_s = None
             if alone and (self._clock() >= self._shared_until_s or not (shared or self._running)):
                 if self._running:
                     # No other one begins until these have ended.
+                    self._stopped_s = self._clock() if self._stopped_s is None else self._stopped_s
                     return
                 self._alone = min(alone, key=lambda each: self._used_s(each.tenant))
                 self._begin(self._alone)

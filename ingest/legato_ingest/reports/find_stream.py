@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legato_ingest.errors import LegatoError
+from legato_ingest.quoting import Value
 from legato_ingest.reports.rows import Row, Run
 
 __all__ = ["RECORDINGS_MAX", "NoSuchStream", "Recordings", "find_stream", "requests_of"]
@@ -127,18 +128,22 @@ def _matches(run: Run, given: str) -> list[dict[str, Any]]:
     """The traces and responses that an id matches, and whether the id names one stream (``is_one``). Raises ``NoSuchStream``."""
     tenant, _, identity = given.partition(":")
     # Before the id as a whole, which another tenant may have chosen.
-    found = [row for row in _found(run, identity) if row["tenant"] == tenant] if identity else []
-    found = found or _found(run, given)
+    found = (identity and _found(run, identity, tenant)) or _found(run, given)
     if not found:
         raise NoSuchStream(f"no stream has the id {given!r} (trace id, span id or response id)")
     return found
 
 
-def _found(run: Run, given: str) -> list[dict[str, Any]]:
+def _found(run: Run, given: str, tenant: str | None = None) -> list[dict[str, Any]]:
+    """Matches of an id, of one tenant or of all: a full trace id is looked up by its index first."""
+
+    def of_tenant(sql: str, parameters: dict[str, Value]) -> list[dict[str, Any]]:
+        return [row for row in run(sql, parameters) if tenant is None or row["tenant"] == tenant]
+
     as_hex = given.lower().replace("-", "")
     is_hex = bool(_HEX.fullmatch(as_hex))
-    found = run(_BY_TRACE, {"id": as_hex}) if is_hex and len(as_hex) == _TRACE_DIGITS else []
-    return found or run(_BY_NAME, {"id": as_hex, "given": given, "hex": int(is_hex)})
+    found = of_tenant(_BY_TRACE, {"id": as_hex}) if is_hex and len(as_hex) == _TRACE_DIGITS else []
+    return found or of_tenant(_BY_NAME, {"id": as_hex, "given": given, "hex": int(is_hex)})
 
 
 def _expect_one_tenant(matches: Sequence[Row], given: str) -> None:

@@ -180,9 +180,9 @@ class EmbeddedStore(ClientStore):
             repairs = self._integrity.repairs(table)
             yield writer
             self._check(writer, table)
-            if any(number % 2 for number in repairs.values()) or self._integrity.repairs(table) != repairs:
-                # Another change has perhaps found what this one wrote, and set it aside.
-                raise StoreUnavailable(f"damaged parts of {table or 'a table'} were set aside during this change: send the rows again")
+            if table and (self._integrity.repairs(table) != repairs or repairs % 2):
+                # Another change has perhaps found what this insert wrote, and set it aside.
+                raise StoreUnavailable(f"damaged parts of table {table} were set aside during this insert: send the rows again")
 
     def _check(self, writer: Client, table: str = "") -> None:
         """Check the parts of one table, or of all. Raises ``StoreUnavailable`` if one is damaged, after its table was repaired."""

@@ -60,6 +60,8 @@ class PartIntegrity:
         self._repairs = Counter[str]()
         # By folder of a table: the names of its complete parts.
         self._complete: dict[str, set[str]] = {}
+        # Those that the engine has loaded although a check found a fault.
+        self._accepted: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -72,10 +74,10 @@ class PartIntegrity:
         """Whether a table may be missing now, or was missing recently."""
         return self.detached or time.monotonic() - self._repaired_s < _RECENTLY_S
 
-    def repairs(self, table: str = "") -> dict[str, int]:
-        """Return how many repairs of a table, or of each, have begun and ended: the number is odd while one runs."""
+    def repairs(self, table: str) -> int:
+        """Return how many repairs of a table have begun and ended: the number is odd while one runs."""
         with self._lock:
-            return {table: self._repairs[table]} if table else dict(self._repairs)
+            return self._repairs[table]
 
     def faults(self, tables: Mapping[str, Sequence[str]]) -> list[PartFault]:
         """Return the damaged parts in the folders of these tables. A complete part is read once. Raises ``OSError``."""
@@ -91,6 +93,8 @@ class PartIntegrity:
         with self._lock:
             for folder in folders:
                 self._complete.pop(folder, None)
+            for folder, names in self._accepted.items():
+                self._complete.setdefault(folder, set()).update(names)
 
     def repair(self, writer: Client, folders: Mapping[str, Sequence[str]], faults: Sequence[PartFault]) -> None:
         """Detach and attach the tables of these faults. Raises ``StoreUnavailable`` if one cannot be attached yet."""
@@ -104,10 +108,10 @@ class PartIntegrity:
                     # It is detached already, or it cannot be detached: then `attach` finds it in place.
                     _log.warning("%s could not be detached: %s", table, error)
             self.attach(writer)
+            self.forget(folder for table in tables for folder in folders[table])
             for table, name, fault in faults:
                 _log.warning("part %s of table %s was damaged (%s) and is set aside", name, table, fault)
                 for folder in folders[table]:
-                    self.forget([folder])
                     _remove_if_new(os.path.join(folder, "detached", f"broken-on-start_{name}"))
                     if os.path.isdir(os.path.join(folder, name)):
                         # The engine loaded the part without complaint: its list is wrong, not its data.
@@ -158,7 +162,8 @@ class PartIntegrity:
 
     def _accept(self, folder: str, name: str) -> None:
         with self._lock:
-            self._complete.setdefault(folder, set()).add(name)
+            for names in (self._accepted, self._complete):
+                names.setdefault(folder, set()).add(name)
 
 
 def _remove_if_new(part: str) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 __all__ = ["LeftMemory"]
 
 # By so much a statement of a reader, or a call of Legato, may leave the process grown.
 _BY_READ_BYTES, _BY_CALL_BYTES = 64 * 2**20, 256 * 2**20
+# So often at least, memory is given back at the end of calls beside others; within it, only if more of it was taken.
+_APART_S = 1.0
 
 
 class LeftMemory:
@@ -22,12 +25,15 @@ class LeftMemory:
     Safe for several threads.
     """
 
-    def __init__(self, memory: Callable[[], int | None], give_back: Callable[[], None]) -> None:
-        self._memory, self._give_back = memory, give_back
+    def __init__(
+        self, memory: Callable[[], int | None], give_back: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._memory, self._give_back, self._clock = memory, give_back, clock
         self._lock, self._giving = threading.Lock(), threading.Lock()
         self._calls = self._reads = 0
         # The memory after it was last given back: the least, and what it was beside other calls, which had memory in use.
         self._least_bytes = self._last_bytes = memory() or 0
+        self._last_s = float("-inf")
 
     @contextlib.contextmanager
     def counted(self, *, is_read: bool) -> Iterator[None]:
@@ -49,11 +55,12 @@ class LeftMemory:
             memory = self._memory()
             # Beside others, it is not known how much is in use. The last of several statements of readers leaves nothing to the next.
             is_last = self._calls == 1 or (is_read and self._reads == 1)
-            before = self._least_bytes if is_last else max(self._least_bytes, self._last_bytes)
+            is_due = is_last or self._clock() >= self._last_s + _APART_S
+            before = self._least_bytes if is_due else max(self._least_bytes, self._last_bytes)
             if memory is None or memory < before + (_BY_READ_BYTES if is_read else _BY_CALL_BYTES):
                 return
             # Whatever happens, the call that has ended gets its answer.
             with contextlib.suppress(Exception):
                 self._give_back()
-            self._last_bytes = self._memory() or 0
+            self._last_bytes, self._last_s = self._memory() or 0, self._clock()
             self._least_bytes = self._last_bytes if self._calls == 1 else min(self._least_bytes, self._last_bytes)

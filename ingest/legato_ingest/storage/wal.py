@@ -110,6 +110,8 @@ class WriteAheadLog:
             if self._rejects:
                 segment = self._segments[self._current]
                 self._write(segment, _PROBE)
+                # Until a request was written: it may be larger.
+                self._rejects = True
                 _cut(segment)
 
     def rotate(self) -> None:

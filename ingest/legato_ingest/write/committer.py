@@ -103,8 +103,9 @@ class Committer:
         with self._changed:
             if self._closing:
                 raise StoreUnavailable("the server is stopping")
-            if self._failed is not None and is_logged:
-                raise self._failed
+            if (failed := self._failed) is not None and is_logged:
+                # Not the error itself: raised again and again, it would keep these requests.
+                raise StoreUnavailable(str(failed), failed.code)
             if (self._now or self._late or is_logged) and not self._queue.has_room(waiting.tenant, waiting.size):
                 raise Overloaded(f"{self._queue.total} bytes of rows wait to be stored")
             if waiting.is_late and not self._late.held.has_room(waiting.tenant, waiting.size):
@@ -167,8 +168,8 @@ class Committer:
     def expect_accepting(self) -> None:
         """Raise ``StoreUnavailable`` if requests are refused, because the last insert failed or the log cannot be written."""
         if self._log is not None:
-            if self._failed is not None:
-                raise self._failed
+            if (failed := self._failed) is not None:
+                raise StoreUnavailable(str(failed), failed.code)
             self._log.check()
 
     def use_objectives(self, objectives: Sequence[Objective]) -> None:

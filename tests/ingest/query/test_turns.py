@@ -99,6 +99,12 @@ def test_of_those_that_must_be_alone_the_one_with_the_least_time_is_next() -> No
     assert order[:4] == ["A1", "B1", "b1", "B2"], "what was long ago counts little, but it counts"
 
 
+def test_the_time_in_which_no_other_may_begin_counts() -> None:
+    """Of a statement that must be alone and waits for a long one, the others pay for the wait, too: they have turns for as long."""
+    order, seen = ran("a +1 B1 +9 c B2 -a +1 -B1 +9.5 d -c +.5 e -d")
+    assert order == ["a", "B1", "c", "d", "B2", "e"] and seen[-5:] == [["c", "d"], ["d"], ["d"], ["d"], ["B2"]]
+
+
 def test_one_that_gives_up_delays_no_other() -> None:
     """While it waits, and while it runs."""
     assert ran("a B c !B -a")[1] == [["a"], ["a"], ["a"], ["a", "c"], ["c"]]

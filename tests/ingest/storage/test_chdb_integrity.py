@@ -123,6 +123,42 @@ def test_an_insert_fails_if_another_change_has_set_its_part_aside(tmp_path: path
     assert done.stdout.splitlines()[-2:] == ["not stored", "[(1,)]"], done.stdout + done.stderr
 
 
+# Parts with a fault that the engine tolerates when it loads them.
+TOLERATED = """
+import pathlib, sys
+import pyarrow as pa
+from legato_ingest.errors import StoreUnavailable
+from legato_ingest.storage import EmbeddedStore
+from legato_ingest.storage.chdb_integrity import folders_of
+
+store = EmbeddedStore(pathlib.Path(sys.argv[1]))
+store.command("CREATE TABLE t (a UInt64) ENGINE = MergeTree ORDER BY a")
+store.command("SYSTEM STOP MERGES t")
+for number in range(3):
+    store.insert("t", pa.table({"a": pa.array([number], pa.uint64())}))
+with store._write() as writer:
+    (folder,) = folders_of(writer)["t"]
+for each in pathlib.Path(folder).glob("all_*/default_compression_codec.txt"):
+    each.write_bytes(b"")
+store._integrity.forget([folder])
+outcomes = []
+for number in range(3, 7):
+    try:
+        store.insert("t", pa.table({"a": pa.array([number], pa.uint64())}))
+        outcomes.append("stored")
+    except StoreUnavailable:
+        outcomes.append("refused")
+print(*outcomes)
+"""
+
+
+def test_parts_with_a_fault_that_the_engine_tolerates_are_accepted_once(tmp_path: pathlib.Path) -> None:
+    """Several of one table: the first insert is refused, and no later one."""
+    command = [sys.executable, "-c", TOLERATED, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["refused", "stored", "stored", "stored"], done.stdout + done.stderr
+
+
 def test_a_part_is_read_once_and_a_deleted_one_is_no_fault(part: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A complete part is read once. Folders that are written, deleted or set aside are not read. A damaged part is reported each time."""
     table, parts = tmp_path / "table", PartIntegrity()

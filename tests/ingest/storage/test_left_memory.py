@@ -16,8 +16,8 @@ class Process:
     """A process with memory in use, by call, and memory that calls have left."""
 
     def __init__(self) -> None:
-        self.in_use, self.left, self.given_back = dict[str, int](), 0, 0
-        self.memory = LeftMemory(lambda: (100 + sum(self.in_use.values()) + self.left) * MB, self.give_back)
+        self.in_use, self.left, self.given_back, self.now_s = dict[str, int](), 0, 0, 0.0
+        self.memory = LeftMemory(lambda: (100 + sum(self.in_use.values()) + self.left) * MB, self.give_back, lambda: self.now_s)
         self._running = dict[str, contextlib.ExitStack]()
 
     def give_back(self) -> None:
@@ -63,6 +63,21 @@ def test_calls_beside_large_ones_give_nothing_back_again_and_again() -> None:
     assert process.given_back <= 2
     process.end("c")
     process.end("A")
+    assert process.left == 0
+
+
+def test_a_large_rest_beside_others_stays_for_a_second() -> None:
+    """When one ends, it is not known what another has in use; later it is asked again."""
+    process = Process()
+    process.begin("a", 100)
+    process.begin("b", 3_700)
+    process.end("a")
+    process.begin("c", 1)
+    process.end("b")
+    assert process.left == 3_700
+    process.now_s = 1.0
+    process.begin("d", 1)
+    process.end("c")
     assert process.left == 0
 
 
