@@ -106,7 +106,9 @@ class JudgingProcess:
         return failed
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._process is None:
             self._process = _started()
         return self._process
 

@@ -82,6 +82,12 @@ def test_a_killed_process_is_started_again(judging: JudgingProcess, evidence: li
     killed = pid_of(judging)
     os.kill(killed, signal.SIGKILL)
     assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == first and pid_of(judging) != killed
+    # The parent may also find that it has ended before it writes.
+    ended = judging._process
+    assert ended is not None and ended.stdout is not None
+    ended.kill()
+    ended.wait()
+    assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == first and ended.stdout.closed
     # It stops as for a terminal's Ctrl-C only with its parent.
     os.kill(pid_of(judging), signal.SIGINT)
     os.kill(pid_of(judging), signal.SIGTERM)

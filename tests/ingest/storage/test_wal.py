@@ -200,7 +200,7 @@ def test_a_disk_that_rejected_writes_is_asked_again(tmp_path: pathlib.Path, monk
     monkeypatch.setattr(os, "fdatasync", calls.append)
     log.check()
     log.check()
-    assert len(calls) == 4 and sizes(tmp_path)[0] == HEAD_BYTES + len(b"before")
+    assert len(calls) == 5 and sizes(tmp_path)[0] == HEAD_BYTES + len(b"before")
     assert reopened(tmp_path) == [(0, b"before")]
     log.close()
 
