@@ -56,13 +56,13 @@ class StoreUnavailable(StoreError):
 class StoreRestarting(StoreUnavailable):
     """The process of an embedded store ended during the call and is started again: a retry in a second or two succeeds.
 
-    ``tenants``: those with queries that ran; they may be the cause. ``is_alone``: it was one query, beside nothing else. ``is_fault``: a
-    fault of the engine, and not the end by a signal from outside.
+    ``tenants``: those with queries that ran; they may be the cause. ``is_fault``: a fault of the engine or a want of memory, and not
+    a signal from an administrator.
     """
 
-    def __init__(self, message: str, tenants: Collection[str] = (), *, is_alone: bool = False, is_fault: bool = False) -> None:
+    def __init__(self, message: str, tenants: Collection[str] = (), *, is_fault: bool = False) -> None:
         super().__init__(message)
-        self.tenants, self.is_alone, self.is_fault = frozenset(tenants), is_alone, is_fault
+        self.tenants, self.is_fault = frozenset(tenants), is_fault
 
 
 class QueryEnded(StoreUnavailable):

@@ -16,22 +16,17 @@ import httpx
 import pytest
 
 from bench.crash_pipelines.serve import store_pid
-from helpers.builders.spans import native_span, request
 from helpers.platform.disks import can_mount, read_only_disk
 from helpers.platform.syscalls import SYNCING, WRITING, failing, tracing
-from helpers.servers.serving import Served, serve_process, serving
+from helpers.servers.serving import Served, post_streams, serve_process, serving
 from helpers.servers.waiting import until
 
-PROTOBUF = {"content-type": "application/x-protobuf"}
 FAULTS = [(SYNCING, "EIO"), (WRITING, "EROFS")]
 
 
 def post(served: Served, streams: int) -> int:
     """Send so many streams and return the HTTP status."""
-    body = request()
-    for _ in range(streams):
-        native_span(body)
-    return httpx.post(f"{served.otlp}/v1/traces", content=body.SerializeToString(), headers=PROTOBUF, timeout=60).status_code
+    return post_streams(served, streams).status_code
 
 
 def shown(served: Served) -> str:

@@ -10,12 +10,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.builders.spans import native_span, request
 from helpers.platform.disks import can_mount, small_disk
-from helpers.servers.serving import Served, serve_process
+from helpers.servers.serving import Served, post_streams, serve_process
 from helpers.servers.waiting import eventually
-
-HEADERS = {"content-type": "application/x-protobuf"}
 
 
 @contextlib.contextmanager
@@ -40,10 +37,7 @@ def full_by_filler(served: Served) -> Iterator[None]:
 
 def post(served: Served, count: int) -> int:
     """Send ``count`` streams and return the HTTP status."""
-    body = request()
-    for _ in range(count):
-        native_span(body)
-    return httpx.post(f"{served.otlp}/v1/traces", content=body.SerializeToString(), headers=HEADERS, timeout=60).status_code
+    return post_streams(served, count).status_code
 
 
 def stored(served: Served) -> int:

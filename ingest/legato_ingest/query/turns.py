@@ -1,8 +1,9 @@
 """Turns of statements that run together, or alone: a lock for an event loop, shared by several or exclusive.
 
-Statements run together, in the order of arrival, unless one has to run alone: of a tenant under suspicion. The others then have turns for
-as long as such a statement ran, and as no other one began before it, so that they have half of the time at least. Of several tenants that
-wait to run alone, the one that has used the least time is next. The module runs no statement and does not know who is under suspicion.
+Statements run together, in the order of arrival, unless one must run alone because its tenant is under suspicion. Before that one begins,
+the running ones end and no other begins. Afterwards the others have turns for as long as its wait and its run took together, and so half of
+the time at least. Of several tenants that wait to run alone, the one that has used the least time is next. The module runs no statement and
+does not decide which tenants are under suspicion.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class StoreProcess:
                 # Where memory is short, the kernel kills the process before the watch sees its growth as one beyond the limit.
                 is_fault = is_fault or number in _FAULTS or (number == signal.SIGKILL and running.is_grown)
         running.kill()
-        running.restarting = partial(_restarting, self._tenants(), is_alone=self._is_alone(), is_fault=is_fault)
+        running.restarting = partial(_restarting, self._tenants(), is_fault=is_fault)
         self._running = None
         self._killed.append(running)
         if reason == "crash":
@@ -374,9 +374,9 @@ def _beyond(code: int, what: str, tenants: Collection[str], is_alone: bool) -> Q
     return QueryEnded(message, code, tenants, is_alone=is_alone)
 
 
-def _restarting(tenants: Collection[str], *, is_alone: bool = False, is_fault: bool = False) -> StoreRestarting:
+def _restarting(tenants: Collection[str], *, is_fault: bool = False) -> StoreRestarting:
     message = "the process of the store ended and is started again: retry"
-    return StoreRestarting(message, tenants, is_alone=is_alone, is_fault=is_fault)
+    return StoreRestarting(message, tenants, is_fault=is_fault)
 
 
 def _answer(connection: _Channel, request: _Request) -> tuple[bool, Any]:

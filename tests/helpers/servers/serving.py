@@ -17,10 +17,11 @@ from typing import Any
 import httpx
 import uvicorn
 
+from helpers.builders.spans import native_span, request
 from helpers.servers.ports import free_port
 from helpers.servers.stores import copy_migrated
 
-__all__ = ["Served", "legato", "serve_process", "served", "serving"]
+__all__ = ["Served", "legato", "post_streams", "serve_process", "served", "serving"]
 
 _PATIENCE_S = 30
 
@@ -61,6 +62,15 @@ class Served:
     store: pathlib.Path
     otlp: str
     read: str
+
+
+def post_streams(served: Served, streams: int, timeout_s: float = 60) -> httpx.Response:
+    """Send so many streams in one request, and return the reply."""
+    body = request()
+    for _ in range(streams):
+        native_span(body)
+    headers = {"content-type": "application/x-protobuf"}
+    return httpx.post(f"{served.otlp}/v1/traces", content=body.SerializeToString(), headers=headers, timeout=timeout_s)
 
 
 def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.builders.spans import native_span, request
-from helpers.servers.serving import Served, legato, serve_process
+from helpers.servers.serving import Served, legato, post_streams, serve_process
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
 NEWEST = len(list(SCHEMA.glob("*.sql")))
@@ -32,11 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def post(server: Served, spans: int) -> httpx.Response:
     """Send native spans in one request and return the reply."""
-    body = request()
-    for _ in range(spans):
-        native_span(body)
-    headers = {"content-type": "application/x-protobuf"}
-    return httpx.post(f"{server.otlp}/v1/traces", content=body.SerializeToString(), headers=headers)
+    return post_streams(server, spans, timeout_s=5)
 
 
 def send(server: Served, spans: int) -> None:
