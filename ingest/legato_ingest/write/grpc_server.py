@@ -20,6 +20,7 @@ from google.rpc.status_pb2 import Status
 from grpc import aio
 
 from legato_ingest.errors import LegatoError, Overloaded, TooLarge
+from legato_ingest.http_protocol import CONNECTIONS_MAX
 from legato_ingest.otlp.http import GRPC_CODES
 from legato_ingest.otlp.signals import SIGNALS, Signal
 from legato_ingest.settings import Settings
@@ -31,6 +32,8 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _DETAILS = "grpc-status-details-bin"
 # Senders may ping idle connections this often. gRPC's default, 5 minutes, ends the connections of Collectors with a usual keep-alive.
 _PING_MS = 10_000
+# A connection that does not begin HTTP/2 is closed after this time, as one without a head is over HTTP.
+_HANDSHAKE_MS = 30_000
 # A connection without calls is closed after the first of these times; one that does not answer a ping after the others together.
 _IDLE_MS, _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 300_000, 60_000, 20_000
 # Calls of one connection, and of all, at the same time.
@@ -47,6 +50,8 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", settings.body_bytes_max),
                 # Otherwise a second server could listen on the same port and get half of the calls.
                 ("grpc.so_reuseport", 0),
+                ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                 ("grpc.max_concurrent_streams", _CALLS_A_CONNECTION_MAX),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS),
                 ("grpc.keepalive_permit_without_calls", 1),

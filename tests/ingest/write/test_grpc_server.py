@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import pathlib
 import socket
 import threading
@@ -203,6 +204,25 @@ def test_calls_without_a_message_delay_no_other_sender(tmp_path: pathlib.Path) -
         assert endpoint.export(GOOD, token=honest) == b"" and time.monotonic() - started < 5
         ended.set()
         assert all(call.exception(30) is not None for call in calls)
+
+
+def test_connections_are_bounded_and_silent_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further connections are closed at once, and those that do not begin HTTP/2 make room."""
+    monkeypatch.setattr("legato_ingest.write.grpc_server.CONNECTIONS_MAX", 4)
+    monkeypatch.setattr("legato_ingest.write.grpc_server._HANDSHAKE_MS", 1_000)
+    with grpc_over(StubCommitter(Receipt())) as endpoint, contextlib.ExitStack() as opened:
+        for _ in range(4):
+            opened.enter_context(socket.create_connection(("127.0.0.1", endpoint.port)))
+        time.sleep(0.2)
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as fifth:
+            assert fifth.recv(1) == b""
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            with contextlib.suppress(grpc.RpcError):
+                assert endpoint.export(GOOD) == b""
+                return
+            time.sleep(0.1)
+    pytest.fail("no call was answered after the silent connections ended")
 
 
 def test_tls_uses_the_certificate_of_the_settings(tmp_path: pathlib.Path) -> None:
