@@ -1,6 +1,6 @@
 """Crash bench: whether every acknowledged stream is stored exactly once when all processes are killed and all connections fail.
 
-    python bench/crash.py [--kills 20] [--spans 100000] [--minutes 0] [--aimed 0] [--seed 1]
+    python bench/crash.py [--kills 20] [--spans 100000] [--store-kills 20] [--minutes 0] [--aimed 0] [--seed 1]
 
 Three pipelines. Direct: senders post bodies of 1 to 200 streams to `legato serve`, some with a snapshot before the end of a stream; failed
 bodies are sent again, every other time cut in two, and some acknowledged bodies once more; `serve` receives SIGKILL at random moments. The
@@ -9,7 +9,7 @@ Collector: an application with the SDK → the Collector with `collector/gateway
 killed and restarted in turn; the ingest rejects requests, is slow, is away for a minute, is cut off in the middle of requests and replies;
 its disk is full, and so is the Collector's queue. `--minutes` continues with random trials. At the end every acknowledged stream is
 queried through the read endpoint. The process of a store that was killed more than three times within a minute is started again after a
-pause of up to half a minute, so a thousand of its kills take hours. `--aimed` kills the Collector during its start; this is a separate
+pause of up to half a minute, so a hundred of its kills take an hour. `--aimed` kills the Collector during its start; this is a separate
 run, which may lose data (README).
 
 Last line: one JSON object with `lost`, `doubled`, `kills`, `spans`, `retries`. Exit status 1 if a stream was lost or doubled, or if an
@@ -89,8 +89,9 @@ def aimed(folder: pathlib.Path, times: int, seed: int) -> None:
 def main() -> None:
     """Run, judge, print the figures."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--kills", type=int, default=20, help="of the direct way; the pipeline's trials have theirs")
-    options.add_argument("--spans", type=int, default=100_000, help="of the direct way, at least")
+    options.add_argument("--kills", type=int, default=20, help="of `serve` in the direct way; the pipeline's trials have theirs")
+    options.add_argument("--spans", type=int, default=100_000, help="of the direct way while `serve` is killed, at least")
+    options.add_argument("--store-kills", type=int, default=20, help="of the process of the store in the direct way")
     options.add_argument("--minutes", type=float, default=0, help="how long the pipeline goes on")
     options.add_argument("--aimed", type=int, default=0, help="kills of the Collector's start, in a run of their own")
     options.add_argument("--seed", type=int, default=1)
@@ -99,9 +100,9 @@ def main() -> None:
         raise SystemExit(why)
     print(describe("chdb", "pyarrow", "uvicorn", "opentelemetry-sdk"), _HEAD, sep="\n")
     found, trials = [], []
-    for of_store in (False, True):
+    for kills, spans, of_store in ((given.kills, given.spans, False), (given.store_kills, 0, True)):
         with tempfile.TemporaryDirectory() as folder:
-            each, trial = direct(pathlib.Path(folder), given.kills, given.spans, given.seed, of_store=of_store)
+            each, trial = direct(pathlib.Path(folder), kills, spans, given.seed, of_store=of_store)
         found.append(each)
         trials.append(trial)
         print(f"{_line(trial)}  {each.lost} lost, {each.doubled} doubled", flush=True)
