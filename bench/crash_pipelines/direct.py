@@ -90,12 +90,12 @@ def taken(client: httpx.Client, url: str, body: ExportTraceServiceRequest) -> bo
     return True
 
 
-def send(url: str, sent: Sent, stop: threading.Event, rng: random.Random) -> None:
-    """Post bodies until ``stop``; the last body is also repeated until it is acknowledged."""
+def send(url: str, sent: Sent, stop: threading.Event, failed: threading.Event, rng: random.Random) -> None:
+    """Post bodies until ``stop``; the last body is also repeated until it is acknowledged, or until `serve` has ``failed``."""
     with httpx.Client(timeout=30) as client:
         while not stop.is_set():
             waiting = collections.deque([body_of(rng)])
-            while waiting:
+            while waiting and not failed.is_set():
                 body = waiting.popleft()
                 if taken(client, url, body):
                     sent.add(body)
@@ -110,12 +110,12 @@ def send(url: str, sent: Sent, stop: threading.Event, rng: random.Random) -> Non
 
 def storm(serve: Serve, kills: int, spans: int, seed: int, *, of_store: bool = False) -> Sent:
     """Kill and restart under load until there were enough kills and spans. ``of_store``: kill the process of the store alone."""
-    sent, stop, failures = Sent(), threading.Event(), list[BaseException]()
+    sent, stop, failed, failures = Sent(), threading.Event(), threading.Event(), list[BaseException]()
     url = f"http://127.0.0.1:{serve.otlp}/v1/traces"
 
     def guarded(number: int) -> None:
         try:
-            send(url, sent, stop, random.Random(f"{seed}/{number}"))
+            send(url, sent, stop, failed, random.Random(f"{seed}/{number}"))
         except BaseException as error:
             failures.append(error)
 
@@ -133,6 +133,9 @@ def storm(serve: Serve, kills: int, spans: int, seed: int, *, of_store: bool = F
                 serve.start()
         while len(sent.revs) < spans and not failures:
             time.sleep(0.05)
+    except BaseException:
+        failed.set()
+        raise
     finally:
         stop.set()
         for sender in senders:
