@@ -76,6 +76,9 @@ class Turns:
 
     def _admit(self) -> None:
         """Admit those that may run now."""
+        if not self._waiting and self._alone is None:
+            # The one that the others waited for has left.
+            self._stopped_s = None
         while self._waiting and self._alone is None:
             alone, shared = list[_Turn](), None
             for each in self._waiting:

@@ -199,8 +199,8 @@ class EmbeddedStore(ClientStore):
             self._integrity.repair(writer, self._folders, faults)
             name, part, fault = faults[0]
             raise StoreUnavailable(
-                f"a write to the disk failed: part {part} of table {name} is damaged ({fault}); {len(faults)} damaged parts were set "
-                "aside: check the disk and its free space, then send the rows again"
+                f"a write to the disk failed: part {part} of table {name} is damaged ({fault}), one of {len(faults)}: check the disk and "
+                "its free space, then send the rows again"
             )
 
 

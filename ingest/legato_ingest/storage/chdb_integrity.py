@@ -107,13 +107,17 @@ class PartIntegrity:
                 except ClickHouseError as error:
                     # It is detached already, or it cannot be detached: then `attach` finds it in place.
                     _log.warning("%s could not be detached: %s", table, error)
-            self.attach(writer)
+            loaded = self.attach(writer)
             self.forget(folder for table in tables for folder in folders[table])
             for table, name, fault in faults:
+                if table not in loaded:
+                    continue
                 _log.warning("part %s of table %s was damaged (%s) and is set aside", name, table, fault)
                 for folder in folders[table]:
                     _remove_if_new(os.path.join(folder, "detached", f"broken-on-start_{name}"))
-                    if os.path.isdir(os.path.join(folder, name)):
+                    part = pathlib.Path(folder, name)
+                    # An insert since then may have written another part of this name.
+                    if part.is_dir() and fault_of(part) == fault:
                         # The engine loaded the part without complaint: its list is wrong, not its data.
                         self._accept(folder, name)
 
@@ -128,12 +132,16 @@ class PartIntegrity:
             with self._lock:
                 self._repairs.update(tables)
 
-    def attach(self, writer: Client) -> None:
-        """Attach the detached tables. Raises ``StoreUnavailable`` if a query still uses one after 20 s."""
+    def attach(self, writer: Client) -> set[str]:
+        """Attach the detached tables, and return those that the engine has loaded by that.
+
+        Raises ``StoreUnavailable`` if a query still uses one after 20 s.
+        """
+        loaded = set[str]()
         with self._repairing:
             until_s, is_cancelled = time.monotonic() + _ATTACH_S, False
             for table in sorted(self._detached):
-                while (error := _attach_error(writer, table)) is not None:
+                while (error := _attach_error(writer, table, loaded)) is not None:
                     left_s = until_s - time.monotonic()
                     if left_s <= 0:
                         raise StoreUnavailable(f"table {table} is being repaired and not available yet: {error}")
@@ -143,12 +151,16 @@ class PartIntegrity:
                     time.sleep(_RETRY_S)
                 self._detached.discard(table)
                 self._repaired_s = time.monotonic()
+        return loaded
 
     def _folder(self, folder: str) -> list[tuple[str, str]]:
         """Check the parts in one folder. A part that disappears meanwhile is not damaged: it was replaced."""
         names = {entry.name for entry in os.scandir(folder) if _PART.fullmatch(entry.name)}
         with self._lock:
             known = self._complete.get(folder, set()) & names
+            if folder in self._accepted:
+                # A name may be used again after the part of this name is gone.
+                self._accepted[folder] &= names
         complete, found = set(known), []
         for name in sorted(names - known):
             fault = fault_of(pathlib.Path(folder) / name)
@@ -193,12 +205,12 @@ def check_room(store: pathlib.Path) -> None:
         raise StoreUnavailable(f"the disk of {store} rejects writes: {error.strerror}") from None
 
 
-def _attach_error(writer: Client, table: str) -> str | None:
-    """Attach one table; return the engine's error, or ``None`` if the table is in place."""
+def _attach_error(writer: Client, table: str, loaded: set[str]) -> str | None:
+    """Attach one table, and add it to ``loaded``, unless it is in place; return the engine's error, or ``None``."""
     try:
-        if table in folders_of(writer):
-            return None
-        writer.command(f"ATTACH TABLE {table}")
+        if table not in folders_of(writer):
+            writer.command(f"ATTACH TABLE {table}")
+            loaded.add(table)
     except ClickHouseError as error:
         return str(error)
     return None

@@ -101,11 +101,11 @@ class Committer:
         is_logged = self._log_writer is not None and body is not None
         waiting = Waiting.of(batch, time.time_ns(), body.tenant if body is not None else "", body if is_logged else None)
         with self._changed:
-            if self._closing:
-                raise StoreUnavailable("the server is stopping")
-            if (failed := self._failed) is not None and is_logged:
+            if (failed := self._failed) is not None and (is_logged or self._closing):
                 # Not the error itself: raised again and again, it would keep these requests.
                 raise StoreUnavailable(str(failed), failed.code)
+            if self._closing:
+                raise StoreUnavailable("the server is stopping")
             if (self._now or self._late or is_logged) and not self._queue.has_room(waiting.tenant, waiting.size):
                 raise Overloaded(f"{self._queue.total} bytes of rows wait to be stored")
             if waiting.is_late and not self._late.held.has_room(waiting.tenant, waiting.size):
@@ -132,23 +132,25 @@ class Committer:
     def begin_settling(self) -> Callable[[], None]:
         """Ask for the insert for which ``settle`` waits, without waiting. Return the function that waits.
 
-        Rows of earlier days delay a reader by some seconds at most: a sender of many of them would delay all readers.
+        Rows of earlier days delay a reader by some seconds at most, or a sender of many of them would delay all readers. The time begins
+        with this call, not with that of the function: the queries of a dashboard wait for each other.
         """
         if self._log is None:
             return lambda: None
         with self._changed:
-            wanted = [(lane, lane.want() if self._failed is None else 0, limit_s) for lane, limit_s in self._lanes()]
+            now_s = time.monotonic()
+            wanted = [(lane, lane.want() if self._failed is None else 0, now_s + limit_s) for lane, limit_s in self._lanes()]
             self._changed.notify_all()
         return partial(self._wait_for, wanted)
 
     def _lanes(self) -> tuple[tuple[Lane, float], ...]:
-        """Return the queues, and how long a reader waits for each of them."""
+        """Return the queues, each with the longest time for which a reader waits."""
         return (self._now, _SETTLE_S), (self._late, _LATE_SETTLE_S)
 
     def _wait_for(self, wanted: Sequence[tuple[Lane, int, float]]) -> None:
         with self._changed:
-            for lane, number, limit_s in wanted:
-                self._changed.wait_for(partial(self._is_settled, lane, number), limit_s)
+            for lane, number, until_s in wanted:
+                self._changed.wait_for(partial(self._is_settled, lane, number), max(0.0, until_s - time.monotonic()))
 
     def _is_settled(self, lane: Lane, number: int) -> bool:
         return lane.finished >= number or self._failed is not None
@@ -167,9 +169,9 @@ class Committer:
 
     def expect_accepting(self) -> None:
         """Raise ``StoreUnavailable`` if requests are refused, because the last insert failed or the log cannot be written."""
+        if (failed := self._failed) is not None and (self._log is not None or self._closing):
+            raise StoreUnavailable(str(failed), failed.code)
         if self._log is not None:
-            if (failed := self._failed) is not None:
-                raise StoreUnavailable(str(failed), failed.code)
             self._log.check()
 
     def use_objectives(self, objectives: Sequence[Objective]) -> None:
@@ -211,17 +213,28 @@ class Committer:
         with self._changed:
             self._enqueue(group)
         for waiting in group:
-            _answer(waiting, receipt_of(waiting.batch))
+            waiting.answer(receipt_of(waiting.batch))
 
     def _refuse(self, group: Sequence[Waiting], error: Exception) -> None:
         """The bodies could not be written into the log. Called by the log's thread."""
         self._metrics.errors.labels("log", type(error).__name__).inc()
         for waiting in group:
-            _answer(waiting, error)
+            waiting.answer(error)
         with self._changed:
             self._hold((part for waiting in group for part in waiting.parts()), -1)
 
     def _run(self) -> None:
+        try:
+            self._insert_until_closed()
+        except BaseException as error:
+            self._metrics.errors.labels("commit", type(error).__name__).inc()
+            _log.critical("the thread that inserts ended by an error of its own: restart `legato serve`", exc_info=error)
+            with self._changed:
+                self._failed = StoreUnavailable("inserts ended by an internal error: restart `legato serve`")
+                self._closing = True
+                self._changed.notify_all()
+
+    def _insert_until_closed(self) -> None:
         while True:
             with self._changed:
                 self._wait()
@@ -337,7 +350,7 @@ class Committer:
     def _stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
         """Answer the requests of a group that is stored."""
         for waiting, receipt in zip(group, receipts, strict=True):
-            _answer(waiting, receipt)
+            waiting.answer(receipt)
             waiting.stored()
         for segment, payloads in Counter(waiting.segment for waiting in group if waiting.segment is not None).items():
             if self._log is not None:
@@ -352,7 +365,7 @@ class Committer:
             self._lane_of(group[0]).put_back(again)
         gone = [waiting for waiting in group if waiting not in again]
         for waiting in gone:
-            _answer(waiting, failed)
+            waiting.answer(failed)
         # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
         self._leave(group[0].is_late, gone, failed if again and not isinstance(failed, StoreRestarting) else None)
 
@@ -385,13 +398,3 @@ class Committer:
 
 def _logged_form(waiting: Waiting) -> bytes:
     return waiting.body.logged() if waiting.body is not None else b""
-
-
-def _answer(waiting: Waiting, result: Receipt | Exception) -> None:
-    """Give a request its result, unless it has one."""
-    if waiting.future.done() or not waiting.future.set_running_or_notify_cancel():
-        return
-    if isinstance(result, Exception):
-        waiting.future.set_exception(result)
-    else:
-        waiting.future.set_result(result)

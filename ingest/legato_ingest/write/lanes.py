@@ -8,6 +8,7 @@ module inserts nothing and knows no thread.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ __all__ = ["LATE_DAYS_MAX", "Lane", "Waiting", "by_day", "is_late"]
 
 # Days of tables that the requests of one group touch, unless a single request touches more.
 LATE_DAYS_MAX = 64
+_answering = threading.Lock()
 # The tables of a batch with the time that decides on a row's day.
 _TIMES = {
     "revs": "start_time",
@@ -42,7 +44,7 @@ _TIMES = {
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A batch of a tenant in a queue, with its size in bytes and the future that its request waits for.
+    """A batch of a tenant in a queue, with its size in bytes and the future that its request waits for; several threads may ``answer``.
 
     With a log: the ``body``, its ``segment`` of the log once it is in the log, and how often its insert has failed for its own fault.
     ``early``: the rows of now of a late batch, inserted before it; no request waits for them, and if they are not stored, they still are in
@@ -59,6 +61,7 @@ class Waiting:
     failures: float = 0
     early: Waiting | None = None
     whole: Waiting | None = None
+    is_answered: bool = False
 
     @classmethod
     def of(cls, batch: Batch, now_ns: int, tenant: str, body: Body | None = None) -> Waiting:
@@ -76,6 +79,17 @@ class Waiting:
         yield self
         if self.early is not None:
             yield self.early
+
+    def answer(self, result: Receipt | Exception) -> None:
+        """Give the request its result, unless it has one. The thread of the log and that of the inserts may do so at the same time."""
+        with _answering:
+            is_first, self.is_answered = not self.is_answered, True
+        if not is_first or not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(result, Exception):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
 
     def stored(self) -> None:
         """Take note that the batch is stored: early rows are left out of the whole batch."""

@@ -59,19 +59,23 @@ class LogWriter(Generic[T]):
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     return
-                items, payloads = self._next_group()
+            items = list[T]()
             try:
-                segment = self._log.append(payloads)
+                segment = self._log.append(self._next_payloads(items))
             except Exception as error:
                 is_known = isinstance(error, StoreUnavailable)
                 self._failed(items, error if is_known else StoreUnavailable(f"{type(error).__name__} while logging"))
             else:
                 self._written(items, segment)
 
-    def _next_group(self) -> tuple[list[T], list[bytes]]:
-        items, payloads, size = list[T](), list[bytes](), 0
-        while self._waiting and size < _WRITE_BYTES_MAX:
-            items.append(self._waiting.popleft())
+    def _next_payloads(self, items: list[T]) -> list[bytes]:
+        """Move the items of the next write into ``items``, and return their payloads."""
+        payloads, size = list[bytes](), 0
+        while size < _WRITE_BYTES_MAX:
+            with self._changed:
+                if not self._waiting:
+                    break
+                items.append(self._waiting.popleft())
             payloads.append(self._payload_of(items[-1]))
             size += len(payloads[-1])
-        return items, payloads
+        return payloads

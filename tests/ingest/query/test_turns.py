@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,12 @@ class Run:
             each.set()
 
 
+async def _settled() -> None:
+    """Let all tasks run until they wait. (``anyio.wait_all_tasks_blocked`` sleeps for 0.1 s whenever one runs.)"""
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
+
+
 def ran(steps: str | list[str], decide: Callable[[str], bool] = lambda name: name[0].isupper()) -> tuple[list[str], list[list[str]]]:
     """Carry the steps out. Return who had a turn, in order, and who ran after each step."""
 
@@ -63,10 +70,10 @@ def ran(steps: str | list[str], decide: Callable[[str], bool] = lambda name: nam
         async with anyio.create_task_group() as tasks:
             for step in steps.split() if isinstance(steps, str) else steps:
                 one.carry_out(tasks, step)
-                await anyio.wait_all_tasks_blocked()
+                await _settled()
                 seen.append(sorted(one.running))
             one.release()
-        assert one.turns._running == 0 and not one.turns._waiting
+        assert one.turns._running == 0 and not one.turns._waiting and one.turns._stopped_s is None
         return one.order, seen
 
     return anyio.run(run)
@@ -111,6 +118,11 @@ def test_one_that_gives_up_delays_no_other() -> None:
     assert ran("A b !A")[1] == [["A"], ["A"], ["b"]]
 
 
+def test_the_wait_of_one_that_gave_up_is_not_that_of_a_later_one() -> None:
+    """The others have turns for as long as the later one waited and ran, here two seconds."""
+    assert ran("a +1 B !B -a +499 C +1 d D -C +3 e -d")[1][-2:] == [["d"], ["D"]]
+
+
 def test_it_is_asked_until_its_turn_comes() -> None:
     """A statement that came before its tenant was under suspicion runs alone, too."""
     suspects = {"A"}
@@ -125,7 +137,7 @@ def test_it_is_asked_until_its_turn_comes() -> None:
                 if step == "-A":
                     suspects.add("c")
                 one.carry_out(tasks, step)
-                await anyio.wait_all_tasks_blocked()
+                await _settled()
                 seen.append(sorted(one.running))
             one.release()
         return seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import pathlib
 import shutil
 import subprocess
@@ -10,9 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pyarrow as pa
 import pytest
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage import EmbeddedStore, Store
@@ -250,6 +254,42 @@ def test_a_part_that_the_engine_loads_again_is_accepted(table: tuple[EmbeddedSto
     store.insert("cut_short", pa.table({"a": [8]}))
     store.verify()
     assert store.select("SELECT count() FROM cut_short WHERE a >= 100") == [(200,)]
+
+
+class Refusing:
+    """A client whose engine detaches no table."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def command(self, sql: str) -> object:
+        """Run the statement, or refuse it."""
+        if sql.startswith("DETACH"):
+            raise ClickHouseError("Code: 241. DB::Exception: memory limit exceeded")
+        return self.client.command(sql)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.client, name)
+
+
+def test_a_part_of_a_table_that_was_not_loaded_again_is_not_accepted(
+    table: tuple[EmbeddedStore, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine detaches no table for the moment: the insert is refused, and the part is set aside later."""
+    store, folder = table
+    data = folder / "all_2_2_0" / "a.bin"
+    data.write_bytes(data.read_bytes()[:-1])
+    store._integrity.forget([f"{folder}/"])
+    repair = store._integrity.repair
+    with monkeypatch.context() as patched:
+        patched.setattr(store._integrity, "repair", lambda writer, *more: repair(cast(Client, Refusing(writer)), *more))
+        with pytest.raises(StoreUnavailable, match="part all_2_2_0 of table cut_short is damaged"):
+            store.insert("cut_short", pa.table({"a": [7]}))
+    assert "all_2_2_0" not in store._integrity.complete().get(f"{folder}/", set())
+    with contextlib.suppress(StoreUnavailable):
+        store.verify()
+    store.insert("cut_short", pa.table({"a": [7]}))
+    assert not data.exists() and store.select("SELECT count() FROM cut_short WHERE a >= 100") == [(100,)]
 
 
 def test_every_table_keeps_what_a_merge_replaced(store: Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, replace
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from helpers.platform.examples import examples
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_points
 from legato_ingest.otlp.split import convert_body
+from legato_ingest.write.group_insert import Receipt
 from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Waiting, by_day, is_late
 
 NOW_NS = time.time_ns()
@@ -121,6 +122,20 @@ def test_a_lane_without_a_limit_takes_what_fits_by_weight() -> None:
     lane, batch = Lane(2**30), replace(Batch(), chunks=10)
     lane.put([waiting(batch), waiting(batch), waiting(batch), waiting(batch, failures=1), waiting(batch)])
     assert [len(lane.take(25)) for _ in range(4)] == [2, 1, 1, 1] and not lane
+
+
+def test_two_threads_may_answer_at_the_same_time() -> None:
+    """The first answer counts, and neither thread fails."""
+    batch = batch_of(0)
+    asked = [Waiting(batch, 10, Future(), is_late=False) for _ in range(20_000)]
+
+    def answer_all(rejected: int) -> None:
+        for each in asked:
+            each.answer(Receipt(rejected))
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(answer_all, (1, 2))) == [None, None]
+    assert {each.future.result(0).rejected for each in asked} <= {1, 2}
 
 
 def test_a_reader_waits_for_what_was_queued_before() -> None:
