@@ -228,7 +228,7 @@ class Committer:
             self._insert_until_closed()
         except BaseException as error:
             self._metrics.errors.labels("commit", type(error).__name__).inc()
-            _log.critical("the thread that inserts ended by an error of its own: restart `legato serve`", exc_info=error)
+            _log.critical("the thread that inserts ended by an internal error: restart `legato serve`", exc_info=error)
             with self._changed:
                 self._failed = StoreUnavailable("inserts ended by an internal error: restart `legato serve`")
                 self._closing = True
