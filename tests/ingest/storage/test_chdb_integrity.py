@@ -257,7 +257,7 @@ def test_a_part_that_the_engine_loads_again_is_accepted(table: tuple[EmbeddedSto
 
 
 class Refusing:
-    """A client whose engine detaches no table."""
+    """A client of an engine that detaches no table."""
 
     def __init__(self, client: Client) -> None:
         self.client = client

@@ -401,7 +401,7 @@ def test_a_request_that_cannot_be_packed_for_the_log_is_refused_alone(
 def test_requests_are_refused_once_the_thread_that_inserts_has_ended(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an error of its own. What was acknowledged is in the log, and readers do not wait."""
+    """By an internal error. What was acknowledged is in the log, and readers do not wait."""
 
     def fail(*_: object) -> None:
         raise MemoryError
