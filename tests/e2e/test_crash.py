@@ -33,8 +33,12 @@ def test_kills_lose_nothing_and_double_nothing(serve: Serve, kills: int) -> None
     assert judge(serve, {rev for rev in sent.revs if rev[:2] != unsent}).strangers > 0
 
 
-def test_requests_are_acknowledged_while_the_store_is_killed(serve: Serve) -> None:
-    """SIGKILL to the process of the store at random moments: no request fails, and every acknowledged stream is stored once."""
-    sent = storm(serve, 8, SPANS, seed=4, of_store=True)
+@pytest.mark.parametrize("kills", [5, pytest.param(12, marks=pytest.mark.long)])
+def test_requests_are_acknowledged_while_the_store_is_killed(serve: Serve, kills: int) -> None:
+    """SIGKILL to the process of the store at random moments: no request fails, and every acknowledged stream is stored once.
+
+    From the fourth kill within a minute on, the next process starts after a pause that doubles.
+    """
+    sent = storm(serve, kills, SPANS, seed=4, of_store=True)
     assert sent.retries == 0 and sent.acknowledged
     assert judge(serve, sent.revs) == Found(0, 0, 0)

@@ -336,8 +336,12 @@ def test_a_store_that_stays_away_keeps_the_log_over_the_end(store: Store, tmp_pa
 
 
 @pytest.mark.parametrize("error", [MemoryError(), KeyError("bug")], ids=lambda error: type(error).__name__)
-def test_a_request_that_cannot_be_inserted_delays_the_others_only(store: Store, tmp_path: pathlib.Path, error: Exception) -> None:
+def test_a_request_that_cannot_be_inserted_delays_the_others_only(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """A group with it fails; then each is inserted alone, and the guilty one is set aside after three attempts, counted and logged."""
+    monkeypatch.setattr("legato_ingest.write.committer._RETRY_S", 0.1)
+    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.5)
     double, bad = StoreDouble(store), spread_spans(7, 99)
 
     def fail(table: str, rows: pa.Table) -> None:
