@@ -97,9 +97,14 @@ class PartIntegrity:
                 self._complete.setdefault(folder, set()).update(names)
 
     def repair(self, writer: Client, folders: Mapping[str, Sequence[str]], faults: Sequence[PartFault]) -> None:
-        """Detach and attach the tables of these faults. Raises ``StoreUnavailable`` if one cannot be attached yet."""
+        """Detach and attach the tables of these faults. Raises ``StoreUnavailable`` if one cannot be attached yet.
+
+        A part that the engine then uses again, although its fault remains, is accepted if it is an old one: of a new one the rows are not
+        acknowledged, or in the parts that it replaced. After the repair a merge may at once write another part of the same name.
+        """
         tables = {table for table, _, _ in faults}
         with self._repairing, self._counted(tables):
+            before = _old_parts(folders, faults)
             for table in sorted(tables - self._detached):
                 self._detached.add(table)
                 try:
@@ -108,6 +113,8 @@ class PartIntegrity:
                     # It is detached already, or it cannot be detached: then `attach` finds it in place.
                     _log.warning("%s could not be detached: %s", table, error)
             loaded = self.attach(writer)
+            # Before any folder is removed: its number may be used again.
+            after = _old_parts(folders, faults)
             self.forget(folder for table in tables for folder in folders[table])
             for table, name, fault in faults:
                 if table not in loaded:
@@ -115,9 +122,8 @@ class PartIntegrity:
                 _log.warning("part %s of table %s was damaged (%s) and is set aside", name, table, fault)
                 for folder in folders[table]:
                     _remove_if_new(os.path.join(folder, "detached", f"broken-on-start_{name}"))
-                    part = pathlib.Path(folder, name)
-                    # An insert since then may have written another part of this name.
-                    if part.is_dir() and fault_of(part) == fault:
+                    part = os.path.join(folder, name)
+                    if part in after and after[part] == before.get(part) and fault_of(pathlib.Path(part)) == fault:
                         # The engine loaded the part without complaint: its list is wrong, not its data.
                         self._accept(folder, name)
 
@@ -157,10 +163,10 @@ class PartIntegrity:
         """Check the parts in one folder. A part that disappears meanwhile is not damaged: it was replaced."""
         names = {entry.name for entry in os.scandir(folder) if _PART.fullmatch(entry.name)}
         with self._lock:
-            known = self._complete.get(folder, set()) & names
-            if folder in self._accepted:
-                # A name may be used again after the part of this name is gone.
-                self._accepted[folder] &= names
+            # A name may be used again after the part of this name is gone.
+            accepted = self._accepted.get(folder, set())
+            accepted &= names
+            known = (self._complete.get(folder, set()) | accepted) & names
         complete, found = set(known), []
         for name in sorted(names - known):
             fault = fault_of(pathlib.Path(folder) / name)
@@ -176,6 +182,17 @@ class PartIntegrity:
         with self._lock:
             for names in (self._accepted, self._complete):
                 names.setdefault(folder, set()).add(name)
+
+
+def _old_parts(folders: Mapping[str, Sequence[str]], faults: Sequence[PartFault]) -> dict[str, int]:
+    """Return the inodes of those of these parts, by path, that were written before merged parts that are still kept."""
+    inodes, now_s = dict[str, int](), time.time()
+    for part in (os.path.join(folder, name) for table, name, _ in faults for folder in folders[table]):
+        with contextlib.suppress(OSError):
+            found = os.stat(part)
+            if now_s - found.st_mtime >= MERGED_PARTS_KEPT_S:
+                inodes[part] = found.st_ino
+    return inodes
 
 
 def _remove_if_new(part: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import pathlib
 import shutil
 import subprocess
@@ -244,16 +245,53 @@ def test_a_table_that_was_created_again_is_checked_in_its_new_folder(table: tupl
     assert "all_1_1_0" in store._integrity._complete[paths[0]]
 
 
-def test_a_part_that_the_engine_loads_again_is_accepted(table: tuple[EmbeddedStore, pathlib.Path]) -> None:
-    """The engine needs no file with a part's codec: the fault is reported once and causes no further error."""
-    store, folder = table
+def _tolerated(folder: pathlib.Path) -> None:
+    """Give a part of the table a fault that the engine does not mind: it needs no file with a part's codec."""
     (folder / "all_2_2_0" / "default_compression_codec.txt").write_bytes(b"COD")
+
+
+def _aged(folder: pathlib.Path) -> None:
+    """Let the part have been written ten minutes ago."""
+    os.utime(folder / "all_2_2_0", (time.time() - 600,) * 2)
+
+
+def test_an_old_part_with_a_fault_that_the_engine_tolerates_is_accepted(table: tuple[EmbeddedStore, pathlib.Path]) -> None:
+    """For good, so that inserts go on. A new part is not: it may be a merge that is written again and again on a full disk."""
+    store, folder = table
+    _tolerated(folder)
     store._integrity.forget([f"{folder}/"])
-    with pytest.raises(StoreUnavailable, match="default_compression_codec.txt is cut off"):
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="part all_2_2_0 of table cut_short is damaged"):
+            store.insert("cut_short", pa.table({"a": [7]}))
+    _aged(folder)
+    with pytest.raises(StoreUnavailable, match="part all_2_2_0 of table cut_short is damaged"):
         store.insert("cut_short", pa.table({"a": [7]}))
-    store.insert("cut_short", pa.table({"a": [8]}))
-    store.verify()
+    for _ in range(2):
+        store.insert("cut_short", pa.table({"a": [8]}))
+        store._integrity.forget([f"{folder}/"])
     assert store.select("SELECT count() FROM cut_short WHERE a >= 100") == [(200,)]
+
+
+def test_another_part_of_the_same_name_is_not_accepted(table: tuple[EmbeddedStore, pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has written it since the table was loaded, with the same fault."""
+    store, folder = table
+    part, attach = folder / "all_2_2_0", store._integrity.attach
+    _tolerated(folder)
+    _aged(folder)
+    store._integrity.forget([f"{folder}/"])
+
+    def attach_and_write_again(writer: Client) -> set[str]:
+        loaded = attach(writer)
+        shutil.copytree(part, folder / "copy")
+        part.rename(folder / "before")
+        (folder / "copy").rename(part)
+        return loaded
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._integrity, "attach", attach_and_write_again)
+        with pytest.raises(StoreUnavailable, match="part all_2_2_0 of table cut_short is damaged"):
+            store.verify()
+    assert "all_2_2_0" not in store._integrity.complete().get(f"{folder}/", set())
 
 
 class Refusing:
