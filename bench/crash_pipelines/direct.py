@@ -21,6 +21,8 @@ from helpers.builders.spans import native_span, request, scope_of
 __all__ = ["Sent", "storm"]
 
 _SENDERS = 4
+# The process of the store may be started again after pauses of half a minute.
+_PATIENCE_S = 300
 
 
 @dataclass
@@ -94,8 +96,10 @@ def send(url: str, sent: Sent, stop: threading.Event, failed: threading.Event, r
     """Post bodies until ``stop``; the last body is also repeated until it is acknowledged, or until `serve` has ``failed``."""
     with httpx.Client(timeout=30) as client:
         while not stop.is_set():
-            waiting = collections.deque([body_of(rng)])
+            waiting, until_s = collections.deque([body_of(rng)]), time.monotonic() + _PATIENCE_S
             while waiting and not failed.is_set():
+                if time.monotonic() > until_s:
+                    raise SystemExit(f"a body was not acknowledged within {_PATIENCE_S} s")
                 body = waiting.popleft()
                 if taken(client, url, body):
                     sent.add(body)
@@ -118,6 +122,7 @@ def storm(serve: Serve, kills: int, spans: int, seed: int, *, of_store: bool = F
             send(url, sent, stop, failed, random.Random(f"{seed}/{number}"))
         except BaseException as error:
             failures.append(error)
+            failed.set()
 
     senders = [threading.Thread(target=guarded, args=(number,)) for number in range(_SENDERS)]
     for sender in senders:

@@ -65,7 +65,7 @@ class Serve:
             "LEGATO_STORE": f"chdb://{folder}/store",
             "LEGATO_OTLP_PORT": str(self.otlp),
             "LEGATO_READ_PORT": str(self.read),
-            # Free ones: two benches may run beside each other.
+            # Without these two listeners, so that two benches may run beside each other.
             "LEGATO_OTLP_GRPC_PORT": "0",
             "LEGATO_WEB_PORT": "0",
             **({"LEGATO_TOKENS_FILE": str(tokens)} if tenants else {}),

@@ -6,12 +6,14 @@ each sample. If the store fails, the sample is dropped and counted as an error.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
+from legato_ingest.errors import LegatoError
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.convert import convert_points
@@ -51,7 +53,9 @@ class SelfMonitor:
         """Stop, and submit the last sample, which shows that the process ends and does not hang. Samples stay with the committer."""
         self._task.close()
         self._metrics.up.set(0)
-        self._submit()
+        # A full queue, or a committer that has ended, keeps no other part of the process from its end.
+        with contextlib.suppress(LegatoError):
+            self._submit()
 
     def step(self) -> None:
         """Update the table sizes and submit one sample of all metrics."""

@@ -26,7 +26,7 @@ from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.storage.watermark import Watermark
 from legato_ingest.write.body import Body
 from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
-from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Waiting, by_day
+from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, LatePauses, Waiting, by_day
 from legato_ingest.write.log_writer import LogWriter
 
 __all__ = ["Committer", "Receipt"]
@@ -43,10 +43,8 @@ _LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 *
 _RETRY_S, _FAILURES_MAX, _RESTART_COUNTS, _READER_COUNTS = 1.0, 3, 0.5, 0.05
 # The longest time for which a reader waits for the rows of acknowledged requests, and for late ones among them.
 _SETTLE_S, _LATE_SETTLE_S = 10.0, 3.0
-# The pause after an insert of late rows: so long, so long if a reader waits or there is no log, and so many times the duration of the
-# insert, if that was long, but no longer than `_LATE_MOST_S`. They may take so much of the queue; from half of that on they are inserted
-# without the long pause.
-_LATE_APART_S, _LATE_WANTED_S, _LATE_TIMES, _LATE_LONG_S, _LATE_MOST_S, _LATE_SHARE = 8.0, 1.0, 4.0, 0.5, 10.0, 0.5
+# Late rows may take so much of the queue; from half of that on they are inserted without the long pause.
+_LATE_SHARE = 0.5
 
 
 class Committer:
@@ -82,13 +80,12 @@ class Committer:
         self._last_requests, self._last_began_s = 0, 0.0
         # Whether the last insert had no room for all that waited.
         self._is_rest = False
-        # When the last insert of late rows ended, and how long it took.
-        self._late_ended_s, self._late_took_s = 0.0, 0.0
+        self._late_pauses, self._inserting = LatePauses(), list[Waiting]()
         # The error of the last insert of rows of now.
         self._failed: StoreUnavailable | None = None
         self._watermark = Watermark(after_ms, store.clock_ms)
         self._log = log
-        self._log_writer = LogWriter(log, _logged_form, self._logged, self._refuse) if log is not None else None
+        self._log_writer = LogWriter(log, Waiting.logged_form, self._logged, self._refuse, self._break_off) if log is not None else None
         self._thread = threading.Thread(target=self._run, name="legato-commit", daemon=True)
         self._thread.start()
 
@@ -227,19 +224,29 @@ class Committer:
         try:
             self._insert_until_closed()
         except BaseException as error:
-            self._metrics.errors.labels("commit", type(error).__name__).inc()
-            _log.critical("the thread that inserts ended by an internal error: restart `legato serve`", exc_info=error)
-            with self._changed:
-                self._failed = StoreUnavailable("inserts ended by an internal error: restart `legato serve`")
-                self._closing = True
-                self._changed.notify_all()
+            self._break_off(error, self._inserting)
+
+    def _break_off(self, error: BaseException, left: Sequence[Waiting]) -> None:
+        """Refuse all requests from now on, and those that wait: a thread has ended by an internal error. ``left``: what it had at hand.
+
+        What is in the log is inserted after the next start.
+        """
+        failed = StoreUnavailable("inserts ended by an internal error: restart `legato serve`")
+        with self._changed:
+            self._failed, self._closing = failed, True
+            waiting = [*left, *self._now.drain(), *self._late.drain()]
+            self._changed.notify_all()
+        for each in waiting:
+            each.answer(failed)
+        self._metrics.errors.labels("commit", type(error).__name__).inc()
+        _log.critical("a thread that stores requests ended by an internal error: restart `legato serve`", exc_info=error)
 
     def _insert_until_closed(self) -> None:
         while True:
             with self._changed:
                 self._wait()
                 is_closing = self._closing
-            group = self._next_late() or self._next_group()
+            self._inserting = group = self._next_late() or self._next_group()
             if not group:
                 self._write_waiting(is_closing)
                 if is_closing:
@@ -274,12 +281,8 @@ class Committer:
         return self._last_began_s + apart_s - time.monotonic() if apart_s else 0.0
 
     def _late_pause_s(self) -> float:
-        """Return the seconds until the next insert of late rows: most of the time is for rows of now."""
         is_full = 2 * self._late.held.total > self._late.held.most
-        apart_s = _LATE_WANTED_S if self._late.is_wanted or self._log is None or is_full else _LATE_APART_S
-        if self._late_took_s > _LATE_LONG_S:
-            apart_s = max(apart_s, min(_LATE_TIMES * self._late_took_s, _LATE_MOST_S))
-        return self._late_ended_s + apart_s - time.monotonic()
+        return self._late_pauses.left_s(self._late.is_wanted or self._log is None or is_full)
 
     def _write_waiting(self, all_now: bool) -> None:
         """Write what no request waits for: all of it, or what is due. No request fails with it."""
@@ -345,7 +348,7 @@ class Committer:
             self._stored(group, receipts)
             return True
         finally:
-            self._late_ended_s, self._late_took_s = time.monotonic(), took_s
+            self._late_pauses.ended(took_s)
 
     def _stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
         """Answer the requests of a group that is stored."""
@@ -394,7 +397,3 @@ class Committer:
             (self._late if is_late else self._now).finish(group)
             self._hold(group, -1)
             self._changed.notify_all()
-
-
-def _logged_form(waiting: Waiting) -> bytes:
-    return waiting.body.logged() if waiting.body is not None else b""

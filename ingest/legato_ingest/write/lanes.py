@@ -9,6 +9,7 @@ module inserts nothing and knows no thread.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,7 +27,7 @@ from legato_ingest.shares import Shares
 from legato_ingest.write.body import Body
 from legato_ingest.write.group_insert import Receipt
 
-__all__ = ["LATE_DAYS_MAX", "Lane", "Waiting", "by_day", "is_late"]
+__all__ = ["LATE_DAYS_MAX", "Lane", "LatePauses", "Waiting", "by_day", "is_late"]
 
 # Days of tables that the requests of one group touch, unless a single request touches more.
 LATE_DAYS_MAX = 64
@@ -73,6 +74,10 @@ class Waiting:
             early = _Divided(batch).part(recent, is_last=False)
             waiting.early = cls(early, early.nbytes, Future(), False, tenant, whole=waiting)
         return waiting
+
+    def logged_form(self) -> bytes:
+        """Return what is written into the log."""
+        return self.body.logged() if self.body is not None else b""
 
     def parts(self) -> Iterator[Waiting]:
         """Yield the batch, and its early rows."""
@@ -129,6 +134,12 @@ class Lane:
         self._waiting.extend(group)
         self.queued += len(group)
 
+    def drain(self) -> list[Waiting]:
+        """Remove and return all batches."""
+        drained = list(self._waiting)
+        self._waiting.clear()
+        return drained
+
     def put_back(self, group: Sequence[Waiting]) -> None:
         """Queue batches of a failed insert again, before all others."""
         self._waiting.extendleft(reversed(group))
@@ -156,6 +167,28 @@ class Lane:
         return group
 
 
+class LatePauses:
+    """The pauses after inserts of late rows, so that most of the time is for rows of now. ``_APART_S`` without a reader that waits."""
+
+    _APART_S, _WANTED_S = 8.0, 1.0
+    # After an insert that took long: so many times its duration, at most so long.
+    _TIMES, _LONG_S, _MOST_S = 4.0, 0.5, 10.0
+
+    def __init__(self) -> None:
+        self._ended_s = self._took_s = 0.0
+
+    def ended(self, took_s: float) -> None:
+        """Take note that an insert of late rows has ended now, and how long it took."""
+        self._ended_s, self._took_s = time.monotonic(), took_s
+
+    def left_s(self, is_urgent: bool) -> float:
+        """Return the seconds until the next insert. ``is_urgent``: a reader or a request waits for it, or the queue is half full."""
+        apart_s = self._WANTED_S if is_urgent else self._APART_S
+        if self._took_s > self._LONG_S:
+            apart_s = max(apart_s, min(self._TIMES * self._took_s, self._MOST_S))
+        return self._ended_s + apart_s - time.monotonic()
+
+
 def is_late(batch: Batch, now_ns: int) -> bool:
     """Return whether a batch has rows of other days than today and yesterday."""
     recent = recent_days(now_ns)
@@ -179,10 +212,10 @@ class _Divided:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._days: dict[str, Any] = {}
-        for name, time in _TIMES.items():
+        for name, column in _TIMES.items():
             rows = getattr(batch, name)
             if rows.num_rows:
-                self._days[name] = rows[time].combine_chunks().cast(pa.int64()).to_numpy() // DAY_NS
+                self._days[name] = rows[column].combine_chunks().cast(pa.int64()).to_numpy() // DAY_NS
 
     def part(self, wanted: Collection[int], *, is_last: bool) -> Batch:
         """Return the rows of these days. The last part also has the rejections and the counts of senders."""

@@ -23,7 +23,8 @@ T = TypeVar("T")
 class LogWriter(Generic[T]):
     """Owns the thread. ``payload_of`` returns the payload of an item.
 
-    ``written`` is called with the items of one write and their segment, ``failed`` with those that could not be written.
+    ``written`` is called with the items of one write and their segment, ``failed`` with those that could not be written. If one of them
+    fails, the thread ends, and ``ended`` is called with the error and the items that were given to neither, then and later.
     """
 
     def __init__(
@@ -32,9 +33,11 @@ class LogWriter(Generic[T]):
         payload_of: Callable[[T], bytes],
         written: Callable[[Sequence[T], int], None],
         failed: Callable[[Sequence[T], Exception], None],
+        ended: Callable[[BaseException, Sequence[T]], None],
     ) -> None:
-        self._log, self._payload_of, self._written, self._failed = log, payload_of, written, failed
+        self._log, self._payload_of, self._written, self._failed, self._ended = log, payload_of, written, failed, ended
         self._waiting: deque[T] = deque()
+        self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="legato-log", daemon=True)
@@ -43,8 +46,11 @@ class LogWriter(Generic[T]):
     def put(self, item: T) -> None:
         """Write the payload of an item, then pass the item to ``written`` or ``failed``."""
         with self._changed:
-            self._waiting.append(item)
-            self._changed.notify()
+            if self._error is None:
+                self._waiting.append(item)
+                self._changed.notify()
+                return
+        self._ended(self._error, [item])
 
     def close(self) -> None:
         """Write what waits, then stop."""
@@ -54,19 +60,32 @@ class LogWriter(Generic[T]):
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
+        items = list[T]()
+        try:
+            while self._is_left():
+                items = []
+                self._write(items)
+        except BaseException as error:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    return
-            items = list[T]()
-            try:
-                segment = self._log.append(self._next_payloads(items))
-            except Exception as error:
-                is_known = isinstance(error, StoreUnavailable)
-                self._failed(items, error if is_known else StoreUnavailable(f"{type(error).__name__} while logging"))
-            else:
-                self._written(items, segment)
+                self._error, left = error, [*items, *self._waiting]
+                self._waiting.clear()
+            self._ended(error, left)
+
+    def _is_left(self) -> bool:
+        """Wait for an item; return whether there is one, and not the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            return bool(self._waiting)
+
+    def _write(self, items: list[T]) -> None:
+        """Write the payloads of the next items, which are moved into ``items``."""
+        try:
+            segment = self._log.append(self._next_payloads(items))
+        except Exception as error:
+            is_known = isinstance(error, StoreUnavailable)
+            self._failed(items, error if is_known else StoreUnavailable(f"{type(error).__name__} while logging"))
+        else:
+            self._written(items, segment)
 
     def _next_payloads(self, items: list[T]) -> list[bytes]:
         """Move the items of the next write into ``items``, and return their payloads."""

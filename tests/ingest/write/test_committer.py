@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from typing import cast
 
@@ -184,6 +185,25 @@ def test_a_cancelled_request_does_not_stop_the_thread(store: Store) -> None:
     assert after.result(2) == Receipt()
     committer.close()
     assert len(streams(store)) == 3
+
+
+def test_every_request_is_answered_when_the_thread_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an internal error: the requests of its insert, those that wait, and those that come later."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    double = StoreDouble(store)
+    with committing(double) as committer:
+        monkeypatch.setattr(committer, "_stored", fail)
+        double.gate.clear()
+        futures = [committer.submit(span_rows(spread_spans(1, seed))) for seed in range(3)]
+        double.gate.set()
+        for future in futures:
+            assert isinstance(future.exception(PATIENCE_S), StoreUnavailable)
+        for refused in (committer.expect_accepting, partial(committer.submit, span_rows(spread_spans(1, 4)))):
+            with pytest.raises(StoreUnavailable, match="restart `legato serve`"):
+                refused()
 
 
 def test_an_error_that_no_row_causes_rejects_no_row(store: Store) -> None:

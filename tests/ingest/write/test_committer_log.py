@@ -31,7 +31,7 @@ from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import ASIDE, WriteAheadLog
 from legato_ingest.write.body import Body
-from legato_ingest.write.committer import _MANY_REQUESTS, Committer, Receipt, _logged_form
+from legato_ingest.write.committer import _MANY_REQUESTS, Committer, Receipt
 from legato_ingest.write.lanes import Waiting
 from legato_ingest.write.receiver import Receiver
 from legato_ingest.write.recovery import recover
@@ -386,14 +386,14 @@ def test_a_request_that_cannot_be_packed_for_the_log_is_refused_alone(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of the log goes on."""
-    packed = _logged_form
+    packed = Waiting.logged_form
 
     def fail_once(waiting: Waiting) -> bytes:
         if waiting.tenant == "large":
             raise MemoryError
         return packed(waiting)
 
-    monkeypatch.setattr("legato_ingest.write.committer._logged_form", fail_once)
+    monkeypatch.setattr(Waiting, "logged_form", fail_once)
     with logging_to(tmp_path, store) as committer:
         with pytest.raises(StoreUnavailable, match="MemoryError while logging"):
             committer.submit(span_rows(spread_spans(1)), body_of(spread_spans(1), "large")).result(PATIENCE_S)
@@ -402,23 +402,35 @@ def test_a_request_that_cannot_be_packed_for_the_log_is_refused_alone(
         assert count(committer, "queue_bytes") == 0 and len(streams(store)) == 1
 
 
-def test_requests_are_refused_once_the_thread_that_inserts_has_ended(
-    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["_stored", "_logged"])
+def test_requests_are_refused_once_a_thread_has_ended(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """By an internal error. What was acknowledged is in the log, and readers do not wait."""
+    """By an internal error, of either thread. What is in the log stays there, and no request waits for ever."""
 
     def fail(*_: object) -> None:
         raise MemoryError
 
+    monkeypatch.setattr(Committer, method, fail)
     with logging_to(tmp_path, store) as committer:
-        monkeypatch.setattr(committer, "_stored", fail)
-        assert submit(committer, spread_spans(1)).result(PATIENCE_S) == Receipt()
+        first = submit(committer, spread_spans(1))
+        if method == "_stored":
+            assert first.result(PATIENCE_S) == Receipt()
+        else:
+            with pytest.raises(StoreUnavailable, match="restart `legato serve`"):
+                first.result(PATIENCE_S)
         committer.settle()
         with pytest.raises(StoreUnavailable, match="restart `legato serve`"):
             submit(committer, spread_spans(1, 2))
         with pytest.raises(StoreUnavailable, match="restart `legato serve`"):
             committer.expect_accepting()
         assert count(committer, "errors_total", "commit", "MemoryError") == 1
+        if method == "_logged":
+            # One that came past the check before.
+            assert committer._log_writer is not None
+            later = Waiting.of(span_rows(spread_spans(1, 3)), RECEIVED_NS, "", body_of(spread_spans(1, 3)))
+            committer._log_writer.put(later)
+            assert isinstance(later.future.exception(PATIENCE_S), StoreUnavailable)
     assert len(pending(tmp_path)) == 1
 
 
