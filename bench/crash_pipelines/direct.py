@@ -95,7 +95,7 @@ def taken(client: httpx.Client, url: str, body: ExportTraceServiceRequest) -> bo
 def send(url: str, sent: Sent, stop: threading.Event, failed: threading.Event, rng: random.Random) -> None:
     """Post bodies until ``stop``; the last body is also repeated until it is acknowledged, or until `serve` has ``failed``."""
     with httpx.Client(timeout=30) as client:
-        while not stop.is_set():
+        while not (stop.is_set() or failed.is_set()):
             waiting, until_s = collections.deque([body_of(rng)]), time.monotonic() + _PATIENCE_S
             while waiting and not failed.is_set():
                 if time.monotonic() > until_s:
@@ -130,6 +130,8 @@ def storm(serve: Serve, kills: int, spans: int, seed: int, *, of_store: bool = F
     rng = random.Random(seed)
     try:
         for _ in range(kills):
+            if failures:
+                break
             time.sleep(rng.uniform(0.05, 0.8))
             if of_store:
                 serve.kill_store()

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -28,19 +28,18 @@ from legato_ingest.write.body import Body
 from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
 from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, LatePauses, Waiting, by_day
 from legato_ingest.write.log_writer import LogWriter
+from legato_ingest.write.set_aside import is_set_aside
 
 __all__ = ["Committer", "Receipt"]
 
 _log = logging.getLogger("legato")
-# Without a log: after an insert of so many requests, the next one begins at the earliest so long after its begin.
+# Without a log: after an insert of so many requests, the next one begins so long after its begin at the earliest.
 _BUSY_REQUESTS, _APART_S = 8, 0.15
 # With a log: the time between the begins of two inserts if many requests wait, so many requests, and the time if fewer wait. A larger
 # number of bytes is inserted at once.
 _LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 * 2**20
-# After a failed insert it is repeated after this time. A request that fails so often, and not because the store is away, is set aside. That
-# the process of the store ended during its insert counts half, because another statement may be the cause; and hardly, if a reader's
-# statement ran: no reader can have a request set aside.
-_RETRY_S, _FAILURES_MAX, _RESTART_COUNTS, _READER_COUNTS = 1.0, 3, 0.5, 0.05
+# After a failed insert it is repeated after this time.
+_RETRY_S = 1.0
 # The longest time for which a reader waits for the rows of acknowledged requests, and for late ones among them.
 _SETTLE_S, _LATE_SETTLE_S = 10.0, 3.0
 # Late rows may take so much of the queue; from half of that on they are inserted without the long pause.
@@ -81,8 +80,9 @@ class Committer:
         # Whether the last insert had no room for all that waited.
         self._is_rest = False
         self._late_pauses, self._inserting = LatePauses(), list[Waiting]()
-        # The error of the last insert of rows of now.
+        # The error of the last insert of rows of now, and that of all requests since a thread has ended.
         self._failed: StoreUnavailable | None = None
+        self._broken: StoreUnavailable | None = None
         self._watermark = Watermark(after_ms, store.clock_ms)
         self._log = log
         self._log_writer = LogWriter(log, Waiting.logged_form, self._logged, self._refuse, self._break_off) if log is not None else None
@@ -135,16 +135,13 @@ class Committer:
         if self._log is None:
             return lambda: None
         with self._changed:
-            now_s = time.monotonic()
-            wanted = [(lane, lane.want() if self._failed is None else 0, now_s + limit_s) for lane, limit_s in self._lanes()]
+            now_s, limits_s = time.monotonic(), ((self._now, _SETTLE_S), (self._late, _LATE_SETTLE_S))
+            wanted = [(lane, lane.want() if self._failed is None else 0, now_s + limit_s) for lane, limit_s in limits_s]
             self._changed.notify_all()
         return partial(self._wait_for, wanted)
 
-    def _lanes(self) -> tuple[tuple[Lane, float], ...]:
-        """Return the queues, each with the longest time for which a reader waits."""
-        return (self._now, _SETTLE_S), (self._late, _LATE_SETTLE_S)
-
     def _wait_for(self, wanted: Sequence[tuple[Lane, int, float]]) -> None:
+        """Wait until so many batches of each lane are finished, until its time (monotonic, s) at most."""
         with self._changed:
             for lane, number, until_s in wanted:
                 self._changed.wait_for(partial(self._is_settled, lane, number), max(0.0, until_s - time.monotonic()))
@@ -233,7 +230,7 @@ class Committer:
         """
         failed = StoreUnavailable("inserts ended by an internal error: restart `legato serve`")
         with self._changed:
-            self._failed, self._closing = failed, True
+            self._failed, self._broken, self._closing = failed, failed, True
             waiting = [*left, *self._now.drain(), *self._late.drain()]
             self._changed.notify_all()
         for each in waiting:
@@ -327,28 +324,41 @@ class Committer:
 
     def _commit_late(self, group: list[Waiting]) -> bool:
         """Insert a group with late rows a day at a time, and groups of now that become due between two days. Return as ``_commit`` does."""
-        receipts, took_s = [Receipt() for _ in group], 0.0
+        receipts, took_s, failed = [Receipt() for _ in group], 0.0, None
         # The rows of now of this group come first, and are then left out of it.
-        if due := self._next_group(at_once=any(each.early is not None and not each.early.future.done() for each in group)):
-            self._commit(due)
-        try:
-            for part in by_day([waiting.batch for waiting in group]):
-                if due := self._next_group():
-                    self._commit(due)
-                began_s = time.monotonic()
-                with self._watermark.stamp() as received_ms:
-                    for receipt, more in zip(receipts, self._groups.insert(part, received_ms), strict=True):
-                        receipt.add(more)
-                took_s += time.monotonic() - began_s
-        except Exception as error:
-            self._metrics.errors.labels("commit", type(error).__name__).inc()
-            self._fail(group, error)
-            return False
-        else:
+        self._commit_due(group, at_once=any(each.early is not None and not each.early.future.done() for each in group))
+        parts, is_left = by_day([waiting.batch for waiting in group]), True
+        while is_left and failed is None:
+            self._commit_due(group)
+            began_s = time.monotonic()
+            try:
+                is_left = self._insert_next(parts, receipts)
+            except Exception as error:
+                failed = error
+            took_s += time.monotonic() - began_s
+        self._late_pauses.ended(took_s)
+        if failed is None:
             self._stored(group, receipts)
             return True
-        finally:
-            self._late_pauses.ended(took_s)
+        self._metrics.errors.labels("commit", type(failed).__name__).inc()
+        self._fail(group, failed)
+        return False
+
+    def _commit_due(self, group: list[Waiting], at_once: bool = False) -> None:
+        """Insert the group of now that is due, if any, while a late group is inserted."""
+        if due := self._next_group(at_once):
+            self._inserting = [*group, *due]
+            self._commit(due)
+            self._inserting = group
+
+    def _insert_next(self, parts: Iterator[list[Batch]], receipts: Sequence[Receipt]) -> bool:
+        """Insert the next part of a late group, and return whether there was one."""
+        part = next(parts, None)
+        if part is not None:
+            with self._watermark.stamp() as received_ms:
+                for receipt, more in zip(receipts, self._groups.insert(part, received_ms), strict=True):
+                    receipt.add(more)
+        return part is not None
 
     def _stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
         """Answer the requests of a group that is stored."""
@@ -363,7 +373,7 @@ class Committer:
     def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
         """Answer the requests that wait, and queue again what is in the log."""
         failed = error if isinstance(error, StoreUnavailable) else StoreUnavailable(f"{type(error).__name__} while committing")
-        again = [waiting for waiting in group if waiting.segment is not None and not self._is_set_aside(waiting, error)]
+        again = [waiting for waiting in group if waiting.segment is not None and not is_set_aside(waiting, error, self._log, self._metrics)]
         with self._changed:
             self._lane_of(group[0]).put_back(again)
         gone = [waiting for waiting in group if waiting not in again]
@@ -372,28 +382,11 @@ class Committer:
         # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
         self._leave(group[0].is_late, gone, failed if again and not isinstance(failed, StoreRestarting) else None)
 
-    def _is_set_aside(self, waiting: Waiting, error: Exception) -> bool:
-        """Set a request aside that has failed too often for its own fault, so that the others are inserted; return whether it was."""
-        if isinstance(error, StoreRestarting):
-            waiting.failures += _READER_COUNTS if error.tenants else _RESTART_COUNTS
-        else:
-            waiting.failures += not isinstance(error, StoreUnavailable)
-        if waiting.failures < _FAILURES_MAX or self._log is None or waiting.body is None or waiting.segment is None:
-            return False
-        try:
-            self._log.set_aside(waiting.segment, waiting.body.logged())
-        except StoreUnavailable as full:
-            _log.error("a request cannot be inserted and cannot be set aside: %s", full)
-            return False
-        self._metrics.errors.labels("set_aside", type(error).__name__).inc()
-        _log.error("a request was set aside: its insert fails; it is tried again after the next start", exc_info=error)
-        return True
-
     def _leave(self, is_late: bool, group: Sequence[Waiting], failed: StoreUnavailable | None) -> None:
         """Take note that batches have left the committer. ``failed``: the error of the insert, if it is repeated."""
         with self._changed:
             if not is_late:
-                self._failed = failed
+                self._failed = self._broken or failed
             (self._late if is_late else self._now).finish(group)
             self._hold(group, -1)
             self._changed.notify_all()

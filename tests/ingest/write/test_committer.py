@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from helpers.builders.spans import native_span, scope_of
+from helpers.builders.spans import native_span, request, scope_of
+from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
 from helpers.servers.committing import (
     PATIENCE_S,
@@ -31,7 +32,9 @@ from helpers.servers.committing import (
 from legato_ingest.errors import Overloaded, StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import http
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.signals import SPANS
+from legato_ingest.otlp.split import convert_body
 from legato_ingest.storage import Store
 from legato_ingest.write.body import Body
 from legato_ingest.write.committer import Committer, Receipt
@@ -204,6 +207,24 @@ def test_every_request_is_answered_when_the_thread_ends(store: Store, monkeypatc
         for refused in (committer.expect_accepting, partial(committer.submit, span_rows(spread_spans(1, 4)))):
             with pytest.raises(StoreUnavailable, match="restart `legato serve`"):
                 refused()
+
+
+def test_an_insert_of_now_that_ends_the_thread_within_a_late_one_leaves_no_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the late one nor that of now."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    body, now_ns = request(), time.time_ns()
+    for start_ns in (now_ns, now_ns - 20 * DAY_NS):
+        native_span(body, start_ns=start_ns)
+    late = convert_body(body.SerializeToString(), tenant="", now_ns=now_ns, limits=Limits(), on_fault=print)
+    with committing(store) as committer:
+        monkeypatch.setattr(committer, "_stored", fail)
+        future = committer.submit(late)
+        assert isinstance(future.exception(PATIENCE_S), StoreUnavailable)
+        assert not committer._thread.is_alive() or committer._closing
+    assert len(streams(store)) == 1, "the rows of now were inserted first"
 
 
 def test_an_error_that_no_row_causes_rejects_no_row(store: Store) -> None:

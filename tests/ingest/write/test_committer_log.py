@@ -434,6 +434,23 @@ def test_requests_are_refused_once_a_thread_has_ended(
     assert len(pending(tmp_path)) == 1
 
 
+def test_a_broken_log_stays_known_after_an_insert_that_ran_meanwhile(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The insert that ends well clears the error of inserts, but not that of the thread that has ended."""
+    double = StoreDouble(store)
+    with logging_to(tmp_path, double) as committer:
+        double.gate.clear()
+        submit(committer, spread_spans(1)).result(PATIENCE_S)
+        until(lambda: committer._inserting)
+        committer._break_off(MemoryError(), ())
+        double.gate.set()
+        until(lambda: len(streams(store)) == 1 and committer._now.finished == 1)
+        committer.settle()
+        with pytest.raises(StoreUnavailable, match="restart `legato serve`"):
+            committer.expect_accepting()
+
+
 def test_the_queue_is_limited_by_rows_and_bodies(store: Store, tmp_path: pathlib.Path) -> None:
     """Beyond the limit a request is refused before it reaches the log."""
     double, sent = StoreDouble(store), [spread_spans(5, seed) for seed in range(20)]

@@ -1,0 +1,40 @@
+"""Sets requests aside that cannot be inserted, so that the others are.
+
+They are in a separate file of the write-ahead log and are tried again after the next start. The module inserts nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from legato_ingest.errors import StoreRestarting, StoreUnavailable
+from legato_ingest.metrics import Metrics
+from legato_ingest.storage.wal import WriteAheadLog
+from legato_ingest.write.lanes import Waiting
+
+__all__ = ["is_set_aside"]
+
+_log = logging.getLogger("legato")
+# A request that fails so often, and not because the store is away, is set aside.
+_FAILURES_MAX = 3
+# That the process of the store ended during an insert counts half, because another statement may be the cause; and hardly, if a reader's
+# statement ran: no reader can have a request set aside.
+_RESTART_COUNTS, _READER_COUNTS = 0.5, 0.05
+
+
+def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, metrics: Metrics) -> bool:
+    """Count the failure of a request, set the request aside if it has failed too often for its own fault, and return whether it was."""
+    if isinstance(error, StoreRestarting):
+        waiting.failures += _READER_COUNTS if error.tenants else _RESTART_COUNTS
+    else:
+        waiting.failures += not isinstance(error, StoreUnavailable)
+    if waiting.failures < _FAILURES_MAX or log is None or waiting.body is None or waiting.segment is None:
+        return False
+    try:
+        log.set_aside(waiting.segment, waiting.body.logged())
+    except StoreUnavailable as full:
+        _log.error("a request cannot be inserted and cannot be set aside: %s", full)
+        return False
+    metrics.errors.labels("set_aside", type(error).__name__).inc()
+    _log.error("a request was set aside: its insert fails; it is tried again after the next start", exc_info=error)
+    return True
