@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -327,15 +327,23 @@ class Committer:
         receipts, took_s, failed = [Receipt() for _ in group], 0.0, None
         # The rows of now of this group come first, and are then left out of it.
         self._commit_due(group, at_once=any(each.early is not None and not each.early.future.done() for each in group))
-        parts, is_left = by_day([waiting.batch for waiting in group]), True
-        while is_left and failed is None:
+        parts = by_day([waiting.batch for waiting in group])
+        while failed is None:
+            try:
+                part = next(parts, None)
+            except Exception as error:
+                failed = error
+                break
+            if part is None:
+                break
             self._commit_due(group)
             began_s = time.monotonic()
             try:
-                is_left = self._insert_next(parts, receipts)
+                self._insert_part(part, receipts)
             except Exception as error:
                 failed = error
-            took_s += time.monotonic() - began_s
+            else:
+                took_s += time.monotonic() - began_s
         self._late_pauses.ended(took_s)
         if failed is None:
             self._stored(group, receipts)
@@ -351,14 +359,11 @@ class Committer:
             self._commit(due)
             self._inserting = group
 
-    def _insert_next(self, parts: Iterator[list[Batch]], receipts: Sequence[Receipt]) -> bool:
-        """Insert the next part of a late group, and return whether there was one."""
-        part = next(parts, None)
-        if part is not None:
-            with self._watermark.stamp() as received_ms:
-                for receipt, more in zip(receipts, self._groups.insert(part, received_ms), strict=True):
-                    receipt.add(more)
-        return part is not None
+    def _insert_part(self, part: Sequence[Batch], receipts: Sequence[Receipt]) -> None:
+        """Insert the rows of one day of a late group."""
+        with self._watermark.stamp() as received_ms:
+            for receipt, more in zip(receipts, self._groups.insert(part, received_ms), strict=True):
+                receipt.add(more)
 
     def _stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
         """Answer the requests of a group that is stored."""
