@@ -130,7 +130,7 @@ def storm(serve: Serve, kills: int, spans: int, seed: int, *, of_store: bool = F
     rng = random.Random(seed)
     try:
         for _ in range(kills):
-            if failures:
+            if failed.is_set():
                 break
             time.sleep(rng.uniform(0.05, 0.8))
             if of_store:
@@ -138,7 +138,7 @@ def storm(serve: Serve, kills: int, spans: int, seed: int, *, of_store: bool = F
             else:
                 serve.kill()
                 serve.start()
-        while len(sent.revs) < spans and not failures:
+        while len(sent.revs) < spans and not failed.is_set():
             time.sleep(0.05)
     except BaseException:
         failed.set()

@@ -168,7 +168,7 @@ class Lane:
 
 
 class LatePauses:
-    """The pauses after inserts of late rows, so that most of the time is for rows of now. ``_APART_S`` without a reader that waits."""
+    """The pauses after inserts of late rows: most of the time is for rows of now. The pause is shorter if something waits for late rows."""
 
     _APART_S, _WANTED_S = 8.0, 1.0
     # After an insert that took long: so many times its duration, at most so long.
