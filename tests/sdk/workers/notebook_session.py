@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
@@ -39,13 +40,19 @@ PATIENCE_S = 60
 
 def run(client: BlockingKernelClient, cell: str) -> str:
     """Run a cell to its end and return the name of its error; empty without one."""
-    reply = client.execute(cell, reply=True, timeout=PATIENCE_S)
-    return str(reply["content"].get("ename", ""))
+    return error_of(client.execute(cell, reply=True, timeout=PATIENCE_S))
+
+
+def error_of(reply: dict[str, Any]) -> str:
+    """Return the name of the error in a reply, `aborted` for a cell that the kernel did not run, empty for one that succeeded."""
+    status = str(reply["content"]["status"])
+    return "" if status == "ok" else str(reply["content"].get("ename", status))
 
 
 def interrupt(manager: KernelManager, client: BlockingKernelClient) -> str:
     """Interrupt a cell once it has printed the stream's last word, after which the server sends nothing; return the name of its error."""
-    number = client.execute("read('hang')")
+    # Without `stop_on_error`, or the kernel would answer cells that arrive soon after the interrupt as aborted, and not run them.
+    number = client.execute("read('hang')", stop_on_error=False)
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         message = client.get_iopub_msg(timeout=PATIENCE_S)
@@ -55,7 +62,7 @@ def interrupt(manager: KernelManager, client: BlockingKernelClient) -> str:
     while time.monotonic() < deadline:
         reply = client.get_shell_msg(timeout=PATIENCE_S)
         if reply["parent_header"].get("msg_id") == number:
-            return str(reply["content"].get("ename", ""))
+            return error_of(reply)
     return "none"
 
 
