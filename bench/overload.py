@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.common.machine import describe, median, quantile  # noqa: E402
-from bench.sustain_load.deployment import EngineReplay, Template, template  # noqa: E402
+from bench.sustain_load.deployment import EngineReplay, Template, templates  # noqa: E402
 from bench.sustain_load.hostile import many_engines, many_stalls, many_steps, post  # noqa: E402
 from bench.sustain_load.sending import Sending  # noqa: E402
 from bench.sustain_load.watching import Watching  # noqa: E402
@@ -44,7 +44,7 @@ def main() -> None:
     given = options.parse_args()
     if unknown := set(given.scenarios).difference(_SCENARIOS):
         options.error(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(_SCENARIOS)}")
-    played = template(given.recording)
+    played = templates(given.recording)[0]
     figures = {}
     for scenario in given.scenarios or _SCENARIOS:
         with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store") as served:

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.common.machine import describe, median, quantile  # noqa: E402
 from bench.common.store_fill import fill_history  # noqa: E402
-from bench.sustain_load.deployment import EngineReplay, Template, template  # noqa: E402
+from bench.sustain_load.deployment import EngineReplay, Template, templates  # noqa: E402
 from bench.sustain_load.reading import Answered, Reading  # noqa: E402
 from bench.sustain_load.sending import Sending  # noqa: E402
 from bench.sustain_load.watching import Observed, Watching, query  # noqa: E402
@@ -40,8 +40,8 @@ from helpers.servers.serving import Served, serve_process  # noqa: E402
 
 # Under a lighter load the watching itself would be most of the work.
 _LIGHT_STREAMS_PER_S = 10.0
-# Every recorded stream has its server's span and its engine's steps, so no evidence is missing for ever. The times have the type of the
-# column: by the primary key, ClickHouse leaves out rows of the same second where a DateTime64 is compared with `> DateTime`.
+# A stream of an engine without recorded steps lacks them for ever. The times have the type of the column: by the primary key, ClickHouse
+# leaves out rows of the same second where a DateTime64 is compared with `> DateTime`.
 _STALE = """
 WITH
     old AS
@@ -50,10 +50,20 @@ WITH
         WHERE vantage = 'client' AND stalls_250ms > 0 AND addNanoseconds(start_time, duration_ns) < now() - INTERVAL 60 SECOND
             AND start_time > fromUnixTimestamp64Nano({begin}000000000)
     ),
+    engines AS
+    (
+        SELECT trace_id, max(engine_id IN (SELECT engine_id FROM engine_steps)) AS has_steps, 1 AS has_server FROM streams
+        WHERE vantage = 'server' AND start_time > fromUnixTimestamp64Nano({begin}000000000)
+        GROUP BY trace_id
+    ),
     judged AS
     (
-        SELECT trace_id, span_id, count() AS verdicts, countIf(has(missing, 'engine') OR has(missing, 'server')) AS lacking
-        FROM verdicts FINAL WHERE start_time > fromUnixTimestamp64Nano({begin}000000000) AND cause != '' GROUP BY trace_id, span_id
+        SELECT
+            trace_id, span_id, count() AS verdicts,
+            countIf(has(missing, 'engine') AND has_steps OR has(missing, 'server') AND has_server) AS lacking
+        FROM verdicts FINAL
+        LEFT JOIN engines USING (trace_id)
+        WHERE start_time > fromUnixTimestamp64Nano({begin}000000000) AND cause != '' GROUP BY trace_id, span_id
     )
 SELECT
     toUInt32(ifNull(sum(stalls_250ms), 0)) AS stalls,
@@ -80,10 +90,10 @@ def main() -> None:
     options.add_argument("--viewers", type=int, default=0, metavar="N", help="open dashboards, one for each viewer")
     options.add_argument("recordings", nargs="*", default=["kv"], help="names in demo/recordings, or folders")
     given = options.parse_args()
-    templates = [template(name) for name in given.recordings]
+    recorded = [each for name in given.recordings for each in templates(name)]
     with tempfile.TemporaryDirectory() as folder, _serving(pathlib.Path(folder) / "store", given.history) as served:
         begin_ns = time.time_ns()
-        engines = _engines(given.engines, templates, begin_ns, given.streams_per_s)
+        engines = _engines(given.engines, recorded, begin_ns, given.streams_per_s)
         is_light = sum(engine.streams_per_s for engine in engines) < _LIGHT_STREAMS_PER_S
         sending = Sending(served.otlp, engines, given.seconds)
         watching = Watching(served.process.pid, served.otlp, served.read, sending, is_light)
@@ -117,9 +127,9 @@ def _serving(store: pathlib.Path, history: int) -> Iterator[Served]:
         yield served
 
 
-def _engines(count: int, templates: Sequence[Template], begin_ns: int, streams_per_s: float | None) -> list[EngineReplay]:
+def _engines(count: int, recorded: Sequence[Template], begin_ns: int, streams_per_s: float | None) -> list[EngineReplay]:
     """Return the engines; they are idle for such a share of the time that all together have this number of streams per second."""
-    own = [templates[number % len(templates)] for number in range(count)]
+    own = [recorded[number % len(recorded)] for number in range(count)]
     most = sum(1e6 * len(each.streams) / each.length_us for each in own)
     if streams_per_s and streams_per_s > most:
         sys.exit(f"{count} engines have {most:.1f} streams/s at most; --streams-per-s is {streams_per_s:g}: give more engines")

@@ -23,6 +23,7 @@ __all__ = [
     "Side",
     "Stream",
     "TwoSidedStream",
+    "engines_of",
     "load",
     "two_sided_streams",
 ]
@@ -91,7 +92,10 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The streams of one run in order of their start, and its engine's steps (empty if there were several engines or no record)."""
+    """The streams of one run in order of their start, and the steps of its engine.
+
+    There are none without a record, and if the engines of a run with several were loaded together.
+    """
 
     name: str
     streams: tuple[Stream, ...]
@@ -143,10 +147,13 @@ class TwoSidedStream:
 
 
 @lru_cache(maxsize=8)
-def two_sided_streams(name: str) -> tuple[TwoSidedStream, ...]:
-    """Return the streams of a recording with content at their clients, with both ends. Raises ``FileNotFoundError``."""
-    streams = {stream.key: stream for stream in load(name).streams}
-    folder = RECORDINGS / name if (RECORDINGS / name).is_dir() else pathlib.Path(name)
+def two_sided_streams(name: str, engine: str = "") -> tuple[TwoSidedStream, ...]:
+    """Return the streams of a recording, or of one of the engines in it, with content at their clients, with both ends.
+
+    Raises ``FileNotFoundError``.
+    """
+    streams = {stream.key: stream for stream in load(name, engine).streams}
+    folder = _folder(name)
     clients = {f"{folder.name}-{line['id']}": line for path in sorted(folder.glob("client*.jsonl.gz")) for line in _lines(path)}
     servers = {f"{folder.name}-{line['id']}": line for path in sorted(folder.glob("server*.jsonl.gz")) for line in _lines(path)}
     first_ns = min(servers[key]["t0_ns"] for key in streams)
@@ -199,10 +206,23 @@ def _cut(stream: Stream, limit_us: int) -> Stream | None:
     )
 
 
-def load(name: str) -> Recording:
-    """Load a recording by its name in `demo/recordings`, or by the path of its folder. Raises ``FileNotFoundError``."""
-    folder = RECORDINGS / name if (RECORDINGS / name).is_dir() else pathlib.Path(name)
-    files = sorted(folder.glob("server*.jsonl.gz"))
+def _folder(name: str) -> pathlib.Path:
+    return RECORDINGS / name if (RECORDINGS / name).is_dir() else pathlib.Path(name)
+
+
+def engines_of(name: str) -> tuple[str, ...]:
+    """Return the engines of a recording as the suffixes of their files: an empty one if there is only one engine."""
+    found = [path.name.removeprefix("steps").removesuffix(".jsonl.gz") for path in _folder(name).glob("steps*.jsonl.gz")]
+    return tuple(sorted(found)) or ("",)
+
+
+def load(name: str, engine: str = "") -> Recording:
+    """Load a recording by its name in `demo/recordings`, or by the path of its folder; or one of the engines in it (``engines_of``).
+
+    Raises ``FileNotFoundError``.
+    """
+    folder = _folder(name)
+    files = sorted(folder.glob(f"server{engine}*.jsonl.gz"))
     if not files:
         known = ", ".join(sorted(path.name for path in RECORDINGS.iterdir() if path.is_dir()))
         raise FileNotFoundError(f"no recording {name}: expected one of {known}, or a folder with server.jsonl.gz")
@@ -211,11 +231,11 @@ def load(name: str) -> Recording:
     first_ns = min(line["t0_ns"] for line in lines)
     streams = [_stream(f"{folder.name}-{line['id']}", line, clients.get(str(line["id"]), {}), first_ns) for line in lines]
     ordered = tuple(sorted(streams, key=lambda stream: (stream.start_us, stream.key)))
-    return Recording(folder.name, ordered, tuple(_steps(folder, first_ns)))
+    return Recording(folder.name, ordered, tuple(_steps(folder, engine, first_ns)))
 
 
-def _steps(folder: pathlib.Path, first_ns: int) -> Iterator[EngineStep]:
-    path = folder / "steps.jsonl.gz"
+def _steps(folder: pathlib.Path, engine: str, first_ns: int) -> Iterator[EngineStep]:
+    path = folder / f"steps{engine}.jsonl.gz"
     for line in _lines(path) if path.exists() else ():
         if line["ev"] != "step":
             continue

@@ -16,11 +16,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
 
 from demo.past import finished_request, packed, step_record
-from demo.recording import EngineStep, TwoSidedStream, load, two_sided_streams
+from demo.recording import EngineStep, TwoSidedStream, engines_of, load, two_sided_streams
 from helpers.builders.spans import any_value, native_span, request, scope_of
 from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
 
-__all__ = ["SERVICES", "EngineReplay", "Event", "Template", "body_of", "template"]
+__all__ = ["SERVICES", "EngineReplay", "Event", "Template", "body_of", "templates"]
 
 READERS, SERVICES, MODELS = 10_000, 10, 3
 # Spans of templates begin so much later, because a client's may begin before the recording's first request at its server.
@@ -53,7 +53,7 @@ class _Flush:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What one round of a recording sends."""
+    """What one engine sends in one round of a recording."""
 
     length_us: int
     steps: int
@@ -76,10 +76,14 @@ class Event:
     is_client: bool = False
 
 
-def template(name: str) -> Template:
-    """Return what a recording sends. ``name`` is one of `demo/recordings`, or a folder. Raises ``FileNotFoundError``."""
-    recording = load(name)
-    streams = tuple(_ended(name, stream) for stream in two_sided_streams(name))
+def templates(name: str) -> list[Template]:
+    """Return what each engine of a recording sends. ``name`` is one of `demo/recordings`, or a folder. Raises ``FileNotFoundError``."""
+    return [_template(name, engine) for engine in engines_of(name)]
+
+
+def _template(name: str, engine: str) -> Template:
+    recording = load(name, engine)
+    streams = tuple(_ended(name, stream) for stream in two_sided_streams(name, engine))
     by_second: dict[int, list[int]] = {}
     for number, step in enumerate(recording.steps):
         by_second.setdefault(step.at_us // 1_000_000, []).append(number)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
+import shutil
+
 import pytest
 
-from demo.recording import DONE_BYTES, Recording, Send, Stream, load
+from demo.recording import DONE_BYTES, RECORDINGS, Recording, Send, Stream, engines_of, load, two_sided_streams
 
 
 def _stream(content: tuple[Send, ...], *, start_us: int = 0, cancel_us: int | None = None) -> Stream:
@@ -63,3 +66,18 @@ def test_an_unknown_recording_is_an_error_with_the_valid_names() -> None:
     """The error for a misspelt name lists the valid names."""
     with pytest.raises(FileNotFoundError, match="expected one of calm, kv, net"):
         load("cv")
+
+
+def test_each_engine_of_a_run_has_its_own_streams_and_steps(tmp_path: pathlib.Path) -> None:
+    """The files of two engines have suffixes; together they have no steps, because a stream's steps are those of one engine."""
+    run = tmp_path / "two"
+    run.mkdir()
+    for name, engine in (("calm", "_e0"), ("kv", "_e1")):
+        for kind in ("server", "steps", "client"):
+            shutil.copy(RECORDINGS / name / f"{kind}.jsonl.gz", run / f"{kind}{engine}.jsonl.gz")
+    assert engines_of(str(run)) == ("_e0", "_e1") and engines_of("kv") == ("",)
+    for name, engine in (("calm", "_e0"), ("kv", "_e1")):
+        alone, part = load(name), load(str(run), engine)
+        assert part.steps and (len(part.steps), len(part.streams)) == (len(alone.steps), len(alone.streams))
+        assert len(two_sided_streams(str(run), engine)) == len(two_sided_streams(name))
+    assert not load(str(run)).steps and len(load(str(run)).streams) == len(load("calm").streams) + len(load("kv").streams)
