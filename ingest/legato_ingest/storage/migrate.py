@@ -1,8 +1,9 @@
 """Apply the numbered files of `schema/` to a store.
 
-A file holds one statement and is applied once, in order; its number and SHA-256 are then recorded in the table `schema_migrations`. A
-file that was changed after it was applied, or a store with more files than this version has, is an error: continuing would lose data.
-If the process is killed between a statement and its record, the next run finds that the object exists and only writes the record.
+A file holds one statement. The missing files are applied in order; then their numbers and SHA-256 are recorded in the table
+`schema_migrations`, in one insert, because an insert takes longer than most of the statements. A file that was changed after it was
+applied, or a store with more files than this version has, is an error: continuing would lose data. If the process is killed before the
+record, the next run applies the same files again: each statement may run twice, and a CREATE then finds that its object exists.
 
 `replaced.json` in the same folder lists the files that the numbered files replaced (a squash). A store with exactly these files applied
 has the same tables, so only the new records are written. This module never drops or alters a table of data.
@@ -117,19 +118,25 @@ def apply(store: Store, migrations: Sequence[Migration]) -> list[Migration]:
                 f"{migration.number:04}_{migration.name}.sql was applied with another text: restore it and put the change in a new file"
             )
     missing = [migration for migration in migrations if migration.number not in done]
-    for migration in missing:
-        _apply_one(store, migration)
+    _apply_all(store, missing)
     store.keep_merged_parts()
     return missing
 
 
-def _apply_one(store: Store, migration: Migration) -> None:
+def _apply_all(store: Store, missing: Sequence[Migration]) -> None:
+    """Apply these files in order, and record those that were applied, also if one fails."""
+    done = list[Migration]()
     try:
-        store.command(migration.statement)
-    except StoreRefused as error:
-        if error.code != _ALREADY_EXISTS:
-            raise
-    _record(store, [migration])
+        for migration in missing:
+            try:
+                store.command(migration.statement)
+            except StoreRefused as error:
+                if error.code != _ALREADY_EXISTS:
+                    raise
+            done.append(migration)
+    finally:
+        if done:
+            _record(store, done)
 
 
 def _record(store: Store, migrations: Sequence[Migration]) -> None:

@@ -67,6 +67,13 @@ def tables(store: Store) -> list[str]:
     return [str(name) for (name,) in store.select("SELECT name FROM system.tables WHERE database = 'fresh' ORDER BY name")]
 
 
+def definitions(store: Store) -> list[object]:
+    """The columns of all tables and views in that database, with types, defaults and comments, and the statements of the views."""
+    columns = "SELECT table, name, type, default_expression, compression_codec, comment FROM system.columns"
+    views = "SELECT name, as_select, comment FROM system.tables"
+    return [store.select(f"{sql} WHERE database = 'fresh' ORDER BY ALL") for sql in (columns, views)]
+
+
 def test_a_new_store_gets_everything_once(fresh: Store) -> None:
     """A second run applies nothing."""
     migrations = migrate.load(SCHEMA)
@@ -118,6 +125,18 @@ def test_killed_between_statement_and_record(fresh: Store, before: int) -> None:
     assert len(migrate.applied(fresh)) == before
     migrate.apply(fresh, migrations)
     assert migrate.is_current(fresh, migrations)
+
+
+def test_each_statement_may_run_twice(fresh: Store) -> None:
+    """Killed before the one record of all files: the next run applies them again, and no table or view is another one after it."""
+    migrations = migrate.load(SCHEMA)
+    cast(Fresh, fresh).dies_at_record = True
+    with pytest.raises(StoreUnavailable):
+        migrate.apply(fresh, migrations)
+    cast(Fresh, fresh).dies_at_record = False
+    before = definitions(fresh)
+    assert migrate.apply(fresh, migrations) == migrations and migrate.is_current(fresh, migrations)
+    assert definitions(fresh) == before and tables(fresh) == sorted(MADE)
 
 
 def test_a_statement_that_fails_is_not_recorded(fresh: Store, tmp_path: pathlib.Path) -> None:

@@ -19,28 +19,32 @@ __all__ = ["KNOWS_CHUNKS", "superseded_stalls"]
 # A row of a client that takes the place of its server: it runs, or has chunks. Clients of other libraries often have a summary alone.
 KNOWS_CHUNKS = f"vantage = 'client' AND outcome != '{SUPERSEDED_OUTCOME}' AND (chunks IS NOT NULL OR NOT ended)"
 
-_IS_SUPERSEDED = f"""
-cause != '{HEALTHY}' AND {{around}} AND
-(
-    vantage = 'server'
-        AND (tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {{inside}} AND {KNOWS_CHUNKS} AND {{which}})
-    OR (tenant, trace_id, span_id) IN
-        (SELECT tenant, trace_id, span_id FROM stream_revs WHERE {{inside}} AND outcome = '{SUPERSEDED_OUTCOME}' AND {{which}})
-)"""
+_BY_CLIENT = f"""
+vantage = 'server'
+    AND (tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {{inside}} AND {KNOWS_CHUNKS} AND {{which}})"""
+_BY_ROW = f"""
+(tenant, trace_id, span_id) IN
+    (SELECT tenant, trace_id, span_id FROM stream_revs WHERE {{inside}} AND outcome = '{SUPERSEDED_OUTCOME}' AND {{which}})"""
+_IS_STALL = f"cause != '{HEALTHY}' AND {{around}}"
+# Whether there is a stall of a server at all, and a due row that was superseded. Usually there is none, and to know this takes little: the
+# ids of some hours of stalls are not read.
+_ANY = f"""
+SELECT
+    (SELECT count() > 0 FROM (SELECT 1 FROM verdicts WHERE {_IS_STALL} AND vantage = 'server' LIMIT 1)),
+    (SELECT count() > 0 FROM (SELECT 1 FROM stream_revs WHERE {{inside}} AND outcome = '{SUPERSEDED_OUTCOME}' AND {{which}} LIMIT 1))"""
 _COLUMNS = "tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, gap_start_us, gap_us, engine_id, vantage"
 # About so many at once: each takes some 200 bytes.
 _AT_ONCE = 250_000
 
 
 def superseded_stalls(store: Store, due: Due) -> Iterator[pa.Table]:
-    """Yield the stalls of servers in traces with a due client, and of due rows that were superseded: key, length, engine, vantage.
-
-    Usually there are none: the rows of hours are then read without FINAL, as one byte of each.
-    """
-    where = _IS_SUPERSEDED.format(around=due.started(CLOCKS_APART_NS), inside=due.inside, which=due.which)
-    ((any_stall,),) = store.select(f"SELECT count() > 0 FROM (SELECT 1 FROM verdicts WHERE {where} LIMIT 1)")
-    if not any_stall:
+    """Yield the stalls of servers in traces with a due client, and of due rows that were superseded: key, length, engine, vantage."""
+    conditions = {"around": due.started(CLOCKS_APART_NS), "inside": due.inside, "which": due.which}
+    (found,) = store.select(_ANY.format(**conditions))
+    reasons = [reason for reason, is_any in zip((_BY_CLIENT, _BY_ROW), found, strict=True) if is_any]
+    if not reasons:
         return
+    where = f"{_IS_STALL} AND ({' OR '.join(reasons)})".format(**conditions)
     ((stalls,),) = store.select(f"SELECT count() FROM verdicts WHERE {where}")
     parts = -(-int(stalls) // _AT_ONCE)
     part_of = f"cityHash64(tenant, trace_id, span_id, gap_start_us) % {parts}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +14,9 @@ from hypothesis import strategies as st
 from helpers.builders.judging import verdicts, worker
 from helpers.builders.spans import SECOND_NS, native_span, request, steady_timeline
 from helpers.builders.world import World
-from helpers.builders.world_spans import put, steps, stream
+from helpers.builders.world_spans import ENGINE, put, steps, stream
 from legato_ingest.attribution.load import due as module
-from legato_ingest.attribution.load.due import Due, due_by_receipt, joined
+from legato_ingest.attribution.load.due import ClockOffsets, Due, due_by_receipt, joined
 from legato_ingest.storage import Store
 
 START_NS = 1_700_000_000 * SECOND_NS
@@ -88,6 +91,28 @@ def test_late_steps_are_found_by_a_list_and_by_a_condition(store: Store, monkeyp
     time.sleep(0.01)
     judge.step()
     assert {row[0] for row in verdicts(store)} == {"base"}
+
+
+@pytest.mark.parametrize("offset_s", [0, 1_800])
+def test_the_offset_of_a_clock_is_searched_near_its_records_first(store: Store, offset_s: int) -> None:
+    """Among the streams of some hours only for an engine without any near, once a minute; what was found is kept."""
+    world = replace(World(), offset_ns=offset_s * SECOND_NS)
+    put(store, stream(World(), "server"), RECEIVED_NS)
+    put(store, steps(world), RECEIVED_NS)
+    asked: list[str] = []
+
+    class Counting:
+        def select(self, sql: str) -> list[Sequence[Any]]:
+            asked.append(sql)
+            return store.select(sql)
+
+    clocks, recorded_ns = ClockOffsets(), world.records().recorded_ns
+    low, high = int(recorded_ns[0]), int(recorded_ns[-1])
+    for _ in range(3):
+        clocks.learn(cast(Store, Counting()), "1", low, high)
+    assert len(asked) == 3 + bool(offset_s)
+    shifted_s = (low - clocks.stretch(("", ENGINE), low, high)[0]) / SECOND_NS
+    assert shifted_s == pytest.approx(offset_s + 30 if offset_s else 0, abs=5)
 
 
 def _put_stream(store: Store, start_ns: int, received_ns: int, trace_id: bytes | None = None) -> None:
