@@ -90,6 +90,9 @@ def serve_process(store: pathlib.Path, *, prefix: Sequence[str] = (), python: st
         copy_migrated(store)
     otlp, read = int(settings.get("LEGATO_OTLP_PORT") or free_port()), free_port()
     environ = {
+        # The default ports are those of one server on a host; several benches may run beside each other.
+        "LEGATO_WEB_PORT": "0",
+        "LEGATO_OTLP_GRPC_PORT": "0",
         **os.environ,
         "LEGATO_STORE": f"chdb://{store}",
         "LEGATO_OTLP_PORT": str(otlp),
