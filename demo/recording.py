@@ -222,7 +222,7 @@ def load(name: str, engine: str = "") -> Recording:
     Raises ``FileNotFoundError``.
     """
     folder = _folder(name)
-    files = sorted(folder.glob(f"server{engine}*.jsonl.gz"))
+    files = sorted(folder.glob(f"server{engine or '*'}.jsonl.gz"))
     if not files:
         known = ", ".join(sorted(path.name for path in RECORDINGS.iterdir() if path.is_dir()))
         raise FileNotFoundError(f"no recording {name}: expected one of {known}, or a folder with server.jsonl.gz")

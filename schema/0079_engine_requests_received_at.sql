@@ -1,3 +1,4 @@
--- The attribution queries every few seconds for requests received since its last run. Without the index that reads the times of all requests.
+-- The attribution queries every few seconds for requests received since its last run. Without the index, each of these
+-- queries reads the times of all requests.
 ALTER TABLE engine_requests
     ADD INDEX IF NOT EXISTS received_at_minmax received_at TYPE minmax GRANULARITY 1

@@ -72,11 +72,11 @@ def test_each_engine_of_a_run_has_its_own_streams_and_steps(tmp_path: pathlib.Pa
     """The files of two engines have suffixes; together they have no steps, because a stream's steps are those of one engine."""
     run = tmp_path / "two"
     run.mkdir()
-    for name, engine in (("calm", "_e0"), ("kv", "_e1")):
+    for name, engine in (("calm", "_e1"), ("kv", "_e10")):
         for kind in ("server", "steps", "client"):
             shutil.copy(RECORDINGS / name / f"{kind}.jsonl.gz", run / f"{kind}{engine}.jsonl.gz")
-    assert engines_of(str(run)) == ("_e0", "_e1") and engines_of("kv") == ("",)
-    for name, engine in (("calm", "_e0"), ("kv", "_e1")):
+    assert engines_of(str(run)) == ("_e1", "_e10") and engines_of("kv") == ("",)
+    for name, engine in (("calm", "_e1"), ("kv", "_e10")):
         alone, part = load(name), load(str(run), engine)
         assert part.steps and (len(part.steps), len(part.streams)) == (len(alone.steps), len(alone.streams))
         assert len(two_sided_streams(str(run), engine)) == len(two_sided_streams(name))

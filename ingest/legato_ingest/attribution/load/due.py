@@ -138,18 +138,19 @@ class ClockOffsets:
 
     def __init__(self) -> None:
         self._offset_ns: dict[EngineKey, int] = {}
-        # When an engine's streams were last searched far from its records (monotonic).
+        # The engines of which the streams were searched far from the records within the last minute, and when (monotonic).
         self._searched_s: dict[EngineKey, float] = {}
 
     def learn(self, store: Store, new: str, low_ns: int, high_ns: int) -> None:
         """Compute the offsets of the engines with new records of finished requests between these times, from the ends of their streams.
 
-        Streams that started at most ``STREAM_NS_MAX`` before the records are searched first. The others, of which there may be hours, only
-        for engines without any of these, and at most once a minute for each.
+        Streams that started at most ``STREAM_NS_MAX`` before the records are searched first. Those of the hours around them are searched
+        only for engines without any of the first, and at most once a minute for each engine.
         """
         unknown = self._learn(store, new, between_ns("start_time", low_ns - STREAM_NS_MAX, high_ns + _FLUSH_NS_MAX))
         now_s = time.monotonic()
-        far = [key for key in unknown if now_s - self._searched_s.get(key, float("-inf")) >= _SEARCH_EVERY_S]
+        self._searched_s = {key: at_s for key, at_s in self._searched_s.items() if now_s - at_s < _SEARCH_EVERY_S}
+        far = [key for key in unknown if key not in self._searched_s]
         if far:
             self._searched_s |= dict.fromkeys(far, now_s)
             around = between_ns("start_time", low_ns - CLOCKS_APART_NS, high_ns + CLOCKS_APART_NS)
