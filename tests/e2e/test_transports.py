@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import signal
 import socket
@@ -20,7 +19,7 @@ from helpers.builders.json_otlp import json_of
 from helpers.builders.spans import native_span, request, steady_timeline
 from helpers.servers.certificates import issued
 from helpers.servers.ports import free_port
-from helpers.servers.serving import legato, serve_process
+from helpers.servers.serving import legato, serve_process, serving
 from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.cli.doctor.findings import Setup
@@ -93,10 +92,14 @@ def test_a_taken_port_prevents_the_start_only_if_it_was_chosen(tmp_path: pathlib
             taken.listen()
         except OSError:
             pass  # Another process has it.
-        with serve_process(tmp_path / "other", **{key: value for key, value in os.environ.items() if key == "LEGATO_WEB_PORT"}) as served:
-            with grpc.insecure_channel(served.otlp.removeprefix("http://")) as channel, pytest.raises(grpc.RpcError, match="gRPC is off"):
+        ports = {"LEGATO_OTLP_PORT": str(free_port()), "LEGATO_READ_PORT": str(free_port())}
+        with serving({"LEGATO_STORE": f"chdb://{tmp_path / 'other'}", **ports}) as process:
+            with (
+                grpc.insecure_channel(f"127.0.0.1:{ports['LEGATO_OTLP_PORT']}") as channel,
+                pytest.raises(grpc.RpcError, match="gRPC is off"),
+            ):
                 channel.unary_unary(f"/{SPANS.service}/Export", request_serializer=bytes)(b"", timeout=30)
-            served.process.send_signal(signal.SIGTERM)
-            output, _ = served.process.communicate(timeout=30)
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=30)
         assert "a client speaks HTTP/2, probably gRPC, and is refused" in output
         assert "no OTLP over gRPC: cannot listen on 127.0.0.1:4317" in output and "gRPC  http" not in output
