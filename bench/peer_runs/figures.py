@@ -16,8 +16,8 @@ from typing import Any
 
 from bench.common.machine import median, quantile
 from captures.sink import Received
-from legato_ingest.otlp.batch import Limits
-from legato_ingest.otlp.split import convert_body
+from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.bodies import convert
 
 __all__ = ["Accuracy", "Kept", "Latency", "accuracy", "kept", "latency", "outcomes", "rows_of", "wire_bytes"]
 
@@ -74,7 +74,7 @@ def rows_of(received: Iterable[Received]) -> list[dict[str, Any]]:
     for each in received:
         if each.path.endswith("/traces"):
             body = gzip.decompress(each.body) if each.content_encoding == "gzip" else each.body
-            batch = convert_body(body, tenant="", now_ns=time.time_ns() + _FIRST_NS, limits=Limits(), on_fault=fault)
+            batch = Batch.joined(convert(body, tenant="", now_ns=time.time_ns() + _FIRST_NS, limits=Limits(), on_fault=fault))
             for row in batch.revs.to_pylist():
                 key = row["trace_id"], row["span_id"]
                 if key not in newest or row["rev"] > newest[key]["rev"]:

@@ -7,7 +7,7 @@ __all__ = ["read_varint"]
 _BYTES_MAX = 10
 
 
-def read_varint(content: bytes, at: int, end: int) -> tuple[int, int]:
+def read_varint(content: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     """Return the number at ``at`` and the position behind it. Raises ``ValueError`` if it does not end before ``end`` or in 10 bytes."""
     value = 0
     for i, byte in enumerate(content[at : min(end, at + _BYTES_MAX)]):

@@ -104,6 +104,9 @@ class Batch:
     @classmethod
     def joined(cls, parts: Iterable[Batch]) -> Batch:
         """Return one batch with the rows and counts of all parts, in their order; an empty batch without parts."""
+        parts = list(parts)
+        if len(parts) == 1:
+            return parts[0]
         parts = [cls(), *parts]
         return cls(*(_added([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 

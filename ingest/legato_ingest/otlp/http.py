@@ -6,6 +6,7 @@ are produced. Every reply has the encoding of its request, as the OTLP specifica
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Iterator
 
@@ -53,16 +54,17 @@ def decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
         return body
     if encoding not in ("gzip", "zstd"):
         raise BadRequest(f"content encoding {encoding[:40]!r} is not supported: send gzip, zstd or none", 415)
-    parts, size = [], 0
+    # Its value is not copied when it is returned.
+    content, size = io.BytesIO(), 0
     try:
         for part in _gunzip(body) if encoding == "gzip" else _unzstd(body):
             size += len(part)
             if size > bytes_max:
                 raise TooLarge(f"a body of more than {bytes_max} bytes after decompression")
-            parts.append(part)
+            content.write(part)
     except (zlib.error, zstandard.ZstdError, EOFError):
         raise BadRequest(f"the body is not a complete {encoding} stream") from None
-    return b"".join(parts)
+    return content.getvalue()
 
 
 def _gunzip(body: bytes) -> Iterator[bytes]:

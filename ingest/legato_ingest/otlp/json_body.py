@@ -1,4 +1,4 @@
-"""OTLP/JSON request bodies: JSON text to the protobuf bytes of the same request, which ``split.convert_body`` converts.
+"""OTLP/JSON request bodies: JSON text to the protobuf bytes of the same request, which ``bodies.convert`` converts.
 
 A span, data point or log record with a fault is left out and becomes a row of ``rejected``; its neighbours are kept. Text that is not JSON,
 and faults in a resource or scope, reject the request (400). A large text is divided (``json_split``), and the number of values in one part
@@ -11,7 +11,7 @@ import binascii
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -23,7 +23,7 @@ from legato_ingest.otlp.json_message import REFUSED_MAX, Fault, Filler, Refused,
 from legato_ingest.otlp.json_split import documents
 from legato_ingest.otlp.signals import SIGNALS, Signal
 
-__all__ = ["VALUES_MAX", "to_protobuf"]
+__all__ = ["VALUES_MAX", "requests", "to_protobuf"]
 
 # A text up to this size is parsed without being divided.
 _WHOLE_BYTES_MAX = 2**19
@@ -45,22 +45,29 @@ def to_protobuf(content: bytes, signal: Signal, tenant: str) -> tuple[bytes, Bat
 
     Raises ``BadRequest`` (400) and ``TooLarge`` (413).
     """
-    parts, rejections, unlisted = list[bytes](), list[Rejection](), Counter[str]()
+    parts = list(requests(content, signal, tenant))
+    # Messages of one type in a row are one message with the repeated fields of all.
+    return b"".join(request for request, _ in parts), Batch.joined(refused for _, refused in parts)
+
+
+def requests(content: bytes, signal: Signal, tenant: str) -> Iterator[tuple[bytes, Batch]]:
+    """Yield what ``to_protobuf`` returns in parts, one for each document that a large text is divided into."""
+    left, refusals, first = LISTED_MAX, 0, ""
     is_divided = len(content) > _WHOLE_BYTES_MAX
     for document in documents(content, signal) if is_divided else [content]:
+        refused = list[Refused]()
         if is_divided and (fault := _excess(document, signal)):
-            rejections.append(_too_large(document, signal, fault))
-            continue
-        part, refused = _filled(document, signal)
-        parts.append(part)
-        listed = refused[: LISTED_MAX - len(rejections)]
-        rejections += [_rejection(each, signal) for each in listed]
-        unlisted[_REASON] += len(refused) - len(listed)
-        if len(rejections) + unlisted.total() > REFUSED_MAX:
-            raise _too_many(signal, rejections[0].detail)
-    count = len(rejections) + unlisted.total()
-    # Messages of one type in a row are one message with the repeated fields of all.
-    return b"".join(parts), Batch(rejected=rejected_table(rejections, tenant), unlisted=+unlisted, **signal.count(count))
+            request, rejections = b"", [_too_large(document, signal, fault)]
+        else:
+            request, refused = _filled(document, signal)
+            rejections = [_rejection(each, signal) for each in refused[:left]]
+        left, first = max(0, left - len(rejections)), first or "".join(each.detail for each in rejections[:1])
+        count = max(len(refused), len(rejections))
+        refusals += count
+        if refusals > REFUSED_MAX:
+            raise _too_many(signal, first)
+        unlisted = +Counter({_REASON: count - len(rejections)})
+        yield request, Batch(rejected=rejected_table(rejections, tenant), unlisted=unlisted, **signal.count(count))
 
 
 def _filled(content: bytes, signal: Signal) -> tuple[bytes, list[Refused]]:

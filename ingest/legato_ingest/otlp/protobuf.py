@@ -30,7 +30,7 @@ class Malformed(BadRequest):
         super().__init__(f"the body is not an OTLP request in protobuf: it is malformed at byte {at}")
 
 
-def read_fields(content: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def read_fields(content: bytes | memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield the fields of a message as (number, start of the value, end of the value, start of the field). Raises ``Malformed``.
 
     The number is -1 for a field that is neither a message nor text nor bytes.
@@ -54,7 +54,7 @@ def read_fields(content: bytes, start: int, end: int) -> Iterator[tuple[int, int
         at = after
 
 
-def read_varint(content: bytes, at: int, end: int) -> tuple[int, int]:
+def read_varint(content: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     """Return an integer of up to 64 bits and the position after it. Raises ``Malformed``."""
     try:
         return varint.read_varint(content, at, end)

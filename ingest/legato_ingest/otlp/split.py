@@ -1,4 +1,4 @@
-"""The request splitter: converts the body of an OTLP request so that neither memory use nor a fault spreads beyond a small part of it.
+"""The request splitter: converts a request in protobuf so that neither memory use nor a fault spreads beyond a small part of it.
 
 Parsed protobuf can take a hundred times the memory of its bytes, and one text that is not UTF-8 makes a parser reject the complete message.
 A large body is therefore split at its items (spans, data points or log records), along the levels that every OTLP request has, into small
@@ -17,27 +17,22 @@ from itertools import groupby
 
 from google.protobuf.message import DecodeError
 
-from legato_ingest.errors import BadRequest, LegatoError, TooLarge
+from legato_ingest.errors import BadRequest, LegatoError
 from legato_ingest.otlp.batch import Batch, Limits, Rejection, rejected_table
 from legato_ingest.otlp.budget import ITEMS_MAX as _GROUP_ITEMS_MAX
 from legato_ingest.otlp.budget import Budget, TooMany
 from legato_ingest.otlp.protobuf import Malformed, has_more_messages, message, messages_max, read_fields, read_varint
-from legato_ingest.otlp.signals import SPANS, Signal
+from legato_ingest.otlp.signals import Signal
+from legato_ingest.otlp.structure import ENVELOPES_BYTES_MAX, SHARED_LEVELS
 
-__all__ = ["ITEMS_MAX", "convert_body"]
+__all__ = ["PART_BYTES_MAX", "Converter", "in_parts"]
 
-# A body up to this size is parsed without being split.
-_UNSPLIT_BYTES_MAX = 2**20
 # Limits of one small request. Its objects take up to ten times its bytes, and each of its messages 90 bytes.
 _GROUP_BYTES_MAX = 2**19
 MESSAGES_MAX = 196_608
-# Resource and scope are repeated in every small request; real ones take a few hundred bytes.
-_ENVELOPES_BYTES_MAX = 256 * 1024
-ITEMS_MAX = 262_144
-# A field takes a microsecond to read. Real requests have a few around many items.
-_FIELDS_MAX = 1_000_000
-# The levels of resource and scope. A fault in their structure rejects the request; a fault on a deeper level rejects one metric.
-_SHARED_LEVELS = 2
+PART_BYTES_MAX = 32 * 2**20
+"""Bytes of rows after which the rows of a large body are a batch."""
+_NAME_BYTES_MAX = 256
 
 
 class _ItemTooLarge(ValueError):
@@ -56,42 +51,29 @@ class _Envelope:
 class _Item:
     """The field of one item as bytes, with the envelopes around it, outermost first. A metric that cannot be split is one item, too.
 
-    ``fault`` is the reason why it cannot be converted, if that is known before it is parsed.
+    ``fault`` is the reason why it cannot be converted, if that is known before it is parsed. Then ``field`` is a view: it may be large.
     """
 
     envelopes: tuple[_Envelope, ...]
-    field: bytes
+    field: bytes | memoryview
     fault: DecodeError | _ItemTooLarge | None = None
 
 
-def convert_body(
-    content: bytes,
-    *,
-    tenant: str,
-    now_ns: int,
-    limits: Limits,
-    on_fault: Callable[[Exception], None],
-    signal: Signal = SPANS,
-) -> Batch:
-    """Convert the decompressed body of a request. ``on_fault`` receives each exception of Legato's own code on an item.
-
-    Raises ``BadRequest`` (400) when the body is not an OTLP request, ``TooLarge`` (413) when it holds more than ``ITEMS_MAX`` items.
-    """
-    budget = Budget.of(limits, len(content), tenant, now_ns)
-    converter = _Converter(signal, tenant, now_ns, limits, on_fault, budget)
-    if len(content) <= _UNSPLIT_BYTES_MAX:
-        try:
-            return converter.convert(content)
-        except (MemoryError, OSError, LegatoError):
-            raise
-        except Exception:
-            pass  # Some item is bad, or there are many. Splitting the body finds it.
-    _check_count(content, signal)
-    return Batch.joined(converter.convert_items(items) for items in _groups(content, signal))
+def in_parts(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Join successive batches up to ``PART_BYTES_MAX`` of rows. Yields at least one batch."""
+    parts, size = list[Batch](), 0
+    for batch in batches:
+        parts.append(batch)
+        size += batch.nbytes
+        if size >= PART_BYTES_MAX:
+            yield Batch.joined(parts)
+            parts, size = [], 0
+    if parts or not size:
+        yield Batch.joined(parts)
 
 
 @dataclass(slots=True)
-class _Converter:
+class Converter:
     """Converts the small requests of one request, which share ``budget``."""
 
     signal: Signal
@@ -100,6 +82,19 @@ class _Converter:
     limits: Limits
     on_fault: Callable[[Exception], None]
     budget: Budget
+
+    def convert_whole(self, content: bytes) -> Batch | None:
+        """Convert a body without splitting it; ``None`` if some item is bad, or there are many: splitting the body finds it."""
+        try:
+            return self.convert(content)
+        except (MemoryError, OSError, LegatoError):
+            raise
+        except Exception:
+            return None
+
+    def convert_split(self, content: bytes) -> Iterator[Batch]:
+        """Split a body that ``check`` has passed, and yield the rows of each small request."""
+        return (self.convert_items(items) for items in _groups(content, self.signal))
 
     def convert(self, content: bytes, *, is_one: bool = False) -> Batch:
         """Parse and convert a small request. If it fails, it has used nothing. ``is_one``: it holds one item."""
@@ -151,10 +146,13 @@ def _rejection(item: _Item, signal: Signal, error: Exception) -> Rejection:
         reason, detail = "size", f"{len(content)} bytes; this {signal.item}, or the messages around it, exceed the limit"
     else:
         reason, detail = "internal", f"{type(error).__name__} inside Legato: please report it with this {signal.item}'s emitter"
-    third_level = item.envelopes[_SHARED_LEVELS].content if len(item.envelopes) > _SHARED_LEVELS else content
+    third_level = item.envelopes[SHARED_LEVELS].content if len(item.envelopes) > SHARED_LEVELS else content
+    # A point has no ids, so the envelopes distinguish it from the same point of another engine.
+    sha256 = hashlib.sha256(b"".join(each.content for each in item.envelopes if signal.name_field))
+    sha256.update(content)
     found = _first_fields(third_level)
     if signal.name_field:
-        detail = f"metric {found.get(signal.name_field, b'')[:256].decode(errors='replace')!r}: {detail}"
+        detail = f"metric {found.get(signal.name_field, b'').decode(errors='replace')!r}: {detail}"
         found = {}
     return Rejection(
         reason=reason,
@@ -162,18 +160,17 @@ def _rejection(item: _Item, signal: Signal, error: Exception) -> Rejection:
         trace_id=found.get(1, b""),
         span_id=found.get(2, b""),
         otlp_bytes=len(content),
-        # A point has no ids, so the envelopes distinguish it from the same point of another engine.
-        span_sha256=hashlib.sha256(b"".join([*(each.content for each in item.envelopes if signal.name_field), content])).digest(),
+        span_sha256=sha256.digest(),
     )
 
 
-def _first_fields(content: bytes) -> dict[int, bytes]:
-    """Return the values of the fields 1 and 2 of a message, as far as they can be read."""
+def _first_fields(content: bytes | memoryview) -> dict[int, bytes]:
+    """Return the first bytes of the values of the fields 1 and 2 of a message, as far as they can be read."""
     out: dict[int, bytes] = {}
     try:
         for number, start, end, _ in read_fields(content, 0, len(content)):
             if number in (1, 2):
-                out[number] = content[start:end]
+                out[number] = bytes(content[start : min(end, start + _NAME_BYTES_MAX)])
     except BadRequest:
         pass  # The fields before the malformed byte are kept.
     return out
@@ -206,38 +203,6 @@ def _added_bytes(envelopes: tuple[_Envelope, ...], before: tuple[_Envelope, ...]
     return sum(len(each.content) for each in envelopes[shared:])
 
 
-def _check_count(content: bytes, signal: Signal) -> None:
-    """Raise ``TooLarge`` before anything is converted if a body has too many items and messages around them."""
-    _items_left(content, 0, len(content), signal, 0, _Left(ITEMS_MAX, _FIELDS_MAX))
-
-
-@dataclass(slots=True)
-class _Left:
-    """How many items and messages, and how many fields of any number, may still be read."""
-
-    items: int
-    fields: int
-
-
-def _items_left(content: bytes, start: int, end: int, signal: Signal, level: int, left: _Left) -> None:
-    """Take what is within one message on this level from what is left. Raises ``TooLarge`` if that is not enough."""
-    try:
-        for number, at, to, _ in read_fields(content, start, end):
-            left.fields -= 1
-            if left.fields < 0:
-                raise TooLarge(f"a request of more than {_FIELDS_MAX} fields around its {signal.item}s: send fewer in one request")
-            if number not in signal.levels[level]:
-                continue
-            left.items -= 1
-            if left.items < 0:
-                raise TooLarge(f"a request of more than {ITEMS_MAX} {signal.item}s, scopes and resources: send fewer in one request")
-            if level + 1 < len(signal.levels):
-                _items_left(content, at, to, signal, level + 1, left)
-    except Malformed:
-        if level <= _SHARED_LEVELS:
-            raise
-
-
 def _items(
     content: bytes, start: int, end: int, envelopes: tuple[_Envelope, ...], levels: Sequence[frozenset[int]], signal: Signal
 ) -> Iterator[_Item]:
@@ -246,11 +211,12 @@ def _items(
         if number not in levels[0]:
             continue
         if len(levels) == 1:
-            yield _Item(envelopes, content[field_start:to], None if to - field_start <= signal.item_bytes_max else _ItemTooLarge())
-        elif len(envelopes) < _SHARED_LEVELS:
+            if to - field_start <= signal.item_bytes_max:
+                yield _Item(envelopes, content[field_start:to])
+            else:
+                yield _Item(envelopes, memoryview(content)[field_start:to], _ItemTooLarge())
+        elif len(envelopes) < SHARED_LEVELS:
             inner = (*envelopes, _Envelope(number, _without(content, at, to, levels[1])))
-            if _added_bytes(inner, ()) > _ENVELOPES_BYTES_MAX:
-                raise TooLarge(f"a resource and scope of {_added_bytes(inner, ())} bytes, at most {_ENVELOPES_BYTES_MAX} are accepted")
             yield from _items(content, at, to, inner, levels[1:], signal)
         else:
             yield from _items_of_metric(content, (field_start, at, to), number, envelopes, levels, signal)
@@ -268,15 +234,16 @@ def _items_of_metric(
     field_start, at, to = place
     fault: DecodeError | _ItemTooLarge
     try:
-        inner = (*envelopes, _Envelope(number, _without(content, at, to, levels[1])))
         _check_fields(content, at, to, levels[1:])
-        fault = _ItemTooLarge()
+        inner, fault = (*envelopes, _Envelope(number, _without(content, at, to, levels[1]))), _ItemTooLarge()
     except Malformed:
         inner, fault = (), DecodeError()
-    if inner and _added_bytes(inner, ()) <= _ENVELOPES_BYTES_MAX:
+    except _ItemTooLarge as too_large:
+        inner, fault = (), too_large
+    if inner and _added_bytes(inner, ()) <= ENVELOPES_BYTES_MAX:
         yield from _items(content, at, to, inner, levels[1:], signal)
     else:
-        yield _Item(envelopes, content[field_start:to], fault)
+        yield _Item(envelopes, memoryview(content)[field_start:to], fault)
 
 
 def _check_fields(content: bytes, start: int, end: int, levels: Sequence[frozenset[int]]) -> None:
@@ -287,22 +254,27 @@ def _check_fields(content: bytes, start: int, end: int, levels: Sequence[frozens
 
 
 def _without(content: bytes, start: int, end: int, numbers: frozenset[int]) -> bytes:
-    """Return the fields of a message except those with these numbers. Adjacent fields are copied as one."""
-    kept, began = list[bytes](), -1
+    """Return the fields of a message except those with these numbers. Adjacent fields are copied as one.
+
+    Raises ``_ItemTooLarge`` if they are too large for an envelope.
+    """
+    kept, began, view = list[memoryview](), -1, memoryview(content)
     for found, _, _, field_start in read_fields(content, start, end):
         if found in numbers and began >= 0:
-            kept.append(content[began:field_start])
+            kept.append(view[began:field_start])
             began = -1
         elif found not in numbers and began < 0:
             began = field_start
     if began >= 0:
-        kept.append(content[began:end])
+        kept.append(view[began:end])
+    if sum(map(len, kept)) > ENVELOPES_BYTES_MAX:
+        raise _ItemTooLarge
     return b"".join(kept)
 
 
 def _request(items: Iterable[_Item], level: int = 0) -> bytes:
     """Return a request of these items, from this level down. Adjacent items with the same envelope share one message."""
-    out = []
+    out = list[bytes | memoryview]()
     for _, alike in groupby(items, lambda item: id(item.envelopes[level]) if len(item.envelopes) > level else 0):
         group = list(alike)
         if len(group[0].envelopes) > level:

@@ -14,7 +14,7 @@ import pathlib
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from legato_ingest.errors import LegatoError, StoreUnavailable
@@ -29,6 +29,8 @@ _ASIDE_BYTES_MAX = 64 * 2**20
 _MAGIC = b"LGW1"
 # No record, and as large as most requests: a full disk has room for a byte.
 _PROBE = bytes(65_536)
+# A larger payload is written alone.
+_COPIED_BYTES_MAX = 2**20
 # Magic, CRC-32 of the payload, length of the payload.
 _HEAD = struct.Struct("<4sIQ")
 
@@ -109,7 +111,7 @@ class WriteAheadLog:
         with self._lock:
             if self._rejects:
                 segment = self._segments[self._current]
-                self._write(segment, _PROBE)
+                self._write(segment, [_PROBE])
                 # Until a request was written: it may be larger.
                 self._rejects = True
                 _cut(segment)
@@ -145,13 +147,15 @@ class WriteAheadLog:
         for segment in self._segments:
             os.close(segment.file)
 
-    def _write(self, segment: _Segment, records: bytes) -> int:
+    def _write(self, segment: _Segment, parts: Iterable[bytes]) -> int:
         """Write behind the last record, and return where what was written ends. Raises ``StoreUnavailable``."""
-        content, at = memoryview(records), segment.size
+        at = segment.size
         try:
-            while content:
-                written = os.pwrite(segment.file, content, at)
-                at, content = at + written, content[written:]
+            for part in parts:
+                content = memoryview(part)
+                while content:
+                    written = os.pwrite(segment.file, content, at)
+                    at, content = at + written, content[written:]
             os.fdatasync(segment.file)
         except OSError as error:
             # What was written is behind the last record; what cannot be cut off is overwritten next.
@@ -194,10 +198,18 @@ def _sync_folder(folder: pathlib.Path) -> None:
         os.close(file)
 
 
-def _recorded(payloads: Sequence[bytes]) -> bytes:
-    """Return the records of payloads."""
-    heads = (_HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload)) for payload in payloads)
-    return b"".join(part for pair in zip(heads, payloads, strict=True) for part in pair)
+def _recorded(payloads: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the records of payloads in parts. A large payload is a part, so that it is not copied."""
+    parts = list[bytes]()
+    for payload in payloads:
+        parts.append(_HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload)))
+        if len(payload) > _COPIED_BYTES_MAX:
+            yield b"".join(parts)
+            parts = []
+            yield payload
+        else:
+            parts.append(payload)
+    yield b"".join(parts)
 
 
 def _records(path: pathlib.Path) -> tuple[list[tuple[int, int, int]], int]:

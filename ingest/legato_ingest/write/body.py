@@ -1,4 +1,4 @@
-"""The body of a request as it was received, and its form in the write-ahead log.
+"""The body of a request as it was received, its form in the write-ahead log, and its entry in that log.
 
 The log holds what the sender sent, so after a crash it is converted again as if the sender had repeated the request. Nothing is converted
 here.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from legato_ingest.otlp.signals import SIGNALS, Signal
 
-__all__ = ["Body"]
+__all__ = ["Body", "Entry"]
 
 _BY_PATH = {signal.path: signal for signal in SIGNALS}
 
@@ -47,3 +47,27 @@ class Body:
             return cls(_BY_PATH[path], content, content_type, encoding, tenant, *received_ns)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a request of the write-ahead log: {error!r}") from None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """The body of a request, of which the rows are stored in one or several batches, and its ``segment`` once it is in the log.
+
+    ``open``: batches that are not stored, and one more until the last is queued. The body may leave the log when none is open.
+    ``is_set_aside``: it has left its segment, because a batch cannot be inserted. Not thread-safe.
+    """
+
+    body: Body
+    segment: int | None = None
+    open: int = 1
+    is_set_aside: bool = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no batch was submitted, or none is open."""
+        return self.open == 1
+
+    def close(self) -> bool:
+        """Take note that a batch is stored, or that the last one is queued. Return whether the body may leave its segment now."""
+        self.open -= 1
+        return not self.open and self.segment is not None and not self.is_set_aside

@@ -16,17 +16,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
+from legato_ingest.errors import StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch
-from legato_ingest.shares import Shares
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.storage.watermark import Watermark
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
-from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, LatePauses, Waiting, by_day
+from legato_ingest.write.lanes import Lane, Lanes, LatePauses, Waiting, by_day
 from legato_ingest.write.log_writer import LogWriter
 from legato_ingest.write.set_aside import is_set_aside
 
@@ -42,8 +41,6 @@ _LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 *
 _RETRY_S = 1.0
 # The longest time for which a reader waits for the rows of acknowledged requests, and for late ones among them.
 _SETTLE_S, _LATE_SETTLE_S = 10.0, 3.0
-# Late rows may take so much of the queue; from half of that on they are inserted without the long pause.
-_LATE_SHARE = 0.5
 
 
 class Committer:
@@ -72,14 +69,14 @@ class Committer:
         metrics.queue_bytes_max.set(queue_bytes_max)
         self._chunks_max = chunks_max
         self._groups = GroupInsert(store, metrics, objectives, look_again_s)
-        self._now, self._late = Lane(queue_bytes_max), Lane(int(_LATE_SHARE * queue_bytes_max), LATE_DAYS_MAX)
-        self._queue = Shares(queue_bytes_max)
+        self._lanes = Lanes(queue_bytes_max)
+        self._now, self._late = self._lanes.now, self._lanes.late
         self._changed = threading.Condition()
         self._closing = False
-        self._last_requests, self._last_began_s = 0, 0.0
-        # Whether the last insert had no room for all that waited.
-        self._is_rest = False
-        self._late_pauses, self._inserting = LatePauses(), list[Waiting]()
+        # Of the last insert: its requests, its begin, and whether it had no room for all that waited.
+        self._last_requests, self._last_began_s, self._is_rest = 0, 0.0, False
+        # ``finished``: bodies of which all batches were stored when the last one was known to be the last.
+        self._late_pauses, self._inserting, self._finished = LatePauses(), list[Waiting](), list[Entry]()
         # The error of the last insert of rows of now, and that of all requests since a thread has ended.
         self._failed: StoreUnavailable | None = None
         self._broken: StoreUnavailable | None = None
@@ -89,38 +86,40 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="legato-commit", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: Batch, body: Body | None = None) -> Future[Receipt]:
-        """Queue the rows of a request. The future is done when they are stored, or when the request's ``body`` is in the log.
+    def submit(self, batch: Batch, entry: Entry | None = None) -> Future[Receipt]:
+        """Queue rows of a request. The future is done when they are stored, or when the body of ``entry`` is in the log.
 
+        Of a body with several batches, the first is in the log before the second is submitted; after the last, ``finish`` the entry.
         Raises ``Overloaded`` when the queue is full and ``StoreUnavailable`` when the committer is closing or, with a log, the last insert
         failed; then nothing was queued. The future raises ``StoreUnavailable`` when the rows, or the body, could not be stored.
         """
-        is_logged = self._log_writer is not None and body is not None
-        waiting = Waiting.of(batch, time.time_ns(), body.tenant if body is not None else "", body if is_logged else None)
+        is_logged = self._log_writer is not None and entry is not None
+        waiting = Waiting.of(batch, time.time_ns(), entry)
         with self._changed:
             if (failed := self._failed) is not None and (is_logged or self._closing):
                 # Not the error itself: raised again and again, it would keep these requests.
                 raise StoreUnavailable(str(failed), failed.code)
             if self._closing:
                 raise StoreUnavailable("the server is stopping")
-            if (self._now or self._late or is_logged) and not self._queue.has_room(waiting.tenant, waiting.size):
-                raise Overloaded(f"{self._queue.total} bytes of rows wait to be stored")
-            if waiting.is_late and not self._late.held.has_room(waiting.tenant, waiting.size):
-                raise Overloaded(f"{self._late.held.total} bytes of rows of earlier days wait to be stored")
-            self._hold(waiting.parts())
-            if not is_logged:
-                self._enqueue([waiting])
-        if self._log_writer is not None and is_logged:
+            self._lanes.expect_room(waiting, is_logged)
+            self._accept(waiting, is_queued=waiting.is_logged or not is_logged)
+        if waiting.is_logged:
+            waiting.answer(receipt_of(batch))
+        elif self._log_writer is not None and is_logged:
             self._log_writer.put(waiting)
         return waiting.future
 
-    def recover(self, batch: Batch, body: Body, segment: int) -> None:
-        """Queue the rows of a request that is in the log since before this process."""
-        waiting = Waiting.of(batch, time.time_ns(), body.tenant, body)
-        waiting.segment = segment
+    def recover(self, batch: Batch, entry: Entry) -> None:
+        """Queue rows of a request that is in the log since before this process."""
         with self._changed:
-            self._hold(waiting.parts())
-            self._enqueue([waiting])
+            self._accept(Waiting.of(batch, time.time_ns(), entry), is_queued=True)
+
+    def finish(self, entry: Entry) -> None:
+        """Take note that no further batch of a body is submitted."""
+        with self._changed:
+            if entry.close():
+                self._finished.append(entry)
+                self._changed.notify_all()
 
     def settle(self) -> None:
         """Wait until the rows of all requests that were acknowledged before are stored, or until that fails. Without a log they are."""
@@ -144,10 +143,8 @@ class Committer:
         """Wait until so many batches of each lane are finished, until its time (monotonic, s) at most."""
         with self._changed:
             for lane, number, until_s in wanted:
-                self._changed.wait_for(partial(self._is_settled, lane, number), max(0.0, until_s - time.monotonic()))
-
-    def _is_settled(self, lane: Lane, number: int) -> bool:
-        return lane.finished >= number or self._failed is not None
+                while lane.finished < number and self._failed is None and self._changed.wait(max(0.0, until_s - time.monotonic())):
+                    pass
 
     def close(self) -> None:
         """Commit the queue, then stop. What cannot be committed stays in the log."""
@@ -180,15 +177,17 @@ class Committer:
         """Return the ``received_at`` of the first insert later than a time (Unix ms), of the last minutes; ``None`` without any."""
         return self._watermark.stamp_after(after_ms)
 
+    def _accept(self, waiting: Waiting, *, is_queued: bool) -> None:
+        self._hold(waiting.parts())
+        if waiting.entry is not None:
+            waiting.entry.open += 1
+        if is_queued:
+            self._enqueue([waiting])
+
     def _hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
         """Count the bytes of batches that were accepted, or with -1 of those that have left."""
-        for waiting in group:
-            for held in (self._lane_of(waiting).held, self._queue):
-                held.add(waiting.tenant, sign * waiting.size)
-        self._metrics.queue_bytes.set(self._queue.total)
-
-    def _lane_of(self, waiting: Waiting) -> Lane:
-        return self._late if waiting.is_late else self._now
+        self._lanes.hold(group, sign)
+        self._metrics.queue_bytes.set(self._lanes.bytes)
 
     def _enqueue(self, group: Sequence[Waiting]) -> None:
         parts = [part for waiting in group for part in waiting.parts()]
@@ -202,9 +201,10 @@ class Committer:
 
     def _logged(self, group: Sequence[Waiting], segment: int) -> None:
         """The bodies are in the log: queue the rows, then answer the requests. Called by the log's thread."""
-        for waiting in group:
-            waiting.segment = segment
         with self._changed:
+            for waiting in group:
+                if waiting.entry is not None:
+                    waiting.entry.segment = segment
             self._enqueue(group)
         for waiting in group:
             waiting.answer(receipt_of(waiting.batch))
@@ -242,7 +242,8 @@ class Committer:
         while True:
             with self._changed:
                 self._wait()
-                is_closing = self._closing
+                is_closing, finished, self._finished = self._closing, self._finished, []
+            self._leave_log(finished)
             self._inserting = group = self._next_late() or self._next_group()
             if not group:
                 self._write_waiting(is_closing)
@@ -258,7 +259,7 @@ class Committer:
 
     def _wait(self) -> None:
         """Wait until an insert is due, or something that no request waits for, or until the end."""
-        while not self._closing:
+        while not self._closing and not self._finished:
             pauses_s = [pause_s() for lane, pause_s in ((self._now, self._pause_s), (self._late, self._late_pause_s)) if lane]
             due_s = min(pauses_s) if pauses_s else self._groups.due_in_s()
             if due_s is not None and due_s <= 0:
@@ -339,7 +340,9 @@ class Committer:
             self._commit_due(group)
             began_s = time.monotonic()
             try:
-                self._insert_part(part, receipts)
+                with self._watermark.stamp() as received_ms:
+                    for receipt, more in zip(receipts, self._groups.insert(part, received_ms), strict=True):
+                        receipt.add(more)
             except Exception as error:
                 failed = error
             else:
@@ -359,33 +362,33 @@ class Committer:
             self._commit(due)
             self._inserting = group
 
-    def _insert_part(self, part: Sequence[Batch], receipts: Sequence[Receipt]) -> None:
-        """Insert the rows of one day of a late group."""
-        with self._watermark.stamp() as received_ms:
-            for receipt, more in zip(receipts, self._groups.insert(part, received_ms), strict=True):
-                receipt.add(more)
-
     def _stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
         """Answer the requests of a group that is stored."""
         for waiting, receipt in zip(group, receipts, strict=True):
             waiting.answer(receipt)
             waiting.stored()
-        for segment, payloads in Counter(waiting.segment for waiting in group if waiting.segment is not None).items():
-            if self._log is not None:
-                self._log.stored(segment, payloads)
+        with self._changed:
+            finished = [waiting.entry for waiting in group if waiting.entry is not None and waiting.entry.close()]
+        self._leave_log(finished)
         self._leave(group[0].is_late, group, None)
 
     def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
         """Answer the requests that wait, and queue again what is in the log."""
         failed = error if isinstance(error, StoreUnavailable) else StoreUnavailable(f"{type(error).__name__} while committing")
-        again = [waiting for waiting in group if waiting.segment is not None and not is_set_aside(waiting, error, self._log, self._metrics)]
+        again = [waiting for waiting in group if waiting.is_logged and not is_set_aside(waiting, error, self._log, self._metrics)]
         with self._changed:
-            self._lane_of(group[0]).put_back(again)
+            self._lanes.of(group[0]).put_back(again)
         gone = [waiting for waiting in group if waiting not in again]
         for waiting in gone:
             waiting.answer(failed)
         # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
         self._leave(group[0].is_late, gone, failed if again and not isinstance(failed, StoreRestarting) else None)
+
+    def _leave_log(self, finished: Iterable[Entry]) -> None:
+        """Bodies of which all batches are stored leave the log."""
+        for segment, payloads in Counter(entry.segment for entry in finished if entry.segment is not None).items():
+            if self._log is not None:
+                self._log.stored(segment, payloads)
 
     def _leave(self, is_late: bool, group: Sequence[Waiting], failed: StoreUnavailable | None) -> None:
         """Take note that batches have left the committer. ``failed``: the error of the insert, if it is repeated."""

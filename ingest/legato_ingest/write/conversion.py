@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -83,13 +83,13 @@ def _is_small(body: Body) -> bool:
 class Conversions:
     """Converts bodies on threads, ``requests_max`` small ones at a time. Used on one event loop.
 
-    ``alone`` returns the batch of a body, or ``None`` for a body of more bytes than its second argument; ``together`` returns the batches
-    of several, ``None`` for each that it leaves to ``alone``.
+    ``alone`` returns the batches of a body, or ``None`` for a body of more bytes than its second argument; ``together`` returns a batch for
+    each of several bodies, ``None`` for each that it leaves to ``alone``.
     """
 
     def __init__(
         self,
-        alone: Callable[[Body, int | None], Batch | None],
+        alone: Callable[[Body, int | None], Iterator[Batch] | None],
         together: Callable[[Sequence[Body]], Sequence[Batch | None]],
         requests_max: int,
     ) -> None:
@@ -101,16 +101,35 @@ class Conversions:
         self._waiting = _Turns()
         self._task: asyncio.Task[None] | None = None
 
-    async def batch(self, body: Body) -> Batch:
-        """Return the rows of a body. Raises what its conversion raises."""
-        batch = await self._with_others(body) if _is_small(body) else None
+    async def batches(self, body: Body) -> AsyncGenerator[Batch]:
+        """Yield the rows of a body: one batch, or several of a large body, each converted when it is asked for.
+
+        Raises what the conversion raises.
+        """
+        if _is_small(body) and (batch := await self._with_others(body)) is not None:
+            yield batch
+            return
         for lane, (bytes_max, threads) in enumerate(self._lanes):
-            if batch is None and (bytes_max is None or len(body.content) <= bytes_max):
-                own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, threads - bool(body.tenant))))
-                async with own:
-                    batch = await anyio.to_thread.run_sync(self._alone, body, bytes_max, limiter=self._threads[lane])
-        assert batch is not None, "the last lane takes every body"
-        return batch
+            if bytes_max is not None and len(body.content) > bytes_max:
+                continue
+            own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, threads - bool(body.tenant))))
+            async with own:
+                batches = await anyio.to_thread.run_sync(self._begun, body, bytes_max, limiter=self._threads[lane])
+                if batches is None:
+                    continue
+                first, others = batches
+                yield first
+                while others is not None and (batch := await anyio.to_thread.run_sync(next, others, None, limiter=self._threads[lane])):
+                    yield batch
+                return
+        raise AssertionError("the last lane takes every body")
+
+    def _begun(self, body: Body, bytes_max: int | None) -> tuple[Batch, Iterator[Batch] | None] | None:
+        """Return the first batch of a body, and the others for a body of the last lane."""
+        batches = self._alone(body, bytes_max)
+        if batches is None:
+            return None
+        return (next(batches), batches) if bytes_max is None else (Batch.joined(batches), None)
 
     async def _with_others(self, body: Body) -> Batch | None:
         waiting = _Waiting(body, asyncio.get_running_loop().create_future())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,16 +21,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from legato_ingest.columns import REJECTED
+from legato_ingest.errors import Overloaded
 from legato_ingest.otlp.batch import DAY_NS, Batch
 from legato_ingest.otlp.budget import recent_days
 from legato_ingest.shares import Shares
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import Receipt
 
-__all__ = ["LATE_DAYS_MAX", "Lane", "LatePauses", "Waiting", "by_day", "is_late"]
+__all__ = ["LATE_DAYS_MAX", "Lane", "Lanes", "LatePauses", "Waiting", "by_day", "is_late"]
 
 # Days of tables that the requests of one group touch, unless a single request touches more.
 LATE_DAYS_MAX = 64
+# Late rows may take so much of the queue; from half of that on they are inserted without the long pause.
+_LATE_SHARE = 0.5
 _answering = threading.Lock()
 # The tables of a batch with the time that decides on a row's day.
 _TIMES = {
@@ -47,7 +50,7 @@ _TIMES = {
 class Waiting:
     """A batch of a tenant in a queue, with its size in bytes and the future that its request waits for; several threads may ``answer``.
 
-    With a log: the ``body``, its ``segment`` of the log once it is in the log, and how often its insert has failed for its own fault.
+    ``entry``: the body of its request. With a log: how often its insert has failed for its own fault.
     ``early``: the rows of now of a late batch, inserted before it; no request waits for them, and if they are not stored, they still are in
     the ``whole`` batch.
     """
@@ -57,27 +60,32 @@ class Waiting:
     future: Future[Receipt]
     is_late: bool
     tenant: str = ""
-    body: Body | None = None
-    segment: int | None = None
+    entry: Entry | None = None
     failures: float = 0
     early: Waiting | None = None
     whole: Waiting | None = None
     is_answered: bool = False
 
     @classmethod
-    def of(cls, batch: Batch, now_ns: int, tenant: str, body: Body | None = None) -> Waiting:
-        """Return a batch of a request, divided if it has rows of now and late ones."""
-        size = batch.nbytes + (len(body.content) if body is not None else 0)
-        waiting = cls(batch, size, Future(), is_late(batch, now_ns), tenant, body)
+    def of(cls, batch: Batch, now_ns: int, entry: Entry | None) -> Waiting:
+        """Return a batch of a request, divided if it has rows of now and late ones. The body is counted with its first batch."""
+        tenant = entry.body.tenant if entry is not None else ""
+        body_bytes = len(entry.body.content) if entry is not None and entry.is_new else 0
+        waiting = cls(batch, batch.nbytes + body_bytes, Future(), is_late(batch, now_ns), tenant, entry)
         recent = {day for _, day in batch.days}.intersection(recent_days(now_ns))
         if waiting.is_late and recent:
             early = _Divided(batch).part(recent, is_last=False)
             waiting.early = cls(early, early.nbytes, Future(), False, tenant, whole=waiting)
         return waiting
 
+    @property
+    def is_logged(self) -> bool:
+        """Whether the body is in the log."""
+        return self.entry is not None and self.entry.segment is not None
+
     def logged_form(self) -> bytes:
         """Return what is written into the log."""
-        return self.body.logged() if self.body is not None else b""
+        return self.entry.body.logged() if self.entry is not None else b""
 
     def parts(self) -> Iterator[Waiting]:
         """Yield the batch, and its early rows."""
@@ -165,6 +173,36 @@ class Lane:
             weight += batch.weight
             days |= batch.days
         return group
+
+
+class Lanes:
+    """The lane of rows of today and yesterday, that of late rows, and the bytes that wait in both. Not thread-safe."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.now, self.late = Lane(bytes_max), Lane(int(_LATE_SHARE * bytes_max), LATE_DAYS_MAX)
+        self._held = Shares(bytes_max)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that were accepted for both lanes."""
+        return self._held.total
+
+    def of(self, waiting: Waiting) -> Lane:
+        """Return the lane of a batch."""
+        return self.late if waiting.is_late else self.now
+
+    def hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
+        """Count the bytes of batches that were accepted, or with -1 of those that have left."""
+        for waiting in group:
+            for held in (self.of(waiting).held, self._held):
+                held.add(waiting.tenant, sign * waiting.size)
+
+    def expect_room(self, waiting: Waiting, is_logged: bool) -> None:
+        """Raise ``Overloaded`` if there is no room for a batch. A batch without a log has room if no other waits."""
+        if (self.now or self.late or is_logged) and not self._held.has_room(waiting.tenant, waiting.size):
+            raise Overloaded(f"{self._held.total} bytes of rows wait to be stored")
+        if waiting.is_late and not self.late.held.has_room(waiting.tenant, waiting.size):
+            raise Overloaded(f"{self.late.held.total} bytes of rows of earlier days wait to be stored")
 
 
 class LatePauses:

@@ -13,21 +13,21 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from legato_ingest.auth.authenticate import Authenticator
 from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable, TooLarge
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp import http, json_body
+from legato_ingest.otlp import bodies, http
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.signals import Signal
-from legato_ingest.otlp.split import convert_body
 from legato_ingest.otlp.together import convert_bodies
 from legato_ingest.settings import Settings
 from legato_ingest.shares import Shares
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import Committer, Receipt
 from legato_ingest.write.conversion import Conversions
 from legato_ingest.write.quotas import TenantQuotas, label_hashes
@@ -37,6 +37,8 @@ __all__ = ["Call", "Counters", "Outcome", "Receiver"]
 _log = logging.getLogger("legato")
 # Decompressed bytes of a body that is converted together with others.
 _TOGETHER_BYTES_MAX = 128 * 1024
+# So long a further batch of a large body waits for room in the queue, and is tried again after each pause.
+_ROOM_S, _ROOM_PAUSE_S = 30.0, 0.1
 # Functions that count the bytes of a body as they arrive, and raise ``Overloaded`` over a limit.
 Counters = Sequence[Callable[[int], None]]
 
@@ -119,27 +121,52 @@ class Receiver:
         tenant = self.authenticator.writer(call.authorization, call.origin)
         http.check_type(call.content_type)
         with self._quotas.request(tenant) as count:
-            future = await self._submit(call, tenant, count)
-            # A sender that disconnects does not cancel the commit: the rows are queued, and a retry will be a duplicate.
-            return await asyncio.shield(asyncio.wrap_future(future))
+            receipt, last = await self._submit(call, tenant, count)
+            receipt.add(await _result(last))
+            return receipt
 
-    async def _submit(self, call: Call, tenant: str, count: Callable[[int], None]) -> Future[Receipt]:
+    async def _submit(self, call: Call, tenant: str, count: Callable[[int], None]) -> tuple[Receipt, Future[Receipt]]:
+        """Submit the batches of a body, each when the one before is safe. Return their receipt without the last, and the last one's."""
         with self._admission.request(tenant) as admit:
             content = await call.read((count, admit))
             self._metrics.received_bytes.inc(len(content))
-            body = Body(call.signal, content, call.content_type, call.encoding, tenant)
-            batch = await self._conversions.batch(body)
-            self._metrics.count_received(batch.spans, batch.points, batch.ignored, batch.logs)
-            return self._committer.submit(batch, body)
+            entry = Entry(Body(call.signal, content, call.content_type, call.encoding, tenant))
+            receipt, last = Receipt(), None
+            try:
+                async with aclosing(self._conversions.batches(entry.body)) as batches:
+                    async for batch in batches:
+                        self._count(batch)
+                        if last is None:
+                            last = self._committer.submit(batch, entry)
+                        else:
+                            receipt.add(await _result(last))
+                            last = await self._submit_further(batch, entry)
+            finally:
+                self._committer.finish(entry)
+            assert last is not None, "a body has at least one batch"
+            return receipt, last
 
-    def recover(self, body: Body) -> Batch:
-        """Return the rows of a request that was acknowledged before. Its labels are not counted again."""
-        content = http.decompress(body.encoding, body.content, self.body_bytes_max)
-        batch = self._convert(body, content)
+    async def _submit_further(self, batch: Batch, entry: Entry) -> Future[Receipt]:
+        """Submit a further batch of a body when the queue has room. Raises ``Overloaded`` if that takes too long."""
+        until_s = time.monotonic() + _ROOM_S
+        while True:
+            try:
+                return self._committer.submit(batch, entry)
+            except Overloaded:
+                if time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(_ROOM_PAUSE_S)
+
+    def recovered(self, body: Body) -> Iterator[Batch]:
+        """Yield the rows of a request that was acknowledged before. Its labels are not counted again."""
+        for batch in self._converted(body, http.decompress(body.encoding, body.content, self.body_bytes_max)):
+            self._count(batch)
+            yield batch
+
+    def _count(self, batch: Batch) -> None:
         self._metrics.count_received(batch.spans, batch.points, batch.ignored, batch.logs)
-        return batch
 
-    def _checked(self, body: Body, bytes_max: int | None) -> Batch | None:
+    def _checked(self, body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
         """Return the rows of a body; ``None`` if it has more than ``bytes_max`` after decompression."""
         try:
             content = http.decompress(body.encoding, body.content, min(bytes_max or self.body_bytes_max, self.body_bytes_max))
@@ -147,25 +174,23 @@ class Receiver:
             if bytes_max is None or bytes_max >= self.body_bytes_max:
                 raise
             return None
-        batch = self._convert(body, content)
-        if self._checks_cardinality:
-            self._quotas.check_cardinality(body.tenant, label_hashes(batch))
+        batches = self._converted(body, content)
+        return map(partial(self._within_cardinality, body.tenant), batches) if self._checks_cardinality else batches
+
+    def _within_cardinality(self, tenant: str, batch: Batch) -> Batch:
+        self._quotas.check_cardinality(tenant, label_hashes(batch))
         return batch
 
-    def _convert(self, body: Body, content: bytes) -> Batch:
-        signal = body.signal
+    def _converted(self, body: Body, content: bytes) -> Iterator[Batch]:
+        signal, is_json = body.signal, http.check_type(body.content_type) == http.JSON
 
         def fault(error: Exception) -> None:
             self._metrics.errors.labels(signal.item, type(error).__name__).inc()
             _log.error("converting a %s failed inside Legato; it was rejected as `internal`", signal.item, exc_info=error)
 
-        refused = None
-        if http.check_type(body.content_type) == http.JSON:
-            content, refused = json_body.to_protobuf(content, signal, body.tenant)
-        batch = convert_body(content, tenant=body.tenant, now_ns=body.received_ns, limits=self._limits, on_fault=fault, signal=signal)
-        if refused is not None and refused.rejected_items:
-            batch = Batch.joined((batch, refused))
-        return batch
+        return bodies.convert(
+            content, tenant=body.tenant, now_ns=body.received_ns, limits=self._limits, on_fault=fault, signal=signal, is_json=is_json
+        )
 
     def _convert_together(self, bodies: Sequence[Body]) -> list[Batch | None]:
         """Convert the small bodies of each tenant at once. The others, and all where labels are counted, are to be converted alone."""
@@ -186,6 +211,11 @@ class Receiver:
             for (number, _), batch in zip(own, batches, strict=True):
                 out[number] = batch
         return out
+
+
+async def _result(future: Future[Receipt]) -> Receipt:
+    # A sender that disconnects does not cancel the commit: the rows are queued, and a retry will be a duplicate.
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 class _Admission:

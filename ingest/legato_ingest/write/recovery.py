@@ -9,7 +9,7 @@ import logging
 
 from legato_ingest.errors import LegatoError
 from legato_ingest.storage.wal import WriteAheadLog
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import Committer
 from legato_ingest.write.receiver import Receiver
 
@@ -23,14 +23,15 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
     recovered = 0
     for segment, payload in log.pending():
         try:
-            body = Body.from_log(payload)
-            batch = receiver.recover(body)
+            entry = Entry(Body.from_log(payload), segment)
+            for batch in receiver.recovered(entry.body):
+                committer.recover(batch, entry)
         except (LegatoError, ValueError) as error:
             # It was acknowledged, so it was once converted, perhaps by another version.
             _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", error)
             log.set_aside(segment, payload)
             continue
-        committer.recover(batch, body, segment)
+        committer.finish(entry)
         recovered += 1
     if recovered:
         _log.warning("%d requests that were acknowledged before the last end are inserted now", recovered)

@@ -28,13 +28,16 @@ def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, 
         waiting.failures += _READER_COUNTS if error.tenants else _RESTART_COUNTS
     else:
         waiting.failures += not isinstance(error, StoreUnavailable)
-    if waiting.failures < _FAILURES_MAX or log is None or waiting.body is None or waiting.segment is None:
+    entry = waiting.entry
+    if waiting.failures < _FAILURES_MAX or log is None or entry is None or entry.segment is None:
         return False
-    try:
-        log.set_aside(waiting.segment, waiting.body.logged())
-    except StoreUnavailable as full:
-        _log.error("a request cannot be inserted and cannot be set aside: %s", full)
-        return False
+    if not entry.is_set_aside:
+        try:
+            log.set_aside(entry.segment, entry.body.logged())
+        except StoreUnavailable as full:
+            _log.error("a request cannot be inserted and cannot be set aside: %s", full)
+            return False
+        entry.is_set_aside = True
     metrics.errors.labels("set_aside", type(error).__name__).inc()
     _log.error("a request was set aside: its insert fails; it is tried again after the next start", exc_info=error)
     return True

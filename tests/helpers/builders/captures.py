@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from helpers.builders.converted import convert_body
 from helpers.repo.repository import ROOT
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.json_body import to_protobuf
 from legato_ingest.otlp.signals import SPANS
-from legato_ingest.otlp.split import convert_body
 
 __all__ = ["CAPTURES", "Capture", "capture"]
 

@@ -19,7 +19,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.settings import load
 from legato_ingest.write import app as otlp_endpoint
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Entry
 from legato_ingest.write.committer import Committer, Receipt
 
 __all__ = ["METRICS", "PROTOBUF", "TRACES", "Endpoint", "StubCommitter", "accepted", "endpoint_over", "refused", "spans_body"]
@@ -74,7 +74,7 @@ class StubCommitter:
     def __init__(self, answer: Receipt | Exception, raises: Exception | None = None, wait: threading.Event | None = None) -> None:
         self._answer, self._raises, self._wait = answer, raises, wait
 
-    def submit(self, batch: Batch, body: Body | None = None) -> Future[Receipt]:
+    def submit(self, batch: Batch, entry: Entry | None = None) -> Future[Receipt]:
         """Stand in for ``Committer.submit``."""
         if self._raises:
             raise self._raises
@@ -86,6 +86,9 @@ class StubCommitter:
         else:
             future.set_result(self._answer)
         return future
+
+    def finish(self, entry: Entry) -> None:
+        """Stand in for ``Committer.finish``."""
 
 
 def spans_body(spans: int = 1, bad: int = 0) -> ExportTraceServiceRequest:

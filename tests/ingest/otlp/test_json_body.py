@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.builders.converted import convert_body
 from helpers.builders.json_otlp import json_of
 from helpers.builders.points import gauge, histogram, metrics_request
 from helpers.builders.spans import native_span, request
@@ -21,7 +22,6 @@ from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.json_body import to_protobuf
 from legato_ingest.otlp.json_message import REFUSED_MAX
 from legato_ingest.otlp.signals import LOGS, POINTS, SPANS, Signal
-from legato_ingest.otlp.split import convert_body
 
 NOW_NS = time.time_ns()
 

@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request, scope_of
 from helpers.platform.examples import examples
 from legato_ingest.errors import BadRequest, LegatoError, TooLarge
-from legato_ingest.otlp import split
+from legato_ingest.otlp import bodies, split
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_spans
 from legato_ingest.otlp.protobuf import message
 from legato_ingest.otlp.signals import SPANS, Signal
-from legato_ingest.otlp.split import ITEMS_MAX, convert_body
+from legato_ingest.otlp.structure import ITEMS_MAX
 
 NOW_NS = time.time_ns()
 MIB = 2**20
@@ -56,7 +57,7 @@ def spoiled(body: ExportTraceServiceRequest, name: str) -> bytes:
 @pytest.mark.parametrize("spans_max", [1, 3, 1000])
 def test_a_split_body_has_the_rows_of_the_request(monkeypatch: pytest.MonkeyPatch, spans_max: int) -> None:
     """Services, rejections and counts are those of the request without splitting, in its order."""
-    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
     monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", spans_max)
     body = body_of(3, 5)
     expected, found = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()), batch(body.SerializeToString())
@@ -66,7 +67,7 @@ def test_a_split_body_has_the_rows_of_the_request(monkeypatch: pytest.MonkeyPatc
 
 def test_splitting_does_not_multiply_the_budget_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget holds for the request and not for each part."""
-    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
     monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 2)
     found = batch(body_of(1, 9).SerializeToString(), limits=Limits(chunks_per_request_max=100))
     assert found.chunks == 100

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import CASES, DAY_NS, ENGINE, NATIVE, finished, point, points, span, spans, steps, text
 from legato_ingest.errors import TooLarge
-from legato_ingest.otlp import split
+from legato_ingest.otlp import bodies, structure
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.protobuf import message
 from legato_ingest.otlp.signals import POINTS, SPANS, Signal
-from legato_ingest.otlp.split import convert_body
 
 MIB = 2**20
 # The floor and the limit of the memory of one conversion (`budget`), and how many times its body it may take in between.
@@ -156,8 +156,8 @@ def test_a_hostile_item_takes_nothing_from_its_neighbours() -> None:
 @pytest.mark.parametrize("level", [0, 1, 2], ids=["request", "resource", "scope"])
 def test_unknown_fields_are_bounded(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
     """Unknown fields of two bytes take little more memory than their bytes, and a body with too many of them is refused."""
-    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
-    monkeypatch.setattr(split, "_FIELDS_MAX", 50_000)
+    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(structure, "FIELDS_MAX", 50_000)
     around = (1, 2)[:level]
 
     def body(count: int) -> bytes:

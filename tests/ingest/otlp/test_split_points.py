@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from helpers.builders.converted import convert_body
 from helpers.builders.points import gauge, histogram, metrics_request, total
 from legato_ingest.errors import BadRequest, TooLarge
-from legato_ingest.otlp import split
+from legato_ingest.otlp import bodies, split
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_points
 from legato_ingest.otlp.protobuf import message
 from legato_ingest.otlp.signals import POINTS, Signal
-from legato_ingest.otlp.split import convert_body
 
 NOW_NS = time.time_ns()
 MIB = 2**20
@@ -54,7 +54,7 @@ def metrics_of(engines: int, metrics: int) -> ExportMetricsServiceRequest:
 @pytest.mark.parametrize("items_max", [1, 3, 1000])
 def test_a_split_body_has_the_rows_of_the_request(monkeypatch: pytest.MonkeyPatch, items_max: int) -> None:
     """Engines, kinds, temporalities, rejections and counts are those of the request without splitting, in its order."""
-    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
     monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", items_max)
     body = metrics_of(3, 4)
     expected = convert_points(body, tenant="", now_ns=NOW_NS, limits=Limits())
@@ -68,7 +68,7 @@ def test_splitting_does_not_multiply_the_budget_of_rows(monkeypatch: pytest.Monk
     body = metrics_request({"label": "x" * 1000})
     for number in range(100):
         gauge(body, "a", number, NOW_NS - number)
-    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
     monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 7)
     found = batch(body.SerializeToString(), limits=Limits(row_bytes_max=22_000))
     assert found.samples.num_rows == 20 and found.rejected["reason"].to_pylist() == ["budget"] * 80
@@ -113,7 +113,7 @@ def metric_of(content: bytes) -> bytes:
 @pytest.mark.parametrize("reason", ["protobuf", "size"])
 def test_a_metric_that_cannot_be_split_is_one_rejection(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """A truncated metric, or one with a very long name in a large body, is rejected as one item; the other metrics are stored."""
-    monkeypatch.setattr(split, "_UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
     body = metrics_request({})
     for name in ("first", "n" * 300_000, "last"):
         gauge(body, name, 1, NOW_NS)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request
 from helpers.platform.examples import examples
 from legato._timeline import pack
@@ -19,7 +20,6 @@ from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_ingest.otlp import convert
 from legato_ingest.otlp.batch import Limits
-from legato_ingest.otlp.split import convert_body
 from legato_ingest.otlp.together import convert_bodies
 
 NOW_NS = time.time_ns()

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request, scope_of
 from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
@@ -34,9 +35,8 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import http
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.signals import SPANS
-from legato_ingest.otlp.split import convert_body
 from legato_ingest.storage import Store
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import Committer, Receipt
 
 
@@ -94,7 +94,7 @@ def test_a_tenant_has_half_of_the_queue(store: Store) -> None:
         """Return how many requests of the tenant are accepted."""
         for number in range(20):
             try:
-                committer.submit(span_rows(spread_spans(5, number)), Body(SPANS, b"", http.PROTOBUF, "", tenant))
+                committer.submit(span_rows(spread_spans(5, number)), Entry(Body(SPANS, b"", http.PROTOBUF, "", tenant)))
             except Overloaded:
                 return number
         return 20
@@ -124,7 +124,7 @@ def test_the_queue_is_limited(store: Store) -> None:
                 futures.append(committer.submit(span_rows(spread_spans(5, seed=seed))))
             except Overloaded:
                 refused += 1
-        assert refused >= 14 and committer._queue.total <= 6 * size
+        assert refused >= 14 and committer._lanes.bytes <= 6 * size
         double.gate.set()
         for future in futures:
             future.result(PATIENCE_S)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
@@ -24,13 +25,12 @@ from helpers.servers.otlp import PROTOBUF
 from helpers.servers.waiting import until
 from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.signals import SPANS
-from legato_ingest.otlp.split import convert_body
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import ASIDE, WriteAheadLog
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import _MANY_REQUESTS, Committer, Receipt
 from legato_ingest.write.lanes import Waiting
 from legato_ingest.write.receiver import Receiver
@@ -46,7 +46,15 @@ def body_of(sent: ExportTraceServiceRequest, tenant: str = "") -> Body:
 
 def submit(committer: Committer, sent: ExportTraceServiceRequest) -> Future[Receipt]:
     """Submit a request with its body."""
-    return committer.submit(span_rows(sent), body_of(sent))
+    return submit_rows(committer, span_rows(sent), body_of(sent))
+
+
+def submit_rows(committer: Committer, batch: Batch, body: Body) -> Future[Receipt]:
+    """Submit the only batch of a body."""
+    entry = Entry(body)
+    future = committer.submit(batch, entry)
+    committer.finish(entry)
+    return future
 
 
 def count(committer: Committer, name: str, *labels: str) -> float:
@@ -116,7 +124,7 @@ def test_readers_of_late_rows_wait_at_the_same_time(store: Store, tmp_path: path
     batch = convert_body(sent.SerializeToString(), tenant="", now_ns=RECEIVED_NS, limits=Limits(), on_fault=print)
     with logging_to(tmp_path, double) as committer:
         double.gate.clear()
-        committer.submit(batch, body_of(sent)).result(PATIENCE_S)
+        submit_rows(committer, batch, body_of(sent)).result(PATIENCE_S)
         waits, began_s = [committer.begin_settling() for _ in range(20)], time.monotonic()
         for wait in waits:
             wait()
@@ -306,7 +314,7 @@ def test_rows_of_now_do_not_wait_for_late_ones_of_their_request(store: Store, tm
 
     double.before = note
     with logging_to(tmp_path, double) as committer:
-        assert committer.submit(batch, body_of(sent)).result(PATIENCE_S) == Receipt(3, ["timeline"])
+        assert submit_rows(committer, batch, body_of(sent)).result(PATIENCE_S) == Receipt(3, ["timeline"])
         until(lambda: days)
         assert len(days[0]) == 3
         until(lambda: len(streams(store)) == 6)
@@ -396,7 +404,7 @@ def test_a_request_that_cannot_be_packed_for_the_log_is_refused_alone(
     monkeypatch.setattr(Waiting, "logged_form", fail_once)
     with logging_to(tmp_path, store) as committer:
         with pytest.raises(StoreUnavailable, match="MemoryError while logging"):
-            committer.submit(span_rows(spread_spans(1)), body_of(spread_spans(1), "large")).result(PATIENCE_S)
+            submit_rows(committer, span_rows(spread_spans(1)), body_of(spread_spans(1), "large")).result(PATIENCE_S)
         assert submit(committer, spread_spans(1, 2)).result(PATIENCE_S) == Receipt()
         committer.settle()
         assert count(committer, "queue_bytes") == 0 and len(streams(store)) == 1
@@ -428,7 +436,7 @@ def test_requests_are_refused_once_a_thread_has_ended(
         if method == "_logged":
             # One that came past the check before.
             assert committer._log_writer is not None
-            later = Waiting.of(span_rows(spread_spans(1, 3)), RECEIVED_NS, "", body_of(spread_spans(1, 3)))
+            later = Waiting.of(span_rows(spread_spans(1, 3)), RECEIVED_NS, Entry(body_of(spread_spans(1, 3))))
             committer._log_writer.put(later)
             assert isinstance(later.future.exception(PATIENCE_S), StoreUnavailable)
     assert len(pending(tmp_path)) == 1

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from helpers.builders.spans import native_span, request
@@ -25,6 +25,12 @@ def small(number: int = 1, signal: Signal = SPANS, content_type: str = http.PROT
     return Body(signal, body.SerializeToString() + bytes(size), content_type, "", "")
 
 
+async def batch_of(conversions: Conversions, body: Body) -> Batch:
+    """Return the only batch of a body."""
+    (batch,) = [each async for each in conversions.batches(body)]
+    return batch
+
+
 class Converters:
     """Converters that remember what they are given. The first call waits for ``gate``."""
 
@@ -34,13 +40,13 @@ class Converters:
         self.gate = threading.Event()
         self._leave = leave
 
-    def one(self, body: Body, bytes_max: int | None) -> Batch | None:
+    def one(self, body: Body, bytes_max: int | None) -> Iterator[Batch]:
         """Convert one body. A body with gzip is bad."""
         self.gate.wait(10)
         self.alone.append(body)
         if body.encoding:
             raise BadRequest("bad")
-        return Batch(spans=body.content[-1])
+        return iter([Batch(spans=body.content[-1])])
 
     def several(self, bodies: Sequence[Body]) -> list[Batch | None]:
         """Convert several bodies."""
@@ -54,11 +60,11 @@ def test_bodies_that_wait_are_converted_together() -> None:
 
     async def main() -> list[Batch]:
         conversions = Conversions(made.one, made.several, 4)
-        first = asyncio.create_task(conversions.batch(small(1)))
+        first = asyncio.create_task(batch_of(conversions, small(1)))
         await asyncio.sleep(0.05)
-        rest = [asyncio.create_task(conversions.batch(small(number))) for number in range(2, 8)]
+        rest = [asyncio.create_task(batch_of(conversions, small(number))) for number in range(2, 8)]
         others = [small(8, POINTS), small(9, content_type=http.JSON), small(10, size=65_536)]
-        rest += [asyncio.create_task(conversions.batch(each)) for each in others]
+        rest += [asyncio.create_task(batch_of(conversions, each)) for each in others]
         await asyncio.sleep(0.05)
         made.gate.set()
         return [await first, *[await each for each in rest]]
@@ -76,7 +82,7 @@ def test_a_body_that_is_left_is_converted_alone_and_its_error_is_its_own() -> No
 
     async def main() -> list[Batch | BaseException]:
         conversions = Conversions(made.one, made.several, 4)
-        return await asyncio.gather(*(conversions.batch(each) for each in (small(1), small(2), bad, small(3))), return_exceptions=True)
+        return await asyncio.gather(*(batch_of(conversions, each) for each in (small(1), small(2), bad, small(3))), return_exceptions=True)
 
     results = asyncio.run(main())
     assert [type(each) for each in results] == [Batch, Batch, BadRequest, Batch]
@@ -89,13 +95,13 @@ def test_a_sender_that_leaves_keeps_no_other_waiting() -> None:
 
     async def main() -> list[Batch]:
         conversions = Conversions(made.one, made.several, 4)
-        first = asyncio.create_task(conversions.batch(small(1)))
+        first = asyncio.create_task(batch_of(conversions, small(1)))
         await asyncio.sleep(0.05)
-        rest = [asyncio.create_task(conversions.batch(small(number))) for number in range(2, 6)]
+        rest = [asyncio.create_task(batch_of(conversions, small(number))) for number in range(2, 6)]
         await asyncio.sleep(0.05)
         rest.pop(0).cancel()
         made.gate.set()
-        return [await first, *[await each for each in rest], await conversions.batch(small(7))]
+        return [await first, *[await each for each in rest], await batch_of(conversions, small(7))]
 
     assert len(asyncio.run(main())) == 5
     assert not made.together
@@ -107,9 +113,9 @@ def test_bodies_of_cancelled_requests_are_dropped() -> None:
 
     async def main() -> int:
         conversions = Conversions(made.one, made.several, 1)
-        first = [asyncio.create_task(conversions.batch(small(1))) for _ in range(2)]
+        first = [asyncio.create_task(batch_of(conversions, small(1))) for _ in range(2)]
         await asyncio.sleep(0.05)
-        left = [asyncio.create_task(conversions.batch(small(2))) for _ in range(500)]
+        left = [asyncio.create_task(batch_of(conversions, small(2))) for _ in range(500)]
         await asyncio.sleep(0.05)
         for each in left:
             each.cancel()
@@ -119,7 +125,7 @@ def test_bodies_of_cancelled_requests_are_dropped() -> None:
         await asyncio.gather(*first)
         return waiting
 
-    made.several = lambda bodies: [made.one(body, None) for body in bodies]  # type: ignore[method-assign]
+    made.several = lambda bodies: [next(made.one(body, None)) for body in bodies]  # type: ignore[method-assign]
     assert asyncio.run(main()) == 0
 
 
@@ -138,9 +144,9 @@ def test_tenants_take_turns() -> None:
 
     async def main() -> list[int]:
         conversions = Conversions(made.one, several, 1)
-        tasks = [asyncio.create_task(conversions.batch(of_tenant("greedy"))) for _ in range(2_000)]
+        tasks = [asyncio.create_task(batch_of(conversions, of_tenant("greedy"))) for _ in range(2_000)]
         await asyncio.sleep(0.1)
-        tasks += [asyncio.create_task(conversions.batch(of_tenant("other"))) for _ in range(3)]
+        tasks += [asyncio.create_task(batch_of(conversions, of_tenant("other"))) for _ in range(3)]
         await asyncio.sleep(0.1)
         made.gate.set()
         await asyncio.gather(*tasks)
@@ -154,16 +160,16 @@ def test_a_tenant_never_has_all_threads_of_a_lane() -> None:
     """Its large bodies wait for one another, and that of another tenant is converted meanwhile."""
     gate, running = threading.Event(), list[str]()
 
-    def alone(body: Body, bytes_max: int | None) -> Batch | None:
+    def alone(body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
         running.append(body.tenant)
         assert body.tenant == "other" or gate.wait(10)
-        return Batch()
+        return iter([Batch()])
 
     async def main() -> list[str]:
         conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 3)
-        greedy = [asyncio.create_task(conversions.batch(of_tenant("greedy", size=70_000))) for _ in range(9)]
+        greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy", size=70_000))) for _ in range(9)]
         await asyncio.sleep(0.1)
-        await conversions.batch(of_tenant("other", size=70_000))
+        await batch_of(conversions, of_tenant("other", size=70_000))
         before = list(running)
         gate.set()
         await asyncio.gather(*greedy)
@@ -185,7 +191,7 @@ def test_under_a_load_conversions_are_apart() -> None:
     async def main() -> None:
         conversions = Conversions(made.one, several, 4)
         for _ in range(3):
-            await asyncio.gather(*(conversions.batch(small(number)) for number in range(1, 6)))
+            await asyncio.gather(*(batch_of(conversions, small(number)) for number in range(1, 6)))
 
     began_s = time.monotonic()
     asyncio.run(main())
@@ -196,24 +202,24 @@ def test_a_small_body_waits_for_no_large_one() -> None:
     """Bodies that are small as they arrive and megabytes after decompression leave threads to those that stay small."""
     gate, converted = threading.Event(), list[int]()
 
-    def alone(body: Body, bytes_max: int | None) -> Batch | None:
+    def alone(body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
         size = len(gzip.decompress(body.content))
         if bytes_max is not None and size > bytes_max:
             return None
         if size > 128 * 1024:
             assert gate.wait(10)
         converted.append(size)
-        return Batch(spans=size)
+        return iter([Batch(spans=size)])
 
     def sized(size: int) -> Body:
         return Body(POINTS, gzip.compress(bytes(size)), http.PROTOBUF, "gzip", "")
 
     async def main() -> None:
         conversions = Conversions(alone, lambda bodies: [None] * len(bodies), 4)
-        large = [asyncio.create_task(conversions.batch(sized(size))) for size in (200_000, 5_000_000) for _ in range(20)]
+        large = [asyncio.create_task(batch_of(conversions, sized(size))) for size in (200_000, 5_000_000) for _ in range(20)]
         await asyncio.sleep(0.05)
         for _ in range(5):
-            assert (await asyncio.wait_for(conversions.batch(sized(1_000)), 5)).spans == 1_000
+            assert (await asyncio.wait_for(batch_of(conversions, sized(1_000)), 5)).spans == 1_000
         assert converted == [1_000] * 5
         gate.set()
         assert sorted(batch.spans for batch in await asyncio.gather(*large)) == [200_000] * 20 + [5_000_000] * 20

@@ -38,7 +38,7 @@ from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import LOGS, POINTS, SIGNALS, SPANS
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Entry
 from legato_ingest.write.committer import Committer, Receipt
 from legato_ingest.write.grpc_server import GrpcServer
 from legato_ingest.write.receiver import Receiver
@@ -142,7 +142,7 @@ class _Pending(StubCommitter):
         super().__init__(Receipt())
         self.submitted: Queue[Future[Receipt]] = Queue()
 
-    def submit(self, batch: Batch, body: Body | None = None) -> Future[Receipt]:
+    def submit(self, batch: Batch, entry: Entry | None = None) -> Future[Receipt]:
         """Stand in for ``Committer.submit``."""
         self.submitted.put(future := Future[Receipt]())
         return future
@@ -265,12 +265,12 @@ class _FullOnce(StubCommitter):
 
     calls = 0
 
-    def submit(self, batch: Batch, body: Body | None = None) -> Future[Receipt]:
+    def submit(self, batch: Batch, entry: Entry | None = None) -> Future[Receipt]:
         """Stand in for ``Committer.submit``."""
         self.calls += 1
         if self.calls == 1:
             raise Overloaded("full")
-        return super().submit(batch, body)
+        return super().submit(batch, entry)
 
 
 def test_the_exporter_of_opentelemetry_retries_after_an_overload() -> None:

@@ -12,13 +12,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.builders.converted import convert_body
 from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import DAY_NS, finished, spans, steps
 from helpers.platform.examples import examples
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_points
-from legato_ingest.otlp.split import convert_body
 from legato_ingest.write.group_insert import Receipt
 from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Waiting, by_day, is_late
 
@@ -78,7 +78,7 @@ def test_the_parts_of_the_days_are_the_whole(given_days: list[list[int]]) -> Non
 def test_the_rows_of_now_of_a_late_batch_are_apart(days: list[int], bad: int) -> None:
     """They and what is left of the batch once they are stored are the whole, and rejections are in what is left."""
     batch = batch_of(*days, bad=bad)
-    late = Waiting.of(batch, NOW_NS, "a")
+    late = Waiting.of(batch, NOW_NS, None)
     assert (late.early is not None) == (min(days, default=9) < 2 <= max(days, default=0))
     assert [part.is_late for part in late.parts()] == ([True, False] if late.early else [max(days, default=0) > 1])
     if late.early is not None:

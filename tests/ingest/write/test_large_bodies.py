@@ -1,0 +1,221 @@
+"""Bodies with several batches of rows: one entry of the log, one answer, and each row once, whatever happens between two batches."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import cast
+
+import pyarrow as pa
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+
+from helpers.builders.json_otlp import json_of
+from helpers.builders.spans import native_span
+from helpers.dashboards.tables import rejected, streams
+from helpers.servers.committing import PATIENCE_S, StoreDouble, span_rows, spread_spans
+from helpers.servers.otlp import PROTOBUF, Endpoint, endpoint_over
+from helpers.servers.waiting import until
+from legato_ingest.metrics import Metrics
+from legato_ingest.otlp import bodies, json_body, split
+from legato_ingest.otlp.signals import SPANS
+from legato_ingest.settings import load
+from legato_ingest.storage import Store
+from legato_ingest.storage.wal import ASIDE, WriteAheadLog
+from legato_ingest.write import conversion, receiver
+from legato_ingest.write.body import Body, Entry
+from legato_ingest.write.committer import Committer
+from legato_ingest.write.receiver import Receiver
+from legato_ingest.write.recovery import recover
+
+SENT = spread_spans(20)
+for _ in range(3):
+    native_span(SENT, {"legato.stream.timeline": b"\xff"})
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a batch of each five spans."""
+    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
+    monkeypatch.setattr(bodies, "_JSON_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(json_body, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 5)
+    monkeypatch.setattr(split, "PART_BYTES_MAX", 1)
+    monkeypatch.setattr(conversion, "_LANES", ((0, 1), (None, 1)))
+    monkeypatch.setattr(conversion, "_SMALL_BYTES_MAX", 0)
+
+
+def body_of(sent: ExportTraceServiceRequest) -> Body:
+    """Return a request's body."""
+    return Body(SPANS, sent.SerializeToString(), PROTOBUF, "", "")
+
+
+@contextmanager
+def logging_to(
+    folder: pathlib.Path, store: Store | StoreDouble, *, recovers: bool = False, queue_bytes_max: int = 2**28
+) -> Iterator[Committer]:
+    """Yield a committer with a log in this folder, and close it. ``recovers``: insert first what the log holds."""
+    log, metrics = WriteAheadLog(folder), Metrics()
+    with closing(Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=10**6, log=log)) as committer:
+        if recovers:
+            recover(log, committer, Receiver(load(), committer, metrics))
+        yield committer
+
+
+@contextmanager
+def endpoint_to(
+    folder: pathlib.Path, store: Store | StoreDouble, *, queue_bytes_max: int = 2**28, retry_after_s: int = 1
+) -> Iterator[tuple[Endpoint, Committer]]:
+    """Yield an endpoint over a committer with a log in this folder."""
+    with (
+        logging_to(folder, store, queue_bytes_max=queue_bytes_max) as committer,
+        endpoint_over(committer, retry_after_s=retry_after_s) as endpoint,
+    ):
+        yield endpoint, committer
+
+
+def logged(folder: pathlib.Path) -> list[int]:
+    """Return the segment of each body that a new process would find in the log."""
+    with closing(WriteAheadLog(folder)) as log:
+        return [segment for segment, _ in log.pending()]
+
+
+def rows_stored(store: Store) -> int:
+    """Return the number of rows of streams; each stream has one."""
+    ((rows,),) = store.select("SELECT count() FROM stream_revs")
+    assert rows == len(streams(store))
+    return int(rows)
+
+
+@pytest.mark.parametrize("is_json", [False, True], ids=["protobuf", "JSON"])
+def test_a_large_body_is_stored_once_and_has_one_answer(store: Store, tmp_path: pathlib.Path, is_json: bool) -> None:
+    """Five batches. The answer counts what all of them rejected; a retry changes nothing; the log is empty afterwards."""
+    content, content_type = (json_of(SENT), "application/json") if is_json else (SENT.SerializeToString(), PROTOBUF)
+    with endpoint_to(tmp_path, store) as (endpoint, committer):
+        for _ in range(2):
+            reply = endpoint.post(content, content_type=content_type)
+            assert reply.status_code == 200
+            if is_json:
+                assert json.loads(reply.content)["partialSuccess"]["rejectedSpans"] == "3"
+            else:
+                assert ExportTraceServiceResponse.FromString(reply.content).partial_success.rejected_spans == 3
+        committer.settle()
+        assert rows_stored(store) == 20 and len(rejected(store)) == 3
+        until(lambda: not logged(tmp_path))
+        assert committer._metrics.registry.get_sample_value("legato_queue_bytes") == 0
+
+
+def test_a_body_stays_in_the_log_until_its_last_batch_is_stored(store: Store, tmp_path: pathlib.Path) -> None:
+    """Also while no batch is open, because a further one may come."""
+    first, second, entry = span_rows(spread_spans(2, 1)), span_rows(spread_spans(2, 2)), Entry(body_of(SENT))
+    with logging_to(tmp_path, store) as committer:
+        for number, batch in enumerate((first, second)):
+            committer.submit(batch, entry).result(PATIENCE_S)
+            committer.settle()
+            assert rows_stored(store) == 2 * (number + 1) and len(logged(tmp_path)) == 1
+        committer.finish(entry)
+        until(lambda: not logged(tmp_path))
+
+
+def test_the_next_process_inserts_all_batches_of_a_body(store: Store, tmp_path: pathlib.Path) -> None:
+    """The process ended when one of them was stored: the rows of that one are duplicates."""
+    body = body_of(SENT)
+    with logging_to(tmp_path, store) as committer:
+        first = next(iter(Receiver(load(), committer, Metrics()).recovered(body)))
+        committer.submit(first, Entry(body)).result(PATIENCE_S)
+    assert rows_stored(store) == 5 and len(logged(tmp_path)) == 1
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    assert rows_stored(store) == 20 and len(rejected(store)) == 3 and not logged(tmp_path)
+
+
+def test_a_body_with_a_batch_that_cannot_be_inserted_is_set_aside_once(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other batches are stored; the next process stores the rest."""
+    monkeypatch.setattr("legato_ingest.write.committer._RETRY_S", 0.05)
+    double, bad = StoreDouble(store), streams_of(SENT)[7]
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and bad in rows["trace_id"].to_pylist():
+            raise MemoryError
+
+    double.before = fail
+    with endpoint_to(tmp_path, double) as (endpoint, committer):
+        assert endpoint.post(SENT.SerializeToString()).status_code == 200
+
+        def is_set_aside() -> bool:
+            committer.settle()
+            return logged(tmp_path) == [ASIDE]
+
+        until(is_set_aside)
+        until(lambda: rows_stored(store) == 15)
+        assert committer._metrics.registry.get_sample_value("legato_queue_bytes") == 0
+    assert logged(tmp_path) == [ASIDE]
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    assert rows_stored(store) == 20 and not logged(tmp_path)
+
+
+def streams_of(sent: ExportTraceServiceRequest) -> list[bytes]:
+    """Return the trace id of each span."""
+    return [span.trace_id for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+
+def test_a_further_batch_waits_for_room(store: Store, tmp_path: pathlib.Path) -> None:
+    """The queue has room for one batch: each waits until the one before is inserted, and none is refused."""
+    size = span_rows(spread_spans(5)).nbytes + len(SENT.SerializeToString())
+    with endpoint_to(tmp_path, store, queue_bytes_max=size + 10_000) as (endpoint, _):
+        assert endpoint.post(SENT.SerializeToString()).status_code == 200
+    assert rows_stored(store) == 20
+
+
+def test_a_body_without_room_for_its_batches_is_sent_again(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is inserted it is refused for now; what was accepted of it is stored, and the retry stores the rest once."""
+    monkeypatch.setattr(receiver, "_ROOM_S", 0.3)
+    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.5)
+    double = StoreDouble(store)
+    double.gate.clear()
+    size = span_rows(spread_spans(5)).nbytes + len(SENT.SerializeToString())
+    with endpoint_to(tmp_path, double, queue_bytes_max=size + 10_000) as (endpoint, committer):
+        reply = endpoint.post(SENT.SerializeToString())
+        assert reply.status_code == 429 and reply.headers["retry-after"] == "1"
+        double.gate.set()
+        until(lambda: not logged(tmp_path))
+        assert 0 < rows_stored(store) < 20
+        monkeypatch.setattr(receiver, "_ROOM_S", 30.0)
+        assert endpoint.post(SENT.SerializeToString()).status_code == 200
+        committer.settle()
+    assert rows_stored(store) == 20 and not logged(tmp_path)
+
+
+def test_a_store_that_goes_away_between_two_batches_is_a_retry(store: Store, tmp_path: pathlib.Path) -> None:
+    """The body is in the log then, so its rows are stored when the store is back, and the retry is a duplicate."""
+    double, away = StoreDouble(store), threading.Event()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if away.is_set():
+            raise OSError("away")
+
+    double.before = fail
+    with endpoint_to(tmp_path, double) as (endpoint, committer):
+        entry = Entry(body_of(SENT))
+        parts = Receiver(load(), committer, Metrics()).recovered(entry.body)
+        committer.submit(next(parts), entry).result(PATIENCE_S)
+        away.set()
+        committer.settle()
+        assert endpoint.post(SENT.SerializeToString()).status_code == 503
+        committer.finish(entry)
+        away.clear()
+        until(lambda: endpoint.post(SENT.SerializeToString()).status_code == 200)
+    assert rows_stored(store) == 20 and not logged(tmp_path)
+
+
+def test_without_a_log_each_batch_is_stored_before_the_next_is_converted(store: Store) -> None:
+    """The answer means that all are stored."""
+    with closing(Committer(store, Metrics(), queue_bytes_max=2**28, chunks_max=10**6)) as committer, endpoint_over(committer) as endpoint:
+        assert endpoint.post(SENT.SerializeToString()).status_code == 200
+        assert rows_stored(store) == 20 and len(rejected(store)) == 3
