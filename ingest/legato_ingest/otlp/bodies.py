@@ -33,8 +33,8 @@ def convert(
 ) -> Iterator[Batch]:
     """Yield the rows of a body, in batches of ``split.PART_BYTES_MAX`` and the rows of one small request at most; at least one batch.
 
-    ``on_fault`` receives each exception of Legato's own code on an item. Raises ``BadRequest`` (400) when the body is not an OTLP request, and
-    ``TooLarge`` (413) when it holds more than ``structure.ITEMS_MAX`` items; both before the first batch.
+    ``on_fault`` receives each exception of Legato's own code on an item. Raises ``BadRequest`` (400) when the body is not an OTLP request,
+    and ``TooLarge`` (413) when it holds more than ``structure.ITEMS_MAX`` items; both before the first batch.
     """
     converter = Converter(signal, tenant, now_ns, limits, on_fault, Budget.of(limits, len(content), tenant, now_ns))
     if not is_json:
