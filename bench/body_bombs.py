@@ -52,6 +52,7 @@ def attacks(size: int, now_ns: int) -> Iterator[Attack]:
     """Yield each attack, with a body of about so many bytes."""
     for name, (signal, make) in CASES.items():
         yield Attack(name, signal.path, make(now_ns, size))
+    yield Attack("64 MiB that are no request", SPANS.path, b"\xff" * 2**26)
     days = [now_ns - number * DAY_NS for number in range(_DAYS)]
     native = request()
     for at_ns in days:

@@ -22,6 +22,7 @@ __all__ = [
     "StoreRestarting",
     "StoreUnavailable",
     "TooLarge",
+    "release",
 ]
 
 
@@ -115,3 +116,13 @@ class TooLarge(BadRequest):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 413)
+
+
+def release(error: BaseException | None) -> None:
+    """Release the frames of an error that is handled, and of those before it.
+
+    An error that came through a future is in a cycle with the frame that waited for it. Its frames, with the body of a request, would stay
+    until the garbage collector runs, which counts objects and not bytes: some hundred refused bodies of 64 MiB took all memory.
+    """
+    while error is not None:
+        error.__traceback__, error = None, error.__context__

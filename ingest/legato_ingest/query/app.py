@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from legato_ingest.auth.authenticate import Authenticator
-from legato_ingest.errors import BadRequest, Denied, StoreError, StoreRestarting
+from legato_ingest.errors import BadRequest, Denied, StoreError, StoreRestarting, release
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.clickhouse_http import ReadRequest, foreign, read_request
 from legato_ingest.query.reads import Reads, Result, compressed
@@ -113,19 +113,25 @@ class _Endpoint:
                 if tenant:
                     reads_as(request.scope, tenant)
                 return await handler(request, tenant)
-            except Denied as error:
-                self._metrics.queries.labels("denied").inc()
-                return _error(str(error), 403, code=_AUTHENTICATION_FAILED)
-            except BadRequest as error:
-                busy = error.status == 503
-                self._metrics.queries.labels("busy" if busy else "error").inc()
-                headers = {"Retry-After": str(self._settings.retry_after_s)} if busy else None
-                return _error(str(error), error.status, headers, _TOO_MANY_SIMULTANEOUS_QUERIES if busy else 0)
-            except StoreError as error:
-                self._metrics.queries.labels("error").inc()
-                return _store_error(error)
+            except (BadRequest, StoreError) as error:
+                response = self._failed(error)
+                release(error)
+                return response
 
         return guarded
+
+    def _failed(self, error: BadRequest | StoreError) -> Response:
+        """Count a query that failed, and return the response."""
+        if isinstance(error, Denied):
+            self._metrics.queries.labels("denied").inc()
+            return _error(str(error), 403, code=_AUTHENTICATION_FAILED)
+        if isinstance(error, BadRequest):
+            busy = error.status == 503
+            self._metrics.queries.labels("busy" if busy else "error").inc()
+            headers = {"Retry-After": str(self._settings.retry_after_s)} if busy else None
+            return _error(str(error), error.status, headers, _TOO_MANY_SIMULTANEOUS_QUERIES if busy else 0)
+        self._metrics.queries.labels("error").inc()
+        return _store_error(error)
 
 
 def _reply(read: ReadRequest, result: Result) -> Response:

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from legato_ingest.auth.authenticate import Authenticator
-from legato_ingest.errors import BadRequest, Denied, LegatoError, StoreError
+from legato_ingest.errors import BadRequest, Denied, LegatoError, StoreError, release
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.app import status_of
 from legato_ingest.query.reads import Reads, Result
@@ -181,22 +181,24 @@ class _Page:
                 if tenant:
                     reads_as(request.scope, tenant)
                 response = _error(refused, 403) if refused else await handler(request, tenant)
-            except Denied as error:
-                self._metrics.queries.labels("denied").inc()
-                response = _error(str(error), 401)
-            except BadRequest as error:
-                self._metrics.queries.labels("busy" if error.status == 503 else "error").inc()
-                response = _error(str(error), error.status)
-            except StoreError as error:
-                self._metrics.queries.labels("error").inc()
-                response = _error(str(error), status_of(error)[0])
             except LegatoError as error:
-                self._metrics.queries.labels("error").inc()
-                response = _error(str(error), 400)
+                response = self._failed(error)
+                release(error)
             response.headers.update(_HEADERS)
             return response
 
         return guarded
+
+    def _failed(self, error: LegatoError) -> Response:
+        """Count a query that failed, and return the response."""
+        if isinstance(error, Denied):
+            outcome, status = "denied", 401
+        elif isinstance(error, BadRequest):
+            outcome, status = "busy" if error.status == 503 else "error", error.status
+        else:
+            outcome, status = "error", status_of(error)[0] if isinstance(error, StoreError) else 400
+        self._metrics.queries.labels(outcome).inc()
+        return _error(str(error), status)
 
 
 def _json(content: Any) -> Response:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from legato_ingest.auth.authenticate import Authenticator
-from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable, TooLarge
+from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable, TooLarge, release
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import bodies, http
 from legato_ingest.otlp.batch import Batch, Limits
@@ -103,19 +103,25 @@ class Receiver:
     async def _outcome(self, call: Call) -> Outcome:
         try:
             receipt = await self._receive(call)
-        except BadRequest as error:
-            return Outcome(error.status, str(error))
-        except Overloaded as error:
-            return Outcome(429, str(error), retry_after_s=error.retry_after_s or self._retry_after_s)
-        except StoreUnavailable as error:
-            _log.warning("not stored, the sender has to retry: %s", error)
-            return Outcome(503, "the store is not available now", retry_after_s=self._retry_after_s)
         except Exception as error:
-            self._metrics.errors.labels("receive", type(error).__name__).inc()
-            _log.exception("a request failed inside Legato; the sender has to retry")
-            return Outcome(503, "an internal error", retry_after_s=self._retry_after_s)
+            outcome = self._refusal(error)
+            release(error)
+            return outcome
         reasons = ", ".join(receipt.reasons)
         return Outcome(200, f"{receipt.rejected} {call.signal.item}s rejected: {reasons}; see the table `rejected`", receipt.rejected)
+
+    def _refusal(self, error: Exception) -> Outcome:
+        """Return the outcome of a request that failed with this error."""
+        if isinstance(error, BadRequest):
+            return Outcome(error.status, str(error))
+        if isinstance(error, Overloaded):
+            return Outcome(429, str(error), retry_after_s=error.retry_after_s or self._retry_after_s)
+        if isinstance(error, StoreUnavailable):
+            _log.warning("not stored, the sender has to retry: %s", error)
+            return Outcome(503, "the store is not available now", retry_after_s=self._retry_after_s)
+        self._metrics.errors.labels("receive", type(error).__name__).inc()
+        _log.error("a request failed inside Legato; the sender has to retry", exc_info=error)
+        return Outcome(503, "an internal error", retry_after_s=self._retry_after_s)
 
     async def _receive(self, call: Call) -> Receipt:
         tenant = self.authenticator.writer(call.authorization, call.origin)

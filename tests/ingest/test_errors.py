@@ -1,0 +1,141 @@
+"""Errors that are handled keep nothing: the body of a refused request is freed with its answer, not when the garbage collector runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import gzip
+import json
+import pathlib
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import httpx
+import pytest
+import zstandard
+
+from helpers.repo.repository import ROOT
+from helpers.servers.otlp import PROTOBUF, StubCommitter
+from helpers.servers.reading import open_store, reading
+from helpers.servers.serving import served
+from legato_ingest.dashboards.files import load as load_boards
+from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable, release
+from legato_ingest.metrics import Metrics
+from legato_ingest.otlp import structure
+from legato_ingest.otlp.protobuf import message
+from legato_ingest.otlp.signals import SPANS
+from legato_ingest.query.reads import Reads
+from legato_ingest.settings import load
+from legato_ingest.web.app import create_app
+from legato_ingest.web.panel_queries import Boards
+from legato_ingest.write.committer import Committer, Receipt
+from legato_ingest.write.receiver import Call, Counters, Receiver
+
+SIZE, TIMES = 8 * 2**20, 5
+GARBAGE = b"\xff" * SIZE
+JSON = "application/json"
+
+
+@contextmanager
+def keeping_less_than(size: int) -> Iterator[None]:
+    """Fail if memory of this size was allocated in the block and is not free at its end. The garbage collector does not run."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        yield
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert kept < size
+
+
+def test_an_error_keeps_no_frame_of_those_before_it() -> None:
+    """Also where it was raised from another one."""
+
+    def fail() -> None:
+        try:
+            zlib.decompress(b"?")
+        except zlib.error:
+            raise BadRequest("not compressed") from None
+
+    with pytest.raises(BadRequest) as caught:
+        fail()
+    error = caught.value
+    assert error.__traceback__ is not None and error.__context__ is not None and error.__context__.__traceback__ is not None
+    release(error)
+    assert error.__traceback__ is None and error.__context__.__traceback__ is None
+
+
+CASES = {
+    "malformed": (GARBAGE, "", PROTOBUF, 400),
+    "malformed, gzip": (gzip.compress(GARBAGE), "gzip", PROTOBUF, 400),
+    "malformed, zstd": (zstandard.compress(GARBAGE), "zstd", PROTOBUF, 400),
+    "not complete": (gzip.compress(bytes(SIZE))[:-5], "gzip", PROTOBUF, 400),
+    "too many items": (b"\x0a\x00" * 10_000 + message(15, GARBAGE[: SIZE // 4]), "", PROTOBUF, 413),
+    "no JSON": (b"[" * SIZE, "", JSON, 400),
+    "too large": (gzip.compress(bytes(2 * SIZE)), "gzip", PROTOBUF, 413),
+    "full": (message(15, bytes(SIZE // 2)), "", PROTOBUF, 429),
+    "away": (message(15, bytes(SIZE // 2)), "", PROTOBUF, 503),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_refused_body_is_freed_with_its_answer(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Whatever it is refused for. Some hundred bodies of 64 KB, 64 MiB after decompression, took all memory."""
+    monkeypatch.setattr(structure, "ITEMS_MAX", 1_000)
+    content, encoding, content_type, status = CASES[case]
+    raises = {429: Overloaded("full"), 503: StoreUnavailable("away")}.get(status)
+    stub = StubCommitter(Receipt(), raises=raises)
+
+    async def answer(receiver: Receiver) -> int:
+        async def read(counters: Counters) -> bytes:
+            # Each body is an object of its own memory.
+            return bytes(bytearray(content))
+
+        return (await receiver.answer(Call(SPANS, read, content_type=content_type, encoding=encoding))).status
+
+    async def main() -> None:
+        receiver = Receiver(load(body_bytes_max=SIZE + 1), cast(Committer, stub), Metrics())
+        assert await answer(receiver) == status
+        with keeping_less_than(SIZE // 20):
+            assert [await answer(receiver) for _ in range(TIMES)] == [status] * TIMES
+            # The event loop keeps the last result of a thread until its next turn, and the thread its arguments for a moment.
+            await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+
+
+STATEMENTS = {
+    "denied": "SELECT '{}' FROM file('/etc/passwd')",
+    "malformed": "SELECT '{}' FROM FROM",
+    "a write": "INSERT INTO streams VALUES ('{}')",
+}
+
+
+def status_of(client: httpx.Client, address: str, body: bytes) -> int:
+    """Return the status of a request, of which the client keeps nothing."""
+    with client.stream("POST", address, content=body, headers={"content-type": "application/json"}) as response:
+        for _ in response.iter_raw():
+            pass
+        return response.status_code
+
+
+def test_a_refused_query_is_freed_with_its_answer(tmp_path: pathlib.Path) -> None:
+    """At the read endpoint and at the web page's."""
+    text = "x" * 200_000
+    with open_store(tmp_path / "store") as store, reading(store) as url, httpx.Client(timeout=30) as client:
+        metrics = Metrics()
+        app = create_app(load(), Reads(load(), store, metrics), metrics, Boards(load_boards(ROOT / "dashboards")))
+        with served(app) as web:
+            for statement in STATEMENTS.values():
+                sql = statement.format(text)
+                for address, body in ((url, sql.encode()), (f"{web}/api/sql", json.dumps({"sql": sql}).encode())):
+                    expected = status_of(client, address, body)
+                    assert expected in (400, 403, 404)
+                    with keeping_less_than(3 * len(text)):
+                        assert {status_of(client, address, body) for _ in range(10)} == {expected}
