@@ -94,7 +94,7 @@ def test_a_refused_body_is_freed_with_its_answer(monkeypatch: pytest.MonkeyPatch
 
     async def answer(receiver: Receiver) -> int:
         async def read(counters: Counters) -> bytes:
-            # Each body is an object of its own memory.
+            # Each body is a new object.
             return bytes(bytearray(content))
 
         return (await receiver.answer(Call(SPANS, read, content_type=content_type, encoding=encoding))).status
