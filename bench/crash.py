@@ -2,9 +2,9 @@
 
     python bench/crash.py [--kills 20] [--spans 100000] [--store-kills 20] [--minutes 0] [--aimed 0] [--seed 1]
 
-Three pipelines. Direct: senders post bodies of 1 to 200 streams to `legato serve`, some with a snapshot before the end of a stream; failed
-bodies are sent again, every other time cut in two, and some acknowledged bodies once more; `serve` receives SIGKILL at random moments. The
-same, but only the process of its store receives SIGKILL.
+Three pipelines. Direct: senders post bodies of 1 to 200 streams to `legato serve`, two of a thousand with 7,500 that are stored in two
+batches, and some with a snapshot before the end of a stream; failed bodies are sent again, every other time cut in two, and some
+acknowledged bodies once more; `serve` receives SIGKILL at random moments. The same, but only the process of its store receives SIGKILL.
 Collector: an application with the SDK → the Collector with `collector/gateway.yaml` → `serve`, 200 streams per second. Each process is
 killed and restarted in turn; the ingest rejects requests, is slow, is away for a minute, is cut off in the middle of requests and replies;
 its disk is full, and so is the Collector's queue. `--minutes` continues with random trials. At the end every acknowledged stream is

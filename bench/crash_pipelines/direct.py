@@ -23,6 +23,9 @@ __all__ = ["Sent", "storm"]
 _SENDERS = 4
 # The process of the store may be started again after pauses of half a minute.
 _PATIENCE_S = 300
+# The share of large bodies, and their streams: with long texts in each row they are stored in two batches.
+_LARGE_SHARE, _LARGE_STREAMS = 0.002, 7_500
+_LONG_KEYS = ("service.version", "gen_ai.conversation.id", "http.route", "gen_ai.response.model", "legato.client.hash")
 
 
 @dataclass
@@ -51,9 +54,10 @@ def rev_of(span: object) -> Rev:
 
 
 def body_of(rng: random.Random) -> ExportTraceServiceRequest:
-    """A body of streams of 20 chunks, a third of them with a snapshot of their own beside the end."""
-    body = request({"service.name": "crash"})
-    for _ in range(rng.choice((1, 1, 5, 50, 200))):
+    """A body of streams of 20 chunks, a third of them with a snapshot of their own beside the end. A few bodies are large."""
+    is_large = rng.random() < _LARGE_SHARE
+    body = request({"service.name": "crash", **(dict.fromkeys(_LONG_KEYS, "x" * 1_024) if is_large else {})})
+    for _ in range(_LARGE_STREAMS if is_large else rng.choice((1, 1, 5, 50, 200))):
         start = time.time_ns() - rng.randrange(3_600_000_000_000)
         snapshot = rng.random() < 0.33
         span = native_span(body, {"legato.stream.rev": 1 + snapshot}, start_ns=start, rng=rng)
