@@ -26,7 +26,7 @@ from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable, relea
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import structure
 from legato_ingest.otlp.protobuf import message
-from legato_ingest.otlp.signals import SPANS
+from legato_ingest.otlp.signals import POINTS, SPANS
 from legato_ingest.query.reads import Reads
 from legato_ingest.settings import load
 from legato_ingest.web.app import create_app
@@ -79,6 +79,8 @@ CASES = {
     "too many items": (b"\x0a\x00" * 10_000 + message(15, GARBAGE[: SIZE // 4]), "", PROTOBUF, 413),
     "no JSON": (b"[" * SIZE, "", JSON, 400),
     "too large": (gzip.compress(bytes(2 * SIZE)), "gzip", PROTOBUF, 413),
+    "a malformed metric": (message(1, message(2, message(2, b"\x2a\x7f"))) + message(15, GARBAGE[: SIZE // 2]), "", PROTOBUF, 200),
+    "a large item": (message(1, message(2, message(2, message(15, GARBAGE)))), "", PROTOBUF, 200),
     "full": (message(15, bytes(SIZE // 2)), "", PROTOBUF, 429),
     "away": (message(15, bytes(SIZE // 2)), "", PROTOBUF, 503),
 }
@@ -86,21 +88,21 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_refused_body_is_freed_with_its_answer(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Whatever it is refused for. Some hundred bodies of 64 KB, 64 MiB after decompression, took all memory."""
+    """Whatever it, or an item of it, is refused for. Some hundred bodies of 64 KB, 64 MiB after decompression, took all memory."""
     monkeypatch.setattr(structure, "ITEMS_MAX", 1_000)
     content, encoding, content_type, status = CASES[case]
     raises = {429: Overloaded("full"), 503: StoreUnavailable("away")}.get(status)
-    stub = StubCommitter(Receipt(), raises=raises)
+    stub, signal = StubCommitter(Receipt(1, ["size"]), raises=raises), POINTS if "metric" in case else SPANS
 
     async def answer(receiver: Receiver) -> int:
         async def read(counters: Counters) -> bytes:
             # Each body is a new object.
             return bytes(bytearray(content))
 
-        return (await receiver.answer(Call(SPANS, read, content_type=content_type, encoding=encoding))).status
+        return (await receiver.answer(Call(signal, read, content_type=content_type, encoding=encoding))).status
 
     async def main() -> None:
-        receiver = Receiver(load(body_bytes_max=SIZE + 1), cast(Committer, stub), Metrics())
+        receiver = Receiver(load(body_bytes_max=SIZE + 100), cast(Committer, stub), Metrics())
         assert await answer(receiver) == status
         with keeping_less_than(SIZE // 20):
             assert [await answer(receiver) for _ in range(TIMES)] == [status] * TIMES

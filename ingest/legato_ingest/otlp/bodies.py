@@ -36,11 +36,11 @@ def convert(
     ``on_fault`` receives each exception of Legato's own code on an item. Raises ``BadRequest`` (400) when the body is not an OTLP request,
     and ``TooLarge`` (413) when it holds more than ``structure.ITEMS_MAX`` items; both before the first batch.
     """
-    converter = Converter(signal, tenant, now_ns, limits, on_fault, Budget.of(limits, len(content), tenant, now_ns))
-    if not is_json:
-        yield from _converted(content, converter)
-    elif len(content) <= _JSON_WHOLE_BYTES_MAX:
+    refused, is_whole = Batch(), not is_json or len(content) <= _JSON_WHOLE_BYTES_MAX
+    if is_json and is_whole:
         content, refused = json_body.to_protobuf(content, signal, tenant)
+    converter = Converter(signal, tenant, now_ns, limits, on_fault, Budget.of(limits, len(content), tenant, now_ns))
+    if is_whole:
         for batch in _converted(content, converter):
             yield Batch.joined((batch, refused)) if refused.rejected_items else batch
             refused = Batch()

@@ -51,24 +51,25 @@ class _Envelope:
 class _Item:
     """The field of one item as bytes, with the envelopes around it, outermost first. A metric that cannot be split is one item, too.
 
-    ``fault`` is the reason why it cannot be converted, if that is known before it is parsed. Then ``field`` is a view: it may be large.
+    ``fault`` is the error because of which it cannot be converted, if that is known before it is parsed; a type, because an error that was
+    raised holds the frames with the whole body. Then ``field`` is a view, because it may be large.
     """
 
     envelopes: tuple[_Envelope, ...]
     field: bytes | memoryview
-    fault: DecodeError | _ItemTooLarge | None = None
+    fault: type[DecodeError | _ItemTooLarge] | None = None
 
 
 def in_parts(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Join successive batches up to ``PART_BYTES_MAX`` of rows. Yields at least one batch."""
-    parts, size = list[Batch](), 0
+    parts, size, is_first = list[Batch](), 0, True
     for batch in batches:
         parts.append(batch)
         size += batch.nbytes
         if size >= PART_BYTES_MAX:
             yield Batch.joined(parts)
-            parts, size = [], 0
-    if parts or not size:
+            parts, size, is_first = [], 0, False
+    if parts or is_first:
         yield Batch.joined(parts)
 
 
@@ -118,7 +119,7 @@ class Converter:
         try:
             for item in items:
                 if item.fault is not None:
-                    raise item.fault
+                    raise item.fault()
             return self.convert(_request(items), is_one=len(items) == 1)
         except (MemoryError, OSError, LegatoError):
             raise
@@ -214,7 +215,7 @@ def _items(
             if to - field_start <= signal.item_bytes_max:
                 yield _Item(envelopes, content[field_start:to])
             else:
-                yield _Item(envelopes, memoryview(content)[field_start:to], _ItemTooLarge())
+                yield _Item(envelopes, memoryview(content)[field_start:to], _ItemTooLarge)
         elif len(envelopes) < SHARED_LEVELS:
             inner = (*envelopes, _Envelope(number, _without(content, at, to, levels[1])))
             yield from _items(content, at, to, inner, levels[1:], signal)
@@ -232,14 +233,14 @@ def _items_of_metric(
 ) -> Iterator[_Item]:
     """Yield the points of one metric, or the metric as one item when it cannot be split, so that the other metrics still can."""
     field_start, at, to = place
-    fault: DecodeError | _ItemTooLarge
+    fault: type[DecodeError | _ItemTooLarge]
     try:
         _check_fields(content, at, to, levels[1:])
-        inner, fault = (*envelopes, _Envelope(number, _without(content, at, to, levels[1]))), _ItemTooLarge()
+        inner, fault = (*envelopes, _Envelope(number, _without(content, at, to, levels[1]))), _ItemTooLarge
     except Malformed:
-        inner, fault = (), DecodeError()
-    except _ItemTooLarge as too_large:
-        inner, fault = (), too_large
+        inner, fault = (), DecodeError
+    except _ItemTooLarge:
+        inner, fault = (), _ItemTooLarge
     if inner and _added_bytes(inner, ()) <= ENVELOPES_BYTES_MAX:
         yield from _items(content, at, to, inner, levels[1:], signal)
     else:

@@ -162,6 +162,9 @@ class WriteAheadLog:
             self._rejects = True
             _cut(segment)
             raise StoreUnavailable(f"the write-ahead log {segment.path} rejects writes: {error.strerror}") from None
+        except BaseException:
+            _cut(segment)
+            raise
         self._rejects = False
         return at
 

@@ -53,7 +53,7 @@ class Body:
 class Entry:
     """The body of a request, of which the rows are stored in one or several batches, and its ``segment`` once it is in the log.
 
-    ``open``: batches that are not stored, and one more until the last is queued. The body may leave the log when none is open.
+    ``open``: batches that are neither stored nor refused, and one more until the last is queued. The body may leave the log when none is.
     ``is_set_aside``: it has left its segment, because a batch cannot be inserted. Not thread-safe.
     """
 
@@ -62,12 +62,7 @@ class Entry:
     open: int = 1
     is_set_aside: bool = False
 
-    @property
-    def is_new(self) -> bool:
-        """Whether no batch was submitted, or none is open."""
-        return self.open == 1
-
     def close(self) -> bool:
-        """Take note that a batch is stored, or that the last one is queued. Return whether the body may leave its segment now."""
+        """Take note that a batch has left, or that the last one is queued. Return whether the body may leave its segment now."""
         self.open -= 1
         return not self.open and self.segment is not None and not self.is_set_aside

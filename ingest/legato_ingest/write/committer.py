@@ -14,9 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
 
-from legato_ingest.errors import StoreRestarting, StoreUnavailable
+from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch
@@ -25,9 +24,10 @@ from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.storage.watermark import Watermark
 from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
-from legato_ingest.write.lanes import Lane, Lanes, LatePauses, Waiting, by_day
+from legato_ingest.write.lanes import Lanes, LatePauses, Waiting, by_day, is_late
 from legato_ingest.write.log_writer import LogWriter
 from legato_ingest.write.set_aside import is_set_aside
+from legato_ingest.write.settling import Settling
 
 __all__ = ["Committer", "Receipt"]
 
@@ -39,8 +39,6 @@ _BUSY_REQUESTS, _APART_S = 8, 0.15
 _LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 * 2**20
 # After a failed insert it is repeated after this time.
 _RETRY_S = 1.0
-# The longest time for which a reader waits for the rows of acknowledged requests, and for late ones among them.
-_SETTLE_S, _LATE_SETTLE_S = 10.0, 3.0
 
 
 class Committer:
@@ -64,15 +62,13 @@ class Committer:
         look_again_s: float | None = None,
         log: WriteAheadLog | None = None,
     ) -> None:
-        self._metrics = metrics
+        self._metrics, self._chunks_max = metrics, chunks_max
         self._insert_bytes = min(_QUEUE_BYTES, queue_bytes_max // 2)
         metrics.queue_bytes_max.set(queue_bytes_max)
-        self._chunks_max = chunks_max
         self._groups = GroupInsert(store, metrics, objectives, look_again_s)
         self._lanes = Lanes(queue_bytes_max)
         self._now, self._late = self._lanes.now, self._lanes.late
-        self._changed = threading.Condition()
-        self._closing = False
+        self._changed, self._closing, self._log = threading.Condition(), False, log
         # Of the last insert: its requests, its begin, and whether it had no room for all that waited.
         self._last_requests, self._last_began_s, self._is_rest = 0, 0.0, False
         # ``finished``: bodies of which all batches were stored when the last one was known to be the last.
@@ -81,8 +77,8 @@ class Committer:
         self._failed: StoreUnavailable | None = None
         self._broken: StoreUnavailable | None = None
         self._watermark = Watermark(after_ms, store.clock_ms)
-        self._log = log
         self._log_writer = LogWriter(log, Waiting.logged_form, self._logged, self._refuse, self._break_off) if log is not None else None
+        self._settling = Settling(self._changed, self._lanes, lambda: self._failed is not None)
         self._thread = threading.Thread(target=self._run, name="legato-commit", daemon=True)
         self._thread.start()
 
@@ -101,7 +97,8 @@ class Committer:
                 raise StoreUnavailable(str(failed), failed.code)
             if self._closing:
                 raise StoreUnavailable("the server is stopping")
-            self._lanes.expect_room(waiting, is_logged)
+            if lack := self._lanes.lack(waiting.size, is_late=waiting.is_late, entry=entry, is_logged=is_logged):
+                raise Overloaded(lack)
             self._accept(waiting, is_queued=waiting.is_logged or not is_logged)
         if waiting.is_logged:
             waiting.answer(receipt_of(batch))
@@ -109,16 +106,24 @@ class Committer:
             self._log_writer.put(waiting)
         return waiting.future
 
+    def has_room(self, batch: Batch, entry: Entry) -> bool:
+        """Return whether a further batch of a body would be accepted now, as far as room is concerned."""
+        late, is_logged = is_late(batch, time.time_ns()), self._log is not None
+        with self._changed:
+            return not self._lanes.lack(batch.nbytes, is_late=late, entry=entry, is_logged=is_logged)
+
     def recover(self, batch: Batch, entry: Entry) -> None:
-        """Queue rows of a request that is in the log since before this process."""
+        """Queue rows of a request that is in the log since before this process, when there is room or inserts fail."""
+        while self._failed is None and not self.has_room(batch, entry):
+            self.begin_settling()()
         with self._changed:
             self._accept(Waiting.of(batch, time.time_ns(), entry), is_queued=True)
 
     def finish(self, entry: Entry) -> None:
         """Take note that no further batch of a body is submitted."""
         with self._changed:
-            if entry.close():
-                self._finished.append(entry)
+            if finished := self._close([entry]):
+                self._finished += finished
                 self._changed.notify_all()
 
     def settle(self) -> None:
@@ -126,25 +131,8 @@ class Committer:
         self.begin_settling()()
 
     def begin_settling(self) -> Callable[[], None]:
-        """Ask for the insert for which ``settle`` waits, without waiting. Return the function that waits.
-
-        Rows of earlier days delay a reader by some seconds at most, or a sender of many of them would delay all readers. The time begins
-        with this call, not with that of the function: the queries of a dashboard wait for each other.
-        """
-        if self._log is None:
-            return lambda: None
-        with self._changed:
-            now_s, limits_s = time.monotonic(), ((self._now, _SETTLE_S), (self._late, _LATE_SETTLE_S))
-            wanted = [(lane, lane.want() if self._failed is None else 0, now_s + limit_s) for lane, limit_s in limits_s]
-            self._changed.notify_all()
-        return partial(self._wait_for, wanted)
-
-    def _wait_for(self, wanted: Sequence[tuple[Lane, int, float]]) -> None:
-        """Wait until so many batches of each lane are finished, until its time (monotonic, s) at most."""
-        with self._changed:
-            for lane, number, until_s in wanted:
-                while lane.finished < number and self._failed is None and self._changed.wait(max(0.0, until_s - time.monotonic())):
-                    pass
+        """Ask for the insert for which ``settle`` waits, without waiting. Return the function that waits (``settling``)."""
+        return self._settling.begin() if self._log is not None else lambda: None
 
     def close(self) -> None:
         """Commit the queue, then stop. What cannot be committed stays in the log."""
@@ -178,6 +166,7 @@ class Committer:
         return self._watermark.stamp_after(after_ms)
 
     def _accept(self, waiting: Waiting, *, is_queued: bool) -> None:
+        self._lanes.hold_body(waiting)
         self._hold(waiting.parts())
         if waiting.entry is not None:
             waiting.entry.open += 1
@@ -215,6 +204,7 @@ class Committer:
         for waiting in group:
             waiting.answer(error)
         with self._changed:
+            self._close(waiting.entry for waiting in group)
             self._hold((part for waiting in group for part in waiting.parts()), -1)
 
     def _run(self) -> None:
@@ -368,7 +358,7 @@ class Committer:
             waiting.answer(receipt)
             waiting.stored()
         with self._changed:
-            finished = [waiting.entry for waiting in group if waiting.entry is not None and waiting.entry.close()]
+            finished = self._close(waiting.entry for waiting in group)
         self._leave_log(finished)
         self._leave(group[0].is_late, group, None)
 
@@ -376,13 +366,23 @@ class Committer:
         """Answer the requests that wait, and queue again what is in the log."""
         failed = error if isinstance(error, StoreUnavailable) else StoreUnavailable(f"{type(error).__name__} while committing")
         again = [waiting for waiting in group if waiting.is_logged and not is_set_aside(waiting, error, self._log, self._metrics)]
+        gone = [waiting for waiting in group if waiting not in again]
         with self._changed:
             self._lanes.of(group[0]).put_back(again)
-        gone = [waiting for waiting in group if waiting not in again]
+            self._close(waiting.entry for waiting in gone)
         for waiting in gone:
             waiting.answer(failed)
         # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
         self._leave(group[0].is_late, gone, failed if again and not isinstance(failed, StoreRestarting) else None)
+
+    def _close(self, entries: Iterable[Entry | None]) -> list[Entry]:
+        """Take note that a batch of each body has left, or that the last is queued. Return the bodies that may leave the log."""
+        closed = [(entry, entry.close()) for entry in entries if entry is not None]
+        for entry, _ in closed:
+            if not entry.open:
+                self._lanes.release_body(entry)
+        self._metrics.queue_bytes.set(self._lanes.bytes)
+        return [entry for entry, may_leave in closed if may_leave]
 
     def _leave_log(self, finished: Iterable[Entry]) -> None:
         """Bodies of which all batches are stored leave the log."""

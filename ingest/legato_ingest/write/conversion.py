@@ -23,6 +23,8 @@ from legato_ingest.write.body import Body
 
 __all__ = ["Conversions"]
 
+# So many large bodies, beside those that are converted, may be between two of their batches: they wait for room in the queue.
+_BETWEEN = 3
 # Bodies that are converted together: so many, of at most so many bytes each.
 _BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
 # The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
@@ -112,7 +114,8 @@ class Conversions:
         for lane, (bytes_max, threads) in enumerate(self._lanes):
             if bytes_max is not None and len(body.content) > bytes_max:
                 continue
-            own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, threads - bool(body.tenant))))
+            places = threads if bytes_max is not None else threads + _BETWEEN
+            own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, places - bool(body.tenant))))
             async with own:
                 batches = await anyio.to_thread.run_sync(self._begun, body, bytes_max, limiter=self._threads[lane])
                 if batches is None:

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from legato_ingest.columns import REJECTED
-from legato_ingest.errors import Overloaded
 from legato_ingest.otlp.batch import DAY_NS, Batch
 from legato_ingest.otlp.budget import recent_days
 from legato_ingest.shares import Shares
@@ -68,10 +67,9 @@ class Waiting:
 
     @classmethod
     def of(cls, batch: Batch, now_ns: int, entry: Entry | None) -> Waiting:
-        """Return a batch of a request, divided if it has rows of now and late ones. The body is counted with its first batch."""
+        """Return a batch of a request, divided if it has rows of now and late ones."""
         tenant = entry.body.tenant if entry is not None else ""
-        body_bytes = len(entry.body.content) if entry is not None and entry.is_new else 0
-        waiting = cls(batch, batch.nbytes + body_bytes, Future(), is_late(batch, now_ns), tenant, entry)
+        waiting = cls(batch, batch.nbytes, Future(), is_late(batch, now_ns), tenant, entry)
         recent = {day for _, day in batch.days}.intersection(recent_days(now_ns))
         if waiting.is_late and recent:
             early = _Divided(batch).part(recent, is_last=False)
@@ -176,11 +174,15 @@ class Lane:
 
 
 class Lanes:
-    """The lane of rows of today and yesterday, that of late rows, and the bytes that wait in both. Not thread-safe."""
+    """The lane of rows of today and yesterday, that of late rows, and the bytes that wait in both. Not thread-safe.
+
+    A body is counted from its first batch until none is open, in the lane of the first.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.now, self.late = Lane(bytes_max), Lane(int(_LATE_SHARE * bytes_max), LATE_DAYS_MAX)
         self._held = Shares(bytes_max)
+        self._bodies = dict[Entry, Lane]()
 
     @property
     def bytes(self) -> int:
@@ -197,12 +199,33 @@ class Lanes:
             for held in (self.of(waiting).held, self._held):
                 held.add(waiting.tenant, sign * waiting.size)
 
-    def expect_room(self, waiting: Waiting, is_logged: bool) -> None:
-        """Raise ``Overloaded`` if there is no room for a batch. A batch without a log has room if no other waits."""
-        if (self.now or self.late or is_logged) and not self._held.has_room(waiting.tenant, waiting.size):
-            raise Overloaded(f"{self._held.total} bytes of rows wait to be stored")
-        if waiting.is_late and not self.late.held.has_room(waiting.tenant, waiting.size):
-            raise Overloaded(f"{self.late.held.total} bytes of rows of earlier days wait to be stored")
+    def hold_body(self, waiting: Waiting) -> None:
+        """Count the body of a batch that was accepted, unless it is counted."""
+        if waiting.entry is not None and waiting.entry not in self._bodies:
+            self._bodies[waiting.entry] = lane = self.of(waiting)
+            self._count_body(waiting.entry, lane, 1)
+
+    def release_body(self, entry: Entry) -> None:
+        """Count a body no longer."""
+        if (lane := self._bodies.pop(entry, None)) is not None:
+            self._count_body(entry, lane, -1)
+
+    def _count_body(self, entry: Entry, lane: Lane, sign: int) -> None:
+        for held in (lane.held, self._held):
+            held.add(entry.body.tenant, sign * len(entry.body.content))
+
+    def lack(self, size: int, *, is_late: bool, entry: Entry | None, is_logged: bool) -> str:
+        """Return what fills the lanes if there is no room for a batch of this size. A batch without a log has room if no other waits."""
+        tenant, body_bytes, own_lane = "", 0, None
+        if entry is not None:
+            tenant, body_bytes, own_lane = entry.body.tenant, len(entry.body.content), self._bodies.get(entry)
+        # A body that is counted is what the request has already; another one comes with this batch.
+        own, size = (body_bytes, size) if own_lane is not None else (0, size + body_bytes)
+        if (self.now or self.late or is_logged) and not self._held.has_room(tenant, size, own):
+            return f"{self._held.total} bytes of rows wait to be stored"
+        if is_late and not self.late.held.has_room(tenant, size, own if own_lane is self.late else 0):
+            return f"{self.late.held.total} bytes of rows of earlier days wait to be stored"
+        return ""
 
 
 class LatePauses:

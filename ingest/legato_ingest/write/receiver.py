@@ -13,9 +13,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from legato_ingest.auth.authenticate import Authenticator
@@ -37,7 +36,7 @@ __all__ = ["Call", "Counters", "Outcome", "Receiver"]
 _log = logging.getLogger("legato")
 # Decompressed bytes of a body that is converted together with others.
 _TOGETHER_BYTES_MAX = 128 * 1024
-# So long a further batch of a large body waits for room in the queue, and is tried again after each pause.
+# So long a further batch of a large body waits for room in the queue, and looks again after each pause.
 _ROOM_S, _ROOM_PAUSE_S = 30.0, 0.1
 # Functions that count the bytes of a body as they arrive, and raise ``Overloaded`` over a limit.
 Counters = Sequence[Callable[[int], None]]
@@ -133,7 +132,8 @@ class Receiver:
 
     async def _submit(self, call: Call, tenant: str, count: Callable[[int], None]) -> tuple[Receipt, Future[Receipt]]:
         """Submit the batches of a body, each when the one before is safe. Return their receipt without the last, and the last one's."""
-        with self._admission.request(tenant) as admit:
+        with ExitStack() as admission:
+            admit = admission.enter_context(self._admission.request(tenant))
             content = await call.read((count, admit))
             self._metrics.received_bytes.inc(len(content))
             entry = Entry(Body(call.signal, content, call.content_type, call.encoding, tenant))
@@ -144,6 +144,8 @@ class Receiver:
                         self._count(batch)
                         if last is None:
                             last = self._committer.submit(batch, entry)
+                            # From here on the committer counts the body.
+                            admission.close()
                         else:
                             receipt.add(await _result(last))
                             last = await self._submit_further(batch, entry)
@@ -155,13 +157,9 @@ class Receiver:
     async def _submit_further(self, batch: Batch, entry: Entry) -> Future[Receipt]:
         """Submit a further batch of a body when the queue has room. Raises ``Overloaded`` if that takes too long."""
         until_s = time.monotonic() + _ROOM_S
-        while True:
-            try:
-                return self._committer.submit(batch, entry)
-            except Overloaded:
-                if time.monotonic() > until_s:
-                    raise
+        while not self._committer.has_room(batch, entry) and time.monotonic() < until_s:
             await asyncio.sleep(_ROOM_PAUSE_S)
+        return self._committer.submit(batch, entry)
 
     def recovered(self, body: Body) -> Iterator[Batch]:
         """Yield the rows of a request that was acknowledged before. Its labels are not counted again."""
@@ -180,12 +178,16 @@ class Receiver:
             if bytes_max is None or bytes_max >= self.body_bytes_max:
                 raise
             return None
-        batches = self._converted(body, content)
-        return map(partial(self._within_cardinality, body.tenant), batches) if self._checks_cardinality else batches
+        return self._within_cardinality(body, content) if self._checks_cardinality else self._converted(body, content)
 
-    def _within_cardinality(self, tenant: str, batch: Batch) -> Batch:
-        self._quotas.check_cardinality(tenant, label_hashes(batch))
-        return batch
+    def _within_cardinality(self, body: Body, content: bytes) -> Iterator[Batch]:
+        """Return the rows of a body if its labels are accepted: a body of several batches is converted twice, or a part would be stored."""
+        batch, labels, count = Batch(), set[int](), 0
+        for batch in self._converted(body, content):
+            labels.update(label_hashes(batch))
+            count += 1
+        self._quotas.check_cardinality(body.tenant, labels)
+        return self._converted(body, content) if count > 1 else iter([batch])
 
     def _converted(self, body: Body, content: bytes) -> Iterator[Batch]:
         signal, is_json = body.signal, http.check_type(body.content_type) == http.JSON

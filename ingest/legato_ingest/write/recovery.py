@@ -22,6 +22,7 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
     """Queue the rows of all requests in the log and return their number. Call it once, before the first new request."""
     recovered = 0
     for segment, payload in log.pending():
+        entry = None
         try:
             entry = Entry(Body.from_log(payload), segment)
             for batch in receiver.recovered(entry.body):
@@ -30,6 +31,9 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
             # It was acknowledged, so it was once converted, perhaps by another version.
             _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", error)
             log.set_aside(segment, payload)
+            if entry is not None:
+                entry.is_set_aside = True
+                committer.finish(entry)
             continue
         committer.finish(entry)
         recovered += 1

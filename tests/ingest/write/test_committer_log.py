@@ -118,7 +118,7 @@ def test_an_insert_is_asked_for_before_it_is_waited_for(store: Store, tmp_path: 
 
 def test_readers_of_late_rows_wait_at_the_same_time(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for which each waits begins when it asks. The queries of a dashboard wait one after another, and would add their times."""
-    monkeypatch.setattr("legato_ingest.write.committer._LATE_SETTLE_S", 0.5)
+    monkeypatch.setattr("legato_ingest.write.settling._LATE_SETTLE_S", 0.5)
     double, sent = StoreDouble(store), request()
     native_span(sent, start_ns=RECEIVED_NS - 20 * DAY_NS)
     batch = convert_body(sent.SerializeToString(), tenant="", now_ns=RECEIVED_NS, limits=Limits(), on_fault=print)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pathlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import cast
 
@@ -14,13 +16,16 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from helpers.builders.json_otlp import json_of
-from helpers.builders.spans import native_span
+from helpers.builders.spans import native_span, request
+from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
 from helpers.servers.committing import PATIENCE_S, StoreDouble, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF, Endpoint, endpoint_over
 from helpers.servers.waiting import until
+from legato_ingest.errors import BadRequest, Overloaded
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import bodies, json_body, split
+from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import SPANS
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
@@ -28,6 +33,7 @@ from legato_ingest.storage.wal import ASIDE, WriteAheadLog
 from legato_ingest.write import conversion, receiver
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import Committer
+from legato_ingest.write.lanes import Lanes, Waiting
 from legato_ingest.write.receiver import Receiver
 from legato_ingest.write.recovery import recover
 
@@ -44,7 +50,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_body, "_WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 5)
     monkeypatch.setattr(split, "PART_BYTES_MAX", 1)
-    monkeypatch.setattr(conversion, "_LANES", ((0, 1), (None, 1)))
+    monkeypatch.setattr(conversion, "_LANES", ((0, 1), (None, 4)))
     monkeypatch.setattr(conversion, "_SMALL_BYTES_MAX", 0)
 
 
@@ -219,3 +225,109 @@ def test_without_a_log_each_batch_is_stored_before_the_next_is_converted(store: 
     with closing(Committer(store, Metrics(), queue_bytes_max=2**28, chunks_max=10**6)) as committer, endpoint_over(committer) as endpoint:
         assert endpoint.post(SENT.SerializeToString()).status_code == 200
         assert rows_stored(store) == 20 and len(rejected(store)) == 3
+
+
+def test_a_body_is_counted_until_its_last_batch_is_stored(store: Store, tmp_path: pathlib.Path) -> None:
+    """Its bytes are in memory as long, also while only its late rows wait; then the queue is full for the next body."""
+    content, now_ns = bytes(6 * 2**20), time.time_ns()
+    late = request()
+    native_span(late, start_ns=now_ns - 5 * DAY_NS)
+    with logging_to(tmp_path, store, queue_bytes_max=10 * 2**20) as committer:
+        first, entry = span_rows(spread_spans(2)), Entry(Body(SPANS, content, PROTOBUF, "", ""))
+        # After its insert the late lane pauses.
+        committer.submit(span_rows(late)).result(PATIENCE_S)
+        native_span(late, start_ns=now_ns - 5 * DAY_NS)
+        for batch in (first, span_rows(late)):
+            committer.submit(batch, entry).result(PATIENCE_S)
+        committer.finish(entry)
+        until(lambda: rows_stored(store) == 3)
+        assert committer._lanes.bytes > len(content)
+        with pytest.raises(Overloaded):
+            committer.submit(first, Entry(Body(SPANS, content, PROTOBUF, "", "")))
+        committer.settle()
+        until(lambda: committer._lanes.bytes == 0)
+
+
+def test_labels_of_a_body_are_accepted_or_refused_as_a_whole(store: Store, tmp_path: pathlib.Path) -> None:
+    """The first body of an hour may have any number; one that exceeds the quota later leaves no row."""
+    sent = [request(), request()]
+    for number in range(40):
+        native_span(sent[number // 20], {"gen_ai.request.model": f"m{number}"})
+    with logging_to(tmp_path, store) as committer, endpoint_over(committer, tenant_cardinality_max=10) as endpoint:
+        assert [endpoint.post(each.SerializeToString()).status_code for each in (*sent, sent[0])] == [200, 429, 200]
+        committer.settle()
+    assert rows_stored(store) == 20
+
+
+def test_a_body_that_waits_for_room_delays_no_other(store: Store, tmp_path: pathlib.Path) -> None:
+    """A large body of late rows waits between two batches, and one of now is stored meanwhile."""
+    late, now_ns = request(), time.time_ns()
+    for _ in range(20):
+        native_span(late, start_ns=now_ns - 5 * DAY_NS)
+    size = 5 * span_rows(late).nbytes // 20
+    # Half of the queue is for late rows: for the body and its first batch, and not for a second one.
+    room = 2 * (len(late.SerializeToString()) + size + size // 2)
+    with endpoint_to(tmp_path, store, queue_bytes_max=room) as (endpoint, committer), ThreadPoolExecutor(1) as pool:
+        first = request()
+        native_span(first, start_ns=now_ns - 5 * DAY_NS)
+        assert endpoint.post(first.SerializeToString()).status_code == 200
+        until(lambda: rows_stored(store) == 1)
+        began_s, waiting = time.monotonic(), pool.submit(endpoint.post, late.SerializeToString())
+        until(lambda: committer._late)
+        assert endpoint.post(spread_spans(10).SerializeToString()).status_code == 200
+        assert not waiting.done() and time.monotonic() - began_s < 5
+        committer.settle()
+        assert waiting.result(PATIENCE_S).status_code == 200
+        committer.settle()
+        until(lambda: rows_stored(store) == 31)
+
+
+def test_the_next_process_inserts_a_body_as_there_is_room(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the log holds may be many times the queue."""
+    log, most = WriteAheadLog(tmp_path), list[int]()
+    log.append([body_of(spread_spans(20, seed)).logged() for seed in range(4)])
+    log.close()
+    counted = Lanes.hold
+
+    def hold(self: Lanes, group: Iterable[Waiting], sign: int = 1) -> None:
+        counted(self, group, sign)
+        most.append(self.bytes)
+
+    monkeypatch.setattr(Lanes, "hold", hold)
+    size = span_rows(spread_spans(5)).nbytes + len(SENT.SerializeToString())
+    with logging_to(tmp_path, store, recovers=True, queue_bytes_max=2 * size):
+        pass
+    assert rows_stored(store) == 80 and not logged(tmp_path) and max(most) <= 2 * size
+
+
+def test_a_body_that_can_be_converted_only_in_part_is_set_aside(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another version, for example. The next process that can convert it stores its rows, and those of the other bodies, once."""
+    monkeypatch.setattr("legato_ingest.write.committer._RETRY_S", 0.05)
+    log, double = WriteAheadLog(tmp_path), StoreDouble(store)
+    log.append([body_of(each).logged() for each in (SENT, spread_spans(4, 2))])
+    log.close()
+    converted, away = Receiver._converted, threading.Event()
+    away.set()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if away.is_set():
+            raise MemoryError
+
+    def partly(self: Receiver, body: Body, content: bytes) -> Iterator[Batch]:
+        for number, batch in enumerate(converted(self, body, content)):
+            if number == 2:
+                raise BadRequest("of another version")
+            yield batch
+
+    double.before = fail
+    with monkeypatch.context() as patched:
+        patched.setattr(Receiver, "_converted", partly)
+        with logging_to(tmp_path, double, recovers=True) as committer:
+            until(lambda: committer._metrics.registry.get_sample_value("legato_queue_bytes") == 0)
+            away.clear()
+    assert sorted(logged(tmp_path)) == [ASIDE, ASIDE]
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    assert rows_stored(store) == 24 and not logged(tmp_path)

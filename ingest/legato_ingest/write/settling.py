@@ -1,0 +1,46 @@
+"""Readers wait for the rows of acknowledged requests: the insert is asked for at once, and the wait has a limit.
+
+The module inserts nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from legato_ingest.write.lanes import Lane, Lanes
+
+__all__ = ["Settling"]
+
+# The longest time for which a reader waits for the rows of acknowledged requests, and for late ones among them.
+_SETTLE_S, _LATE_SETTLE_S = 10.0, 3.0
+
+
+class Settling:
+    """``changed`` guards the lanes, and is notified when batches have left them. While ``has_failed``, no reader waits."""
+
+    def __init__(self, changed: threading.Condition, lanes: Lanes, has_failed: Callable[[], bool]) -> None:
+        self._changed, self._lanes, self._has_failed = changed, lanes, has_failed
+
+    def begin(self) -> Callable[[], None]:
+        """Ask for the inserts of what waits now, and return the function that waits for them.
+
+        Rows of earlier days delay a reader by some seconds at most, or a sender of many of them would delay all readers. The time begins
+        with this call, not with that of the function: the queries of a dashboard wait for each other.
+        """
+        with self._changed:
+            now_s, limits_s = time.monotonic(), ((self._lanes.now, _SETTLE_S), (self._lanes.late, _LATE_SETTLE_S))
+            wanted = [(lane, 0 if self._has_failed() else lane.want(), now_s + limit_s) for lane, limit_s in limits_s]
+            self._changed.notify_all()
+        return partial(self._wait_for, wanted)
+
+    def _wait_for(self, wanted: Sequence[tuple[Lane, int, float]]) -> None:
+        """Wait until so many batches of each lane are finished, until its time (monotonic, s) at most."""
+        with self._changed:
+            for lane, number, until_s in wanted:
+                self._changed.wait_for(partial(self._is_settled, lane, number), max(0.0, until_s - time.monotonic()))
+
+    def _is_settled(self, lane: Lane, number: int) -> bool:
+        return lane.finished >= number or self._has_failed()
